@@ -1,0 +1,1 @@
+"""Jobs on a Kubernetes cluster, by kinetic and by others: what `benchmarks.kubernetes` compares."""

@@ -1,0 +1,75 @@
+"""kinetic, in this process, as its guide shows it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+from benchmarks.cluster.place import IMAGE, Corner, Place, standing_in
+
+__all__ = ["complete", "one_by_one", "submit"]
+
+
+@asynccontextmanager
+async def _client(corner: Corner) -> AsyncIterator[tuple[Any, Any]]:
+    import finish
+
+    import kinetic
+    from kinetic import aio
+
+    function = kinetic.run(accelerator="cpu", container_image=IMAGE, cpu=0.1)(finish.now)
+    with standing_in(corner):
+        async with aio.Client() as client:
+            yield client, function
+
+
+async def submit(
+    place: Place, corner: Corner, jobs: int, warm: Callable[[], object] = lambda: None
+) -> tuple[float, float]:
+    """Submit a batch, after another one of one item. Nothing of it runs.
+
+    *warm* is called between the two.
+
+    Returns:
+        When it began, and the processor seconds it took here.
+    """
+    async with _client(corner) as (client, function):
+        await client.run_async_map(function, [0])
+        await asyncio.to_thread(place.until_created, corner, 1)
+        warm()
+        began, used = time.time(), time.process_time()
+        await client.run_async_map(function, range(jobs), max_concurrent=None)
+        await asyncio.to_thread(place.until_created, corner, 1 + jobs)
+        return began, time.process_time() - used
+
+
+async def complete(corner: Corner, jobs: int) -> tuple[float, list[tuple[float, float]], float]:
+    """Run a batch, with everything as by default, and clean up.
+
+    Returns:
+        When it began; when each function ended, and when its value was here; and when all was
+        removed.
+    """
+    async with _client(corner) as (client, function):
+        began = time.time()
+        batch = await client.run_async_map(function, range(jobs))
+        seen = [(ended.outcome.unwrap(), time.time()) async for ended in batch.outcomes()]
+        await batch.cleanup()
+        return began, seen, time.time()
+
+
+async def one_by_one(corner: Corner, jobs: int) -> list[tuple[float, float, float, float]]:
+    """One job after the other: when it was called, submitted, had ended, and its value was here."""
+    found = []
+    async with _client(corner) as (client, function):
+        for number in range(jobs):
+            called = time.time()
+            job = await client.submit(function, number)
+            submitted = time.time()
+            ended = await job.result(cleanup=False)
+            found.append((called, submitted, ended, time.time()))
+            await job.cleanup()
+    return found

@@ -1,0 +1,127 @@
+"""Nothing but requests: what another client sent, sent again, and a watch on pods."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import aiohttp
+
+from benchmarks.cluster.place import IMAGE, Corner, Place
+from benchmarks.cluster.recorder import Asked, Tape
+
+__all__ = ["complete", "submit"]
+
+AT_ONCE = 32
+"""Requests under way, as many as kinetic's launcher has."""
+
+TELL = "import os, time; open(os.environ['KINETIC_TERMINATION_LOG'], 'w').write(repr(time.time()))"
+"""What a pod does: it leaves the moment of its end where the API server tells it."""
+
+
+@asynccontextmanager
+async def _session(place: Place) -> AsyncIterator[aiohttp.ClientSession]:
+    user = place.user
+    connector = aiohttp.TCPConnector(ssl=user.tls(), limit=2 * AT_ONCE)
+    headers = {"Authorization": f"Bearer {user.token}"}
+    async with aiohttp.ClientSession(connector=connector, headers=headers) as session:
+        await _read(session, "GET", f"{user.server}/readyz", None, {})  # as warm as a first job
+        yield session
+
+
+async def _read(
+    session: aiohttp.ClientSession, method: str, url: str, body: bytes | None, headers: Any
+) -> bytes:
+    async with session.request(method, url, data=body, headers=headers) as answer:
+        text = await answer.read()
+        # What was a second version of something cannot follow the first here: refused all the same.
+        assert answer.status < 300 or answer.status in (409, 412), (url, answer.status, text[:500])
+        return text
+
+
+async def submit(place: Place, corner: Corner, tape: Tape) -> tuple[float, float]:
+    """Send the writes of *tape*, bytes that are ready, and look at no answer.
+
+    Those that make Jobs come last, `AT_ONCE` at a time.
+
+    Returns:
+        When it began, and the processor seconds it took here.
+    """
+    wanted = [one.within(tape.corner, corner) for one in tape.requests if one.writes]
+    jobs = [one for one in wanted if one.makes_job]
+    server = place.user.server
+
+    async def send(one: Asked) -> None:
+        url = f"{server if one.api else place.gcs}{one.path}"
+        await _read(session, one.method, url, one.body, one.headers)
+
+    async with _session(place) as session:
+        began, used = time.time(), time.process_time()
+        await _each(send, [one for one in wanted if not one.makes_job])
+        await _each(send, jobs)
+        return began, time.process_time() - used
+
+
+async def _each(send: Callable[[Asked], Any], requests: Sequence[Asked]) -> None:
+    left = iter(requests)
+
+    async def work() -> None:
+        for one in left:
+            await send(one)
+
+    await asyncio.gather(*(work() for _ in range(min(AT_ONCE, len(requests)))))
+
+
+def _job(name: str) -> bytes:
+    container = {"name": "main", "image": IMAGE, "command": ["python3", "-I", "-S", "-c", TELL]}
+    pod = {"restartPolicy": "Never", "containers": [container]}
+    return json.dumps(
+        {
+            "metadata": {"name": name},
+            "spec": {"completionMode": "Indexed", "completions": 1, "template": {"spec": pod}},
+        }
+    ).encode()
+
+
+async def complete(
+    place: Place, corner: Corner, jobs: int, most: int
+) -> tuple[float, list[tuple[float, float]]]:
+    """Run *jobs* that do nothing, *most* at a time, and see their pods end.
+
+    Returns:
+        When it began; and when each process ended, and when that was seen.
+    """
+    server = place.user.server
+    space = f"{server}/apis/batch/v1/namespaces/{corner.name}/jobs"
+    pods = f"{server}/api/v1/namespaces/{corner.name}/pods?watch=1"
+    room = asyncio.Semaphore(most)
+    seen: dict[str, tuple[float, float]] = {}
+
+    async def launch(number: int) -> None:
+        await room.acquire()
+        headers = {"Content-Type": "application/json"}
+        await _read(session, "POST", space, _job(f"job-{number}"), headers)
+
+    async def watch(answer: aiohttp.ClientResponse) -> None:
+        async for line in answer.content:
+            found = json.loads(line)["object"]
+            name, states = found["metadata"]["name"], found["status"].get("containerStatuses", ())
+            ended = next((one["state"].get("terminated") for one in states), None)
+            if ended and name not in seen:
+                seen[name] = (float(ended["message"]), time.time())
+                room.release()
+                if len(seen) == jobs:
+                    return
+
+    async with _session(place) as session:
+        forever = aiohttp.ClientTimeout(total=None)
+        async with session.get(pods, timeout=forever, read_bufsize=2**22) as answer:
+            began = time.time()
+            watching = asyncio.ensure_future(watch(answer))
+            await asyncio.gather(*(launch(number) for number in range(jobs)))
+            await watching
+    return began, [*seen.values()]

@@ -1,0 +1,335 @@
+"""What runs many calls: kinetic, and what else there is. Each is opened warm for some slots."""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import contextlib
+import functools
+import itertools
+import logging
+import multiprocessing
+import os
+import pickle
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+
+import cloudpickle
+import psutil
+
+from benchmarks import setting
+
+__all__ = ["BARE", "CONTENDERS", "FRESH", "KINETIC", "Contender", "Crew"]
+
+HERE = Path(__file__).parent
+IN_FLIGHT = 64
+"""Calls that wait beside those that run: as many as kinetic hands out by itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Crew:
+    """Something open: squares numbers, in the processes named."""
+
+    run: Callable[[Sequence[int]], list[int]]
+    processes: dict[str, psutil.Process] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contender:
+    """``share`` of the jobs are enough for the slow; ``needs`` is what has to be installed."""
+
+    name: str
+    isolated: str
+    durable: str
+    open: Callable[[int, Path], AbstractContextManager[Crew]]
+    share: float = 1.0
+    rounds: int = 100
+    needs: str = "sys"
+
+    @property
+    def installed(self) -> bool:
+        """Whether it can take part."""
+        return find_spec(self.needs) is not None
+
+
+@contextlib.contextmanager
+def kinetic(slots: int, scratch: Path) -> Iterator[Crew]:
+    """A batch on the local platform, with everything as by default."""
+    import work
+
+    from kinetic import aio
+
+    async def batch(numbers: Sequence[int]) -> list[int]:
+        handle = await client.run_async_map(work.square, numbers)
+        return await handle.results()
+
+    with setting.home(scratch, slots) as home, asyncio.Runner() as loop:
+        client = aio.Client(backend="local")
+        loop.run(batch(range(10)))
+        supervisor = setting.supervisor(home)
+        parent = next(one for one in supervisor.children() if "warm.py" in " ".join(one.cmdline()))
+        processes = {"supervisor": supervisor, "parent": parent}
+        yield Crew(lambda numbers: loop.run(batch(numbers)), processes)
+        loop.run(client.aclose())
+
+
+class _Calls:
+    """Files of calls and of their results."""
+
+    def __init__(self, folder: Path) -> None:
+        import work
+
+        folder.mkdir()
+        self._folder = os.fspath(folder)
+        self._numbers = itertools.count()
+        cloudpickle.register_pickle_by_value(work)
+        self._function = cloudpickle.dumps(work.square)
+        cloudpickle.unregister_pickle_by_value(work)
+
+    def write(self, number: int) -> tuple[str, str]:
+        """The paths of a new call's file and of its result's."""
+        path = f"{self._folder}/{next(self._numbers)}"
+        with open(path + ".call", "wb") as file:
+            pickle.dump((self._function, (number,)), file)
+        return path + ".call", path + ".result"
+
+    @staticmethod
+    def read(path: str) -> int:
+        """A result."""
+        with open(path, "rb") as file:
+            value: int = pickle.load(file)
+        return value
+
+
+@contextlib.contextmanager
+def fork_server(slots: int, scratch: Path) -> Iterator[Crew]:
+    """fork_server.py: a process per job, and nothing else that costs."""
+    calls = _Calls(scratch / "calls")
+    with subprocess.Popen(
+        [sys.executable, HERE / "fork_server.py", str(slots)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as server:
+        assert server.stdin is not None and server.stdout is not None
+        ask, answers = server.stdin, server.stdout
+
+        def run(numbers: Sequence[int]) -> list[int]:
+            left, paths = iter(numbers), list[str]()
+
+            def send(count: int) -> None:
+                lines = [calls.write(number) for number in itertools.islice(left, count)]
+                paths.extend(result for _, result in lines)
+                ask.write("".join(f"{call}\t{result}\n" for call, result in lines).encode())
+                ask.flush()
+
+            values: dict[str, int] = {}
+            send(IN_FLIGHT)
+            while len(values) < len(paths):
+                result = answers.readline().decode().rstrip("\n").split("\t")[1]
+                values[result] = calls.read(result)
+                send(1)
+            return [values[path] for path in paths]
+
+        run(range(10))
+        yield Crew(run, {"server": psutil.Process(server.pid)})
+
+
+@contextlib.contextmanager
+def fresh_interpreter(slots: int, scratch: Path) -> Iterator[Crew]:
+    """one_job.py in an interpreter of its own, as many at once as there are slots."""
+    calls = _Calls(scratch / "calls")
+
+    def one(number: int) -> int:
+        call, result = calls.write(number)
+        command = [sys.executable, os.fspath(HERE / "one_job.py"), call, result]
+        subprocess.run(command, check=True, start_new_session=True)
+        return calls.read(result)
+
+    with ThreadPoolExecutor(slots) as threads:
+        list(threads.map(one, range(slots)))
+        yield Crew(lambda numbers: list(threads.map(one, numbers)))
+
+
+@contextlib.contextmanager
+def process_pool(slots: int, scratch: Path) -> Iterator[Crew]:
+    """The standard library's pool: long-lived workers."""
+    import work
+
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(slots, mp_context=spawn) as pool:
+
+        def run(numbers: Sequence[int]) -> list[int]:
+            return [one.result() for one in [pool.submit(work.square, n) for n in numbers]]
+
+        run(range(20 * slots))
+        yield Crew(run)
+
+
+@contextlib.contextmanager
+def submitit(slots: int, scratch: Path) -> Iterator[Crew]:
+    """Its local executor: a process per job that watches another one."""
+    import submitit
+    import work
+
+    executor = submitit.LocalExecutor(folder=scratch / "submitit")
+
+    def one(number: int) -> int:
+        value: int = executor.submit(work.square, number).result()
+        return value
+
+    with ThreadPoolExecutor(slots) as threads:
+        yield Crew(lambda numbers: list(threads.map(one, numbers)))
+
+
+@contextlib.contextmanager
+def dask(slots: int, scratch: Path) -> Iterator[Crew]:
+    """A cluster of worker processes on this machine."""
+    import work
+    from distributed import Client, LocalCluster
+
+    logging.disable(logging.WARNING)  # it tells of each of its processes
+    with (
+        LocalCluster(
+            n_workers=slots,
+            threads_per_worker=1,
+            processes=True,
+            dashboard_address=None,
+            local_directory=scratch / "dask",
+            silence_logs=50,
+        ) as cluster,
+        Client(cluster) as client,
+    ):
+
+        def run(numbers: Sequence[int]) -> list[int]:
+            return list(client.gather(client.map(work.square, numbers, pure=False)))
+
+        run(range(20 * slots))
+        yield Crew(run)
+    logging.disable(logging.NOTSET)
+
+
+@contextlib.contextmanager
+def ray(slots: int, scratch: Path) -> Iterator[Crew]:
+    """Its own cluster of one machine."""
+    import ray
+    import work
+
+    ray.init(
+        num_cpus=slots,
+        include_dashboard=False,
+        log_to_driver=False,
+        logging_level=logging.ERROR,
+        _temp_dir=os.fspath(scratch / "ray"),
+    )
+    try:
+        square = ray.remote(work.square)
+
+        def run(numbers: Sequence[int]) -> list[int]:
+            return list(ray.get([square.remote(number) for number in numbers]))
+
+        run(range(20 * slots))
+        yield Crew(run)
+    finally:
+        ray.shutdown()
+
+
+@contextlib.contextmanager
+def parsl(slots: int, scratch: Path) -> Iterator[Crew]:
+    """Its executor for many short tasks, with the workers on this machine."""
+    # It finds its own scripts there.
+    os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    import parsl
+    import work
+    from parsl.providers import LocalProvider
+
+    executor = parsl.HighThroughputExecutor(
+        address="127.0.0.1",
+        max_workers_per_node=slots,
+        provider=LocalProvider(init_blocks=1, min_blocks=1, max_blocks=1),
+    )
+    config = parsl.Config(
+        executors=[executor], run_dir=os.fspath(scratch / "parsl"), initialize_logging=False
+    )
+    with parsl.load(config) as kernel:
+        square = parsl.python_app(work.square, data_flow_kernel=kernel)
+
+        def run(numbers: Sequence[int]) -> list[int]:
+            return [one.result() for one in [square(number) for number in numbers]]
+
+        run(range(20 * slots))
+        yield Crew(run)
+    parsl.clear()
+
+
+@functools.cache
+def _lithops_folder() -> str:
+    """Where it has its files: it asks once a process, so that they cannot lie in *scratch*."""
+    made = contextlib.ExitStack()
+    atexit.register(made.close)
+    return os.fspath(made.enter_context(setting.scratch()))
+
+
+@contextlib.contextmanager
+def lithops(slots: int, scratch: Path) -> Iterator[Crew]:
+    """Its localhost backend, with its storage in files."""
+    os.environ["TMPDIR"] = _lithops_folder()
+    tempfile.tempdir = None
+    import lithops
+    import work
+
+    config = {
+        "lithops": {"backend": "localhost", "storage": "localhost", "data_cleaner": False},
+        "localhost": {"runtime": sys.executable, "max_workers": 1, "worker_processes": slots},
+    }
+    try:
+        with lithops.FunctionExecutor(config=config, log_level="ERROR") as executor:
+
+            def run(numbers: Sequence[int]) -> list[int]:
+                executor.map(work.square, [(number,) for number in numbers])
+                return list(executor.get_result(show_progressbar=False))
+
+            run(range(slots))
+            yield Crew(run)
+    finally:
+        del os.environ["TMPDIR"]
+        tempfile.tempdir = None
+
+
+KINETIC, BARE, FRESH = "kinetic", "bare fork server", "fresh interpreter"
+
+CONTENDERS = (
+    Contender(name=BARE, isolated="process", durable="yes", open=fork_server),
+    Contender(name=KINETIC, isolated="process+", durable="yes", open=kinetic),
+    Contender(name=FRESH, isolated="process", durable="yes", open=fresh_interpreter, share=0.1),
+    Contender(name="ProcessPoolExecutor", isolated="no", durable="no", open=process_pool),
+    Contender(
+        name="Dask LocalCluster", isolated="no", durable="no", open=dask, needs="distributed"
+    ),
+    Contender(
+        name="submitit LocalExecutor",
+        isolated="process",
+        durable="yes",
+        open=submitit,
+        share=0.01,
+        rounds=2,
+        needs="submitit",
+    ),
+    Contender(name="Ray", isolated="no", durable="no", open=ray, needs="ray"),
+    Contender(name="Parsl HTEX", isolated="no", durable="no", open=parsl, needs="parsl"),
+    Contender(
+        name="Lithops localhost",
+        isolated="process",
+        durable="yes",
+        open=lithops,
+        share=0.02,
+        rounds=2,
+        needs="lithops",
+    ),
+)

@@ -1,0 +1,126 @@
+"""How long does it take to pack a project of 2,000 files and 200 MB?
+
+Seconds of wall time, and the ratio to the standard library's `zipfile` with
+deflate at its default level on the same tree, in the same run. Targets: cold
+at most 0.4, unchanged at most 0.02; more is a regression.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import random
+import resource
+import statistics
+import sys
+import tempfile
+import time
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+from kinetic._pack import archive
+
+MB = 1_000_000
+
+
+def make_tree(root: Path) -> tuple[int, int]:
+    """Sources, machine code, pictures, tables and weights; the number of files and bytes."""
+    chance = random.Random(0)
+    words = ["".join(chance.choices("etaoinshrdlu_", k=chance.randint(2, 11))) for _ in range(4000)]
+    count = 0
+
+    def add(name: str, content: bytes) -> None:
+        nonlocal count
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+        count += 1
+
+    for number in range(1860):
+        line = "    " + " = ".join(chance.choices(words, k=4)) + f"({number})\n"
+        lines = [line if i % 9 else " ".join(chance.choices(words, k=9)) + "\n" for i in range(240)]
+        add(f"package{number % 40:02}/module{number:04}.py", "".join(lines).encode()[:12_900])
+    for number in range(20):
+        code = b"".join(
+            chance.randbytes(6)
+            + words[chance.randrange(4000)].encode()
+            + bytes(chance.randrange(9))
+            for _ in range(75_000)
+        )
+        add(f"native/library{number}.so", code[: int(1.2 * MB)])
+    for number in range(80):
+        add(f"pictures/{number:03}.png", chance.randbytes(int(0.6 * MB)))
+    for number in range(20):
+        rows = [f"{i},{chance.random():.6f},{chance.choice(words)}\n" for i in range(56_000)]
+        add(f"tables/{number:02}.csv", "".join(rows).encode()[: int(1.5 * MB)])
+    for number in range(20):
+        add(f"weights/{number:02}.f32", weights(chance, int(3.7 * MB)))
+    size = sum(path.stat().st_size for path in root.rglob("*") if path.is_file())
+    return count, size
+
+
+def weights(chance: random.Random, size: int) -> bytes:
+    """Bytes like those of float32 numbers around zero: three of four are noise."""
+    noise = bytearray(chance.randbytes(size))
+    noise[3::4] = bytes(chance.choices((0x3C, 0x3D, 0xBC, 0xBD), k=len(noise[3::4])))
+    return bytes(noise)
+
+
+def pack_by_zipfile(root: Path, target: Path) -> int:
+    """What the standard library does."""
+    with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as archived:
+        for path in sorted(root.rglob("*")):
+            archived.write(path, path.relative_to(root))
+    return target.stat().st_size
+
+
+def timed(work: Callable[[], int]) -> tuple[float, float, int]:
+    """Wall seconds, processor seconds, and what *work* returned."""
+    wall, cpu = time.perf_counter(), time.process_time()
+    size = work()
+    return time.perf_counter() - wall, time.process_time() - cpu, size
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=3)
+    rounds = parser.parse_args().rounds
+    with tempfile.TemporaryDirectory(prefix="kinetic-bench-") as scratch:
+        root = Path(scratch, "project")
+        files, size = make_tree(root)
+        seen: dict[str, list[tuple[float, float, int]]] = {}
+        for number in range(rounds):
+            cache = Path(scratch, f"cache{number}")
+
+            def ours(cache: Path = cache) -> int:
+                return archive.pack(
+                    root, exclude=(), cache=cache, environ={"KINETIC_CONTEXT_SIZE_WARN_MB": "1000"}
+                ).size
+
+            target = Path(scratch, f"{number}.zip")
+            for name, work in {
+                "zipfile, deflate 6": lambda target=target: pack_by_zipfile(root, target),
+                "kinetic, cold": ours,
+                "kinetic, unchanged": ours,
+            }.items():
+                seen.setdefault(name, []).append(timed(work))
+    print(f"{files} files, {size / MB:.0f} MB; Python {platform.python_version()}, ", end="")
+    print(f"{os.cpu_count()} processors, load {os.getloadavg()[0]:.1f}, {rounds} rounds")
+    print(f"{'':22}{'median s':>9}{'min s':>9}{'cpu s':>9}{'MB':>8}{'ratio':>8}")
+    base = statistics.median(wall for wall, _, _ in seen["zipfile, deflate 6"])
+    for name, runs in seen.items():
+        wall = [run[0] for run in runs]
+        median = statistics.median(wall)
+        cpu = statistics.median(run[1] for run in runs)
+        print(f"{name:22}{median:9.3f}{min(wall):9.3f}{cpu:9.2f}", end="")
+        print(f"{runs[0][2] / MB:8.1f}{median / base:8.3f}")
+    unit = 1024 if sys.platform != "darwin" else 1
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    print(f"peak memory of the process: {peak / MB:.0f} MB")
+
+
+if __name__ == "__main__":
+    main()

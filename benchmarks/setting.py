@@ -1,0 +1,121 @@
+"""Where the measurements run: a scratch folder in memory, a small project, a home of kinetic.
+
+The scratch folder is in /dev/shm where there is one: what is measured is the
+library, and a disk may take longer to create a file than a job takes to run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+__all__ = ["Spent", "home", "project", "scratch", "spent", "supervisor"]
+
+MEMORY = Path("/dev/shm")
+WORK = '''"""What the jobs do."""
+
+
+def square(x: int) -> int:
+    return x * x
+'''
+
+
+@contextlib.contextmanager
+def scratch() -> Iterator[Path]:
+    """A folder that is removed afterwards."""
+    base = MEMORY if os.access(MEMORY, os.W_OK) else None
+    path = Path(tempfile.mkdtemp(prefix="bench-", dir=base))
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def project(scratch: Path) -> Iterator[None]:
+    """Stand in a small project, with ``work.square`` to be imported by us and by children."""
+    root = scratch / "project"
+    (root / "package").mkdir(parents=True)
+    (root / "pyproject.toml").touch()
+    (root / "work.py").write_text(WORK)
+    for name in ("__init__", "model", "training"):
+        (root / "package" / f"{name}.py").write_text(WORK * 20)
+    before = Path.cwd()
+    os.chdir(root)
+    sys.path.insert(0, str(root))
+    os.environ["PYTHONPATH"] = str(root)
+    try:
+        yield
+    finally:
+        os.chdir(before)
+        sys.path.remove(str(root))
+
+
+@contextlib.contextmanager
+def home(scratch: Path, slots: int) -> Iterator[Path]:
+    """A ``KINETIC_HOME`` of its own, whose supervisor has *slots* and goes with it."""
+    for name in [name for name in os.environ if name.startswith("KINETIC_")]:
+        del os.environ[name]
+    path = Path(tempfile.mkdtemp(prefix="home-", dir=scratch))
+    os.environ |= {
+        "KINETIC_HOME": str(path),
+        "KINETIC_LOCAL_IDLE_S": "20",
+        "KINETIC_LOCAL_SLOTS": str(slots),
+    }
+    try:
+        yield path
+    finally:
+        with contextlib.suppress(psutil.Error, LookupError):
+            process = supervisor(path)
+            process.terminate()
+            process.wait(10)
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def supervisor(home: Path) -> psutil.Process:
+    """The supervisor of *home*.
+
+    Raises:
+        LookupError: There is none.
+    """
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            words = process.cmdline()
+            if "kinetic._local" in words and str(home) in words:
+                return process
+    raise LookupError(f"no supervisor serves {home}")
+
+
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """Processor seconds of a process; those, and the minor page faults, of its dead children."""
+
+    own: float
+    children: float
+    faults: int
+
+    def since(self, before: Spent) -> Spent:
+        """What came on top of *before*."""
+        return Spent(
+            self.own - before.own,
+            self.children - before.children,
+            self.faults - before.faults,
+        )
+
+
+def spent(process: psutil.Process) -> Spent:
+    """What *process* has used so far; no faults are known outside Linux."""
+    times = process.cpu_times()
+    faults = 0
+    with contextlib.suppress(OSError):
+        stat = Path(f"/proc/{process.pid}/stat").read_text()
+        faults = int(stat.rpartition(")")[2].split()[8])
+    return Spent(times.user + times.system, times.children_user + times.children_system, faults)

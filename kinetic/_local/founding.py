@@ -1,0 +1,87 @@
+"""The first steps of a supervisor: be the only one, bury its predecessor, and listen."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from kinetic._local import locks, slots, strays
+from kinetic._local.jobs import Table
+from kinetic._local.journal import Journal, read, supervisor_line
+from kinetic._local.places import Places
+from kinetic._local.supervisor import Supervisor, say
+from kinetic._runner import processes
+
+__all__ = ["found"]
+
+WAITING_CLIENTS = 512
+
+
+def found(
+    home: Path, environ: Mapping[str, str], tell: Callable[[Mapping[str, object]], None]
+) -> Supervisor | None:
+    """The supervisor of *home*, listening; None if there is one already.
+
+    *tell* is called once clients can connect, to this one or to the other.
+
+    Raises:
+        OSError: The state folder cannot be used.
+    """
+    places = Places(home)
+    for folder in (places.state, places.logs, places.work, places.refuse, places.cache):
+        _make_private(folder)
+    os.chdir(places.state)  # a socket's path is short, a home's may not be
+    with locks.holding(places.starting, wait=True):
+        if locks.acquire(places.lock, wait=False) is None:
+            tell({"pid": None})
+            return None
+        processes.become_subreaper()
+        left = strays.end_strays(str(places.state))
+        if left:
+            say(f"processes of an earlier supervisor do not end: {left}")
+        machine = slots.Slots(slots.cpus_here(environ), slots.gpus_here(environ))
+        table = Table(machine)
+        journal = _go_on(table, places)
+        _clear(places)
+        listener = _listen(places)
+        tell({"pid": os.getpid()})
+    say(f"{machine.cpus} slots, GPUs {', '.join(machine.gpus) or 'none'}")
+    return Supervisor(places, listener, table, machine, journal, environ)
+
+
+def _make_private(folder: Path) -> None:
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if folder.stat().st_mode & 0o077:
+        folder.chmod(0o700)
+
+
+def _go_on(table: Table, places: Places) -> Journal:
+    """Take over what is known of the jobs; nothing of them runs any more."""
+    table.restore(read(places.journal), time.time())
+    journal = Journal(places.journal)
+    journal.rewrite([supervisor_line(), *table.lines()])
+    for log in os.scandir(places.logs):
+        if log.name.removesuffix(".log") not in table.jobs:
+            with contextlib.suppress(OSError):
+                os.unlink(log.path)
+    return journal
+
+
+def _clear(places: Places) -> None:
+    """Put aside what jobs that are gone have left in their folders."""
+    for entry in os.scandir(places.work):
+        with contextlib.suppress(OSError):
+            os.rename(entry.path, places.refuse / os.urandom(8).hex())
+
+
+def _listen(places: Places) -> socket.socket:
+    places.socket.unlink(missing_ok=True)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener.bind(places.socket.name)  # relative: see the chdir above
+    os.chmod(places.socket, 0o600)
+    listener.listen(WAITING_CLIENTS)
+    return listener

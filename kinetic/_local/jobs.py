@@ -1,0 +1,429 @@
+"""The table of jobs: queued, running, ended, gone. Decisions only; others carry them out.
+
+Each method changes the table and returns what has to be done, in this order:
+write it down, do it, tell those who watch.
+"""
+
+from __future__ import annotations
+
+import enum
+import itertools
+import signal
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from kinetic._local.protocol import Order
+from kinetic._local.slots import Grant, Need, Slots
+from kinetic.job_status import Reason
+
+__all__ = [
+    "KEPT_S",
+    "Action",
+    "Arm",
+    "Discard",
+    "Due",
+    "Job",
+    "Record",
+    "Send",
+    "Start",
+    "State",
+    "Stop",
+    "Table",
+    "Tell",
+    "ended_line",
+]
+
+KEPT_S = 24 * 3600.0
+"""How long an ended job and its log are remembered."""
+
+
+class State(enum.StrEnum):
+    """What is told of a job; the values are those of `kinetic.aio.ports.Phase`."""
+
+    QUEUED = "pending"
+    RUNNING = "running"
+    ENDED = "ended"
+    GONE = "gone"
+
+
+class Stop(enum.Enum):
+    """Why a job was told to end."""
+
+    DELETED = "deleted"
+    DEADLINE = "deadline"
+    SHUTDOWN = "shutdown"
+
+
+class Due(enum.Enum):
+    """What a moment was waited for."""
+
+    START = "start"
+    DEADLINE = "deadline"
+    KILL = "kill"
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Job:
+    """One job. ``created`` and ``ended`` are seconds since the epoch."""
+
+    name: str
+    labels: Mapping[str, str]
+    created: float
+    order: Order | None = None  # of a job of this supervisor, not of one before it
+    body: bytes = b""
+    state: State = State.QUEUED
+    need: Need = field(default_factory=lambda: Need(1))
+    grant: Grant | None = None
+    executor: str = ""
+    stopping: Stop | None = None
+    exit_code: int | None = None
+    reason: str = ""
+    message: str = ""
+    ended: float = 0.0
+
+    def view(self) -> dict[str, Any]:
+        """What is told of it."""
+        return {
+            "name": self.name,
+            "phase": self.state.value,
+            "labels": self.labels,
+            "executor": self.executor,
+            "exit_code": self.exit_code,
+            "reason": self.reason,
+            "message": self.message,
+            "created": self.created,
+        }
+
+    def carries(self, labels: Mapping[str, str]) -> bool:
+        """Whether it has all of *labels*."""
+        return labels.items() <= self.labels.items()
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """Write a line into the journal; what is ``vital`` must not happen unwritten."""
+
+    line: Mapping[str, Any]
+    vital: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Give the job to a warm parent."""
+
+    job: Job
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Signal the job's main process."""
+
+    job: Job
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """Call `Table.due` after ``delay`` seconds."""
+
+    delay: float
+    what: Due
+    job: Job
+
+
+@dataclass(frozen=True, slots=True)
+class Tell:
+    """The job is something else now."""
+
+    job: Job
+
+
+@dataclass(frozen=True, slots=True)
+class Discard:
+    """Nothing of the job is wanted any more."""
+
+    name: str
+
+
+Action = Record | Start | Send | Arm | Tell | Discard
+
+
+class Table:
+    """All jobs that are known, and the queue for *slots*."""
+
+    def __init__(self, slots: Slots) -> None:
+        self.jobs: dict[str, Job] = {}
+        self._slots = slots
+        self._running: dict[str, Job] = {}
+        self._waiting: dict[bool, deque[Job]] = {True: deque(), False: deque()}
+        self._queued = 0
+
+    @property
+    def busy(self) -> bool:
+        """Whether a job is queued or running."""
+        return bool(self._running or self._queued)
+
+    @property
+    def running(self) -> list[Job]:
+        """The jobs that have a process."""
+        return [*self._running.values()]
+
+    def add(self, order: Order, body: bytes, now: float) -> list[Action]:
+        """A new job joins the queue; its name is not in the table."""
+        need = self._slots.fit(Need(order.cpus, order.gpus))
+        job = Job(
+            name=order.name, labels=order.labels, created=now, order=order, body=body, need=need
+        )
+        self.jobs[job.name] = job
+        self._waiting[need.gpus > 0].append(job)
+        self._queued += 1
+        line = {"was": "created", "name": job.name, "labels": job.labels, "at": now}
+        actions: list[Action] = [Record(line, vital=True), Tell(job)]
+        if order.start_timeout is not None:
+            actions.append(Arm(order.start_timeout, Due.START, job))
+        return actions
+
+    def forget_unwritten(self, job: Job) -> None:
+        """Undo `add`: the journal did not take it."""
+        del self.jobs[job.name]
+        self._leave_queue(job)
+
+    def next(self) -> Job | None:
+        """The job that starts now, with its slots taken; None when nothing can.
+
+        First come, first served, in two queues: jobs that wait for a GPU do
+        not hold those up that need none. A job that only lacks CPUs does.
+        """
+        for with_gpus in (True, False):
+            queue = self._waiting[with_gpus]
+            while queue and queue[0].state is not State.QUEUED:
+                queue.popleft()
+            if not queue:
+                continue
+            job = queue[0]
+            if (grant := self._slots.take(job.need)) is not None:
+                queue.popleft()
+                job.grant = grant
+                return job
+            if with_gpus and self._slots.has_gpus(job.need):
+                return None
+        return None
+
+    def coming(self, count: int) -> Iterator[Job]:
+        """The next *count* jobs of each queue, which wait for their slots."""
+        for queue in self._waiting.values():
+            for job in itertools.islice(queue, count):
+                if job.state is State.QUEUED:
+                    yield job
+
+    def start(self, job: Job, executor: str, now: float) -> list[Action]:
+        """*job*, which has its slots, becomes the process *executor*."""
+        self._queued -= 1
+        job.state, job.executor = State.RUNNING, executor
+        self._running[executor] = job
+        line = {"was": "started", "name": job.name, "executor": executor, "at": now}
+        actions: list[Action] = [Record(line, vital=True), Start(job), Tell(job)]
+        if job.order is not None and job.order.timeout is not None:
+            actions.append(Arm(job.order.timeout, Due.DEADLINE, job))
+        return actions
+
+    def ended(self, job: Job, now: float, *, status: int, out_of_memory: bool) -> list[Action]:
+        """The process of *job* is gone, with exit code *status* (negative: a signal)."""
+        job.exit_code = status
+        reason, message = _verdict(job, status, out_of_memory=out_of_memory)
+        return self._end(job, now, reason, message)
+
+    def failed(self, job: Job, now: float, reason: Reason, message: str) -> list[Action]:
+        """*job* has no process (any more), and nobody knows an exit code."""
+        if job.stopping in (Stop.DEADLINE, Stop.DELETED):  # it was to end anyway
+            return self._end(job, now, *_verdict(job, -signal.SIGKILL, out_of_memory=False))
+        return self._end(job, now, reason, message)
+
+    def delete(self, job: Job) -> list[Action]:
+        """Somebody wants *job* away; a running one gets its grace first."""
+        if job.state is State.RUNNING:
+            if job.stopping is Stop.DELETED:
+                return []
+            already = job.stopping is not None
+            job.stopping = Stop.DELETED
+            actions: list[Action] = [Record({"was": "deleted", "name": job.name})]
+            return actions if already else actions + self._ask(job)
+        if job.state is State.QUEUED:
+            job.reason, job.message = Reason.CANCELLED, "deleted before it started"
+        return [Record({"was": "gone", "name": job.name}), *self._gone(job)]
+
+    def shut_down(self, now: float, grace: float, why: str) -> list[Action]:
+        """End everything: what runs gets *grace* seconds."""
+        actions: list[Action] = []
+        for job in [*self.jobs.values()]:
+            if job.state is State.QUEUED:
+                actions += self._end(job, now, Reason.LOST, f"{why}; it never started")
+            elif job.state is State.RUNNING:
+                job.stopping = job.stopping or Stop.SHUTDOWN
+                actions.append(Send(job, signal.SIGTERM))
+                actions.append(Arm(grace, Due.KILL, job))
+        return actions
+
+    def due(self, what: Due, job: Job, now: float) -> list[Action]:
+        """The time of an `Arm` has come; often the job is over it already."""
+        match what:
+            case Due.START if job.state is State.QUEUED and job.order is not None:
+                limit = job.order.start_timeout or 0.0
+                words = f"no slot was free for {limit:g} s (start_timeout); it never started"
+                return self._end(job, now, Reason.UNSCHEDULABLE, words)
+            case Due.DEADLINE if job.state is State.RUNNING and job.stopping is None:
+                job.stopping = Stop.DEADLINE
+                return self._ask(job, signal.SIGXCPU)
+            case Due.KILL if job.state is State.RUNNING:
+                return [Send(job, signal.SIGKILL)]
+            case _:
+                return []
+
+    def expired(self, now: float) -> list[Action]:
+        """Forget what ended long ago."""
+        actions: list[Action] = []
+        for job in [*self.jobs.values()]:
+            if job.state is State.ENDED and job.ended < now - KEPT_S:
+                actions += self.delete(job)
+        return actions
+
+    def _ask(self, job: Job, number: signal.Signals = signal.SIGTERM) -> list[Action]:
+        """Ask the job to end; SIGXCPU tells its runner that the time is over."""
+        grace = job.order.grace if job.order is not None else 0.0
+        return [Send(job, number), Arm(grace, Due.KILL, job)]
+
+    def _end(self, job: Job, now: float, reason: str, message: str) -> list[Action]:
+        if job.state is State.QUEUED:
+            self._leave_queue(job)
+        self._release(job)
+        job.state, job.ended = State.ENDED, now
+        job.reason, job.message, job.body = reason, message, b""
+        if job.stopping is Stop.DELETED:
+            return [Record({"was": "gone", "name": job.name}), *self._gone(job)]
+        return [Record(ended_line(job)), Tell(job)]
+
+    def _gone(self, job: Job) -> list[Action]:
+        if job.state is State.QUEUED:
+            self._leave_queue(job)
+        job.state, job.body = State.GONE, b""
+        del self.jobs[job.name]
+        return [Tell(job), Discard(job.name)]
+
+    def _leave_queue(self, job: Job) -> None:
+        self._queued -= 1
+        job.state = State.GONE  # the deque drops it when its turn comes
+
+    def _release(self, job: Job) -> None:
+        if job.grant is not None:
+            self._slots.give(job.grant)
+            job.grant = None
+        self._running.pop(job.executor, None)
+
+    # --- what another supervisor has left behind -------------------------------------------
+
+    def restore(self, lines: Iterable[Mapping[str, Any]], now: float) -> list[str]:
+        """Read a journal; the names of jobs that are gone since, whose logs can go.
+
+        Of jobs that had not ended, nothing runs any more: they are lost.
+        """
+        unfinished: set[str] = set()
+        deleted: set[str] = set()
+        dropped: list[str] = []
+        died = "its supervisor"
+        for line in lines:
+            name = str(line.get("name", ""))
+            match line.get("was"):
+                case "supervisor":
+                    died = f"its supervisor (process {line.get('pid')})"
+                case "created":
+                    created = float(line.get("at", now))
+                    self.jobs[name] = Job(
+                        name=name, labels=line.get("labels", {}), created=created, message=died
+                    )
+                    unfinished.add(name)
+                    deleted.discard(name)
+                case "started" if name in self.jobs:
+                    self.jobs[name].executor = str(line.get("executor", ""))
+                case "deleted":
+                    deleted.add(name)
+                case "ended" if name in self.jobs:
+                    _read_end(self.jobs[name], line)
+                    unfinished.discard(name)
+                case "gone" if name in self.jobs:
+                    del self.jobs[name]
+                    unfinished.discard(name)
+                    deleted.discard(name)
+                    dropped.append(name)
+                case _:
+                    continue
+        for name in unfinished:
+            job = self.jobs[name]
+            what = "while the job was running" if job.executor else "while the job was queued"
+            then = "the job was ended with it" if job.executor else "it never started"
+            job.state, job.ended, job.reason = State.ENDED, now, Reason.LOST
+            job.message = f"{job.message} died {what}; {then}"
+        for job in [*self.jobs.values()]:
+            if job.name in deleted & unfinished or job.ended < now - KEPT_S:
+                del self.jobs[job.name]
+                dropped.append(job.name)
+        return dropped
+
+    def lines(self) -> Iterator[Mapping[str, Any]]:
+        """A journal that says what is known now, and nothing else."""
+        for job in self.jobs.values():
+            yield {"was": "created", "name": job.name, "labels": job.labels, "at": job.created}
+            if job.executor:
+                yield {"was": "started", "name": job.name, "executor": job.executor}
+            if job.stopping is Stop.DELETED:
+                yield {"was": "deleted", "name": job.name}
+            if job.state is State.ENDED:
+                yield ended_line(job)
+
+
+def ended_line(job: Job) -> Mapping[str, Any]:
+    """The journal's line about the end of *job*."""
+    return {
+        "was": "ended",
+        "name": job.name,
+        "exit_code": job.exit_code,
+        "reason": job.reason,
+        "message": job.message,
+        "at": job.ended,
+    }
+
+
+def _read_end(job: Job, line: Mapping[str, Any]) -> None:
+    job.state = State.ENDED
+    job.exit_code = line.get("exit_code")
+    job.reason, job.message = str(line.get("reason", "")), str(line.get("message", ""))
+    job.ended = float(line.get("at", 0.0))
+
+
+def _verdict(job: Job, status: int, *, out_of_memory: bool) -> tuple[str, str]:
+    """Why it ended, in a word and in a sentence; both empty when it ended well."""
+    if status == 0:
+        return "", ""
+    limit = job.order.timeout if job.order is not None else None
+    match job.stopping:
+        case Stop.DEADLINE:
+            return Reason.DEADLINE, f"ran longer than its timeout of {limit or 0:g} s"
+        case Stop.DELETED:
+            return Reason.CANCELLED, "deleted while it was running"
+        case Stop.SHUTDOWN:
+            return Reason.LOST, "its supervisor was told to end, and the job with it"
+        case None:
+            pass
+    if status > 0:
+        return "", f"ended with exit code {status}"
+    if status == -signal.SIGKILL and out_of_memory:
+        return Reason.OUT_OF_MEMORY, "killed by the kernel: the machine ran out of memory"
+    if status == -signal.SIGKILL:
+        somebody = "by the kernel when memory ran out, or by somebody"
+        return Reason.LOST, f"killed by SIGKILL ({somebody})"
+    known = -status in signal.valid_signals()
+    return (
+        Reason.LOST,
+        f"killed by {signal.Signals(-status).name if known else f'signal {-status}'}",
+    )

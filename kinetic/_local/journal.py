@@ -1,0 +1,133 @@
+"""What happened to the jobs, in a file that outlives the supervisor.
+
+One JSON object a line, appended by a single write: a kill at any moment leaves
+whole lines. Nothing is synced, so a power cut may take the last ones; the
+processes they speak of are then gone as well. Neither environment nor key of a
+job is ever written here.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+__all__ = ["Journal", "Line", "read", "supervisor_line"]
+
+Line = Mapping[str, Any]
+SPARE_LINES = 20_000
+"""The journal is rewritten when it has this many lines, most of them about the past."""
+
+_dumps = json.JSONEncoder(separators=(",", ":")).encode
+
+
+class Journal:
+    """The file, open for appending."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._owed: list[bytes] = []
+        self._fd = -1
+        self._lines = 0
+
+    def rewrite(self, lines: Iterable[Line]) -> None:
+        """Begin anew with *lines*; the old file stays if that fails.
+
+        Raises:
+            OSError: It cannot be written.
+        """
+        content = [_dumps(line).encode() + b"\n" for line in lines]
+        draft = self._path.with_suffix(".new")
+        fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600)
+        try:
+            _write_whole(fd, b"".join(content))
+            os.replace(draft, self._path)
+        except OSError:
+            os.close(fd)
+            draft.unlink(missing_ok=True)
+            raise
+        if self._fd >= 0:
+            os.close(self._fd)
+        self._fd, self._lines = fd, len(content)
+        self._owed.clear()
+
+    def append(self, line: Line) -> None:
+        """Write *line* before anybody is told what it says.
+
+        Raises:
+            OSError: It cannot be written; the file is as it was.
+        """
+        owed = len(self._owed)
+        self._owed.append(_dumps(line).encode() + b"\n")
+        try:
+            self.pay()
+        except OSError:
+            del self._owed[owed:]
+            raise
+
+    def note(self, line: Line) -> None:
+        """Write *line* with the next one, by `pay` or, while the disk is full, when it can be."""
+        self._owed.append(_dumps(line).encode() + b"\n")
+
+    def pay(self) -> None:
+        """Write what is owed.
+
+        Raises:
+            OSError: It still cannot be written.
+        """
+        if self._owed:
+            self._append(b"".join(self._owed), len(self._owed))
+            self._owed.clear()
+
+    def crowded(self, records: int) -> bool:
+        """Whether most lines speak of jobs that are forgotten; *records* are known."""
+        return self._lines > SPARE_LINES and self._lines > 8 * records
+
+    def close(self) -> None:
+        """Let go of the file."""
+        os.close(self._fd)
+
+    def _append(self, data: bytes, lines: int) -> None:
+        try:
+            _write_whole(self._fd, data)
+        except OSError as exc:
+            exc.filename = str(self._path)
+            raise
+        self._lines += lines
+
+
+def _write_whole(fd: int, data: bytes) -> None:
+    """All of *data* or none of it."""
+    written = 0
+    try:
+        while written < len(data):
+            written += os.write(fd, data[written:])
+    except OSError:
+        if written:
+            os.ftruncate(fd, os.fstat(fd).st_size - written)
+        raise
+
+
+def supervisor_line() -> Line:
+    """The journal's word about who goes on with it."""
+    return {"was": "supervisor", "pid": os.getpid(), "at": time.time()}
+
+
+def read(path: Path) -> list[Line]:
+    """The lines of a journal, in order; none if there is no file."""
+    lines: list[Line] = []
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        return lines
+    for raw in content.splitlines():
+        try:
+            line: Any = json.loads(raw)
+        except ValueError:
+            continue  # a power cut tore it
+        if isinstance(line, dict):
+            lines.append(line)  # pyright: ignore[reportUnknownArgumentType]
+    return lines

@@ -1,0 +1,424 @@
+"""The loop of the supervisor: waits for clients, warm parents, signals and the clock.
+
+What is decided within one turn of the loop is written to the journal first and
+sent at the turn's end, so nobody hears of what a restart would not know.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import heapq
+import os
+import selectors
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from kinetic._local import locks
+from kinetic._local.desk import Connection, Desk, Ending, peer_uid
+from kinetic._local.jobs import (
+    Action,
+    Arm,
+    Discard,
+    Due,
+    Job,
+    Record,
+    Send,
+    Start,
+    State,
+    Table,
+    Tell,
+)
+from kinetic._local.journal import Journal, supervisor_line
+from kinetic._local.memory import KernelKills, count_kills
+from kinetic._local.parent import Ended, Parent, Refused
+from kinetic._local.parents import Parents
+from kinetic._local.places import Places
+from kinetic._local.protocol import Order
+from kinetic._local.slots import Slots
+from kinetic._local.sweeping import Sweeper
+from kinetic._runner.channel import Channel, ChannelError
+from kinetic.job_status import Reason
+
+__all__ = ["Supervisor", "say"]
+
+IDLE_S = 300.0
+FIRST_CLIENT_S = 5.0
+"""How long whoever had this process started may take to come."""
+
+SHUTDOWN_GRACE_S = 3.0
+SWEEP_S = 600.0
+AHEAD = 3
+"""So many jobs that wait are made ready."""
+
+
+def say(text: str) -> None:
+    """A line for the supervisor's own log."""
+    stamp = time.strftime("%Y-%m-%d %H:%M:%S")
+    with contextlib.suppress(OSError, ValueError):
+        sys.stderr.write(f"{stamp} supervisor {os.getpid()}: {text}\n")
+        sys.stderr.flush()
+
+
+class Supervisor:
+    """Serves *listener* until nobody has needed it for a while, or somebody ends it."""
+
+    def __init__(
+        self,
+        places: Places,
+        listener: socket.socket,
+        table: Table,
+        slots: Slots,
+        journal: Journal,
+        environ: Mapping[str, str],
+    ) -> None:
+        self._places = places
+        self._logs = str(places.logs)
+        self._listener = listener
+        self._table = table
+        self._gpus = bool(slots.gpus)
+        self._journal = journal
+        self._desk = Desk(table, self._launch, self._delete)
+        self._sweeper = Sweeper(places.refuse)
+        self._parents = Parents(places, environ, self._sweeper)
+        self._kills = KernelKills(count_kills)
+        self._timers: list[tuple[float, int, Due, Job]] = []
+        self._timers_made = 0
+        self._selector = selectors.DefaultSelector()
+        self._flushing: set[Parent] = set()
+        self._full: set[Channel | Parent] = set()
+        self._idle_s = _seconds(environ.get("KINETIC_LOCAL_IDLE_S", ""), IDLE_S)
+        self._swept_at = time.monotonic()
+        self._busy_at = self._swept_at + FIRST_CLIENT_S
+        self._ending = False
+
+    def run(self) -> None:
+        """The loop; when it ends, no process of ours is left."""
+        self._listener.setblocking(False)
+        self._select(self._listener, self._on_client)
+        wake = _wake_on_signals()
+        self._select(wake, lambda: self._on_signals(wake))
+        while not self._over():
+            for key, _ in self._selector.select(self._patience()):
+                key.data()
+            self._schedule()
+            self._keep_time()
+            self._schedule()
+            self._flush()
+            self._look_ahead()
+        self._say_goodbye()
+
+    # --- what happens ------------------------------------------------------------------------
+
+    def _on_client(self) -> None:
+        try:
+            sock, _ = self._listener.accept()
+            if peer_uid(sock) != os.getuid():
+                sock.close()
+                return
+        except (BlockingIOError, InterruptedError, ConnectionError):
+            return
+        except OSError as exc:
+            say(f"a client could not be accepted: {exc}")
+            time.sleep(0.1)  # too many open files: clients wait, jobs go on
+            return
+        connection = Connection(sock)
+        self._desk.connections.add(connection)
+        self._select(connection.channel, lambda: self._on_connection(connection))
+
+    def _on_connection(self, connection: Connection) -> None:
+        self._desk.dirty.add(connection)  # it may be here because it reads again
+        try:
+            messages = connection.channel.receive()
+            for message in messages or ():
+                self._desk.handle(connection, message)
+        except (ChannelError, KeyError, TypeError, AttributeError) as exc:
+            say(f"a client was sent away: {exc!r}")
+            messages = None
+        if messages is None:
+            self._drop(connection)
+
+    def _on_parent(self, parent: Parent) -> None:
+        self._flushing.add(parent)
+        news = parent.hear()
+        self._learn(news or ())
+        if news is None:
+            self._dismiss(parent)
+            self._mourn()
+
+    def _learn(self, news: Iterable[Ended | Refused]) -> None:
+        now = time.time()
+        for one in news:
+            if isinstance(one, Refused):
+                self._parents.never_began(one.job)
+            self._parents.ended(one.job)
+            if isinstance(one, Ended):
+                memory = one.status == -signal.SIGKILL and self._kills.happened()
+                actions = self._table.ended(one.job, now, status=one.status, out_of_memory=memory)
+            else:
+                words = f"no process could be made for the job: {one.error}"
+                actions = self._table.failed(one.job, now, Reason.SETUP, words)
+            self._perform(actions)
+
+    def _on_signals(self, wake: socket.socket) -> None:
+        with contextlib.suppress(BlockingIOError):
+            if signal.SIGTERM in wake.recv(4096) and not self._ending:
+                self._end("its supervisor was told to end")
+        self._mourn()
+
+    def _mourn(self) -> None:
+        for parent, jobs in self._parents.reap():
+            for job in jobs:
+                if not parent.ready:
+                    self._parents.never_began(job)
+                self._parents.ended(job)
+                self._perform(self._table.failed(job, time.time(), *self._obituary(parent)))
+
+    def _obituary(self, parent: Parent) -> tuple[Reason, str]:
+        if self._ending:
+            return Reason.LOST, "its supervisor was told to end, and the job with it"
+        if parent.ready or (parent.status or 0) < 0:
+            return Reason.LOST, f"its parent process ({parent.pid}) died, and the job with it"
+        words = self._parents.last_words(parent)
+        command = " ".join(parent.key.command)
+        return Reason.SETUP, f"the interpreter {command} could not be prepared for jobs: {words}"
+
+    def _keep_time(self) -> None:
+        now = time.monotonic()
+        while self._timers and self._timers[0][0] <= now:
+            _, _, what, job = heapq.heappop(self._timers)
+            self._perform(self._table.due(what, job, time.time()))
+        for parent in self._parents.settling():
+            self._learn(parent.settle())
+            self._flushing.add(parent)
+        for parent in self._parents.spare():
+            self._dismiss(parent)
+        self._sweeper.sweep()
+        if self._parents.dying:
+            self._mourn()
+        if now - self._swept_at > SWEEP_S:
+            self._swept_at = now
+            self._perform(self._table.expired(time.time()))
+        if self._table.busy or self._desk.connections or self._parents.dying:
+            self._busy_at = now
+
+    # --- what is done about it -----------------------------------------------------------------
+
+    def _launch(self, order: Order, body: bytes) -> None:
+        if self._ending:
+            raise Ending
+        actions = self._table.add(order, body, time.time())
+        try:
+            self._perform(actions)
+        except OSError:
+            self._table.forget_unwritten(self._table.jobs[order.name])
+            raise
+
+    def _delete(self, job: Job) -> None:
+        self._perform(self._table.delete(job))
+
+    def _schedule(self) -> None:
+        while not self._ending and (job := self._table.next()) is not None:
+            self._kills.note(time.monotonic())
+            try:
+                self._perform(self._table.start(job, _new_executor(), time.time()))
+            except OSError as exc:
+                self._parents.never_began(job)
+                self._parents.ended(job)
+                self._perform(self._table.failed(job, time.time(), Reason.SETUP, _cannot(exc)))
+
+    def _look_ahead(self) -> None:
+        """While all slots are taken: what the next jobs need before theirs."""
+        for job in self._table.coming(AHEAD):
+            if job.order is not None:
+                self._parents.make_ready(job, job.order)
+
+    def _perform(self, actions: Iterable[Action]) -> None:
+        """Carry out actions in order.
+
+        Raises:
+            OSError: The first that could not be, if nothing had been told yet.
+        """
+        for action in actions:
+            match action:
+                case Record(line, vital):
+                    if vital:
+                        self._journal.append(line)
+                    else:
+                        self._journal.note(line)
+                case Tell(job):
+                    if not job.executor and job.state in (State.ENDED, State.GONE):
+                        self._parents.forget(job)
+                    self._desk.tell(job)
+                case Start(job):
+                    self._start(job)
+                case Send(job, number):
+                    if (parent := self._parents.signal(job, number)) is not None:
+                        self._flushing.add(parent)
+                case Arm(delay, what, job):
+                    self._timers_made += 1
+                    at = time.monotonic() + delay
+                    heapq.heappush(self._timers, (at, self._timers_made, what, job))
+                case Discard(name):
+                    with contextlib.suppress(OSError):
+                        os.unlink(f"{self._logs}/{name}.log")
+
+    def _start(self, job: Job) -> None:
+        assert job.order is not None and job.grant is not None
+        gpus = {"CUDA_VISIBLE_DEVICES": ",".join(job.grant.gpus)} if self._gpus else {}
+        parent = self._parents.start(job, job.order, gpus)
+        job.body = b""
+        if not parent.ready and parent.fileno() not in self._selector.get_map():
+            self._select(parent, lambda: self._on_parent(parent))
+        self._flushing.add(parent)
+
+    def _flush(self) -> None:
+        with contextlib.suppress(OSError):
+            self._journal.pay()
+        if self._journal.crowded(len(self._table.jobs)):
+            with contextlib.suppress(OSError):
+                self._journal.rewrite([supervisor_line(), *self._table.lines()])
+        for parent in self._flushing:
+            with contextlib.suppress(OSError):  # its end is read from the channel
+                parent.flush()
+            self._wait_for_room(parent)
+        self._flushing.clear()
+        self._parents.tidy()  # after those that wait for their turn, before anybody is told
+        self._tell_clients()
+
+    def _tell_clients(self) -> None:
+        now, hurry = time.monotonic(), self._ending or not self._table.busy
+        for connection in [*self._desk.dirty]:
+            try:
+                all_told = connection.pump(now, hurry=hurry)
+            except OSError:
+                self._drop(connection)
+                continue
+            self._wait_for_room(connection.channel)
+            if all_told:
+                self._desk.dirty.discard(connection)
+
+    def _wait_for_room(self, channel: Channel | Parent) -> None:
+        if not channel.unsent and channel not in self._full:
+            return
+        key = self._selector.get_key(channel)
+        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if channel.unsent else 0)
+        if key.events != events:
+            self._selector.modify(channel, events, key.data)
+        if channel.unsent:
+            self._full.add(channel)
+        else:
+            self._full.discard(channel)
+
+    def _select(self, source: Any, handler: Callable[[], None]) -> None:
+        self._selector.register(source, selectors.EVENT_READ, handler)
+
+    def _dismiss(self, parent: Parent) -> None:
+        self._selector.unregister(parent)
+        self._flushing.discard(parent)
+        self._full.discard(parent)
+        self._parents.dismiss(parent)
+
+    def _drop(self, connection: Connection) -> None:
+        self._selector.unregister(connection.channel)
+        self._full.discard(connection.channel)
+        self._desk.close(connection)
+
+    # --- the end ---------------------------------------------------------------------------------
+
+    def _patience(self) -> float | None:
+        now = time.monotonic()
+        moments = [self._swept_at + SWEEP_S]
+        if self._timers:
+            moments.append(self._timers[0][0])
+        if self._parents.dying or self._parents.settling():
+            moments.append(now + 0.2)
+        if not self._table.busy and not self._desk.connections:
+            moments.append(self._busy_at + self._idle_s)
+        moments += [connection.next_word for connection in self._desk.dirty]
+        return max(0.0, min(moments) - now)
+
+    def _over(self) -> bool:
+        if self._ending:
+            return not self._table.busy
+        if self._table.busy or self._desk.connections or self._parents.dying:
+            return False
+        return time.monotonic() - self._busy_at >= self._idle_s and self._leave_quietly()
+
+    def _leave_quietly(self) -> bool:
+        """Stop listening, unless somebody is at the door just now."""
+        starting = locks.acquire(self._places.starting, wait=False)
+        before = len(self._desk.connections)
+        if starting is not None:
+            self._on_client()
+        if starting is None or len(self._desk.connections) > before:
+            self._busy_at = time.monotonic()
+            if starting is not None:
+                os.close(starting)
+            return False
+        # Held until this process is gone: whoever starts the next one waits for that.
+        say("nobody needs me: leaving")
+        self._stop_listening()
+        return True
+
+    def _end(self, why: str) -> None:
+        say(f"leaving: {why}")
+        self._ending = True
+        locks.acquire(self._places.starting, wait=True)
+        self._stop_listening()
+        self._perform(self._table.shut_down(time.time(), SHUTDOWN_GRACE_S, why))
+
+    def _stop_listening(self) -> None:
+        self._selector.unregister(self._listener)
+        with contextlib.suppress(OSError):
+            self._places.socket.unlink()
+        self._listener.close()
+
+    def _say_goodbye(self) -> None:
+        self._flush()
+        self._parents.dismiss_all()
+        until = time.monotonic() + SHUTDOWN_GRACE_S
+        while self._parents.dying and time.monotonic() < until:
+            self._selector.select(0.05)
+            self._parents.reap()
+        self._parents.kill_all()
+        self._journal.close()
+
+
+def _wake_on_signals() -> socket.socket:
+    """A socket that holds a byte for each signal that came."""
+    ours, theirs = socket.socketpair()
+    for end in (ours, theirs):
+        end.setblocking(False)
+    signal.set_wakeup_fd(theirs.detach(), warn_on_full_buffer=False)
+    for number in (signal.SIGCHLD, signal.SIGTERM):
+        signal.signal(number, _noted)
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    return ours
+
+
+def _noted(signum: int, frame: object) -> None:
+    """Nothing: the signal is read from the wake-up socket."""
+
+
+def _new_executor() -> str:
+    """An id of a process that nobody else has, in the form of a UUID."""
+    digits = os.urandom(16).hex()
+    parts = (digits[:8], digits[8:12], f"4{digits[13:16]}", f"8{digits[17:20]}", digits[20:])
+    return "-".join(parts)
+
+
+def _cannot(exc: OSError) -> str:
+    what = f": {exc.filename}" if exc.filename else ""
+    return f"the job could not be started: {exc.strerror or exc}{what}"
+
+
+def _seconds(text: str, default: float) -> float:
+    try:
+        return max(0.0, float(text))
+    except ValueError:
+        return default

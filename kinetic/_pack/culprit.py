@@ -1,0 +1,207 @@
+"""Finds what exactly cannot be pickled, once something could not.
+
+It goes from the outside in: of the parts of what fails, the first that fails
+by itself, and so on, until no part fails. That part is the culprit.
+"""
+
+from __future__ import annotations
+
+import dis
+import functools
+import time
+import types
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = ["Culprit", "Failure", "Part", "captured", "find", "isa", "parts_of_partial"]
+
+SECONDS = 5.0
+
+DEPTH = 25
+
+
+Failure = Callable[[Collection[int], Any], Exception | None]
+"""Pickles a value, but nothing whose id is in the set, and returns what that raised."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Something inside something: ``label`` is ``[2]``, ``.name``, or words of its own."""
+
+    label: str
+    value: Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Culprit:
+    """Where it is, what it is, and the modules whose definitions led there, outermost first."""
+
+    where: str
+    value: Any
+    error: Exception
+    modules: tuple[str, ...]
+
+
+def find(
+    parts: Sequence[Part],
+    failure: Failure,
+    by_value: Callable[[str], bool],
+    outside: Any = None,
+    seconds: float = SECONDS,
+) -> Culprit | None:
+    """The part within *parts* that cannot be pickled.
+
+    *failure* pickles a value and returns what that raised, *by_value* tells
+    whether the code of a module is pickled too. *outside* is what the parts
+    are of; a way back to it is not followed. After *seconds* the innermost part
+    that was found so far is the answer. None when each part can be pickled by
+    itself.
+    """
+    deadline = time.monotonic() + seconds
+    found: Culprit | None = None
+    is_whole = len(parts) == 1 and parts[0].value is outside
+    above = set[int]() if is_whole else {id(outside)}
+    for _ in range(DEPTH):
+        failing = _first_failing(parts, functools.partial(failure, above), deadline)
+        if failing is None:
+            break
+        part, error = failing
+        modules = found.modules if found else ()
+        if (module := _module_of(part.value)) is not None and by_value(module):
+            modules = (*modules, module)
+        where = _joined(found.where if found else "", part.label)
+        found = Culprit(where=where, value=part.value, error=error, modules=modules)
+        if id(part.value) in above or time.monotonic() > deadline:
+            break
+        above.add(id(part.value))
+        parts = list(_parts_of(part.value, by_value))
+    return found
+
+
+def _joined(outer: str, label: str) -> str:
+    if not outer or label.startswith((".", "[")):
+        return outer + label
+    return f"{outer}, {label}"
+
+
+def _first_failing(
+    parts: Sequence[Part], failure: Callable[[Any], Exception | None], deadline: float
+) -> tuple[Part, Exception] | None:
+    """By halves: a list of a million values is not pickled a million times."""
+    parts = list(parts)
+    while len(parts) > 1 and time.monotonic() < deadline:
+        half = len(parts) // 2
+        first = parts[:half]
+        parts = first if failure([one.value for one in first]) is not None else parts[half:]
+    if len(parts) != 1 or (error := failure(parts[0].value)) is None:
+        return None
+    return parts[0], error
+
+
+def _module_of(value: Any) -> str | None:
+    if isinstance(value, types.ModuleType):
+        return value.__name__
+    if isinstance(value, (types.FunctionType, type)):
+        return value.__module__
+    return None
+
+
+def captured(function: types.FunctionType) -> Iterator[Part]:
+    """What a function takes along: closure, defaults, the globals it names, attributes."""
+    code = function.__code__
+    for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
+        try:
+            yield Part(f"captured variable {name!r}", cell.cell_contents)
+        except ValueError:
+            continue  # not assigned yet
+    defaults = function.__defaults__ or ()
+    names = code.co_varnames[: code.co_argcount]
+    for name, value in zip(names[len(names) - len(defaults) :], defaults, strict=True):
+        yield Part(f"default of {name!r}", value)
+    for name, value in (function.__kwdefaults__ or {}).items():
+        yield Part(f"default of {name!r}", value)
+    for name in dict.fromkeys(_globals_of(code)):
+        if name in function.__globals__:
+            yield Part(f"global {name!r}", function.__globals__[name])
+    yield from (Part(f".{name}", value) for name, value in vars(function).items())
+
+
+def _globals_of(code: types.CodeType) -> Iterator[str]:
+    for instruction in dis.get_instructions(code):
+        if instruction.opname == "LOAD_GLOBAL":
+            yield str(instruction.argval)
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _globals_of(constant)
+
+
+def _parts_of(value: Any, by_value: Callable[[str], bool]) -> Iterator[Part]:
+    if isa(value, dict):
+        return _entries(value)
+    if isa(value, list, tuple, set, frozenset):
+        return (Part(f"[{place}]", item) for place, item in enumerate(value))
+    if isa(value, types.FunctionType):
+        return captured(value)
+    if isa(value, types.MethodType):
+        return iter((Part(".__self__", value.__self__), Part(".__func__", value.__func__)))
+    if isa(value, functools.partial):
+        return parts_of_partial(value)
+    if isa(value, types.ModuleType):
+        return _attributes(value.__dict__) if by_value(value.__name__) else iter(())
+    if isa(value, type):
+        return _attributes(value.__dict__)
+    return _parts_of_instance(value)
+
+
+def isa(value: object, *kinds: type) -> bool:
+    """`isinstance` that leaves it to the caller what is known of the contents."""
+    return isinstance(value, kinds)
+
+
+def _entries(entries: Mapping[Any, Any]) -> Iterator[Part]:
+    for key, item in list(entries.items()):
+        named = repr(key)
+        yield Part(f"[{named if len(named) <= 40 else named[:37] + '...'}]", item)
+    yield from (Part(" (a key)", key) for key in list(entries))
+
+
+def parts_of_partial(value: functools.partial[Any]) -> Iterator[Part]:
+    """The function of a partial call, and what was bound to it."""
+    yield Part(".func", value.func)
+    yield from (Part(f".args[{place}]", item) for place, item in enumerate(value.args))
+    yield from (Part(f".keywords[{name!r}]", item) for name, item in value.keywords.items())
+
+
+def _attributes(attributes: Mapping[str, Any]) -> Iterator[Part]:
+    machinery = {"__builtins__", "__dict__", "__loader__", "__spec__", "__weakref__"}
+    for name, item in list(attributes.items()):
+        if name not in machinery:
+            yield Part(f".{name}", item)
+
+
+def _parts_of_instance(value: Any) -> Iterator[Part]:
+    """From what the object says of itself; one that says nothing is the culprit."""
+    try:
+        reduced: Any = value.__reduce_ex__(5)
+    except Exception:
+        return
+    if not isa(reduced, tuple) or len(reduced) < 2:
+        return
+    padded: tuple[Any, ...] = (*reduced, None, None, None)
+    arguments, state, items, entries = padded[1:5]
+    yield from _parts_of_state(state)
+    yield from (Part(f"[{place}]", item) for place, item in enumerate(items or ()))
+    yield from _entries(dict(entries or ()))
+    for one in arguments:
+        label = f"class {one.__qualname__}" if isa(one, type) else "what it is made of"
+        yield Part(label, one)
+
+
+def _parts_of_state(state: Any) -> Iterator[Part]:
+    both: Any = state if isa(state, tuple) else (state,)
+    if all(one is None or isa(one, dict) for one in both):
+        for one in both:
+            yield from _attributes(one or {})
+    else:
+        yield Part("its state", state)

@@ -1,0 +1,261 @@
+"""What a local path holds at one moment: its files, their digests, its hash."""
+
+from __future__ import annotations
+
+import os
+import stat
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from kinetic._runner.manifest import Entry, Manifest, file_hash
+from kinetic.errors import DataError
+
+__all__ = [
+    "BIG",
+    "Abandoned",
+    "Snapshot",
+    "Stamp",
+    "changed",
+    "read",
+    "sha256",
+    "take",
+    "unchanged",
+]
+
+BIG = 1 << 20
+"""Bytes from which on a file is worth a thread of its own, and its hash worth keeping."""
+
+CHUNK = 1 << 20
+HASHING_THREADS = 4
+KEPT = 4096
+SETTLED_NS = 2_000_000_000
+
+Stamp = tuple[int, int, int, int, int]
+"""Size, mtime, ctime (ns), inode and device: a file with the same stamp was not written to."""
+
+
+class Abandoned(Exception):
+    """Whoever wanted the answer has gone."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """A local file or tree as it was when it was hashed.
+
+    ``name`` is the manifest's object, ``size`` counts the bytes of all files;
+    ``files`` are the absolute paths of the manifest's entries, ``links`` the
+    symlinked directories that were left out.
+    """
+
+    path: str
+    digest: str
+    manifest: Manifest
+    name: str
+    size: int
+    files: tuple[str, ...]
+    stamps: tuple[Stamp, ...]
+    links: tuple[str, ...] = ()
+
+
+_hashes: dict[tuple[str, str, Stamp], bytes] = {}
+"""Digests of big files of this process; no lock, which a fork could find taken."""
+
+
+def take(path: str, is_dir: bool, stop: threading.Event) -> Snapshot:
+    """Walk and hash *path*, an absolute path.
+
+    Raises:
+        DataError: Something in it cannot be read, is no file, or changes meanwhile.
+        Abandoned: *stop* was set.
+    """
+    if os.path.isdir(path) != is_dir:
+        raise changed(path, path)
+    links: list[str] = []
+    empty: list[str] = []
+    alone = [(os.path.basename(path), path)]
+    found = list(_walk(path, links, empty, stop)) if is_dir else alone
+    entries = _hashed(found, path, stop)
+    manifest = Manifest(
+        is_dir=is_dir, entries=tuple(entry for entry, _ in entries), empty=tuple(empty)
+    )
+    digest = manifest.content_hash()
+    return Snapshot(
+        path=path,
+        digest=digest,
+        manifest=manifest,
+        name=manifest.name(digest),
+        size=manifest.size,
+        files=tuple(file for _, file in found),
+        stamps=tuple(stamp for _, stamp in entries),
+        links=tuple(links),
+    )
+
+
+def read(file: str, entry: Entry, root: str) -> bytes:
+    """The content of a small file, which is certainly the one that was hashed.
+
+    Raises:
+        DataError: It is another one by now.
+    """
+    try:
+        with open(file, "rb") as content:
+            body = content.read(entry.size + 1)
+    except OSError as exc:
+        raise _unreadable(file, root, exc) from exc
+    digest = file_hash(entry.path)
+    digest.update(body)
+    if digest.hexdigest() != entry.digest:
+        raise changed(file, root)
+    return body
+
+
+def unchanged(file: str, stamp: Stamp) -> bool:
+    """Whether *file* still is what it was when it had *stamp*."""
+    try:
+        return _stamp(os.stat(file)) == stamp
+    except OSError:
+        return False
+
+
+def sha256(file: str, path: str, stop: threading.Event) -> str:
+    """The digest of an entry at *path* whose content is in *file*, in hex."""
+    with open(file, "rb", buffering=0) as content:
+        return _digest(content.fileno(), path, stop).hex()
+
+
+def changed(file: str, root: str) -> DataError:
+    """What to say of a file that is not what it was."""
+    words = f"{file} changed since it was hashed; make a new Data({root!r}) when it is at rest"
+    return DataError(words, path=root)
+
+
+def _walk(
+    root: str, links: list[str], empty: list[str], stop: threading.Event
+) -> Iterator[tuple[str, str]]:
+    """Relative and absolute paths of files: those of a directory, then its directories'."""
+    pending = [""]
+    while pending:
+        _check(stop)
+        prefix = pending.pop()
+        files: list[str] = []
+        folders: list[str] = []
+        place = os.path.join(root, prefix) if prefix else root
+        try:
+            with os.scandir(place) as entries:
+                for entry in entries:
+                    if not _is_dir(entry):
+                        files.append(entry.name)
+                    elif entry.is_symlink():
+                        links.append(entry.path)
+                    else:
+                        folders.append(entry.name)
+        except OSError as exc:
+            raise _unreadable(place, root, exc) from exc
+        if prefix and not files and not folders:
+            empty.append(prefix.rstrip("/"))
+        for name in sorted(files):
+            yield prefix + name, os.path.join(place, name)
+        pending += [f"{prefix}{name}/" for name in sorted(folders, reverse=True)]
+
+
+def _is_dir(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a link that leads in a circle: reading it will say so
+        return False
+
+
+def _hashed(
+    found: list[tuple[str, str]], root: str, stop: threading.Event
+) -> list[tuple[Entry, Stamp]]:
+    def one(item: tuple[str, str]) -> tuple[Entry, Stamp]:
+        return _entry(*item, root, stop)
+
+    entries: list[tuple[Entry, Stamp] | None] = []
+    big: list[int] = []
+    for number, (path, file) in enumerate(found):
+        _check(stop)
+        try:
+            heavy = os.stat(file).st_size >= BIG
+        except OSError as exc:
+            raise _unreadable(file, root, exc) from exc
+        entries.append(None if heavy else one((path, file)))
+        if heavy:
+            big.append(number)
+    if big:
+        with ThreadPoolExecutor(min(HASHING_THREADS, len(big), os.cpu_count() or 1)) as pool:
+            for number, entry in zip(big, pool.map(one, [found[i] for i in big]), strict=True):
+                entries[number] = entry
+    return [entry for entry in entries if entry is not None]
+
+
+def _entry(path: str, file: str, root: str, stop: threading.Event) -> tuple[Entry, Stamp]:
+    try:
+        # Without O_NONBLOCK, opening a FIFO waits for somebody to write into it.
+        fd = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as exc:
+        raise _unreadable(file, root, exc) from exc
+    try:
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode):
+            words = f"{file} is neither a file nor a directory; Data cannot carry it, remove it"
+            raise DataError(words, path=root)
+        stamp = _stamp(status)
+        digest = _hashes.get((file, path, stamp))
+        if digest is None:
+            digest = _digest(fd, path, stop)
+            after = os.fstat(fd)
+            if _stamp(after) != stamp:
+                raise changed(file, root)
+            if status.st_size >= BIG:
+                _keep(file, path, stamp, digest)
+        executable = bool(status.st_mode & stat.S_IXUSR)
+        return Entry(path, status.st_size, executable, digest.hex()), stamp
+    except OSError as exc:
+        raise _unreadable(file, root, exc) from exc
+    finally:
+        os.close(fd)
+
+
+def _digest(fd: int, path: str, stop: threading.Event) -> bytes:
+    digest = file_hash(path)
+    while chunk := os.read(fd, CHUNK):
+        digest.update(chunk)
+        _check(stop)
+    return bytes(digest.digest())
+
+
+def _stamp(status: os.stat_result) -> Stamp:
+    return (
+        status.st_size,
+        status.st_mtime_ns,
+        status.st_ctime_ns,
+        status.st_ino,
+        status.st_dev,
+    )
+
+
+def _keep(file: str, path: str, stamp: Stamp, digest: bytes) -> None:
+    # A file written a moment ago may be written again without its times moving on.
+    if time.time_ns() - max(stamp[1], stamp[2]) < SETTLED_NS:
+        return
+    if len(_hashes) >= KEPT:
+        for oldest in list(_hashes)[: KEPT // 2]:
+            _hashes.pop(oldest, None)
+    _hashes[file, path, stamp] = digest
+
+
+def _check(stop: threading.Event) -> None:
+    if stop.is_set():
+        raise Abandoned
+
+
+def _unreadable(file: str, root: str, exc: OSError) -> DataError:
+    if isinstance(exc, FileNotFoundError) and os.path.islink(file):
+        words = f"{file} is a link to nothing; remove it, or Data({root!r}) cannot be carried"
+    else:
+        words = f"{file} cannot be read: {exc.strerror or exc}; Data({root!r}) cannot be carried"
+    return DataError(words, path=root)

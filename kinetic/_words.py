@@ -1,0 +1,40 @@
+"""Times, amounts and messages as people read them on one line."""
+
+from __future__ import annotations
+
+__all__ = ["amount", "described", "one_line", "span"]
+
+LONGEST = 200
+
+
+def span(seconds: float) -> str:
+    """A length of time for people: two units at most."""
+    whole = round(max(0.0, seconds))
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    if whole < 48 * 3600:
+        return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+    return f"{whole // 86400} d {whole % 86400 // 3600} h"
+
+
+def amount(size: float) -> str:
+    """Bytes for people."""
+    for unit in ("bytes", "kB", "MB", "GB"):
+        if size < 1000 or unit == "GB":
+            break
+        size /= 1000
+    return f"{size:.0f} {unit}" if unit == "bytes" or size >= 100 else f"{size:.1f} {unit}"
+
+
+def described(error: BaseException) -> str:
+    """An exception with its type and notes, for a log that has no traceback of it."""
+    return ". ".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", ())])
+
+
+def one_line(text: str, longest: int = LONGEST) -> str:
+    """*text* on one line that no terminal takes for a command, *longest* characters at most."""
+    shown = "".join(one if one.isprintable() else " " for one in text[: 8 * longest])
+    words = " ".join(shown.split())
+    return words if len(words) <= longest else f"{words[: longest - 1].rstrip()}…"

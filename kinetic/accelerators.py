@@ -1,0 +1,364 @@
+"""Names of accelerators, and what each asks of a cluster: one parser, pure.
+
+    name      = [kind] what {":" option}
+    kind      = "gpu-" | "gpu:" | "tpu-" | "tpu:"
+    what      = "cpu" [":" cores]                cpu, cpu:4
+              | gpu ["x" count]                  l4, gpu-a100x4, nvidia-h100-80gbx8
+              | tpu ["-" chips | "-" AxB[xC]]    tpu-v6e-8, v5litepod-2x4, v5p-4x4x12
+              | "gpu" | "tpu" | count            gpu, tpu:8, 4
+    option    = "spot" | "hosts=" number
+
+Upper and lower case are the same, and so are names with and without their kind
+and the labels GKE gives its nodes (``nvidia-l4``, ``tpu-v6e-slice``).
+
+What could mean several things means:
+
+* A number counts GPUs, or TPU *chips*. Cloud TPU's own API counts TensorCores
+  for v3, v4 and v5p, so its ``v4-8`` is ``v4-4`` here. One of its names has no
+  other meaning and is understood: ``v3-8`` is four chips (no v3 slice has eight).
+* A model without a number is one GPU, or the smallest machine that has it
+  (``b200`` is eight); a generation without a number is its usual slice:
+  ``v6e`` and ``v5p`` are eight chips, the others four.
+* ``gpu`` is one L4, ``tpu`` is ``v5litepod-4``. A number alone is a fixed
+  choice: GPUs first (H100, sixteen are A100), then TPUs (8 is ``v6e-8``).
+* ``a100`` is the model with 40 GB; ``v5e`` is ``v5litepod``; ``h100-mega`` is
+  another machine than ``h100``, with a faster network.
+* Of several shapes with as many chips, a number means the usual one
+  (``v5p-512`` is 8x8x8); name the shape for another.
+* ``cpu:4`` asks for four cores; ``cpu`` leaves it to ``cpu=`` and the platform.
+  ``cpu:hosts=3`` is three machines without accelerators, which start together.
+
+Eight chips of v6e or v5e come as one machine (``ct6e-standard-8t``) or as two
+that share a slice (``ct6e-standard-4t``), with the same labels on their nodes.
+The name alone means the single machine, since a function then runs once and
+sees all chips. A cluster may only have pools of the other layout: both are in
+the table, and who knows the pools takes the layout that exists with
+`Accelerator.among`. ``tpu-v6e-8:hosts=2`` asks for it by name.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, replace
+from typing import Literal, NoReturn, TypeAlias
+
+from kinetic._accelerator_table import BARE_GPUS, BARE_TPUS, GPUS, TPUS, Gpu, Slice, Tpu
+from kinetic._nearest import suggest
+from kinetic.errors import ConfigurationError
+
+__all__ = ["Accelerator", "Kind", "catalogue", "markdown", "parse"]
+
+Kind: TypeAlias = Literal["cpu", "gpu", "tpu"]
+
+MOST_HOSTS = 1024
+"""Machines without accelerators that can be asked for at once."""
+
+RESOURCES = {"cpu": "", "gpu": "nvidia.com/gpu", "tpu": "google.com/tpu"}
+PREFIXED = re.compile(r"(cpu|gpu|tpu)(?:[:-](.+))?", re.ASCII | re.DOTALL)
+COUNT = re.compile(r"[0-9]{1,6}", re.ASCII)
+GPU_AND_COUNT = re.compile(r"(.+)x([0-9]{1,6})", re.ASCII)
+TPU_AND_SIZE = re.compile(r"(.+)-([0-9]{1,6}(?:x[0-9]{1,6}){0,2})", re.ASCII)
+
+GPU_NAMES = {alias: gpu for gpu in GPUS.values() for alias in (gpu.name, gpu.label, *gpu.aliases)}
+TPU_NAMES = {alias: tpu for tpu in TPUS.values() for alias in (tpu.name, *tpu.aliases)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Accelerator:
+    """What a job runs on; `parse` makes it, and ``str()`` gives a name that parses back.
+
+    ``count`` is how many GPUs or TPU chips there are in all, over ``hosts``
+    machines of the type ``machine``; for ``cpu`` it is the number of cores asked
+    for on each, 0 when that was left open. ``label`` is GKE's name for the hardware,
+    ``topology`` the shape of a TPU slice in chips (``2x4``), ``arch`` the
+    processor of the machine (``amd64`` or ``arm64``).
+    """
+
+    kind: Kind
+    name: str
+    count: int
+    hosts: int = 1
+    topology: str = ""
+    machine: str = ""
+    label: str = ""
+    arch: str = "amd64"
+    spot: bool = False
+
+    def __str__(self) -> str:
+        match self.kind:
+            case "cpu":
+                text = f"cpu:{self.count}" if self.count else "cpu"
+                text += f":hosts={self.hosts}" if self.hosts > 1 else ""
+            case "gpu":
+                text = f"gpu-{self.name}" + (f"x{self.count}" if self.count > 1 else "")
+            case "tpu":
+                text = self._slice_name()
+        return f"{text}:spot" if self.spot else text
+
+    def _slice_name(self) -> str:
+        family = TPUS[self.name]
+        usual = family.sized(self.count)
+        stem = self.name if self.name.startswith("tpu") else f"tpu-{self.name}"
+        size = str(self.count) if usual and usual.topology == self.topology else self.topology
+        spread = "" if self.hosts == self.layouts[0].hosts else f":hosts={self.hosts}"
+        return f"{stem}-{size}{spread}"
+
+    @property
+    def chips_per_host(self) -> int:
+        """How many GPUs or chips each machine has, which is what its pod asks for."""
+        return self.count // self.hosts if self.kind != "cpu" else 0
+
+    @property
+    def multi_host(self) -> bool:
+        """Whether it takes several machines that must start together."""
+        return self.hosts > 1
+
+    @property
+    def resource(self) -> str:
+        """The Kubernetes resource to ask for, e.g. ``google.com/tpu``; empty for a CPU."""
+        return RESOURCES[self.kind]
+
+    @property
+    def node_selector(self) -> dict[str, str]:
+        """The labels a node must carry for a pod of this job.
+
+        A layout over more machines than the usual one names their type too: the
+        nodes of both carry the same labels, and half of a larger machine would
+        do for the pod otherwise.
+        """
+        selector: dict[str, str] = {}
+        if self.kind == "gpu":
+            selector["cloud.google.com/gke-accelerator"] = self.label
+        elif self.kind == "tpu":
+            selector["cloud.google.com/gke-tpu-accelerator"] = self.label
+            selector["cloud.google.com/gke-tpu-topology"] = self.topology
+            if self.machine != self.layouts[0].machine:
+                selector["node.kubernetes.io/instance-type"] = self.machine
+        if self.spot:
+            selector["cloud.google.com/gke-spot"] = "true"
+        return selector
+
+    @property
+    def layouts(self) -> tuple[Accelerator, ...]:
+        """The same chips on every type of machine that has them, the usual one first."""
+        if self.kind != "tpu":
+            return (self,)
+        family = TPUS[self.name]
+        return tuple(_of_slice(family, one, spot=self.spot) for one in family.shaped(self.topology))
+
+    def among(self, pools: Collection[tuple[str, str]]) -> Accelerator:
+        """Return the layout to use where only *pools* exist.
+
+        Each pool is a pair of machine type and topology (empty for GPUs). An
+        accelerator whose layout was named stays as it is; where no pool fits,
+        so does every other one, since a pool may still be made.
+        """
+        if self != self.layouts[0]:
+            return self
+        existing = (one for one in self.layouts if (one.machine, one.topology) in pools)
+        return next(existing, self)
+
+
+def parse(text: str, *, spot: bool = False) -> Accelerator:
+    """Read the name of an accelerator; the module's documentation has the grammar.
+
+    Args:
+        text: A name such as ``tpu-v6e-8``, ``gpu-a100x4:spot`` or ``cpu``.
+        spot: Ask for spot machines, whether or not the name does.
+
+    Raises:
+        ConfigurationError: There is no such accelerator; the message has the nearest names.
+    """
+    body, hosts, named_spot = _options(_text(text))
+    kind, rest = _kind(body)
+    found = _cpu(rest) if kind == "cpu" else _gpu(kind, rest) or _tpu(kind, rest)
+    if found is None:
+        _unknown(text, body)
+    if hosts is not None:
+        found = _spread(found, hosts)
+    return replace(found, spot=spot or named_spot)
+
+
+def catalogue() -> tuple[Accelerator, ...]:
+    """Every accelerator of the table, each layout of a TPU slice on its own."""
+    return (
+        Accelerator(kind="cpu", name="cpu", count=0),
+        *(_of_gpu(gpu, count) for gpu in GPUS.values() for count in gpu.machines),
+        *(_of_slice(tpu, one) for tpu in TPUS.values() for one in _by_size(tpu)),
+    )
+
+
+def _by_size(tpu: Tpu) -> list[Slice]:
+    return sorted(tpu.slices, key=lambda one: (one.chips, one.hosts))
+
+
+def _text(value: object) -> str:
+    if isinstance(value, str):
+        return value
+    raise ConfigurationError(
+        f"accelerator must be a name such as 'tpu-v5e-1', not {type(value).__name__}"
+    )
+
+
+def _options(text: str) -> tuple[str, int | None, bool]:
+    """The name without its options, and those."""
+    body, hosts, spot = text.strip().lower(), None, False
+    while True:
+        head, colon, option = body.rpartition(":")
+        name, equals, value = option.partition("=")
+        if colon and option == "spot" and not spot:
+            spot = True
+        elif colon and equals and name == "hosts" and COUNT.fullmatch(value) and hosts is None:
+            hosts = int(value)
+        else:
+            return body, hosts, spot
+        body = head
+
+
+def _kind(body: str) -> tuple[str, str]:
+    prefixed = PREFIXED.fullmatch(body)
+    return (prefixed[1], prefixed[2] or "") if prefixed else ("", body)
+
+
+def _cpu(rest: str) -> Accelerator | None:
+    if rest and not (COUNT.fullmatch(rest) and int(rest)):
+        return None
+    return Accelerator(kind="cpu", name="cpu", count=int(rest or 0))
+
+
+def _gpu(kind: str, rest: str) -> Accelerator | None:
+    if kind == "tpu":
+        return None
+    if COUNT.fullmatch(rest):
+        name = BARE_GPUS.get(int(rest))
+        return _of_gpu(GPUS[name], int(rest)) if name else None
+    if gpu := GPU_NAMES.get(rest if rest or kind != "gpu" else "l4"):
+        return _of_gpu(gpu, min(gpu.machines))
+    counted = GPU_AND_COUNT.fullmatch(rest)
+    if counted is None or (gpu := GPU_NAMES.get(counted[1])) is None:
+        return None
+    if (count := int(counted[2])) not in gpu.machines:
+        several = _listed(f"gpu-{gpu.name}x{one}" for one in sorted(gpu.machines))
+        raise ConfigurationError(
+            f"no machine has {count} GPUs of the model {gpu.name}; there are {several}"
+        )
+    return _of_gpu(gpu, count)
+
+
+def _tpu(kind: str, rest: str) -> Accelerator | None:
+    if kind == "gpu":
+        return None
+    if COUNT.fullmatch(rest):
+        name = BARE_TPUS.get(int(rest))
+        return _sized(TPUS[name], rest) if name else None
+    if tpu := TPU_NAMES.get(rest if rest or kind != "tpu" else "v5litepod"):
+        return _sized(tpu, str(tpu.default))
+    sized = TPU_AND_SIZE.fullmatch(rest)
+    if sized is None or (tpu := TPU_NAMES.get(sized[1])) is None:
+        return None
+    return _sized(tpu, sized[2])
+
+
+def _sized(tpu: Tpu, size: str) -> Accelerator:
+    """The slice of that many chips, or of that shape."""
+    if "x" in size:
+        found = next(iter(tpu.shaped(size)), None)
+    else:
+        found = tpu.sized(tpu.cores.get(int(size), int(size)))
+    if found is None:
+        chips = _listed(str(one) for one in sorted({one.chips for one in tpu.slices}))
+        shapes = _listed(dict.fromkeys(one.topology for one in _by_size(tpu)))
+        raise ConfigurationError(
+            f"TPU {tpu.name} has no slice {size}; there are {chips} chips, as {shapes}"
+        )
+    return _of_slice(tpu, found)
+
+
+def _spread(accelerator: Accelerator, hosts: int) -> Accelerator:
+    if accelerator.kind == "cpu" and 0 < hosts <= MOST_HOSTS:
+        return replace(accelerator, hosts=hosts)
+    for one in accelerator.layouts:
+        if one.hosts == hosts:
+            return one
+    possible = _listed(str(one.hosts) for one in accelerator.layouts)
+    raise ConfigurationError(
+        f"{accelerator} cannot be spread over {hosts} hosts; its number of hosts is {possible}"
+    )
+
+
+def _of_gpu(gpu: Gpu, count: int) -> Accelerator:
+    return Accelerator(
+        kind="gpu",
+        name=gpu.name,
+        count=count,
+        machine=gpu.machines[count],
+        label=gpu.label,
+        arch=gpu.arch,
+    )
+
+
+def _of_slice(tpu: Tpu, one: Slice, *, spot: bool = False) -> Accelerator:
+    return Accelerator(
+        kind="tpu",
+        name=tpu.name,
+        count=one.chips,
+        hosts=one.hosts,
+        topology=one.topology,
+        machine=one.machine,
+        label=one.label,
+        spot=spot,
+    )
+
+
+def _listed(names: Iterable[str]) -> str:
+    *first, last = names
+    return f"{', '.join(first)} or {last}" if first else last
+
+
+def _unknown(text: str, body: str) -> NoReturn:
+    names = {str(one) for one in catalogue()}
+    known = names | {one.partition("-")[2] or one for one in names} | {*GPU_NAMES} | {*TPU_NAMES}
+    shown = text if len(text) <= 60 else f"{text[:57]}..."
+    otherwise = (
+        "names are like 'tpu-v6e-8', 'gpu-a100x4' and 'cpu'; the GPUs are "
+        f"{', '.join(GPUS)} and the TPUs {', '.join(TPUS)}"
+    )
+    raise ConfigurationError(
+        f"there is no accelerator {shown!r}; {suggest(body, sorted(known), otherwise=otherwise)}"
+    )
+
+
+def markdown() -> str:
+    """Return the whole table in Markdown, as the reference shows it."""
+    lines = [
+        "| GPU | is also called | count: machine | GKE label |",
+        "| --- | --- | --- | --- |",
+    ]
+    for gpu in GPUS.values():
+        machines = ", ".join(f"{count}: `{name}`" for count, name in gpu.machines.items())
+        note = "" if gpu.arch == "amd64" else f" ({gpu.arch})"
+        lines.append(
+            f"| `gpu-{gpu.name}`{note} | {_quoted(gpu.aliases)} | {machines} | `{gpu.label}` |"
+        )
+    lines += [
+        "",
+        "| TPU slice | chips | topology | hosts | machine | GKE label |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    lines += [
+        f"| `{one}` | {one.count} | {one.topology} | {one.hosts} "
+        f"| `{one.machine}` | `{one.label}` |"
+        for one in catalogue()
+        if one.kind == "tpu"
+    ]
+    lines += ["", "| TPU | is also called | alone means |", "| --- | --- | --- |"]
+    lines += [
+        f"| `{tpu.name}` | {_quoted(tpu.aliases)} | `{_sized(tpu, str(tpu.default))}` |"
+        for tpu in TPUS.values()
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _quoted(names: Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)

@@ -1,0 +1,179 @@
+"""The asyncio API: the same names as the sync one, as coroutines.
+
+The functions of this module share one implicit client a running loop; it is
+closed with the loop. Use `Client` for a lifetime of your own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterable, Callable, Coroutine, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, Unpack, overload
+
+if TYPE_CHECKING:
+    from kinetic.aio.batch import BatchHandle as BatchHandle
+    from kinetic.aio.client import Client as Client
+    from kinetic.aio.job import JobHandle as JobHandle
+    from kinetic.options import MapOptions
+
+__all__ = [
+    "BatchHandle",
+    "Client",
+    "JobHandle",
+    "attach",
+    "attach_batch",
+    "list_batches",
+    "list_jobs",
+    "run",
+    "run_async_map",
+    "submit",
+]
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_LAZY = {
+    "BatchHandle": "kinetic.aio.batch",
+    "Client": "kinetic.aio.client",
+    "JobHandle": "kinetic.aio.job",
+}
+
+
+def __getattr__(name: str) -> Any:
+    from importlib import import_module
+
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(_LAZY[name]), name)
+    globals()[name] = value
+    return value
+
+
+async def _client() -> Client:
+    from kinetic.aio.client import implicit_client
+
+    return await implicit_client()
+
+
+@overload
+async def submit(
+    function: Callable[P, Coroutine[Any, Any, T]], /, *args: P.args, **kwargs: P.kwargs
+) -> JobHandle[T]: ...
+
+
+@overload
+async def submit(
+    function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs
+) -> JobHandle[T]: ...
+
+
+async def submit(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> JobHandle[Any]:
+    """Start ``function(*args, **kwargs)``; see `Client.submit`."""
+    return await (await _client()).submit(function, *args, **kwargs)
+
+
+@overload
+async def run(
+    function: Callable[P, Coroutine[Any, Any, T]], /, *args: P.args, **kwargs: P.kwargs
+) -> T: ...
+
+
+@overload
+async def run(function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T: ...
+
+
+async def run(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    """Submit, wait, and return the value; see `Client.run`."""
+    return await (await _client()).run(function, *args, **kwargs)
+
+
+@overload
+async def run_async_map(
+    function: Callable[..., Coroutine[Any, Any, T]],
+    inputs: Iterable[Any] | AsyncIterable[Any],
+    **terms: Unpack[MapOptions],
+) -> BatchHandle[T]: ...
+
+
+@overload
+async def run_async_map(
+    function: Callable[..., T],
+    inputs: Iterable[Any] | AsyncIterable[Any],
+    **terms: Unpack[MapOptions],
+) -> BatchHandle[T]: ...
+
+
+async def run_async_map(
+    function: Callable[..., Any],
+    inputs: Iterable[Any] | AsyncIterable[Any],
+    *,
+    input_mode: str = "auto",
+    max_concurrent: int | None = 64,
+    retries: int = 0,
+    fail_fast: bool = False,
+    cancel_running_on_fail: bool = False,
+    name: str | None = None,
+    tags: Mapping[str, str] | None = None,
+    project: str | None = None,
+    cluster: str | None = None,
+    window: int | None = None,
+    batch_timeout: float | None = None,
+    progress: bool | None = None,
+) -> BatchHandle[Any]:
+    """Run *function* once for each input; see `Client.run_async_map`."""
+    return await (await _client()).run_async_map(
+        function,
+        inputs,
+        input_mode=input_mode,
+        max_concurrent=max_concurrent,
+        retries=retries,
+        fail_fast=fail_fast,
+        cancel_running_on_fail=cancel_running_on_fail,
+        name=name,
+        tags=tags,
+        project=project,
+        cluster=cluster,
+        window=window,
+        batch_timeout=batch_timeout,
+        progress=progress,
+    )
+
+
+async def attach(
+    job_id: str, project: str | None = None, cluster: str | None = None
+) -> JobHandle[Any]:
+    """The handle of a job that any process submitted; see `Client.attach`."""
+    return await (await _client()).attach(job_id, project, cluster)
+
+
+async def attach_batch(
+    group_id: str,
+    project: str | None = None,
+    cluster: str | None = None,
+    poll_interval: float = 10.0,
+    poll_timeout: float | None = None,
+) -> BatchHandle[Any]:
+    """The handle of a batch that any process submitted; see `Client.attach_batch`."""
+    return await (await _client()).attach_batch(
+        group_id, project, cluster, poll_interval, poll_timeout
+    )
+
+
+async def list_batches(
+    name: str | None = None,
+    tags: Mapping[str, str] | None = None,
+    project: str | None = None,
+    cluster: str | None = None,
+    limit: int | None = None,
+) -> list[BatchHandle[Any]]:
+    """Handles of the batches in the store, the newest first; see `Client.list_batches`."""
+    return await (await _client()).list_batches(name, tags, project, cluster, limit)
+
+
+async def list_jobs(
+    project: str | None = None,
+    zone: str | None = None,
+    cluster: str | None = None,
+    namespace: str | None = None,
+) -> list[JobHandle[Any]]:
+    """Handles of the jobs the platform knows; see `Client.list_jobs`."""
+    return await (await _client()).list_jobs(project, zone, cluster, namespace)

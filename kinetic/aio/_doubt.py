@@ -1,0 +1,74 @@
+"""Attempts that count as busy and that the platform is silent about.
+
+One that came and went before the watch was listed, or ended and was removed while the watch was
+interrupted, is never mentioned: its slot would stay taken.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from absl import logging
+
+from kinetic._runner import wire
+from kinetic.aio import fanout
+from kinetic.aio._launching import Launcher
+from kinetic.aio._session import Session
+from kinetic.aio._submission import Submission
+from kinetic.aio.ports import Phase
+from kinetic.errors import BackendError
+
+__all__ = ["keep_doubting"]
+
+DOUBT_S = 60.0
+
+
+async def keep_doubting(
+    session: Session, submission: Submission, state: fanout.State, launcher: Launcher
+) -> None:
+    """Ask about what the watch has not mentioned for a minute or two, until cancelled."""
+    silent: set[tuple[int, int]] = set()
+    while True:
+        await asyncio.sleep(DOUBT_S)
+        before, silent = silent, _silent(submission, state, launcher)
+        try:
+            if doubted := before & silent:
+                await _ask(session, submission, launcher, doubted)
+        except BackendError as exc:
+            logging.warning("%s: %s; trying again", submission.identity.id, exc)
+
+
+def _silent(
+    submission: Submission, state: fanout.State, launcher: Launcher
+) -> set[tuple[int, int]]:
+    found: set[tuple[int, int]] = set()
+    for index, number in state.busy.items():
+        void = submission.attempt(index, number).executor == wire.VOID
+        known = submission.is_sure(index, number)
+        if (void or not known) and index not in launcher.unasked:
+            found.add((index, number))
+    return found
+
+
+async def _ask(
+    session: Session, submission: Submission, launcher: Launcher, doubted: set[tuple[int, int]]
+) -> None:
+    await submission.look_at_each([index for index, _ in doubted])
+    names: dict[str, tuple[int, int]] = {}
+    for index, number in sorted(doubted):
+        item = submission.item(index)
+        if item is not None and not item.state.final and item.attempt == number:
+            names[submission.identity.attempt_name(index, number)] = (index, number)
+    if not names:
+        return
+    found = {one.name: one for one in await session.platform.cluster.find(names=[*names])}
+    for name, (index, number) in names.items():
+        seen = found.get(name)
+        if submission.attempt(index, number).executor == wire.VOID:  # who voided it is gone
+            session.settle(submission, index, number, seen)
+        elif seen is not None and seen.phase not in (Phase.ENDED, Phase.GONE):
+            submission.note(index, number, seen)
+        elif seen is not None or submission.attempt(index, number).executor is not None:
+            session.settle(submission, index, number, seen)
+        else:  # it never arrived; to ask once more, by the same name, costs nothing
+            launcher.start(fanout.Start(index, number))

@@ -1,0 +1,446 @@
+"""The one that submits a batch: it holds the lease, and carries decisions out."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from absl import logging
+
+from kinetic._runner import wire
+from kinetic._words import described
+from kinetic.aio import fanout
+from kinetic.aio._doubt import keep_doubting
+from kinetic.aio._intake import Feed, Intake
+from kinetic.aio._launching import LAUNCHING, Launcher, Order
+from kinetic.aio._lease import RENEW_S
+from kinetic.aio._patience import patiently
+from kinetic.aio._renewal import keep_renewing
+from kinetic.aio._requests import KINDS
+from kinetic.aio._session import LABEL_ATTEMPT, LABEL_SUBMISSION
+from kinetic.aio._window import Window
+from kinetic.errors import (
+    BackendError,
+    ConfigurationError,
+    InputsUnfinished,
+    KineticError,
+    SubmitterLost,
+    WireError,
+)
+
+__all__ = ["Holder"]
+
+LEAVING_S = 10.0
+"""A lease that cannot be released in this time runs out by itself."""
+
+TURN = 500
+"""Events that are decided on in one turn of the loop."""
+
+
+class Holder:
+    """Runs one batch to its end, or until it lets go or another process takes it.
+
+    ``over`` is set when it is not at work any more; then ``error`` says why
+    the batch is not complete, if it is not. ``unheeded`` is why a request could
+    not be heeded, or made: nobody would hear of what it was to do.
+    """
+
+    def __init__(
+        self,
+        order: Order,
+        policy: fanout.Policy,
+        feed: Feed | None,
+        window: int | None,
+        on_change: Callable[[], None],
+    ) -> None:
+        self.state = fanout.State(policy)
+        self.window = Window(window, self._on_window)
+        self.error: BaseException | None = None
+        self.unheeded: BaseException | None = None
+        self.over = asyncio.Event()
+        self.on_change = on_change
+        self.hold = order.hold
+        self.stock = order.stock
+        self._order = order
+        self._session = order.session
+        self._submission = order.submission
+        self._events: deque[fanout.Event] = deque()
+        self._awake = asyncio.Event()
+        self._decided = asyncio.Event()
+        self._letting_go = False
+        self._closing = False
+        self._heeding: set[asyncio.Task[None]] = set()
+        self.launcher = Launcher(order, self.state, self.post, on_change)
+        self.intake = None if feed is None else self._new_intake(feed)
+        self._fed = asyncio.Event()
+        self._let_go = self._submission.listen(self._on_look)
+        self._submission.requests.listeners.append(self._on_request)
+
+    def _new_intake(self, feed: Feed) -> Intake:
+        order = self._order
+        return Intake(
+            order.session,
+            order.placed,
+            feed,
+            order.stock,
+            self.window,
+            self.state,
+            order.hold,
+            self.post,
+            self.launcher.refuse,
+        )
+
+    @property
+    def complete(self) -> bool:
+        """Whether every item has its outcome, and there will be no more."""
+        return self.state.complete and self.state.sealed
+
+    @property
+    def all_asked_for(self) -> bool:
+        """Whether the platform was asked for every item there is."""
+        state = self.state
+        waiting = state.unstarted or state.due or self.launcher.pending or self._events
+        return state.total is not None and not waiting
+
+    @property
+    def waiting(self) -> list[int]:
+        """Items that have not ended, and of which no attempt was asked for."""
+        busy = self.state.busy.keys() - self.launcher.unasked
+        return [index for index in self.state.left() if index not in busy]
+
+    def post(self, event: fanout.Event) -> None:
+        """Report something that happened."""
+        self._events.append(event)
+        self._awake.set()
+
+    def _on_window(self) -> None:
+        self.post(fanout.Bound(self.window.bound))
+
+    def _on_look(self, index: int, item: wire.Item | None) -> None:
+        if item is not None:
+            self._events.append(fanout.Seen(index, item))
+            self._awake.set()
+        elif (seen := self._submission.observation(index)) is not None:
+            number = int(seen.labels.get(LABEL_ATTEMPT, 0))
+            if self.state.busy.get(index) != number:  # somebody else's request came late
+                self.post(fanout.Found(index, number))
+        if isinstance(self._submission.lasting_trouble(index), WireError):
+            self.post(fanout.Refused(index))  # what is forged stays so: it counts as failed
+
+    def _on_request(self, request: wire.Request) -> None:
+        """Anybody, this process included, has asked for something."""
+        if request.kind not in KINDS:
+            return
+        number = len(self._submission.requests.entries)
+        if request.kind == "stop" and request.items is None:
+            self.post(fanout.StopRequested())
+            heeding = self._heed_stop(keep_running=request.keep_running)
+        else:
+            heeding = self._heed(request, number)
+        self._heed_beside(heeding, f"request {number} to {self._submission.identity.id}")
+
+    def _heed_beside(self, heeding: Coroutine[Any, Any, None], name: str) -> None:
+        task = self._session.spawn(heeding, name=name)
+        self._heeding.add(task)
+        task.add_done_callback(self._on_heeded)
+
+    def _on_heeded(self, task: asyncio.Task[None]) -> None:
+        """What goes wrong with it ends the holder: whoever waits would wait for ever."""
+        self._heeding.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logging.error("%s was not heeded: %s", task.get_name(), described(error))
+            self.unheeded = self.unheeded or error
+        self._awake.set()
+
+    # --- from beginning to end ---
+
+    async def run(self) -> None:
+        """Submit everything and see it through; what goes wrong is kept in ``error``."""
+        workers = min(LAUNCHING, self.state.policy.max_concurrent or LAUNCHING)
+        try:
+            async with asyncio.TaskGroup() as group:
+                helpers = [group.create_task(self.launcher.work()) for _ in range(workers)]
+                helpers.append(group.create_task(self.hold.keep()))
+                helpers.append(group.create_task(self._read_requests()))
+                helpers.append(group.create_task(self._feed()))
+                helpers.append(group.create_task(self._keep_doubting()))
+                helpers.append(group.create_task(self._keep_shared()))
+                await self._until_complete()
+                for helper in helpers:
+                    helper.cancel()
+        except BaseExceptionGroup as trouble:
+            if self.unheeded is not None or not self.complete:
+                self.error = self.unheeded or trouble.exceptions[0]
+                why = described(self.error)
+                logging.error("batch %s stopped: %s", self._submission.identity.id, why)
+        finally:
+            await self._leave()
+
+    async def _until_complete(self) -> None:
+        """Decide until all is over; whoever asks for more between end and release is served."""
+        while True:
+            await self._decide()
+            if self._letting_go:
+                return
+            requests = self._submission.requests
+            seen = len(requests.entries)
+            await self._close_up(seen)
+            await patiently(requests.read, "reading requests")
+            while self._events:
+                self._decide_some()
+            if requests.removing or (len(requests.entries) == seen and self._is_idle):
+                self._closing = True
+                break
+            logging.info("batch %s goes on: there is a request", self._submission.identity.id)
+            await patiently(self.hold.retake, "taking the lease again")
+            self._submission.fence = self.hold.fence
+            await patiently(requests.read, "reading requests")  # somebody may have seen it free
+            self.hold.catch_up()
+        if not self.state.sealed:
+            stored = self.stock.count
+            self.error = InputsUnfinished(
+                f"batch {self._submission.identity.id}: the {stored} inputs that were stored have "
+                f"run, and the process that had the others is gone; resume(inputs=...) with those "
+                f"from number {stored} on, or resume(seal=True) if there are none",
+                stored=stored,
+            )
+
+    async def _close_up(self, seen: int) -> None:
+        submission, total = self._submission, self.state.total
+        if self.state.sealed and total is not None and not submission.requests.removing:
+            await patiently(lambda: submission.write_done(total), "noting how all ended")
+            await self._drop_secrets(total)
+        await patiently(lambda: self.hold.release(seen), "releasing the lease")
+
+    async def _drop_secrets(self, total: int) -> None:
+        """Nobody needs them who was launched; and who retries what failed, only the environment."""
+        batch, cluster = self._submission.identity.id, self._session.platform.cluster
+        items = (self._submission.item(index) for index in range(total))
+        well = all(one is not None and one.state is wire.ItemState.SUCCEEDED for one in items)
+        try:
+            if well:
+                await cluster.drop_secret([batch])
+            else:
+                await cluster.finish(batch, self.hold.fence)
+        except KineticError as exc:
+            logging.warning("the secrets of %s stay until it is cleaned up: %s", batch, exc)
+
+    async def _leave(self) -> None:
+        try:
+            self._let_go()
+            self._submission.requests.listeners.remove(self._on_request)
+            self._submission.closes = self.complete
+            self.launcher.free_all()
+            if self.hold.lost is None:
+                async with asyncio.timeout(LEAVING_S):
+                    await self.hold.release(len(self._submission.requests.entries))
+        except (BackendError, SubmitterLost, TimeoutError) as exc:
+            why = str(exc) or f"no answer within {LEAVING_S:g} s; it runs out by itself"
+            logging.warning("%s was not released: %s", self._submission.identity.id, why)
+        finally:
+            try:
+                if not self.complete and not self._letting_go:
+                    self._let_the_rest_know()
+            finally:  # whatever went wrong: nobody waits for a holder that is gone
+                self._fed.set()
+                self.over.set()
+                self._decided.set()
+                self.on_change()
+
+    def _let_the_rest_know(self) -> None:
+        """Whoever waits for an item that nobody submits any more must not wait for ever."""
+        batch = self._submission.identity.id
+        lost = self.error
+        if not isinstance(lost, (SubmitterLost, InputsUnfinished)):
+            why = f": {lost}" if lost is not None else ""
+            lost = SubmitterLost(
+                f"{batch} is not submitted any more{why}; attach to it and resume() to go on",
+                job_id=batch,
+            )
+        self.error = self.error or lost
+        waiting = self.waiting
+        if waiting:
+            logging.warning("%s; %d of its items were not started", lost, len(waiting))
+        self._submission.abandon(waiting, lost)
+
+    async def heeded(self) -> None:
+        """Wait until all requests so far are taken in, or will not be by this holder."""
+        while not self.over.is_set():
+            if self._closing:
+                await self.over.wait()
+            elif self._heeding:
+                await asyncio.wait(self._heeding)
+            elif self._events:
+                self._decided.clear()
+                await self._decided.wait()
+            else:
+                return
+
+    async def let_go(self, *, seal: bool = False) -> int:
+        """Stop submitting and release the lease; how many items wait for a resume() then.
+
+        Inputs that are there are stored first.
+
+        Raises:
+            ConfigurationError: The inputs have not ended, and *seal* is false.
+        """
+        intake = self.intake
+        if intake is not None and not intake.finished:
+            if self._is_lazy and not seal:
+                raise ConfigurationError(
+                    f"the inputs of {self._submission.identity.id} have not ended: they are "
+                    "pulled in this process and nowhere else; detach(seal=True) ends them with "
+                    f"the {self.stock.count} that are stored"
+                )
+            await self.finish_inputs(seal=seal)
+        await self.stop_submitting()
+        return len(self.waiting)
+
+    @property
+    def _is_lazy(self) -> bool:
+        return self.intake is not None and not self.intake.known_length
+
+    async def finish_inputs(self, *, seal: bool) -> None:
+        """Have all inputs stored; lazy ones are pulled no more, and end here with *seal*."""
+        if self.intake is None or self.intake.finished:
+            return
+        if self._is_lazy:
+            self.intake.close()
+        await self._fed.wait()
+        if self._is_lazy and seal and self.hold.lost is None:
+            await self.intake.end()
+
+    async def part(self) -> None:
+        """Store what was pulled, then `stop_submitting`."""
+        await self.finish_inputs(seal=False)
+        await self.stop_submitting()
+
+    async def stop_submitting(self) -> None:
+        """Start nothing more, and release the lease; what runs goes on."""
+        self._letting_go = True
+        await self.launcher.halt()
+        self._awake.set()
+        await self.over.wait()
+
+    # --- deciding ---
+
+    async def _decide(self) -> None:
+        while not (self._letting_go or self._is_idle):
+            await self._awake.wait()
+            self._awake.clear()
+            if self.unheeded is not None:
+                break
+            self._decide_some()
+            if self._events:
+                self._awake.set()
+                await asyncio.sleep(0)
+            if self.intake is not None:
+                self.intake.wake()
+            self.on_change()
+        if self.unheeded is not None and not self._letting_go:
+            raise self.unheeded
+
+    def _decide_some(self) -> None:
+        some = [self._events.popleft() for _ in range(min(TURN, len(self._events)))]
+        for action in fanout.decide(self.state, *some):
+            self._carry_out(action)
+        self._decided.set()
+
+    @property
+    def _is_idle(self) -> bool:
+        return self.state.complete and not self._events and not self._heeding
+
+    def _carry_out(self, action: fanout.Action) -> None:
+        match action:
+            case fanout.Start():
+                self.launcher.start(action)
+            case fanout.Freed(index):
+                self.launcher.free(index)
+            case fanout.Wait(index, attempt, delay):
+                due = fanout.Due(index, attempt)
+                asyncio.get_running_loop().call_later(delay, self.post, due)
+            case fanout.Stop(cause, keep_running):
+                self.stop_beside(cause, keep_running=keep_running)
+            case fanout.Complete():
+                logging.info("batch %s is complete", self._submission.identity.id)
+
+    # --- requests ---
+
+    async def stop(self, cause: str, *, keep_running: bool) -> None:
+        """Ask for the end of the whole batch; the request is heeded like anybody's.
+
+        Raises:
+            BackendError: The request cannot be stored: nothing was stopped.
+        """
+        request = wire.Request(kind="stop", cause=cause, keep_running=keep_running)
+        await patiently(lambda: self._submission.append(request), "asking for the end")
+
+    def stop_beside(self, cause: str, *, keep_running: bool) -> None:
+        """`stop` where nobody waits for it: what goes wrong is told to those who wait for items."""
+        stopping = self.stop(cause, keep_running=keep_running)
+        self._heed_beside(stopping, f"{cause} of {self._submission.identity.id}")
+
+    async def _heed_stop(self, *, keep_running: bool) -> None:
+        if not keep_running:
+            await self._delete_jobs()
+        if self.intake is not None:
+            self.intake.close()
+            await self._fed.wait()
+            if self.state.total is None and self.hold.lost is None:
+                await self.intake.end()
+        elif self.state.total is None:
+            self.post(fanout.Ended(self.stock.count, sealed=self.stock.total is not None))
+        await self._look_at_the_rest()
+
+    async def _delete_jobs(self) -> None:
+        """To be quick: the stop alone keeps what has not begun from running."""
+        cluster, batch = self._session.platform.cluster, self._submission.identity.id
+        try:
+            await patiently(
+                lambda: cluster.delete(labels={LABEL_SUBMISSION: batch}), "deleting jobs"
+            )
+        except KineticError as exc:
+            logging.warning("the jobs of %s that run end by themselves: %s", batch, exc)
+
+    async def _heed(self, request: wire.Request, number: int) -> None:
+        """Look at the items that a request names; those it reopens may start."""
+        items = [*(request.items or request.bases)]
+        submission = self._submission
+        await patiently(lambda: submission.look_at_each(items), "looking at what was asked for")
+        if request.kind != "retry":
+            return
+        for index, base in request.bases.items():
+            item = submission.item(index)
+            if item is not None and item.state is wire.ItemState.OPEN and item.attempt > base:
+                self.post(fanout.Reopened(index, item.attempt, number))
+
+    async def _look_at_the_rest(self) -> None:
+        known = max(self.stock.count, self.stock.total or 0)
+        left = [index for index in range(known) if not self.state.is_final(index)]
+        submission = self._submission
+        await patiently(lambda: submission.look_at_each(left), "looking at what was stopped")
+
+    async def _keep_doubting(self) -> None:
+        await keep_doubting(self._session, self._submission, self.state, self.launcher)
+
+    async def _keep_shared(self) -> None:
+        order, whose = self._order, self._submission.identity.id
+        store = self._session.platform.store
+        await keep_renewing(store, order.placed, order.stock, whose)
+
+    async def _read_requests(self) -> None:
+        while True:
+            await asyncio.sleep(RENEW_S)
+            try:
+                await self._submission.look_for_requests()
+            except BackendError as exc:
+                logging.warning("%s: %s", self._submission.identity.id, exc)
+
+    async def _feed(self) -> None:
+        try:
+            if self.intake is not None:
+                await self.intake.run()
+        finally:
+            self._fed.set()

@@ -1,0 +1,368 @@
+"""The inputs of a batch: pulled, split into calls, pickled and stored in chunks."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import keyword
+import queue
+import threading
+from collections import deque
+from collections.abc import (
+    AsyncIterable,
+    AsyncIterator,
+    Callable,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import anyio.to_thread
+
+from kinetic._pack import payload
+from kinetic._pack.plain import plain_call
+from kinetic._runner import frames, wire
+from kinetic.aio._scratch import Scratch
+from kinetic.aio._submit import Placed
+from kinetic.data import Data
+from kinetic.errors import ConfigurationError, KineticError
+
+__all__ = [
+    "CHUNK_ITEMS",
+    "INPUT_MODES",
+    "Chunk",
+    "Source",
+    "as_call",
+    "encode",
+    "size_of",
+    "way_of",
+]
+
+INPUT_MODES = ("auto", "single", "args", "kwargs")
+CHUNK_ITEMS = 100
+CHUNK_BYTES = 8 * 1024 * 1024
+FLUSH_S, HURRY_S = 0.05, 0.005
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chunk:
+    """Some inputs as bytes, before they have their place.
+
+    ``how`` has a letter an input: called with it as the single argument, with
+    its elements, or with its keywords. ``data`` and ``failed``, those that
+    cannot be pickled, go by the place in the chunk.
+    """
+
+    parts: tuple[bytes, ...]
+    digests: tuple[str, ...]
+    how: str
+    data: Mapping[int, tuple[Data, ...]]
+    failed: Mapping[int, Exception]
+
+    def body(self, first: int, refs: Mapping[int, tuple[wire.DataRef, ...]]) -> bytes:
+        """A slot's content: what a resumer needs to know is in its footer."""
+        fields: dict[str, Any] = {"first": first, "digests": self.digests, "how": self.how}
+        if refs:
+            fields["data"] = {str(at): [asdict(ref) for ref in of] for at, of in refs.items()}
+        if self.failed:
+            fields["failed"] = {str(at): str(error) for at, error in self.failed.items()}
+        return frames.pack(self.parts, fields)
+
+
+def size_of(inputs: Any) -> int | None:
+    """The number of inputs, if they say so."""
+    try:
+        return len(inputs)
+    except TypeError:
+        return None
+
+
+def way_of(value: Any, mode: str) -> str:
+    """How the function is called with *value*: ``single``, ``args`` or ``kwargs``."""
+    if mode != "auto":
+        return mode
+    kind: Any = value.__class__
+    if issubclass(kind, dict) and value and all(map(_is_name, value)):
+        return "kwargs"
+    return "args" if issubclass(kind, (list, tuple)) else "single"
+
+
+def as_call(value: Any, mode: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Positional and keyword arguments for one input.
+
+    Raises:
+        ConfigurationError: *mode* asks for another type.
+    """
+    kind: Any = value.__class__
+    given = kind.__name__
+    mode = way_of(value, mode)
+    if mode == "kwargs":
+        if not issubclass(kind, dict):
+            raise ConfigurationError(f'input_mode="kwargs" needs dicts, not {given}')
+        return (), {**value}
+    if mode == "args":
+        if not issubclass(kind, (list, tuple)):
+            raise ConfigurationError(f'input_mode="args" needs lists or tuples, not {given}')
+        return (*value,), {}
+    return (value,), {}
+
+
+def _is_name(key: object) -> bool:
+    return isinstance(key, str) and key.isidentifier() and not keyword.iskeyword(key)
+
+
+class Source:
+    """The user's inputs, pulled only when asked for; an iterator is never interrupted.
+
+    Raises:
+        ConfigurationError: *inputs* cannot be iterated over.
+    """
+
+    def __init__(self, inputs: Iterable[Any] | AsyncIterable[Any]) -> None:
+        self._there: Sequence[Any] | None = None
+        self._async: AsyncIterator[Any] | None = None
+        self._reader: _Reader | None = None
+        self._next: asyncio.Future[Any] | None = None
+        self._taken: list[Any] = []
+        self._at = 0
+        if isinstance(inputs, (tuple, range)):
+            self._there = inputs
+        elif isinstance(inputs, AsyncIterable):
+            self._async = aiter(inputs)
+        else:
+            try:
+                self._reader = _Reader(iter(inputs))
+            except TypeError:
+                kind = type(inputs).__name__
+                raise ConfigurationError(f"inputs must be an iterable, not {kind}") from None
+
+    async def take(self, wanted: int, hurry: Callable[[], bool] = lambda: False) -> list[Any]:
+        """Between 1 and *wanted* inputs, or none when there are no more.
+
+        Waits up to 50 ms for more than one; less when somebody is in a *hurry*.
+
+        Cancelled: what was taken so far is in `rest`.
+        """
+        if self._there is not None:
+            self._at += wanted
+            return [*self._there[self._at - wanted : self._at]]
+        deadline = 0.0
+        while len(self._taken) < wanted and await self._took(wanted, deadline, hurry):
+            deadline = deadline or asyncio.get_running_loop().time() + FLUSH_S
+        return self.rest()
+
+    def rest(self) -> list[Any]:
+        """What was taken and not handed out."""
+        taken, self._taken = self._taken, []
+        return taken
+
+    def stop(self) -> list[Any]:
+        """Pull nothing more, and return what was pulled and not handed out."""
+        left = self.rest()
+        if self._reader is not None:
+            return left + self._reader.close()
+        over, self._next = self._next, None
+        if over is None or not over.done():
+            self._next = over
+        elif not over.cancelled() and over.exception() is None and over.result() is not _END:
+            left.append(over.result())
+        return left
+
+    async def _took(self, wanted: int, deadline: float, hurry: Callable[[], bool]) -> bool:
+        """Take what comes next; False when it does not come in time, or not at all."""
+        missing = wanted - len(self._taken)
+        if self._reader is not None and (ready := self._reader.ready(missing)):
+            self._taken += ready
+            return True
+        self._next = self._next or self._ask(missing)
+        if not self._next.done():
+            await asyncio.sleep(0)  # a generator that does not wait has come up with it now
+        if not self._next.done():
+            limit = None
+            if self._taken:
+                limit = max(0.0, deadline - asyncio.get_running_loop().time())
+                limit = min(limit, HURRY_S) if hurry() else limit
+            await asyncio.wait({self._next}, timeout=limit)
+        if not self._next.done():
+            return False
+        if self._next.cancelled():
+            raise RuntimeError("the iterator of the inputs was cancelled")
+        if (error := self._next.exception()) is not None and self._taken:
+            return False  # those before it are good; it is raised next time
+        value = _END if error is not None else self._next.result()
+        if error is not None:
+            raise error
+        if value is _END:
+            return False  # and it stays so
+        self._next = None
+        if value is not _READY:
+            self._taken.append(value)
+        return True
+
+    def _ask(self, wanted: int) -> asyncio.Future[Any]:
+        if self._reader is not None:
+            return self._reader.ask(wanted)
+        assert self._async is not None
+        return asyncio.ensure_future(_anext(self._async))
+
+    async def aclose(self) -> None:
+        """Stop pulling; an async generator gets to run its ``finally``."""
+        if self._reader is not None:
+            self._reader.close()
+        elif self._next is not None:
+            self._next.cancel()
+            await asyncio.gather(self._next, return_exceptions=True)
+        closing = getattr(self._async, "aclose", None)
+        if closing is not None:
+            await closing()
+
+
+class _Reader:
+    """Reads a sync iterator in a thread of its own, for it may block for as long as it likes."""
+
+    def __init__(self, iterator: Iterator[Any]) -> None:
+        self._iterator = iterator
+        self._asked: queue.SimpleQueue[int] = queue.SimpleQueue()
+        self._read: deque[Any] = deque()
+        self._waiter: asyncio.Future[Any] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._ordered = 0
+        self._got = 0
+        self._told = False
+        self._closed = False
+        self._over: BaseException | None = None
+
+    def ready(self, wanted: int) -> list[Any]:
+        """What was read and not taken yet, at most *wanted*."""
+        return [self._read.popleft() for _ in range(min(wanted, len(self._read)))]
+
+    def ask(self, wanted: int) -> asyncio.Future[Any]:
+        """A future that is done as soon as something is `ready`, or nothing will be."""
+        if self._loop is None:
+            self._loop = asyncio.get_running_loop()
+            threading.Thread(target=self._run, name="kinetic inputs", daemon=True).start()
+        self._waiter = self._loop.create_future()
+        if self._over is None and self._got == self._ordered:
+            self._ordered += wanted
+            self._asked.put(wanted)
+        self._tell()
+        return self._waiter
+
+    def close(self) -> list[Any]:
+        """Read no more, and return what was read; an iterator that blocks now is left alone."""
+        self._closed = True
+        self._asked.put(0)
+        return self.ready(len(self._read))
+
+    def _run(self) -> None:
+        try:
+            while wanted := self._asked.get():
+                for _ in range(wanted):
+                    if self._closed:
+                        return
+                    self._read.append(next(self._iterator))
+                    self._got += 1
+                    self._say()
+        except BaseException as exc:
+            self._over = exc
+            self._told = False
+            self._say()
+
+    def _say(self) -> None:
+        """Wake the loop, unless it was woken and has not come to it yet."""
+        assert self._loop is not None
+        if not self._told:
+            self._told = True
+            with contextlib.suppress(RuntimeError):  # the loop is closed, nobody listens
+                self._loop.call_soon_threadsafe(self._tell)
+
+    def _tell(self) -> None:
+        self._told = False  # what is read from now on is told anew
+        if self._waiter is None or self._waiter.done():
+            return
+        over = self._over  # looked at before what it has read: nothing comes after it
+        if self._read:
+            self._waiter.set_result(_READY)
+        elif isinstance(over, StopIteration):
+            self._waiter.set_result(_END)
+        elif over is not None:
+            self._waiter.set_exception(over)
+
+
+_READY = object()
+_END = object()
+
+
+async def _anext(source: AsyncIterator[Any]) -> Any:
+    return await anext(source, _END)
+
+
+_NO_DIGEST = hashlib.sha256().hexdigest()
+
+
+async def encode(placed: Placed, values: Sequence[Any], mode: str) -> list[Chunk]:
+    """Pickle the first of *values*, up to some MiB of them, in a worker thread."""
+    return await anyio.to_thread.run_sync(_encode_some, placed, values, mode)
+
+
+def _encode_some(placed: Placed, values: Sequence[Any], mode: str) -> list[Chunk]:
+    chunks: list[Chunk] = []
+    done = size = 0
+    while done < len(values) and size < CHUNK_BYTES:
+        chunk = _encode(placed, values[done : done + CHUNK_ITEMS], mode)
+        done += len(chunk.parts)
+        size += sum(map(len, chunk.parts))
+        chunks.append(chunk)
+    return chunks
+
+
+def _encode(placed: Placed, values: Sequence[Any], mode: str) -> Chunk:
+    parts: list[bytes] = []
+    digests: list[str] = []
+    how: list[str] = []
+    data: dict[int, tuple[Data, ...]] = {}
+    failed: dict[int, Exception] = {}
+    size = 0
+    with Scratch() as scratch:
+        for at, value in enumerate(values):
+            added: tuple[Data, ...] = ()
+            content, digest, way = b"", _NO_DIGEST, way_of(value, mode)
+            try:
+                args, kwargs = as_call(value, way)
+                if (plain := plain_call(args, kwargs)) is not None:
+                    content, digest = plain, hashlib.sha256(plain).hexdigest()
+                else:
+                    content, digest, added = _encode_one(placed, args, kwargs, scratch)
+            except (KineticError, ValueError, TypeError) as exc:
+                failed[at] = exc
+            parts.append(content)
+            digests.append(digest)
+            how.append(way[0])
+            size += len(content)
+            if added:
+                data[at] = added
+            if size >= CHUNK_BYTES:
+                break
+    return Chunk(
+        parts=tuple(parts), digests=tuple(digests), how="".join(how), data=data, failed=failed
+    )
+
+
+def _encode_one(
+    placed: Placed, args: tuple[Any, ...], kwargs: dict[str, Any], scratch: Scratch
+) -> tuple[bytes, str, tuple[Data, ...]]:
+    """One input as bytes with their digest, and the `Data` that only it has."""
+    table = payload.DataTable(placed.table)
+    call = placed.call
+    pickled = payload.dump_arguments(
+        args, kwargs, placed.project, table, scratch.folder, call.name, function=call.function
+    )
+    content = pickled.content
+    if not isinstance(content, bytes):
+        path, content = content, content.read_bytes()
+        path.unlink()
+    return content, pickled.digest, tuple(table.items)[len(placed.table) :]

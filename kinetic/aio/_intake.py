@@ -1,0 +1,311 @@
+"""How inputs come into a batch: pulled, pickled, and stored before anything needs them.
+
+An index is given by the slot that was won, not by the pull: two submitters
+never give the same index to different inputs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from absl import logging
+
+from kinetic._runner import wire
+from kinetic.aio import _submit, fanout
+from kinetic.aio._inputs import CHUNK_ITEMS, Chunk, Source, encode
+from kinetic.aio._lease import Hold
+from kinetic.aio._patience import create, patiently
+from kinetic.aio._session import Session
+from kinetic.aio._stock import Stock
+from kinetic.aio._window import Window
+from kinetic.errors import InputsUnfinished, SubmissionError, SubmitterLost
+
+__all__ = ["Feed", "Intake"]
+
+FIRST_CHUNK = 8
+"""The first chunks of lazy inputs are small, so that something starts at once."""
+
+
+AT_ONCE = 10 * CHUNK_ITEMS
+"""Inputs that are all there are pickled in one go of a worker thread."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Feed:
+    """What is to be pulled; ``length`` None when nobody knows it."""
+
+    source: Source
+    mode: str
+    length: int | None
+    there: Sequence[Any] | None = None
+
+
+class Intake:
+    """Pulls a feed to its end, at the pace of those who run and those who consume."""
+
+    def __init__(
+        self,
+        session: Session,
+        placed: _submit.Placed,
+        feed: Feed,
+        stock: Stock,
+        window: Window,
+        state: fanout.State,
+        hold: Hold,
+        post: Callable[[fanout.Event], None],
+        refuse: Callable[[int, Exception], Awaitable[None]],
+    ) -> None:
+        self._session = session
+        self._placed = placed
+        self._feed = feed
+        self._stock = stock
+        self._window = window
+        self._state = state
+        self._hold = hold
+        self._post = post
+        self._refuse = refuse
+        self._scope = hold.scope
+        self._pulled = stock.count
+        self._first = stock.count
+        self._room = asyncio.Event()
+        self._taking: asyncio.Task[list[Any]] | None = None
+        self._kept: OrderedDict[int, Any] = OrderedDict()
+        self.closing = False
+        self.finished = False
+
+    @property
+    def known_length(self) -> bool:
+        """Whether all inputs were there from the beginning, to be stored before the first job."""
+        return self._feed.length is not None
+
+    def wake(self) -> None:
+        """There may be room, or nothing more to wait for."""
+        self._room.set()
+
+    def close(self) -> None:
+        """Pull nothing more; what was pulled is stored, and so is a list, which is all here."""
+        if self._feed.there is not None:
+            return
+        self.closing = True
+        self._room.set()
+        if self._taking is not None:
+            self._taking.cancel()
+
+    def input_of(self, index: int) -> tuple[Any] | None:
+        """The very object, while it is here."""
+        if self._feed.there is not None and 0 <= index - self._first < len(self._feed.there):
+            return (self._feed.there[index - self._first],)
+        return (self._kept[index],) if index in self._kept else None
+
+    async def run(self) -> None:
+        """Store everything, and its end.
+
+        Raises:
+            SubmitterLost: Somebody else submits the batch now.
+            Exception: What the inputs raise.
+        """
+        try:
+            await (self._pull_all() if self.known_length else self._pull_as_needed())
+            left = self._feed.source.stop()
+            self._pulled += len(left)
+            await self._keep(left, ready=True)
+            if not self.closing:
+                await self.end()
+        finally:
+            await self._close_source()
+
+    async def _close_source(self) -> None:
+        """What goes wrong in the user's own clean-up ends no batch."""
+        try:
+            await self._feed.source.aclose()
+        except Exception as exc:
+            batch = self._scope.strip("/").rpartition("/")[2]
+            logging.warning("closing the inputs of %s raised %r; the batch goes on", batch, exc)
+
+    async def end(self) -> None:
+        """Write down that there are no more; those of a list that was stopped count as well.
+
+        Raises:
+            SubmitterLost: As `run`.
+        """
+        self.finished = True
+        while self._stock.total is None:
+            total = self._stock.count
+            if self._state.stopping:
+                total = max(total, self._first + (self._feed.length or 0))
+            content = {"kind": "end", "total": total, "sealed_by": self._hold.fence}
+            name = wire.input_key(self._scope, self._stock.slots)
+            body, metadata = json.dumps(content).encode(), {"total": str(total)}
+            if not await create(self._session.platform.store, name, body, metadata):
+                await self._adopt(())
+            else:
+                self._stock.total = total
+                self._stock.slots += 1
+        self._post(fanout.Ended(self._stock.total))
+
+    async def _pull_all(self) -> None:
+        """All is stored before the first job."""
+        first = self._stock.count
+        while not self._is_over():
+            values = await self._take(AT_ONCE)
+            await self._keep(values, ready=False)
+            if not values:
+                break
+        if count := self._stock.count - first:
+            self._post(fanout.Stored(first, count))
+
+    async def _pull_as_needed(self) -> None:
+        size = FIRST_CHUNK
+        while wanted := await self._wanted(size):
+            values = await self._take(wanted)
+            await self._keep(values, ready=True)
+            if not values:
+                break
+            size = min(2 * size, CHUNK_ITEMS)
+
+    def _is_over(self) -> bool:
+        return self._feed.there is None and (self.closing or self._state.stopping)
+
+    async def _take(self, wanted: int) -> list[Any]:
+        taking = self._feed.source.take(wanted, self._is_hungry)
+        self._taking = asyncio.ensure_future(taking)
+        try:
+            values = await asyncio.shield(self._taking)
+        except asyncio.CancelledError:
+            if not (self.closing and self._taking.cancelled()):
+                self._taking.cancel()
+                raise
+            values = self._feed.source.stop()
+        except Exception as exc:
+            exc.add_note(self._whose())
+            raise
+        finally:
+            self._taking = None
+        self._pulled += len(values)
+        return values
+
+    def _whose(self) -> str:
+        """For who sees an exception of the user's iterator far away from it."""
+        batch, stored = self._scope.strip("/").rpartition("/")[2], self._stock.count
+        return (
+            f"The iterator of the inputs of {batch} raised this. What runs goes on, nothing more "
+            f"is submitted. {stored} inputs are stored: resume(inputs=...) goes on with them and "
+            "with those that you give, resume(seal=True) with them only"
+        )
+
+    def _is_hungry(self) -> bool:
+        return self._state.free > 0 and not self._state.waiting
+
+    async def _wanted(self, size: int) -> int:
+        """How many to pull now; waits until some are wanted, 0 when none will be."""
+        while not self._is_over():
+            room = self._limit() - self._pulled
+            least = min(size, CHUNK_ITEMS, self._window.limit or CHUNK_ITEMS)
+            if room >= least:
+                return least
+            if room >= 1 and self._is_hungry():
+                return int(room)
+            self._room.clear()
+            await self._room.wait()
+        return 0
+
+    def _limit(self) -> float:
+        """How many may have been pulled: what runs, a window of what was not delivered."""
+        slots, delivered = self._state.policy.max_concurrent, self._window.delivered
+        if self._window.limit is None or (slots is None and delivered is None):
+            return float("inf")
+        told = self._state.ended if delivered is None else delivered
+        return (slots or 0) + self._window.limit + told
+
+    async def _keep(self, values: list[Any], *, ready: bool) -> None:
+        """Store *values*, in as many slots as their size asks for."""
+        while values:
+            for chunk in await encode(self._placed, values, self._feed.mode):
+                await self._keep_chunk(chunk, values, ready=ready)
+                values = values[len(chunk.parts) :]
+
+    async def _keep_chunk(self, chunk: Chunk, values: list[Any], *, ready: bool) -> None:
+        """Store the first of *values*, as they are in *chunk*."""
+        try:
+            first = await self._store(chunk, values)
+        except SubmitterLost as exc:
+            exc.add_note(f"{len(values)} inputs were pulled and not stored: {_some(values)}")
+            raise
+        count = len(chunk.parts)
+        if self._feed.there is None:
+            self._remember(first, values[:count])
+        for at, error in chunk.failed.items():
+            self._post(fanout.Known(self._stock.count))
+            await self._refuse(first + at, error)
+        self._post(fanout.Stored(first, count) if ready else fanout.Known(first + count))
+
+    def _remember(self, first: int, values: Sequence[Any]) -> None:
+        for index, value in enumerate(values, start=first):
+            self._kept[index] = value
+        limit = self._window.limit or CHUNK_ITEMS  # more are not pulled before they are delivered
+        while len(self._kept) > limit + (self._state.policy.max_concurrent or 0):
+            self._kept.popitem(last=False)
+
+    async def _store(self, chunk: Chunk, values: list[Any]) -> int:
+        """Put a chunk into the next slot that is free, and return its first index."""
+        store = self._session.platform.store
+        refs, failed = await self._upload(chunk)
+        while True:
+            first = self._stock.count
+            body = chunk.body(first, refs)
+            metadata = {"first": str(first), "count": str(len(chunk.parts))}
+            name = wire.input_key(self._scope, self._stock.slots)
+            if await create(store, name, body, metadata):
+                break
+            await self._adopt(values)
+        self._stock.add(
+            first,
+            (len(part) for part in chunk.parts),
+            chunk.digests,
+            refs,
+            {**chunk.failed, **failed},
+        )
+        for at, error in failed.items():
+            self._post(fanout.Known(self._stock.count))
+            await self._refuse(first + at, error)
+        return first
+
+    async def _upload(
+        self, chunk: Chunk
+    ) -> tuple[Mapping[int, tuple[wire.DataRef, ...]], dict[int, Exception]]:
+        refs: dict[int, tuple[wire.DataRef, ...]] = {}
+        failed: dict[int, Exception] = {}
+        for at, data in chunk.data.items():
+            try:
+                refs[at] = await _submit.upload_all(self._session.platform.store, data, {})
+            except SubmissionError as exc:
+                failed[at] = exc
+        return refs, failed
+
+    async def _adopt(self, values: Sequence[Any]) -> None:
+        """Somebody has won the slot: whoever holds the lease takes it in, others stop here."""
+        await patiently(self._hold.renew, "renewing the lease")
+        before = self._stock.count
+        await patiently(self._stock.read, "reading the inputs")
+        if self._stock.total is not None and values:
+            raise InputsUnfinished(
+                f"{self._scope.strip('/')} was sealed with {self._stock.total} inputs meanwhile; "
+                f"{len(values)} more are not part of it: {_some(values)}; submit them as a batch "
+                "of their own",
+                stored=self._stock.total,
+            )
+        count = self._stock.count - before
+        logging.warning("%s: %d inputs of an earlier submitter came late", self._scope, count)
+        if count:
+            self._pulled += count
+            self._post(fanout.Stored(before, count))
+
+
+def _some(values: Sequence[Any]) -> str:
+    shown = ", ".join(repr(value)[:60] for value in values[:3])
+    return f"{shown}, …" if len(values) > 3 else shown

@@ -1,0 +1,288 @@
+"""The order for one attempt, and what undoes a submission."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import getpass
+import os
+import re
+import time
+import urllib.parse
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from kinetic import configuration
+from kinetic._runner import wire
+from kinetic.aio._session import (
+    LABEL_ATTEMPT,
+    LABEL_CLIENT,
+    LABEL_INDEX,
+    LABEL_SUBMISSION,
+    Session,
+)
+from kinetic.aio._submission import Identity
+from kinetic.aio._submit import Placed
+from kinetic.aio.ports import JobSpec, Shared
+from kinetic.errors import BackendError, Throttled
+
+__all__ = [
+    "Launch",
+    "Orders",
+    "label_value",
+    "launch",
+    "new_id",
+    "output_base",
+    "remove",
+    "undo",
+    "until_gone",
+    "utc_now",
+]
+
+CONFIRM_PAUSE_S = 0.01
+
+
+@dataclass(slots=True)  # not frozen: one is made for each job, in a third of the time
+class Launch:
+    """Everything one attempt adds to what its submission shares."""
+
+    index: int
+    attempt: int
+    arguments: wire.Input
+    output_dir: str
+    data: tuple[wire.DataRef, ...] = ()
+    fence: int = 1
+
+
+class Orders:
+    """The orders for one submission's attempts; what they share is made once."""
+
+    def __init__(self, session: Session, identity: Identity, placed: Placed) -> None:
+        self._cluster = session.platform.cluster
+        self._identity = identity
+        self._placed = placed
+        self._assignment = wire.Assignment(
+            store=session.platform.store.url,
+            scope=identity.scope,
+            job_id="",
+            index=0,
+            attempt=0,
+            group_id=None if identity.single else identity.id,
+            budgets=identity.budgets,
+            function=placed.function,
+            arguments=_NOTHING,
+            code=placed.code,
+            requirements=placed.image.requirements,
+            data=placed.data,
+            timeout=placed.call.options.timeout,
+            client=placed.client,
+            **(_debugging(placed) if placed.call.options.debug else {}),
+        ).to_json()
+        self._environment = dict(placed.environment)
+        if not identity.single:
+            self._environment["KINETIC_GROUP_ID"] = identity.id
+        self._labels = {
+            "app": "kinetic",
+            "app.kubernetes.io/name": "kinetic",
+            "app.kubernetes.io/managed-by": "kinetic",
+            "kinetic.dev/user": _user(),
+            "kinetic.dev/function": label_value(placed.call.name),
+            "kinetic.dev/kind": "job" if identity.single else "item",
+            LABEL_SUBMISSION: identity.id,
+            LABEL_CLIENT: session.client_id,
+        }
+        self._shared = Shared(
+            labels=self._labels,
+            assignment={k: v for k, v in self._assignment.items() if k not in _OWN},
+            environment=self._environment,
+        )
+
+    def spec(self, one: Launch) -> JobSpec:
+        """The job as the platform is asked for it."""
+        identity, placed = self._identity, self._placed
+        index, attempt = str(one.index), str(one.attempt)
+        job_id, given = identity.job_id(one.index), one.arguments
+        assignment = {
+            **self._assignment,
+            "job_id": job_id,
+            "index": one.index,
+            "attempt": one.attempt,
+            "fence": one.fence,
+            "output_dir": one.output_dir,
+            "arguments": {
+                "name": given.name,
+                "start": given.start,
+                "stop": given.stop,
+                "digest": given.digest,
+            },
+        }
+        if one.data:
+            assignment["data"] = [asdict(ref) for ref in (*placed.data, *one.data)]
+        return JobSpec(
+            name=identity.attempt_name(one.index, one.attempt),
+            labels={**self._labels, LABEL_INDEX: index, LABEL_ATTEMPT: attempt},
+            image=placed.image,
+            assignment=assignment,
+            environment={
+                **self._environment,
+                "KINETIC_JOB_ID": job_id,
+                "KINETIC_INDEX": index,
+                "KINETIC_ATTEMPT": attempt,
+                "KINETIC_OUTPUT_DIR": one.output_dir,
+            },
+            key=identity.key,
+            resources=placed.resources,
+            timeout=placed.call.options.timeout,
+            start_timeout=placed.call.options.start_timeout,
+            shared=self._shared,
+        )
+
+    async def launch(self, one: Launch) -> None:
+        """Start one attempt; a platform that took it and failed to say so is asked again.
+
+        Raises:
+            LaunchError: It was refused.
+            Throttled: The platform takes no more now.
+            BackendError: The platform does not answer, and has no such job.
+        """
+        spec = self.spec(one)
+        try:
+            await self._cluster.launch(spec)
+        except Throttled:  # it was not taken, and to ask for it would be one more request
+            raise
+        except BackendError:
+            if not await self._cluster.find(names=[spec.name]):
+                raise
+
+
+def _debugging(placed: Placed) -> dict[str, Any]:
+    """What a debugger in the job needs, that no other job has to know."""
+    return {
+        "debug_s": configuration.debug_wait_s(),
+        "root": _as_loaded(str(placed.project.root or ""), placed.call.function),
+        "stood": os.getcwd(),
+    }
+
+
+def _as_loaded(root: str, function: Any) -> str:
+    """*root* by the path that the function's file was loaded by: there may be links in it."""
+    file = os.path.abspath(getattr(getattr(function, "__code__", None), "co_filename", ""))
+    inside = os.path.relpath(os.path.realpath(file), root) if root else ""
+    if inside and file.endswith(f"{os.sep}{inside}"):
+        return file.removesuffix(f"{os.sep}{inside}")
+    return root
+
+
+_OWN = ("job_id", "index", "attempt", "fence", "arguments", "output_dir")
+_NOTHING = wire.Input(name="", start=0, stop=0, digest="")
+
+
+async def launch(session: Session, identity: Identity, placed: Placed, one: Launch) -> None:
+    """Start the only attempt of a submission; see `Orders.launch`."""
+    await Orders(session, identity, placed).launch(one)
+
+
+async def remove(
+    session: Session,
+    scope: str,
+    *,
+    names: Collection[str] = (),
+    labels: Mapping[str, str] | None = None,
+    jobs: bool = True,
+    objects: bool = True,
+    timeout: float = 180.0,
+    ended: bool = False,
+) -> None:
+    """Take a submission away: its jobs, then its objects.
+
+    A late process finds a stop request, or finds no inputs, at every moment in
+    between. With *ended* its processes are known to be gone already.
+    """
+    store, cluster = session.platform.store, session.platform.cluster
+    if objects and not ended:
+        stop = wire.Request(kind="stop", cause="cleanup").to_bytes()
+        slot = 0
+        while not await store.create(wire.control_key(scope, slot), stop):
+            slot += 1
+    if jobs:
+        await cluster.delete(names=names, labels=labels)
+        if not ended:
+            await until_gone(session, names, timeout, labels=labels)
+    if objects:
+        listed = [one.name for one in await store.list(scope)]
+        inputs = [name for name in listed if name.startswith(f"{scope}inputs/")]
+        last = [name for name in listed if name.startswith(f"{scope}control/")]
+        last += [f"{scope}lease", f"{scope}manifest", f"{scope}handle.json"]
+        await store.delete(inputs)
+        await store.delete([name for name in listed if name not in {*inputs, *last}])
+        await store.delete(last)
+
+
+async def undo(session: Session, scope: str, name: str) -> None:
+    """Take away what was begun of a submission with one job.
+
+    Whether or not the platform can be reached: a late process finds no inputs.
+    """
+    try:
+        await remove(session, scope, names=[name], timeout=25.0)
+    except BackendError:
+        await remove(session, scope, jobs=False, ended=True)
+        raise
+
+
+async def until_gone(
+    session: Session,
+    names: Collection[str],
+    timeout: float,
+    *,
+    labels: Mapping[str, str] | None = None,
+) -> None:
+    """Wait until the platform has forgotten jobs that it was told to delete.
+
+    Raises:
+        BackendError: They are still there after *timeout* seconds.
+    """
+    deadline, pause = time.monotonic() + timeout, CONFIRM_PAUSE_S
+    while found := await session.platform.cluster.find(names=names, labels=labels):
+        if time.monotonic() > deadline:
+            raise BackendError(
+                f"{found[0].name} was deleted and is still there after {timeout:g} s"
+            )
+        await asyncio.sleep(pause)
+        pause = min(1.0, pause * 1.5)
+        if pause == 1.0:  # somebody may have launched since
+            await session.platform.cluster.delete(names=names, labels=labels)
+
+
+def output_base(session: Session, configured: str | None, identity_id: str) -> str:
+    """Where KINETIC_OUTPUT_DIR points to: a path of this machine, or a ``gs://`` prefix."""
+    if configured:
+        remote = "://" in configured
+        return configured.rstrip("/") if remote else os.path.abspath(configured)
+    url = session.platform.store.url
+    if url.startswith("file://"):
+        url = urllib.parse.unquote(url.removeprefix("file://"))
+    return f"{url}/outputs/{identity_id}"
+
+
+def new_id(kind: str, marker: str) -> str:
+    """An id nobody else has: ``job-…`` or ``grp-…``, with the platform's marker."""
+    return f"{kind}-{marker}{os.urandom(6).hex()}"
+
+
+def utc_now() -> str:
+    """Now, as handles carry it: UTC, ISO 8601, whole seconds, ``Z``."""
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+@functools.cache
+def _user() -> str:
+    return label_value(getpass.getuser())
+
+
+@functools.lru_cache(256)
+def label_value(text: str) -> str:
+    """*text* as a legal label value: 63 of ``[A-Za-z0-9_.-]``, alphanumeric at both ends."""
+    return re.sub(r"[^A-Za-z0-9_.-]+", "-", text)[:63].strip("_.-") or "unnamed"

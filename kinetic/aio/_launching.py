@@ -1,0 +1,206 @@
+"""How attempts come to run: a few requests at a time, and none without the lease."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from absl import logging
+
+from kinetic.aio import _launch, _submit, fanout
+from kinetic.aio._lease import Hold
+from kinetic.aio._line import Line
+from kinetic.aio._patience import is_definite, patiently
+from kinetic.aio._session import Session
+from kinetic.aio._stock import Stock
+from kinetic.aio._submission import Submission
+from kinetic.errors import BackendError, KineticError, SubmitterLost, Throttled
+
+__all__ = ["LAUNCHING", "Launcher", "Order"]
+
+LAUNCHING = 32
+"""Requests to the platform that are under way at once."""
+
+TRIES, PATIENT_TRIES = 8, 60
+"""An item is given up after a quarter of a minute when others start, after ten when none does.
+
+Not while a quota is used up: that may take as long as it takes, or as ``start_timeout`` says.
+"""
+
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 10.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """What every attempt of a batch shares, and who may start one."""
+
+    session: Session
+    submission: Submission
+    placed: _submit.Placed
+    stock: Stock
+    hold: Hold
+    output_dir: str
+    limit: asyncio.Semaphore | None
+
+
+class Launcher:
+    """Starts what was decided; ``post`` hears what cannot be started."""
+
+    def __init__(
+        self,
+        order: Order,
+        state: fanout.State,
+        post: Callable[[fanout.Event], None],
+        on_change: Callable[[], None],
+    ) -> None:
+        self.unasked: set[int] = set()
+        """Items with an attempt that is decided, and not yet asked for."""
+        self.halted = False
+        self._order = order
+        self._orders = _launch.Orders(order.session, order.submission.identity, order.placed)
+        self._state = state
+        self._post = post
+        self._on_change = on_change
+        self._queue: Line[fanout.Start] = Line()
+        self._slots: set[int] = set()
+        self._tries: dict[int, int] = {}
+        self._launched = 0
+        self._first_failures: dict[int, tuple[int, float]] = {}
+        self._idle = asyncio.Event()  # of interest when nothing more is started
+        self._under_way = 0
+
+    @property
+    def pending(self) -> bool:
+        """Whether some attempt is decided, and the platform has not said that it has it."""
+        return bool(self.unasked or self._under_way)
+
+    def start(self, start: fanout.Start) -> None:
+        """Put an attempt into the queue."""
+        self.unasked.add(start.index)
+        self._queue.put(start)
+
+    def free(self, index: int) -> None:
+        """An outcome has freed the slot of this item."""
+        if self._tries.pop(index, None) is not None:
+            self._first_failures.pop(index, None)
+        if index in self._slots and self._order.limit is not None:
+            self._slots.discard(index)
+            self._order.limit.release()
+
+    def free_all(self) -> None:
+        """Nothing more is started here."""
+        for index in tuple(self._slots):
+            self.free(index)
+
+    async def halt(self) -> None:
+        """Start nothing more, and wait for the requests that are under way."""
+        self.halted = True
+        while self._under_way:
+            await self._idle.wait()
+
+    async def work(self) -> None:
+        """Take from the queue, one after the other, until cancelled.
+
+        Raises:
+            SubmitterLost: Another process submits the batch now.
+        """
+        while True:
+            start = self._queue.take() or await self._queue.get()
+            if self._order.limit is not None and start.index not in self._slots:
+                await self._acquire(start.index, self._order.limit)
+            if self.halted:
+                continue
+            await self._start(start)
+            if not self.pending:
+                self._on_change()
+
+    async def _acquire(self, index: int, limit: asyncio.Semaphore) -> None:
+        """A slot of the client's; the item keeps it until its outcome is there."""
+        await limit.acquire()
+        self._slots.add(index)
+
+    async def _start(self, start: fanout.Start) -> None:
+        order, index = self._order, start.index
+        try:
+            place = order.stock.place(index)
+            if place is None:
+                ask = functools.partial(order.stock.input, index)
+                place = await patiently(ask, f"reading input {index}")
+            if not order.hold.may_start:
+                await order.hold.until_may_start()
+            output_dir, fence = f"{order.output_dir}/{index}", order.hold.fence
+            one = _launch.Launch(index, start.attempt, place[0], output_dir, place[1], fence)
+            if self._is_plain(start) or await self._is_wanted(start):
+                await self._launch(one)
+            elif self.halted:
+                return
+        except SubmitterLost:
+            raise
+        except BackendError as exc:  # nobody knows whether it was taken: ask again, by its name
+            tries = self._tries[index] = self._tries.get(index, 0) + 1
+            if not (is_definite(exc) or self._is_hopeless(index, exc)):
+                self.unasked.add(index)
+                if tries <= TRIES or tries % PATIENT_TRIES == 0:
+                    logging.warning("%s; trying again", exc)
+                pause = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** min(tries, TRIES))
+                asyncio.get_running_loop().call_later(pause, self.start, start)
+                return
+            await self.refuse(index, exc, start.attempt)
+        except KineticError as exc:
+            await self.refuse(index, exc, start.attempt)
+        self.unasked.discard(index)
+
+    def _is_hopeless(self, index: int, error: BackendError) -> bool:
+        """Whether to ask once more would be once too often."""
+        now, tries = asyncio.get_running_loop().time(), self._tries[index]
+        launched, since = self._first_failures.setdefault(index, (self._launched, now))
+        if isinstance(error, Throttled):
+            limit = self._order.placed.call.options.start_timeout
+            return limit is not None and now - since >= limit
+        return tries > (PATIENT_TRIES if launched == self._launched else TRIES)
+
+    def _is_plain(self, start: fanout.Start) -> bool:
+        """Whether nothing has happened since the decision that `_is_wanted` has to look at."""
+        index, requests = start.index, self._order.submission.requests.entries
+        same = self._state.busy.get(index) == start.attempt
+        return same and not (requests or self.halted or self._state.stopping)
+
+    async def _is_wanted(self, start: fanout.Start) -> bool:
+        """To be asked right before the request: much may have happened since the decision."""
+        submission, index = self._order.submission, start.index
+        if self._state.busy.get(index) != start.attempt:
+            self.free(index)  # it is over already, or somebody else's attempt is under way
+            return False
+        if self._state.halted(index) or submission.requests.stopped(index):
+            await patiently(lambda: submission.look(index), f"looking at item {index}")
+            return False
+        return not self.halted
+
+    async def _launch(self, one: _launch.Launch) -> None:
+        self._under_way += 1
+        self.unasked.discard(one.index)
+        try:
+            await self._orders.launch(one)
+            self._launched += 1
+        finally:
+            self._under_way -= 1
+            if self.halted and not self._under_way:
+                self._idle.set()
+
+    async def refuse(self, index: int, error: Exception, attempt: int = 1) -> None:
+        """The item cannot be submitted: say so to everybody, unless it runs all the same."""
+        submission = self._order.submission
+        try:
+            refused = await patiently(
+                lambda: submission.close_refused(index, attempt, error), f"closing item {index}"
+            )
+        except KineticError as exc:
+            logging.warning("item %d failed, and that cannot be stored: %s", index, exc)
+            submission.refuse(index, error)
+            refused = True
+        if refused and (item := submission.item(index)) is not None and item.state.final:
+            return  # the look at it has told
+        if refused:
+            self._post(fanout.Refused(index))

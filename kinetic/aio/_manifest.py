@@ -1,0 +1,231 @@
+"""The immutable description of a submission, as it lies in the store."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, cast
+
+from kinetic._pack.discover import Project
+from kinetic._runner import wire
+from kinetic.aio import _launch
+from kinetic.aio._session import Session
+from kinetic.aio._submission import Identity
+from kinetic.aio._submit import Call, Placed
+from kinetic.aio._terms import Terms
+from kinetic.aio.ports import Image, Resources
+from kinetic.data import Data
+from kinetic.errors import NotFound, WireError
+from kinetic.job_record import JobRecord
+from kinetic.options import Options
+
+__all__ = [
+    "batch_manifest",
+    "find_manifest",
+    "job_record",
+    "manifest_of",
+    "placed_of",
+    "read_manifest",
+    "record_of",
+]
+
+
+async def read_manifest(session: Session, name: str, identity: str) -> dict[str, Any]:
+    """The immutable description of a submission.
+
+    Raises:
+        NotFound: There is none.
+        WireError: It is damaged, or of a format this version does not know.
+    """
+    try:
+        content = await session.platform.store.get(name)
+    except NotFound:
+        raise NotFound(
+            f"there is no {identity} in {session.platform.store.url}: it was cleaned up, or "
+            "belongs to another project, cluster or KINETIC_HOME"
+        ) from None
+    try:
+        manifest = cast("dict[str, Any]", json.loads(content.body))
+    except ValueError as exc:
+        raise WireError(f"{name} is damaged: {exc}; remove {identity} with its objects") from exc
+    try:
+        wire.check_version(manifest.get("version", {}), identity)
+    except (ValueError, AttributeError) as exc:
+        raise WireError(str(exc)) from exc
+    return manifest
+
+
+async def find_manifest(session: Session, submission: str) -> dict[str, Any]:
+    """The description of a job or a batch by its id.
+
+    Raises:
+        NotFound: There is none.
+        WireError: It is damaged, or of a format this version does not know.
+    """
+    batch = submission.startswith("grp-")
+    name = f"batches/{submission}/manifest" if batch else f"jobs/{submission}/handle.json"
+    return await read_manifest(session, name, submission)
+
+
+def job_record(manifest: Mapping[str, Any], submission: str, index: int) -> dict[str, Any]:
+    """The fields of the handle of one job: the only one, or an item of a batch."""
+    if "group_id" not in manifest or "record" not in manifest:
+        return dict(manifest)
+    record = dict(manifest["record"])
+    job_id = f"{submission}-{index}"
+    return record | {
+        "job_id": job_id,
+        "k8s_name": f"{job_id}-1",
+        "display_name": f"kinetic-{record['func_name']}-{job_id}",
+        "group_id": submission,
+        "group_kind": "map",
+        "group_index": index,
+    }
+
+
+def record_of(session: Session, identity: Identity, placed: Placed, index: int) -> dict[str, Any]:
+    """A handle's fields."""
+    target, job_id = session.target, identity.job_id(index)
+    local = target.backend == "local"
+    record = JobRecord(
+        job_id=job_id,
+        backend=target.backend,
+        project=target.project or "",
+        cluster_name="" if local else target.cluster,
+        zone="" if local else target.zone,
+        namespace="" if local else target.namespace,
+        bucket_name=session.platform.store.url.removeprefix("file://").removeprefix("gs://"),
+        k8s_name=identity.attempt_name(index, 1),
+        image_uri=placed.image.uri,
+        accelerator=placed.call.options.accelerator,
+        func_name=placed.call.name,
+        display_name=f"kinetic-{placed.call.name}-{job_id}",
+        created_at=_launch.utc_now(),
+        debug=placed.call.options.debug,
+    )
+    return record.to_dict()
+
+
+def manifest_of(record: dict[str, Any], identity: Identity, output_dir: str) -> bytes:
+    """``handle.json``: the handle's fields, and what it takes to go on from anywhere."""
+    budgets = {
+        "user": identity.budgets.user,
+        "infrastructure": identity.budgets.infrastructure,
+    }
+    more = {
+        "version": wire.version_fields(),
+        "budgets": budgets,
+        "created": identity.created,
+        "output_dir": output_dir,
+        "submitter": asdict(identity.submitter) if identity.submitter is not None else None,
+    }
+    return json.dumps({**record, **more}, sort_keys=True).encode()
+
+
+def batch_manifest(
+    session: Session, identity: Identity, placed: Placed, terms: Terms, length: int | None
+) -> dict[str, Any]:
+    """What it takes to observe a batch from anywhere, and to go on submitting it.
+
+    ``total`` is None when nobody knew it when the batch began. The environment
+    is not part of it: that is a secret of the platform's.
+    """
+    configured = placed.call.options.output_dir or session.target.output_dir
+    budgets = identity.budgets
+    deadline = terms.batch_timeout
+    return {
+        "version": wire.version_fields(),
+        "group_id": identity.id,
+        "name": terms.name,
+        "tags": terms.tags,
+        "created": identity.created,
+        "created_at": _launch.utc_now(),
+        "total": length,
+        "budgets": {"user": budgets.user, "infrastructure": budgets.infrastructure},
+        "output_dir": _launch.output_base(session, configured, identity.id),
+        "submitter": asdict(identity.submitter) if identity.submitter is not None else None,
+        "deadline": identity.created + deadline if deadline is not None else None,
+        "terms": terms.to_json(),
+        "placed": _placed_fields(placed),
+        "record": record_of(session, identity, placed, 0),
+    }
+
+
+def _placed_fields(placed: Placed) -> dict[str, Any]:
+    options, project = placed.call.options, placed.project
+    kept = ("accelerator", "spot", "output_dir", "debug", "timeout", "start_timeout", "cpu")
+    return {
+        "func_name": placed.call.name,
+        "options": {name: getattr(options, name) for name in kept},
+        "function": placed.function._asdict(),
+        "code": asdict(placed.code) if placed.code is not None else None,
+        "data": [asdict(ref) for ref in placed.data],
+        "image": _image_fields(placed.image),
+        "resources": asdict(placed.resources),
+        "client": dict(placed.client),
+        "project": {
+            "root": str(project.root) if project.root is not None else None,
+            "entry_dir": str(project.entry_dir),
+            "cwd": project.cwd,
+            "sys_path": list(project.sys_path),
+        },
+    }
+
+
+def placed_of(manifest: Mapping[str, Any], environment: Mapping[str, str]) -> Placed:
+    """What all attempts of a batch share, rebuilt from its manifest.
+
+    The function itself is not here, nor is the `Data` that it captures:
+    further inputs cannot share that, and bring their own.
+
+    Raises:
+        WireError: The manifest does not say it: it was written by an early version.
+    """
+    try:
+        fields = manifest["placed"]
+        project, code = fields["project"], fields["code"]
+        root = Path(project["root"]) if project["root"] is not None else None
+        options = Options(**fields["options"])
+        return Placed(
+            call=Call(function=None, name=fields["func_name"], options=options),
+            project=Project(
+                root=root,
+                entry_dir=Path(project["entry_dir"]),
+                cwd=project["cwd"],
+                sys_path=tuple(project["sys_path"]),
+            ),
+            code=_code_of(code) if code is not None else None,
+            function=wire.Input(**fields["function"]),
+            data=tuple(wire.DataRef(**ref) for ref in fields["data"]),
+            table=tuple(Data("gs://shared/") for _ in fields["data"]),  # each keeps its number
+            image=_image_of(fields["image"]),
+            resources=Resources(**fields["resources"]),
+            environment=environment,
+            client=fields["client"],
+        )
+    except (KeyError, TypeError) as exc:
+        raise WireError(
+            f"the manifest of {manifest.get('group_id')} does not say how to go on: {exc!r}; "
+            "submit what is left in a new batch"
+        ) from exc
+
+
+def _image_fields(image: Image) -> dict[str, Any]:
+    more = {"requirements": image.requirements._asdict()} if image.requirements else {}
+    return {"uri": image.uri, "command": list(image.command), **more}
+
+
+def _image_of(fields: Mapping[str, Any]) -> Image:
+    part = fields.get("requirements")
+    return Image(
+        uri=fields["uri"],
+        command=tuple(fields["command"]),
+        requirements=wire.Input(**part) if part else None,
+    )
+
+
+def _code_of(fields: Mapping[str, Any]) -> wire.Code:
+    known: dict[str, Any] = {**fields, "sys_path": tuple(fields["sys_path"])}
+    return wire.Code(**known)

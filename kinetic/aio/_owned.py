@@ -1,0 +1,68 @@
+"""Jobs that belong to whoever awaits them: they end with the waiting."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, TypeVar
+
+from kinetic import configuration
+from kinetic.aio import _debug
+from kinetic.aio._release import in_thread, release
+from kinetic.errors import JobError, NotFound, ResultTimeout
+
+if TYPE_CHECKING:
+    from kinetic.aio.job import JobHandle
+
+__all__ = ["called"]
+
+T = TypeVar("T")
+
+
+async def called(
+    submit: Callable[[], Awaitable[JobHandle[T]]], *, debug: bool, stream_logs: bool = False
+) -> T:
+    """Submit a job and wait for it: it belongs to the awaiting task.
+
+    With *debug* its debugger is forwarded to the usual port first, for a person
+    who attaches to it.
+
+    Raises:
+        ConfigurationError: For *debug* there is no terminal, or the port is taken;
+            nothing was submitted.
+        Exception: As the submission, `JobHandle.debug_attach` and `JobHandle.result`.
+
+    Cancelled: so is the job.
+    """
+    if debug:
+        return await _debugged(submit)
+    return await _owned(await submit(), stream_logs=stream_logs)
+
+
+async def _owned(job: JobHandle[T], *, stream_logs: bool) -> T:
+    try:
+        return await job.result(stream_logs=stream_logs)
+    except asyncio.CancelledError:
+        await release(job.cancel(), what=f"cancelling {job.job_id}")
+        raise
+
+
+async def _debugged(submit: Callable[[], Awaitable[JobHandle[T]]]) -> T:
+    _debug.require_person()
+    port = configuration.debug_port()
+    _debug.require_port(port)
+    job = await submit()
+    try:
+        forwarder = await job.debug_attach(port)
+    except (JobError, NotFound) as exc:
+        if isinstance(exc, ResultTimeout):
+            await release(job.cleanup(), what=f"removing {job.job_id}")
+            raise
+        return await _owned(job, stream_logs=False)  # it has ended; there is nothing to attach to
+    except BaseException:
+        await release(job.cleanup(), what=f"removing {job.job_id}")
+        raise
+    try:
+        return await _owned(job, stream_logs=False)
+    finally:
+        await release(in_thread(_debug.end, forwarder), what="ending the forwarder")

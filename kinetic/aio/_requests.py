@@ -1,0 +1,157 @@
+"""What was asked for of a batch: a log of slots that anybody may append to."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+
+from kinetic._runner import wire
+from kinetic.aio.ports import Store
+from kinetic.errors import NotFound, WireError
+
+__all__ = ["KINDS", "Requests"]
+
+KINDS = ("stop", "retry")
+MERGE_S = 1.0
+"""Stops of single items are appended at most once in so many seconds."""
+
+
+class Requests:
+    """The control slots, as far as they were read; ``listeners`` hear of each new one."""
+
+    def __init__(self, store: Store, scope: str) -> None:
+        self.entries: list[wire.Request] = []
+        self.listeners: list[Callable[[wire.Request], None]] = []
+        self._store = store
+        self._scope = scope
+        self._general: list[wire.Request] = []
+        self._slots_of: dict[int, list[int]] = {}
+        self._retried: dict[int, int] = {}
+        self._unsent: set[int] = set()
+        self._sending = asyncio.Lock()
+        self._sent: float | None = None
+
+    def of(self, index: int) -> Sequence[wire.Request]:
+        """Those that name this item, in the order of their slots."""
+        own = self._slots_of.get(index)
+        if own is None:
+            return self._general
+        named = {*own}
+        return [one for slot, one in enumerate(self.entries) if slot in named or _names_all(one)]
+
+    def stopped(self, index: int) -> bool:
+        """Whether the item may not start by what is known now."""
+        stopped = False
+        for one in self.of(index):
+            stopped = one.kind == "stop" or (stopped and one.kind != "retry")
+            if one.kind == "stop" and one.cause == wire.CLEANUP:
+                return True
+        return stopped
+
+    @property
+    def all_stopped(self) -> bool:
+        """Whether somebody has stopped the whole batch, whatever was retried since."""
+        return bool(self._general)
+
+    @property
+    def removing(self) -> bool:
+        """Whether somebody takes the batch away; what follows that is of no use to anybody."""
+        return any(one.kind == "stop" and one.cause == wire.CLEANUP for one in self._general)
+
+    @property
+    def reopened(self) -> list[int]:
+        """The items that somebody asked to be tried again."""
+        return [*self._retried]
+
+    def retried(self, index: int) -> int:
+        """The number of requests up to the last one that reopened the item; 0 if none did."""
+        return self._retried.get(index, 0)
+
+    def unwanted(self, index: int) -> bool:
+        """Whether a stop of the item did not say that what runs may end."""
+        return any(one.kind == "stop" and not one.keep_running for one in self.of(index))
+
+    async def read(self) -> list[wire.Request]:
+        """All of them, in order; only new ones are asked for.
+
+        Raises:
+            WireError: One is damaged, or must not be ignored and is of an unknown kind.
+        """
+        while True:
+            known = len(self.entries)
+            name = wire.control_key(self._scope, known)
+            try:
+                content = await self._store.get(name)
+            except NotFound:
+                return self.entries
+            if known == len(self.entries):  # else somebody else has read it meanwhile
+                self._note(_parsed(name, content.body))
+
+    async def look(self) -> None:
+        """As `read`; where there is nothing new, one small request finds that out."""
+        if await self._store.look(wire.control_key(self._scope, len(self.entries))) is not None:
+            await self.read()
+
+    async def append(self, request: wire.Request) -> None:
+        """Add a request at the end, after having read all before it."""
+        while not await self.append_at(len(await self.read()), request):
+            pass
+
+    async def append_at(self, slot: int, request: wire.Request) -> bool:
+        """Add a request at exactly *slot*; False when somebody else has one there."""
+        if not await self._store.create(wire.control_key(self._scope, slot), request.to_bytes()):
+            return False
+        if slot == len(self.entries):  # else it was read back meanwhile
+            self._note(request)
+        return True
+
+    async def stop_items(self, indices: Iterable[int], cause: str) -> None:
+        """Ask for the end of single items; what many callers ask for goes into one entry."""
+        mine = {*indices}
+        self._unsent |= mine
+        async with self._sending:
+            mine &= self._unsent
+            if not mine:
+                return  # whoever was before us has sent them along
+            loop = asyncio.get_running_loop()
+            if self._sent is not None and (wait := self._sent + MERGE_S - loop.time()) > 0:
+                await asyncio.sleep(wait)
+            else:
+                await asyncio.sleep(0)  # those of the same turn of the loop
+            items, self._unsent = self._unsent, set()
+            try:
+                request = wire.Request(kind="stop", items=tuple(sorted(items)), cause=cause)
+                await self.append(request)
+            except BaseException:
+                self._unsent |= items - mine
+                raise
+            self._sent = loop.time()
+
+    def _note(self, request: wire.Request) -> None:
+        slot = len(self.entries)
+        self.entries.append(request)
+        if _names_all(request):
+            self._general.append(request)
+        for index in request.items or request.bases:
+            self._slots_of.setdefault(index, []).append(slot)
+        for index in request.bases:
+            self._retried[index] = slot + 1
+        for listener in tuple(self.listeners):
+            listener(request)
+
+
+def _names_all(request: wire.Request) -> bool:
+    return request.kind == "stop" and request.items is None
+
+
+def _parsed(name: str, body: bytes) -> wire.Request:
+    try:
+        request = wire.Request.from_bytes(body)
+    except (ValueError, KeyError, TypeError) as exc:
+        raise WireError(f"the request {name} is damaged: {exc}; cancel the batch anew") from exc
+    if request.must and request.kind not in KINDS:
+        raise WireError(
+            f"somebody asks for {request.kind!r} by {name}, which this kinetic does not know and "
+            "must not ignore; go on with the version that asked for it"
+        )
+    return request

@@ -1,0 +1,428 @@
+"""One submission: its items by store and platform, and whoever waits for them.
+
+The store is the truth, the platform's word a hint that it is time to look. A
+single job is a submission with one item. Nothing here starts attempts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+from collections.abc import Collection, Iterable
+from contextlib import aclosing
+
+from absl import logging
+
+from kinetic._runner import frames, results, wire
+from kinetic.aio import _closing
+from kinetic.aio._facts import Facts, Identity
+from kinetic.aio._patience import PATIENCE_S, is_passing
+from kinetic.aio.ports import Cluster, Observation, Phase, Store
+from kinetic.errors import BackendError, KineticError, WireError
+from kinetic.job_status import JobStatus
+
+__all__ = ["Identity", "Submission"]
+
+FIRST_RECHECK_S, RECHECK_S = 1.0, 10.0
+
+LOG_S = 15.0
+"""The end of an attempt is told without what takes longer: a log is lost with its node."""
+
+
+class Submission(Facts):
+    """The items of one submission, as far as this process has seen them.
+
+    ``fence`` is that of the lease this process has, or has had.
+    """
+
+    def __init__(self, identity: Identity, store: Store, cluster: Cluster) -> None:
+        super().__init__(identity, store)
+        self.closes = identity.single  # by convention the holder closes, and whoever is alone
+        self.observed = False
+        self.ours = False  # launched by this client, which watched from before that
+        self.fence = 1
+        self.abandoned: KineticError | None = None
+        self.removed = False
+        self._cluster = cluster
+        self._seen: dict[int, Observation] = {}
+        self._unsure: set[int] = set()
+        self._waiters: dict[int, list[asyncio.Future[wire.Item]]] = {}
+        self._troubles: dict[int, Exception] = {}
+        self._silences: dict[int, Exception] = {}  # who has them is told, and goes on asking
+        self._refused: dict[int, Exception] = {}
+        self._stuck: set[int] = set()
+        self._over: KineticError | None = None
+
+    # --- what is known ---
+
+    @property
+    def settled_items(self) -> int:
+        """How many items are final, or cannot be found out about; not those nobody submits."""
+        return self.ended + len(self._troubles)
+
+    def touched(self, known: int) -> list[int]:
+        """The items below *known* that anything was heard of, in order."""
+        found = {*self._items, *self._refused, *self._troubles, *self._stuck}
+        return sorted(index for index in found if index < known)
+
+    def observation(self, index: int) -> Observation | None:
+        """The platform's last word on an item that is open."""
+        return self._seen.get(index)
+
+    def is_sure(self, index: int, number: int) -> bool:
+        """Whether the platform's word on this attempt can still be relied on: it is repeated."""
+        seen = self._seen.get(index)
+        if seen is None or index in self._unsure:
+            return False
+        return seen.name == self.identity.attempt_name(index, number)
+
+    def doubt_all(self) -> None:
+        """The watch was interrupted: what has ended meanwhile may be gone, and never be named."""
+        self._unsure = {*self._seen}
+
+    def trouble(self, index: int) -> Exception | None:
+        """Why nothing more will be heard of an item that is open."""
+        if index in self._stuck:
+            return self.abandoned
+        known = self._refused.get(index) or self._troubles.get(index)
+        return known or self._silences.get(index)
+
+    def lasting_trouble(self, index: int) -> Exception | None:
+        """The same, where asking again would bring the same answer."""
+        return self._troubles.get(index)
+
+    def refusal(self, index: int) -> Exception | None:
+        """Why the item was never submitted."""
+        return self._refused.get(index)
+
+    @property
+    def refusals(self) -> dict[int, Exception]:
+        """The items that this process could not submit, with the reason."""
+        return self._refused
+
+    def status(self, index: int) -> JobStatus:
+        """What a user sees, from what is known now."""
+        match item.state if (item := self._items.get(index)) else wire.ItemState.OPEN:
+            case wire.ItemState.SUCCEEDED:
+                return JobStatus.SUCCEEDED
+            case wire.ItemState.FAILED:
+                return JobStatus.FAILED
+            case wire.ItemState.CANCELLED | wire.ItemState.CANCELLING:
+                return JobStatus.NOT_FOUND
+            case wire.ItemState.OPEN:
+                seen = self._seen.get(index)
+                running = seen is not None and seen.phase is Phase.RUNNING
+                return JobStatus.RUNNING if running else JobStatus.PENDING
+
+    def refuse_removed(self) -> None:
+        """Nothing can be asked of what is not there.
+
+        Raises:
+            NotFound: It was cleaned up.
+        """
+        if self.removed:
+            raise self.identity.gone
+
+    # --- requests ---
+
+    async def read_requests(self) -> list[wire.Request]:
+        """The control slots, in order; only new ones are read."""
+        return await self.requests.read()
+
+    async def look_for_requests(self) -> None:
+        """The same, by whoever looks now and again: mostly there is nothing new."""
+        await self.requests.look()
+
+    async def append(self, request: wire.Request) -> None:
+        """Add a request at exactly the next slot."""
+        await self.requests.append(request)
+
+    # --- telling ---
+
+    def _set(self, index: int, item: wire.Item) -> None:
+        if self._stuck and item != self.item(index):  # somebody has gone on with it
+            self._stuck.discard(index)
+        super()._set(index, item)
+        if item.state.final:
+            self.hope(index)
+            self._seen.pop(index, None)
+        else:
+            self._refused.pop(index, None)
+
+    def _tell(self, index: int, item: wire.Item | None) -> None:
+        super()._tell(index, item)
+        if self._waiters and item is not None and item.state.final:
+            for waiter in self._waiters.pop(index, ()):
+                if not waiter.done():
+                    waiter.set_result(item)
+
+    def _raise_to_waiters(self, index: int, error: Exception) -> None:
+        for waiter in self._waiters.pop(index, ()):
+            if not waiter.done():
+                waiter.set_exception(error)
+        self._tell(index, None)
+
+    def fail(self, index: int, error: Exception) -> None:
+        """What happened to the item cannot be found out: tell those who wait, and who will."""
+        item = self.item(index)
+        if item is None or not item.state.final:
+            self.hope(index)
+            (self._silences if is_passing(error) else self._troubles)[index] = error
+            self._unsure.add(index)  # the platform may have said its last word about it
+            self._raise_to_waiters(index, error)
+
+    def hope(self, index: int) -> None:
+        """It can be found out again."""
+        self._troubles.pop(index, None)
+        self._silences.pop(index, None)
+
+    def refuse(self, index: int, error: Exception) -> None:
+        """The item was not submitted: *error* says more than its outcome does."""
+        self._refused[index] = error
+        self._raise_to_waiters(index, error)
+
+    def abandon(self, stuck: Iterable[int], error: KineticError) -> None:
+        """Tell everybody who waits for one of *stuck* that it will not come."""
+        self.abandoned = error
+        self._stuck = {*stuck}
+        for index in tuple(self._stuck):
+            self._raise_to_waiters(index, error)
+
+    def reclaim(self) -> None:
+        """Somebody submits it again."""
+        self.abandoned = None
+        self._stuck = set()
+
+    def abandon_all(self, error: KineticError) -> None:
+        """Nobody here will hear any more of it: tell everybody who waits, and who will."""
+        self._over = error
+        self.abandoned = self.abandoned or error
+        for index in tuple(self._waiters):
+            self._raise_to_waiters(index, error)
+        self._tell(0, None)
+
+    # --- the platform's word ---
+
+    def note(self, index: int, number: int, seen: Observation) -> None:
+        """The platform says that an attempt waits or runs."""
+        self._unsure.discard(index)
+        if self.concerns(index, number) and self._seen.get(index) != seen:
+            self._seen[index] = seen
+            self._tell(index, None)
+
+    async def look_at_each(self, indices: Collection[int]) -> None:
+        """`look_at_all`, where a forged outcome fails its item and is no trouble of the others.
+
+        Raises:
+            WireError: A request is damaged, which concerns them all.
+        """
+        try:
+            await self.look_at_all(indices)
+        except WireError:
+            await self.read_requests()
+            for index in indices:
+                try:
+                    await self.look(index)
+                except WireError as exc:
+                    self.fail(index, exc)
+
+    async def settle(self, index: int, number: int, seen: Observation | None) -> wire.Item:
+        """Attempt *number* is over for the platform: find its outcome, or close it."""
+        item = await self._sound_outcome(index, number) or await self.look(index)
+        open_here = not item.state.final and item.attempt == number
+        if open_here and (self.closes or item.state is wire.ItemState.CANCELLING):
+            await self._close(index, number, seen)
+            item = await self.look(index)
+            if not item.state.final:
+                self._unsure.add(index)  # that word closed nothing, and it may have been the last
+        return item
+
+    async def _sound_outcome(self, index: int, number: int) -> wire.Item | None:
+        """`look_at_outcome`; of a damaged body the signed header counts, which a look reads."""
+        try:
+            return await self.look_at_outcome(index, number)
+        except WireError as exc:
+            logging.warning("%s: %s", self.identity.attempt_name(index, number), exc)
+            return None
+
+    async def reconcile(self, index: int) -> wire.Item:
+        """Look at an item, and ask the platform about it when it is open."""
+        item = await self.look(index)
+        self.hope(index)
+        if item.state.final:
+            return item
+        name = self.identity.attempt_name(index, item.attempt)
+        found = await self._cluster.find(names=[name])
+        if found and found[0].phase in (Phase.ENDED, Phase.GONE):
+            await self.settle(index, item.attempt, found[0])
+        elif found:
+            self.note(index, item.attempt, found[0])
+        elif self._claimed(index, item.attempt) or (self.identity.single and self.identity.settled):
+            await self.settle(index, item.attempt, None)
+        return self._items[index]
+
+    async def keep_looking(self, index: int) -> None:
+        """Look now and then until the item is final, for what the platform had no chance to tell.
+
+        It may never have been launched, or be gone since before it was watched. Who
+        waits is told what is definite, and that nobody has answered for a minute.
+        """
+        owner, pause = self.identity.submitter, FIRST_RECHECK_S
+        clock = asyncio.get_running_loop().time
+        answered = clock()
+        while True:
+            try:
+                if (await self.reconcile(index)).state.final:
+                    return
+                answered = clock()
+            except KineticError as exc:
+                if not is_passing(exc) or clock() - answered >= PATIENCE_S:
+                    self.fail(index, exc)
+                    return
+                what = self.identity.job_id(index)
+                logging.warning("looking at %s failed: %s; trying again", what, exc)
+            unseen = owner is not None and index not in self._seen
+            await (owner.ended(pause) if owner and unseen else asyncio.sleep(pause))
+            pause = min(RECHECK_S, pause * 2)
+
+    def _claimed(self, index: int, number: int) -> bool:
+        return self.attempt(index, number).executor is not None
+
+    async def see_through(self, indices: Iterable[int]) -> list[int]:
+        """Nobody holds the submission: close what has ended, and say what never will.
+
+        What still runs commits its own outcome; the platform will tell. What
+        was stopped and still runs is taken off the platform.
+        """
+        self.closes = True
+        await self.look_at_all(indices)
+        open_items = {
+            (index, item.attempt): self.identity.attempt_name(index, item.attempt)
+            for index in indices
+            if not (item := self._items[index]).state.final
+        }
+        names = [*open_items.values()]
+        found = {seen.name: seen for seen in await self._cluster.find(names=names)} if names else {}
+        stuck: list[int] = []
+        stopped: list[str] = []
+        for (index, number), name in open_items.items():
+            seen = found.get(name)
+            if seen is not None and seen.phase not in (Phase.ENDED, Phase.GONE):
+                cancelling = self._items[index].state is wire.ItemState.CANCELLING
+                if cancelling and self.requests.unwanted(index):
+                    stopped.append(name)
+                continue
+            if seen is not None or self._claimed(index, number):
+                await self.settle(index, number, seen)  # which may have been done meanwhile
+            if not self._items[index].state.final:
+                stuck.append(index)
+        if stopped:
+            await self._cluster.delete(names=stopped)
+        return stuck
+
+    async def _close(self, index: int, number: int, seen: Observation | None) -> None:
+        if seen is not None and seen.name != self.identity.attempt_name(index, number):
+            return  # the end of another attempt says nothing about this one
+        verdict = _closing.closing(self.attempt(index, number), seen)
+        if verdict is None:
+            return
+        place = (self.identity.scope, index, number)
+        if verdict.void_first:
+            claim = {"executor": wire.VOID, "fence": str(self.fence)}
+            if not await self._store.create(wire.attempt_key(*place, "claim"), b"", claim):
+                await self.look(index)
+                claimant = self.attempt(index, number).executor
+                if seen is not None and claimant is not None and seen.executor == claimant:
+                    await self._close(index, number, seen)  # its own end was told before its claim
+                return  # else the next word on it will close it
+        item = await self.look(index)  # requests are read after the claim was seen
+        stopped = item.state in (wire.ItemState.CANCELLING, wire.ItemState.CANCELLED)
+        kind = wire.Kind.CANCELLED if stopped else verdict.kind
+        body = b"" if stopped else _closing.body_of(verdict, await self._log_tail(index, number))
+        outcome = wire.Outcome(
+            kind=kind,
+            reason="cancelled" if stopped else verdict.reason,
+            executor=verdict.executor,
+            fence=self.fence,
+            phase="cancelled" if stopped else "lost",
+            exit_code=verdict.exit_code,
+            ended=time.time(),
+            body=hashlib.sha256(body).hexdigest(),
+        )
+        metadata = outcome.signed(self.identity.key, *place)
+        await self._store.create(wire.attempt_key(*place, "outcome"), body, metadata)
+
+    async def _log_tail(self, index: int, number: int) -> str:
+        name = self.identity.attempt_name(index, number)
+        lines: list[str] = []
+        try:
+            async with (
+                asyncio.timeout(LOG_S),
+                aclosing(self._cluster.logs(name, tail=20)) as log,
+            ):
+                async for line in log:
+                    lines.append(line)  # noqa: PERF401 - what was read by then counts
+        except (BackendError, TimeoutError) as exc:
+            logging.debug("no log of %s: %s", self.identity.job_id(index), exc)
+        return "\n".join(lines)[-8192:]
+
+    async def close_refused(self, index: int, number: int, error: Exception) -> bool:
+        """Close an attempt that cannot be submitted; False when it has begun all the same.
+
+        Whoever looks later, from anywhere, finds that the item failed and why.
+        """
+        place = (self.identity.scope, index, number)
+        claim = {"executor": wire.VOID, "fence": str(self.fence)}
+        name = wire.attempt_key(*place, "claim")
+        if not await self._store.create(name, b"", claim):
+            there = await self.look(index)
+            if there.state.final:
+                return there.state is wire.ItemState.FAILED
+            if self.attempt(index, number).executor != wire.VOID:
+                return False
+        await self.requests.read()
+        stopped = self.requests.stopped(index)
+        text = results.error_text(error, phase="submission")
+        fields = {field: getattr(text, field) for field in results.ErrorText.__slots__}
+        body = frames.pack([], {"error": fields})
+        outcome = wire.Outcome(
+            kind=wire.Kind.CANCELLED if stopped else wire.Kind.ERROR,
+            reason="cancelled" if stopped else wire.SUBMISSION,
+            executor=wire.VOID,
+            fence=self.fence,
+            phase="submission",
+            ended=time.time(),
+            body=hashlib.sha256(body).hexdigest(),
+        )
+        metadata = outcome.signed(self.identity.key, *place)
+        await self._store.create(wire.attempt_key(*place, "outcome"), body, metadata)
+        if not stopped:
+            self._refused[index] = error  # before anybody is told that it failed
+        item = await self.look(index)
+        if item.state is wire.ItemState.FAILED:
+            self.refuse(index, error)
+        return True
+
+    # --- waiting ---
+
+    async def closed(self, index: int) -> wire.Item:
+        """Wait until the item is final.
+
+        Raises:
+            SubmitterLost: Nobody will start it.
+            KineticError: What became of it cannot be found out.
+        """
+        item = self._items.get(index)
+        if item is not None and item.state.final:
+            return item
+        if (trouble := self._over or self.trouble(index)) is not None:
+            raise trouble
+        waiter: asyncio.Future[wire.Item] = asyncio.get_running_loop().create_future()
+        self._waiters.setdefault(index, []).append(waiter)
+        try:
+            return await waiter
+        finally:
+            waiters = self._waiters.get(index, [])
+            if waiter in waiters:
+                waiters.remove(waiter)

@@ -1,0 +1,260 @@
+"""From a call to a job: pack, place, launch. Each stage takes a frozen value and returns the next.
+
+`pack` does everything that blocks, in one worker thread. `place` uploads what
+the store does not have yet. What is the same for all items of a batch is
+packed and placed once.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+import cloudpickle
+from absl import logging
+
+from kinetic import accelerators, configuration, environment
+from kinetic._pack import archive, discover, payload
+from kinetic._runner import wire
+from kinetic._steps import Step, step
+from kinetic.aio import _data, _sharing
+from kinetic.aio._release import all_or_none, in_thread
+from kinetic.aio._scratch import scratch_folder
+from kinetic.aio._session import Session
+from kinetic.aio.ports import Image, ImageRequest, Resources, Store
+from kinetic.data import Data
+from kinetic.options import Options
+
+__all__ = ["Call", "Packed", "Placed", "log_choice", "pack", "place", "upload_all"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """What the user asked for; ``arguments`` None when there are many (a batch).
+
+    ``function`` is None when it was shipped by another process.
+
+    ``inputs`` are those of a batch that are there already: the `Data` in them
+    is kept out of the project's archive.
+    """
+
+    function: Callable[..., Any] | None
+    name: str
+    options: Options
+    arguments: tuple[tuple[Any, ...], dict[str, Any]] | None = None
+    inputs: Sequence[Any] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Packed:
+    """The call as bytes on this machine. ``spool`` is a private folder to be removed."""
+
+    call: Call
+    project: discover.Project
+    archive: archive.Archive | None
+    function: payload.Pickled
+    arguments: payload.Pickled | None
+    data: tuple[Data, ...]
+    environment: Mapping[str, str] = field(repr=False)
+    spool: Path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placed:
+    """What every attempt of the submission shares, with all content in the store."""
+
+    call: Call
+    project: discover.Project
+    code: wire.Code | None
+    function: wire.Input
+    data: tuple[wire.DataRef, ...]
+    table: tuple[Data, ...]
+    image: Image
+    resources: Resources
+    environment: Mapping[str, str] = field(repr=False)
+    client: Mapping[str, str]
+
+
+async def pack(call: Call) -> Packed:
+    """Discover the project, pickle the call and archive the tree, in a worker thread.
+
+    Raises:
+        PackError: Something of it cannot be shipped.
+
+    Cancelled: the thread ends first; nothing is left behind.
+    """
+    spool = scratch_folder()
+    try:
+        with step(f"packing {call.name}") as packing:
+            return await in_thread(_pack, call, spool, dict(os.environ), packing)
+    except BaseException:
+        shutil.rmtree(spool, ignore_errors=True)
+        raise
+
+
+def _pack(call: Call, spool: Path, environ: dict[str, str], packing: Step) -> Packed:
+    assert call.function is not None
+    captured = environment.capture(call.options.capture_env_vars or (), environ)
+    project = discover.find_project(call.function, environ=environ, cwd=Path.cwd())
+    volumes = call.options.volumes or {}
+    table = payload.DataTable(tuple(volumes.values()))
+    function = payload.dump_function(call.function, project, table, spool)
+    arguments = None
+    if call.arguments is not None:
+        args, kwargs = call.arguments
+        arguments = payload.dump_arguments(
+            args, kwargs, project, table, spool, call.name, function=call.function
+        )
+    packed = None
+    if project.root is not None:
+        data = (*table.items, *_data_in(call.inputs))
+        local = [Path(one.path) for one in data if not (one.is_gcs or one.is_hf)]
+        cache = configuration.home(environ) / "cache" / "pack"
+        packed = archive.pack(
+            project.root, exclude=local, cache=cache, environ=environ, progress=packing.update
+        )
+    return Packed(
+        call=call,
+        project=project,
+        archive=packed,
+        function=function,
+        arguments=arguments,
+        data=tuple(table.items),
+        environment=environment.base_environment(environ) | captured,
+        spool=spool,
+    )
+
+
+def _data_in(value: Any, depth: int = 4) -> Iterator[Data]:
+    """The `Data` in nested containers, as far down as inputs are usually nested."""
+    if isinstance(value, Data):
+        yield value
+    elif depth and isinstance(value, (list, tuple, dict)):
+        for one in cast("Any", value.values() if isinstance(value, dict) else value):
+            yield from _data_in(one, depth - 1)
+
+
+async def place(session: Session, packed: Packed) -> Placed:
+    """Upload code, function and data where they are missing, and find the image.
+
+    Raises:
+        DataError: A `Data` changed while it was uploaded.
+        BackendError: The store failed.
+
+    Cancelled: content-addressed objects may be left in the store; they are
+    shared, complete, and found by the next submission.
+    """
+    store, options = session.platform.store, packed.call.options
+    target = session.target
+    accelerator = accelerators.parse(options.accelerator)
+    request = ImageRequest(
+        mode=options.container_image or "bundled",
+        category=accelerator.kind,
+        base_image_repo=options.base_image_repo or target.base_image_repo,
+        python=platform.python_version(),
+        entry_dir=packed.project.entry_dir,
+        root=packed.project.root,
+    )
+    code, function, refs, image = await all_or_none(
+        _place_code(store, packed),
+        _place_function(store, packed.function),
+        upload_all(store, packed.data, packed.call.options.volumes or {}),
+        session.platform.images.resolve(request),
+    )
+    return Placed(
+        call=packed.call,
+        project=packed.project,
+        code=code,
+        function=function,
+        data=refs,
+        table=packed.data,
+        image=image,
+        resources=_resources(options, accelerator),
+        environment=packed.environment,
+        client=_fingerprint(),
+    )
+
+
+async def upload_all(
+    store: Store, data: Sequence[Data], volumes: Mapping[str, Data]
+) -> tuple[wire.DataRef, ...]:
+    """A reference for each, uploaded once by content; the first ones are the volumes."""
+    if not data:
+        return ()
+    mounts = list(volumes)
+    refs = await all_or_none(*(_data.upload(store, one) for one in data))
+    return tuple(
+        _mounted(ref, mounts[place]) if place < len(mounts) else ref
+        for place, ref in enumerate(refs)
+    )
+
+
+def _mounted(ref: wire.DataRef, mount: str) -> wire.DataRef:
+    return wire.DataRef(
+        uri=ref.uri,
+        digest=ref.digest,
+        is_dir=ref.is_dir,
+        mount=mount,
+        fuse=ref.fuse,
+        trust_remote_code=ref.trust_remote_code,
+    )
+
+
+async def _place_code(store: Store, packed: Packed) -> wire.Code | None:
+    if packed.archive is None:
+        return None
+    name = f"code/{packed.archive.digest}.zip"
+    await _sharing.ensure(store, name, packed.archive.path)
+    return wire.Code(
+        name=name,
+        digest=packed.archive.digest,
+        sys_path=packed.project.sys_path,
+        cwd=packed.project.cwd,
+    )
+
+
+async def _place_function(store: Store, function: payload.Pickled) -> wire.Input:
+    name = f"functions/{function.digest}.pkl"
+    await _sharing.ensure(store, name, function.content)
+    return wire.Input(name=name, start=0, stop=function.size, digest=function.digest)
+
+
+def _resources(options: Options, accelerator: accelerators.Accelerator) -> Resources:
+    return Resources(
+        accelerator=str(accelerator),
+        accelerator_count=0 if accelerator.kind == "cpu" else accelerator.count,
+        cpu=options.cpu or (accelerator.count if accelerator.kind == "cpu" else 0) or 1.0,
+        memory_bytes=options.memory_bytes,
+        spot=options.spot or accelerator.spot,
+    )
+
+
+def _fingerprint() -> dict[str, str]:
+    from kinetic import __version__
+
+    return {
+        "python": platform.python_version(),
+        "cloudpickle": cloudpickle.__version__,
+        "kinetic": __version__,
+        "executable": sys.executable,
+    }
+
+
+def log_choice(session: Session, placed: Placed) -> None:
+    """Say once a submission where it runs, why, and what an accelerator became."""
+    target = session.target
+    logging.info(
+        "%s runs on %s (%s)%s",
+        placed.call.name,
+        target.backend,
+        target.why,
+        f"; {placed.resources.accelerator} becomes this machine's own processors"
+        if target.backend == "local" and placed.resources.accelerator_count
+        else "",
+    )

@@ -1,0 +1,101 @@
+"""What a new holder finds: read after it has its fence, and not before."""
+
+from __future__ import annotations
+
+import asyncio
+
+from kinetic._runner import wire
+from kinetic.aio import fanout
+from kinetic.aio._patience import patiently
+from kinetic.aio._session import LABEL_ATTEMPT, LABEL_INDEX, LABEL_SUBMISSION, Session
+from kinetic.aio._stock import Stock
+from kinetic.aio._submission import Submission
+from kinetic.aio.ports import Observation, Phase
+
+__all__ = ["survey"]
+
+SLICE = 1000
+"""Items that are gone through in one turn of the loop."""
+
+
+async def survey(session: Session, submission: Submission, stock: Stock) -> list[fanout.Event]:
+    """Read control, inputs, attempts and jobs, in this order, and say what they mean.
+
+    Every job without an outcome is busy. What has ended is closed, here or by
+    the watch; what has nothing may start.
+    """
+    batch = submission.identity.id
+    await patiently(submission.read_requests, f"reading the requests of {batch}")
+    await patiently(stock.read, f"reading the inputs of {batch}")
+    count = max(stock.count, stock.total or 0)  # a stop may have come before all were stored
+    unknown = [index for index in range(count) if not submission.is_final(index)]
+    await patiently(lambda: submission.look_at_all(unknown), f"reading the attempts of {batch}")
+    labels = {LABEL_SUBMISSION: batch}
+    cluster = session.platform.cluster
+    jobs = await patiently(lambda: cluster.find(labels=labels), f"asking for the jobs of {batch}")
+    found = {
+        (int(seen.labels[LABEL_INDEX]), int(seen.labels[LABEL_ATTEMPT])): seen for seen in jobs
+    }
+    survey = _Survey(session, submission, found)
+    for index in range(count):
+        survey.add(index)
+        if index % SLICE == SLICE - 1:
+            await asyncio.sleep(0)
+    return survey.events(count)
+
+
+class _Survey:
+    def __init__(
+        self, session: Session, submission: Submission, found: dict[tuple[int, int], Observation]
+    ) -> None:
+        self._session = session
+        self._submission = submission
+        self._found = found
+        self._known: list[fanout.Event] = []
+        self._fresh: list[tuple[int, int]] = []
+
+    def add(self, index: int) -> None:
+        item = self._submission.item(index)
+        assert item is not None
+        if item.state.final:
+            self._known.append(fanout.Seen(index, item))
+            return
+        seen = self._found.get((index, item.attempt))
+        claimed = self._submission.attempt(index, item.attempt).executor is not None
+        if seen is not None or claimed:
+            self._known.append(fanout.Found(index, item.attempt))
+            if seen is None or seen.phase in (Phase.ENDED, Phase.GONE):
+                self._session.settle(self._submission, index, item.attempt, seen)
+            else:
+                self._submission.note(index, item.attempt, seen)
+        elif item.attempt > 1:
+            self._known.append(fanout.Again(index, item.attempt))
+        elif self._fresh and self._fresh[-1][1] == index:
+            self._fresh[-1] = (self._fresh[-1][0], index + 1)
+        else:
+            self._fresh.append((index, index + 1))
+
+    def events(self, count: int) -> list[fanout.Event]:
+        events: list[fanout.Event] = [fanout.Known(count)]
+        if self._submission.requests.all_stopped:
+            events.append(fanout.StopRequested())
+        events += self._known
+        if self._submission.requests.all_stopped:
+            return events + self._revived()
+        return events + [fanout.Stored(first, stop - first) for first, stop in self._fresh]
+
+    def _revived(self) -> list[fanout.Event]:
+        """A stop keeps everything from starting but what was reopened after it."""
+        requests = self._submission.requests
+        events: list[fanout.Event] = []
+        for one in self._known:
+            if isinstance(one, fanout.Again | fanout.Found) and not requests.stopped(one.index):
+                number = requests.retried(one.index)
+                events.append(fanout.Reopened(one.index, one.attempt, number))
+        for first, stop in self._fresh:
+            for index in range(first, stop):
+                item = self._submission.item(index)
+                if item is not None and item.state is wire.ItemState.OPEN:
+                    number = requests.retried(index)
+                    events.append(fanout.Reopened(index, item.attempt, number))
+        return events

@@ -1,0 +1,1 @@
+"""Compositions of adapters, one module a backend; `kinetic.aio.platforms` names them."""

@@ -1,0 +1,91 @@
+"""A Kubernetes cluster, its bucket, and images that are built for it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from kinetic import configuration
+from kinetic.aio.clusters._access_opening import open_access
+from kinetic.aio.clusters._api import Api
+from kinetic.aio.clusters._job_manifest import Placement
+from kinetic.aio.clusters.gke import GkeCluster
+from kinetic.aio.images.container import ContainerImages
+from kinetic.aio.platforms import Platform
+from kinetic.aio.stores.gcs import GcsStore
+from kinetic.errors import ConfigurationError
+
+__all__ = ["open_backend", "placement", "storage", "store_url"]
+
+
+async def open_backend(target: configuration.Target, environ: Mapping[str, str]) -> Platform:
+    """The platform of *target*, bound to its cluster; nothing is asked of the bucket yet.
+
+    Raises:
+        ConfigurationError: There is no such cluster or context, or no bucket is known.
+        AuthError: The credentials cannot be had, or are refused.
+        Unavailable: Whoever has to be asked does not answer.
+    """
+    at = placement(target, environ)
+    store, images = storage(target, store_url(target), environ)  # nothing is open yet
+    api = Api(await open_access(target, environ))
+    return Platform(
+        store=store,
+        images=images,
+        cluster=GkeCluster(api, at),
+        restarts=True,
+    )
+
+
+def placement(target: configuration.Target, environ: Mapping[str, str]) -> Placement:
+    """Where the pods of *target* go, and what its owner has set for them.
+
+    Raises:
+        ConfigurationError: KINETIC_JOB_TTL_S is no whole number of at least 0.
+    """
+    own = Placement()
+    return Placement(
+        namespace=target.namespace,
+        restarts=0,
+        service_account=environ.get("KINETIC_SERVICE_ACCOUNT") or own.service_account,
+        ttl_s=configuration.number("KINETIC_JOB_TTL_S", environ, own.ttl_s),
+        queue=environ.get("KINETIC_QUEUE", own.queue),
+        priority_class=environ.get("KINETIC_PRIORITY_CLASS", own.priority_class),
+    )
+
+
+def storage(
+    target: configuration.Target, url: str, environ: Mapping[str, str]
+) -> tuple[GcsStore, ContainerImages]:
+    """The bucket of jobs at *url*, and images that are built by way of the project's other one."""
+    store = GcsStore(url, environ)
+    builds = GcsStore(_bucket(target, "builds") if target.project else url, environ)
+    return store, ContainerImages(target, jobs=store, builds=builds, environ=environ)
+
+
+def store_url(target: configuration.Target) -> str:
+    """Where the jobs of *target* are kept: its own bucket, unless another one is named.
+
+    Raises:
+        ConfigurationError: Neither a bucket nor a project is configured, or a
+            directory, which pods do not see.
+    """
+    if target.store is None:
+        if target.project is None:
+            raise ConfigurationError(
+                f"the context {target.kube_context!r} says where jobs run, not where their values "
+                "are kept: set KINETIC_STORE, or the store= of the client, to gs://BUCKET, or "
+                "configure a project"
+            )
+        return _bucket(target, "jobs")
+    if target.store.startswith("gs://"):
+        return target.store
+    if "://" in target.store or "/" in target.store:
+        raise ConfigurationError(
+            f"jobs on a cluster cannot keep their values in {target.store!r}: set KINETIC_STORE, "
+            "or the store= of the client, to gs://BUCKET or gs://BUCKET/FOLDER"
+        )
+    return f"gs://{target.store}"
+
+
+def _bucket(target: configuration.Target, what: str) -> str:
+    return f"gs://{target.project}-kn-{target.cluster}-{what}"

@@ -1,0 +1,44 @@
+"""This machine: a directory, the interpreter that runs now, and a supervisor of the user's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import anyio.to_thread
+
+from kinetic import configuration
+from kinetic.aio.clusters.local import LocalCluster
+from kinetic.aio.images.current import CurrentInterpreter
+from kinetic.aio.platforms import BACKENDS, Platform
+from kinetic.aio.stores.directory import DirectoryStore
+from kinetic.errors import ConfigurationError
+
+__all__ = ["open_backend"]
+
+
+async def open_backend(target: configuration.Target, environ: Mapping[str, str]) -> Platform:
+    """The platform of *target*; nothing runs yet.
+
+    Raises:
+        ConfigurationError: Its store is no directory.
+        BackendError: The directory cannot be used.
+    """
+    if target.store and "://" in target.store:
+        raise ConfigurationError(
+            f"the local backend keeps its jobs in a directory, not in {target.store!r}: "
+            "set KINETIC_STORE, or the store= of the client, to an absolute path"
+        )
+    return await anyio.to_thread.run_sync(
+        _built, target.store, configuration.home(environ), environ
+    )
+
+
+def _built(store: str | None, home: Path, environ: Mapping[str, str]) -> Platform:
+    root = Path(store).expanduser() if store else home / "store"
+    return Platform(
+        store=DirectoryStore(root),
+        images=CurrentInterpreter(home, environ),
+        cluster=LocalCluster(home, environ),
+        marker=BACKENDS["local"].marker,
+    )

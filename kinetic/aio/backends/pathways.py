@@ -1,0 +1,47 @@
+"""A Kubernetes cluster for jobs on several hosts, its bucket, and images that are built for it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from kinetic import configuration
+from kinetic._nearest import suggest
+from kinetic.aio.backends.gke import placement, storage, store_url
+from kinetic.aio.clusters._access_opening import open_access
+from kinetic.aio.clusters._api import Api
+from kinetic.aio.clusters.pathways import KINDS, PathwaysCluster
+from kinetic.aio.platforms import BACKENDS, Platform
+from kinetic.errors import ConfigurationError
+
+__all__ = ["open_backend"]
+
+VARIABLE = "KINETIC_MULTIHOST"
+
+
+async def open_backend(target: configuration.Target, environ: Mapping[str, str]) -> Platform:
+    """The platform of *target*, bound to its cluster; nothing is asked of the bucket yet.
+
+    Raises:
+        ConfigurationError: There is no such cluster or context, no bucket is
+            known, or KINETIC_MULTIHOST names no kind of sets.
+        AuthError: The credentials cannot be had, or are refused.
+        Unavailable: Whoever has to be asked does not answer.
+    """
+    kind, at = _kind(environ), placement(target, environ)
+    store, images = storage(target, store_url(target), environ)  # nothing is open yet
+    api = Api(await open_access(target, environ))
+    return Platform(
+        store=store,
+        images=images,
+        cluster=PathwaysCluster(api, at, kind=kind),
+        marker=BACKENDS["pathways"].marker,
+    )
+
+
+def _kind(environ: Mapping[str, str]) -> str:
+    named = environ.get(VARIABLE) or "lws"
+    kind = named.strip().lower()
+    if kind not in KINDS:
+        hint = suggest(kind, KINDS, otherwise=f"there are {' and '.join(KINDS)}")
+        raise ConfigurationError(f"{VARIABLE} names no kind of sets with {named!r}; {hint}")
+    return kind

@@ -1,0 +1,538 @@
+"""The handle of a batch, for asyncio."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import weakref
+from collections.abc import AsyncGenerator, AsyncIterable, Iterable
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar, overload
+
+from absl import logging
+
+from kinetic._rules import check, check_indices
+from kinetic._runner import wire
+from kinetic._words import one_line
+from kinetic.aio import _manifest
+from kinetic.aio._batch import Batch
+from kinetic.aio._consumer import Consumer
+from kinetic.aio._following import Following
+from kinetic.aio._outcomes import outcomes_of
+from kinetic.aio._progress import progress, shown
+from kinetic.aio._release import release
+from kinetic.aio.job import JobHandle
+from kinetic.errors import (
+    BackendError,
+    BatchError,
+    KineticError,
+    NotFound,
+    ResultTimeout,
+    SubmissionError,
+    SubmitterLost,
+)
+from kinetic.job_status import JobStatus
+from kinetic.outcome import Completion, Outcome, Succeeded
+from kinetic.progress import Progress
+
+if TYPE_CHECKING:
+    from kinetic.aio.client import Client
+
+__all__ = ["BatchHandle"]
+
+T = TypeVar("T")
+
+
+class BatchHandle(Generic[T]):
+    """Many jobs of one function.
+
+    ``async with`` ends what is unfinished when the block is left, however it
+    is left; `detach` lets it go on. Without the block nothing is ended. A
+    handle that only observes ends nothing, either; once it has resumed a
+    batch, that is its own.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        batch: Batch,
+        *,
+        attached: bool = False,
+        progress: bool | None = None,
+    ) -> None:
+        self.group_id: str = batch.group_id
+        self.name: str | None = batch.manifest["name"]
+        self.tags: dict[str, str] = batch.manifest["tags"]
+        self._client = client
+        self._batch = batch
+        self._handles: weakref.WeakValueDictionary[int, JobHandle[T]]
+        self._handles = weakref.WeakValueDictionary()  # an endless batch has no end of them
+        self._refusals: dict[int, Exception] = {}
+        self._detached = attached
+        self._progress = progress
+
+    def __repr__(self) -> str:
+        return f"BatchHandle({self.group_id!r}, name={self.name!r})"
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        batch = self._batch
+        if batch.holder is None or self._detached or batch.complete or batch.submission.removed:
+            return
+        level, by = logging.INFO, ""
+        if error is not None:
+            level, by = logging.WARNING, f" by {type(error).__name__}"
+        what = "batch %s: its block was left%s; what is unfinished is cancelled"
+        logging.log(level, what, self.group_id, by)
+        await release(self._end(), what=f"cancelling batch {self.group_id}")
+
+    async def _end(self) -> None:
+        """Cancel it, unless another process has taken it over meanwhile."""
+        if (holder := self._batch.holder) is not None:
+            with contextlib.suppress(BackendError, SubmitterLost):
+                await holder.hold.renew()
+            if holder.hold.lost is not None:
+                logging.warning("it is left alone: %s", holder.hold.lost)
+                return
+        await self.cancel()
+
+    # --- what is there ---
+
+    @property
+    def jobs(self) -> list[JobHandle[T] | None]:
+        """The handles by index; None where nothing was submitted, or not yet."""
+        known = range(self._batch.known)
+        return [self._handle(i) if self._batch.submitted(i) else None for i in known]
+
+    async def job(self, index: int) -> JobHandle[T]:
+        """The handle of one item.
+
+        Raises:
+            ConfigurationError: *index* is no int.
+            NotFound: The batch has no such item.
+        """
+        check(index=index)
+        self._batch.submission.refuse_removed()
+        await self._batch.refresh()
+        total = self._batch.total
+        if index < 0 or (total is not None and index >= total):
+            raise NotFound(f"batch {self.group_id} has no item {index}; it has {total}")
+        return self._handle(index)
+
+    def _handle(self, index: int) -> JobHandle[T]:
+        handle = self._handles.get(index)
+        if handle is None:
+            record = _manifest.job_record(self._batch.manifest, self.group_id, index)
+            handle = JobHandle[T].from_dict(record).bound(self._client, self._at(index))
+            self._handles[index] = handle
+        return handle
+
+    def _at(self, index: int) -> Following:
+        return Following(
+            session=self._batch.session,
+            submission=self._batch.submission,
+            index=index,
+            output_dir=f"{self._batch.manifest['output_dir']}/{index}",
+        )
+
+    async def statuses(self) -> list[tuple[int, JobStatus]]:
+        """Index and status of every submitted job, read from the store now.
+
+        ``NOT_FOUND`` is a job that was cancelled, ``FAILED`` one that failed,
+        was lost, or could not be submitted; `outcomes` tells these apart.
+
+        Raises:
+            NotFound: The batch was cleaned up.
+        """
+        self._batch.submission.refuse_removed()
+        return await self._batch.statuses()
+
+    async def status_counts(self) -> dict[str, int]:
+        """How many submitted jobs are in each status; see `statuses`."""
+        counts: dict[str, int] = {}
+        for _, status in await self.statuses():
+            counts[status.value] = counts.get(status.value, 0) + 1
+        return counts
+
+    @property
+    def finished(self) -> bool:
+        """Whether every item has its outcome, as far as this process has seen.
+
+        A handle from `Client.list_batches` looks only when something else is asked of it.
+        """
+        return self._batch.finished
+
+    @property
+    def submission_failures(self) -> dict[int, Exception]:
+        """Index → exception of inputs that could not be submitted at all.
+
+        Of a batch that another process submitted, after `results`.
+        """
+        return {**self._refusals, **self._batch.refused}
+
+    @property
+    def stored(self) -> int:
+        """How many inputs are stored, as far as this process has seen.
+
+        `resume` with *inputs* goes on after them.
+        """
+        return self._batch.stored
+
+    # --- waiting ---
+
+    async def wait(self, *, timeout: float | None = None) -> None:
+        """Wait until every item has its outcome.
+
+        Raises:
+            ResultTimeout: *timeout* seconds are over (a ``TimeoutError``); the batch goes on.
+            SubmitterLost: Nobody submits the rest of it any more.
+        """
+        async with self._consuming(timeout, windowed=False) as (consumer, deadline):
+            async with asyncio.timeout_at(deadline):
+                while await consumer.more():
+                    consumer.ready.clear()
+
+    async def as_completed(
+        self, *, poll_interval: float = 5.0, timeout: float | None = None
+    ) -> AsyncGenerator[JobHandle[T], None]:
+        """Each job once, as it ends: the last attempt of its item.
+
+        Inputs that could not be submitted have no job: see
+        `submission_failures`, or use `outcomes`.
+
+        Args:
+            poll_interval: Accepted for compatibility; nothing is polled.
+            timeout: Seconds for everything.
+
+        Raises:
+            ResultTimeout: *timeout* seconds are over (a ``TimeoutError``); the batch goes on.
+            SubmitterLost: Nobody submits the rest of it any more.
+        """
+        async with self._consuming(timeout) as (consumer, deadline):
+            while True:
+                async with asyncio.timeout_at(deadline):
+                    if not await consumer.more():
+                        return
+                while (index := consumer.take()) is not None:
+                    if not self._is_refused(index):
+                        yield self._handle(index)
+                    consumer.delivered()
+
+    async def outcomes(
+        self, *, ordered: bool = False, timeout: float | None = None
+    ) -> AsyncGenerator[Completion[T], None]:
+        """Each item once with its input and what it came to: value, error, cancelled or lost.
+
+        They come as they end, or with *ordered* in the order of the inputs.
+        What was returned is `Succeeded`, also when it is an exception; an
+        input that could not be submitted is `Failed`. The input is the object
+        itself as long as this process has it, else one read from the store;
+        None where that cannot be rebuilt here. Nothing is collected:
+        some 32 values are read ahead of you, and the rest stays in the store.
+        Any number of iterations may go on at once, and each gets everything.
+
+        In order, an item waits for all before it, however long the slowest
+        takes. What has ended meanwhile costs a byte each, its value stays in
+        the store; but it counts as not delivered, so with a ``window`` no
+        more inputs are pulled than that many beyond the one waited for.
+
+        Args:
+            ordered: In the order of the inputs, instead of as they end.
+            timeout: Seconds for everything.
+
+        Raises:
+            ResultTimeout: *timeout* seconds are over (a ``TimeoutError``); the batch goes on.
+            SubmitterLost: Nobody submits the rest of it any more.
+            InputsUnfinished: All that is stored has ended, and more was to come.
+            BackendError: The store does not answer; iterate again for the rest.
+
+        Closed or cancelled: the batch goes on; nothing else is left behind.
+        """
+        async with self._consuming(timeout, ordered=ordered) as (consumer, deadline):
+            found = outcomes_of(consumer, self._batch, deadline)
+            async with contextlib.aclosing(found):
+                async for index, outcome in found:
+                    yield Completion(index, await self._input(index), outcome)
+
+    async def _input(self, index: int) -> Any:
+        try:
+            return await self._batch.input_of(index)
+        except SubmissionError:
+            return None  # it never could be pickled: its outcome says so
+        except Exception as exc:
+            if isinstance(exc, BackendError) and not isinstance(exc, NotFound):
+                raise
+            what = "input %d of %s cannot be rebuilt in this process, None stands for it: %s"
+            logging.warning(what, index, self.group_id, exc)
+            return None
+
+    @contextlib.asynccontextmanager
+    async def _consuming(
+        self, timeout: float | None, *, ordered: bool = False, windowed: bool = True
+    ) -> AsyncGenerator[tuple[Consumer, float | None]]:
+        """What ends, and the loop's time at which *timeout* is over; shown to who wants to see."""
+        check(timeout=timeout)
+        self._batch.submission.refuse_removed()
+        deadline = None if timeout is None else asyncio.get_running_loop().time() + timeout
+        try:
+            async with (
+                shown(self._batch, self._progress),
+                Consumer(self._batch, ordered=ordered, windowed=windowed) as consumer,
+            ):
+                yield consumer, deadline
+        except TimeoutError as exc:
+            if timeout is None or isinstance(exc, KineticError):
+                raise
+            raise ResultTimeout(
+                f"batch {self.group_id} has not ended after {timeout:g} s; it goes on, and its "
+                "handle stays valid",
+                job_id=self.group_id,
+            ) from None
+
+    async def progress(self) -> AsyncGenerator[Progress, None]:
+        """How far it is: now, and again whenever something has changed, until the end.
+
+        A slow reader misses what came in between, and gets the newest. The
+        values are those of the live line, at most ten a second.
+
+        Raises:
+            NotFound: The batch was cleaned up.
+
+        Closed or cancelled: nothing is left behind.
+        """
+        self._batch.submission.refuse_removed()
+        values = progress(self._batch)
+        async with contextlib.aclosing(values):
+            async for value in values:
+                yield value
+
+    async def submitted(self) -> None:
+        """Wait until every input was handed to the platform once, or never will be."""
+        await self._batch.submitted_all()
+
+    # --- collecting ---
+
+    @overload
+    async def results(
+        self,
+        *,
+        timeout: float | None = None,
+        ordered: bool = True,
+        cleanup: bool = True,
+        return_exceptions: Literal[False] = False,
+    ) -> list[T]: ...
+
+    @overload
+    async def results(
+        self,
+        *,
+        timeout: float | None = None,
+        ordered: bool = True,
+        cleanup: bool = True,
+        return_exceptions: bool,
+    ) -> list[Any]: ...
+
+    async def results(
+        self,
+        *,
+        timeout: float | None = None,
+        ordered: bool = True,
+        cleanup: bool = True,
+        return_exceptions: bool = False,
+    ) -> list[Any]:
+        """Wait for all and return their values.
+
+        An exception that a function returned is a value like any other.
+
+        Args:
+            timeout: Seconds for everything; the batch goes on after them.
+            ordered: Input order; else the order in which the jobs ended.
+            cleanup: Remove each job from the platform; outcomes stay.
+            return_exceptions: Put an exception where there is no value.
+                `outcomes` tells it from one that was returned.
+
+        Raises:
+            BatchError: Some have no value, and *return_exceptions* is false.
+            ResultTimeout: *timeout* is over (a ``TimeoutError``).
+            SubmitterLost: Nobody submits the rest of it any more.
+            InputsUnfinished: All that is stored has ended, and more was to come.
+            NotFound: The batch was cleaned up.
+            Exception: What the iterator of the inputs has raised, which ended the
+                submitting; a note says how to go on.
+
+        Cancelled: only the waiting ends.
+        """
+        check(ordered=ordered, cleanup=cleanup, return_exceptions=return_exceptions)
+        async with self._consuming(timeout) as (consumer, deadline):
+            ended = outcomes_of(consumer, self._batch, deadline)
+            found = {index: outcome async for index, outcome in ended}
+            total = self._batch.total
+            if total is not None and len(found) < total:  # a short list would look like success
+                raise KineticError(
+                    f"batch {self.group_id} has ended, and only {len(found)} of its {total} items "
+                    "were told; ask for its results again"
+                )
+            async with asyncio.timeout_at(deadline):
+                if cleanup:
+                    await self._batch.delete_jobs()
+        if not return_exceptions and not all(outcome.ok for outcome in found.values()):
+            raise self._error(found)
+        order = sorted(found) if ordered else found
+        return [one.value if isinstance(one := found[i], Succeeded) else one.error for i in order]
+
+    def _error(self, found: dict[int, Outcome[T]]) -> BatchError:
+        refused = {i: one.error for i, one in found.items() if one.error and self._is_refused(i)}
+        self._refusals.update(refused)
+        failed = [i for i in sorted(found) if not found[i].ok and i not in refused]
+        handles = [self._handle(index) for index in failed]
+        partial = [
+            one.value if isinstance(one := found[i], Succeeded) else None for i in sorted(found)
+        ]
+        first = min((i for i in found if not found[i].ok), default=0)
+        error = found[first].error
+        words = one_line(f"item {first}: {type(error).__name__}: {error}")
+        return BatchError(self.group_id, handles, partial, refused, first_failure=words)
+
+    async def failures(self) -> list[JobHandle[T]]:
+        """The handles of jobs that failed for good or were lost, from their outcomes."""
+        statuses = await self.statuses()
+        failed = [index for index, status in statuses if status is JobStatus.FAILED]
+        return [self._handle(index) for index in failed if not self._is_refused(index)]
+
+    def _is_refused(self, index: int) -> bool:
+        """Whether the input could not be submitted, so that there is no job."""
+        submission = self._batch.submission
+        if submission.refusal(index) is not None:
+            return True
+        item = submission.item(index)
+        outcome = item.outcome if item is not None else None
+        return outcome is not None and outcome.reason == wire.SUBMISSION
+
+    # --- ending ---
+
+    async def cancel(self) -> None:
+        """Stop everything that is unfinished and wait until it has ended.
+
+        Of a batch that was cleaned up nothing is left to stop: it returns at once.
+
+        Raises:
+            BackendError: The stop cannot be stored, and the batch goes on; or what was
+                stopped cannot be looked at.
+
+        Cancelled: the request stays; running attempts end all the same.
+        """
+        if not self._batch.submission.removed:
+            await self._batch.cancel()
+
+    async def detach(self, *, seal: bool = False) -> None:
+        """Leave the batch running when the block is left.
+
+        This process goes on submitting it for as long as the client is open;
+        after that, `resume` does from anywhere.
+
+        Args:
+            seal: Pull no more inputs: those pulled so far are all.
+
+        Raises:
+            NotFound: The batch was cleaned up.
+        """
+        check(seal=seal)
+        self._batch.submission.refuse_removed()
+        if seal:
+            await self._batch.seal()
+        self._detached = True
+
+    # --- going on ---
+
+    async def retry_failed(self, indices: Iterable[int] | None = None) -> int:
+        """Run again what failed, was lost or was cancelled, and only that; from any process.
+
+        With a ``batch_timeout``, who resumes it for that gives them the whole time again.
+
+        Args:
+            indices: Only those among them.
+
+        Returns:
+            How many items will run again. Whoever submits the batch starts
+            them; when nobody does, this process resumes it.
+
+        Raises:
+            ConfigurationError: *indices* are no ints.
+            NotFound: The batch has no such item, or was cleaned up.
+        """
+        wanted = check_indices(indices)
+        self._batch.submission.refuse_removed()
+        return await self._batch.retry_failed(wanted)
+
+    async def resume(
+        self,
+        *,
+        inputs: Iterable[Any] | AsyncIterable[Any] | None = None,
+        seal: bool = False,
+        force: bool = False,
+    ) -> Self:
+        """Submit the rest of a batch whose submitter is gone: from now on this process does.
+
+        Nothing that has its outcome runs again. A submitter that may be alive
+        is given 45 s to show it; one that died on this machine is known to.
+
+        Args:
+            inputs: What comes after the inputs that are `stored`, when those
+                came from an iterator that died with its process.
+            seal: There are no more inputs than those stored.
+            force: Wait for no sign of life. Should the other one be alive, it
+                stops submitting as soon as it notices.
+
+        Raises:
+            ConfigurationError: An argument is wrong, or the batch has all its inputs.
+            Conflict: Somebody submits it, and is alive.
+            NotFound: The batch was cleaned up.
+            WireError: It was written in a format that this version does not know.
+        """
+        check(seal=seal, force=force)
+        if inputs is not None:
+            check(inputs=inputs)
+        self._batch.submission.refuse_removed()
+        await self._batch.take_over(inputs=inputs, seal=seal, force=force)
+        self._detached = False
+        return self
+
+    async def cleanup(self, *, k8s: bool = True, gcs: bool = True) -> None:
+        """Stop and remove all jobs (*k8s*) and the batch's objects (*gcs*); outputs stay.
+
+        Without its objects there is no batch: whatever is asked of the handle
+        then raises `NotFound`, but for `cancel`, `submitted` and this, which do nothing.
+
+        Cancelled: run it again; it goes on where it was.
+        """
+        await self._batch.remove(jobs=k8s, objects=gcs)
+
+    async def let_run(self) -> int:
+        """Before the interpreter ends, the sync face wants all to be submitted; not for users.
+
+        No more inputs are pulled, and nobody is waited for to take what has
+        ended. Returns how many inputs have yet to be handed to the platform.
+        """
+        batch = self._batch
+        if not batch.holding or batch.holder is None:
+            return 0
+        batch.holder.window.lift()
+        intake = batch.holder.intake
+        cut = intake is not None and not (intake.known_length or intake.finished)
+        await batch.seal()
+        if cut and batch.stored:
+            logging.warning(
+                "batch %s: this process ends before the iterator of its inputs did, and takes no "
+                "more from it: the %d that are stored are all; wait() at the end takes the rest",
+                batch.group_id,
+                batch.stored,
+            )
+        asked = sum(batch.submitted(index) for index in range(batch.known))
+        return batch.known - asked - len(batch.refused)

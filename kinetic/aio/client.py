@@ -1,0 +1,591 @@
+"""The client: opens platforms, submits functions, finds what others submitted."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import os
+import shutil
+import time
+import weakref
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterable,
+    Callable,
+    Coroutine,
+    Iterable,
+    Mapping,
+    Sequence,
+)
+from pathlib import Path
+from types import TracebackType
+from typing import Any, ParamSpec, Self, TypeVar, Unpack, overload
+
+from absl import logging
+
+from kinetic import _steps, accelerators, configuration, options
+from kinetic._rules import check
+from kinetic._runner import wire
+from kinetic._words import described
+from kinetic.aio import _begin, _ids, _launch, _listing, _manifest, _submit
+from kinetic.aio._batch import Batch
+from kinetic.aio._following import Following
+from kinetic.aio._owned import called
+from kinetic.aio._owner import Owner
+from kinetic.aio._release import release, shared
+from kinetic.aio._session import Session
+from kinetic.aio._submission import Identity, Submission
+from kinetic.aio._terms import Terms
+from kinetic.aio._under_way import CLOSED, UnderWay
+from kinetic.aio.batch import BatchHandle
+from kinetic.aio.job import JobHandle
+from kinetic.aio.platforms import BACKENDS, Platform, open_platform
+from kinetic.errors import ConfigurationError, Conflict
+from kinetic.job_record import JobRecord
+
+__all__ = ["Client", "implicit_client"]
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+PACKING = 8
+"""Calls that are packed at once: a thousand in one turn of the loop would hold it up."""
+
+
+class Client:
+    """Everything kinetic does on one event loop, with an explicit lifetime.
+
+    ``async with Client() as client:`` closes it; jobs and detached batches go
+    on, what is just being submitted is undone. Parameters are defaults for
+    functions that do not say themselves where they run. ``max_concurrent``
+    bounds all unfinished attempts of this client.
+
+    Any number of clients can be open at once, in one loop or in several.
+    """
+
+    def __init__(
+        self,
+        *,
+        backend: str | None = None,
+        project: str | None = None,
+        zone: str | None = None,
+        cluster: str | None = None,
+        namespace: str | None = None,
+        store: str | None = None,
+        max_concurrent: int | None = None,
+        platform: Platform | None = None,
+    ) -> None:
+        if max_concurrent is not None and max_concurrent < 1:
+            raise ConfigurationError(f"max_concurrent must be at least 1, not {max_concurrent}")
+        self._where = {
+            "backend": backend,
+            "project": project,
+            "zone": zone,
+            "cluster": cluster,
+            "namespace": namespace,
+        }
+        self._store = store
+        self._platform = platform
+        self.limit = asyncio.Semaphore(max_concurrent) if max_concurrent else None
+        self._packing = asyncio.Semaphore(PACKING)
+        self._id = os.urandom(6).hex()
+        self._sessions: dict[tuple[Path, configuration.Target], asyncio.Task[Session]] = {}
+        self._under_way = UnderWay()
+        self.closed = False
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Undo what is just being submitted, stop following, and close every connection.
+
+        Calling it twice does nothing. Cancelled: all that is done first, in up to 30 s each.
+        """
+        self.closed = True
+        sessions, self._sessions = self._sessions, {}
+        try:
+            await release(self._under_way.end(), what="undoing what was being submitted")
+        finally:
+            await release(_close([*sessions.values()]), what="closing the client")
+
+    # --- submitting ---
+
+    @overload
+    async def submit(
+        self,
+        function: Callable[P, Coroutine[Any, Any, T]],
+        /,
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> JobHandle[T]: ...
+
+    @overload
+    async def submit(
+        self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs
+    ) -> JobHandle[T]: ...
+
+    async def submit(
+        self, function: Callable[..., Any], /, *args: Any, **kwargs: Any
+    ) -> JobHandle[Any]:
+        """Start ``function(*args, **kwargs)`` and return its handle.
+
+        Returns once the platform has accepted the job; it may not run yet.
+
+        Raises:
+            ConfigurationError: A setting is wrong.
+            PackError: The function or an argument cannot be shipped.
+            DataError: A `Data` cannot be shipped.
+            LaunchError: The platform refused the job.
+            BackendError: Store or platform do not answer.
+
+        Cancelled: the job and its objects are removed, for up to 30 s; shared
+        content stays in the store.
+        """
+        plain, settings = options.settings_of(function)
+        call = _submit.Call(
+            function=plain,
+            name=_name_of(plain),
+            options=settings,
+            arguments=(args, kwargs),
+        )
+        async with self._under_way.block():
+            return await self._submit_single(call)
+
+    async def _submit_single(self, call: _submit.Call) -> JobHandle[Any]:
+        async with self._packing:
+            session = await self._session(call.options)
+            packed = await _submit.pack(call)
+        try:
+            placed = await _submit.place(session, packed)
+            if self.limit is not None:
+                await self.limit.acquire()
+            try:
+                return await self._launch_single(session, packed, placed)
+            except BaseException:
+                self._release_slot()
+                raise
+        finally:
+            shutil.rmtree(packed.spool, ignore_errors=True)
+
+    async def _launch_single(
+        self, session: Session, packed: _submit.Packed, placed: _submit.Placed
+    ) -> JobHandle[Any]:
+        job_id = _launch.new_id("job", session.platform.marker)
+        scope = f"jobs/{job_id}/"
+        identity = Identity(
+            id=job_id,
+            scope=scope,
+            single=True,
+            key=await session.key(scope),
+            budgets=wire.Budgets(infrastructure=3 if session.platform.restarts else 0),
+            created=time.time(),
+            submitter=Owner.me(),
+        )
+        configured = placed.call.options.output_dir or session.target.output_dir
+        output_dir = _launch.output_base(session, configured, job_id)
+        arguments = packed.arguments
+        assert arguments is not None
+        one = _launch.Launch(
+            index=0,
+            attempt=1,
+            arguments=wire.Input(
+                name=wire.input_key(scope, 0), start=0, stop=arguments.size, digest=arguments.digest
+            ),
+            output_dir=output_dir,
+        )
+        record = _manifest.record_of(session, identity, placed, 0)
+        submission = Submission(identity, session.platform.store, session.platform.cluster)
+        try:
+            session.follow(submission, ours=True)
+            store = session.platform.store
+            manifest = _manifest.manifest_of(record, identity, output_dir)
+            if not await store.create(f"{scope}handle.json", manifest):
+                raise Conflict(f"{job_id} exists already in {store.url}; submit again")
+            await store.create(one.arguments.name, arguments.content)
+            await _launch.launch(session, identity, placed, one)
+        except Conflict:  # somebody else's: it stays as it is
+            session.forget(submission)
+            raise
+        except BaseException:
+            undo = _launch.undo(session, scope, identity.attempt_name(0, 1))
+            await release(undo, what=f"removing the half-made job {job_id}")
+            session.forget(submission)
+            raise
+        if self.limit is not None:
+            waiting = session.spawn(submission.closed(0), name=f"slot of {job_id}")
+            waiting.add_done_callback(self._on_closed)
+        _submit.log_choice(session, placed)
+        at = Following(session=session, submission=submission, index=0, output_dir=output_dir)
+        return JobHandle[Any].from_dict(record).bound(self, at)
+
+    def _on_closed(self, waiting: asyncio.Task[wire.Item]) -> None:
+        if not waiting.cancelled():
+            waiting.exception()  # whoever holds the handle will hear of it
+        self._release_slot()
+
+    def _release_slot(self) -> None:
+        if self.limit is not None:
+            self.limit.release()
+
+    @overload
+    async def run(
+        self,
+        function: Callable[P, Coroutine[Any, Any, T]],
+        /,
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> T: ...
+
+    @overload
+    async def run(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T: ...
+
+    async def run(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        """Submit, wait, and return the value: the awaiting task owns the job.
+
+        Raises:
+            SubmissionError: As `submit`.
+            JobError: As `JobHandle.result`.
+            Exception: Whatever the function raised.
+
+        Cancelled: the job is cancelled too, for up to 30 s. With ``debug=True``
+        `JobHandle.debug_attach` comes first, on port KINETIC_DEBUG_PORT (5678).
+        """
+        debug = options.settings_of(function)[1].debug
+        return await called(lambda: self.submit(function, *args, **kwargs), debug=debug)
+
+    @overload
+    async def run_async_map(
+        self,
+        function: Callable[..., Coroutine[Any, Any, T]],
+        inputs: Iterable[Any] | AsyncIterable[Any],
+        **terms: Unpack[options.MapOptions],
+    ) -> BatchHandle[T]: ...
+
+    @overload
+    async def run_async_map(
+        self,
+        function: Callable[..., T],
+        inputs: Iterable[Any] | AsyncIterable[Any],
+        **terms: Unpack[options.MapOptions],
+    ) -> BatchHandle[T]: ...
+
+    async def run_async_map(
+        self,
+        function: Callable[..., Any],
+        inputs: Iterable[Any] | AsyncIterable[Any],
+        *,
+        input_mode: str = "auto",
+        max_concurrent: int | None = 64,
+        retries: int = 0,
+        fail_fast: bool = False,
+        cancel_running_on_fail: bool = False,
+        name: str | None = None,
+        tags: Mapping[str, str] | None = None,
+        project: str | None = None,
+        cluster: str | None = None,
+        window: int | None = None,
+        batch_timeout: float | None = None,
+        progress: bool | None = None,
+    ) -> BatchHandle[Any]:
+        """Run *function* once for each input and return the batch's handle at once.
+
+        Args:
+            function: Plain or decorated.
+            inputs: Any iterable, lazy or infinite, sync or async.
+            input_mode: ``single`` passes an input as the only argument, ``args``
+                unpacks a sequence, ``kwargs`` a dict, ``auto`` decides by type.
+            max_concurrent: Attempts without an outcome at any time; None: all.
+            retries: Further attempts of an item that failed.
+            fail_fast: Start nothing more after the first failure.
+            cancel_running_on_fail: With *fail_fast*, stop what runs as well.
+            name, tags: For people, and to find it again.
+            project, cluster: Override the function's own.
+            window: Items submitted and not yet delivered while something iterates;
+                None: no bound for inputs of known length, else twice *max_concurrent*.
+            batch_timeout: Seconds for the whole batch; then it is cancelled.
+            progress: Show how far it is while something waits for it, on the
+                standard error. None: the sync face does, this one does not.
+
+        Raises:
+            ConfigurationError: An option is wrong, or *inputs* is empty, text or a dict.
+            SubmissionError: What all items share cannot be shipped.
+
+        Cancelled: nothing of the batch is left, but shared content.
+        """
+        check(inputs=inputs, tags=tags, progress=progress, project=project, cluster=cluster)
+        terms = Terms(
+            input_mode=input_mode,
+            max_concurrent=max_concurrent,
+            retries=retries,
+            fail_fast=fail_fast,
+            cancel_running_on_fail=cancel_running_on_fail,
+            name=name,
+            tags=dict(tags or {}),
+            window=window,
+            batch_timeout=batch_timeout,
+        )
+        call = _call_of(function, project, cluster)
+        with _steps.wanted(progress):
+            batch = await self._start(call, inputs, terms)
+        return BatchHandle(self, batch, progress=progress)
+
+    async def _start(
+        self, call: _submit.Call, inputs: Iterable[Any] | AsyncIterable[Any], terms: Terms
+    ) -> Batch:
+        async with self._under_way.block():
+            session = await self._session(call.options)
+            return await _begin.start(session, call, inputs, terms, self.limit)
+
+    # --- finding ---
+
+    async def attach(
+        self, job_id: str, project: str | None = None, cluster: str | None = None
+    ) -> JobHandle[Any]:
+        """The handle of a job that any process submitted, an item of a batch included.
+
+        Raises:
+            ConfigurationError: That is no job's id.
+            NotFound: There is no such job in the store.
+        """
+        check(job_id=job_id, project=project, cluster=cluster)
+        item = _ids.item_of(job_id)
+        session = await self._session_for_id(job_id, project, cluster)
+        if item is not None:
+            return await self._item(session, *item)
+        manifest = await _manifest.read_manifest(session, f"jobs/{job_id}/handle.json", job_id)
+        at = await self._following(session, job_id, manifest)
+        return JobHandle[Any].from_dict(manifest).bound(self, at)
+
+    async def attach_batch(
+        self,
+        group_id: str,
+        project: str | None = None,
+        cluster: str | None = None,
+        poll_interval: float = 10.0,
+        poll_timeout: float | None = None,
+    ) -> BatchHandle[Any]:
+        """The handle of a batch that any process submitted; it observes and submits nothing.
+
+        Raises:
+            ConfigurationError: That is no batch's id.
+            NotFound: There is no such batch in the store.
+        """
+        check(group_id=group_id, project=project, cluster=cluster)
+        check(poll_interval=poll_interval, poll_timeout=poll_timeout)
+        _ids.refuse_job(group_id)
+        session = await self._session_for_id(group_id, project, cluster)
+        return BatchHandle(
+            self, await _begin.attach(session, group_id, limit=self.limit), attached=True
+        )
+
+    async def list_batches(
+        self,
+        name: str | None = None,
+        tags: Mapping[str, str] | None = None,
+        project: str | None = None,
+        cluster: str | None = None,
+        limit: int | None = None,
+    ) -> list[BatchHandle[Any]]:
+        """Handles of the batches in the store, the newest first; they observe.
+
+        Args:
+            name: Only those of this name.
+            tags: Only those that carry all of these.
+            project, cluster: Where to look, instead of the client's own.
+            limit: So many at most.
+
+        Raises:
+            ConfigurationError: An argument is wrong.
+        """
+        check(name=name, tags=tags, project=project, cluster=cluster, limit=limit)
+        given = {"project": project, "cluster": cluster}
+        session = await self._open({**self._where, **_given(given)})
+        found = await _begin.list_batches(session, name, tags, limit, self.limit)
+        return [BatchHandle(self, batch, attached=True) for batch in found]
+
+    async def list_jobs(
+        self,
+        project: str | None = None,
+        zone: str | None = None,
+        cluster: str | None = None,
+        namespace: str | None = None,
+    ) -> list[JobHandle[Any]]:
+        """Handles of the jobs the platform knows, the newest first.
+
+        Of a Kubernetes cluster, those on one host and those on several.
+        """
+        given = {"project": project, "zone": zone, "cluster": cluster, "namespace": namespace}
+        where = {**self._where, **_given(given)}
+        session = await self._open(where)
+        names = BACKENDS[session.target.backend].beside
+        beside = [await self._open({**where, "backend": backend}) for backend in names]
+        found = await _listing.records(session, beside)
+        handles = (JobHandle[Any].from_dict(one).bound(self, None) for one in found)
+        return sorted(handles, key=lambda job: (job.created_at, job.job_id), reverse=True)
+
+    async def _item(self, session: Session, group_id: str, index: int) -> JobHandle[Any]:
+        batch = await _begin.attach(session, group_id, limit=self.limit)
+        return await BatchHandle[Any](self, batch, attached=True).job(index)
+
+    # --- sessions ---
+
+    async def follow_record(self, record: JobRecord) -> Following:
+        """Where the job of an unbound handle is followed.
+
+        Raises:
+            NotFound: There is no such job in the store.
+        """
+        where = (record.project or None, record.cluster_name or None)
+        session = await self._session_for_id(record.group_id or record.job_id, *where)
+        if record.group_id is not None:
+            batch = await _begin.attach(session, record.group_id, limit=self.limit)
+            index = record.group_index or 0
+            return Following(
+                session=session,
+                submission=batch.submission,
+                index=index,
+                output_dir=f"{batch.manifest['output_dir']}/{index}",
+            )
+        name = f"jobs/{record.job_id}/handle.json"
+        manifest = await _manifest.read_manifest(session, name, record.job_id)
+        return await self._following(session, record.job_id, manifest)
+
+    async def _following(
+        self, session: Session, job_id: str, manifest: dict[str, Any]
+    ) -> Following:
+        submission = session.followed(job_id) or await self._observed(session, job_id, manifest)
+        output_dir = manifest.get("output_dir", "")
+        return Following(session=session, submission=submission, index=0, output_dir=output_dir)
+
+    async def _observed(
+        self, session: Session, job_id: str, manifest: dict[str, Any]
+    ) -> Submission:
+        scope = f"jobs/{job_id}/"
+        identity = Identity(
+            id=job_id,
+            scope=scope,
+            single=True,
+            key=await session.key(scope),
+            budgets=wire.Budgets(**manifest.get("budgets", {})),
+            created=float(manifest.get("created", 0.0)),
+            submitter=Owner.named(manifest.get("submitter")),
+        )
+        submission = Submission(identity, session.platform.store, session.platform.cluster)
+        return session.follow(submission, ours=False)
+
+    async def _session(self, settings: options.Options) -> Session:
+        given = {name: getattr(settings, name) for name in self._where}
+        accelerator = accelerators.parse(settings.accelerator)
+        return await self._open({**self._where, **_given(given)}, accelerator)
+
+    async def _session_for_id(
+        self, identity: str, project: str | None, cluster: str | None
+    ) -> Session:
+        where = {**self._where, **_given({"project": project, "cluster": cluster})}
+        for backend, adapters in BACKENDS.items():
+            if adapters.marker and f"-{adapters.marker}" in identity:
+                where["backend"] = backend
+        session = await self._open(where)
+        own = BACKENDS[session.target.backend]
+        if own.beside and f"-{own.marker}" not in identity:  # chosen for other jobs than this
+            session = await self._open({**where, "backend": own.beside[0]})
+        return session
+
+    async def _open(
+        self,
+        where: Mapping[str, str | None],
+        accelerator: accelerators.Accelerator | None = None,
+    ) -> Session:
+        if self.closed:
+            raise ConfigurationError(CLOSED)
+        target = configuration.resolve(
+            backend=where["backend"],
+            project=where["project"],
+            zone=where["zone"],
+            cluster=where["cluster"],
+            namespace=where["namespace"],
+            accelerator=accelerator,
+        )
+        if self._store is not None:
+            target = dataclasses.replace(target, store=self._store)
+        place = (configuration.home(os.environ), target)
+        opening = self._sessions.get(place)
+        if opening is None or (opening.done() and opening.exception() is not None):
+            loop = asyncio.get_running_loop()
+            opening = loop.create_task(self._opened(target), name="kinetic open platform")
+            self._sessions[place] = opening
+        return await shared(opening, "the client")
+
+    async def _opened(self, target: configuration.Target) -> Session:
+        platform = self._platform or await open_platform(target)
+        return Session(target, platform, self._id)
+
+
+async def _close(sessions: Sequence[asyncio.Task[Session]]) -> None:
+    for opening in sessions:
+        opening.cancel()  # to one that is open nothing happens
+    opened = await asyncio.gather(*sessions, return_exceptions=True)
+    closing = (one.aclose() for one in opened if isinstance(one, Session))
+    for end in await asyncio.gather(*closing, return_exceptions=True):
+        if isinstance(end, BaseException):
+            logging.warning("closing the client did not work: %s", described(end))
+
+
+def _given(values: Mapping[str, str | None]) -> dict[str, str | None]:
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _call_of(
+    function: Callable[..., Any], project: str | None, cluster: str | None
+) -> _submit.Call:
+    """What all items of a batch share; *project* and *cluster* go before the function's own."""
+    plain, settings = options.settings_of(function)
+    if project is not None or cluster is not None:
+        settings = settings.changed(
+            project=project or settings.project, cluster=cluster or settings.cluster
+        )
+    return _submit.Call(function=plain, name=_name_of(plain), options=settings)
+
+
+def _name_of(function: Callable[..., Any]) -> str:
+    return getattr(function, "__name__", type(function).__name__)
+
+
+# --- the implicit client of a loop -----------------------------------------------------
+
+_IMPLICIT: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Client] = (
+    weakref.WeakKeyDictionary()
+)
+_LIFETIMES: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, AsyncGenerator[None, None]] = (
+    weakref.WeakKeyDictionary()
+)
+
+
+async def implicit_client() -> Client:
+    """The client that module-level functions share on the running loop."""
+    loop = asyncio.get_running_loop()
+    client = _IMPLICIT.get(loop)
+    if client is None or client.closed:
+        client = _IMPLICIT[loop] = Client()
+        # asyncio.run closes pending async generators last: the one hook a loop has.
+        _LIFETIMES[loop] = lifetime = _lifetime(client)
+        await anext(lifetime)
+    return client
+
+
+async def _lifetime(client: Client) -> AsyncGenerator[None, None]:
+    try:
+        yield
+    finally:
+        await client.aclose()
+        loop = asyncio.get_running_loop()
+        _IMPLICIT.pop(loop, None)
+        _LIFETIMES.pop(loop, None)  # it would keep its loop alive

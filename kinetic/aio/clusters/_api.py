@@ -1,0 +1,185 @@
+"""Requests to the API server of one cluster: plain dicts out, plain dicts in, errors of ours."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from contextlib import aclosing
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+from kinetic.aio.clusters._access import Access
+from kinetic.aio.clusters._api_answers import Answer, Ask, Refusal, explained, is_crowded
+from kinetic.aio.clusters._api_http import Connections
+from kinetic.aio.clusters._api_level import Level
+from kinetic.aio.clusters._api_retry import News, Patience, persist
+from kinetic.errors import Unavailable
+
+if TYPE_CHECKING:
+    import aiohttp
+
+__all__ = ["Api", "Limits"]
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """How much is asked at a time and how long is waited; seconds.
+
+    ``idle_s`` is the silence after which a connection counts as dead. The
+    server itself ends what takes longer than a minute.
+    """
+
+    requests: int = 256
+    first_requests: int = 16
+    connect_s: float = 10.0
+    idle_s: float = 75.0
+    patience: Patience = field(default_factory=Patience)
+
+
+class Api:
+    """One cluster for one event loop; as many of them as there are clusters.
+
+    Nothing is opened before the first request. What may pass (429, 5xx,
+    connections that fail) is asked again, with growing and random pauses or
+    those the server wishes: so whoever creates something chooses its name, and
+    takes `AlreadyThere` for what a lost reply was about.
+
+    Errors of every method: `AuthError` (the credentials, or a missing right and
+    the Role that grants it), `NotFound`, `AlreadyThere`, `Conflict`, `Expired`,
+    `Refused` (the server's own words), `Throttled` and `Unavailable`.
+    """
+
+    def __init__(self, access: Access, limits: Limits | None = None) -> None:
+        self.server = access.server
+        self.default_namespace = access.namespace
+        self.cluster = access.name
+        self._access = access
+        self._limits = limits or Limits()
+        self._level = Level(
+            access.name, first=self._limits.first_requests, most=self._limits.requests
+        )
+        self._news = News(self._limits.patience)
+        self._had: set[tuple[str, ...]] = set()
+        self._http = Connections(
+            access, connect_s=self._limits.connect_s, most=self._limits.requests
+        )
+
+    async def call(
+        self,
+        method: str,
+        path: str,
+        *,
+        query: Mapping[str, str] | None = None,
+        body: Mapping[str, Any] | None = None,
+        content_type: str = "application/json",
+    ) -> dict[str, Any]:
+        """Send one request, e.g. ``GET /apis/batch/v1/namespaces/x/jobs``, and decode the answer.
+
+        Cancelled: the request may or may not have reached the server.
+        """
+        ask = Ask(method=method, path=path, query=query or {})
+        data = None if body is None else json.dumps(body, separators=(",", ":")).encode()
+        again = False
+
+        async def once() -> dict[str, Any]:
+            nonlocal again
+            first, again = not again, True
+            return await self._try(ask, data, content_type, again=not first)
+
+        return await self._persist(once, ask, self._limits.patience)
+
+    async def lines(
+        self, path: str, *, query: Mapping[str, str] | None = None, idle: float | None = None
+    ) -> AsyncGenerator[bytes]:
+        """The lines of an answer as they come, without their newlines, until the server ends it.
+
+        A line may be of any length, and the last needs no newline. There are
+        as many connections as streams, beside those of requests. It is not
+        repeated when it breaks: only the caller knows where to go on.
+
+        Args:
+            idle: The silence, in seconds, that counts as a dead connection;
+                None for a server that may be silent for ever.
+
+        Raises:
+            Unavailable: The connection broke, or was silent for *idle*.
+        """
+        ask = Ask(method="GET", path=path, query=query or {})
+
+        async def begun() -> AsyncGenerator[bytes]:
+            pieces = self._http.stream(ask, idle)
+            await anext(pieces)
+            self._had.add(_key(ask))
+            return pieces
+
+        once = replace(self._limits.patience, total_s=0.0)
+        async with aclosing(await self._persist(begun, ask, once)) as pieces:
+            rest: list[bytes] = []
+            async for piece in pieces:
+                first, *others = piece.split(b"\n")
+                rest.append(first)
+                for other in others:
+                    yield b"".join(rest)
+                    rest = [other]
+            if last := b"".join(rest):
+                yield last
+
+    async def tunnel(
+        self, path: str, protocol: str, *, query: Mapping[str, str] | None = None
+    ) -> aiohttp.ClientWebSocketResponse:
+        """A WebSocket to *path* that speaks *protocol*; whoever asks for it closes it."""
+        ask = Ask(method="GET", path=path, query=query or {})
+
+        async def begun() -> aiohttp.ClientWebSocketResponse:
+            return await self._http.upgrade(ask, protocol)
+
+        once = replace(self._limits.patience, total_s=0.0)
+        return await self._persist(begun, ask, once)
+
+    async def aclose(self) -> None:
+        """Close all connections; what is under way fails."""
+        await self._http.aclose()
+        await self._access.passes.aclose()
+
+    async def _persist(self, work: Callable[[], Awaitable[T]], ask: Ask, patience: Patience) -> T:
+        return await persist(
+            work,
+            patience,
+            lambda refusal: explained(refusal.answer, ask, self.cluster),
+            self._news,
+            lambda: _key(ask) in self._had,
+        )
+
+    async def _try(
+        self, ask: Ask, data: bytes | None, content_type: str, *, again: bool
+    ) -> dict[str, Any]:
+        async with self._level.turn(again=again) as turn:
+            try:
+                raw = await self._http.send(ask, data, content_type, self._limits.idle_s)
+            except Refusal as refusal:
+                turn.refused = is_crowded(refusal.answer)
+                raise
+            except Unavailable as exc:
+                turn.refused = isinstance(exc.__cause__, TimeoutError)
+                raise
+        self._had.add(_key(ask))
+        return _decoded(raw, ask, self.cluster)
+
+
+def _key(ask: Ask) -> tuple[str, ...]:
+    """The right that a request takes, whatever the name of its object."""
+    right = ask.right
+    return right.verb, right.group, right.resource, right.namespace
+
+
+def _decoded(raw: bytes, ask: Ask, cluster: str) -> dict[str, Any]:
+    try:
+        decoded: Any = json.loads(raw) if raw else {}
+    except ValueError:
+        decoded = None
+    if not isinstance(decoded, dict):
+        said = Answer(status=200, text=raw[:4096].decode(errors="replace"))
+        raise explained(said, ask, cluster)
+    return cast("dict[str, Any]", decoded)

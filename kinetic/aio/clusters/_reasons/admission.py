@@ -1,0 +1,256 @@
+"""Why the API server did not create an object: quotas, policies, things that are missing."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from kinetic._words import one_line
+from kinetic.aio.clusters._reasons.quantities import number
+from kinetic.aio.clusters._reasons.verdict import Outlook
+from kinetic.job_status import Reason
+
+__all__ = ["Refusal", "refusal"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refusal:
+    """What was refused, by what, and whether waiting may help."""
+
+    reason: Reason
+    message: str
+    advice: str
+    outlook: Outlook
+
+
+def refusal(text: str) -> Refusal:
+    """Judge the API server's own words, such as the message of a FailedCreate event."""
+    for pattern, judge in _RULES:
+        if found := pattern.search(text):
+            return judge(found)
+    return Refusal(
+        reason=Reason.REFUSED,
+        message=f"Kubernetes does not create it: {one_line(_bare(text))}",
+        advice="change what it names, or ask the cluster's administrator",
+        outlook=Outlook.BLOCKED,
+    )
+
+
+def _bare(text: str) -> str:
+    return re.sub(r'^Error creating: |pods? "[^"]*" (is|are) forbidden: ', "", text)
+
+
+def _exceeded(found: re.Match[str]) -> Refusal:
+    """``exceeded quota: NAME, requested: a=1, used: a=2, limited: a=2``."""
+    asked, used, limit = (_amounts(found[group]) for group in ("asked", "used", "limit"))
+    scale = [f"{name}: {limit[name]}" for name in asked if name in limit]
+    never = [name for name in asked if name in limit and number(asked[name]) > number(limit[name])]
+    wanted = ", ".join(f"{name} {asked[name]}" for name in never or asked)
+    allowed = ", ".join(f"{name} {limit[name]}" for name in never or asked if name in limit)
+    if never and all(name.startswith("count/") or name == "pods" for name in never):
+        kinds = ", ".join(name.removeprefix("count/") for name in never)
+        words = f"quota {found['name']!r} allows no further {kinds} in the namespace"
+        return Refusal(
+            reason=Reason.QUOTA,
+            message=f"{words} ({', '.join(scale)})",
+            advice="have the quota raised, or use another namespace",
+            outlook=Outlook.FINAL,
+        )
+    if never:
+        return Refusal(
+            reason=Reason.QUOTA,
+            message=f"quota {found['name']!r} allows {allowed}, the pod asks for {wanted}: "
+            "it can never fit",
+            advice="ask for less, or have the quota raised",
+            outlook=Outlook.FINAL,
+        )
+    taken = ", ".join(f"{name} {used.get(name, '?')} of {limit.get(name, '?')}" for name in asked)
+    return Refusal(
+        reason=Reason.QUOTA,
+        message=f"quota {found['name']!r} is used up ({taken}), {wanted} more is needed: "
+        "it is tried again",
+        advice="wait for other work to end, or have the quota raised",
+        outlook=Outlook.OPEN,
+    )
+
+
+def _amounts(text: str) -> dict[str, str]:
+    pairs = (part.strip().partition("=") for part in text.split(","))
+    return {name: amount for name, _, amount in pairs if amount}
+
+
+def _unset(found: re.Match[str]) -> Refusal:
+    names = ", ".join(part.strip() for part in found["what"].split(","))
+    return Refusal(
+        reason=Reason.QUOTA,
+        message=f"quota {found['name']!r} needs {names} stated on every pod, and it is not",
+        advice="set it: memory= and cpu= of the function do",
+        outlook=Outlook.FINAL,
+    )
+
+
+def _range(found: re.Match[str]) -> Refusal:
+    bound, resource, scope = found["bound"], found["resource"], found["scope"].lower()
+    most = "at most" if bound == "maximum" else "at least"
+    asked = f", {found['asked']} is asked" if found["asked"] else ", and none is stated"
+    return Refusal(
+        reason=Reason.REFUSED,
+        message=f"the namespace allows {most} {found['limit']} of {resource} a {scope}{asked}",
+        advice=f"ask for {'less' if bound == 'maximum' else 'more'}, or have the LimitRange raised",
+        outlook=Outlook.FINAL,
+    )
+
+
+def _ratio(found: re.Match[str]) -> Refusal:
+    return Refusal(
+        reason=Reason.REFUSED,
+        message=f"the namespace's LimitRange refuses the pod: {one_line(found[0])}",
+        advice="bring request and limit closer together",
+        outlook=Outlook.FINAL,
+    )
+
+
+def _security(found: re.Match[str]) -> Refusal:
+    level = found["level"].split(":")[0]
+    return Refusal(
+        reason=Reason.REFUSED,
+        message=f"the namespace enforces Pod Security {level!r}, which refuses the pod: "
+        f"{one_line(found['what'], 600)}",
+        advice="use another namespace, or have an administrator change its label",
+        outlook=Outlook.FINAL,
+    )
+
+
+def _account(found: re.Match[str]) -> Refusal:
+    return Refusal(
+        reason=Reason.SETUP,
+        message=f"service account {found['name']!r} does not exist in the namespace, so no pod "
+        "can be made",
+        advice="create it or correct the name; it is tried again by itself",
+        outlook=Outlook.BLOCKED,
+    )
+
+
+def _class(found: re.Match[str]) -> Refusal:
+    kind, name = found["kind"], found["name"].strip('"')
+    return Refusal(
+        reason=Reason.SETUP,
+        message=f"{kind} {name!r} does not exist in this cluster, so no pod can be made",
+        advice="correct the name, or have an administrator make it",
+        outlook=Outlook.BLOCKED,
+    )
+
+
+def _unreachable(found: re.Match[str]) -> Refusal:
+    return Refusal(
+        reason=Reason.REFUSED,
+        message=f"admission webhook {found['name']!r} of the cluster cannot be reached, so "
+        "nothing can be created; nothing is wrong with the job",
+        advice="tell the cluster's administrator; it is tried again by itself",
+        outlook=Outlook.BLOCKED,
+    )
+
+
+def _denied(found: re.Match[str]) -> Refusal:
+    said = one_line(found["what"] or "it gives no cause", 400)
+    return Refusal(
+        reason=Reason.REFUSED,
+        message=f"the cluster's policy {found['name']!r} refuses it: {said}",
+        advice="change the job as the policy says, or ask the cluster's administrator",
+        outlook=Outlook.FINAL,
+    )
+
+
+def _ending(found: re.Match[str]) -> Refusal:
+    return Refusal(
+        reason=Reason.CANCELLED,
+        message=f"the namespace {found['name'].strip(chr(34))} is being deleted, with all in it",
+        advice="submit again in another namespace",
+        outlook=Outlook.FINAL,
+    )
+
+
+def _unlimited(found: re.Match[str]) -> Refusal:
+    return Refusal(
+        reason=Reason.REFUSED,
+        message=f"Kubernetes refuses the specification ({found['field']}): an accelerator is "
+        "asked for without a limit",
+        advice="name the accelerator in the limits, equal to the requests",
+        outlook=Outlook.FINAL,
+    )
+
+
+def _invalid(found: re.Match[str]) -> Refusal:
+    return Refusal(
+        reason=Reason.REFUSED,
+        message=f"Kubernetes refuses the specification: {one_line(found['what'], 400)}",
+        advice="correct the named field",
+        outlook=Outlook.FINAL,
+    )
+
+
+def _forbidden(found: re.Match[str]) -> Refusal:
+    who, verb, what = found["who"], found["verb"], found["what"]
+    return Refusal(
+        reason=Reason.REFUSED,
+        message=f"{who} may not {verb} {what}",
+        advice=f"have an administrator grant {verb} on {what}",
+        outlook=Outlook.BLOCKED,
+    )
+
+
+_RULES: tuple[tuple[re.Pattern[str], Callable[[re.Match[str]], Refusal]], ...] = tuple(
+    (re.compile(pattern, re.DOTALL), judge)
+    for pattern, judge in (
+        (
+            (
+                r"exceeded quota: (?P<name>[^,]+), requested: (?P<asked>.*?), "
+                r"used: (?P<used>.*?), limited: (?P<limit>.*)"
+            ),
+            _exceeded,
+        ),
+        (r"failed quota: (?P<name>[^:]+): must specify (?P<what>.+?)(?: for: .*)?$", _unset),
+        (
+            (
+                r"(?P<bound>maximum|minimum) (?P<resource>\S+) usage per (?P<scope>\w+) is "
+                r"(?P<limit>[^,\s]+?)(?:\.|,)?(?:\s+but (?:limit|request) is (?P<asked>[^\s,\]]+)"
+                r"|\s+No (?:limit|request) is specified|(?=[\s\],]|$))"
+            ),
+            _range,
+        ),
+        (r"\S+ max limit to request limit ratio per .*", _ratio),
+        (r'violates PodSecurity "(?P<level>[^"]+)": (?P<what>.*)', _security),
+        (r'service ?account "?(?P<name>[^\s"]+)"? not found', _account),
+        (r"no (?P<kind>PriorityClass) with name (?P<name>\S+) was found", _class),
+        (
+            (
+                r'(?P<kind>RuntimeClass|PriorityClass|StorageClass|ResourceClaimTemplate) "?'
+                r'(?P<name>[^\s"]+)"? not found'
+            ),
+            _class,
+        ),
+        (r'failed calling webhook "(?P<name>[^"]+)"', _unreachable),
+        (
+            (
+                r'admission webhook "(?P<name>[^"]+)" denied the request'
+                r"(?: without explanation|: (?P<what>.*))?"
+            ),
+            _denied,
+        ),
+        (
+            r"ValidatingAdmissionPolicy '(?P<name>[^']+)'[^:]* denied request: (?P<what>.*)",
+            _denied,
+        ),
+        (r"in namespace (?P<name>\S+) because it is being terminated", _ending),
+        (
+            r"(?P<field>spec\.\S*resources\.limits): Required value: Limit must be set",
+            _unlimited,
+        ),
+        (r'"[^"]*" is invalid: (?P<what>.*)', _invalid),
+        (
+            r'User "(?P<who>[^"]+)" cannot (?P<verb>\w+) resource "(?P<what>[^"]+)"',
+            _forbidden,
+        ),
+    )
+)

@@ -1,0 +1,374 @@
+"""A Job that is over: done, failed, or deleted.
+
+The Job's own reason is a consequence. The cause is with its pods, of which the
+last version counts when they are there no more.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+
+from kinetic.aio.clusters._reasons.documents import Document, condition, part, parts, uid
+from kinetic.aio.clusters._reasons.ending import disrupted, ending, has_ended, ran, removal
+from kinetic.aio.clusters._reasons.starting import obstacle
+from kinetic.aio.clusters._reasons.verdict import Outlook, Seen, Verdict
+from kinetic.aio.ports import Phase
+from kinetic.job_status import JobStatus, Reason
+
+__all__ = [
+    "being_deleted",
+    "failed",
+    "gone",
+    "index_of",
+    "of_indexes",
+    "past",
+    "succeeded",
+    "swept",
+]
+
+
+def past(seen: Seen, pod: Document) -> Verdict:
+    """How a pod ended that has ended or is there no more."""
+    if has_ended(pod):
+        last = ending(seen, pod)
+        if last.reason is not Reason.DEADLINE or ran(pod):
+            return last
+        held = obstacle(seen, pod)
+        words = f"{last.message} before the program ever ran: {held.message}"
+        return replace(last, reason=held.reason or last.reason, message=words, advice=held.advice)
+    why = removal(seen, pod)
+    words = why.message if why else "the pod is gone, and how its program ended was not seen"
+    return Verdict(
+        status=JobStatus.FAILED,
+        phase=Phase.ENDED,
+        reason=why.reason if why else Reason.LOST,
+        executor=uid(pod),
+        message=words,
+        advice=why.advice if why else "run it again",
+        outlook=Outlook.FINAL,
+    )
+
+
+def index_of(pod: Document) -> int | None:
+    """The pod's index in its Job, if it has one."""
+    metadata: Document = part(pod, "metadata")
+    key = "batch.kubernetes.io/job-completion-index"
+    text = str({**part(metadata, "labels"), **part(metadata, "annotations")}.get(key))
+    return int(text) if text.isdecimal() else None
+
+
+def _indexes(text: object) -> list[int]:
+    """``0,2-4`` as numbers."""
+    found: list[int] = []
+    for span in str(text or "").split(","):
+        first, _, last = span.partition("-")
+        if first.isdecimal():
+            found += range(int(first), int(last or first) + 1)
+    return found
+
+
+def _listed(numbers: Sequence[int]) -> str:
+    *first, last = [str(one) for one in numbers] or [""]
+    return f"{', '.join(first)} and {last}" if first else last
+
+
+def _many(job: Document) -> bool:
+    return (part(job, "spec").get("completions") or 1) > 1
+
+
+def succeeded(seen: Seen, done: Document) -> Verdict:
+    """Judge a Job whose success is certain: *done* is the condition that says so."""
+    job = seen.any_job
+    verdicts = [(pod, past(seen, pod)) for pod in (*seen.gone, *seen.pods) if has_ended(pod)]
+    good = [one for _, one in verdicts if one.status is JobStatus.SUCCEEDED]
+    spec: Document = part(job, "spec")
+    complete = _indexes(part(job, "status").get("completedIndexes"))
+    message = good[-1].message if good and not _many(job) else "succeeded"
+    if done.get("reason") == "SuccessPolicy":
+        others = [one for one in range(spec.get("completions") or 0) if one not in complete]
+        stopped = f", index {_listed(others)} was stopped (it did not fail)" if others else ""
+        message = f"succeeded: index {_listed(complete)} was enough{stopped}"
+    elif _many(job):
+        message = f"succeeded, all {spec['completions']} indexes"
+    if condition(job, "Suspended", "False") is not None:
+        message = f"was suspended and resumed; {message}"
+    if not seen.pods:
+        message += "; its pod and log were removed since, which is no loss of the job"
+    return Verdict(
+        status=JobStatus.SUCCEEDED,
+        phase=Phase.ENDED,
+        exit_code=0,
+        executor=good[-1].executor if good else "",
+        message=message,
+        outlook=Outlook.FINAL,
+    )
+
+
+def failed(seen: Seen, target: Document) -> Verdict:
+    """Judge a Job whose failure is certain: *target* is the condition that says so."""
+    cause = _cause(seen, target)
+    alive = [pod for pod in seen.pods if not has_ended(pod)]
+    if not alive:
+        return cause
+    running = any(ran(pod) for pod in alive)
+    return replace(  # what is being stopped may still commit what it has done
+        cause,
+        status=JobStatus.RUNNING if running else JobStatus.PENDING,
+        phase=Phase.RUNNING if running else Phase.PENDING,
+        message=f"is being stopped: {cause.message}",
+        outlook=Outlook.OPEN,
+    )
+
+
+def _cause(seen: Seen, target: Document) -> Verdict:
+    if _ending_namespace(seen):
+        return _cancelled(f"the namespace {_namespace(seen)!r} was deleted, with the Job in it")
+    if target.get("reason") == "DeadlineExceeded":
+        return _out_of_time(seen)
+    pods = [*seen.gone, *(pod for pod in seen.pods if has_ended(pod))]
+    bad = [(pod, one) for pod in pods if (one := past(seen, pod)).status is JobStatus.FAILED]
+    wanted = _indexes(part(seen.any_job, "status").get("failedIndexes"))
+    own = [pair for pair in bad if index_of(pair[0]) in wanted] if wanted else []
+    own = own or [pair for pair in bad if not swept(pair[0])] or bad
+    own = own or [(pod, one) for pod in seen.pods if (one := ending(seen, pod)).exit_code]
+    if not own:
+        return _unseen(target)
+    own.sort(key=lambda pair: str(part(pair[0], "metadata").get("creationTimestamp") or ""))
+    last = own[-1][1]
+    if _many(seen.any_job):
+        return replace(last, message=of_indexes(seen.any_job, target, own))
+    code = last.exit_code
+    if target.get("reason") == "PodFailurePolicy":
+        means = f"exit code {code} means 'do not retry', so the Job failed at once"
+        return replace(last, message=f"{last.message}; {means}" if code else last.message)
+    if starts := _starts(own[-1][0]):
+        return replace(last, message=f"failed in each of {starts} starts; the last: {last.message}")
+    tries = len(own)
+    if tries > 1:
+        same = {one.exit_code for _, one in own} == {code} and code is not None
+        each = f", each with exit code {code}" if same else ""
+        return replace(last, message=f"failed in {tries} attempts{each}; the last: {last.message}")
+    return last
+
+
+def _starts(pod: Document) -> int:
+    """How often its program was started, if its failure did not end the pod."""
+    if part(pod, "spec").get("restartPolicy") == "Never":
+        return 0
+    statuses = parts(part(pod, "status"), "containerStatuses")
+    restarts = max((int(one.get("restartCount") or 0) for one in statuses), default=0)
+    return restarts + 1 if restarts else 0
+
+
+def swept(pod: Document) -> bool:
+    """Whether the pod was stopped because of others: by its Job, or by hand."""
+    deleted = part(pod, "metadata").get("deletionTimestamp")
+    statuses = parts(part(pod, "status"), "containerStatuses")
+    ends = [part(part(one, "state"), "terminated") for one in statuses]
+    by_signal = all(one.get("exitCode") in (None, 0, 137, 143) for one in ends)
+    return bool(deleted) and by_signal and not disrupted(pod)
+
+
+def _unseen(target: Document) -> Verdict:
+    """No pod was seen: what is left is the Job's own word."""
+    said = str(target.get("message") or "")
+    code = re.search(r"exit code (\d+)", said)
+    policy = target.get("reason") == "PodFailurePolicy" and code is not None
+    words = (
+        f"the program ended with exit code {code[1]}, which means 'do not retry'"
+        if policy and code is not None
+        else f"the Job failed ({target.get('reason')}), and its pods are gone"
+    )
+    return Verdict(
+        status=JobStatus.FAILED,
+        phase=Phase.ENDED,
+        reason=Reason.USER_ERROR if policy else Reason.LOST,
+        exit_code=int(code[1]) if code is not None else None,
+        message=words,
+        advice="see its log, if one was kept",
+        outlook=Outlook.FINAL,
+    )
+
+
+def _out_of_time(seen: Seen) -> Verdict:
+    limit = part(seen.any_job, "spec").get("activeDeadlineSeconds")
+    message = f"the Job's time limit{f' of {limit} s' if limit else ''} passed"
+    pods = [*seen.gone, *seen.pods]
+    last = past(seen, pods[-1]) if pods else None
+    advice = "give it more time (timeout=)"
+    reason = Reason.DEADLINE
+    if pods and not any(ran(pod) for pod in pods):
+        held = obstacle(seen, pods[-1])
+        message += f" before the program ever ran: {held.message}"
+        advice, reason = held.advice or advice, held.reason or reason
+    else:
+        message += "; the program was stopped"
+    return Verdict(
+        status=JobStatus.FAILED,
+        phase=Phase.ENDED,
+        reason=reason,
+        exit_code=last.exit_code if last is not None else None,
+        executor=last.executor if last is not None else "",
+        message=message,
+        advice=advice,
+        outlook=Outlook.FINAL,
+    )
+
+
+def of_indexes(job: Document, target: Document, bad: Sequence[tuple[Document, Verdict]]) -> str:
+    """Which indexes of a Job failed, and what of the others."""
+    status: Document = part(job, "status")
+    spec: Document = part(job, "spec")
+    failures, complete = (
+        _indexes(status.get("failedIndexes")),
+        _indexes(status.get("completedIndexes")),
+    )
+    told = {index_of(pod): one.message for pod, one in bad}
+    words = "; ".join(f"index {one} failed for good: {told.get(one, '?')}" for one in failures)
+    words = words or f"failed in {len(bad)} attempts; the last: {bad[-1][1].message}"
+    if complete:
+        words += f"; {_listed(complete)} succeeded"
+    others = [
+        one for one in range(spec.get("completions") or 0) if one not in (*failures, *complete)
+    ]
+    if target.get("reason") == "MaxFailedIndexesExceeded":
+        most = spec.get("maxFailedIndexes")
+        stopped = f"; index {_listed(others)} did not fail by themselves" if others else ""
+        words = f"more than {most} of the indexes failed, so the Job was stopped{stopped}; {words}"
+    return words
+
+
+def _cancelled(
+    message: str,
+    *,
+    phase: Phase = Phase.ENDED,
+    status: JobStatus = JobStatus.NOT_FOUND,
+    executor: str = "",
+    exit_code: int | None = None,
+    advice: str = "submit again if that was not meant",
+) -> Verdict:
+    ended = phase in (Phase.ENDED, Phase.GONE)
+    return Verdict(
+        status=status,
+        phase=phase,
+        reason=Reason.CANCELLED,
+        exit_code=exit_code,
+        executor=executor,
+        message=message,
+        advice=advice,
+        outlook=Outlook.FINAL if ended else Outlook.OPEN,
+    )
+
+
+def _namespace(seen: Seen) -> str:
+    metadata: Document = part(seen.any_job, "metadata")
+    return str(metadata.get("namespace") or "")
+
+
+def _ending_namespace(seen: Seen) -> bool:
+    namespace = seen.namespace
+    phase = part(namespace, "status").get("phase")
+    return phase == "Terminating" or bool(part(namespace, "metadata").get("deletionTimestamp"))
+
+
+def being_deleted(seen: Seen) -> Verdict:
+    """Judge a Job that is on its way out before it was over."""
+    alive = [pod for pod in seen.pods if not has_ended(pod)]
+    if seen.pods and not alive:
+        return replace(_deleted(replace(seen, gone=seen.pods)), phase=Phase.ENDED)
+    running = any(ran(pod) for pod in alive)
+    finalizers = parts(part(seen.any_job, "metadata"), "finalizers")
+    stays = ", its pods stay" if "orphan" in finalizers else ", as soon as its pods are gone"
+    return _cancelled(
+        f"the Job is being deleted by somebody{stays}",
+        phase=Phase.RUNNING if running else Phase.PENDING,
+        status=JobStatus.RUNNING if running else JobStatus.PENDING,
+        executor=uid(alive[-1]) if alive else "",
+    )
+
+
+def gone(seen: Seen) -> Verdict:
+    """Judge a Job that is not there: removed after its end, deleted, or never made."""
+    if seen.pods:
+        return _orphan(seen, seen.pods[-1])
+    if not seen.any_job and not seen.gone:
+        name = f" {seen.job_name!r}" if seen.job_name else ""
+        return Verdict(
+            status=JobStatus.NOT_FOUND,
+            phase=Phase.GONE,
+            message=f"there is no Job{name}",
+            outlook=Outlook.FINAL,
+        )
+    job = seen.any_job
+    if done := condition(job, "Complete") or condition(job, "SuccessCriteriaMet"):
+        before = succeeded(replace(seen, pods=seen.gone), done)
+        return replace(
+            before,
+            phase=Phase.GONE,
+            message=f"{before.message}; {_removed(job)}, which is not a loss",
+        )
+    if target := condition(job, "Failed") or condition(job, "FailureTarget"):
+        before = _cause(seen, target)
+        all_swept = all(swept(pod) for pod in seen.gone) and bool(seen.gone)
+        if before.reason is not Reason.LOST or not all_swept:
+            return replace(
+                before, phase=Phase.GONE, message=f"{before.message}; {_removed(job)} since"
+            )
+        words = f"the whole namespace {_namespace(seen)!r} was deleted with the Job in it"
+        return _cancelled(f"{words}, or first its pod and then the Job", phase=Phase.GONE)
+    return _deleted(seen)
+
+
+def _removed(job: Document) -> str:
+    ttl = part(job, "spec").get("ttlSecondsAfterFinished")
+    return (
+        f"removed by its own time-to-live of {ttl} s" if ttl is not None else "the Job was removed"
+    )
+
+
+def _deleted(seen: Seen) -> Verdict:
+    """Before it was over."""
+    if _ending_namespace(seen):
+        return _cancelled(
+            f"the namespace {_namespace(seen)!r} was deleted, with the Job in it", phase=Phase.GONE
+        )
+    if not any(ran(pod) for pod in seen.gone):
+        return _cancelled("the Job was deleted before it ever ran", phase=Phase.GONE)
+    last = past(seen, seen.gone[-1])
+    words = "the Job was deleted by somebody while it ran"
+    if last.exit_code == 137:
+        words += "; the program did not react to SIGTERM and was killed after its grace"
+    return _cancelled(
+        words, phase=Phase.GONE, executor=last.executor, exit_code=last.exit_code
+    )  # fmt: skip
+
+
+def _orphan(seen: Seen, pod: Document) -> Verdict:
+    """The Job is gone, a pod of it is not."""
+    leaving = bool(part(pod, "metadata").get("deletionTimestamp"))
+    if has_ended(pod):
+        last = ending(seen, pod)
+        if leaving and last.status is not JobStatus.SUCCEEDED:
+            done = _deleted(replace(seen, gone=(pod,)))
+            return replace(done, phase=Phase.ENDED)
+        return replace(
+            last,
+            message=f"the Job was deleted, its pod ran on: {last.message}",
+            advice="delete the pod when its log is not needed",
+        )
+    running = ran(pod)
+    if leaving:
+        when = "while it ran" if running else "before it ever ran"
+        return _cancelled(
+            f"the Job was deleted by somebody {when}; its pod is being stopped",
+            phase=Phase.RUNNING if running else Phase.PENDING,
+            executor=uid(pod),
+        )
+    return _cancelled(
+        "the Job object is gone, but its pod still runs, and costs",
+        phase=Phase.RUNNING if running else Phase.PENDING,
+        executor=uid(pod),
+        advice="delete the pod",
+    )

@@ -1,0 +1,474 @@
+"""The handle of one job, for asyncio."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable, Generator
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, cast
+
+import anyio.to_thread
+from absl import logging
+
+from kinetic._rules import check
+from kinetic._runner import wire
+from kinetic.aio import _debug, _job_log, _launch, _results
+from kinetic.aio._release import release
+from kinetic.errors import ConfigurationError, JobCancelled, JobError, NotFound, ResultTimeout
+from kinetic.job_record import JobRecord
+from kinetic.job_status import JobStatus
+
+if TYPE_CHECKING:
+    from kinetic.aio._following import Following
+    from kinetic.aio.client import Client
+
+__all__ = ["JobHandle"]
+
+T = TypeVar("T")
+_UNSET = object()
+
+PRINTING_S = 10.0
+"""How long the output of a job that has ended is waited for."""
+
+
+@dataclass(eq=False)
+class JobHandle(JobRecord, Generic[T]):
+    """A submitted job: wait for it, watch it, cancel it, clean it up.
+
+    A handle does not own its job: cancelling a task that waits on it leaves
+    the job running. Handles are equal when their job is.
+    """
+
+    def __post_init__(self) -> None:
+        self._client: Client | None = None
+        self._following: Following | None = None
+        self._value: Any = _UNSET
+        self._reading = asyncio.Lock()
+        self._cleaned = False
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, JobHandle) and other.job_id == self.job_id
+
+    def __hash__(self) -> int:
+        return hash(self.job_id)
+
+    def __await__(self) -> Generator[Any, None, T]:
+        return self.result().__await__()
+
+    def bound(self, client: Client, following: Following | None) -> Self:
+        """Tie the handle to the client that made it; not for users."""
+        self._client, self._following = client, following
+        return self
+
+    async def _follow(self) -> Following:
+        """Find the job's platform and follow it, once.
+
+        Raises:
+            NotFound: There is no such job.
+        """
+        if self._following is not None:
+            self._following.submission.refuse_removed()
+        if self._following is None:
+            if self._client is None:
+                from kinetic.aio.client import implicit_client
+
+                self._client = await implicit_client()
+            self._following = await self._client.follow_record(self)
+        return self._following
+
+    async def status(self) -> JobStatus:
+        """What is true now: read from the store, and from the platform while it is open."""
+        if self._cleaned:
+            return JobStatus.NOT_FOUND
+        try:
+            at = await self._follow()
+        except NotFound:
+            return JobStatus.NOT_FOUND
+        item = await at.submission.look(at.index)
+        if not item.state.final and not await self._exists(at):
+            return JobStatus.NOT_FOUND
+        if not item.state.final:
+            await at.submission.reconcile(at.index)
+        return at.submission.status(at.index)
+
+    async def _exists(self, at: Following) -> bool:
+        scope = at.submission.identity.scope
+        name = f"{scope}handle.json" if at.submission.identity.single else f"{scope}manifest"
+        return bool(await at.session.platform.store.list(name))
+
+    async def reason(self) -> str:
+        """Why the job is in its state, in words; empty when there is nothing to say."""
+        at = await self._follow()
+        item = await at.submission.look(at.index)
+        seen = at.submission.observation(at.index)
+        if item.outcome is None:
+            if item.state.final or item.state is wire.ItemState.CANCELLING:
+                return "cancelled"
+            trouble = at.submission.trouble(at.index)
+            return str(trouble or (seen.message if seen is not None else ""))
+        if item.outcome.kind is wire.Kind.VALUE:
+            return ""
+        error = await self._failure(at, item)
+        return f"{item.outcome.reason}: {error}"
+
+    async def result(
+        self,
+        timeout: float | None = None,
+        cleanup: bool | None = None,
+        cleanup_timeout: float = 180,
+        cleanup_poll_interval: float = 2,
+        stream_logs: bool | None = None,
+        on_status_change: Callable[[JobStatus], None] | None = None,
+    ) -> T:
+        """Wait for the job and return its value.
+
+        Args:
+            timeout: Seconds to wait; the job goes on after them.
+            cleanup: Remove the job and its objects once the value has arrived;
+                None means yes, unless it is a debug job. A failed job is kept.
+            cleanup_timeout: Seconds the removal may take.
+            cleanup_poll_interval: Accepted for compatibility; nothing is polled.
+            stream_logs: Print the job's output while waiting; where that does
+                not work, it is logged.
+            on_status_change: Called with each new status, the first and the
+                last included; what it raises is logged.
+
+        Raises:
+            ConfigurationError: *timeout* is no number of at least 0, or None.
+            ResultTimeout: *timeout* is over (a ``TimeoutError``).
+            JobCancelled: It was cancelled.
+            JobLost: It died without an outcome.
+            JobFailed: It failed, and its exception cannot be rebuilt here.
+            Exception: Whatever the function raised, with the remote traceback
+                as a note.
+
+        Cancelled: only the waiting ends.
+        """
+        check(timeout=timeout)
+        if self._value is _UNSET:
+            try:
+                at = await self._follow()
+                item = await self._ended(at, timeout, stream_logs, on_status_change)
+                if item.state is not wire.ItemState.SUCCEEDED:
+                    raise await self._failure(at, item)
+                cleans = cleanup or (cleanup is None and not self.debug)
+                return cast("T", await self._take(at, item, cleanup_timeout if cleans else None))
+            except NotFound:
+                if self._value is _UNSET:
+                    raise  # else another call was first, and has cleaned up
+        return cast("T", self._value)
+
+    async def _ended(
+        self,
+        at: Following,
+        timeout: float | None,
+        stream_logs: bool | None,
+        on_status_change: Callable[[JobStatus], None] | None,
+    ) -> wire.Item:
+        """Wait for its end, and tell meanwhile what was asked for."""
+        stop_telling = self._tell(at, on_status_change)
+        printing = at.session.spawn(self._print_logs(), name="print logs") if stream_logs else None
+        try:
+            item = await self._closed(at, timeout)
+            if printing is not None:
+                _, late = await asyncio.wait({printing}, timeout=PRINTING_S)
+                if late:
+                    words = "not all of the output of %s is shown: it takes longer than %g s"
+                    logging.warning(words, self.job_id, PRINTING_S)
+            return item
+        finally:
+            stop_telling()
+            if printing is not None:
+                printing.cancel()
+
+    async def _take(self, at: Following, item: wire.Item, cleanup_timeout: float | None) -> Any:
+        """Read the value, and clean up if there is a time for it; what one call took, all get."""
+        async with self._reading:
+            if self._value is not _UNSET:
+                return self._value
+            value = await self._read_value(at, item)
+            if cleanup_timeout is not None and at.submission.identity.single:
+                self._value = value  # an item's outcome stays in the store
+        if cleanup_timeout is not None:
+            await self._clean_up_after_value(at, cleanup_timeout)
+        return value
+
+    async def _closed(self, at: Following, timeout: float | None) -> wire.Item:
+        if (refused := at.submission.refusal(at.index)) is not None:
+            raise refused
+        item = at.submission.item(at.index)
+        if item is None or at.submission.trouble(at.index) is not None:
+            item = await at.submission.reconcile(at.index)
+        if item.state.final:
+            return item
+        doubt = None
+        if not at.submission.ours:
+            looking = at.submission.keep_looking(at.index)
+            doubt = at.session.spawn(looking, name=f"doubt about {self.job_id}")
+        try:
+            return await asyncio.wait_for(at.submission.closed(at.index), timeout)
+        except TimeoutError:
+            raise ResultTimeout(
+                f"{self.job_id} has no result after {timeout:g} s; it goes on, and its handle "
+                "stays valid",
+                job_id=self.job_id,
+            ) from None
+        finally:
+            if doubt is not None:
+                doubt.cancel()
+
+    def _tell(
+        self, at: Following, on_status_change: Callable[[JobStatus], None] | None
+    ) -> Callable[[], None]:
+        if on_status_change is None:
+            return lambda: None
+        told: list[JobStatus] = []
+
+        def tell(index: int, item: wire.Item | None) -> None:
+            if index != at.index:
+                return  # first of all: with every handle of a batch there is one of these
+            status = at.submission.status(index)
+            if told and told[-1] is status:
+                return
+            told.append(status)
+            try:
+                on_status_change(status)
+            except Exception:
+                logging.exception("on_status_change of %s raised", self.job_id)
+
+        if at.submission.item(at.index) is not None or at.submission.observation(at.index):
+            tell(at.index, None)
+        return at.submission.listen(tell)
+
+    async def _read_value(self, at: Following, item: wire.Item) -> Any:
+        outcome, body = await at.submission.outcome(at.index, item.attempt)
+        return await _results.value_of(at.session.platform.store, outcome, body, self.job_id)
+
+    async def _failure(self, at: Following, item: wire.Item) -> BaseException:
+        if item.outcome is None:
+            return JobCancelled(f"{self.job_id} was cancelled", job_id=self.job_id)
+        outcome, body = await at.submission.outcome(at.index, item.attempt)
+        return await anyio.to_thread.run_sync(_results.failure_of, outcome, body, self.job_id)
+
+    async def _clean_up_after_value(self, at: Following, timeout: float) -> None:
+        if at.submission.identity.single:
+            cleaning = self._remove(at, jobs=True, objects=True, timeout=timeout, ended=True)
+        else:
+            cleaning = at.session.platform.cluster.delete(names=[self._attempt_name(at)])
+        self._cleaned = at.submission.identity.single
+        await release(cleaning, what=f"cleaning {self.job_id} up", grace=timeout)
+
+    def _attempt_name(self, at: Following) -> str:
+        item = at.submission.item(at.index)
+        return at.submission.identity.attempt_name(at.index, item.attempt if item else 1)
+
+    async def logs(self, follow: bool = False) -> AsyncIterator[str]:
+        """The lines of the job's output; with *follow* also those to come, until it ends.
+
+        *follow* goes on with the next attempt when the platform replaces the
+        job's process, or when it is tried again. Without it, the lines are
+        those of the last attempt.
+
+        Raises:
+            NotFound: The job has not started, or was removed with its log.
+        """
+        at = await self._follow()
+        cluster = at.session.platform.cluster
+        told = _job_log.followed(at) if follow else cluster.logs(self._attempt_name(at))
+        try:
+            async with aclosing(told) as lines:
+                async for line in lines:
+                    yield line
+        except NotFound as exc:
+            raise await self._without_log(at) from exc
+
+    async def _without_log(self, at: Following) -> NotFound:
+        item = at.submission.item(at.index) or await at.submission.look(at.index)
+        if item.state.final:
+            return NotFound(
+                f"{self.job_id} has no log any more: its job was removed, as cancel(), results() "
+                "and result() do; with cleanup=False the latter keep it"
+            )
+        return NotFound(
+            f"{self.job_id} has no log: it has not started yet, or its job was removed; status() "
+            "and reason() tell"
+        )
+
+    async def tail(self, n: int = 100) -> str:
+        """The last *n* lines of the job's output so far.
+
+        Raises:
+            ConfigurationError: *n* is no int of at least 0.
+            NotFound: The job has not started, or was removed with its log.
+        """
+        check(n=n)
+        at = await self._follow()
+        lines = at.session.platform.cluster.logs(self._attempt_name(at), tail=n)
+        try:
+            return "\n".join([line async for line in lines])
+        except NotFound as exc:
+            raise await self._without_log(at) from exc
+
+    async def _print_logs(self) -> None:
+        try:
+            async for line in self.logs(follow=True):
+                await anyio.to_thread.run_sync(_print, line)  # a full pipe may block
+        except Exception as exc:  # of the job itself result() tells
+            logging.warning("the output of %s cannot be shown: %s", self.job_id, exc)
+
+    async def cancel(self, cleanup_timeout: float = 180, cleanup_poll_interval: float = 2) -> None:
+        """Stop the job with everything it started; its status becomes NOT_FOUND.
+
+        A value it has committed before stays. Returns when the job has ended.
+
+        Raises:
+            ResultTimeout: It has not ended within *cleanup_timeout* seconds.
+
+        Cancelled: the request stays; the job ends all the same.
+        """
+        if self._cleaned:
+            return
+        try:
+            at = await self._follow()
+        except NotFound:
+            return
+        item = await at.submission.look(at.index)
+        if not item.state.final:
+            if at.submission.identity.single:
+                await at.submission.append(wire.Request(kind="stop", cause="cancel"))
+            else:  # many that are cancelled at once make one request
+                await at.submission.requests.stop_items((at.index,), "cancel")
+            await at.session.platform.cluster.delete(names=[self._attempt_name(at)])
+            await at.submission.look(at.index)
+            try:
+                await asyncio.wait_for(at.submission.closed(at.index), cleanup_timeout)
+            except TimeoutError:
+                raise ResultTimeout(
+                    f"{self.job_id} was asked to stop and has not ended within "
+                    f"{cleanup_timeout:g} s; it will be killed",
+                    job_id=self.job_id,
+                ) from None
+            await _launch.until_gone(at.session, [self._attempt_name(at)], cleanup_timeout)
+
+    async def cleanup(
+        self,
+        k8s: bool = True,
+        gcs: bool = True,
+        cleanup_timeout: float = 180,
+        cleanup_poll_interval: float = 2,
+    ) -> None:
+        """Remove the job from the platform (*k8s*) and its objects from the store (*gcs*).
+
+        A running job is stopped. ``KINETIC_OUTPUT_DIR`` is kept. For an item of
+        a batch only the job is removed: its outcome belongs to the batch.
+
+        Cancelled: run it again; it goes on where it stopped.
+        """
+        try:
+            at = await self._follow()
+        except NotFound:
+            self._cleaned = True
+            return
+        objects = gcs and at.submission.identity.single
+        await self._remove(at, jobs=k8s, objects=objects, timeout=cleanup_timeout)
+        self._cleaned = objects
+
+    async def _remove(
+        self, at: Following, *, jobs: bool, objects: bool, timeout: float, ended: bool = False
+    ) -> None:
+        await _launch.remove(
+            at.session,
+            at.submission.identity.scope,
+            names=[self._attempt_name(at)],
+            jobs=jobs,
+            objects=objects,
+            timeout=timeout,
+            ended=ended,
+        )
+        if objects:
+            at.session.forget(at.submission)
+
+    async def debug_attach(
+        self, local_port: int = 5678, working_dir: str | None = None, worker: int = 0
+    ) -> subprocess.Popen[bytes]:
+        """Wait for the job's debugger, forward it to *local_port*, and print what VS Code needs.
+
+        The process that forwards ends with the job, or with this process; end
+        it earlier with `kinetic.debug.cleanup_port_forward`.
+
+        Args:
+            local_port: The port of this machine's loopback; 0 for any that is free.
+            working_dir: The folder on this machine that the editor finds the
+                project's files in; None for the one the job was submitted from.
+            worker: Which host, from 0, of a job on several.
+
+        Raises:
+            ConfigurationError: The job was not submitted with ``debug=True``,
+                the port is taken, or there is no such worker.
+            ResultTimeout: The job is not ready in the time that KINETIC_DEBUG_WAIT_S
+                says; it goes on.
+            JobError: It has ended.
+            AuthError: A right is missing.
+
+        Cancelled: nothing is forwarded; the job goes on.
+        """
+        if not self.debug:
+            raise ConfigurationError(
+                f"{self.job_id} has no debugger: it was not submitted with debug=True; submit it "
+                "again with .options(debug=True)"
+            )
+        _debug.require_port(local_port)
+        _debug.require_worker(worker, self.accelerator, self.job_id)
+        at = await self._follow()
+
+        async def ended(item: wire.Item) -> Exception:
+            words = f"{self.job_id} has ended, and its debugger with it"
+            if item.state is not wire.ItemState.SUCCEEDED:
+                words += f": {await self._failure(at, item)}"
+            return JobError(words, job_id=self.job_id)
+
+        place = await _debug.ready(at, self.job_id, worker, ended)
+        process, port = await _debug.forward(at, place, local_port)
+        words = _debug.instructions(place, port, working_dir)
+        await anyio.to_thread.run_sync(_print, words)
+        return process
+
+    @property
+    def output_dir(self) -> str:
+        """What the job sees as ``KINETIC_OUTPUT_DIR``; empty until it was followed once."""
+        return self._following.output_dir if self._following is not None else ""
+
+    async def outputs(self) -> list[str]:
+        """The files under `output_dir`, relative to it, sorted.
+
+        Raises:
+            ConfigurationError: The directory is neither in this platform's store nor on a disk.
+        """
+        at = self._following or await self._follow()  # the files outlive the job
+        folder, store = at.output_dir, at.session.platform.store
+        if folder.startswith(f"{store.url}/"):
+            prefix = folder.removeprefix(f"{store.url}/") + "/"
+            names = [one.name for one in await store.list(prefix)]
+            return [name.removeprefix(prefix) for name in names if not name.endswith("/")]
+        if "://" in folder:
+            raise ConfigurationError(
+                f"{folder} cannot be listed from the {self.backend} platform; "
+                "list it with the tools of its own storage"
+            )
+        return await anyio.to_thread.run_sync(_files_under, folder)
+
+
+def _print(line: str) -> None:
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+def _files_under(folder: str) -> list[str]:
+    found: list[str] = []
+    for parent, _, files in os.walk(folder):
+        found += (os.path.relpath(os.path.join(parent, name), folder) for name in files)
+    return sorted(found)

@@ -1,0 +1,91 @@
+"""Which adapters make up a backend: the one table, and the one place that opens them.
+
+Backends are named as strings, so that choosing one loads no other.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Callable, Mapping
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+import anyio.to_thread
+
+from kinetic import configuration
+from kinetic.aio._owner import lifetime
+from kinetic.aio.ports import Cluster, Images, Store
+from kinetic.errors import ConfigurationError
+
+__all__ = ["BACKENDS", "Backend", "Platform", "open_platform"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Platform:
+    """Three adapters that belong together.
+
+    ``restarts`` says whether the platform itself replaces an attempt that was
+    disrupted; ``marker`` is what tells its job ids from those of others.
+    ``clock`` is in seconds and counts those in which the machine sleeps: by it
+    leases are kept and seen to stand still.
+    """
+
+    store: Store
+    images: Images
+    cluster: Cluster
+    restarts: bool = False
+    marker: str = ""
+    clock: Callable[[], float] = field(default=lifetime, repr=False)
+
+    async def aclose(self) -> None:
+        """Close the three, also when one fails; the store last: the others may write to it."""
+        async with AsyncExitStack() as closing:
+            closing.push_async_callback(self.store.aclose)
+            closing.push_async_callback(self.images.aclose)
+            closing.push_async_callback(self.cluster.aclose)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Backend:
+    """The module whose ``open_backend`` composes it, and what tells its job ids from others.
+
+    ``beside`` are the backends whose jobs are in the same place: whoever asks for all there
+    is there wants theirs as well.
+    """
+
+    module: str
+    marker: str = ""
+    beside: tuple[str, ...] = ()
+
+
+BACKENDS: Mapping[str, Backend] = {
+    "gke": Backend(module="kinetic.aio.backends.gke", beside=("pathways",)),
+    "local": Backend(module="kinetic.aio.backends.local", marker="local-"),
+    "pathways": Backend(
+        module="kinetic.aio.backends.pathways", marker="pathways-", beside=("gke",)
+    ),
+}
+
+
+async def open_platform(
+    target: configuration.Target, environ: Mapping[str, str] = os.environ
+) -> Platform:
+    """Import and open the adapters of *target*, without holding the event loop up.
+
+    Raises:
+        ConfigurationError: The backend is not part of this version, or cannot
+            be opened with these settings.
+        BackendError: A service does not answer, or refuses.
+    """
+    backend = BACKENDS.get(target.backend)
+    if backend is None:
+        raise ConfigurationError(
+            f"the backend {target.backend!r} is not part of this version of kinetic "
+            f'({", ".join(BACKENDS)} are); pass backend="local" or set KINETIC_BACKEND=local '
+            "to run on this machine"
+        )
+    module: Any = await anyio.to_thread.run_sync(importlib.import_module, backend.module)
+    platform: Platform = await module.open_backend(target, environ)
+    return platform

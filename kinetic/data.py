@@ -1,0 +1,202 @@
+"""A file or directory that a job should have."""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+import urllib.parse
+from typing import TYPE_CHECKING, Any
+
+from kinetic.errors import DataError
+
+if TYPE_CHECKING:
+    from kinetic._snapshot import Snapshot
+
+__all__ = ["Data"]
+
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
+_BUCKET = re.compile(r"[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]")
+_REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
+_HF_OPTIONS = ("split", "config_name", "revision")
+
+
+class Data:
+    """A file or directory that should be available where the function runs.
+
+    Wraps a local path, a Cloud Storage URI (``gs://bucket/prefix/``) or a
+    Hugging Face dataset (``hf://owner/name?split=train``). Passed as an
+    argument, however deep in lists, tuples and dicts, or as a volume, it
+    arrives as a plain path: of a directory, or of one file. A job may write
+    there; nothing it writes reaches the store or another job.
+
+    A local path is read once, when it is first hashed or shipped: from then on
+    this object stands for what was there. Make another one after a change.
+    Directories that are symbolic links are left out; files that are links
+    arrive as what they point to. The permission to execute is kept, and so are
+    empty directories.
+
+    For Cloud Storage a trailing slash means a directory; without one, it is a
+    single object.
+
+    Args:
+        path: A local path, ``gs://…`` or ``hf://…``.
+        fuse: Mount it read-only and read on demand instead of copying it.
+        hf_trust_remote_code: Let a Hugging Face dataset run its own code in the job.
+
+    Raises:
+        ValueError: The path is empty, a URI is malformed, or ``hf://`` is to be mounted.
+        FileNotFoundError: There is nothing at the local path.
+    """
+
+    __slots__ = ("__weakref__", "_fuse", "_is_dir", "_lock", "_path", "_snapshot", "_trust")
+
+    _path: str
+    _fuse: bool
+    _trust: bool
+    _is_dir: bool
+    _snapshot: Snapshot | None
+
+    def __init__(self, path: str, fuse: bool = False, hf_trust_remote_code: bool = False) -> None:
+        given = os.fspath(path)
+        if not isinstance(given, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise TypeError(f"Data takes a path as text, not {type(path).__name__}")
+        if not given:
+            raise DataError("Data needs a path: it was given an empty one")
+        is_dir = _of_uri(given, fuse) if _SCHEME.match(given) else None
+        if is_dir is None:
+            given = os.path.abspath(os.path.expanduser(given))
+            if not os.path.exists(given):
+                raise FileNotFoundError(f"Data: there is nothing at {given} (given as {path!r})")
+            is_dir = os.path.isdir(given)
+        self.__setstate__((given, bool(fuse), bool(hf_trust_remote_code), is_dir))
+
+    @property
+    def path(self) -> str:
+        """The absolute local path, or the URI as it was given."""
+        return self._path
+
+    @property
+    def fuse(self) -> bool:
+        """Whether it is mounted read-only and read on demand."""
+        return self._fuse
+
+    @property
+    def hf_trust_remote_code(self) -> bool:
+        """Whether a Hugging Face dataset may run its own code in the job."""
+        return self._trust
+
+    @property
+    def is_gcs(self) -> bool:
+        """Whether it lies in Cloud Storage already."""
+        return self._path.startswith("gs://")
+
+    @property
+    def is_hf(self) -> bool:
+        """Whether it is a Hugging Face dataset."""
+        return self._path.startswith("hf://")
+
+    @property
+    def is_dir(self) -> bool:
+        """Whether it arrives as a directory."""
+        return self._is_dir
+
+    def content_hash(self) -> str:
+        """SHA-256 of all file contents in deterministic order, in hex.
+
+        Each file is hashed by itself (its relative path, NUL and its content),
+        then the digests in the order of a sorted walk, after ``dir:`` or
+        ``file:``: a file never hashes like a directory that holds only it.
+        Symlinked directories are not followed, symlinked files are read.
+        The first call reads everything, later ones answer from memory.
+
+        Raises:
+            ValueError: It is no local path, or something in it cannot be read.
+        """
+        if self.is_gcs or self.is_hf:
+            words = f"{self._path} is not local: only a local Data has a content hash"
+            raise DataError(words, path=self._path)
+        return self.__kinetic_snapshot__().digest
+
+    def __kinetic_snapshot__(self, stop: threading.Event | None = None) -> Snapshot:
+        """What a local path stands for, for the engine; walks and hashes it the first time.
+
+        Raises:
+            DataError: Something in it cannot be read, is no file, or changes meanwhile.
+            Abandoned: *stop* was set.
+        """
+        from kinetic import _snapshot
+
+        with self._lock:
+            if self._snapshot is None:
+                stop = stop or threading.Event()
+                self._snapshot = _snapshot.take(self._path, self._is_dir, stop)
+            return self._snapshot
+
+    def __repr__(self) -> str:
+        fuse = ", fuse=True" if self._fuse else ""
+        trust = ", hf_trust_remote_code=True" if self._trust else ""
+        return f"Data({self._path!r}{fuse}{trust})"
+
+    def __getstate__(self) -> tuple[str, bool, bool, bool]:
+        return self._path, self._fuse, self._trust, self._is_dir
+
+    def __setstate__(self, state: tuple[str, bool, bool, bool]) -> None:
+        self._path, self._fuse, self._trust, self._is_dir = state
+        self._lock = threading.Lock()
+        self._snapshot = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return object.__new__, (type(self),), self.__getstate__()
+
+
+def _of_uri(uri: str, fuse: bool) -> bool:
+    """Whether a URI names a directory.
+
+    Raises:
+        DataError: It is malformed.
+    """
+    scheme, _, rest = uri.partition("://")
+    if scheme == "gs":
+        return _of_gcs(uri, rest)
+    if scheme == "hf":
+        if fuse:
+            words = f"{uri} cannot be mounted: fuse=True works for local paths and gs:// only"
+            raise DataError(words, path=uri)
+        _check_hf(uri, rest)
+        return True
+    words = f"{uri}: Data takes a local path, gs://bucket/… or hf://owner/name"
+    raise DataError(words, path=uri)
+
+
+def _of_gcs(uri: str, rest: str) -> bool:
+    bucket, slash, name = rest.partition("/")
+    if not _BUCKET.fullmatch(bucket):
+        raise DataError(f"{uri}: {bucket!r} is no name of a bucket", path=uri)
+    if not slash:
+        raise DataError(f"{uri} names no object; for the whole bucket write {uri}/", path=uri)
+    if not name.isprintable():
+        raise DataError(f"{uri!r} holds a control character", path=uri)
+    if name and not name.endswith("/") and "." not in name.rpartition("/")[2]:
+        from absl import logging
+
+        logging.warning("%s is taken as one object; a directory is written %s/", uri, uri)
+    return not name or name.endswith("/")
+
+
+def _check_hf(uri: str, rest: str) -> None:
+    repository, _, query = rest.partition("?")
+    if not _REPOSITORY.fullmatch(repository.rstrip("/")):
+        words = f"{uri}: {repository!r} is no dataset; write hf://name or hf://owner/name"
+        raise DataError(words, path=uri)
+    try:
+        options = urllib.parse.parse_qs(query, strict_parsing=bool(query), keep_blank_values=True)
+    except ValueError as exc:
+        words = f"{uri}: {query!r} is not of the form split=…&config_name=…&revision=…"
+        raise DataError(words, path=uri) from exc
+    for option, values in options.items():
+        if option not in _HF_OPTIONS:
+            words = f"{uri}: unknown option {option!r}; there are {', '.join(_HF_OPTIONS)}"
+            raise DataError(words, path=uri)
+        if len(values) != 1 or not values[0]:
+            raise DataError(f"{uri}: {option} needs exactly one value", path=uri)

@@ -1,0 +1,65 @@
+"""Which environment variables a job gets: pure functions of a mapping."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+
+from absl import logging
+
+__all__ = ["base_environment", "capture"]
+
+_OF_THIS_PROCESS = {
+    *("PATH", "HOME", "SHELL", "USER", "LOGNAME", "HOSTNAME", "PWD", "OLDPWD", "SHLVL", "_"),
+    *("TMPDIR", "TEMP", "TMP", "SSH_AUTH_SOCK", "KUBERNETES_SERVICE_HOST", "KERAS_BACKEND"),
+    *("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "CONDA_PREFIX", "CONDA_DEFAULT_ENV"),
+    *("LD_LIBRARY_PATH", "LD_PRELOAD", "DYLD_LIBRARY_PATH", "DYLD_INSERT_LIBRARIES"),
+}
+_SECRET = re.compile(r"TOKEN|SECRET|KEY|PASSWORD|CREDENTIAL", re.IGNORECASE)
+
+_BASE = {
+    *("PATH", "HOME", "SHELL", "USER", "LOGNAME", "TMPDIR", "TZ", "LANG", "LANGUAGE"),
+    *("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"),
+    *("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY"),
+    *("http_proxy", "https_proxy", "all_proxy", "no_proxy"),
+}
+
+
+def capture(patterns: Iterable[str], environ: Mapping[str, str]) -> dict[str, str]:
+    """The variables of *environ* that *patterns* name, to be called once a submission.
+
+    A pattern is a name, or the beginning of names followed by ``*``. The latter
+    never matches what belongs to this process or machine, such as ``PATH`` and
+    ``VIRTUAL_ENV``; their full name does. Names that are not set are left out.
+
+    One warning lists the captured names that look like those of secrets.
+    """
+    captured: dict[str, str] = {}
+    for pattern in patterns:
+        if not pattern.endswith("*"):
+            captured |= {pattern: environ[pattern]} if pattern in environ else {}
+            continue
+        captured |= {
+            name: value
+            for name, value in environ.items()
+            if name.startswith(pattern[:-1]) and name not in _OF_THIS_PROCESS
+        }
+    if secrets := sorted(name for name in captured if _SECRET.search(name)):
+        logging.warning(
+            "the job gets environment variables that look like secrets: %s", ", ".join(secrets)
+        )
+    return captured
+
+
+def base_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """What every job on this machine gets of *environ*, captured or not.
+
+    Who the user is and where programs and certificates are, the language and
+    the time zone, and how to reach the network. Everything else, such as
+    ``PYTHONPATH``, ``CUDA_VISIBLE_DEVICES`` or a token, is there only when it
+    is captured: a job must not depend on the terminal it was started from. It
+    is not for other machines, where all of this is different.
+    """
+    return {
+        name: value for name, value in environ.items() if name in _BASE or name.startswith("LC_")
+    }

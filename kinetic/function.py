@@ -1,0 +1,426 @@
+"""The decorator: a function that runs somewhere else when it is called."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+import sys
+import types
+import typing
+import warnings
+from collections.abc import AsyncIterable, Callable, Coroutine, Iterable, Mapping
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Concatenate,
+    Generic,
+    ParamSpec,
+    Protocol,
+    Self,
+    TypedDict,
+    TypeVar,
+    Unpack,
+    overload,
+)
+
+from kinetic._callers import own_frames
+from kinetic.options import Options
+
+if TYPE_CHECKING:
+    from kinetic.data import Data
+    from kinetic.jobs import BatchHandle, JobHandle
+
+__all__ = ["Decorator", "RemoteFunction", "Settings", "run"]
+
+P = ParamSpec("P")
+Q = ParamSpec("Q")
+R = TypeVar("R")
+R_co = TypeVar("R_co", covariant=True)
+T = TypeVar("T")
+Owner = TypeVar("Owner")
+
+IN_A_JOB = "KINETIC_JOB_ID"
+"""The variable that every job has, and nothing else."""
+
+
+class Settings(TypedDict, total=False):
+    """What `RemoteFunction.options` changes; see `run` for what each means."""
+
+    accelerator: str
+    container_image: str | None
+    base_image_repo: str | None
+    zone: str | None
+    project: str | None
+    capture_env_vars: list[str] | None
+    cluster: str | None
+    backend: str | None
+    namespace: str | None
+    volumes: dict[str, Data] | None
+    spot: bool
+    output_dir: str | None
+    debug: bool
+    timeout: float | None
+    start_timeout: float | None
+    cpu: float | None
+    memory: str | int | None
+
+
+class RemoteFunction(Generic[P, R_co]):
+    """A function with settings of where it runs; `run` makes it.
+
+    Called, it runs there and returns what the function returns. Pickled, it is
+    the plain function: inside a job, a call of it is an ordinary call.
+    """
+
+    # Not in the instance's dict, which functools.wraps would copy to a wrapper of it.
+    __slots__ = ("__dict__", "__weakref__", "_is_async", "_options", "_plain", "_receiver", "_root")
+
+    __name__: str
+    __qualname__: str
+    __wrapped__: Callable[..., R_co]
+
+    def __init__(self, function: Callable[P, R_co], options: Options) -> None:
+        self._plain: Callable[..., R_co] = function
+        self._options = options
+        self._receiver: tuple[Any, ...] = ()
+        self._root: RemoteFunction[..., R_co] | None = None
+        self._is_async = _is_async(function)
+        _look_like(self, function)
+        if self._is_async and sys.version_info >= (3, 12):
+            inspect.markcoroutinefunction(self)
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co:
+        """Run it there with these arguments, print its output, and return its value.
+
+        The call owns the job: Ctrl-C cancels it there, too. An ``async def``
+        returns a coroutine instead, to be awaited in any loop; cancelling the
+        await cancels the job. Inside a job, it is an ordinary call.
+
+        Raises:
+            SubmissionError: It could not be submitted.
+            JobError: It was, and has no value.
+            Exception: Whatever the function raised.
+        """
+        if IN_A_JOB in os.environ:
+            return self.local(*args, **kwargs)
+        from kinetic import aio, jobs
+
+        function: Callable[..., Any] = self._root or self
+        submit_and_wait: Callable[..., Any] = aio.run if self._is_async else jobs.run
+        answer: R_co = submit_and_wait(function, *self._receiver, *args, **kwargs)
+        return answer
+
+    @overload
+    def run_async(
+        self: RemoteFunction[P, Coroutine[Any, Any, T]], *args: P.args, **kwargs: P.kwargs
+    ) -> JobHandle[T]: ...
+
+    @overload
+    def run_async(self, *args: P.args, **kwargs: P.kwargs) -> JobHandle[R_co]: ...
+
+    def run_async(self, *args: Any, **kwargs: Any) -> JobHandle[Any]:
+        """Start it there with these arguments and return the handle of the job.
+
+        Returns once the platform has accepted the job. Ctrl-C before removes it.
+
+        Raises:
+            SubmissionError: It could not be submitted.
+        """
+        from kinetic import jobs
+
+        return jobs.submit(self._root or self, *self._receiver, *args, **kwargs)
+
+    @overload
+    def run_async_map(
+        self: RemoteFunction[..., Coroutine[Any, Any, T]],
+        inputs: Iterable[Any] | AsyncIterable[Any],
+        *,
+        input_mode: str = "auto",
+        max_concurrent: int | None = 64,
+        retries: int = 0,
+        fail_fast: bool = False,
+        cancel_running_on_fail: bool = False,
+        name: str | None = None,
+        tags: Mapping[str, str] | None = None,
+        project: str | None = None,
+        cluster: str | None = None,
+        window: int | None = None,
+        batch_timeout: float | None = None,
+        progress: bool | None = None,
+    ) -> BatchHandle[T]: ...
+
+    @overload
+    def run_async_map(
+        self,
+        inputs: Iterable[Any] | AsyncIterable[Any],
+        *,
+        input_mode: str = "auto",
+        max_concurrent: int | None = 64,
+        retries: int = 0,
+        fail_fast: bool = False,
+        cancel_running_on_fail: bool = False,
+        name: str | None = None,
+        tags: Mapping[str, str] | None = None,
+        project: str | None = None,
+        cluster: str | None = None,
+        window: int | None = None,
+        batch_timeout: float | None = None,
+        progress: bool | None = None,
+    ) -> BatchHandle[R_co]: ...
+
+    def run_async_map(
+        self,
+        inputs: Iterable[Any] | AsyncIterable[Any],
+        *,
+        input_mode: str = "auto",
+        max_concurrent: int | None = 64,
+        retries: int = 0,
+        fail_fast: bool = False,
+        cancel_running_on_fail: bool = False,
+        name: str | None = None,
+        tags: Mapping[str, str] | None = None,
+        project: str | None = None,
+        cluster: str | None = None,
+        window: int | None = None,
+        batch_timeout: float | None = None,
+        progress: bool | None = None,
+    ) -> BatchHandle[Any]:
+        """Run it once for each of *inputs* and return the handle of the batch.
+
+        Parameters and errors are those of `kinetic.aio.Client.run_async_map`.
+        A script that ends before everything is submitted submits the rest
+        first; Ctrl-C then lets go.
+        """
+        from kinetic import jobs
+
+        return jobs.run_async_map(
+            self,
+            inputs,
+            input_mode=input_mode,
+            max_concurrent=max_concurrent,
+            retries=retries,
+            fail_fast=fail_fast,
+            cancel_running_on_fail=cancel_running_on_fail,
+            name=name,
+            tags=tags,
+            project=project,
+            cluster=cluster,
+            window=window,
+            batch_timeout=batch_timeout,
+            progress=progress,
+        )
+
+    def local(self, *args: P.args, **kwargs: P.kwargs) -> R_co:
+        """Call the function here, in this process, as if it were not decorated."""
+        return self._plain(*self._receiver, *args, **kwargs)
+
+    def options(self, **changes: Unpack[Settings]) -> Self:
+        """The same function with other settings; this one keeps its own.
+
+        Raises:
+            ConfigurationError: A value is wrong.
+            TypeError: There is no such setting.
+        """
+        settings = self._options.changed(**changes)
+        if {"spot", "debug"} & changes.keys():
+            _warn_of_preemption(settings)
+        changed = type(self)(self._plain, settings)
+        return changed._bound_to(*self._receiver) if self._receiver else changed
+
+    @property
+    def __kinetic__(self) -> Options:
+        """The settings."""
+        return self._options
+
+    @overload
+    def __get__(self, instance: None, owner: type[object] | None = None) -> Self: ...
+
+    @overload
+    def __get__(
+        self: RemoteFunction[Concatenate[Owner, Q], T],
+        instance: Owner,
+        owner: type[object] | None = None,
+    ) -> RemoteFunction[Q, T]: ...
+
+    def __get__(self, instance: object, owner: type[object] | None = None) -> Any:
+        """The method of *instance*, which travels as the first argument."""
+        return self if instance is None else self._bound_to(instance)
+
+    def _bound_to(self, receiver: object) -> Self:
+        bound = type(self)(self._plain, self._options)
+        bound._receiver, bound._root = (receiver,), self
+        bound.__wrapped__ = types.MethodType(self._plain, receiver)
+        return bound
+
+    def __repr__(self) -> str:
+        return f"<kinetic function {self.__qualname__} on {self._options.accelerator}>"
+
+    def __copy__(self) -> Self:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # The identity function that every Python has: kinetic need not be where this is read.
+        return typing.cast, (None, self.__wrapped__)
+
+
+class Decorator(Protocol):
+    """What ``run(...)`` returns: give it the function."""
+
+    def __call__(self, function: Callable[P, R], /) -> RemoteFunction[P, R]: ...
+
+
+@overload
+def run(function: Callable[P, R], /) -> RemoteFunction[P, R]: ...
+
+
+@overload
+def run(
+    accelerator: str = "tpu-v5e-1",
+    container_image: str | None = None,
+    base_image_repo: str | None = None,
+    zone: str | None = None,
+    project: str | None = None,
+    capture_env_vars: list[str] | None = None,
+    cluster: str | None = None,
+    backend: str | None = None,
+    namespace: str | None = None,
+    volumes: dict[str, Data] | None = None,
+    spot: bool = False,
+    output_dir: str | None = None,
+    debug: bool = False,
+    *,
+    timeout: float | None = None,
+    start_timeout: float | None = None,
+    cpu: float | None = None,
+    memory: str | int | None = None,
+) -> Decorator: ...
+
+
+def run(
+    accelerator: Any = "tpu-v5e-1",
+    container_image: str | None = None,
+    base_image_repo: str | None = None,
+    zone: str | None = None,
+    project: str | None = None,
+    capture_env_vars: list[str] | None = None,
+    cluster: str | None = None,
+    backend: str | None = None,
+    namespace: str | None = None,
+    volumes: dict[str, Data] | None = None,
+    spot: bool = False,
+    output_dir: str | None = None,
+    debug: bool = False,
+    *,
+    timeout: float | None = None,
+    start_timeout: float | None = None,
+    cpu: float | None = None,
+    memory: str | int | None = None,
+) -> Any:
+    """Decorate a function so that calling it runs it on an accelerator.
+
+    ``@kinetic.run`` without parentheses takes every default.
+
+    Args:
+        accelerator: Such as ``tpu-v6e-8``, ``gpu-a100x4``, ``l4:spot``, ``cpu``.
+        container_image: ``bundled`` has the project's dependencies (so does
+            None), ``prebuilt`` installs them when it starts; else an image's URI.
+        base_image_repo: Where the base images for ``prebuilt`` are.
+        zone, project, cluster, namespace: Where the job runs.
+        capture_env_vars: Environment variables to pass on: names, or their
+            beginnings followed by ``*``; read when the function is called.
+        backend: ``gke``, ``pathways``, ``local``, or None: by what is configured.
+        volumes: Absolute paths and what is to be there: ``{"/data": Data("./data")}``.
+        spot: Take machines that are cheap and may be taken away.
+        output_dir: Where ``KINETIC_OUTPUT_DIR`` points to.
+        debug: Have the job wait for a debugger before it calls the function.
+        timeout, start_timeout: Seconds one attempt may run, and wait to start.
+        cpu, memory: Processors, and bytes or text such as ``4Gi``, for the job.
+
+    Raises:
+        ConfigurationError: A value is wrong.
+        TypeError: What is decorated is no function, or ``volumes`` no dict of `Data`.
+    """
+    given = dict(locals())
+    if _may_be_decorated(accelerator):
+        del given["accelerator"]
+        return _decorated_bare(accelerator, given)
+    settings = Options(**given)
+    _warn_of_preemption(settings)
+
+    def decorate(function: Callable[P, R], /) -> RemoteFunction[P, R]:
+        return RemoteFunction(_checked(function), settings)
+
+    return decorate
+
+
+def _may_be_decorated(value: object) -> bool:
+    return callable(value) or hasattr(type(value), "__get__")  # classmethod, property
+
+
+def _decorated_bare(function: Any, rest: dict[str, Any]) -> RemoteFunction[..., Any]:
+    plain = _checked(function)
+    if Options(**rest) != Options():
+        raise TypeError("kinetic.run(function) takes no settings: write kinetic.run(...)(function)")
+    return RemoteFunction(plain, Options())
+
+
+def _warn_of_preemption(settings: Options) -> None:
+    if settings.debug and settings.spot:
+        warnings.warn(
+            "debug=True with spot=True: the machine may be taken away while you debug on it",
+            UserWarning,
+            stacklevel=own_frames(),
+        )
+
+
+def _checked(function: Callable[P, R]) -> Callable[P, R]:
+    """*function*, if it can run elsewhere.
+
+    Raises:
+        TypeError: It cannot; the message says what to do instead.
+    """
+    if reason := _refusal(function):
+        raise TypeError(reason)
+    return function
+
+
+def _refusal(function: object) -> str:
+    name = getattr(function, "__name__", repr(function))
+    kind = type(function).__name__
+    if kind in ("classmethod", "staticmethod"):
+        return f"@kinetic.run goes below @{kind}, next to the function it decorates"
+    if isinstance(function, RemoteFunction):
+        return f"{name} is decorated already; use {name}.options(...) for other settings"
+    if isinstance(function, type):
+        return f"kinetic.run cannot run the class {name}; decorate a function that uses it"
+    if hasattr(function, "cache_clear") and hasattr(function, "cache_info"):
+        return f"{name} has a cache, which a job would not share; put @kinetic.run below the cache"
+    if not callable(function):
+        return f"kinetic.run decorates functions, not {kind}"
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        return f"{name} is a generator, which cannot leave its process; return a list"
+    return ""
+
+
+def _look_like(wrapper: RemoteFunction[..., Any], function: Callable[..., Any]) -> None:
+    """As functools.update_wrapper, also for callables that have no name."""
+    inner: Any = function
+    while isinstance(inner, functools.partial):
+        inner = inner.func
+    if not hasattr(inner, "__name__"):
+        wrapper.__name__ = wrapper.__qualname__ = type(inner).__name__
+        wrapper.__module__ = type(inner).__module__
+    functools.update_wrapper(wrapper, inner, updated=())
+    if isinstance(inner, types.FunctionType):
+        own = dir(RemoteFunction)
+        wrapper.__dict__.update({k: v for k, v in vars(inner).items() if k not in own})
+    wrapper.__wrapped__ = function
+
+
+def _is_async(function: object) -> bool:
+    call = getattr(type(function), "__call__", None)  # noqa: B004  # an instance may be async
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(call)

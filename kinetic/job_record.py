@@ -1,0 +1,60 @@
+"""What identifies a job, and nothing that needs a connection."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any, Self
+
+__all__ = ["JobRecord"]
+
+_OPTIONAL = ("group_id", "group_kind", "group_index")
+
+
+@dataclass
+class JobRecord:
+    """Durable description of a submitted job; every field is JSON-safe.
+
+    No function and no argument is held: only what it takes to find, collect
+    and clean the job from any machine.
+    """
+
+    job_id: str
+    backend: str
+    project: str
+    cluster_name: str
+    zone: str
+    namespace: str
+    bucket_name: str
+    k8s_name: str
+    image_uri: str
+    accelerator: str
+    func_name: str
+    display_name: str
+    created_at: str
+    group_id: str | None = None
+    group_kind: str | None = None
+    group_index: int | None = None
+    debug: bool = False
+
+    @classmethod
+    def from_job_context(cls, ctx: Any, backend_name: str, namespace: str, k8s_name: str) -> Self:
+        """Build it from an object that has the other fields as attributes."""
+        given = {"backend": backend_name, "namespace": namespace, "k8s_name": k8s_name}
+        names = [one.name for one in fields(JobRecord) if one.name not in given]
+        known = {name: getattr(ctx, name) for name in names if hasattr(ctx, name)}
+        return cls.from_dict(known | given)
+
+    @classmethod
+    def from_dict(cls, d: dict[str, Any]) -> Self:
+        """Rebuild it from `to_dict`; keys of a later version are ignored.
+
+        Raises:
+            TypeError: A required field is missing.
+        """
+        known = {one.name for one in fields(JobRecord)}
+        return cls(**{name: value for name, value in d.items() if name in known})
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields as a JSON-safe dict; optional ones that are None are left out."""
+        values = {one.name: getattr(self, one.name) for one in fields(JobRecord)}
+        return {k: v for k, v in values.items() if not (k in _OPTIONAL and v is None)}

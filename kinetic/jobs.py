@@ -1,0 +1,550 @@
+"""The sync face: the names of `kinetic.aio`, each waiting for its twin there."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import subprocess
+import sys
+import weakref
+from collections.abc import AsyncIterable, Callable, Coroutine, Generator, Iterable, Mapping
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Generic, Literal, ParamSpec, Self, TypeVar, Unpack, overload
+
+from absl import logging
+
+from kinetic import aio
+from kinetic._loop_thread import LoopThread
+from kinetic._portal import PORTAL, Iteration
+from kinetic.aio._owned import called
+from kinetic.aio.client import implicit_client
+from kinetic.errors import BatchError
+from kinetic.job_record import JobRecord
+from kinetic.job_status import JobStatus
+from kinetic.options import MapOptions, settings_of
+from kinetic.outcome import Completion
+from kinetic.progress import Progress
+
+__all__ = [
+    "BatchHandle",
+    "JobHandle",
+    "attach",
+    "attach_batch",
+    "list_batches",
+    "list_jobs",
+    "run",
+    "run_async_map",
+    "submit",
+]
+
+P = ParamSpec("P")
+S = TypeVar("S")
+T = TypeVar("T")
+C = TypeVar("C", bound=type)
+
+
+def _mirrors(source: type[Any]) -> Callable[[C], C]:
+    """Give a class the words of *source*, whose names it has."""
+
+    def decorate(cls: C) -> C:
+        for name, member in vars(cls).items():
+            if not name.startswith("_") and member.__doc__ is None:
+                member.__doc__ = getattr(source, name).__doc__
+        return cls
+
+    return decorate
+
+
+@_mirrors(aio.JobHandle)
+@dataclass(eq=False)
+class JobHandle(JobRecord, Generic[T]):
+    """A submitted job: wait for it, watch it, cancel it, clean it up.
+
+    A handle does not own its job: Ctrl-C ends the waiting, and the job goes on.
+    ``await handle`` waits for its result in any loop, without blocking it.
+    Handles are equal when their job is; they can be pickled.
+    """
+
+    def __post_init__(self) -> None:
+        self._home: LoopThread | None = None
+        self._twin: aio.JobHandle[T] | None = None
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, JobHandle) and other.job_id == self.job_id
+
+    def __hash__(self) -> int:
+        return hash(self.job_id)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self).from_dict, (self.to_dict(),)
+
+    def __await__(self) -> Generator[Any, None, T]:
+        return PORTAL.acall(self._aio.result).__await__()
+
+    @property
+    def _aio(self) -> aio.JobHandle[T]:
+        # Of another loop, a closed one or that of the parent process, it would be of no use.
+        home = PORTAL.home()
+        if self._twin is None or self._home is not home:
+            self._home, self._twin = home, aio.JobHandle.from_dict(self.to_dict())
+        return self._twin
+
+    @staticmethod
+    def facing(job: aio.JobHandle[S]) -> JobHandle[S]:
+        """The sync handle of an asyncio one that belongs to the sync face's own loop."""
+        handle = JobHandle[S].from_dict(job.to_dict())
+        handle._home, handle._twin = PORTAL.current, job
+        return handle
+
+    def status(self) -> JobStatus:
+        return PORTAL.call(self._aio.status)
+
+    def reason(self) -> str:
+        return PORTAL.call(self._aio.reason)
+
+    def result(
+        self,
+        timeout: float | None = None,
+        cleanup: bool | None = None,
+        cleanup_timeout: float = 180,
+        cleanup_poll_interval: float = 2,
+        stream_logs: bool | None = None,
+        on_status_change: Callable[[JobStatus], None] | None = None,
+    ) -> T:
+        crossing = PORTAL.crossing()
+        return crossing.call(
+            self._aio.result,
+            timeout=timeout,
+            cleanup=cleanup,
+            cleanup_timeout=cleanup_timeout,
+            cleanup_poll_interval=cleanup_poll_interval,
+            stream_logs=stream_logs,
+            on_status_change=crossing.here(on_status_change),
+        )
+
+    def logs(self, follow: bool = False) -> str | None:
+        """Return the job's output so far, or with *follow* print it until the job ends.
+
+        Raises:
+            NotFound: The job has not started, or its log is gone.
+        """
+        if not follow:
+            return PORTAL.call(_text_of, self._aio)
+        for line in PORTAL.iterate(functools.partial(self._aio.logs, follow=True), str):
+            sys.stdout.write(f"{line}\n")
+            sys.stdout.flush()
+        return None
+
+    def tail(self, n: int = 100) -> str:
+        return PORTAL.call(self._aio.tail, n)
+
+    def cancel(self, cleanup_timeout: float = 180, cleanup_poll_interval: float = 2) -> None:
+        PORTAL.call(self._aio.cancel, cleanup_timeout, cleanup_poll_interval)
+
+    def cleanup(
+        self,
+        k8s: bool = True,
+        gcs: bool = True,
+        cleanup_timeout: float = 180,
+        cleanup_poll_interval: float = 2,
+    ) -> None:
+        PORTAL.call(self._aio.cleanup, k8s, gcs, cleanup_timeout, cleanup_poll_interval)
+
+    def debug_attach(
+        self, local_port: int = 5678, working_dir: str | None = None, worker: int = 0
+    ) -> subprocess.Popen[bytes]:
+        return PORTAL.call(self._aio.debug_attach, local_port, working_dir, worker)
+
+    @property
+    def output_dir(self) -> str:
+        """What the job sees as ``KINETIC_OUTPUT_DIR``; empty when there is no such job."""
+        return self._aio.output_dir or PORTAL.call(_output_dir_of, self._aio)
+
+    def outputs(self) -> list[str]:
+        return PORTAL.call(self._aio.outputs)
+
+
+@_mirrors(aio.BatchHandle)
+class BatchHandle(Generic[T]):
+    """Many jobs of one function.
+
+    ``with`` ends what is unfinished when the block is left, however it is
+    left; `detach` lets it go on. Without the block nothing is ended: what
+    waits and is interrupted logs that the batch goes on.
+    """
+
+    def __init__(self, batch: aio.BatchHandle[T]) -> None:
+        self.group_id = batch.group_id
+        self.name = batch.name
+        self.tags = batch.tags
+        self._home = PORTAL.current
+        self._twin = batch
+        self._faces: weakref.WeakValueDictionary[int, JobHandle[T]]
+        self._faces = weakref.WeakValueDictionary()  # an endless batch has no end of them
+        self._owned = 0
+        """Blocks that are open, and will end it."""
+
+    def __repr__(self) -> str:
+        return f"BatchHandle({self.group_id!r}, name={self.name!r})"
+
+    def __enter__(self) -> Self:
+        self._owned += 1
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._owned = max(0, self._owned - 1)
+        try:
+            PORTAL.crossing(patient=False).call(self._aio.__aexit__, kind, error, trace)
+        except KeyboardInterrupt:
+            logging.warning(
+                "interrupted again: batch %s is left as it is; "
+                "kinetic.attach_batch(%r).cancel() ends what still runs",
+                self.group_id,
+                self.group_id,
+            )
+            raise
+
+    def _goes_on(self) -> None:
+        if not (self._owned or self._twin.finished):
+            logging.warning(
+                "interrupted: batch %s goes on; kinetic.attach_batch(%r).cancel() ends it",
+                self.group_id,
+                self.group_id,
+            )
+
+    @contextlib.contextmanager
+    def _waiting(self) -> Generator[None, None, None]:
+        try:
+            yield
+        except KeyboardInterrupt:
+            self._goes_on()
+            raise
+
+    @property
+    def _aio(self) -> aio.BatchHandle[T]:
+        if self._home is not PORTAL.home():  # that loop is closed, or is the parent process's
+            self._twin = PORTAL.call(aio.attach_batch, self.group_id)
+            self._home, self._faces = PORTAL.current, weakref.WeakValueDictionary()
+        return self._twin
+
+    def _face(self, job: aio.JobHandle[T]) -> JobHandle[T]:
+        index = job.group_index or 0
+        face = self._faces.get(index)
+        if face is None:
+            face = self._faces[index] = JobHandle.facing(job)
+        return face
+
+    @property
+    def jobs(self) -> list[JobHandle[T] | None]:
+        return [None if job is None else self._face(job) for job in self._aio.jobs]
+
+    def job(self, index: int) -> JobHandle[T]:
+        return self._face(PORTAL.call(self._aio.job, index))
+
+    def statuses(self) -> list[tuple[int, JobStatus]]:
+        return PORTAL.call(self._aio.statuses)
+
+    def status_counts(self) -> dict[str, int]:
+        return PORTAL.call(self._aio.status_counts)
+
+    @property
+    def finished(self) -> bool:
+        return self._aio.finished
+
+    @property
+    def stored(self) -> int:
+        return self._aio.stored
+
+    @property
+    def submission_failures(self) -> dict[int, Exception]:
+        return self._aio.submission_failures
+
+    def wait(self, *, timeout: float | None = None) -> None:
+        with self._waiting():
+            PORTAL.call(self._aio.wait, timeout=timeout)
+
+    def as_completed(
+        self, *, poll_interval: float = 5.0, timeout: float | None = None
+    ) -> Iteration[aio.JobHandle[T], JobHandle[T]]:
+        """Each job once, as it ends, for ``for`` and, in any loop, for ``async for``.
+
+        Raises:
+            ResultTimeout: *timeout* seconds are over (a ``TimeoutError``); the batch goes on.
+            SubmitterLost: Nobody submits the rest of it any more.
+        """
+        completed = functools.partial(
+            self._aio.as_completed, poll_interval=poll_interval, timeout=timeout
+        )
+        return PORTAL.iterate(completed, self._face, self._goes_on)
+
+    def outcomes(
+        self, *, ordered: bool = False, timeout: float | None = None
+    ) -> Iteration[Completion[T], Completion[T]]:
+        ended = functools.partial(self._aio.outcomes, ordered=ordered, timeout=timeout)
+        return PORTAL.iterate(ended, _as_it_is, self._goes_on)
+
+    def progress(self) -> Iteration[Progress, Progress]:
+        return PORTAL.iterate(self._aio.progress, _as_it_is)
+
+    @overload
+    def results(
+        self,
+        *,
+        timeout: float | None = None,
+        ordered: bool = True,
+        cleanup: bool = True,
+        return_exceptions: Literal[False] = False,
+    ) -> list[T]: ...
+
+    @overload
+    def results(
+        self,
+        *,
+        timeout: float | None = None,
+        ordered: bool = True,
+        cleanup: bool = True,
+        return_exceptions: bool,
+    ) -> list[Any]: ...
+
+    def results(
+        self,
+        *,
+        timeout: float | None = None,
+        ordered: bool = True,
+        cleanup: bool = True,
+        return_exceptions: bool = False,
+    ) -> list[Any]:
+        try:
+            with self._waiting():
+                return PORTAL.call(
+                    self._aio.results,
+                    timeout=timeout,
+                    ordered=ordered,
+                    cleanup=cleanup,
+                    return_exceptions=return_exceptions,
+                )
+        except BatchError as error:
+            error.failures = [self._face(job) for job in error.failures]
+            raise
+
+    def failures(self) -> list[JobHandle[T]]:
+        return [self._face(job) for job in PORTAL.call(self._aio.failures)]
+
+    def submitted(self) -> None:
+        with self._waiting():
+            PORTAL.call(self._aio.submitted)
+
+    def retry_failed(self, indices: Iterable[int] | None = None) -> int:
+        return PORTAL.call(_submitting, self._aio, self._aio.retry_failed, indices)
+
+    def resume(
+        self,
+        *,
+        inputs: Iterable[Any] | AsyncIterable[Any] | None = None,
+        seal: bool = False,
+        force: bool = False,
+    ) -> Self:
+        resume = functools.partial(self._aio.resume, inputs=inputs, seal=seal, force=force)
+        PORTAL.call(_submitting, self._aio, resume)
+        return self
+
+    def cancel(self) -> None:
+        PORTAL.call(self._aio.cancel)
+
+    def detach(self, *, seal: bool = False) -> None:
+        PORTAL.call(self._aio.detach, seal=seal)
+        self._owned = 0
+
+    def cleanup(self, *, k8s: bool = True, gcs: bool = True) -> None:
+        PORTAL.call(self._aio.cleanup, k8s=k8s, gcs=gcs)
+
+
+def submit(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> JobHandle[Any]:
+    """Start ``function(*args, **kwargs)``; see `kinetic.aio.Client.submit`."""
+    return JobHandle.facing(PORTAL.call(aio.submit, function, *args, **kwargs))
+
+
+def run(function: Callable[..., T], /, *args: Any, **kwargs: Any) -> T:
+    """Submit, print the output, and return the value; Ctrl-C cancels the job."""
+    value: T = PORTAL.call(_run_and_show, function, *args, **kwargs)
+    return value
+
+
+@overload
+def run_async_map(
+    function: Callable[..., Coroutine[Any, Any, T]],
+    inputs: Iterable[Any] | AsyncIterable[Any],
+    **terms: Unpack[MapOptions],
+) -> BatchHandle[T]: ...
+
+
+@overload
+def run_async_map(
+    function: Callable[..., T],
+    inputs: Iterable[Any] | AsyncIterable[Any],
+    **terms: Unpack[MapOptions],
+) -> BatchHandle[T]: ...
+
+
+def run_async_map(
+    function: Callable[..., Any],
+    inputs: Iterable[Any] | AsyncIterable[Any],
+    *,
+    input_mode: str = "auto",
+    max_concurrent: int | None = 64,
+    retries: int = 0,
+    fail_fast: bool = False,
+    cancel_running_on_fail: bool = False,
+    name: str | None = None,
+    tags: Mapping[str, str] | None = None,
+    project: str | None = None,
+    cluster: str | None = None,
+    window: int | None = None,
+    batch_timeout: float | None = None,
+    progress: bool | None = None,
+) -> BatchHandle[Any]:
+    """Run *function* once for each input; see `kinetic.aio.Client.run_async_map`."""
+    batch = PORTAL.call(
+        aio.run_async_map,
+        function,
+        inputs,
+        input_mode=input_mode,
+        max_concurrent=max_concurrent,
+        retries=retries,
+        fail_fast=fail_fast,
+        cancel_running_on_fail=cancel_running_on_fail,
+        name=name,
+        tags=tags,
+        project=project,
+        cluster=cluster,
+        window=window,
+        batch_timeout=batch_timeout,
+        progress=progress,
+    )
+    _remember(batch)
+    return BatchHandle(batch)
+
+
+def attach(job_id: str, project: str | None = None, cluster: str | None = None) -> JobHandle[Any]:
+    """The handle of a job that any process submitted.
+
+    Raises:
+        NotFound: There is no such job.
+    """
+    return JobHandle.facing(PORTAL.call(aio.attach, job_id, project, cluster))
+
+
+def attach_batch(
+    group_id: str,
+    project: str | None = None,
+    cluster: str | None = None,
+    poll_interval: float = 10.0,
+    poll_timeout: float | None = None,
+) -> BatchHandle[Any]:
+    """The handle of a batch that any process submitted; it observes and submits nothing.
+
+    Raises:
+        NotFound: There is no such batch.
+    """
+    return BatchHandle(
+        PORTAL.call(aio.attach_batch, group_id, project, cluster, poll_interval, poll_timeout)
+    )
+
+
+def list_batches(
+    name: str | None = None,
+    tags: Mapping[str, str] | None = None,
+    project: str | None = None,
+    cluster: str | None = None,
+    limit: int | None = None,
+) -> list[BatchHandle[Any]]:
+    """Handles of the batches in the store, the newest first; see `Client.list_batches`."""
+    batches = PORTAL.call(aio.list_batches, name, tags, project, cluster, limit)
+    return [BatchHandle(batch) for batch in batches]
+
+
+def list_jobs(
+    project: str | None = None,
+    zone: str | None = None,
+    cluster: str | None = None,
+    namespace: str | None = None,
+) -> list[JobHandle[Any]]:
+    """Handles of the jobs the platform knows, the newest first."""
+    jobs = PORTAL.call(aio.list_jobs, project, zone, cluster, namespace)
+    return [JobHandle.facing(job) for job in jobs]
+
+
+async def _text_of(job: aio.JobHandle[Any]) -> str:
+    return "\n".join([line async for line in job.logs()])
+
+
+async def _output_dir_of(job: aio.JobHandle[Any]) -> str:
+    await job.status()  # which finds the job, if there is one
+    return job.output_dir
+
+
+async def _run_and_show(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    debug = settings_of(function)[1].debug
+    submit = functools.partial(aio.submit, function, *args, **kwargs)
+    return await called(submit, debug=debug, stream_logs=True)
+
+
+def _as_it_is(value: T) -> T:
+    return value
+
+
+# --- the end of the loop ---
+
+_SUBMITTING: set[aio.BatchHandle[Any]] = set()
+
+
+def _remember(batch: aio.BatchHandle[Any]) -> None:
+    """The handle of a batch may be dropped, what it has to submit may not."""
+    _SUBMITTING.difference_update([one for one in _SUBMITTING if one.finished])
+    _SUBMITTING.add(batch)
+
+
+async def _submitting(
+    batch: aio.BatchHandle[Any],
+    begin: Callable[P, Coroutine[Any, Any, S]],
+    *args: P.args,
+    **kwargs: P.kwargs,
+) -> S:
+    """Await ``begin(...)``, after which this process may be the one that submits *batch*."""
+    begun = await begin(*args, **kwargs)
+    _remember(batch)
+    return begun
+
+
+async def _finish_submitting() -> None:
+    """Submit what the batches of this process know of, however long that takes."""
+    await asyncio.gather(*(_until_submitted(batch) for batch in tuple(_SUBMITTING)))
+
+
+async def _until_submitted(batch: aio.BatchHandle[Any]) -> None:
+    if left := await batch.let_run():
+        logging.warning(
+            "batch %s has %d inputs that are not submitted yet; this process ends when they "
+            "are. Ctrl-C ends it at once; kinetic.attach_batch(%r).resume() then goes on with "
+            "them",
+            batch.group_id,
+            left,
+            batch.group_id,
+        )
+    await batch.submitted()
+
+
+async def _close_client() -> None:
+    client = await implicit_client()
+    await client.aclose()
+
+
+PORTAL.on_close(_finish_submitting, patient=True)
+PORTAL.on_close(_close_client)

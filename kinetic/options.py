@@ -1,0 +1,267 @@
+"""What ``@kinetic.run`` accepts, validated once and frozen."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import posixpath
+import re
+import types
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Self, TypedDict, cast
+
+from kinetic import accelerators
+from kinetic._nearest import suggest
+from kinetic.configuration import BACKENDS
+from kinetic.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from kinetic.data import Data
+
+__all__ = ["MapOptions", "Options", "settings_of"]
+
+LEAST_MEMORY = 1 << 20
+
+_NAMES = (
+    "container_image",
+    "base_image_repo",
+    "zone",
+    "project",
+    "cluster",
+    "namespace",
+    "output_dir",
+)
+_QUANTITY = re.compile(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([A-Za-z]*)", re.ASCII)
+_UNITS = {
+    "": 1,
+    "B": 1,
+    **{f"{prefix}{end}": 1000**n for n, prefix in enumerate("kMGTPE", 1) for end in ("", "B")},
+    **{f"{prefix}i{end}": 1024**n for n, prefix in enumerate("KMGTPE", 1) for end in ("", "B")},
+    "K": 1000,
+    "KB": 1000,
+}
+_SYSTEM = ("/proc", "/sys", "/dev")
+_SYSTEM_ROOTS = {
+    *("/", "/app", "/bin", "/boot", "/etc", "/home", "/lib", "/lib32", "/lib64"),
+    *("/root", "/run", "/sbin", "/tmp", "/usr", "/var"),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """The settings of a decorated function.
+
+    ``timeout`` and ``start_timeout`` are seconds of one attempt: running, and
+    waiting to start. ``memory`` is bytes, or text such as ``"4Gi"``; what a job
+    is given is in `memory_bytes`. None leaves a setting to environment, profile
+    and default.
+
+    Raises:
+        ConfigurationError: A value is wrong.
+        TypeError: ``volumes`` is not a dict of `Data`.
+    """
+
+    accelerator: str = "tpu-v5e-1"
+    container_image: str | None = None
+    base_image_repo: str | None = None
+    zone: str | None = None
+    project: str | None = None
+    capture_env_vars: tuple[str, ...] | None = None
+    cluster: str | None = None
+    backend: str | None = None
+    namespace: str | None = None
+    volumes: Mapping[str, Data] | None = None
+    spot: bool = False
+    output_dir: str | None = None
+    debug: bool = False
+    timeout: float | None = None
+    start_timeout: float | None = None
+    cpu: float | None = None
+    memory: str | int | None = None
+
+    def __post_init__(self) -> None:
+        accelerators.parse(self.accelerator)
+        for name in _NAMES:
+            _check_text(name, getattr(self, name))
+        _check_backend(self.backend)
+        for name in ("timeout", "start_timeout", "cpu"):
+            _check_positive(name, getattr(self, name))
+        for name in ("spot", "debug"):
+            _check_flag(name, getattr(self, name))
+        object.__setattr__(self, "capture_env_vars", _patterns(self.capture_env_vars))
+        object.__setattr__(self, "volumes", _volumes(self.volumes))
+        _ = self.memory_bytes
+
+    @property
+    def memory_bytes(self) -> int | None:
+        """`memory` in bytes."""
+        return None if self.memory is None else _bytes(self.memory)
+
+    def changed(self, **changes: Any) -> Self:
+        """A copy with other settings, validated like the first.
+
+        Raises:
+            TypeError: There is no such setting.
+        """
+        known = [field.name for field in dataclasses.fields(self)]
+        for name in changes:
+            if name not in known:
+                hint = suggest(name, known, otherwise=f"there are {', '.join(known)}")
+                raise TypeError(f"kinetic has no setting {name!r}: {hint}")
+        return dataclasses.replace(self, **changes)
+
+
+def settings_of(function: Callable[..., Any]) -> tuple[Callable[..., Any], Options]:
+    """The plain function and its settings: those of its decorator, or the defaults.
+
+    A decorated function keeps its settings inside ``functools.partial`` and as
+    a method of whatever it is bound to.
+    """
+    found = _decorated(function)
+    return (function, Options()) if found is None else found
+
+
+def _decorated(function: Any) -> tuple[Callable[..., Any], Options] | None:
+    if _has_settings(function):
+        return function.__wrapped__, function.__kinetic__
+    if isinstance(function, functools.partial) and (found := _decorated(function.func)):
+        return functools.partial(found[0], *function.args, **function.keywords), found[1]
+    if isinstance(function, types.MethodType) and (found := _decorated(function.__func__)):
+        return types.MethodType(found[0], function.__self__), found[1]
+    return None
+
+
+def _has_settings(function: object) -> bool:
+    # Asked of the type: functools.wraps copies what an instance carries to its wrapper.
+    return hasattr(type(function), "__kinetic__")
+
+
+def _check_text(name: str, value: object) -> None:
+    if value is None:
+        return
+    if not isinstance(value, str):
+        raise ConfigurationError(f"{name} must be text, not {type(value).__name__}")
+    if not value.strip():
+        raise ConfigurationError(f"{name} is empty; leave it out for the default")
+
+
+def _check_backend(value: object) -> None:
+    _check_text("backend", value)
+    if isinstance(value, str) and value.strip().lower() not in BACKENDS:
+        hint = suggest(value, BACKENDS, otherwise=f"there are {', '.join(BACKENDS)}")
+        raise ConfigurationError(f"there is no backend {value!r}: {hint}")
+
+
+def _check_positive(name: str, value: object) -> None:
+    if value is None:
+        return
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ConfigurationError(f"{name} must be a number, not {type(value).__name__}")
+    if not (math.isfinite(value) and value > 0):
+        raise ConfigurationError(f"{name} must be greater than 0, it is {value}")
+
+
+def _check_flag(name: str, value: object) -> None:
+    if not isinstance(value, bool):
+        raise ConfigurationError(f"{name} must be True or False, not {value!r}")
+
+
+def _patterns(value: object) -> tuple[str, ...] | None:
+    if value is None:
+        return None
+    if isinstance(value, str) or not isinstance(value, list | tuple | set | frozenset):
+        raise ConfigurationError(
+            f"capture_env_vars must be a list of names such as ['WANDB_*'], not {value!r}"
+        )
+    given = cast("Collection[object]", value)  # the check of its type leaves its items unknown
+    names: list[str] = []
+    for name in given:
+        if not isinstance(name, str) or not name or "=" in name or "\0" in name:
+            raise ConfigurationError(
+                f"capture_env_vars has {name!r}, which is no name of a variable; values are read "
+                "from the environment when the function is called"
+            )
+        names.append(name)
+    return tuple(names if isinstance(value, list | tuple) else sorted(names))
+
+
+def _volumes(value: object) -> dict[str, Data] | None:
+    if value is None:
+        return None
+    if not isinstance(value, dict):
+        raise TypeError(
+            f"volumes must be a dict like {{'/data': Data('./data')}}, not {type(value).__name__}"
+        )
+    from kinetic.data import Data
+
+    given = cast("dict[object, object]", value)  # as above
+    volumes: dict[str, Data] = {}
+    for path, data in given.items():
+        mount = _mount_path(path)
+        if not isinstance(data, Data):
+            raise TypeError(
+                f"volumes[{path!r}] must be kinetic.Data, not {type(data).__name__}: "
+                "write Data(...) around the path"
+            )
+        if mount in volumes:
+            raise ConfigurationError(f"volumes has {mount!r} twice")
+        volumes[mount] = data
+    return volumes
+
+
+def _mount_path(path: object) -> str:
+    if not isinstance(path, str) or not path.startswith("/") or "\0" in path:
+        raise ConfigurationError(
+            f"volumes has {path!r}, which is not an absolute path such as '/data'"
+        )
+    mount = "/" + posixpath.normpath(path).lstrip("/")
+    if ".." in path.split("/"):
+        raise ConfigurationError(f"volumes has {path!r}: write the path without '..'")
+    if mount in _SYSTEM_ROOTS or any(f"{mount}/".startswith(f"{one}/") for one in _SYSTEM):
+        raise ConfigurationError(
+            f"volumes cannot be mounted at {mount!r}: a job needs what the system has there"
+        )
+    return mount
+
+
+def _bytes(value: object) -> int:
+    """A quantity as Kubernetes writes it, or with a B at its end; K and k are both 1000."""
+    if isinstance(value, str):
+        match = _QUANTITY.fullmatch(value.strip())
+        unit = _UNITS.get(match[2]) if match else None
+        if match is None or unit is None:
+            raise ConfigurationError(
+                f"memory is {value!r}: write a number and a unit, such as '512Mi', '4Gi' or '2G'"
+            )
+        size = int(float(match[1]) * unit)
+    elif isinstance(value, int) and not isinstance(value, bool):
+        size = value
+    else:
+        raise ConfigurationError(
+            f"memory must be bytes or text such as '4Gi', not {type(value).__name__}"
+        )
+    if size < LEAST_MEMORY:
+        raise ConfigurationError(
+            f"memory is {value!r}, that is {size} bytes; no job starts in less than a MiB: "
+            "write a unit, such as '4Gi'"
+        )
+    return size
+
+
+class MapOptions(TypedDict, total=False):
+    """The keyword arguments of `run_async_map`, for signatures that pass them on."""
+
+    input_mode: str
+    max_concurrent: int | None
+    retries: int
+    fail_fast: bool
+    cancel_running_on_fail: bool
+    name: str | None
+    tags: Mapping[str, str] | None
+    project: str | None
+    cluster: str | None
+    window: int | None
+    batch_timeout: float | None
+    progress: bool | None

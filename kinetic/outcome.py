@@ -1,0 +1,70 @@
+"""How one item of a batch ended: a value, an error, a cancellation, or a loss."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, Generic, Literal, NamedTuple, NoReturn, TypeAlias, TypeVar
+
+__all__ = ["Cancelled", "Completion", "Failed", "Lost", "Outcome", "Succeeded"]
+
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+
+
+@dataclass(frozen=True)  # with slots, 3.11 cannot make a Succeeded[int](3)
+class Succeeded(Generic[T_co]):
+    """The function returned ``value``, which may itself be an exception."""
+
+    value: T_co
+
+    ok: ClassVar[Literal[True]] = True
+    error: ClassVar[None] = None
+
+    def unwrap(self) -> T_co:
+        """The value."""
+        return self.value
+
+
+@dataclass(frozen=True, slots=True)
+class _Unsuccessful:
+    error: Exception
+
+    ok: ClassVar[Literal[False]] = False
+
+    def unwrap(self) -> NoReturn:
+        """Raise the error."""
+        raise self.error
+
+
+class Failed(_Unsuccessful):
+    """It gave no value: ``error`` is what the function raised, or what else went wrong.
+
+    A `SubmissionError` says that the input could not be submitted and nothing ran.
+    """
+
+    __slots__ = ()
+
+
+class Cancelled(_Unsuccessful):
+    """Somebody stopped it before it had a value; ``error`` is a `JobCancelled`."""
+
+    __slots__ = ()
+
+
+class Lost(_Unsuccessful):
+    """Its process died without a word; ``error`` is a `JobLost` that says what is known."""
+
+    __slots__ = ()
+
+
+Outcome: TypeAlias = Succeeded[T] | Failed | Cancelled | Lost
+"""What an item came to: ``match`` it, ask ``.ok``, or take the value by ``.unwrap()``."""
+
+
+class Completion(NamedTuple, Generic[T]):
+    """An item that ended: its place in the inputs, the input itself, and what it came to."""
+
+    # A tuple has a method of that name, which nobody asks of this one.
+    index: int  # type: ignore[assignment]  # pyright: ignore[reportIncompatibleMethodOverride]
+    input: Any
+    outcome: Outcome[T]

@@ -1,0 +1,255 @@
+"""Named sets of settings in ``profiles.json``, one of which is in use.
+
+The file, private to the user::
+
+    {"current": "work", "profiles": {"work": {"project": "p", "zone": "us-central1-a",
+                                              "cluster": "c", "namespace": "default"}}}
+
+Each setting may be absent, null or empty, which all mean that the profile does
+not say. Keys that this version does not know are kept when the file is written.
+
+Reading and changing are apart: `load` and `save` touch the disk, the methods of
+`Profiles` return another value.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import tempfile
+from collections.abc import Generator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, cast
+
+from kinetic._nearest import suggest
+from kinetic.errors import ProfileError
+
+__all__ = ["SETTINGS", "Profile", "Profiles", "load", "save"]
+
+SETTINGS = (
+    "project",
+    "zone",
+    "cluster",
+    "namespace",
+    "backend",
+    "store",
+    "kube_context",
+    "base_image_repo",
+    "output_dir",
+)
+"""What a profile may say; the first four are in every profile that is written."""
+
+ALWAYS_WRITTEN = 4
+NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_-]{0,63}", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Profile:
+    """One profile; ``settings`` has what it says, and nothing else.
+
+    ``extra`` is what the file says beside `SETTINGS`.
+    """
+
+    name: str
+    settings: Mapping[str, str]
+    extra: Mapping[str, Any] = field(default_factory=dict[str, Any], repr=False)
+
+    @staticmethod
+    def checked(name: str, settings: Mapping[str, str | None]) -> Profile:
+        """Return a new profile of that name; empty settings are left out.
+
+        Raises:
+            ProfileError: The name cannot be one, or there is no such setting.
+        """
+        _check_name(name)
+        for setting in settings:
+            if setting not in SETTINGS:
+                hint = suggest(setting, SETTINGS, otherwise=f"there are {', '.join(SETTINGS)}")
+                raise ProfileError(f"a profile has no setting {setting!r}; {hint}")
+        return Profile(name=name, settings={key: one for key, one in settings.items() if one})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Profiles:
+    """All profiles, and the name of the one in use; ``current`` is always one of them."""
+
+    current: str | None = None
+    profiles: Mapping[str, Profile] = field(default_factory=dict[str, Profile])
+    extra: Mapping[str, Any] = field(default_factory=dict[str, Any], repr=False)
+
+    def __getitem__(self, name: str) -> Profile:
+        """Return the profile of that name.
+
+        Raises:
+            ProfileError: There is none; the message has the nearest names.
+        """
+        if name not in self.profiles:
+            names = ", ".join(self.profiles)
+            otherwise = f"there are {names}" if names else "there is none yet"
+            raise ProfileError(
+                f"there is no profile {name!r}; {suggest(name, self.profiles, otherwise=otherwise)}"
+            )
+        return self.profiles[name]
+
+    def active(self, environ: Mapping[str, str]) -> Profile | None:
+        """Return the profile in use: KINETIC_PROFILE's, else the current one, else None.
+
+        Raises:
+            ProfileError: KINETIC_PROFILE names a profile that does not exist.
+        """
+        name = environ.get("KINETIC_PROFILE") or self.current
+        try:
+            return self[name] if name else None
+        except ProfileError as error:
+            raise ProfileError(f"KINETIC_PROFILE: {error}") from None
+
+    def create(self, profile: Profile, *, replacing: bool = False) -> Profiles:
+        """Return these and *profile*.
+
+        Raises:
+            ProfileError: There is one of that name, and it is not to be replaced.
+        """
+        if profile.name in self.profiles and not replacing:
+            raise ProfileError(f"the profile {profile.name!r} exists already; replace or remove it")
+        return replace(self, profiles={**self.profiles, profile.name: profile})
+
+    def use(self, name: str) -> Profiles:
+        """Return these with the profile *name* in use.
+
+        Raises:
+            ProfileError: There is no such profile.
+        """
+        return replace(self, current=self[name].name)
+
+    def unset(self) -> Profiles:
+        """Return these with none in use."""
+        return replace(self, current=None)
+
+    def remove(self, name: str) -> Profiles:
+        """Return these without the profile *name*, which is no longer in use then.
+
+        Raises:
+            ProfileError: There is no such profile.
+        """
+        removed = self[name]
+        rest = {key: one for key, one in self.profiles.items() if one is not removed}
+        current = None if self.current == name else self.current
+        return replace(self, current=current, profiles=rest)
+
+
+def load(path: Path) -> Profiles:
+    """Read the profiles; there are none where there is no file.
+
+    A ``current`` that names no profile counts as none.
+
+    Raises:
+        ProfileError: The file cannot be read, or is not a file of profiles.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return Profiles()
+    except (OSError, ValueError) as error:  # ValueError: no UTF-8, or a NUL in the path
+        raise ProfileError(f"the profiles in {path} cannot be read: {error}") from error
+    try:
+        # RecursionError: brackets nested some thousand times.
+        content: object = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise _malformed(path, f"it is not JSON ({error})") from error
+    return _profiles(content, path)
+
+
+def _profiles(content: object, path: Path) -> Profiles:
+    document = _mapping(content, path, "the file")
+    entries = _mapping(document.get("profiles") or {}, path, '"profiles"')
+    profiles = {name: _profile(name, entry, path) for name, entry in entries.items()}
+    current = document.get("current")
+    if current is not None and not isinstance(current, str):
+        raise _malformed(path, '"current" must be the name of a profile, or null')
+    return Profiles(
+        current=current if current in profiles else None,
+        profiles=profiles,
+        extra={key: one for key, one in document.items() if key not in ("current", "profiles")},
+    )
+
+
+def _profile(name: str, entry: object, path: Path) -> Profile:
+    if NAME.fullmatch(name) is None:
+        raise _malformed(path, f"{name!r} cannot be the name of a profile")
+    said = _mapping(entry, path, f"the profile {name!r}")
+    settings: dict[str, str] = {}
+    for setting in SETTINGS:
+        value = said.get(setting)
+        if isinstance(value, str) and value:
+            settings[setting] = value
+        elif value not in (None, ""):
+            raise _malformed(path, f'"{setting}" of the profile {name!r} must be text')
+    return Profile(
+        name=name,
+        settings=settings,
+        extra={key: one for key, one in said.items() if key not in SETTINGS},
+    )
+
+
+def _mapping(value: object, path: Path, what: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise _malformed(path, f"{what} must be an object")
+    return cast("dict[str, Any]", value)  # the keys of a JSON object are text
+
+
+def _malformed(path: Path, what: str) -> ProfileError:
+    return ProfileError(f"{path} is not a file of profiles: {what}; correct or delete it")
+
+
+def _check_name(name: str) -> None:
+    if NAME.fullmatch(name) is None:
+        raise ProfileError(
+            f"{name!r} cannot be the name of a profile: use at most 64 letters, digits, "
+            "'-' and '_', a letter or digit first"
+        )
+
+
+def save(path: Path, profiles: Profiles) -> None:
+    """Write the profiles, so that a reader finds the old file or the new one.
+
+    Two writers at once do not damage the file; the later one wins. A link stays
+    a link, to a new file.
+
+    Raises:
+        ProfileError: The file cannot be written; the old one is as it was.
+    """
+    document = {
+        "current": profiles.current,
+        "profiles": {name: _document(one) for name, one in profiles.profiles.items()},
+        **profiles.extra,
+    }
+    content = json.dumps(document, indent=2) + "\n"
+    try:
+        target = path.resolve()
+        target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with _replacing(target) as descriptor, open(descriptor, "w", encoding="utf-8") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        raise ProfileError(f"the profiles cannot be written to {path}: {error}") from error
+
+
+def _document(profile: Profile) -> dict[str, Any]:
+    always = {setting: profile.settings.get(setting) for setting in SETTINGS[:ALWAYS_WRITTEN]}
+    return {**always, **profile.settings, **profile.extra}
+
+
+@contextlib.contextmanager
+def _replacing(target: Path) -> Generator[int]:
+    """A new private file beside *target*, in its place when all went well."""
+    descriptor, temporary = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
+    try:
+        yield descriptor
+        os.replace(temporary, target)
+    except BaseException:
+        os.unlink(temporary)
+        raise

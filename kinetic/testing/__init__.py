@@ -1,0 +1,10 @@
+"""Adapters for tests: they keep the same contract as the real ones, in memory."""
+
+from __future__ import annotations
+
+from kinetic.testing.attempts import carry_out
+from kinetic.testing.cluster import MemoryCluster, Run
+from kinetic.testing.memory import MemoryStore
+from kinetic.testing.platform import memory_platform
+
+__all__ = ["MemoryCluster", "MemoryStore", "Run", "carry_out", "memory_platform"]

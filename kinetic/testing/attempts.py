@@ -1,0 +1,148 @@
+"""What the runner does in a job, without a process: claim, check, run, commit."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import inspect
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from kinetic._runner import pickles, results, wire
+from kinetic.errors import NotFound
+from kinetic.job_status import Reason
+from kinetic.testing.cluster import Run
+
+__all__ = ["carry_out", "commit"]
+
+
+async def carry_out(run: Run) -> int:
+    """Do what a job of kinetic does: the work of `MemoryCluster` that needs no test of its own.
+
+    A coroutine function runs in the loop, any other in a thread, which cannot
+    be stopped. The project is not extracted, the environment not applied, and
+    a call with `Data` fails.
+    """
+    order = wire.Assignment.from_json(run.spec.assignment)
+    claim = wire.attempt_key(order.scope, order.index, order.attempt, "claim")
+    if not await run.store.create(
+        claim, b"", {"executor": run.executor, "fence": str(order.fence)}
+    ):
+        return wire.EXIT_FINAL  # another process has this attempt
+    standing = await _standing(run, order)
+    try:
+        chunk = (await run.store.get(order.arguments.name)).body
+    except NotFound:
+        await run.store.delete([claim])  # the batch was cleaned up meanwhile
+        return wire.EXIT_FINAL
+    if (standing.state, standing.attempt) != (wire.ItemState.OPEN, order.attempt):
+        outcome = wire.Outcome(kind=wire.Kind.CANCELLED, reason="cancelled", phase="not started")
+        return await commit(run, order, outcome, b"")
+    started = time.time()
+    try:
+        outcome, body = await _run(run, order, chunk)
+    except asyncio.CancelledError:
+        standing = await _standing(run, order)
+        outcome, body = _stopped(run, standing.state is wire.ItemState.CANCELLING)
+    return await commit(run, order, outcome._replace(started=started), body)
+
+
+async def commit(run: Run, order: wire.Assignment, outcome: wire.Outcome, body: bytes) -> int:
+    """Create the signed outcome of the attempt and return the exit code that goes with it."""
+    place = (order.scope, order.index, order.attempt)
+    outcome = outcome._replace(
+        executor=run.executor,
+        fence=order.fence,
+        ended=time.time(),
+        body=results.digest(body),
+    )
+    name = wire.attempt_key(*place, "outcome")
+    if not await run.store.create(name, body, outcome.signed(run.spec.key, *place)):
+        run.print("kinetic: this attempt was closed by somebody else")
+    if outcome.kind is wire.Kind.VALUE:
+        return wire.EXIT_VALUE
+    if outcome.kind is wire.Kind.CANCELLED:
+        return wire.EXIT_FINAL
+    infrastructure = outcome.reason in wire.INFRASTRUCTURE
+    budget = order.budgets.infrastructure if infrastructure else order.budgets.user
+    return wire.EXIT_RETRY if budget > 0 else wire.EXIT_FINAL
+
+
+async def _standing(run: Run, order: wire.Assignment) -> wire.Item:
+    """What the objects say of our item, now."""
+    listed = await run.store.list(wire.item_prefix(order.scope, order.index))
+    slots = await run.store.list(f"{order.scope}control/")
+    requests = [wire.Request.from_bytes((await run.store.get(one.name)).body) for one in slots]
+    entries = [(one.name, one.metadata) for one in listed]
+    attempts = wire.attempts_of(entries, run.spec.key, order.scope)
+    return wire.item(order.index, requests, attempts.get(order.index, {}), order.budgets)
+
+
+async def _run(run: Run, order: wire.Assignment, chunk: bytes) -> tuple[wire.Outcome, bytes]:
+    phase = "artifact download"
+    try:
+        code = (await run.store.get(order.function.name)).body
+        phase = "data resolve"
+        if order.data:
+            raise RuntimeError("Data cannot be used on the in-memory platform; pass a path")
+        phase = "artifact verification"
+        pickled = [_part(code, order.function), _part(chunk, order.arguments)]
+        phase = "payload unpickle"
+        function = pickles.load(pickled[0])
+        args, kwargs = pickles.load(pickled[1])
+        phase = "execute"
+        value = await _call(function, args, kwargs)
+        phase = "result serialization"
+        body = results.encode_value(value, Path(), limit=sys.maxsize).content
+        assert isinstance(body, bytes)
+    except Exception as error:
+        return _failed(run, error, phase)
+    return wire.Outcome(kind=wire.Kind.VALUE, phase=phase), body
+
+
+def _part(content: bytes, part: wire.Input) -> bytes:
+    content = content[part.start : part.stop]
+    if hashlib.sha256(content).hexdigest() != part.digest:
+        raise ValueError(f"{part.name} is not what was submitted: its SHA-256 differs")
+    return content
+
+
+async def _call(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if inspect.iscoroutinefunction(function):
+        return await function(*args, **kwargs)
+    value = await asyncio.to_thread(function, *args, **kwargs)
+    return await value if inspect.isawaitable(value) else value
+
+
+def _failed(run: Run, error: Exception, phase: str) -> tuple[wire.Outcome, bytes]:
+    mine = phase in ("execute", "result serialization")
+    text = results.error_text(error, phase=phase)
+    if phase != "execute":
+        words = f"kinetic {phase} failed: {text.qualname}: {text.message}"
+        text = replace(text, message=words)
+    run.print(text.traceback.rstrip())
+    outcome = wire.Outcome(
+        kind=wire.Kind.ERROR, reason=Reason.USER_ERROR if mine else Reason.SETUP, phase=phase
+    )
+    stored = results.encode_error(text, error if phase == "execute" else None)
+    assert isinstance(stored.content, bytes)
+    return outcome, stored.content
+
+
+def _stopped(run: Run, unwanted: bool) -> tuple[wire.Outcome, bytes]:
+    """The outcome of a job that was asked to end while its function ran."""
+    if unwanted:
+        outcome = wire.Outcome(kind=wire.Kind.CANCELLED, reason="cancelled", phase="cancelled")
+        return outcome, b""
+    late = run.cause is Reason.DEADLINE
+    limit = run.spec.timeout or 0.0
+    words = f"ran longer than its timeout of {limit:g} s" if late else "was asked to stop"
+    text = results.ErrorText(qualname="", message=f"the job {words}", traceback="", phase="execute")
+    reason = Reason.DEADLINE if late else Reason.PREEMPTED
+    stored = results.encode_error(text, None)
+    assert isinstance(stored.content, bytes)
+    return wire.Outcome(kind=wire.Kind.ERROR, reason=reason, phase="execute"), stored.content

@@ -1,0 +1,358 @@
+"""A cluster in the running event loop: what a job does is a coroutine of the test's."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import itertools
+import os
+import traceback
+from collections import Counter, deque
+from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Mapping
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import anyio
+
+from kinetic.aio.ports import JobSpec, Observation, Phase, Store
+from kinetic.errors import LaunchError, NotFound, Unavailable
+from kinetic.job_status import Reason
+
+if TYPE_CHECKING:
+    from anyio.abc import ByteStream
+
+__all__ = ["MemoryCluster", "Run"]
+
+EXIT_SOFTWARE = 70
+"""The exit code of a job that raised instead of returning one, as on the local platform."""
+
+EXIT_TERMINATED = -15
+"""That of a job which ends when it is asked to, and says nothing."""
+
+
+class Run:
+    """One job while it runs, as its own code sees it.
+
+    ``executor`` is who it is: claims and outcomes carry it, as the platform's
+    word does. ``cause`` says why the job was asked to end, once it was.
+    """
+
+    def __init__(self, spec: JobSpec, store: Store, executor: str) -> None:
+        self.spec = spec
+        self.store = store
+        self.executor = executor
+        self.cause: Reason | None = None
+        self._lines: list[str] = []
+        self._written = asyncio.Event()
+
+    def print(self, text: str) -> None:
+        """Add *text* to the job's log: one line, or several."""
+        self._lines += text.split("\n")
+        self._written.set()
+
+    async def lines(self, tail: int | None, ended: Callable[[], bool]) -> AsyncGenerator[str]:
+        """The log, and whatever is added until *ended*."""
+        at = 0 if tail is None else max(0, len(self._lines) - tail)
+        while True:
+            while at < len(self._lines):
+                at += 1
+                yield self._lines[at - 1]
+            if ended():
+                return
+            self._written.clear()
+            await self._written.wait()
+
+    def wake(self) -> None:
+        """Something other than a line is new to those who follow the log."""
+        self._written.set()
+
+
+Work = Callable[[Run], Coroutine[Any, Any, int | None]]
+
+
+class _Job:
+    """What the cluster knows of a job."""
+
+    def __init__(self, spec: JobSpec, seen: Observation, run: Run) -> None:
+        self.seen = seen
+        self.run = run
+        self.grace = spec.grace
+        self.task: asyncio.Task[int | None] | None = None
+        self.timer: asyncio.TimerHandle | None = None
+        self.deleted = False
+        self.gone = asyncio.Event()
+
+    def carries(self, labels: Mapping[str, str]) -> bool:
+        return labels.items() <= self.seen.labels.items()
+
+    @property
+    def ended(self) -> bool:
+        return self.seen.phase in (Phase.ENDED, Phase.GONE)
+
+
+class _Watch:
+    """What one watcher has not been told yet: the latest state of each job."""
+
+    def __init__(self, labels: Mapping[str, str]) -> None:
+        self.labels = labels
+        self.changes: dict[_Job, Observation] = {}
+        self.awake = asyncio.Event()
+
+    def note(self, job: _Job) -> None:
+        self.changes[job] = job.seen
+        self.awake.set()
+
+
+class MemoryCluster:
+    """`kinetic.aio.ports.Cluster` in one event loop; ``requests`` counts calls by verb.
+
+    *work* is what every job does: it gets a `Run` and returns the exit code,
+    None for 0. A job that is deleted, or out of time, has its task cancelled,
+    and once more when its grace is over. At most *slots* jobs run at once, all
+    of them with None; the others wait in order.
+
+    Jobs live as long as the loop, whoever closes the cluster. They are
+    coroutines, not processes: they share this interpreter, ``os.environ`` and
+    the working directory.
+    """
+
+    def __init__(self, store: Store, work: Work, *, slots: int | None = None) -> None:
+        self.requests: Counter[str] = Counter()
+        self._store = store
+        self._work = work
+        self._slots = slots
+        self._jobs: dict[str, _Job] = {}
+        self._queue: deque[_Job] = deque()
+        self._running = 0
+        self._watches: set[_Watch] = set()
+        self._numbers = itertools.count(1)
+        self._secrets: dict[str, bytes] = {}
+        self._key = os.urandom(32)
+
+    # --- the port ---
+
+    async def launch(self, job: JobSpec) -> None:
+        """See the port. A name that is being deleted is free when its job is gone."""
+        self.requests["launch"] += 1
+        if not job.name:
+            raise LaunchError("'' is no name for a job", reason="order")
+        if (there := self._jobs.get(job.name)) is not None:
+            if not there.deleted:
+                return
+            await there.gone.wait()
+            if job.name in self._jobs:
+                return  # somebody else has waited for the same name
+        self._begin(job)
+
+    async def delete(
+        self, *, names: Collection[str] = (), labels: Mapping[str, str] | None = None
+    ) -> None:
+        """See the port."""
+        self.requests["delete"] += 1
+        for job in self._selected(names, labels):
+            if job.task is None or job.ended:
+                self._forget(job)
+            elif not job.deleted:
+                job.deleted = True
+                self._ask(job, Reason.CANCELLED)
+
+    async def find(
+        self, *, names: Collection[str] = (), labels: Mapping[str, str] | None = None
+    ) -> list[Observation]:
+        """See the port; without *names* and *labels*, everything there is."""
+        self.requests["find"] += 1
+        everything = not names and labels is None
+        return [job.seen for job in self._selected(names, {} if everything else labels)]
+
+    async def watch(self, labels: Mapping[str, str]) -> AsyncGenerator[Observation]:
+        """See the port. A slow watcher gets the latest state of a job, not each one."""
+        self.requests["watch"] += 1
+        watch = _Watch(dict(labels))
+        for job in self._selected((), labels):
+            watch.note(job)
+        self._watches.add(watch)
+        try:
+            while True:
+                await watch.awake.wait()
+                while watch.changes:
+                    yield watch.changes.pop(next(iter(watch.changes)))
+                watch.awake.clear()
+        finally:
+            self._watches.discard(watch)
+
+    async def logs(
+        self, name: str, *, follow: bool = False, tail: int | None = None
+    ) -> AsyncGenerator[str]:
+        """See the port; the lines are those of `Run.print`."""
+        self.requests["logs"] += 1
+        job = self._jobs.get(name)
+        if job is None:
+            raise NotFound(f"there is no job {name!r} in this cluster, or it was deleted")
+        async for line in job.run.lines(tail, lambda: job.ended or not follow):
+            yield line
+
+    async def dial(self, name: str, port: int, *, host: int = 0) -> ByteStream:
+        """See the port; jobs have this process's loopback."""
+        self.requests["dial"] += 1
+        job = self._jobs.get(name)
+        if host or job is None or job.seen.phase is not Phase.RUNNING:
+            raise NotFound(f"no job {name!r} (host {host}) is running in this cluster")
+        try:
+            return await anyio.connect_tcp("127.0.0.1", port)
+        except OSError as exc:
+            raise Unavailable(f"{name} does not listen on port {port} ({exc})") from exc
+
+    async def root_key(self) -> bytes:
+        """See the port."""
+        self.requests["root_key"] += 1
+        return self._key
+
+    async def keep_secret(self, name: str, content: bytes) -> None:
+        """Keep *content* under *name*, in place of what was there."""
+        self.requests["keep_secret"] += 1
+        self._secrets[name] = content
+
+    async def secret(self, name: str) -> bytes:
+        """What is kept under *name*.
+
+        Raises:
+            NotFound: Nothing is.
+        """
+        self.requests["secret"] += 1
+        if name not in self._secrets:
+            raise NotFound(f"there is no secret {name!r} in this cluster")
+        return self._secrets[name]
+
+    async def drop_secret(self, names: Collection[str]) -> None:
+        """Keep these no longer; those that are absent do not matter."""
+        self.requests["drop_secret"] += 1
+        for name in names:
+            self._secrets.pop(name, None)
+
+    async def finish(self, name: str, fence: int) -> None:
+        """Nothing is kept for jobs."""
+        self.requests["finish"] += 1
+
+    async def aclose(self) -> None:
+        """Nothing is held; jobs go on."""
+
+    # --- for tests ---
+
+    def end(
+        self,
+        name: str,
+        *,
+        exit_code: int | None = -9,
+        reason: Reason | None = Reason.LOST,
+        message: str = "killed by SIGKILL",
+    ) -> None:
+        """End a job this instant, as a platform does that loses it: it commits nothing more.
+
+        Raises:
+            KeyError: There is no such job, or it has ended.
+        """
+        job = self._jobs[name]
+        if job.ended:
+            raise KeyError(name)
+        self._over(job, exit_code=exit_code, reason=reason, message=message)
+
+    # --- a job's life ---
+
+    def _begin(self, spec: JobSpec) -> None:
+        run = Run(spec, self._store, f"memory-{spec.name}-{next(self._numbers)}")
+        created = datetime.now(UTC).isoformat(timespec="seconds")
+        seen = Observation(
+            name=spec.name, phase=Phase.PENDING, labels=dict(spec.labels), created_at=created
+        )
+        job = self._jobs[spec.name] = _Job(spec, seen, run)
+        self._queue.append(job)
+        self._start_waiting()
+        if job.task is None:
+            self._tell(job)
+            if spec.start_timeout is not None:
+                self._arm(job, spec.start_timeout, self._never_started, job, spec.start_timeout)
+
+    def _start_waiting(self) -> None:
+        while self._queue and (self._slots is None or self._running < self._slots):
+            job = self._queue.popleft()
+            if job.ended:
+                continue
+            self._disarm(job)
+            self._running += 1
+            self._change(job, phase=Phase.RUNNING, executor=job.run.executor)
+            working = self._work(job.run)
+            job.task = asyncio.get_running_loop().create_task(working, name=f"job {job.seen.name}")
+            job.task.add_done_callback(functools.partial(self._returned, job))
+            if (limit := job.run.spec.timeout) is not None:
+                self._arm(job, limit, self._ask, job, Reason.DEADLINE)
+
+    def _returned(self, job: _Job, task: asyncio.Task[int | None]) -> None:
+        code: int | None = EXIT_TERMINATED
+        if not task.cancelled():
+            if (error := task.exception()) is not None:
+                job.run.print("".join(traceback.format_exception(error)).rstrip())
+            code = EXIT_SOFTWARE if error is not None else task.result() or 0
+        if job.ended:
+            return
+        late = job.run.cause is Reason.DEADLINE
+        words = "ran longer than its timeout" if late else f"ended with exit code {code}"
+        self._over(job, exit_code=code, reason=Reason.DEADLINE if late else None, message=words)
+
+    def _ask(self, job: _Job, cause: Reason) -> None:
+        """Ask a job that runs to end; it has its grace for that."""
+        job.run.cause = job.run.cause or cause
+        assert job.task is not None
+        job.task.cancel()
+        self._arm(job, job.grace, self._kill, job)
+
+    def _kill(self, job: _Job) -> None:
+        self._over(job, exit_code=-9, reason=job.run.cause, message="killed after its grace")
+
+    def _never_started(self, job: _Job, limit: float) -> None:
+        words = f"waited longer than its start_timeout of {limit:g} s"
+        self._over(job, exit_code=None, reason=Reason.UNSCHEDULABLE, message=words)
+
+    def _over(
+        self, job: _Job, *, exit_code: int | None, reason: Reason | None, message: str
+    ) -> None:
+        self._disarm(job)
+        self._change(job, phase=Phase.ENDED, exit_code=exit_code, reason=reason, message=message)
+        if job.task is not None:
+            self._running -= 1
+            job.task.cancel()
+        if job.deleted:
+            self._forget(job)
+        self._start_waiting()
+
+    def _forget(self, job: _Job) -> None:
+        self._disarm(job)
+        del self._jobs[job.seen.name]
+        self._change(job, phase=Phase.GONE)
+        job.gone.set()
+
+    def _change(self, job: _Job, **fields: object) -> None:
+        job.seen = replace(job.seen, **fields)  # type: ignore[arg-type]
+        self._tell(job)
+
+    def _tell(self, job: _Job) -> None:
+        for watch in self._watches:
+            if job.carries(watch.labels):
+                watch.note(job)
+        if job.ended:
+            job.run.wake()
+
+    def _arm(self, job: _Job, delay: float, what: Callable[..., None], *about: object) -> None:
+        self._disarm(job)
+        job.timer = asyncio.get_running_loop().call_later(delay, what, *about)
+
+    def _disarm(self, job: _Job) -> None:
+        if job.timer is not None:
+            job.timer.cancel()
+            job.timer = None
+
+    def _selected(self, names: Collection[str], labels: Mapping[str, str] | None) -> list[_Job]:
+        found = {name: self._jobs[name] for name in names if name in self._jobs}
+        if labels is not None:
+            found |= {name: job for name, job in self._jobs.items() if job.carries(labels)}
+        return [*found.values()]

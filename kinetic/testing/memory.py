@@ -1,0 +1,134 @@
+"""A store in memory that counts what it is asked for."""
+
+from __future__ import annotations
+
+import bisect
+import time
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+
+from kinetic.aio.ports import Object, ObjectInfo
+from kinetic.errors import Conflict, NotFound
+
+__all__ = ["MemoryStore"]
+
+
+class MemoryStore:
+    """`kinetic.aio.ports.Store` without a place; ``requests`` counts calls by verb.
+
+    A listing looks at the names of its folder and at no others.
+    """
+
+    def __init__(self) -> None:
+        self.requests: Counter[str] = Counter()
+        self._objects: dict[str, Object] = {}
+        self._used: dict[str, float] = {}
+        self._folders: dict[str, set[str]] = {}
+        self._sorted_folders: list[str] = []
+
+    @property
+    def url(self) -> str:
+        """No runner can find it."""
+        return "memory:"
+
+    async def create(
+        self,
+        name: str,
+        body: bytes | Path,
+        metadata: Mapping[str, str] | None = None,
+        *,
+        shared: bool = False,
+    ) -> bool:
+        """See the port."""
+        self.requests["create"] += 1
+        content = body if isinstance(body, bytes) else body.read_bytes()  # noqa: ASYNC240
+        if name in self._objects:
+            return False
+        self._objects[name] = Object(
+            name=name, body=content, metadata=dict(metadata or {}), generation=1
+        )
+        if shared:
+            self._used[name] = time.time()
+        folder = name.rpartition("/")[0]
+        if folder not in self._folders:
+            self._folders[folder] = set()
+            bisect.insort(self._sorted_folders, folder)
+        self._folders[folder].add(name)
+        return True
+
+    async def replace(self, name: str, body: bytes, *, generation: int) -> int:
+        """See the port."""
+        self.requests["replace"] += 1
+        if self._get(name).generation != generation:
+            raise Conflict(f"{name} is no longer of generation {generation}")
+        self._objects[name] = Object(name=name, body=body, metadata={}, generation=generation + 1)
+        return generation + 1
+
+    async def get(self, name: str) -> Object:
+        """See the port."""
+        self.requests["get"] += 1
+        return self._get(name)
+
+    async def fetch(self, name: str, path: Path) -> None:
+        """See the port."""
+        self.requests["fetch"] += 1
+        with path.open("xb") as file:
+            file.write(self._get(name).body)
+
+    async def list(self, prefix: str) -> list[ObjectInfo]:
+        """See the port."""
+        self.requests["list"] += 1
+        return [self._info(name) for name in sorted(self._names(prefix))]
+
+    async def look(self, name: str) -> ObjectInfo | None:
+        """See the port."""
+        self.requests["look"] += 1
+        return self._info(name) if name in self._objects else None
+
+    async def renew(self, names: Collection[str]) -> set[str]:
+        """See the port."""
+        self.requests["renew"] += 1
+        there = {name for name in names if name in self._objects}
+        self._used |= dict.fromkeys(there, time.time())
+        return {*names} - there
+
+    async def delete(self, names: Collection[str]) -> None:
+        """See the port."""
+        self.requests["delete"] += 1
+        for name in names:
+            if self._objects.pop(name, None) is None:
+                continue
+            self._used.pop(name, None)
+            folder = name.rpartition("/")[0]
+            self._folders[folder].discard(name)
+            if not self._folders[folder]:
+                del self._folders[folder]
+                del self._sorted_folders[bisect.bisect_left(self._sorted_folders, folder)]
+
+    async def aclose(self) -> None:
+        """Nothing is held."""
+
+    def _info(self, name: str) -> ObjectInfo:
+        one = self._objects[name]
+        return ObjectInfo(
+            name=name,
+            size=len(one.body),
+            metadata=one.metadata,
+            generation=one.generation,
+            used=self._used.get(name),
+        )
+
+    def _get(self, name: str) -> Object:
+        if name not in self._objects:
+            raise NotFound(f"there is no {name}")
+        return self._objects[name]
+
+    def _names(self, prefix: str) -> Iterator[str]:
+        own = prefix.rpartition("/")[0]
+        yield from (name for name in self._folders.get(own, ()) if name.startswith(prefix))
+        at = bisect.bisect_left(self._sorted_folders, prefix)
+        while at < len(self._sorted_folders) and self._sorted_folders[at].startswith(prefix):
+            if (folder := self._sorted_folders[at]) != own:
+                yield from self._folders[folder]
+            at += 1

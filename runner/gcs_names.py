@@ -1,0 +1,74 @@
+"""How a store's names become names of a bucket's objects, and back. Pure.
+
+Cloud Storage refuses a few names and its tools trip over others. What is
+written in the manner of a URL here: control characters, lone surrogates, a dot
+at the beginning, and the percent sign itself. Everything else stays as it is,
+so that names can be read in the console; and the beginning of a name becomes
+the beginning of the object's name, so that listing by prefix works.
+"""
+
+from __future__ import annotations
+
+import re
+import urllib.parse
+from dataclasses import dataclass
+from typing import Self
+
+__all__ = ["Place"]
+
+SCHEME = "gs://"
+LONGEST = 1024
+ODD = re.compile("[%\x00-\x1f\x7f-\x9f\ud800-\udfff]|^\\.")
+BUCKET = re.compile(r"[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]")
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A bucket, or a folder of one: ``folder`` is empty or ends with a slash."""
+
+    bucket: str
+    folder: str = ""
+
+    @classmethod
+    def from_url(cls, url: str) -> Self:
+        """The place of ``gs://bucket`` or ``gs://bucket/folder``.
+
+        Raises:
+            ValueError: It is no such URL.
+        """
+        bucket, _, folder = url.removeprefix(SCHEME).partition("/")
+        if not url.startswith(SCHEME) or not BUCKET.fullmatch(bucket):
+            raise ValueError(f"{url!r} names no bucket; write gs://BUCKET or gs://BUCKET/FOLDER")
+        folder = folder.strip("/")
+        return cls(bucket, f"{folder}/" if folder else "")
+
+    @property
+    def url(self) -> str:
+        """The URL it is made from, without a slash at the end."""
+        return f"{SCHEME}{self.bucket}/{self.folder}".rstrip("/")
+
+    def object_name(self, name: str) -> str:
+        """What the object of *name*, or a prefix of names, is called in the bucket.
+
+        Raises:
+            OSError: Cloud Storage allows no name of this length.
+        """
+        full = self.folder + ODD.sub(_quoted, name)
+        if (size := len(full.encode())) > LONGEST:
+            raise OSError(
+                f"the name {name[:60]!r}… takes {size} bytes in {self.url}, and Cloud Storage "
+                f"allows {LONGEST}"
+            )
+        return full
+
+    def name(self, object_name: str) -> str | None:
+        """The inverse of `object_name`; None for an object that no name of this store has."""
+        own = object_name.removeprefix(self.folder)
+        if "%" not in own:
+            return own
+        name = urllib.parse.unquote_to_bytes(own).decode("utf-8", "surrogatepass")
+        return name if ODD.sub(_quoted, name) == own else None
+
+
+def _quoted(match: re.Match[str]) -> str:
+    return "".join(f"%{byte:02X}" for byte in match[0].encode("utf-8", "surrogatepass"))

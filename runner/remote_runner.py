@@ -1,0 +1,112 @@
+"""The runner's entry: ``python3 -u remote_runner.py``, in a pod or in a process of this machine.
+
+Run as a script it knows its neighbours by their folder alone. They become the
+package ``kinetic_runner``, and the folder leaves ``sys.path``, so that none of
+their names can hide a module of the user's.
+"""
+
+from __future__ import annotations
+
+import atexit
+import importlib
+import importlib.util
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+LEAST = (3, 11)
+EXIT_FINAL = 42
+"""As in `wire`, which an older Python cannot read."""
+
+
+def load_runner(folder: Path) -> None:
+    """Make *folder* importable as the package ``kinetic_runner``."""
+    if "kinetic_runner" in sys.modules:
+        return
+    spec = importlib.util.spec_from_file_location(
+        "kinetic_runner", folder / "__init__.py", submodule_search_locations=[str(folder)]
+    )
+    assert spec is not None and spec.loader is not None
+    package = importlib.util.module_from_spec(spec)
+    sys.modules["kinetic_runner"] = package
+    spec.loader.exec_module(package)
+
+
+def read_order(fd: int) -> dict[str, Any]:
+    """The whole order, from a pipe that nobody else can read."""
+    with open(fd, "rb") as pipe:
+        order: dict[str, Any] = json.load(pipe)
+    return order
+
+
+def in_a_pod() -> int:
+    """Carry out a pod's order, or say what its image lacks for that."""
+    here = ".".join(map(str, sys.version_info[:3]))
+    words = ""
+    if sys.version_info < LEAST:
+        submitted = json.loads(os.environ["KINETIC_ASSIGNMENT"]).get("client", {}).get("python")
+        words = f"has Python {here}, and the job was submitted from Python {submitted}"
+    else:
+        try:
+            pod: Any = importlib.import_module("kinetic_runner.pod")
+        except ImportError as exc:
+            words = (
+                f"lacks {exc.name}; install cloudpickle, google-cloud-storage and absl-py into it"
+            )
+        else:
+            code: int = pod.main()
+            return code
+    sys.stderr.write(f"kinetic: this job cannot be run: its image {words}\n")
+    return EXIT_FINAL
+
+
+def main() -> int:
+    """Carry out an order: from the descriptor in ``KINETIC_ORDER_FD``, or that of a pod."""
+    folder = Path(__file__).resolve().parent
+    sys.path[:] = [entry for entry in sys.path if Path(entry or ".").resolve() != folder]
+    load_runner(folder)
+    if "KINETIC_ORDER_FD" not in os.environ:
+        return in_a_pod()
+    attempt: Any = importlib.import_module("kinetic_runner.attempt")
+    workspace: Any = importlib.import_module("kinetic_runner.workspace")
+    order = read_order(int(os.environ.pop("KINETIC_ORDER_FD")))
+    site = workspace.Site(
+        work=Path(order["work"]), cache=Path(order["cache"]), mounts=bool(order.get("mounts"))
+    )
+    code: int = attempt.main(
+        order["assignment"], bytes.fromhex(order["key"]), order["executor"], site
+    )
+    return code
+
+
+def leave(code: int, finish: Callable[[], None] | None = None) -> None:
+    """End the process now, whatever threads the user's code has left behind.
+
+    *finish* comes after what libraries have registered: uploads, flushes.
+    """
+    try:
+        _run_exitfuncs()
+        if finish is not None:
+            finish()
+    finally:
+        flush()
+        os._exit(code)
+
+
+def flush() -> None:
+    """Write out what was printed."""
+    for stream in (sys.stdout, sys.stderr):
+        try:  # noqa: SIM105 - `suppress` would touch more of the memory
+            stream.flush()
+        except (OSError, ValueError):
+            pass
+
+
+_run_exitfuncs: Callable[[], None] = getattr(atexit, "_run_exitfuncs")  # noqa: B009
+
+
+if __name__ == "__main__":
+    leave(main())

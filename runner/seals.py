@@ -1,0 +1,33 @@
+"""Signatures: who has no key of the submission can neither make an object nor move it."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import hmac
+
+__all__ = ["seal_of", "sign", "submission_key"]
+
+
+def submission_key(root: bytes, scope: str) -> bytes:
+    """What one submission signs its outcomes with; a pod never sees the root."""
+    return hmac.new(root, b"kinetic submission " + scope.encode(), hashlib.sha256).digest()
+
+
+def sign(key: bytes, scope: str, name: str, content: bytes) -> str:
+    """A signature over an object's content and place, as hex."""
+    digest = hashlib.sha256(content).hexdigest()
+    return hmac.new(key, f"{scope}\n{name}\n{digest}".encode(), hashlib.sha256).hexdigest()
+
+
+def seal_of(key: bytes, scope: str, index: int, attempt: int, header: str) -> str:
+    """A signature over an outcome's header and the attempt that it is for, as hex."""
+    seal = _begun(key, scope).copy()
+    seal.update(f"{index}\n{attempt}\n{header}".encode())
+    return seal.hexdigest()
+
+
+@functools.lru_cache(64)
+def _begun(key: bytes, scope: str) -> hmac.HMAC:
+    """What all seals of a submission begin with; beginning takes twice the time of the rest."""
+    return hmac.new(key, f"{scope}\n".encode(), hashlib.sha256)

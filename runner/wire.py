@@ -1,0 +1,598 @@
+"""The contract between client and runner: names of objects, their content, one rule.
+
+Everything here is pure. `item` is the one place where it is decided what the
+objects of a batch say about one of its items; runner, submitter and observers
+share it.
+"""
+
+from __future__ import annotations
+
+import bisect
+import hmac
+import json
+import operator
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, NamedTuple, cast
+
+from . import seals
+
+__all__ = [
+    "EXIT_FINAL",
+    "EXIT_RETRY",
+    "EXIT_VALUE",
+    "INLINE_BYTES",
+    "VERSION",
+    "VOID",
+    "Assignment",
+    "Attempt",
+    "Budgets",
+    "Code",
+    "DataRef",
+    "Input",
+    "Item",
+    "ItemState",
+    "Kind",
+    "Orders",
+    "Outcome",
+    "Request",
+    "attempt_key",
+    "attempt_keys",
+    "attempts_of",
+    "block_prefix",
+    "check_version",
+    "control_key",
+    "done_key",
+    "group_key",
+    "input_key",
+    "item",
+    "item_prefix",
+    "retry_base",
+    "value_key",
+    "version_fields",
+]
+
+VERSION = (1, 0)
+"""Major and minor of the format; a reader refuses an unknown major."""
+
+MIN_READER = 0
+"""The least minor version that can read what this one writes."""
+
+BLOCK = 500
+INLINE_BYTES = 256 * 1024
+VOID = "void"
+"""The executor of a claim that was made to close an attempt which will not start."""
+
+EXIT_VALUE, EXIT_FINAL, EXIT_RETRY = 0, 42, 43
+INFRASTRUCTURE = frozenset({"preempted", "node lost", "evicted"})
+SUBMISSION = "submission"
+"""The reason of an item that could not be submitted: no budget covers it, for nothing ran."""
+
+CLEANUP = "cleanup"
+"""The cause of a stop that comes before the objects are removed: no retry comes after it."""
+
+
+# --- names -----------------------------------------------------------------------------
+
+
+def input_key(scope: str, slot: int) -> str:
+    """Slot *slot* of the inputs: a chunk of them, or the end."""
+    return f"{scope}inputs/{slot:08d}"
+
+
+def control_key(scope: str, slot: int) -> str:
+    """Slot *slot* of the requests: stop or retry."""
+    return f"{scope}control/{slot:08d}"
+
+
+def group_key(group_id: str) -> str:
+    """What a batch is listed by; its metadata say the rest."""
+    return f"groups/{group_id}"
+
+
+def done_key(scope: str, requests: int) -> str:
+    """How all items had ended when there were so many requests."""
+    return f"{scope}done/{requests:08d}"
+
+
+def block_prefix(scope: str, index: int) -> str:
+    """The claims and outcomes of the 500 items around *index*: at most one list page."""
+    return f"{scope}attempts/{index // BLOCK:06d}/"
+
+
+def item_prefix(scope: str, index: int) -> str:
+    """The claims and outcomes of one item."""
+    return f"{block_prefix(scope, index)}{index:08d}."
+
+
+def attempt_key(scope: str, index: int, attempt: int, what: str) -> str:
+    """*what* is ``claim`` or ``outcome``; below `item_prefix`, written out for it is made often."""
+    place = (scope, index // BLOCK, index, attempt, what)
+    return "%sattempts/%06d/%08d.%04d.%s" % place  # noqa: UP031 - half the time of an f-string
+
+
+def attempt_keys(scope: str, index: int, up_to: int) -> list[str]:
+    """The claims and outcomes of attempts 1 to *up_to*, for a store that finds names cheaply."""
+    return [
+        attempt_key(scope, index, attempt, what)
+        for attempt in range(1, up_to + 1)
+        for what in ("claim", "outcome")
+    ]
+
+
+def value_key(scope: str, index: int, attempt: int, executor: str) -> str:
+    """A value too large for its outcome."""
+    return f"{scope}values/{index:08d}.{attempt:04d}.{executor}"
+
+
+_ATTEMPT = re.compile(r"(\d{8,})\.(\d{4,})\.(claim|outcome)$")
+
+
+# --- the version -------------------------------------------------------------------------
+
+
+def version_fields() -> dict[str, int]:
+    """The format that this version writes, for a manifest."""
+    return {"major": VERSION[0], "minor": VERSION[1], "min_reader": MIN_READER}
+
+
+def check_version(fields: Mapping[str, Any], what: str) -> None:
+    """Refuse a format that this version cannot read; later minor ones it can.
+
+    Raises:
+        ValueError: The major version is another, or the writer asks for a later reader.
+    """
+    major, least = fields.get("major"), fields.get("min_reader", 0)
+    if major != VERSION[0] or least > VERSION[1]:
+        raise ValueError(
+            f"{what} was written in format {major}.{fields.get('minor')}, which needs a reader of "
+            f"{major}.{least}; this kinetic reads format {VERSION[0]}.{VERSION[1]}: use the "
+            "version that submitted it, or a later one"
+        )
+
+
+# --- the order ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Code:
+    """The project's archive, and where in it the caller stood (paths with ``/``)."""
+
+    name: str
+    digest: str
+    sys_path: tuple[str, ...] = ("",)
+    cwd: str | None = None
+
+
+class Input(NamedTuple):
+    """Bytes *start* to *stop* of an object, with the digest of those bytes."""
+
+    name: str
+    start: int
+    stop: int
+    digest: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataRef:
+    """One Data: content under a prefix of the store, or a URI that the job resolves itself.
+
+    ``mount`` is the absolute path of a volume; None means an argument.
+    """
+
+    uri: str
+    digest: str = ""
+    is_dir: bool = True
+    mount: str | None = None
+    fuse: bool = False
+    trust_remote_code: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Budgets:
+    """How many failed attempts an item may have beyond the first."""
+
+    user: int = 0
+    infrastructure: int = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assignment:
+    """Everything a runner is told about its attempt; travels as JSON in the job's spec.
+
+    ``debug_s`` is how long it waits for a debugger, None for not at all. Only then ``root`` says
+    where the project was on the machine that submitted it, and ``stood`` where the caller was.
+    """
+
+    version: tuple[int, int] = VERSION
+    store: str
+    scope: str
+    job_id: str
+    index: int
+    attempt: int
+    group_id: str | None = None
+    fence: int = 1
+    budgets: Budgets = field(default_factory=Budgets)
+    function: Input
+    arguments: Input
+    code: Code | None = None
+    requirements: Input | None = None
+    data: tuple[DataRef, ...] = ()
+    output_dir: str = ""
+    timeout: float | None = None
+    grace: float = 30.0
+    debug_s: float | None = None
+    root: str = ""
+    stood: str = ""
+    client: Mapping[str, str] = field(default_factory=dict[str, str])
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON-safe, the inverse of `from_json`; made by hand, for it is made for each job."""
+        order = {name: getattr(self, name) for name in Assignment.__slots__}
+        order["budgets"] = _shallow(self.budgets)
+        order["function"] = self.function._asdict()
+        order["arguments"] = self.arguments._asdict()
+        order["code"] = _shallow(self.code) if self.code is not None else None
+        order["requirements"] = self.requirements._asdict() if self.requirements else None
+        order["data"] = [_shallow(ref) for ref in self.data]
+        order["client"] = dict(self.client)
+        return order
+
+    def altered(self, own: Mapping[str, Any]) -> Assignment:
+        """This assignment with the fields of *own*, JSON-safe like an order's."""
+        other = object.__new__(Assignment)
+        for name in Assignment.__slots__:  # `replace` would go by far more of the memory
+            if name not in own:
+                value = getattr(self, name)
+            else:
+                value = _READERS[name](own[name]) if name in _READERS else own[name]
+            object.__setattr__(other, name, value)
+        return other
+
+    @classmethod
+    def from_json(cls, order: Mapping[str, Any]) -> Assignment:
+        """Read an order; unknown fields are ignored.
+
+        Raises:
+            ValueError: It is of an unknown major version.
+        """
+        known = _known(cls, order)
+        known["version"] = tuple(known["version"])
+        if known["version"][0] != VERSION[0]:
+            raise ValueError(
+                f"the job was submitted in format {known['version'][0]}, this runner reads "
+                f"format {VERSION[0]}; use the runner of the submitting kinetic"
+            )
+        for name, read in _READERS.items():
+            if name in known:
+                known[name] = read(known[name])
+        return cls(**known)
+
+
+class Orders:
+    """Assignments that have most in common, as JSON: that is read only once."""
+
+    def __init__(self, common: Mapping[str, Any]) -> None:
+        self._common = common
+        self._read: tuple[frozenset[str], Assignment] | None = None
+
+    def assignment(self, own: Mapping[str, Any]) -> Assignment:
+        """The one that has *own* beside, or in place of, what is common.
+
+        Raises:
+            ValueError: It is of an unknown major version.
+        """
+        if self._read is not None and self._read[0] == frozenset(own):
+            return self._read[1].altered(own)
+        assignment = Assignment.from_json({**self._common, **own})
+        self._read = self._read or (frozenset(own), assignment)
+        return assignment
+
+
+def _input(fields: Mapping[str, Any]) -> Input:
+    return Input(
+        name=fields["name"],
+        start=fields["start"],
+        stop=fields["stop"],
+        digest=fields["digest"],
+    )
+
+
+def _shallow(value: Any) -> dict[str, Any]:
+    return {name: getattr(value, name) for name in value.__slots__}
+
+
+def _code(fields: Mapping[str, Any] | None) -> Code | None:
+    if not fields:
+        return None
+    known = _known(Code, fields)
+    known["sys_path"] = tuple(known["sys_path"])
+    return Code(**known)
+
+
+def _data(refs: Iterable[Mapping[str, Any]]) -> tuple[DataRef, ...]:
+    return tuple(DataRef(**_known(DataRef, ref)) for ref in refs)
+
+
+def _budgets(fields: Mapping[str, Any]) -> Budgets:
+    return Budgets(**_known(Budgets, fields))
+
+
+_READERS: Mapping[str, Callable[[Any], Any]] = {
+    "version": tuple,
+    "budgets": _budgets,
+    "function": _input,
+    "arguments": _input,
+    "requirements": lambda fields: _input(fields) if fields else None,
+    "code": _code,
+    "data": _data,
+}
+
+
+def _known(cls: type[Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    names = _FIELDS.get(cls) or _FIELDS.setdefault(cls, _fields_of(cls))
+    if values.keys() <= names:
+        return dict(values)
+    return {name: value for name, value in values.items() if name in names}
+
+
+def _fields_of(cls: type[Any]) -> frozenset[str]:
+    return frozenset(getattr(cls, "_fields", cls.__slots__))  # a tuple has slots, and none there
+
+
+_FIELDS: dict[type[Any], frozenset[str]] = {}
+_compact = json.JSONEncoder(separators=(",", ":"), sort_keys=True).encode
+_decode = json.JSONDecoder().raw_decode
+
+
+# --- the outcome -------------------------------------------------------------------------
+
+
+class Kind(StrEnum):
+    """How an attempt ended."""
+
+    VALUE = "value"
+    ERROR = "error"
+    LOST = "lost"
+    CANCELLED = "cancelled"
+
+
+class Outcome(NamedTuple):
+    """The header of an outcome: it travels as the object's metadata and in receipts.
+
+    The body is a `frames` container; ``body`` is its SHA-256. A value that is
+    too large for it lies under ``value`` (name, SHA-256), and the body's
+    frames are empty. ``started`` and ``ended`` are seconds since the epoch by
+    the job's clock, for display.
+    """
+
+    kind: Kind
+    reason: str = ""
+    executor: str = ""
+    fence: int = 1
+    phase: str = ""
+    exit_code: int | None = None
+    started: float | None = None
+    ended: float | None = None
+    body: str = ""
+    value: tuple[str, str] | None = None
+
+    def signed(self, key: bytes, scope: str, index: int, attempt: int) -> dict[str, str]:
+        """As metadata, with a signature over everything and the place it is for."""
+        header = _compact(self._asdict())
+        return {"header": header, "mac": seals.seal_of(key, scope, index, attempt, header)}
+
+    @classmethod
+    def verified(
+        cls, metadata: Mapping[str, str], key: bytes, scope: str, index: int, attempt: int
+    ) -> Outcome:
+        """Read signed metadata.
+
+        Raises:
+            ValueError: The signature is missing, wrong, or for another place.
+        """
+        header, mac = metadata.get("header", ""), metadata.get("mac", "")
+        if not hmac.compare_digest(mac, seals.seal_of(key, scope, index, attempt, header)):
+            name = attempt_key(scope, index, attempt, "outcome")
+            raise ValueError(f"the outcome {name} is forged")
+        return cls.parse(header)
+
+    @classmethod
+    def parse(cls, header: str) -> Outcome:
+        """Read a header without checking its signature."""
+        fields, end = _decode(header)
+        if end != len(header):
+            raise ValueError(f"the header of an outcome goes on after its end: {header!r}")
+        known = _UNSAID | fields  # what is unknown here is left out below
+        known["kind"] = _KINDS.get(known["kind"]) or Kind(known["kind"])
+        if known["value"]:
+            known["value"] = tuple(known["value"])
+        return cls._make(_in_order(known))
+
+
+_KINDS = {kind.value: kind for kind in Kind}
+_UNSAID = dict(Outcome._field_defaults)
+_in_order = cast(Callable[[Mapping[str, Any]], Any], operator.itemgetter(*Outcome._fields))
+
+
+# --- the one rule --------------------------------------------------------------------------
+
+
+class Attempt(NamedTuple):
+    """What the store holds of one attempt."""
+
+    executor: str | None = None
+    outcome: Outcome | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """One slot of ``control/``: stop some items or all, or let some be tried again.
+
+    ``items``, in ascending order, None means all; ``bases`` maps an item to the number of attempts
+    that are behind it; ``keep_running`` leaves claimed attempts to end. Who
+    does not know the kind ignores it, unless it is a ``must``.
+    """
+
+    kind: str
+    items: tuple[int, ...] | None = None
+    bases: Mapping[int, int] = field(default_factory=dict[int, int])
+    cause: str = ""
+    keep_running: bool = False
+    must: bool = False
+
+    def to_bytes(self) -> bytes:
+        """As the slot's content."""
+        bases = {str(index): base for index, base in self.bases.items()}
+        content = {**_shallow(self), "bases": bases}
+        return json.dumps(content).encode()
+
+    @classmethod
+    def from_bytes(cls, content: bytes) -> Request:
+        """The inverse of `to_bytes`; unknown fields are ignored."""
+        known = _known(cls, json.loads(content))
+        if known.get("items") is not None:
+            known["items"] = tuple(sorted(known["items"]))
+        known["bases"] = {int(i): base for i, base in known.get("bases", {}).items()}
+        return cls(**known)
+
+
+class ItemState(StrEnum):
+    """What the objects say of an item.
+
+    ``final`` says whether only a retry request can change it (and nothing, if
+    it succeeded); an attribute, for it is asked for at every turn.
+    """
+
+    OPEN = "open"
+    CANCELLING = "cancelling"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+    final: bool
+
+    def __init__(self, value: str) -> None:
+        self.final = value not in ("open", "cancelling")
+
+
+class Item(NamedTuple):
+    """The state of an item.
+
+    ``attempt`` is the attempt that decided it; of an open item, the one and
+    only attempt that may start or is running, ``after`` why the last one
+    before it failed, and ``failures`` how many did on the user's budget.
+    """
+
+    state: ItemState
+    attempt: int
+    outcome: Outcome | None = None
+    after: str = ""
+    failures: int = 0
+
+
+_NOTHING = Attempt()
+
+
+def item(
+    index: int,
+    requests: Iterable[Request],
+    attempts: Mapping[int, Attempt],
+    budgets: Budgets,
+) -> Item:
+    """The outcome of an item, from the batch's objects alone.
+
+    *requests* are the control slots in order. A value counts for good, also
+    under a stop and at a number that a retry request has retired.
+    """
+    base, stopped = _standing(index, requests)
+    spent = {True: 0, False: 0}
+    hopeless = False
+    failed: tuple[int, Outcome] | None = None
+    number = 1
+    while (outcome := attempts.get(number, _NOTHING).outcome) is not None or number <= base:
+        if outcome is not None and outcome.kind is Kind.VALUE:
+            return Item(ItemState.SUCCEEDED, number, outcome)
+        if outcome is not None and number > base and outcome.kind is not Kind.CANCELLED:
+            spent[outcome.reason in INFRASTRUCTURE] += 1
+            hopeless = outcome.reason == SUBMISSION
+            failed = (number, outcome)
+        number += 1
+    exhausted = spent[False] > budgets.user or spent[True] > budgets.infrastructure
+    if failed is not None and (exhausted or hopeless) and not stopped:
+        return Item(ItemState.FAILED, *failed)
+    if not stopped:
+        after = failed[1].reason if failed is not None else ""
+        return Item(ItemState.OPEN, number, None, after, spent[False])
+    claimed = attempts.get(number)
+    if claimed is not None and claimed.executor is not None:
+        return Item(ItemState.CANCELLING, number)
+    return Item(ItemState.FAILED, *failed) if failed else Item(ItemState.CANCELLED, number)
+
+
+def retry_base(
+    index: int, requests: Iterable[Request], attempts: Mapping[int, Attempt], budgets: Budgets
+) -> int | None:
+    """The base of a request to try the item again, or None when there is nothing to retry.
+
+    All closed attempts are behind it. So is the open one of an item that was
+    stopped: a job with that number may be on its way.
+    """
+    requests = tuple(requests)
+    if any(one.kind == "stop" and one.cause == CLEANUP for one in requests):
+        return None
+    if item(index, requests, attempts, budgets).state not in (
+        ItemState.FAILED,
+        ItemState.CANCELLED,
+    ):
+        return None
+    base, stopped = _standing(index, requests)
+    number = 1
+    while number <= base or attempts.get(number, Attempt()).outcome is not None:
+        number += 1
+    return number if stopped else number - 1
+
+
+def _names(request: Request, index: int) -> bool:
+    """Whether a stop is about this item; `items` are in order, and may be ten thousand."""
+    if request.items is None:
+        return True
+    at = bisect.bisect_left(request.items, index)
+    return at < len(request.items) and request.items[at] == index
+
+
+def _standing(index: int, requests: Iterable[Request]) -> tuple[int, bool]:
+    base, stopped = 0, False
+    for request in requests:
+        if request.kind == "stop" and _names(request, index):
+            stopped = True
+            if request.cause == CLEANUP:
+                break  # its objects go: nothing reopens what is left
+        elif request.kind == "retry" and index in request.bases:
+            base, stopped = request.bases[index], False
+    return base, stopped
+
+
+def attempts_of(
+    entries: Iterable[tuple[str, Mapping[str, str]]], key: bytes, scope: str
+) -> dict[int, dict[int, Attempt]]:
+    """Item → attempt number → what is there, from a listing of names and metadata.
+
+    Raises:
+        ValueError: An outcome was not signed with *key* for its place.
+    """
+    found: dict[int, dict[int, Attempt]] = {}
+    for name, metadata in entries:
+        if (match := _ATTEMPT.search(name)) is None:
+            continue
+        of_item = found.setdefault(int(match[1]), {})
+        there = of_item.get(int(match[2]), Attempt())
+        if match[3] == "claim":
+            there = Attempt(metadata.get("executor", ""), there.outcome)
+        else:
+            header = Outcome.verified(metadata, key, scope, int(match[1]), int(match[2]))
+            there = Attempt(there.executor, header)
+        of_item[int(match[2])] = there
+    return found

@@ -1,0 +1,193 @@
+"""A stand-in for the JobSet controller: Jobs made and judged as that project's documents say."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+from collections.abc import Iterator
+from typing import Any
+
+from tests.cluster.agent.container import clock
+from tests.cluster.agent.reflector import create, delete, owner, reflect
+from tests.cluster.rest import Refused, Session
+
+Json = dict[str, Any]
+
+SETS = "/apis/jobset.x-k8s.io/v1alpha2"
+KEY = "jobset.sigs.k8s.io"
+NAME, ATTEMPT = f"{KEY}/jobset-name", f"{KEY}/restart-attempt"
+
+
+class JobSets:
+    """`sets` and `jobs` run until they are cancelled."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._timers: set[asyncio.Task[None]] = set()
+
+    async def sets(self) -> None:
+        """Make what a set wants; take it away with the set."""
+        await reflect(self._session, f"{SETS}/jobsets", self._set)
+
+    async def jobs(self) -> None:
+        """Follow the jobs of all sets."""
+        await reflect(self._session, "/apis/batch/v1/jobs", self._job, label=NAME)
+
+    async def _job(self, kind: str, job: Json) -> None:
+        namespace, name = job["metadata"]["namespace"], job["metadata"]["labels"][NAME]
+        try:
+            found = await self._session.call("GET", f"{SETS}/namespaces/{namespace}/jobsets/{name}")
+        except Refused as refusal:
+            if refusal.code != 404:
+                raise
+            return
+        await self._set("MODIFIED", found)
+
+    async def _set(self, kind: str, found: Json) -> None:
+        namespace, name = found["metadata"]["namespace"], found["metadata"]["name"]
+        path = f"/apis/batch/v1/namespaces/{namespace}/jobs"
+        there = (await self._session.call("GET", path, labelSelector=f"{NAME}={name}"))["items"]
+        if kind == "DELETED" or "deletionTimestamp" in found["metadata"]:
+            for job in there:
+                await delete(self._session, f"{path}/{job['metadata']['name']}")
+            return
+        status = found.get("status") or {}
+        if status.get("terminalState"):
+            return
+        attempt = str(status.get("restarts", 0))
+        old = [job for job in there if job["metadata"]["labels"][ATTEMPT] != attempt]
+        for job in old:
+            await delete(self._session, f"{path}/{job['metadata']['name']}", "Foreground")
+        if old:
+            return  # their names are needed; the end of the last is heard
+        if await self._judged(found, there, path):
+            return
+        await self._service(found)
+        suspended = bool(found["spec"].get("suspend"))
+        for job in there:
+            if bool(job["spec"].get("suspend")) != suspended and not ended(job):
+                one = f"{path}/{job['metadata']['name']}"
+                await self._session.call("PATCH", one, {"spec": {"suspend": suspended}})
+        known = {job["metadata"]["name"] for job in there}
+        for job in children(found, attempt):
+            if job["metadata"]["name"] not in known:
+                await create(self._session, path, job)
+
+    async def _service(self, found: Json) -> None:
+        network = found["spec"].get("network") or {}
+        if not network.get("enableDNSHostnames", True):
+            return
+        namespace, name = found["metadata"]["namespace"], found["metadata"]["name"]
+        service = {
+            "apiVersion": "v1",
+            "kind": "Service",
+            "metadata": {
+                "name": network.get("subdomain") or name,
+                "ownerReferences": [owner(found)],
+            },
+            "spec": {
+                "clusterIP": "None",
+                "selector": {NAME: name},
+                "publishNotReadyAddresses": network.get("publishNotReadyAddresses", True),
+            },
+        }
+        await create(self._session, f"/api/v1/namespaces/{namespace}/services", service)
+
+    async def _judged(self, found: Json, there: list[Json], path: str) -> bool:
+        """Whether the set has ended, or begins again."""
+        failed = [job for job in there if ended(job) == "Failed"]
+        restarts = (found.get("status") or {}).get("restarts", 0)
+        policy = found["spec"].get("failurePolicy")
+        if failed and policy and restarts < policy.get("maxRestarts", 0):
+            await self._write(found, {"restarts": restarts + 1})
+            return True
+        if failed:
+            why = f"first failed job: {failed[0]['metadata']['name']}"
+            reason = "ReachedMaxRestarts" if policy else "FailedJobs"
+            said = "jobset failed due to reaching max number of restarts" if policy else "failed"
+            await self._end(found, there, path, "Failed", reason, f"{said} ({why})")
+            return True
+        success = found["spec"].get("successPolicy") or {"operator": "All"}
+        names = success.get("targetReplicatedJobs") or [
+            one["name"] for one in found["spec"].get("replicatedJobs") or ()
+        ]
+        wanted = {
+            job["metadata"]["name"]
+            for job in children(found, "0")
+            if job["metadata"]["labels"][f"{KEY}/replicatedjob-name"] in names
+        }
+        done = {job["metadata"]["name"] for job in there if ended(job) == "Complete"} & wanted
+        if done == wanted or (done and success["operator"] == "Any"):
+            message = "jobset completed successfully"
+            await self._end(found, there, path, "Completed", "AllJobsCompleted", message)
+            return True
+        return False
+
+    async def _end(
+        self, found: Json, there: list[Json], path: str, state: str, reason: str, message: str
+    ) -> None:
+        condition = {"type": state, "status": "True", "reason": reason, "message": message}
+        condition["lastTransitionTime"] = clock()
+        await self._write(found, {"terminalState": state, "conditions": [condition]})
+        for job in there:
+            if not ended(job):
+                await delete(self._session, f"{path}/{job['metadata']['name']}")
+        seconds = found["spec"].get("ttlSecondsAfterFinished")
+        if seconds is not None:
+            task = asyncio.create_task(self._expire(found, seconds), name="ttl of a JobSet")
+            self._timers.add(task)
+            task.add_done_callback(self._timers.discard)
+
+    async def _expire(self, found: Json, seconds: int) -> None:
+        await asyncio.sleep(seconds)
+        await delete(self._session, _path(found))
+
+    async def _write(self, found: Json, status: Json) -> None:
+        version = {"resourceVersion": found["metadata"]["resourceVersion"]}
+        body = {"metadata": version, "status": status}
+        await self._session.call("PATCH", f"{_path(found)}/status", body)
+
+
+def _path(found: Json) -> str:
+    metadata = found["metadata"]
+    return f"{SETS}/namespaces/{metadata['namespace']}/jobsets/{metadata['name']}"
+
+
+def ended(job: Json) -> str:
+    """``Complete`` or ``Failed``, once it has."""
+    for one in job.get("status", {}).get("conditions") or ():
+        if one["type"] in ("Complete", "Failed") and one["status"] == "True":
+            return str(one["type"])
+    return ""
+
+
+def children(found: Json, attempt: str) -> Iterator[Json]:
+    """The Jobs of a JobSet."""
+    name, spec = found["metadata"]["name"], found["spec"]
+    network = spec.get("network") or {}
+    for replicated in spec.get("replicatedJobs") or ():
+        for index in range(replicated["replicas"]):
+            labels = {
+                NAME: name,
+                f"{KEY}/replicatedjob-name": replicated["name"],
+                f"{KEY}/replicatedjob-replicas": str(replicated["replicas"]),
+                f"{KEY}/job-index": str(index),
+                ATTEMPT: attempt,
+            }
+            if coordinator := spec.get("coordinator"):
+                first, at = coordinator["replicatedJob"], coordinator.get("jobIndex", 0)
+                host = f"{name}-{first}-{at}-{coordinator.get('podIndex', 0)}"
+                labels[f"{KEY}/coordinator"] = f"{host}.{network.get('subdomain') or name}"
+            job = copy.deepcopy(replicated["template"])
+            pod = job["spec"]["template"]
+            for part in (job, pod):
+                metadata = part.setdefault("metadata", {})
+                metadata["labels"] = (metadata.get("labels") or {}) | labels
+                metadata["annotations"] = (metadata.get("annotations") or {}) | labels
+            job["metadata"]["name"] = f"{name}-{replicated['name']}-{index}"
+            job["metadata"]["ownerReferences"] = [owner(found)]
+            if network.get("enableDNSHostnames", True):
+                pod["spec"]["subdomain"] = network.get("subdomain") or name
+            job["spec"]["suspend"] = bool(spec.get("suspend"))
+            job["spec"].setdefault("completionMode", "Indexed")
+            yield {"apiVersion": "batch/v1", "kind": "Job", **job}

@@ -1,0 +1,145 @@
+"""The kinds LeaderWorkerSet and JobSet, as far as their published descriptions matter here.
+
+Pod and job templates are taken as they come: the API server looks at what is made of them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+Json = dict[str, Any]
+
+INTEGER: Json = {"type": "integer", "format": "int32", "minimum": 0}
+STRING: Json = {"type": "string"}
+BOOLEAN: Json = {"type": "boolean"}
+ANYTHING: Json = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+
+
+def _object(*required: str, **fields: Json) -> Json:
+    return {
+        "type": "object",
+        "properties": fields,
+        **({"required": [*required]} if required else {}),
+    }
+
+
+def _one_of(*words: str) -> Json:
+    return {"type": "string", "enum": [*words]}
+
+
+def _list(items: Json) -> Json:
+    return {"type": "array", "items": items}
+
+
+LEADER_WORKER_SET = _object(
+    "leaderWorkerTemplate",
+    replicas=INTEGER | {"default": 1},
+    startupPolicy=_one_of("LeaderCreated", "LeaderReady") | {"default": "LeaderCreated"},
+    rolloutStrategy=ANYTHING,
+    networkConfig=_object("subdomainPolicy", subdomainPolicy=_one_of("Shared", "UniquePerReplica")),
+    leaderWorkerTemplate=_object(
+        "workerTemplate",
+        leaderTemplate=ANYTHING,
+        workerTemplate=ANYTHING,
+        size=INTEGER | {"default": 1},
+        restartPolicy=_one_of("Default", "RecreateGroupOnPodRestart", "None")
+        | {"default": "RecreateGroupOnPodRestart"},
+        subGroupPolicy=ANYTHING,
+    ),
+)
+JOB_SET = _object(
+    replicatedJobs=_list(
+        _object(
+            "name",
+            "template",
+            name=STRING,
+            groupName=STRING,
+            replicas=INTEGER | {"default": 1},
+            template=ANYTHING,
+            dependsOn=ANYTHING,
+        )
+    ),
+    network=_object(enableDNSHostnames=BOOLEAN, subdomain=STRING, publishNotReadyAddresses=BOOLEAN),
+    successPolicy=_object(
+        "operator", operator=_one_of("All", "Any"), targetReplicatedJobs=_list(STRING)
+    ),
+    failurePolicy=_object(
+        maxRestarts=INTEGER,
+        restartStrategy=_one_of("Recreate", "BlockingRecreate", "InPlaceRestart"),
+        rules=_list(ANYTHING),
+    ),
+    startupPolicy=ANYTHING,
+    suspend=BOOLEAN,
+    coordinator=_object("replicatedJob", replicatedJob=STRING, jobIndex=INTEGER, podIndex=INTEGER),
+    managedBy=STRING,
+    ttlSecondsAfterFinished=INTEGER,
+)
+
+
+def definition(kind: str, group: str, version: str, spec: Json) -> Json:
+    """A CustomResourceDefinition, with a status that is written apart."""
+    plural = f"{kind.lower()}s"
+    schema = {"type": "object", "properties": {"spec": spec, "status": ANYTHING}}
+    served = {
+        "name": version,
+        "served": True,
+        "storage": True,
+        "schema": {"openAPIV3Schema": schema},
+        "subresources": {"status": {}},
+    }
+    return {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {
+            "name": f"{plural}.{group}",
+            # Groups below k8s.io are for projects that were approved; these are.
+            "annotations": {"api-approved.kubernetes.io": "unapproved, for tests"},
+        },
+        "spec": {
+            "group": group,
+            "names": {
+                "kind": kind,
+                "listKind": f"{kind}List",
+                "plural": plural,
+                "singular": kind.lower(),
+            },
+            "scope": "Namespaced",
+            "versions": [served],
+        },
+    }
+
+
+DEFINITIONS = (
+    definition("LeaderWorkerSet", "leaderworkerset.x-k8s.io", "v1", LEADER_WORKER_SET),
+    definition("JobSet", "jobset.x-k8s.io", "v1alpha2", JOB_SET),
+)
+LABEL = "leaderworkerset.sigs.k8s.io"
+
+
+def webhook(port: int, ca: str) -> Json:
+    """Pods of a LeaderWorkerSet are completed by the stand-in; *ca* is base64."""
+    return {
+        "apiVersion": "admissionregistration.k8s.io/v1",
+        "kind": "MutatingWebhookConfiguration",
+        "metadata": {"name": "leaderworkerset"},
+        "webhooks": [
+            {
+                "name": "pods.leaderworkerset.example",
+                "clientConfig": {"url": f"https://127.0.0.1:{port}/complete", "caBundle": ca},
+                "rules": [
+                    {
+                        "apiGroups": [""],
+                        "apiVersions": ["v1"],
+                        "operations": ["CREATE"],
+                        "resources": ["pods"],
+                    }
+                ],
+                "objectSelector": {
+                    "matchExpressions": [{"key": f"{LABEL}/name", "operator": "Exists"}]
+                },
+                "admissionReviewVersions": ["v1"],
+                "sideEffects": "None",
+                "timeoutSeconds": 10,
+            }
+        ],
+    }

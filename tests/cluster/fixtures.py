@@ -1,0 +1,229 @@
+"""Fixtures for tests that want a cluster; a ``conftest.py`` imports those it offers.
+
+The control plane and the kubelet are started once, whoever asks, and ended with the last who did.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import tempfile
+import urllib.request
+import uuid
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import pytest
+
+from tests.cluster.binaries import MissingBinaries, build, find
+from tests.cluster.control_plane import ControlPlane
+from tests.cluster.kubelet import Kubelet
+from tests.cluster.rest import Account, Json, Refused
+from tests.gcs import processes
+
+T = TypeVar("T")
+STREAM_S = 45.0
+
+
+class Once(Generic[T]):
+    """One thing for all folders of tests: each of them has session fixtures of its own."""
+
+    def __init__(self, make: Callable[[], AbstractContextManager[T]]) -> None:
+        self._make = make
+        self._stack: contextlib.ExitStack | None = None
+        self._users = 0
+        self.made: T
+
+    @contextmanager
+    def shared(self) -> Iterator[T]:
+        if self._users == 0:
+            with contextlib.ExitStack() as stack:
+                self.made = stack.enter_context(self._make())
+                self._stack = stack.pop_all()
+        self._users += 1
+        try:
+            yield self.made
+        finally:
+            self._users -= 1
+            if self._users == 0 and self._stack is not None:
+                self._stack.close()
+
+
+def absent(reason: str) -> None:
+    """No such thing here: skip what needs it, but fail where everything must be run."""
+    if os.environ.get("CI"):
+        pytest.fail(reason, pytrace=False)
+    pytest.skip(reason)
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Where there is Go, what is missing is built now: no test has minutes for it."""
+    wanted = any("control_plane" in getattr(item, "fixturenames", ()) for item in session.items)
+    if wanted and not session.config.option.collectonly:
+        with contextlib.suppress(MissingBinaries):
+            build()
+
+
+_plane = Once(lambda: ControlPlane(find()))
+_kubelet = Once(lambda: Kubelet(_plane.made))
+
+
+@contextmanager
+def _gcs() -> Iterator[str]:
+    with tempfile.TemporaryDirectory(prefix="kn-gcs-") as folder:
+        with processes.running(Path(folder) / "gcs.log") as url:
+            yield url
+
+
+_server = Once(_gcs)
+
+
+@pytest.fixture(scope="session")
+def control_plane() -> Iterator[ControlPlane]:
+    """etcd, API server, controllers and scheduler."""
+    try:
+        find()
+    except MissingBinaries as missing:
+        absent(str(missing))
+    with _plane.shared() as plane:
+        yield plane
+
+
+@pytest.fixture(scope="session")
+def gcs_server() -> Iterator[str]:
+    """The URL of a GCS server."""
+    if not processes.BINARY:
+        absent(processes.MISSING)
+    with _server.shared() as url:
+        yield url
+
+
+@pytest.fixture(scope="session")
+def nodes(control_plane: ControlPlane) -> Iterator[Kubelet]:
+    """The kubelet of the whole run; tests ask for `kubelet`."""
+    with _kubelet.shared() as kubelet:
+        yield kubelet
+
+
+@pytest.fixture
+def kubelet(nodes: Kubelet, control_plane: ControlPlane) -> Iterator[Kubelet]:
+    """Nodes, and what goes wrong on them; as new after each test."""
+    control_plane.heal()
+    nodes.heal()
+    yield nodes
+    control_plane.heal()
+    nodes.heal()
+    nodes.reset()
+
+
+@contextmanager
+def _started_groups() -> Iterator[None]:
+    _kubelet.made.start_controllers()
+    yield
+
+
+_groups = Once(_started_groups)
+
+
+@pytest.fixture(scope="session")
+def groups(nodes: Kubelet) -> Iterator[None]:
+    """LeaderWorkerSets and JobSets, by stand-ins of their controllers."""
+    with _groups.shared():
+        yield
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Namespace:
+    """A namespace of the test's own, with the service account ``kinetic``.
+
+    What is asked through it counts for nobody; see `ControlPlane.requests`.
+    """
+
+    name: str
+    admin: Account
+    kubeconfig: Path
+    kubelet: Kubelet
+    control_plane: ControlPlane
+
+    def path(self, below: str) -> str:
+        """Of ``pods/x`` of the core, of ``batch/v1/jobs/x`` of a group."""
+        parts = below.split("/", 2)
+        if re.match(r"v\d", parts[1] if len(parts) > 2 else ""):
+            group, version, rest = parts
+            return f"/apis/{group}/{version}/namespaces/{self.name}/{rest}"
+        return f"/api/v1/namespaces/{self.name}/{below}"
+
+    def call(self, method: str, below: str, body: Json | None = None, **query: str) -> Json:
+        """A request below the namespace. See `Account.call`."""
+        return self.admin.call(method, self.path(below), body, **query)
+
+    def log(self, pod: str, **query: str) -> bytes:
+        """What a pod has written, as the API server tells it."""
+        return self.admin.read("GET", self.path(f"pods/{pod}/log"), **query)
+
+    def stream(self, below: str) -> AbstractContextManager[Iterable[bytes]]:
+        """The lines of an answer that goes on: a watch, a log that is followed."""
+        request = urllib.request.Request(
+            f"{self.admin.server}{self.path(below)}",
+            headers={"Authorization": f"Bearer {self.admin.token}"},
+        )
+        return urllib.request.urlopen(request, context=self.admin.tls(), timeout=STREAM_S)
+
+
+@pytest.fixture
+def namespace(control_plane: ControlPlane, kubelet: Kubelet) -> Iterator[Namespace]:
+    """A fresh namespace; whatever runs in it is ended with the test."""
+    with fresh_namespace(control_plane, kubelet) as yours:
+        yield yours
+
+
+@contextmanager
+def fresh_namespace(control_plane: ControlPlane, kubelet: Kubelet) -> Iterator[Namespace]:
+    """A namespace and its service accounts; whatever runs in it is ended on leaving."""
+    name = f"kn-{uuid.uuid4().hex[:10]}"
+    made: dict[str, Any] = {"apiVersion": "v1", "metadata": {"name": name}}
+    control_plane.call("POST", "/api/v1/namespaces", made | {"kind": "Namespace"})
+    yours = Namespace(
+        name=name,
+        admin=control_plane.account(),
+        kubeconfig=control_plane.kubeconfig,
+        kubelet=kubelet,
+        control_plane=control_plane,
+    )
+    for account in ("kinetic", "default"):  # the controllers make the second, a little later
+        body = {"kind": "ServiceAccount", "apiVersion": "v1", "metadata": {"name": account}}
+        try:
+            yours.call("POST", "serviceaccounts", body)
+        except Refused as refusal:
+            if refusal.code != 409:
+                raise
+    try:
+        yield yours
+    finally:
+        control_plane.heal()
+        with contextlib.suppress(Refused):
+            control_plane.call("DELETE", f"/api/v1/namespaces/{name}")  # from now on, no new pods
+        kubelet.purge(name)
+
+
+@pytest.fixture
+def bucket(gcs_server: str) -> str:
+    """The name of a bucket of the test's own, empty."""
+    return fresh_bucket(gcs_server)
+
+
+def fresh_bucket(gcs_server: str) -> str:
+    """Make an empty bucket; its name."""
+    name = f"kn-{uuid.uuid4().hex[:12]}"
+    request = urllib.request.Request(
+        f"{gcs_server}/storage/v1/b?project=p",
+        data=json.dumps({"name": name}).encode(),
+        headers={"Content-Type": "application/json"},
+    )
+    with urllib.request.urlopen(request, timeout=10):
+        return name

@@ -1,0 +1,274 @@
+"""The process kubelet does with a pod what a kubelet does."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cluster.fixtures import Namespace
+from tests.cluster.orders import Watched, pod
+
+FOREVER = "import time; print('up'); time.sleep(600)"
+STUBBORN = "import signal, time; signal.signal(15, signal.SIG_IGN); print('up'); time.sleep(600)"
+
+
+def ended(found: dict[str, Any]) -> dict[str, Any]:
+    """How the container of a pod ended."""
+    return found["status"]["containerStatuses"][0]["state"]["terminated"]
+
+
+def waiting(found: dict[str, Any]) -> str:
+    """Why the container of a pod waits."""
+    states = found["status"].get("containerStatuses") or [{"state": {}}]
+    return states[0]["state"].get("waiting", {}).get("reason", "")
+
+
+def condition(found: dict[str, Any], kind: str) -> dict[str, Any]:
+    """A condition of a pod, by its type."""
+    return next((one for one in found["status"]["conditions"] if one["type"] == kind), {})
+
+
+def events(namespace: Namespace, name: str) -> dict[str, str]:
+    """What has been told about a pod: messages by reason."""
+    found = namespace.call("GET", "events", fieldSelector=f"involvedObject.name={name}")
+    return {one["reason"]: one["message"] for one in found["items"]}
+
+
+def test_a_pod_runs_and_its_log_is_read_through_the_api_server(namespace: Namespace) -> None:
+    namespace.call("POST", "pods", pod("p", "print('first'); print('second', end='')"))
+    found = Watched(namespace, "p").until("Succeeded", "Failed")
+    assert (found["status"]["phase"], ended(found)["exitCode"]) == ("Succeeded", 0)
+    assert namespace.log("p") == b"first\nsecond"
+    assert namespace.log("p", tailLines="1") == b"second"
+    stamped = namespace.log("p", timestamps="true").decode().splitlines()
+    assert [line.split(" ")[1] for line in stamped] == ["first", "second"]
+    whole_seconds = stamped[0][:19] + "Z"  # all that the API server hands on
+    assert namespace.log("p", sinceTime=whole_seconds) == b"first\nsecond"
+    assert namespace.log("p", sinceTime=whole_seconds.replace("20", "21", 1)) == b""
+
+
+def test_an_image_may_have_an_interpreter_and_a_runner_of_its_own(
+    namespace: Namespace, tmp_path: Path
+) -> None:
+    namespace.kubelet.set_image("/other:", python=Path("/bin/echo"), app=tmp_path)
+    body = pod("p", "", command=["python3", "/app/runner.py"])
+    body["spec"]["containers"][0]["image"] = "example.org/other:1"
+    namespace.call("POST", "pods", body)
+    Watched(namespace, "p").until("Succeeded", "Failed")
+    assert namespace.log("p").decode() == f"{tmp_path / 'runner.py'}\n"
+
+
+@pytest.mark.parametrize(
+    ("code", "exit_code", "reason", "message"),
+    [
+        ("print('why'); raise SystemExit(3)", 3, "Error", "why\n"),
+        ("import os; os.kill(os.getpid(), 11)", 139, "Error", None),
+        (
+            "import os; open(os.environ['KINETIC_TERMINATION_LOG'], 'w').write('so'); os._exit(42)",
+            42,
+            "Error",
+            "so",
+        ),
+    ],
+)
+def test_how_a_process_ended_is_told(
+    namespace: Namespace, code: str, exit_code: int, reason: str, message: str | None
+) -> None:
+    fallback = {"terminationMessagePolicy": "FallbackToLogsOnError"}
+    namespace.call("POST", "pods", pod("p", code, container=fallback))
+    found = Watched(namespace, "p").until("Failed")
+    told = ended(found)
+    assert (told["exitCode"], told["reason"], told.get("message")) == (exit_code, reason, message)
+
+
+def test_what_a_pod_is_given_is_what_its_spec_says(namespace: Namespace) -> None:
+    secret = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "s"}}
+    secret["data"] = {"key": base64.b64encode(b"k\xff").decode(), "token": "Z2Vow7Y="}
+    code = (
+        "import json, os; print(json.dumps([os.environ.get(n) for n in "
+        "('HOME_TOO', 'A', 'TOKEN', 'UID_', 'NODE', 'NOTE', 'NOTHING')] + "
+        "[open(os.environ['KINETIC_KEY_FILE'], 'rb').read().hex()]))"
+    )
+    env = [
+        {"name": "A", "value": "$$(X) $(Y)"},
+        {"name": "HOME_TOO", "value": "<$(A)>"},
+        {"name": "TOKEN", "valueFrom": {"secretKeyRef": {"name": "s", "key": "token"}}},
+        {"name": "UID_", "valueFrom": {"fieldRef": {"fieldPath": "metadata.uid"}}},
+        {"name": "NODE", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}},
+        {"name": "NOTE", "valueFrom": {"fieldRef": {"fieldPath": "metadata.annotations['a/b']"}}},
+        {"name": "NOTHING", "valueFrom": {"fieldRef": {"fieldPath": "metadata.annotations['c']"}}},
+    ]
+    volume = {
+        "name": "key",
+        "secret": {"secretName": "s", "items": [{"key": "key", "path": "key"}]},
+    }
+    mount = {"name": "key", "mountPath": "/var/run/kinetic", "readOnly": True}
+    order = pod(
+        "p", code, env=env, annotations={"a/b": "ü"}, volumes=[volume],
+        container={"volumeMounts": [mount]},
+    )  # fmt: skip
+    uid = namespace.call("POST", "pods", order)["metadata"]["uid"]
+    missing = Watched(namespace, "p")
+    missing.when(lambda found: waiting(found) == "ContainerCreating")
+    namespace.call("POST", "secrets", secret)
+    Watched(namespace, "p").until("Succeeded")
+    told = json.loads(namespace.log("p"))
+    assert told == ["<$(X) $(Y)>", "$(X) $(Y)", "gehö", uid, "cpu-1", "ü", "", b"k\xff".hex()]
+
+
+def test_a_pod_may_speak_to_the_api_server_as_its_account(namespace: Namespace) -> None:
+    code = """
+import os, ssl, urllib.error, urllib.request
+folder = os.environ['KINETIC_POD_ACCOUNT_FOLDER']
+read = lambda name: open(f'{folder}/{name}').read()
+host, port = (os.environ[f'KUBERNETES_SERVICE_{name}'] for name in ('HOST', 'PORT'))
+request = urllib.request.Request(
+    f'https://{host}:{port}/api/v1/namespaces/{read("namespace")}/pods',
+    headers={'Authorization': f'Bearer {read("token")}'},
+)
+try:
+    urllib.request.urlopen(request, context=ssl.create_default_context(cadata=read('ca.crt')))
+except urllib.error.HTTPError as refusal:
+    print(refusal.code, refusal.read().decode())
+"""
+    order = pod("p", code, serviceAccountName="kinetic", automountServiceAccountToken=True)
+    namespace.call("POST", "pods", order)
+    Watched(namespace, "p").until("Succeeded")
+    account = f"system:serviceaccount:{namespace.name}:kinetic"
+    assert '403 {"kind":"Status"' in namespace.log("p").decode()
+    assert account in namespace.log("p").decode()
+
+
+def test_a_process_that_fails_is_started_again_where_that_is_the_policy(
+    namespace: Namespace,
+) -> None:
+    code = "import os, sys; been = os.path.exists('been'); open('been', 'w'); sys.exit(not been)"
+    namespace.call("POST", "pods", pod("p", code, restartPolicy="OnFailure"))
+    found = Watched(namespace, "p").until("Succeeded")
+    (told,) = found["status"]["containerStatuses"]
+    assert told["restartCount"] == 1
+    assert told["lastState"]["terminated"]["exitCode"] == 1
+
+
+def test_a_missing_secret_is_waited_for(namespace: Namespace) -> None:
+    env = [{"name": "A", "valueFrom": {"secretKeyRef": {"name": "later", "key": "a"}}}]
+    namespace.call("POST", "pods", pod("p", "import os; print(os.environ['A'])", env=env))
+    Watched(namespace, "p").when(lambda found: waiting(found) == "CreateContainerConfigError")
+    assert events(namespace, "p")["Failed"] == 'Error: secret "later" not found'
+    secret = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "later"}}
+    namespace.call("POST", "secrets", secret | {"stringData": {"a": "there"}})
+    Watched(namespace, "p").until("Succeeded")
+    assert namespace.log("p") == b"there\n"
+
+
+def test_a_deleted_pod_has_its_grace_and_is_gone(namespace: Namespace) -> None:
+    code = (
+        "import signal, sys, time\n"
+        "signal.signal(15, lambda *a: (print('asked to end'), sys.exit(7)))\n"
+        "print('up'); time.sleep(600)"
+    )
+    namespace.call("POST", "pods", pod("p", code))
+    Watched(namespace, "p").until("Running")
+    follow_until(namespace, "p", b"up")
+    watched = Watched(namespace, "p", since=namespace.call("DELETE", "pods/p"))
+    assert ended(watched.until("Failed"))["exitCode"] == 7
+    watched.gone()
+
+
+def test_what_does_not_end_in_its_grace_is_killed(namespace: Namespace) -> None:
+    namespace.call("POST", "pods", pod("p", STUBBORN, grace=1))
+    follow_until(namespace, "p", b"up")
+    since = namespace.call("DELETE", "pods/p")
+    assert ended(Watched(namespace, "p", since=since).until("Failed"))["exitCode"] == 137
+
+
+def test_a_pod_has_no_longer_than_its_deadline(namespace: Namespace) -> None:
+    namespace.call("POST", "pods", pod("p", FOREVER, activeDeadlineSeconds=1))
+    found = Watched(namespace, "p").until("Failed")
+    assert (found["status"]["reason"], ended(found)["exitCode"]) == ("DeadlineExceeded", 143)
+
+
+def test_a_log_is_followed_to_its_end(namespace: Namespace) -> None:
+    code = (
+        "import os, time\nfor n in range(3): print(n); time.sleep(0.3)\nos.write(2, b'\\xff[red]')"
+    )
+    namespace.call("POST", "pods", pod("p", code))
+    Watched(namespace, "p").until("Running")
+    assert follow_until(namespace, "p", b"red") == b"0\n1\n2\n\xff[red]"
+
+
+# On order
+
+
+def test_memory_beyond_the_limit_ends_a_pod(namespace: Namespace) -> None:
+    limits = {"limits": {"memory": "100Mi"}}
+    code = "held = []\nwhile True: held.append(b'x' * 2**20)"
+    namespace.call("POST", "pods", pod("p", code, resources=limits))
+    told = ended(Watched(namespace, "p").until("Failed"))
+    assert (told["exitCode"], told["reason"]) == (137, "OOMKilled")
+
+
+def test_a_pod_is_killed_for_memory_on_order(namespace: Namespace) -> None:
+    namespace.call("POST", "pods", pod("p", FOREVER))
+    follow_until(namespace, "p", b"up")
+    namespace.kubelet.oom(f"{namespace.name}/p")
+    told = ended(Watched(namespace, "p").until("Failed"))
+    assert (told["exitCode"], told["reason"]) == (137, "OOMKilled")
+
+
+def test_an_evicted_pod_has_failed_and_stays(namespace: Namespace) -> None:
+    namespace.call("POST", "pods", pod("p", FOREVER))
+    follow_until(namespace, "p", b"up")
+    namespace.kubelet.evict(f"{namespace.name}/p")
+    found = Watched(namespace, "p").until("Failed")
+    assert found["status"]["reason"] == "Evicted"
+    assert condition(found, "DisruptionTarget")["reason"] == "TerminationByKubelet"
+    assert "Evicted" in events(namespace, "p")
+
+
+def test_a_preempted_pod_says_so_and_goes(namespace: Namespace) -> None:
+    namespace.call("POST", "pods", pod("p", FOREVER))
+    follow_until(namespace, "p", b"up")
+    since = namespace.call("GET", "pods")
+    namespace.kubelet.preempt(f"{namespace.name}/p")
+    found = Watched(namespace, "p", since=since).until("Failed")
+    assert condition(found, "DisruptionTarget")["reason"] == "PreemptionByScheduler"
+    assert ended(found)["exitCode"] == 143
+
+
+def test_an_image_that_cannot_be_pulled_is_told_and_mended(namespace: Namespace) -> None:
+    namespace.kubelet.fail_pull("example.org/", "no such thing")
+    namespace.call("POST", "pods", pod("p", "print('at last')"))
+    found = Watched(namespace, "p").when(lambda found: waiting(found) == "ImagePullBackOff")
+    assert found["status"]["phase"] == "Pending"
+    assert "Failed" in events(namespace, "p")
+    namespace.kubelet.mend_pull("example.org/")
+    Watched(namespace, "p").until("Succeeded")
+
+
+def test_processes_see_none_of_the_tests_environment(
+    namespace: Namespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OF_THE_TESTS", "1")
+    code = "import os; print([n for n in os.environ if n in ('OF_THE_TESTS', 'KINETIC_HOME')])"
+    namespace.call("POST", "pods", pod("p", code))
+    Watched(namespace, "p").until("Succeeded")
+    assert namespace.log("p") == b"[]\n"
+    assert "OF_THE_TESTS" in os.environ
+
+
+def follow_until(namespace: Namespace, name: str, mark: bytes) -> bytes:
+    """Read a pod's log as it comes, once there is one, until *mark* is in it."""
+    Watched(namespace, name).until("Running", "Failed", "Succeeded")
+    read = b""
+    with namespace.stream(f"pods/{name}/log?follow=true") as lines:
+        for line in lines:
+            read += line
+            if mark in read:
+                return read
+    raise AssertionError(f"{mark!r} is not in {read!r}")

@@ -1,0 +1,69 @@
+"""exec and port-forward reach a pod through the API server."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from urllib.parse import urlencode
+
+import aiohttp
+from yarl import URL
+
+from tests.cluster.children import free_port
+from tests.cluster.fixtures import Namespace
+from tests.cluster.orders import pod
+from tests.cluster.test_pods import FOREVER, follow_until
+
+V4 = ("v4.channel.k8s.io",)
+ECHO = """
+import socket
+server = socket.create_server(('127.0.0.1', {port}))
+print('up')
+while True:
+    connection, _ = server.accept()
+    connection.sendall(connection.recv(100).upper())
+    connection.close()
+"""
+
+
+async def spoken(namespace: Namespace, below: str, sent: bytes) -> dict[int, bytes]:
+    """Open a stream, say *sent*, and collect what comes on each channel until its end."""
+    heard: dict[int, bytes] = {}
+    admin = namespace.admin
+    connector = aiohttp.TCPConnector(ssl=admin.tls())
+    headers = {"Authorization": f"Bearer {admin.token}"}
+    async with (
+        aiohttp.ClientSession(admin.server, connector=connector, headers=headers) as session,
+        session.ws_connect(URL(namespace.path(below), encoded=True), protocols=V4) as socket,
+        asyncio.timeout(10),
+    ):
+        connection = socket.get_extra_info("socket")
+        await socket.send_bytes(b"\0" + sent)
+        async for message in socket:
+            channel = message.data[0]
+            heard[channel] = heard.get(channel, b"") + message.data[1:]
+    async with asyncio.timeout(10):
+        while connection.fileno() != -1:  # aiohttp does not wait for the end of TLS
+            await asyncio.sleep(0.01)
+    return heard
+
+
+async def test_a_command_runs_in_a_pod(namespace: Namespace) -> None:
+    namespace.call("POST", "pods", pod("p", FOREVER))
+    follow_until(namespace, "p", b"up")
+    code = "import os, sys; os.write(1, sys.stdin.buffer.read(3)); os.write(2, b'oh'); sys.exit(3)"
+    asked = {"container": "main", "stdin": "true", "stdout": "true", "stderr": "true"}
+    query = urlencode(asked | {"command": ["python3", "-c", code]}, doseq=True)
+    heard = await spoken(namespace, f"pods/p/exec?{query}", b"abc")
+    assert (heard[1], heard[2]) == (b"abc", b"oh")
+    causes = json.loads(heard[3])["details"]["causes"]
+    assert causes == [{"reason": "ExitCode", "message": "3"}]
+
+
+async def test_a_port_of_a_pod_is_reached(namespace: Namespace) -> None:
+    port = free_port()
+    namespace.call("POST", "pods", pod("p", ECHO.format(port=port)))
+    follow_until(namespace, "p", b"up")
+    heard = await spoken(namespace, f"pods/p/portforward?ports={port}", b"hello")
+    known = port.to_bytes(2, "little")
+    assert heard == {0: known + b"HELLO", 1: known}

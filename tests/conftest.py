@@ -1,0 +1,210 @@
+"""What every test gets: a home of its own, a clean environment, and no process left behind.
+
+Everything kinetic starts on this machine carries the path of its home in the
+environment it was started with, so the processes of a test are found by it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import threading
+import time
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Self
+
+import psutil
+import pytest
+from xdist.scheduler import LoadScopeScheduling
+
+CLUSTER = {"cluster", "gke", "images", "kubernetes", "platforms"}
+"""The folders of tests that want a control plane."""
+
+EXIT_DEADLINE = 10.0
+"""How many seconds the processes of a test may take to go once their supervisor was told to."""
+
+MAX_BLOCK = 0.050
+"""How many seconds the event loop may be held, in tests that ask for `loop_guard`."""
+
+# Otherwise Python 3.11 makes up a loop for the main thread when the asyncio plugin asks for "the"
+# loop; nobody closes it, and the warning fails whichever test the garbage collector runs in.
+asyncio.set_event_loop(None)
+
+
+class OneCluster(LoadScopeScheduling):
+    """Of several processes that run the tests, one has the cluster: to start it takes seconds."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        folder = nodeid.split("/")[1]
+        return "cluster" if folder in CLUSTER else nodeid
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> OneCluster:
+    """Who runs what, with ``pytest -n``."""
+    return OneCluster(config, log)
+
+
+@pytest.fixture(autouse=True)
+def verbosity() -> Iterator[None]:
+    """What a test says about absl's logger ends with the test."""
+    logger = logging.getLogger("absl")
+    before = logger.level
+    yield
+    logger.setLevel(before)
+
+
+@pytest.fixture(autouse=True)
+def home(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A private ``KINETIC_HOME``; fails the test when a process of it does not end."""
+    with private_home(monkeypatch) as path:
+        yield path
+
+
+@contextlib.contextmanager
+def private_home(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A ``KINETIC_HOME`` in a clean environment; on leaving, an error if a process does not end.
+
+    It lies directly under /tmp: a path of a Unix socket has 104 bytes at most.
+    """
+    for name in [*os.environ]:
+        if name.startswith("KINETIC_"):
+            monkeypatch.delenv(name)
+    for name in ("GOOGLE_CLOUD_PROJECT", "KUBECONFIG"):
+        monkeypatch.delenv(name, raising=False)
+    path = Path(tempfile.mkdtemp(prefix="kn-", dir="/tmp"))
+    monkeypatch.setenv("KINETIC_HOME", str(path))
+    monkeypatch.setenv("KINETIC_LOCAL_IDLE_S", "60")  # should the tests be killed
+    try:
+        yield path
+        survivors = end_processes(path) if any(path.iterdir()) else []
+        assert not survivors, "processes outlived their supervisor:\n" + "\n".join(survivors)
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def processes_of(home: Path) -> list[psutil.Process]:
+    """The processes that were started under *home*, oldest first."""
+    found = []
+    for process in psutil.process_iter():
+        if process.pid == os.getpid():
+            continue
+        # Gone meanwhile, a zombie, or somebody else's.
+        with contextlib.suppress(psutil.Error, OSError):
+            if any(str(home) in value for value in process.environ().values()):
+                found.append(process)
+    return sorted(found, key=lambda process: process.create_time())
+
+
+def end_processes(home: Path, deadline: float = EXIT_DEADLINE) -> list[str]:
+    """Ask what runs under *home* to end, and describe what does not; it is killed then.
+
+    Only the outermost processes are asked: whatever they started must go with
+    them. That is what is being tested.
+    """
+    started = processes_of(home)
+    pids = {process.pid for process in started}
+    for process in started:
+        with contextlib.suppress(psutil.Error):
+            if process.ppid() not in pids:
+                process.send_signal(signal.SIGTERM)
+    until = time.monotonic() + deadline
+    while (left := processes_of(home)) and time.monotonic() < until:
+        psutil.wait_procs(left, timeout=0.05)
+    described = [_describe(process) for process in left]
+    for process in left:
+        with contextlib.suppress(psutil.Error):
+            process.kill()
+    return described
+
+
+def _describe(process: psutil.Process) -> str:
+    with contextlib.suppress(psutil.Error):
+        words = " ".join(process.cmdline())
+        return f"  {process.pid} (parent {process.ppid()}, {process.status()}): {words}"
+    return f"  {process.pid} (ended meanwhile)"
+
+
+@pytest.fixture
+def loop_guard() -> type[LoopGuard]:
+    """``with loop_guard():`` fails the test when its event loop is held for more than 50 ms."""
+    return LoopGuard
+
+
+class LoopGuard:
+    """A heartbeat in the running loop that is timed, and a thread that looks where it hangs.
+
+    Time in which the machine kept the process waiting does not count: for each beat, as long as
+    one of its threads (which may have held the interpreter) waited for a processor, or as the
+    host of a virtual machine took from it.
+    """
+
+    PERIOD = 0.010
+
+    def __init__(self) -> None:
+        self.worst = 0.0
+        self.culprit = "  nothing: the interpreter was held, too (a long call into C)"
+        self._loop = asyncio.get_running_loop()
+        self._thread = threading.get_ident()
+        self._stopped = threading.Event()
+        self._sampled: tuple[float, str] | None = None
+
+    def __enter__(self) -> Self:
+        self._waits, self._beat = waits(), time.monotonic()
+        self._timer = self._loop.call_later(self.PERIOD, self._on_beat)
+        self._watcher = threading.Thread(target=self._watch, name="loop guard", daemon=True)
+        self._watcher.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *exc_info: object) -> None:
+        self._timer.cancel()
+        self._note()
+        self._stopped.set()
+        self._watcher.join()
+        if kind is None and self.worst > MAX_BLOCK:
+            held = f"the event loop was held for {self.worst * 1000:.0f} ms; seen meanwhile:"
+            pytest.fail(f"{held}\n{self.culprit}", pytrace=False)
+
+    def _on_beat(self) -> None:
+        self._note()
+        self._timer = self._loop.call_later(self.PERIOD, self._on_beat)
+
+    def _note(self) -> None:
+        now, before = time.monotonic(), self._waits
+        self._waits = waits()
+        kept = max(after - before.get(who, after) for who, after in self._waits.items())
+        held = now - self._beat - self.PERIOD - kept
+        if held > self.worst:
+            self.worst = held
+            if self._sampled is not None and self._sampled[0] == self._beat:
+                self.culprit = self._sampled[1]
+        self._beat = time.monotonic()  # to look takes its time, while others have the interpreter
+
+    def _watch(self) -> None:
+        while not self._stopped.wait(self.PERIOD):
+            beat = self._beat
+            if (self._sampled is None or self._sampled[0] != beat) and (
+                time.monotonic() - beat > MAX_BLOCK
+            ):
+                frame = sys._current_frames().get(self._thread)
+                self._sampled = (beat, "".join(traceback.format_stack(frame)[-5:]))
+
+
+def waits() -> dict[str, float]:
+    """Seconds that each thread here has waited for a processor, and the host has taken so far."""
+    found = {"": 0.0}
+    for task in Path("/proc/self/task").glob("*"):
+        with contextlib.suppress(OSError):  # it has ended
+            found[task.name] = int((task / "schedstat").read_text().split()[1]) / 1e9
+    with contextlib.suppress(OSError):
+        stolen = Path("/proc/stat").read_text().split(maxsplit=9)[8]
+        found["host"] = int(stolen) / os.sysconf("SC_CLK_TCK")
+    return found

@@ -1,0 +1,223 @@
+"""What every store must do; the same suite for all adapters."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from kinetic._runner.directory import DirectoryObjects
+from kinetic.aio.ports import Store
+from kinetic.aio.stores._gcs_http import EMULATOR
+from kinetic.aio.stores.directory import DirectoryStore
+from kinetic.aio.stores.gcs import GcsStore
+from kinetic.errors import BackendError, Conflict, NotFound
+from kinetic.testing import MemoryStore
+from tests.gcs.server import GcsServer
+
+HOSTILE = [
+    "plain",
+    "a/b/c",
+    " leading and trailing ",
+    "..",
+    ".",
+    "a/../b",
+    ".tmp",
+    ".tmp/x",
+    "double//slash",
+    "percent%2Fnot/a%slash",
+    "ünïcode/名前/🙂",
+    "new\nline\ttab",
+    "quote\"and'and\\back",
+    "a" * 200,
+    "star*and?and[",
+    "hash#and&and+and=and;and:",
+    "trailing/",
+]
+
+
+@pytest.fixture(params=["memory", "directory", "gcs", "fake-gcs-server"])
+async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Store]:
+    async with AsyncExitStack() as stack:
+        match request.param:
+            case "memory":
+                made: Store = MemoryStore()
+            case "directory":
+                made = DirectoryStore(tmp_path / "s")
+            case "gcs":
+                server = await stack.enter_async_context(GcsServer())
+                made = GcsStore("gs://kn-test", {EMULATOR: server.url})
+            case _:
+                url = request.getfixturevalue("fake_gcs")
+                made = GcsStore(f"gs://kn-test/{uuid.uuid4()}", {EMULATOR: url})
+        yield made
+        await made.aclose()
+
+
+async def test_an_object_is_created_once(store: Store) -> None:
+    assert await store.create("a", b"first", {"k": "v"})
+    assert not await store.create("a", b"second")
+    there = await store.get("a")
+    assert (there.body, dict(there.metadata)) == (b"first", {"k": "v"})
+    assert [one.generation for one in await store.list("a")] == [there.generation]
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+async def test_any_name_comes_back_as_it_was(store: Store, name: str) -> None:
+    assert await store.create(name, name.encode(), {"name": "é"})
+    assert (await store.get(name)).body == name.encode()
+    assert [one.name for one in await store.list("")] == [name]
+    await store.delete([name])
+    assert await store.list("") == []
+
+
+async def test_of_fifty_creators_one_wins(store: Store) -> None:
+    bodies = [bytes([number]) * 1000 for number in range(50)]
+    won = await asyncio.gather(*(store.create("race", body) for body in bodies))
+    assert won.count(True) == 1
+    assert (await store.get("race")).body == bodies[won.index(True)]
+
+
+@pytest.mark.parametrize("size", [0, 1, 300_000])
+async def test_content_of_any_size(store: Store, tmp_path: Path, size: int) -> None:
+    content = bytes(range(256)) * (size // 256 + 1)
+    content = content[:size]
+    source = tmp_path / "source"
+    source.write_bytes(content)
+    await store.create("bytes", content, {"m": "1"})
+    await store.create("file", source)
+    for name in ("bytes", "file"):
+        assert (await store.get(name)).body == content
+        await store.fetch(name, tmp_path / f"copy of {name}")
+        assert (tmp_path / f"copy of {name}").read_bytes() == content
+    assert {one.name: one.size for one in await store.list("")} == {"bytes": size, "file": size}
+
+
+async def test_a_listing_is_sorted_and_has_metadata(store: Store) -> None:
+    for name in ("b/2", "b/10", "a", "bc", "b/1/x"):
+        await store.create(name, b"", {"n": name})
+    assert [one.name for one in await store.list("b/")] == ["b/1/x", "b/10", "b/2"]
+    assert [one.name for one in await store.list("b")] == ["b/1/x", "b/10", "b/2", "bc"]
+    assert [one.metadata["n"] for one in await store.list("b/1")] == ["b/1/x", "b/10"]
+    assert await store.list("nothing/") == []
+
+
+async def test_what_is_missing_is_not_found(store: Store, tmp_path: Path) -> None:
+    with pytest.raises(NotFound, match="missing"):
+        await store.get("missing")
+    with pytest.raises(NotFound, match="missing"):
+        await store.fetch("missing", tmp_path / "x")
+    with pytest.raises(NotFound):
+        await store.replace("missing", b"", generation=1)
+    await store.delete(["missing"])
+
+
+async def test_only_the_known_generation_is_replaced(store: Store) -> None:
+    await store.create("lease", b"1", {"gone": "after"})
+    first = (await store.get("lease")).generation
+    second = await store.replace("lease", b"2", generation=first)
+    assert second > first
+    with pytest.raises(Conflict):
+        await store.replace("lease", b"x", generation=first)
+    there = await store.get("lease")
+    assert (there.body, there.generation) == (b"2", second)
+
+
+async def test_of_many_replacers_of_a_generation_one_wins(store: Store) -> None:
+    await store.create("lease", b"")
+    first = (await store.get("lease")).generation
+
+    async def replace(number: int) -> bool:
+        try:
+            await store.replace("lease", bytes([number]), generation=first)
+        except Conflict:
+            return False
+        return True
+
+    assert (await asyncio.gather(*map(replace, range(20)))).count(True) == 1
+
+
+async def test_a_deleted_name_is_free_again(store: Store) -> None:
+    await store.create("a/b", b"1")
+    await store.delete(["a/b", "a/b"])
+    assert await store.create("a/b", b"2")
+
+
+async def test_a_look_tells_of_one_object_what_a_listing_does(store: Store) -> None:
+    assert await store.look("a") is None
+    await store.create("ab", b"longer")
+    assert await store.look("a") is None, "it is no prefix"
+    await store.create("a", b"one", {"k": "v"})
+    assert [await store.look("a")] == [one for one in await store.list("a") if one.name == "a"]
+
+
+@pytest.mark.parametrize("size", [1, 2_000_000])
+async def test_what_is_shared_tells_when_it_was_made(store: Store, size: int) -> None:
+    before = time.time()
+    assert await store.create("code/a", bytes(size), {"k": "v"}, shared=True)
+    assert not await store.create("code/a", b"", shared=True)
+    there = await store.look("code/a")
+    assert there is not None
+    assert there.used == pytest.approx((before + time.time()) / 2, abs=10)
+    assert [one.used for one in await store.list("code/")] == [there.used]
+    assert (there.size, dict(there.metadata)) == (size, {"k": "v"})
+
+
+@pytest.mark.parametrize("count", [1, 5, 120])
+async def test_what_is_renewed_is_the_same_but_for_its_time(store: Store, count: int) -> None:
+    names = [f"data/{number} é%/" for number in range(count)]
+    for name in names:
+        await store.create(name, name.encode(), {"n": name}, shared=True)
+    before = {one.name: one for one in await store.list("data/")}
+    await asyncio.sleep(0.01)  # the time has milliseconds
+    assert await store.renew([*names, "data/missing"]) == {"data/missing"}
+    for one in await store.list("data/"):
+        was = before[one.name]
+        assert one.used is not None and was.used is not None and one.used > was.used
+        assert replace(one, used=was.used) == was
+    assert (await store.get(names[0])).body == names[0].encode()
+    assert await store.renew([]) == set()
+    assert await store.renew(["nobody"]) == {"nobody"}
+
+
+async def test_a_renewed_object_is_replaced_and_deleted_as_any(store: Store) -> None:
+    await store.create("x", b"1", shared=True)
+    generation = (await store.get("x")).generation
+    assert await store.renew(["x"]) == set()
+    await store.replace("x", b"2", generation=generation)
+    await store.delete(["x"])
+    assert await store.look("x") is None
+
+
+@settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.binary(max_size=100), st.dictionaries(st.text("abc", min_size=1), st.text(), max_size=3))
+def test_content_may_look_like_anything(
+    tmp_path: Path, content: bytes, metadata: dict[str, str]
+) -> None:
+    """Content that begins like the header of the directory store is told from a header."""
+    objects = DirectoryObjects(tmp_path / "s")
+    for start in (b"", b"\x89KNO\r\n\x1a\n"):
+        objects.delete(["x"])
+        objects.create("x", start + content, metadata)
+        assert objects.get("x") == (start + content, metadata)
+
+
+async def test_the_directory_is_private(tmp_path: Path) -> None:
+    store = DirectoryStore(tmp_path / "s")
+    await store.create("a/b", b"secret", {"k": "v"})
+    modes = {path.stat().st_mode & 0o077 for path in [tmp_path / "s", *(tmp_path / "s").rglob("*")]}
+    assert modes == {0}
+
+
+async def test_a_place_that_cannot_be_used_says_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(BackendError, match=r"KINETIC_STORE|check it"):
+        DirectoryStore(tmp_path / "file" / "s")

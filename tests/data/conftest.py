@@ -1,0 +1,166 @@
+"""Trees on disk, a real store, and jobs as real processes that look at their views."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kinetic._runner import namespace, wire
+from kinetic._runner.directory import DirectoryObjects
+from kinetic.aio.stores.directory import DirectoryStore
+
+# Asked before there are threads: it forks.
+NAMESPACE = namespace.available()
+ROOT = Path(__file__).parents[2]
+NOBODY = 65534
+
+SCRIPT = """
+import ctypes, errno, json, os, platform, resource, shutil, stat, subprocess, sys, tempfile
+import threading, zipfile
+from pathlib import Path
+job = json.load(sys.stdin)
+sys.path.insert(0, job["root"])
+from kinetic._runner import directory, namespace, trees, views, wire, workspace
+if job["uid"] is not None:
+    os.setgroups([])
+    os.setresgid(job["uid"], job["uid"], job["uid"])
+    os.setresuid(job["uid"], job["uid"], job["uid"])
+    ctypes.CDLL(None).prctl(4, 1, 0, 0, 0)  # dumpable, as after an exec
+refs = [wire.DataRef(**ref) for ref in job["refs"]]
+code = wire.Code(**job["code"]) if job["code"] else None
+site = workspace.Site(work=Path(job["work"]), cache=Path(job["cache"]), mounts=job["mounts"])
+objects = directory.DirectoryObjects(Path(job["store"]))
+answer = {}
+try:
+    exec(job["before"])
+    views.prepare(refs, objects, site)
+    workspace.prepare(code, objects, site)
+    paths = [views.data_path(k) for k in range(len(refs))]
+    exec(job["body"])
+except Exception as error:
+    answer["error"] = f"{type(error).__name__}: {error}"
+print(json.dumps(answer))
+"""
+
+
+@dataclass
+class Place:
+    """One machine's directories, and the user whose jobs run there."""
+
+    folder: Path
+    uid: int | None = None
+    runs: int = field(default=0, init=False)
+
+    @property
+    def store(self) -> Path:
+        return self.folder / "store"
+
+    @property
+    def cache(self) -> Path:
+        return self.folder / "cache"
+
+    @property
+    def objects(self) -> DirectoryObjects:
+        return DirectoryObjects(self.store)
+
+    def own(self, *paths: Path) -> None:
+        """Give everything to the user of the jobs."""
+        if self.uid is None:
+            return
+        for path in paths:
+            os.chown(path, self.uid, self.uid)
+            for place, folders, files in os.walk(path):
+                for name in (*folders, *files):
+                    os.chown(os.path.join(place, name), self.uid, self.uid, follow_symlinks=False)
+
+    def start(
+        self,
+        body: str,
+        *refs: wire.DataRef,
+        code: wire.Code | None = None,
+        mounts: bool = True,
+        before: str = "",
+    ) -> subprocess.Popen[str]:
+        """Start a job that prepares its views and then executes *body*."""
+        self.runs += 1
+        work = self.folder / f"work-{self.runs}"
+        work.mkdir()
+        self.own(self.folder)
+        process = subprocess.Popen(
+            [sys.executable, "-I", "-S", "-c", SCRIPT],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd="/",
+        )
+        order = {
+            "root": str(ROOT),
+            "uid": self.uid,
+            "refs": [asdict(ref) for ref in refs],
+            "code": asdict(code) if code else None,
+            "work": str(work),
+            "cache": str(self.cache),
+            "store": str(self.store),
+            "mounts": mounts,
+            "before": textwrap.dedent(before),
+            "body": textwrap.dedent(body),
+        }
+        assert process.stdin is not None
+        process.stdin.write(json.dumps(order))
+        process.stdin.close()
+        process.stdin = None
+        return process
+
+    def run(self, body: str, *refs: wire.DataRef, **options: Any) -> dict[str, Any]:
+        """The ``answer`` that *body* filled."""
+        process = self.start(body, *refs, **options)
+        output, _ = process.communicate(timeout=30)
+        assert process.returncode == 0, output
+        answer: dict[str, Any] = json.loads(output.splitlines()[-1])
+        return answer
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    """Where jobs of this user run."""
+    folder = tmp_path / "place"
+    folder.mkdir()
+    return Place(folder)
+
+
+@pytest.fixture
+def store(place: Place) -> DirectoryStore:
+    """The store of `place`."""
+    return DirectoryStore(place.store)
+
+
+Tree = Mapping[str, "bytes | None"]
+
+
+@pytest.fixture
+def plant(tmp_path: Path) -> Callable[..., Path]:
+    """Make a directory from paths and contents; None makes an empty directory."""
+
+    def plant(name: str, tree: Tree, executable: Sequence[str] = ()) -> Path:
+        root = tmp_path / name
+        root.mkdir(parents=True)
+        for path, content in tree.items():
+            target = root / path
+            target.parent.mkdir(parents=True, exist_ok=True)
+            if content is None:
+                target.mkdir(exist_ok=True)
+            else:
+                target.write_bytes(content)
+                target.chmod(0o755 if path in executable else 0o644)
+        return root
+
+    return plant

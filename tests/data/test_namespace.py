@@ -1,0 +1,448 @@
+"""Volumes at any path: private to the job, invisible outside, gone with it."""
+
+from __future__ import annotations
+
+import functools
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kinetic._runner import namespace, wire
+from kinetic.aio import _data
+from kinetic.aio.stores.directory import DirectoryStore
+from kinetic.data import Data
+from tests.data.conftest import NOBODY, ROOT, Place
+
+Plant = Callable[..., Path]
+
+pytestmark = pytest.mark.skipif(not namespace.available(), reason="the kernel gives no namespace")
+
+POINT = "/kinetic-test-volume"
+"""A path that no machine has."""
+
+
+def alive(pid: int) -> bool:
+    """Whether a process does something still."""
+    try:
+        return "zombie" not in Path(f"/proc/{pid}/status").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+@functools.cache
+def way_of(uid: int | None) -> str:
+    """What a process of this user says it can get."""
+    place = Place(Path(tempfile.mkdtemp(prefix="kn-", dir="/tmp")), uid)
+    try:
+        answer = place.run("answer['way'] = namespace.available()")
+        return str(answer["way"])
+    finally:
+        shutil.rmtree(place.folder)
+
+
+@pytest.fixture(params=["own", "unprivileged"])
+def place(request: pytest.FixtureRequest) -> Iterator[Place]:
+    """Jobs of this user, and of one that may do nothing."""
+    uid = None
+    if request.param == "unprivileged":
+        if os.geteuid() != 0:
+            pytest.skip("only root can become somebody else, and `own` is unprivileged already")
+        if way_of(NOBODY) != "user":
+            pytest.skip("the kernel gives unprivileged users no namespace")
+        uid = NOBODY
+    folder = Path(tempfile.mkdtemp(prefix="kn-", dir="/tmp"))
+    yield Place(folder, uid)
+    shutil.rmtree(folder)
+
+
+@pytest.fixture
+def ship(place: Place, store: DirectoryStore, plant: Plant) -> Callable[..., Any]:
+    """Upload a tree and refer to it as a volume."""
+
+    async def ship(
+        tree: dict[str, bytes], mount: str | None = None, **options: Any
+    ) -> wire.DataRef:
+        ship.count += 1  # type: ignore[attr-defined]
+        root = plant(f"tree-{ship.count}", tree)  # type: ignore[attr-defined]
+        file = options.pop("file", "")
+        ref = await _data.upload(store, Data(str(root / file), **options))
+        return replace(ref, mount=mount)
+
+    ship.count = 0  # type: ignore[attr-defined]
+    return ship
+
+
+async def test_a_volume_at_a_path_that_does_not_exist(place: Place, ship: Any) -> None:
+    ref = await ship({"a": b"1", "d/b": b"2"}, POINT)
+    entries = os.listdir("/")
+    answer = place.run(
+        f"""
+        answer["path"] = paths[0]
+        answer["seen"] = Path("{POINT}/d/b").read_text()
+        Path("{POINT}/a").write_text("mine")
+        Path("{POINT}/new").mkdir()
+        answer["names"] = sorted(os.listdir("{POINT}"))
+        answer["way"] = namespace.entered()
+        answer["uid"] = [os.getuid(), os.getgid()]
+        answer["others"] = sorted(os.listdir("/"))
+        """,
+        ref,
+    )
+    assert answer.pop("way") == ("root" if os.geteuid() == 0 and not place.uid else "user")
+    uid = os.getuid() if place.uid is None else place.uid
+    assert answer == {
+        "path": POINT,
+        "seen": "2",
+        "names": ["a", "d", "new"],
+        "uid": [uid, uid],
+        "others": sorted([*entries, POINT[1:]]),
+    }
+    assert sorted(os.listdir("/")) == sorted(entries)
+    again = place.run(f"answer['a'] = Path('{POINT}/a').read_text()", ref)
+    assert again == {"a": "1"}
+
+
+async def test_nobody_else_sees_it_while_it_is_there(place: Place, ship: Any) -> None:
+    ref = await ship({"a": b"1"}, POINT)
+    marker = place.folder / "marker"
+    process = place.start(
+        f"""
+        import time
+        Path({str(marker)!r}).touch()
+        deadline = time.monotonic() + 20
+        while Path({str(marker)!r}).exists() and time.monotonic() < deadline:
+            time.sleep(0.002)
+        answer["still"] = Path("{POINT}/a").read_text()
+        """,
+        ref,
+    )
+    while not marker.exists() and process.poll() is None:
+        os.sched_yield()
+    assert not os.path.lexists(POINT)
+    with open("/proc/self/mountinfo") as mounts:
+        assert POINT not in mounts.read()
+    marker.unlink()
+    assert process.communicate(timeout=20)[0] == '{"still": "1"}\n'
+
+
+async def test_the_rest_of_the_system_works_on(place: Place, ship: Any) -> None:
+    ref = await ship({"a": b"1"}, POINT)
+    links = {
+        name: os.readlink(f"/{name}") for name in os.listdir("/") if os.path.islink(f"/{name}")
+    }
+    answer = place.run(
+        f"""
+        answer["links"] = {{n: os.readlink("/" + n) for n in {sorted(links)!r}}}
+        answer["proc"] = Path("/proc/self/comm").exists() and os.path.isdir("/sys/kernel")
+        answer["null"] = open("/dev/null", "wb").write(b"x")
+        answer["output"] = subprocess.run(
+            ["/bin/sh", "-c", "cat {POINT}/a; pwd"], capture_output=True, text=True, check=True
+        ).stdout
+        answer["cwd"] = os.getcwd()
+        answer["temporary"] = Path(tempfile.mkdtemp()).is_dir()
+        outside = Path({str(place.folder)!r}, "result")
+        outside.write_text("durable")
+        try:
+            Path("/kinetic-lost").touch()
+        except OSError as error:
+            answer["refused"] = errno.errorcode[error.errno] in ("EROFS", "EACCES")
+        """,
+        ref,
+    )
+    workspace = str(place.folder / "work-1" / "workspace")
+    assert answer == {
+        "links": links,
+        "proc": True,
+        "null": 1,
+        "output": f"1{workspace}\n",
+        "cwd": workspace,
+        "temporary": True,
+        "refused": True,
+    }
+    assert (place.folder / "result").read_text() == "durable"
+
+
+async def test_a_volume_hides_what_is_there_only_inside(place: Place, ship: Any) -> None:
+    there = place.folder / "there"
+    there.mkdir()
+    (there / "real").write_text("real")
+    ref = await ship({"a": b"1"}, str(there))
+    answer = place.run(
+        f"""
+        answer["names"] = os.listdir({str(there)!r})
+        shutil.rmtree({str(there)!r}, ignore_errors=True)
+        answer["after"] = os.listdir({str(there)!r})
+        """,
+        ref,
+    )
+    assert answer == {"names": ["a"], "after": []}
+    assert os.listdir(there) == ["real"]
+
+
+@pytest.mark.parametrize("sticky", [False, True])
+async def test_under_a_directory_that_exists(place: Place, ship: Any, sticky: bool) -> None:
+    """What was in there is still there, and can be written to; nothing new is lost unseen."""
+    outer = place.folder / "outer"
+    (outer / "sub").mkdir(parents=True)
+    (outer / "file").write_text("old")
+    (outer / "link").symlink_to("file")
+    outer.chmod(0o1777 if sticky else 0o755)
+    refs = [await ship({"a": b"1"}, f"{outer}/x/y"), await ship({"b": b"2"}, f"{outer}/z")]
+    answer = place.run(
+        f"""
+        os.chdir({str(outer)!r})
+        answer["names"] = sorted(os.listdir())
+        answer["seen"] = [Path(n).read_text() for n in ("x/y/a", "z/b", "file", "link")]
+        Path("file").write_text("new")
+        Path("sub/made").write_text("new")
+        try:
+            Path("made").touch()
+            answer["made"] = True
+        except OSError as error:
+            answer["made"] = errno.errorcode[error.errno]
+        """,
+        *refs,
+    )
+    assert answer == {
+        "names": ["file", "link", "sub", "x", "z"],
+        "seen": ["1", "2", "old", "old"],
+        "made": True if sticky else "EROFS",
+    }
+    assert sorted(os.listdir(outer)) == ["file", "link", "sub"]
+    assert (outer / "file").read_text() == (outer / "sub" / "made").read_text() == "new"
+
+
+async def test_volumes_in_volumes(place: Place, ship: Any) -> None:
+    refs = [
+        await ship({"deep": b"4"}, f"{POINT}/made/for/it"),
+        await ship({"in": b"2"}, f"{POINT}/sub"),
+        await ship({"sub/hidden": b"0", "a": b"1"}, POINT),
+        await ship({"in": b"3"}, f"{POINT}/sub/sub"),
+        await ship({"side": b"5"}, f"{POINT}-2/x"),
+    ]
+    answer = place.run(
+        f"""
+        for name in ("a", "sub/in", "sub/sub/in", "made/for/it/deep"):
+            answer[name] = Path("{POINT}", name).read_text()
+        answer["side"] = Path("{POINT}-2/x/side").read_text()
+        answer["hidden"] = os.path.exists("{POINT}/sub/hidden")
+        """,
+        *refs,
+    )
+    assert answer == {
+        "a": "1",
+        "sub/in": "2",
+        "sub/sub/in": "3",
+        "made/for/it/deep": "4",
+        "side": "5",
+        "hidden": False,
+    }
+
+
+async def test_a_volume_in_a_read_only_one(place: Place, ship: Any) -> None:
+    refs = [
+        await ship({"a": b"1", "d/b": b"2"}, POINT, fuse=True),
+        await ship({"c": b"3"}, f"{POINT}/d/made"),
+    ]
+    answer = place.run(
+        f"""
+        answer["seen"] = [Path("{POINT}", n).read_text() for n in ("a", "d/b", "d/made/c")]
+        Path("{POINT}/d/made/new").touch()
+        try:
+            Path("{POINT}/a").write_text("x")
+        except OSError as error:
+            answer["error"] = errno.errorcode[error.errno]
+        """,
+        *refs,
+    )
+    assert answer == {"seen": ["1", "2", "3"], "error": "EROFS"}
+
+
+async def test_a_file_as_a_volume(place: Place, ship: Any) -> None:
+    """In a directory, or as itself when the place has its name."""
+    tree = {"config.json": b"{}"}
+    refs = [
+        await ship(tree, POINT, file="config.json"),
+        await ship(tree, f"{POINT}-2/config.json", file="config.json"),
+    ]
+    answer = place.run(
+        """
+        answer["paths"] = paths
+        answer["seen"] = [Path(path).read_text() for path in paths]
+        Path(paths[1]).write_text("mine")
+        """,
+        *refs,
+    )
+    assert answer == {
+        "paths": [f"{POINT}/config.json", f"{POINT}-2/config.json"],
+        "seen": ["{}", "{}"],
+    }
+
+
+async def test_a_volume_is_an_argument_at_its_place(place: Place, ship: Any) -> None:
+    refs = [await ship({"a": b"1"}, f"{POINT}/"), await ship({"b": b"2"})]
+    answer = place.run("answer['paths'] = paths", *refs)
+    assert answer == {"paths": [POINT, str(place.folder / "work-1" / "data" / "1")]}
+
+
+async def test_large_volumes_do_not_reach_the_cache(place: Place, ship: Any) -> None:
+    ref = await ship({f"{i}": b"x" for i in range(250)}, POINT)
+    body = f"""
+    answer["found"] = len(os.listdir("{POINT}"))
+    answer["one"] = Path("{POINT}/1").read_text()
+    Path("{POINT}/1").write_text("mine")
+    os.remove("{POINT}/2")
+    answer["overlay"] = " overlay " in open("/proc/self/mountinfo").read()
+    """
+    for _ in range(2):
+        answer = place.run(body, ref)
+        assert answer.pop("overlay") or not answer
+        assert answer == {"found": 250, "one": "x"}
+    # What the layers leave behind can be removed by the job's own user, without more ado.
+    script = f"shutil.rmtree({str(place.folder / 'work-1')!r}); answer['removed'] = True"
+    assert place.run(script) == {"removed": True}
+
+
+async def test_places_that_cannot_be(place: Place, ship: Any) -> None:
+    stdlib = os.path.dirname(os.__file__)
+    mounts = ["/", "//", "/proc/x", "/sys", "/dev/kinetic", "relative", "/usr/..", stdlib]
+    mounts += [str(place.folder), str(place.store), f"{place.cache}/new", f"{place.store}/jobs/x"]
+    ref = await ship({"a": b"1"})
+    answer = place.run(
+        f"""
+        import dataclasses
+        for number, mount in enumerate({mounts!r}):
+            there = dataclasses.replace(site, work=site.work / str(number))
+            there.work.mkdir()
+            try:
+                views.prepare([dataclasses.replace(refs[0], mount=mount)], objects, there)
+            except Exception as error:
+                answer[mount] = f"{{type(error).__name__}}: {{error}}"
+        """,
+        ref,
+    )
+    assert list(answer) == mounts
+    for mount, error in answer.items():
+        assert error.startswith("RuntimeError: a volume ")
+        assert os.path.normpath(mount) in error
+
+
+async def test_two_volumes_at_one_place(place: Place, ship: Any) -> None:
+    refs = [await ship({"a": b"1"}, POINT), await ship({"a": b"2"}, f"{POINT}/.")]
+    assert "have the same place" in place.run("", *refs)["error"]
+    link = place.folder / "link"
+    link.symlink_to(POINT)
+    refs = [await ship({"a": b"1"}, POINT), await ship({"a": b"2"}, str(link))]
+    assert "have the same place" in place.run("", *refs)["error"]
+
+
+async def test_a_file_in_the_way(place: Place, ship: Any) -> None:
+    file = place.folder / "file"
+    file.write_text("x")
+    answer = place.run("", await ship({"a": b"1"}, f"{file}/below"))
+    assert answer["error"].startswith("NotADirectoryError")
+    answer = place.run("", await ship({"a": b"1"}, str(file)))
+    assert "is a directory, and there is something else" in answer["error"]
+
+
+async def test_without_mounts_the_error_names_the_way_out(place: Place, ship: Any) -> None:
+    ref = await ship({"a": b"1"}, POINT)
+    answer = place.run("", ref, mounts=False)
+    assert answer["error"].startswith("RuntimeError: volumes need a private mount namespace")
+    assert "pass the Data as an argument instead" in answer["error"]
+
+
+async def test_a_process_with_threads_is_refused(place: Place, ship: Any) -> None:
+    ref = await ship({"a": b"1"}, POINT)
+    before = "threading.Thread(target=threading.Event().wait, daemon=True).start()"
+    answer = place.run("", ref, before=before)
+    assert "a process with threads cannot get a mount namespace" in answer["error"]
+
+
+async def test_in_a_root_that_cannot_be_pivoted(place: Place, ship: Any) -> None:
+    """A chroot into a plain directory, as some sandboxes have it."""
+    if namespace.available() != "root" or place.uid is not None:
+        pytest.skip("only root can make such a root")
+    jail = place.folder / "jail"
+    jail.mkdir()
+    ref = await ship({"a": b"1"}, POINT)
+    answer = place.run(
+        f"""
+        answer["seen"] = Path("{POINT}/a").read_text()
+        answer["names"] = "proc" in os.listdir("/")
+        answer["output"] = subprocess.run(
+            ["cat", "{POINT}/a"], capture_output=True, text=True, check=True
+        ).stdout
+        """,
+        ref,
+        before=f"""
+        namespace.enter()
+        with os.scandir("/") as entries:
+            for entry in entries:
+                namespace._show(entry, f"{jail}/{{entry.name}}")
+        os.chroot({str(jail)!r})
+        os.chdir("/")
+        """,
+    )
+    assert answer == {"seen": "1", "names": True, "output": "1"}
+    assert os.listdir(jail) != []
+
+
+def test_the_job_still_dies_with_its_parent_and_can_be_read(place: Place) -> None:
+    """A user namespace changes credentials; the death signal and /proc must survive that."""
+    script = f"""
+    import ctypes, os, signal, sys, time
+    sys.path.insert(0, {str(ROOT)!r})
+    from kinetic._runner import namespace, processes
+    uid = {place.uid!r}
+    if uid is not None:
+        os.setgroups([]); os.setresgid(uid, uid, uid); os.setresuid(uid, uid, uid)
+        ctypes.CDLL(None).prctl(4, 1, 0, 0, 0)
+    reading, writing = os.pipe()
+    parent = os.getpid()
+    child = os.fork()
+    if child == 0:
+        processes.die_with(parent)
+        namespace.enter()
+        os.write(writing, b"x")
+        signal.pause()
+    os.read(reading, 1)
+    environment = open(f"/proc/{{child}}/environ", "rb").read()
+    os.kill(child, 0)
+    print(child, len(environment) > 0, flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+    """
+    process = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(script)], stdout=subprocess.PIPE, text=True
+    )
+    output, _ = process.communicate(timeout=20)  # ends when the child's copy is closed, too
+    assert process.returncode == -signal.SIGKILL
+    child, readable = output.split()
+    assert readable == "True"
+    deadline = time.monotonic() + 10
+    while alive(int(child)):
+        assert time.monotonic() < deadline
+
+
+def test_the_answer_is_kept(place: Place) -> None:
+    body = """
+    answer["first"] = namespace.available()
+    answer["forks"] = namespace.available.cache_info().misses
+    answer["again"] = namespace.available()
+    answer["forks"] = namespace.available.cache_info().misses
+    answer["entered"] = namespace.entered()
+    """
+    answer = place.run(body)
+    assert answer["first"] == answer["again"] != ""
+    assert (answer["forks"], answer["entered"]) == (1, "")

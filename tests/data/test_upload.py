@@ -1,0 +1,355 @@
+"""Data on its way into the store: once, whole, and never another content under its hash."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import sys
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from kinetic._runner import manifest
+from kinetic.aio import _data
+from kinetic.aio.ports import Object, ObjectInfo
+from kinetic.aio.stores.directory import DirectoryStore
+from kinetic.data import Data
+from kinetic.errors import DataError
+from kinetic.testing import MemoryStore
+
+if TYPE_CHECKING:
+    from tests.data.conftest import Place
+
+Plant = Callable[..., Path]
+BIG = os.urandom(1 << 20) + b"big"
+
+
+class Watched:
+    """A store that tells of each create before it is made, and waits for the answer."""
+
+    def __init__(self, store: DirectoryStore) -> None:
+        self._store = store
+        self.created: list[str] = []
+        self.before: Callable[[str], Awaitable[None]] | None = None
+
+    @property
+    def url(self) -> str:
+        return self._store.url
+
+    async def create(
+        self,
+        name: str,
+        body: bytes | Path,
+        metadata: Mapping[str, str] | None = None,
+        *,
+        shared: bool = False,
+    ) -> bool:
+        if self.before is not None:
+            await self.before(name)
+        self.created.append(name)
+        return await self._store.create(name, body, metadata, shared=shared)
+
+    async def replace(self, name: str, body: bytes, *, generation: int) -> int:
+        return await self._store.replace(name, body, generation=generation)
+
+    async def get(self, name: str) -> Object:
+        return await self._store.get(name)
+
+    async def fetch(self, name: str, path: Path) -> None:
+        await self._store.fetch(name, path)
+
+    async def look(self, name: str) -> ObjectInfo | None:
+        return await self._store.look(name)
+
+    async def renew(self, names: Collection[str]) -> set[str]:
+        return await self._store.renew(names)
+
+    async def list(self, prefix: str) -> list[ObjectInfo]:
+        return await self._store.list(prefix)
+
+    async def delete(self, names: Collection[str]) -> None:
+        await self._store.delete(names)
+
+    async def aclose(self) -> None:
+        await self._store.aclose()
+
+
+@pytest.fixture
+def watched(store: DirectoryStore) -> Watched:
+    return Watched(store)
+
+
+async def names(store: DirectoryStore | Watched | MemoryStore) -> list[str]:
+    return [info.name for info in await store.list("")]
+
+
+async def test_files_and_a_manifest_created_last(watched: Watched, plant: Plant) -> None:
+    root = plant("tree", {"a": b"1", "d/b": b"22", "big": BIG}, executable=["d/b"])
+    data = Data(str(root))
+    seen: list[tuple[int, int]] = []
+    ref = await _data.upload(watched, data, progress=lambda *now: seen.append(now))
+    sha = data.content_hash()
+    assert (ref.digest, ref.is_dir, ref.mount, ref.fuse) == (sha, True, None, False)
+    assert watched.created[-1] == ref.uri
+    assert ref.uri.startswith(f"data/{sha}/manifest")
+    assert await names(watched) == sorted(
+        [f"data/{sha}/files/{path}" for path in ("a", "big", "d/b")] + [ref.uri]
+    )
+    content = manifest.Manifest.from_bytes((await watched.get(ref.uri)).body)
+    assert content.content_hash() == sha
+    assert [(one.path, one.size, one.mode) for one in content.entries] == [
+        ("a", 1, 0o644),
+        ("big", len(BIG), 0o644),
+        ("d/b", 2, 0o755),
+    ]
+    total = 3 + len(BIG)
+    assert seen[-1] == (total, total)
+    assert seen == sorted(seen)
+
+
+async def test_a_second_time_sends_nothing(
+    watched: Watched, plant: Plant, caplog: pytest.LogCaptureFixture
+) -> None:
+    root = plant("tree", {"a": b"1"})
+    with caplog.at_level(logging.INFO, logger="absl"):
+        first = await _data.upload(watched, Data(str(root)))
+        assert [record.getMessage() for record in caplog.records] == [
+            f"Uploading data: {root} (1 files, 1 bytes)"
+        ]
+        caplog.clear()
+        count = len(watched.created)
+        assert await _data.upload(watched, Data(str(root))) == first
+        assert len(watched.created) == count
+        assert caplog.records[0].getMessage().startswith(f"Data cache hit: {root}")
+
+
+async def test_what_changed_is_uploaded_again(watched: Watched, plant: Plant) -> None:
+    root = plant("tree", {"a": b"1", "b": b"2"})
+    first = await _data.upload(watched, Data(str(root)))
+    (root / "a").write_bytes(b"changed")
+    second = await _data.upload(watched, Data(str(root)))
+    assert first.digest != second.digest
+    assert (await watched.get(f"data/{second.digest}/files/a")).body == b"changed"
+
+
+async def test_a_look_that_differs_shares_the_files(watched: Watched, plant: Plant) -> None:
+    """The hash knows neither modes nor empty directories, and still all of them arrive."""
+    root = plant("tree", {"run": b"#!/bin/sh\n"})
+    refs = [await _data.upload(watched, Data(str(root)))]
+    (root / "run").chmod(0o755)
+    refs.append(await _data.upload(watched, Data(str(root))))
+    (root / "empty").mkdir()
+    refs.append(await _data.upload(watched, Data(str(root))))
+    assert len({ref.digest for ref in refs}) == 1
+    assert len({ref.uri for ref in refs}) == 3
+    assert [name for name in watched.created if "/files/" in name] == [
+        f"data/{refs[0].digest}/files/run"
+    ]
+    looks = [manifest.Manifest.from_bytes((await watched.get(ref.uri)).body) for ref in refs]
+    assert [(look.entries[0].executable, look.empty) for look in looks] == [
+        (False, ()),
+        (True, ()),
+        (True, ("empty",)),
+    ]
+
+
+async def test_a_uri_is_passed_on(watched: Watched) -> None:
+    ref = await _data.upload(watched, Data("gs://bucket/x/", fuse=True))
+    assert (ref.uri, ref.digest, ref.is_dir, ref.fuse) == ("gs://bucket/x/", "", True, True)
+    ref = await _data.upload(watched, Data("hf://imdb", hf_trust_remote_code=True))
+    assert (ref.uri, ref.trust_remote_code) == ("hf://imdb", True)
+    assert watched.created == []
+
+
+async def test_many_at_once_send_it_once(watched: Watched, plant: Plant) -> None:
+    root = plant("tree", {f"{i}": b"%d" % i for i in range(50)})
+    same = Data(str(root))
+    uploads = [_data.upload(watched, same) for _ in range(20)]
+    uploads += [_data.upload(watched, Data(str(root))) for _ in range(20)]
+    refs = await asyncio.gather(*uploads)
+    assert len(set(refs)) == 1
+    assert len(watched.created) == 51
+
+
+async def test_two_clients_at_once_both_succeed(
+    store: DirectoryStore, place: Place, plant: Plant
+) -> None:
+    root = plant("tree", {f"{i}": b"%d" % i for i in range(50)} | {"big": BIG})
+    clients = [Watched(DirectoryStore(place.store)) for _ in range(3)]
+    refs = await asyncio.gather(*(_data.upload(one, Data(str(root))) for one in clients))
+    assert len(set(refs)) == 1
+    assert len(await names(store)) == 52
+
+
+async def test_when_the_first_is_cancelled_the_next_takes_over(
+    watched: Watched, plant: Plant
+) -> None:
+    root = plant("tree", {"a": b"1", "b": b"2"})
+    reached = asyncio.Event()
+
+    async def hang(name: str) -> None:
+        reached.set()
+        await asyncio.Event().wait()
+
+    watched.before = hang
+    data = Data(str(root))
+    first = asyncio.create_task(_data.upload(watched, data))
+    await asyncio.wait_for(reached.wait(), 5)
+    second = asyncio.create_task(_data.upload(watched, data))
+    await asyncio.sleep(0)
+    watched.before = None
+    first.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await first
+    assert not any("manifest" in name for name in await names(watched))
+    ref = await asyncio.wait_for(second, 5)
+    assert ref.uri in await names(watched)
+
+
+async def test_a_small_file_that_changes_is_never_stored(watched: Watched, plant: Plant) -> None:
+    root = plant("tree", {"a": b"1", "b": b"2"})
+    data = Data(str(root))
+    sha = data.content_hash()
+    (root / "b").write_bytes(b"3")
+    with pytest.raises(DataError, match=r"tree/b changed since it was hashed") as caught:
+        await _data.upload(watched, data)
+    assert caught.value.path == str(root)
+    stored = {info.name: (await watched.get(info.name)).body for info in await watched.list("")}
+    assert stored.get(f"data/{sha}/files/b", b"2") == b"2"
+    assert not any("manifest" in name for name in stored)
+
+
+@pytest.mark.parametrize("name", ["a", "big"])
+async def test_a_file_that_vanishes_is_an_error(watched: Watched, plant: Plant, name: str) -> None:
+    root = plant("tree", {"a": b"1", "big": BIG})
+    data = Data(str(root))
+    data.content_hash()
+    (root / name).unlink()
+    with pytest.raises(DataError, match=f"{name} (changed|cannot be read)"):
+        await _data.upload(watched, data)
+    assert not any("manifest" in one for one in await names(watched))
+
+
+async def test_a_big_file_that_was_only_touched_is_the_same(watched: Watched, plant: Plant) -> None:
+    root = plant("tree", {"big": BIG})
+    data = Data(str(root))
+    data.content_hash()
+    os.utime(root / "big", (1, 1))
+    assert (await _data.upload(watched, data)).uri in await names(watched)
+
+
+async def test_a_big_file_that_changes_on_its_way_is_not_registered(
+    watched: Watched, plant: Plant
+) -> None:
+    """It is there under the wrong hash for a moment; the next upload puts that right."""
+    root = plant("tree", {"big": BIG})
+    data = Data(str(root))
+    sha = data.content_hash()
+    body = BIG[:-3] + b"BAD"
+
+    async def change(name: str) -> None:
+        (root / "big").write_bytes(body)
+
+    watched.before = change
+    with pytest.raises(DataError, match="changed since it was hashed"):
+        await _data.upload(watched, data)
+    assert await names(watched) == [f"data/{sha}/files/big"]
+    watched.before = None
+    (root / "big").write_bytes(BIG)
+    ref = await _data.upload(watched, Data(str(root)))
+    assert ref.digest == sha
+    assert (await watched.get(f"data/{sha}/files/big")).body == BIG
+
+
+async def test_what_a_killed_upload_left_is_used_when_it_is_right(
+    watched: Watched, plant: Plant
+) -> None:
+    root = plant("tree", {"a": b"1", "big": BIG})
+    data = Data(str(root))
+    sha = data.content_hash()
+    await watched.create(f"data/{sha}/files/big", BIG)
+    await watched.create(f"data/{sha}/files/a", b"1")
+    watched.created.clear()
+    ref = await _data.upload(watched, data)
+    assert watched.created == [ref.uri]
+
+
+@pytest.mark.skipif(sys.platform == "darwin", reason="names are Unicode there")
+async def test_names_that_no_store_can_have(watched: Watched, plant: Plant) -> None:
+    """They are stored under another name, and come back under their own."""
+    root = plant("tree", {"plain": b"1", "ü" * 120: b"2", "new\nline": b"3"})
+    (root / os.fsdecode(b"\xff")).write_bytes(b"4")
+    deep = "/".join(["d" * 100] * 12)
+    (root / deep).mkdir(parents=True)
+    (root / deep / "file").write_bytes(b"5")
+    ref = await _data.upload(watched, Data(str(root)))
+    content = manifest.Manifest.from_bytes((await watched.get(ref.uri)).body)
+    bodies = {
+        entry.path: (await watched.get(name)).body for entry, name in content.objects(ref.digest)
+    }
+    assert bodies == {
+        "plain": b"1",
+        "ü" * 120: b"2",
+        "new\nline": b"3",
+        os.fsdecode(b"\xff"): b"4",
+        f"{deep}/file": b"5",
+    }
+    assert sum("/files/" in name for name in await names(watched)) == 1
+
+
+async def test_a_linked_directory_is_left_out_with_a_warning(
+    watched: Watched, plant: Plant, caplog: pytest.LogCaptureFixture
+) -> None:
+    root = plant("tree", {"a": b"1", "d/b": b"2"})
+    (root / "link").symlink_to(root / "d")
+    with caplog.at_level(logging.WARNING):
+        ref = await _data.upload(watched, Data(str(root)))
+    assert f"{root}/link is a link to a directory" in caplog.text
+    content = manifest.Manifest.from_bytes((await watched.get(ref.uri)).body)
+    assert [entry.path for entry in content.entries] == ["a", "d/b"]
+    assert content.empty == ()
+
+
+async def test_an_empty_directory_is_a_data(watched: Watched, plant: Plant) -> None:
+    ref = await _data.upload(watched, Data(str(plant("tree", {}))))
+    assert await names(watched) == [ref.uri]
+
+
+async def test_the_loop_goes_on_while_much_is_hashed_and_sent(
+    watched: Watched, plant: Plant, loop_guard: Callable[[], object]
+) -> None:
+    root = plant("tree", {f"{i // 100}/{i}": b"%d" % i for i in range(600)} | {"big": BIG * 30})
+    with loop_guard():  # type: ignore[attr-defined]
+        await _data.upload(watched, Data(str(root)))
+    assert len(watched.created) == 602
+
+
+async def test_cancelling_stops_the_hashing(watched: Watched, plant: Plant) -> None:
+    """A sparse file that would take minutes: the thread must see that nobody waits."""
+    root = plant("tree", {})
+    with open(root / "huge", "wb") as file:
+        file.truncate(1 << 38)
+    data = Data(str(root))
+    task = asyncio.create_task(_data.upload(watched, data))
+    async with asyncio.timeout(5):
+        while not data._lock.locked():  # the thread hashes
+            await asyncio.sleep(0.005)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    async with asyncio.timeout(5):  # the thread has let go of the Data
+        while not data._lock.acquire(blocking=False):
+            await asyncio.sleep(0.005)
+    data._lock.release()
+    assert watched.created == []
+
+
+async def test_any_store_will_do(plant: Plant) -> None:
+    store = MemoryStore()
+    root = plant("tree", {"a": b"1", "big": BIG})
+    first = await _data.upload(store, Data(str(root)))
+    assert await _data.upload(store, Data(str(root))) == first
+    assert len(await names(store)) == 3

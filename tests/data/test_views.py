@@ -1,0 +1,357 @@
+"""What a job sees of its Data: exactly what was shipped, and its own to write to."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import importlib.util
+import json
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from kinetic._runner import manifest, namespace, trees, views, wire, workspace
+from kinetic._runner.directory import DirectoryObjects
+from kinetic.aio import _data
+from kinetic.aio.stores.directory import DirectoryStore
+from kinetic.data import Data
+
+if TYPE_CHECKING:
+    from tests.data.conftest import Place
+
+Plant = Callable[..., Path]
+
+PLAIN = st.sampled_from(["a", "b.txt", ".hidden", "with space", "per%cent", "-", "...", "~"])
+ANY = (
+    st.binary(min_size=1, max_size=40)
+    .filter(lambda name: not set(name) & {0, 47} and name not in (b".", b".."))
+    .map(os.fsdecode)
+)
+NAMES = PLAIN if sys.platform == "darwin" else PLAIN | ANY  # its names are Unicode, without case
+CONTENTS = st.one_of(
+    st.binary(max_size=60),
+    st.just(b"\x89KNO\r\n\x1a\n like the header of an object"),
+    st.sampled_from([1 << 18, (1 << 18) + 1, 1 << 20, 1_100_000]).map(lambda size: b"x" * size),
+)
+TREES = st.recursive(
+    st.tuples(CONTENTS, st.booleans()),
+    lambda inner: st.dictionaries(NAMES, inner, max_size=4),
+    max_leaves=12,
+)
+
+
+def plant_tree(root: Path, tree: Any) -> None:
+    """Write nested dicts, of (content, executable) in the end."""
+    if isinstance(tree, dict):
+        root.mkdir()
+        for name, inner in tree.items():
+            plant_tree(root / name, inner)
+    else:
+        root.write_bytes(tree[0])
+        root.chmod(0o755 if tree[1] else 0o644)
+
+
+def harvest(root: Path) -> Any:
+    """The inverse of `plant_tree`."""
+    if root.is_dir():
+        return {entry.name: harvest(entry) for entry in root.iterdir()}
+    return root.read_bytes(), bool(root.stat().st_mode & 0o100)
+
+
+def same_process(refs: list[wire.DataRef], store: DirectoryStore, folder: Path) -> list[Path]:
+    """Views without a process of their own: nothing here may mount."""
+    site = workspace.Site(work=folder / "work", cache=folder / "cache", mounts=False)
+    site.work.mkdir()
+    views.prepare(refs, store_objects(store), site)
+    return [Path(views.data_path(k)) for k in range(len(refs))]
+
+
+def store_objects(store: DirectoryStore) -> DirectoryObjects:
+    return DirectoryObjects.from_url(store.url)
+
+
+@given(tree=TREES)
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+async def test_any_tree_arrives_bit_by_bit(tree: Any) -> None:
+    folder = Path(tempfile.mkdtemp(dir="/dev/shm" if os.path.isdir("/dev/shm") else None))
+    try:
+        plant_tree(folder / "name", tree)
+        store = DirectoryStore(folder / "store")
+        ref = await _data.upload(store, Data(str(folder / "name")))
+        (view,) = same_process([ref], store, folder)
+        assert harvest(view) == tree
+        assert isinstance(tree, dict) or view.name == "name"
+        assert ref.digest == Data(str(view)).content_hash()
+    finally:
+        shutil.rmtree(folder)
+
+
+@given(content=TREES.filter(lambda tree: isinstance(tree, dict)), cut=st.integers(1, 400))
+@settings(max_examples=40, deadline=None)
+def test_a_manifest_comes_back_or_is_refused(content: Any, cut: int) -> None:
+    entries: list[manifest.Entry] = []
+    empty: list[str] = []
+
+    def walk(tree: Any, path: str) -> None:
+        if not isinstance(tree, dict):
+            digest = hashlib.sha256(path.encode(errors="replace")).hexdigest()
+            entries.append(manifest.Entry(path, len(tree[0]), tree[1], digest))
+            return
+        if not tree and path:
+            empty.append(path)
+        for name, inner in tree.items():
+            walk(inner, f"{path}/{name}" if path else name)
+
+    walk(content, "")
+    whole = manifest.Manifest(is_dir=True, entries=tuple(entries), empty=tuple(empty))
+    body = whole.to_bytes()
+    assert manifest.Manifest.from_bytes(body) == whole
+    with pytest.raises(ValueError, match="a manifest cannot be read"):
+        manifest.Manifest.from_bytes(body[: max(0, len(body) - cut)])
+
+
+@pytest.mark.parametrize("path", ["../out", "/out", "a/../../out", "a//b", ".", "", "a\0b"])
+def test_a_manifest_names_nothing_outside(path: str) -> None:
+    entry = manifest.Entry(path, 1, False, "00" * 32)
+    for bad in (
+        manifest.Manifest(is_dir=True, entries=(entry,)),
+        manifest.Manifest(is_dir=True, entries=(), empty=(path,)),
+    ):
+        with pytest.raises(ValueError, match="not inside its tree"):
+            manifest.Manifest.from_bytes(bad.to_bytes())
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"[]", b"{}", b'{"version":2}', b'{"version":1,"kind":"dir","entries":[[]]}']
+)
+def test_a_damaged_manifest_is_a_value_error(body: bytes) -> None:
+    with pytest.raises(ValueError, match="a manifest cannot be read"):
+        manifest.Manifest.from_bytes(body)
+
+
+async def shipped(store: DirectoryStore, path: Path, **options: Any) -> wire.DataRef:
+    """The reference of an uploaded path."""
+    return await _data.upload(store, Data(str(path), **options))
+
+
+async def test_each_job_writes_for_itself(
+    place: Place, store: DirectoryStore, plant: Plant
+) -> None:
+    root = plant("tree", {"a": b"1", "d/b": b"2", "empty/": None})
+    refs = [await shipped(store, root), await shipped(store, root / "a")]
+    body = """
+    answer["seen"] = [Path(paths[0], "a").read_text(), Path(paths[1]).read_text()]
+    answer["names"] = sorted(os.listdir(paths[0])) + [os.path.basename(paths[1])]
+    for file in (Path(paths[0], "a"), Path(paths[1])):
+        file.write_text("mine")
+    shutil.rmtree(Path(paths[0], "d"))
+    Path(paths[0], "new").touch()
+    """
+    for _ in range(2):
+        answer = place.run(body, *refs)
+        assert answer == {"seen": ["1", "1"], "names": ["a", "d", "empty", "a"]}
+    assert (root / "a").read_bytes() == b"1"
+
+
+async def test_the_same_data_twice_are_two_views(
+    place: Place, store: DirectoryStore, plant: Plant
+) -> None:
+    ref = await shipped(store, plant("tree", {"a": b"1"}))
+    answer = place.run(
+        """
+        Path(paths[0], "a").write_text("mine")
+        answer["other"] = Path(paths[1], "a").read_text()
+        """,
+        ref,
+        ref,
+    )
+    assert answer == {"other": "1"}
+
+
+@pytest.mark.parametrize("mounts", [True, False])
+async def test_large_content_is_shared_where_it_can_be(
+    place: Place, store: DirectoryStore, plant: Plant, mounts: bool
+) -> None:
+    """And still nothing a job writes reaches the next, or the cache."""
+    tree = {f"{i % 7}/{i}": b"%d" % i for i in range(300)} | {"gone/": None}
+    root = plant("tree", tree)
+    big = plant("single", {"big.bin": os.urandom(1 << 20) * 40}) / "big.bin"
+    refs = [await shipped(store, root), await shipped(store, big)]
+    body = """
+    mounted = [line.split()[4] for line in open("/proc/self/mountinfo") if " overlay " in line]
+    own = (one for one in mounted if one.startswith(f"{site.work}/"))
+    answer["mounted"] = sorted(os.path.relpath(one, site.work) for one in own)
+    answer["found"] = sum(len(names) for _, _, names in os.walk(paths[0]))
+    answer["byte"] = open(paths[1], "rb").read(1).hex()
+    answer["name"] = os.path.basename(paths[1])
+    Path(paths[0], "0", "0").write_text("mine")
+    shutil.rmtree(Path(paths[0], "1"))
+    os.rename(Path(paths[0], "2"), Path(paths[0], "two"))
+    with open(paths[1], "r+b") as file:
+        file.write(b"mine")
+    os.rmdir(Path(paths[0], "gone"))
+    """
+    overlays = mounts and namespace.available() == "root"
+    for _ in range(2):
+        answer = place.run(body, *refs, mounts=mounts)
+        assert answer.pop("mounted") == (["data/0", "data/1"] if overlays else [])
+        assert answer == {
+            "found": 300,
+            "byte": big.read_bytes()[:1].hex(),
+            "name": "big.bin",
+        }
+    assert (place.cache / "data").exists() == overlays
+    shutil.rmtree(place.folder / "work-1")  # what an overlay leaves can be removed
+
+
+async def test_odd_folders_can_be_layers(tmp_path: Path, plant: Plant) -> None:
+    """Commas, colons and backslashes mean something in the options of an overlay."""
+    from tests.data.conftest import Place
+
+    place = Place(tmp_path / "a,b:c\\d e=f")
+    place.folder.mkdir()
+    store = DirectoryStore(place.store)
+    ref = await shipped(store, plant("tree", {f"{i}": b"x" for i in range(201)}))
+    body = """
+    answer["overlays"] = sum(" overlay " in line for line in open("/proc/self/mountinfo"))
+    answer["found"] = len(os.listdir(paths[0]))
+    """
+    before = place.run("answer['n'] = sum(' overlay ' in l for l in open('/proc/self/mountinfo'))")
+    overlays = before["n"] + (namespace.available() == "root")
+    assert place.run(body, ref) == {"overlays": overlays, "found": 201}
+
+
+async def test_fuse_is_read_only_where_it_can_be_mounted(
+    place: Place, store: DirectoryStore, plant: Plant
+) -> None:
+    root = plant("tree", {"a": b"1", "d/b": b"2"})
+    refs = [await shipped(store, root, fuse=True), await shipped(store, root / "a", fuse=True)]
+    body = """
+    answer["seen"] = [Path(paths[0], "d/b").read_text(), Path(paths[1]).read_text()]
+    answer["errors"] = []
+    for file in (Path(paths[0], "new"), Path(paths[0], "a"), Path(paths[1])):
+        try:
+            file.write_text("x")
+        except OSError as error:
+            answer["errors"].append(errno.errorcode[error.errno])
+    """
+    denied = ["EROFS"] * 3 if namespace.available() else []
+    for _ in range(2):
+        assert place.run(body, *refs) == {"seen": ["2", "1"], "errors": denied}
+    assert place.run(body, *refs, mounts=False) == {"seen": ["2", "1"], "errors": []}
+
+
+async def test_content_that_was_changed_in_the_store_is_refused(
+    place: Place, store: DirectoryStore, plant: Plant
+) -> None:
+    tree = {"small": b"1", "large": b"x" * (1 << 19)}
+    for name, body in tree.items():
+        root = plant(f"tree-{name}", tree | {"id": name.encode()})
+        ref = await shipped(store, root)
+        file = place.store / "data" / ref.digest / "files" / name
+        file.chmod(0o600)
+        file.write_bytes(b"y" + body[1:])
+        answer = place.run("", ref)
+        assert answer["error"].startswith("ValueError")
+        assert answer["error"].endswith(f"{name} is not what was submitted: its SHA-256 differs")
+
+
+async def test_a_manifest_is_checked_against_the_order(
+    place: Place, store: DirectoryStore, plant: Plant
+) -> None:
+    ref = await shipped(store, plant("tree", {"a": b"1"}))
+    other = await shipped(store, plant("other", {"a": b"2"}))
+    for wrong in (
+        replace(ref, uri=other.uri),
+        replace(ref, digest=other.digest),
+        replace(ref, is_dir=False),
+    ):
+        assert "is not what was submitted" in place.run("", wrong)["error"]
+    file = place.store / ref.uri
+    file.write_bytes(file.read_bytes().replace(b"420", b"493"))  # somebody makes it executable
+    assert "is not what was submitted" in place.run("", ref)["error"]
+
+
+async def test_what_is_gone_is_named_with_what_to_do(
+    place: Place, store: DirectoryStore, plant: Plant
+) -> None:
+    ref = await shipped(store, plant("tree", {"a": b"1"}))
+    (place.store / "data" / ref.digest / "files" / "a").unlink()
+    answer = place.run("", ref)
+    assert answer["error"].startswith(
+        f"RuntimeError: data/{ref.digest}/files/a is gone from the store"
+    )
+    assert "submit again" in answer["error"]
+    place.objects.delete([ref.uri])
+    assert f"RuntimeError: {ref.uri} is gone" in place.run("", ref)["error"]
+
+
+@pytest.mark.parametrize("uri", ["hf://imdb", "hf://imdb?split=train"])
+def test_a_library_that_is_missing_is_named(place: Place, uri: str) -> None:
+    if importlib.util.find_spec("datasets") or importlib.util.find_spec("huggingface_hub"):
+        pytest.skip("it is not missing here")
+    answer = place.run("", wire.DataRef(uri=uri))
+    assert answer["error"].startswith(f"RuntimeError: {uri} needs datasets")
+
+
+def test_a_process_without_data_says_so(place: Place) -> None:
+    answer = place.run("views.data_path(0)")
+    assert answer["error"] == (
+        "RuntimeError: there is no Data 0 here: this is not the job it was sent to"
+    )
+
+
+class Fetched:
+    """A store that only has a network: no file of this machine holds an object."""
+
+    def __init__(self, objects: DirectoryObjects) -> None:
+        self._objects = objects
+        self.fetched: list[str] = []
+
+    def get(self, name: str, start: int | None = None, stop: int | None = None) -> Any:
+        return self._objects.get(name, start, stop)
+
+    def path(self, name: str) -> Path | None:
+        return None
+
+    def fetch(self, name: str, path: Path) -> None:
+        self.fetched.append(name)
+        self._objects.fetch(name, path)
+
+
+async def test_a_store_elsewhere_is_fetched_from(
+    tmp_path: Path, store: DirectoryStore, plant: Plant
+) -> None:
+    tree = {"small": b"1", "large": os.urandom(1 << 19)}
+    ref = await shipped(store, plant("tree", tree, executable=["large"]))
+    objects = Fetched(store_objects(store))
+    site = workspace.Site(work=tmp_path / "work", cache=tmp_path / "cache", mounts=False)
+    site.work.mkdir()
+    views.prepare([ref], objects, site)
+    view = Path(views.data_path(0))
+    assert {name: (view / name).read_bytes() for name in os.listdir(view)} == tree
+    assert os.access(view / "large", os.X_OK)
+    assert len(objects.fetched) == 1
+
+
+def test_how_much_is_worth_a_mount() -> None:
+    if namespace.SUPPORTED and os.geteuid() == 0:
+        large = [trees.Weight(201, 0), trees.Weight(1, 33 << 20)]
+        assert all(trees.worth_mounting(weight, mounts=True) for weight in large)
+        assert not any(trees.worth_mounting(weight, mounts=False) for weight in large)
+    assert not trees.worth_mounting(trees.Weight(200, 32 << 20), mounts=True)
+
+
+def test_a_reference_travels_as_json() -> None:
+    ref = wire.DataRef(uri="data/x/manifest", digest="x", mount="/data")
+    order: dict[str, Any] = json.loads(json.dumps({"data": [dataclasses.asdict(ref)]}))
+    assert wire.DataRef(**order["data"][0]) == ref

@@ -1,0 +1,65 @@
+"""A process that vanishes, in one event loop: what it asks for reaches nobody from a moment on."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from kinetic.aio.platforms import Platform
+from kinetic.aio.ports import Observation
+
+__all__ = ["Severed", "on_loop_time", "severed"]
+
+
+def on_loop_time(platform: Platform) -> Platform:
+    """The same platform, with leases on the loop's own clock."""
+    return replace(platform, clock=asyncio.get_running_loop().time)
+
+
+class Severed:
+    """Passes everything on to a store or a cluster until it is cut off; then nothing returns."""
+
+    def __init__(self, port: Any, cut: asyncio.Event, last: str) -> None:
+        self._port = port
+        self._cut = cut
+        self._last = last
+
+    def __getattr__(self, name: str) -> Any:
+        asked = getattr(self._port, name)
+        if not asyncio.iscoroutinefunction(asked):
+            return asked
+
+        async def ask(*args: Any, **kwargs: Any) -> Any:
+            await self._connected()
+            answer = await asked(*args, **kwargs)
+            if self._last and name == "create" and args[0].endswith(self._last):
+                self._cut.set()
+            await self._connected()
+            return answer
+
+        return ask
+
+    async def _connected(self) -> None:
+        if self._cut.is_set():
+            await asyncio.get_running_loop().create_future()
+
+    async def watch(self, labels: Mapping[str, str]) -> AsyncIterator[Observation]:
+        async for seen in self._port.watch(labels):
+            await self._connected()
+            yield seen
+
+    async def aclose(self) -> None:
+        """Nothing is held."""
+
+
+def severed(platform: Platform, last: str = "") -> tuple[Platform, asyncio.Event]:
+    """*platform* as a process sees it that is gone once the event is set.
+
+    It sets it itself when it has created an object whose name ends with *last*.
+    """
+    cut = asyncio.Event()
+    store: Any = Severed(platform.store, cut, last)
+    cluster: Any = Severed(platform.cluster, cut, "")
+    return replace(platform, store=store, cluster=cluster), cut

@@ -1,0 +1,277 @@
+"""What is asked of a batch: wrong arguments are refused in words before anything is sent."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from kinetic import aio, errors
+from kinetic.aio.platforms import Platform
+from kinetic.testing import memory_platform
+
+pytestmark = pytest.mark.looptime(noop_cycles=300)
+
+
+@pytest.fixture
+async def platform() -> Platform:
+    return replace(memory_platform(), clock=asyncio.get_running_loop().time)
+
+
+@pytest.fixture
+async def client(platform: Platform) -> AsyncIterator[aio.Client]:
+    async with aio.Client(platform=platform) as client:
+        yield client
+
+
+def same(x: Any) -> Any:
+    return x
+
+
+def inverse(x: int) -> float:
+    return 1 / x
+
+
+OPTIONS: list[tuple[str, Any, str]] = [
+    ("retries", "1", "retries must be an int of at least 0, not '1'"),
+    ("retries", 1.5, "retries must be an int of at least 0, not 1.5"),
+    ("retries", None, "retries must be an int of at least 0, not None"),
+    ("retries", True, "retries must be an int of at least 0, not True"),
+    ("retries", -1, "retries must be an int of at least 0, not -1"),
+    ("max_concurrent", 2.5, "max_concurrent must be an int of at least 1, or None, not 2.5"),
+    ("max_concurrent", "4", "max_concurrent must be an int of at least 1, or None, not '4'"),
+    ("window", "a", "window must be an int of at least 1, or None, not 'a'"),
+    ("batch_timeout", "1m", "batch_timeout must be a finite number of seconds"),
+    ("batch_timeout", 0, "greater than 0, or None, not 0"),
+    ("batch_timeout", float("nan"), "greater than 0, or None, not nan"),
+    ("fail_fast", "no", "fail_fast must be True or False, not 'no'"),
+    ("cancel_running_on_fail", 1, "cancel_running_on_fail must be True or False, not 1"),
+    ("progress", "yes", "progress must be True or False, or None, not 'yes'"),
+    ("name", 5, "name must be text, or None, not 5"),
+    ("project", 5, "project must be text, or None, not 5"),
+    ("tags", ["a"], "tags must be a dict of text by text"),
+    ("tags", "team=x", "such as {'team': 'maths'}, or None, not 'team=x'"),
+    ("tags", {"a": 1}, "not {'a': 1}"),
+    ("tags", {1: "a"}, "not {1: 'a'}"),
+    ("input_mode", 3, "input_mode must be text, not 3"),
+]
+
+
+async def test_a_wrong_option_is_refused_before_anything_is_sent(
+    client: aio.Client, platform: Platform
+) -> None:
+    for name, value, words in OPTIONS:
+        options: dict[str, Any] = {name: value}
+        with pytest.raises(errors.ConfigurationError) as caught:
+            await client.run_async_map(same, [1], **options)
+        assert words in str(caught.value)
+    assert await platform.store.list("") == []
+
+
+@pytest.mark.parametrize("inputs", ["abc", b"abc", {"a": 1}, 3, None])
+async def test_inputs_that_are_meant_as_one_are_refused_with_a_hint(
+    client: aio.Client, platform: Platform, inputs: Any
+) -> None:
+    with pytest.raises(errors.ConfigurationError, match="inputs must be an iterable") as caught:
+        await client.run_async_map(same, inputs)
+    assert "write [...] around a single one" in str(caught.value)
+    assert await platform.store.list("") == []
+
+
+ASKS: list[tuple[Callable[[Any], Any], str]] = [
+    (lambda batch: batch.job(1.5), "index must be an int, not 1.5"),
+    (lambda batch: batch.job("a"), "index must be an int, not 'a'"),
+    (lambda batch: batch.job(True), "index must be an int, not True"),
+    (lambda batch: batch.retry_failed(5), "indices must be an iterable of ints"),
+    (lambda batch: batch.retry_failed("12"), "indices must be an iterable of ints"),
+    (lambda batch: batch.retry_failed(["a"]), "indices must be ints, not 'a'"),
+    (lambda batch: batch.wait(timeout="x"), "timeout must be a number of seconds of at least 0"),
+    (lambda batch: batch.results(timeout=-1), "of at least 0, or None, not -1"),
+    (lambda batch: batch.results(cleanup="no"), "cleanup must be True or False, not 'no'"),
+    (lambda batch: anext(batch.outcomes(timeout="x")), "timeout must be a number"),
+    (lambda batch: batch.detach(seal=1), "seal must be True or False, not 1"),
+    (lambda batch: batch.resume(inputs="abc"), "inputs must be an iterable"),
+    (lambda batch: batch.resume(force=1), "force must be True or False, not 1"),
+]
+
+
+async def test_a_handle_refuses_wrong_arguments_in_words(client: aio.Client) -> None:
+    batch = await client.run_async_map(same, [1])
+    for ask, words in ASKS:
+        with pytest.raises(errors.ConfigurationError) as caught:
+            await ask(batch)
+        assert words in str(caught.value)
+    assert await batch.results() == [1]
+
+
+@pytest.mark.parametrize(
+    ("ask", "words"),
+    [
+        (lambda client: client.list_batches(tags="x"), "tags must be a dict"),
+        (lambda client: client.list_batches(name=1), "name must be text, or None, not 1"),
+        (lambda client: client.list_batches(limit=-1), "limit must be an int of at least 0"),
+        (lambda client: client.list_batches(limit="3"), "or None, not '3'"),
+        (lambda client: client.attach(3), "job_id must be an id such as a handle has, not 3"),
+        (lambda client: client.attach(""), "job_id must be an id such as a handle has, not ''"),
+        (lambda client: client.attach_batch(None), "group_id must be an id"),
+        (lambda client: client.attach_batch("grp-1", poll_timeout="1"), "poll_timeout must be"),
+    ],
+)
+async def test_finding_refuses_wrong_arguments_in_words(
+    client: aio.Client, ask: Callable[[Any], Any], words: str
+) -> None:
+    with pytest.raises(errors.ConfigurationError) as caught:
+        await ask(client)
+    assert words in str(caught.value)
+
+
+BATCH = "grp-local-000000000000"
+
+
+@pytest.mark.parametrize(
+    ("ask", "words"),
+    [
+        (lambda client: client.attach(BATCH), f"the id of a batch: attach_batch('{BATCH}')"),
+        (lambda client: client.attach("grp-123456789012"), "attach_batch('grp-123456789012')"),
+        (lambda client: client.attach_batch(f"{BATCH}-3"), f"attach_batch('{BATCH}') that of"),
+        (lambda client: client.attach_batch("job-local-1"), "attach('job-local-1') returns"),
+        (lambda client: client.attach_batch("../x"), "'../x' is no id"),
+        (lambda client: client.attach("nonsense"), "those of jobs begin with job-"),
+    ],
+)
+async def test_an_id_of_the_other_kind_is_told_which_call_takes_it(
+    client: aio.Client, ask: Callable[[Any], Any], words: str
+) -> None:
+    with pytest.raises(errors.ConfigurationError) as caught:
+        await ask(client)
+    assert words in str(caught.value)
+
+
+async def test_a_batch_error_tells_the_first_failure_and_what_to_do(client: aio.Client) -> None:
+    batch = await client.run_async_map(inverse, [1, 0, 2, 0])
+    with pytest.raises(errors.BatchError) as caught:
+        await batch.results()
+    text = str(caught.value)
+    assert text.startswith(f"Batch {batch.group_id}: 2 of 4 jobs failed; ")
+    assert "item 1: ZeroDivisionError: division by zero. " in text
+    assert "outcomes() tells of each, retry_failed() runs them again" in text
+    bare = errors.BatchError("grp-1", [], [None], first_failure="item 0: it.")
+    assert str(pickle.loads(pickle.dumps(bare))) == str(bare)
+
+
+async def test_an_input_of_the_wrong_kind_is_named_by_the_batch_error(client: aio.Client) -> None:
+    batch = await client.run_async_map(same, [1], input_mode="kwargs")
+    with pytest.raises(errors.BatchError, match='input_mode="kwargs" needs dicts, not int'):
+        await batch.results()
+
+
+async def test_a_second_cleanup_returns_at_once(platform: Platform) -> None:
+    loop = asyncio.get_running_loop()
+    async with aio.Client(platform=platform) as one, aio.Client(platform=platform) as other:
+        batch = await one.run_async_map(same, [1, 2])
+        assert await batch.results() == [1, 2]
+        found = await other.attach_batch(batch.group_id)
+        await batch.cleanup()
+        since = loop.time()
+        await batch.cleanup()
+        await found.cleanup()
+        assert loop.time() - since < 5
+        assert await platform.store.list("batches/") == []
+
+
+CLEANED: list[Callable[[Any], Any]] = [
+    lambda batch: batch.results(),
+    lambda batch: batch.wait(),
+    lambda batch: batch.statuses(),
+    lambda batch: batch.status_counts(),
+    lambda batch: batch.failures(),
+    lambda batch: batch.job(0),
+    lambda batch: batch.detach(),
+    lambda batch: batch.retry_failed(),
+    lambda batch: batch.resume(),
+    lambda batch: anext(batch.outcomes()),
+    lambda batch: anext(batch.as_completed()),
+    lambda batch: anext(batch.progress()),
+    lambda batch: batch.jobs[0].result(),
+    lambda batch: batch.jobs[0].tail(),
+]
+
+
+async def test_after_cleanup_every_call_says_that_it_was_cleaned_up(client: aio.Client) -> None:
+    batch = await client.run_async_map(same, [1, 2])
+    await batch.results()
+    await batch.cleanup()
+    await batch.cancel()
+    await batch.submitted()
+    for ask in CLEANED:
+        with pytest.raises(errors.NotFound, match=f"batch {batch.group_id} was cleaned up"):
+            await ask(batch)
+
+
+async def test_a_handle_elsewhere_is_told_of_a_cleanup_without_inner_names(
+    platform: Platform,
+) -> None:
+    async with aio.Client(platform=platform) as one, aio.Client(platform=platform) as other:
+        batch = await one.run_async_map(same, [1, 2])
+        await batch.results()
+        found = await other.attach_batch(batch.group_id)
+        await batch.cleanup()
+        for ask in (found.results, found.resume):
+            with pytest.raises(errors.NotFound, match="cleaned up") as caught:
+                await ask()
+            assert "batches/" not in str(caught.value)
+
+
+async def test_an_iterator_that_raises_is_named_with_what_to_do(
+    client: aio.Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def broken() -> AsyncIterator[int]:
+        yield 1
+        yield 2
+        raise ValueError("my iterator broke")
+
+    batch = await client.run_async_map(same, broken())
+    with pytest.raises(ValueError, match="my iterator broke") as caught:
+        await batch.results()
+    [note] = caught.value.__notes__
+    assert f"The iterator of the inputs of {batch.group_id} raised this" in note
+    assert "resume(inputs=...)" in note and "resume(seal=True)" in note
+    assert "stopped: ValueError: my iterator broke" in caplog.text and note in caplog.text
+    await batch.resume(seal=True)
+    assert await batch.results() == [1, 2]
+
+
+async def test_a_batch_that_is_found_knows_how_much_is_stored(platform: Platform) -> None:
+    """Whoever gives the rest of the inputs skips as many."""
+    async with aio.Client(platform=platform) as one, aio.Client(platform=platform) as other:
+        batch = await one.run_async_map(same, [1, 2, 3], name="three")
+        await batch.results()
+        [found] = await other.list_batches(name="three")
+        assert found.stored == 3
+        again = await other.attach_batch(batch.group_id)
+        assert (again.stored, again.finished) == (3, True)
+
+
+async def test_cancelling_what_has_ended_keeps_the_logs(client: aio.Client) -> None:
+    batch = await client.run_async_map(inverse, [0])
+    await batch.wait()
+    job = await batch.job(0)
+    before = await job.tail()
+    await batch.cancel()
+    assert await job.tail() == before
+    await batch.results(return_exceptions=True)
+    with pytest.raises(errors.NotFound, match="with cleanup=False the latter keep it"):
+        await job.tail()
+    with pytest.raises(errors.NotFound, match="cleanup=False"):
+        async for _ in job.logs():
+            pass
+
+
+async def test_a_local_store_that_is_no_directory_is_named_as_it_was_given() -> None:
+    async with aio.Client(backend="local", store="http://x") as client:
+        with pytest.raises(errors.ConfigurationError, match="not in 'http://x': set KINETIC_STORE"):
+            await client.submit(same, 1)

@@ -1,0 +1,91 @@
+"""What a batch takes; tests/platforms has what becomes of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+import kinetic
+from kinetic import aio
+
+
+def square(x: int) -> int:
+    return x * x
+
+
+@pytest.fixture
+async def client():
+    async with aio.Client(backend="local") as client:
+        yield client
+
+
+class Pair(NamedTuple):
+    a: int
+    b: int
+
+
+def show(*args: object, **kwargs: object) -> tuple[object, ...]:
+    return (args, kwargs)
+
+
+@pytest.mark.parametrize(
+    ("mode", "value", "expected"),
+    [
+        ("auto", 1, ((1,), {})),
+        ("auto", (1, 2), ((1, 2), {})),
+        ("auto", [1, 2], ((1, 2), {})),
+        ("auto", {"a": 1}, ((), {"a": 1})),
+        ("auto", {"not a name": 1}, (({"not a name": 1},), {})),
+        ("auto", {"class": 1}, (({"class": 1},), {})),
+        ("auto", Pair(1, 2), ((1, 2), {})),
+        ("single", (1, 2), (((1, 2),), {})),
+        ("args", (1, 2), ((1, 2), {})),
+        ("kwargs", {"a": 1}, ((), {"a": 1})),
+    ],
+)
+def test_inputs_become_calls(mode: str, value: object, expected: object) -> None:
+    from kinetic.aio._inputs import as_call
+
+    args, kwargs = as_call(value, mode)
+    assert (args, kwargs) == expected
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"input_mode": "nonsense"}, "input_mode"),
+        ({"max_concurrent": 0}, "max_concurrent"),
+        ({"retries": -1}, "retries"),
+        ({"window": 0}, "window"),
+    ],
+)
+async def test_wrong_options_are_refused(client, options, words) -> None:
+    with pytest.raises(ValueError, match=words):
+        await client.run_async_map(square, [1], **options)
+
+
+async def test_data_of_the_inputs_does_not_travel_with_the_project(
+    client, tmp_path: Path, monkeypatch
+) -> None:
+    project = tmp_path / "project"
+    (project / "shards").mkdir(parents=True)
+    (project / "pyproject.toml").touch()
+    for number in range(2):
+        (project / "shards" / f"{number}.txt").write_text(str(number))
+    monkeypatch.setenv("KINETIC_PACKAGE_ROOT", str(project))
+    monkeypatch.chdir(project)
+    inputs = [{"shard": kinetic.Data(str(project / "shards" / f"{n}.txt"))} for n in range(2)]
+    source = (
+        "def read(shard):\n"
+        "    import os\n"
+        "    return open(shard).read(), sorted(os.listdir('.')), os.path.exists('shards/0.txt')\n"
+    )
+    (project / "reading.py").write_text(source)
+    monkeypatch.syspath_prepend(str(project))
+    import reading  # type: ignore[import-not-found]
+
+    batch = await client.run_async_map(reading.read, inputs)
+    assert [value[0] for value in await batch.results()] == ["0", "1"]
+    assert not any(value[2] for value in await batch.results())

@@ -1,0 +1,123 @@
+"""What the platform never mentions is asked about: no slot stays taken for ever."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from kinetic import aio
+from kinetic._runner import wire
+from kinetic.aio.ports import JobSpec, Observation, Phase
+from kinetic.testing import MemoryCluster, carry_out, memory_platform
+
+
+class Silent(MemoryCluster):
+    """Its watch never mentions first attempts; the first launch of item 1 is lost on its way."""
+
+    loses = True
+
+    async def launch(self, job: JobSpec) -> None:
+        if self.loses and job.name.endswith("-1-1"):
+            self.loses = False
+            return
+        await super().launch(job)
+
+    async def watch(self, labels: Mapping[str, str]) -> AsyncGenerator[Observation]:
+        async for seen in super().watch(labels):
+            if not seen.name.endswith("-1"):
+                yield seen
+
+
+def same(x: int) -> int:
+    return x
+
+
+async def dies_once(run: Any) -> int | None:
+    """Item 0 dies at its first attempt, after it has claimed it; that of item 3 was voided.
+
+    By somebody who died before saying how it ended, while its process was on its way.
+    """
+    if run.spec.name.endswith("-3-1"):
+        scope = run.spec.assignment["scope"]
+        name = f"{scope}attempts/000000/00000003.0001.claim"
+        await run.store.create(name, b"", {"executor": wire.VOID, "fence": "1"})
+        await asyncio.sleep(600)
+        return 42
+    first = run.spec.name.endswith("-0-1")
+    if first:
+        assignment = run.spec.assignment
+        name = f"{assignment['scope']}attempts/000000/00000000.0001.claim"
+        await run.store.create(name, b"", {"executor": run.executor, "fence": "1"})
+        return 9
+    return await carry_out(run)
+
+
+@pytest.mark.looptime(noop_cycles=300)
+async def test_what_ended_or_never_came_without_a_word_is_found_out() -> None:
+    plain = memory_platform(dies_once)
+    platform = replace(
+        plain,
+        cluster=Silent(plain.store, dies_once),
+        clock=asyncio.get_running_loop().time,
+    )
+    async with aio.Client(platform=platform) as client:
+        batch = await client.run_async_map(same, range(4), max_concurrent=2, retries=1)
+        assert await batch.results(timeout=400) == [0, 1, 2, 3]
+
+
+class Doubled(MemoryCluster):
+    """Item 0's first attempt was started twice, and its watch tells of the other one's end."""
+
+    async def watch(self, labels: Mapping[str, str]) -> AsyncGenerator[Observation]:
+        async for seen in super().watch(labels):
+            doubled = seen.name.endswith("-0-1") and seen.phase is Phase.ENDED
+            yield replace(seen, executor="the other") if doubled else seen
+
+
+@pytest.mark.looptime(noop_cycles=300)
+async def test_an_end_that_closes_nothing_is_not_the_last_that_is_asked() -> None:
+    plain = memory_platform(dies_once)
+    platform = replace(
+        plain,
+        cluster=Doubled(plain.store, dies_once),
+        clock=asyncio.get_running_loop().time,
+    )
+    async with aio.Client(platform=platform) as client:
+        batch = await client.run_async_map(same, range(3), max_concurrent=2, retries=1)
+        assert await batch.results(timeout=400) == [0, 1, 2]
+
+
+class Unreachable(MemoryCluster):
+    """The node is lost with the log: it begins, and nobody ever says that there is no more."""
+
+    async def logs(
+        self, name: str, *, follow: bool = False, tail: int | None = None
+    ) -> AsyncGenerator[str]:
+        yield "what was read before"
+        await asyncio.Event().wait()
+
+
+async def dies(run: Any) -> int | None:
+    assignment = run.spec.assignment
+    name = f"{assignment['scope']}attempts/000000/00000000.0001.claim"
+    await run.store.create(name, b"", {"executor": run.executor, "fence": "1"})
+    return 9
+
+
+@pytest.mark.looptime(noop_cycles=300)
+async def test_an_end_whose_log_cannot_be_read_is_told_soon() -> None:
+    plain = memory_platform(dies)
+    platform = replace(
+        plain,
+        cluster=Unreachable(plain.store, dies),
+        clock=asyncio.get_running_loop().time,
+    )
+    async with aio.Client(platform=platform) as client:
+        batch = await client.run_async_map(same, range(1))
+        await batch.wait(timeout=60)  # without the thread that rebuilds it: virtual time would jump
+        (lost,) = await batch.results(return_exceptions=True)
+        assert "what was read before" in str(lost)

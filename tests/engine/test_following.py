@@ -1,0 +1,74 @@
+"""A log that is followed goes on with the next attempt, and ends with the job."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+
+import pytest
+
+import kinetic
+from kinetic import aio
+from kinetic.errors import NotFound
+
+DEADLINE_S = 30.0
+
+
+@pytest.fixture
+async def client() -> AsyncIterator[aio.Client]:
+    async with aio.Client(backend="local") as client:
+        yield client
+
+
+def fail_twice(x: int) -> int:
+    attempt = int(os.environ["KINETIC_ATTEMPT"])
+    print(f"attempt {attempt}", flush=True)
+    print("same", flush=True)
+    if attempt < 3:
+        raise ValueError(x)
+    return x
+
+
+async def test_every_attempt_is_told_once_and_in_order(client: aio.Client) -> None:
+    async with asyncio.timeout(DEADLINE_S):
+        batch = await client.run_async_map(fail_twice, [7], retries=2)
+        await batch.submitted()
+        job = await batch.job(0)
+        lines = [line async for line in job.logs(follow=True)]
+        said = [line for line in lines if line == "same" or line.startswith("attempt")]
+        assert said == ["attempt 1", "same", "attempt 2", "same", "attempt 3", "same"]
+        assert await job.result(cleanup=False) == 7
+        assert [line async for line in job.logs()] == ["attempt 3", "same"], "without: the last one"
+        assert [line async for line in job.logs(follow=True)] == ["attempt 3", "same"]
+        await batch.cleanup()
+
+
+async def test_who_attaches_follows_as_well(client: aio.Client) -> None:
+    async with asyncio.timeout(DEADLINE_S):
+        batch = await client.run_async_map(fail_twice, [7], retries=1)
+        async with aio.Client(backend="local") as other:
+            await batch.submitted()
+            found = await other.attach(f"{batch.group_id}-0")
+            lines = [line async for line in found.logs(follow=True)]
+        assert lines.count("same") == 2, "it has failed with the second one"
+        await batch.cleanup()
+
+
+@kinetic.run(backend="local")
+def wait_long() -> None:
+    print("here", flush=True)
+    asyncio.run(asyncio.sleep(600))
+
+
+async def test_it_ends_with_a_job_that_is_cancelled(client: aio.Client) -> None:
+    async with asyncio.timeout(DEADLINE_S):
+        job = await client.submit(wait_long)
+        lines: list[str] = []
+        async for line in job.logs(follow=True):
+            lines.append(line)
+            await job.cancel()
+        assert lines[0] == "here"
+        await job.cleanup()
+        with pytest.raises(NotFound):
+            await anext(job.logs(follow=True))

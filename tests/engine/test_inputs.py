@@ -1,0 +1,275 @@
+"""Inputs of any kind: pulled when they are wanted, stored before anything needs them."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import tracemalloc
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from kinetic import aio, errors
+from kinetic._runner import wire
+from kinetic.aio.platforms import Platform
+from kinetic.testing import memory_platform
+
+VIRTUAL = pytest.mark.looptime(noop_cycles=300)
+"""Virtual time that gives the threads which pickle a moment before it jumps."""
+
+
+@pytest.fixture
+async def platform() -> Platform:
+    return replace(memory_platform(), clock=asyncio.get_running_loop().time)
+
+
+@pytest.fixture
+async def client(platform: Platform) -> AsyncIterator[aio.Client]:
+    async with aio.Client(platform=platform) as client:
+        yield client
+
+
+def same(x: Any) -> Any:
+    return x
+
+
+async def chunks(platform: Platform, group: str) -> list[int]:
+    listed = await platform.store.list(f"batches/{group}/inputs/")
+    return [int(one.metadata["count"]) for one in listed if "count" in one.metadata]
+
+
+async def at_work() -> None:
+    """Let the threads that pickle come to an end: virtual time does not wait for them."""
+    for _ in range(3):
+        await asyncio.to_thread(time.sleep, 0.05)
+
+
+class Endless:
+    """An infinite async generator that counts what was pulled."""
+
+    def __init__(self) -> None:
+        self.pulled = 0
+
+    async def __aiter__(self) -> AsyncIterator[int]:
+        while True:
+            self.pulled += 1
+            yield self.pulled
+
+
+@VIRTUAL
+@pytest.mark.parametrize("window", [None, 1, 7])
+async def test_a_consumer_that_stops_reading_stops_the_pulling(
+    client: aio.Client, window: int | None
+) -> None:
+    inputs = Endless()
+    async with await client.run_async_map(same, inputs, max_concurrent=4, window=window) as batch:
+        stream = batch.outcomes()
+        taken = [(await anext(stream)).index for _ in range(3)]
+        await at_work()
+        at_rest, memory = inputs.pulled, _used()
+        assert at_rest <= len(taken) + 4 + (window or 8)
+        await asyncio.sleep(60)
+        assert inputs.pulled == at_rest
+        assert _used() - memory < 100_000
+        await stream.aclose()
+        await batch.cancel()
+
+
+def _used() -> int:
+    if not tracemalloc.is_tracing():
+        tracemalloc.start()
+    return tracemalloc.get_traced_memory()[0]
+
+
+@pytest.fixture(autouse=True)
+def traced() -> Iterator[None]:
+    yield
+    tracemalloc.stop()
+
+
+@VIRTUAL
+async def test_a_window_bounds_a_list_as_well(client: aio.Client, platform: Platform) -> None:
+    async with await client.run_async_map(same, range(50), max_concurrent=8, window=10) as batch:
+        stream = batch.outcomes()
+        first = (await anext(stream)).index
+        await at_work()
+        begun = platform.cluster.requests["launch"]  # type: ignore[attr-defined]
+        async for _ in stream:
+            pass
+    assert first == 0
+    assert begun <= 8 + 11, "what had begun before anybody read, or a window after it"
+
+
+@VIRTUAL
+async def test_a_list_is_stored_in_chunks_of_a_hundred(
+    client: aio.Client, platform: Platform
+) -> None:
+    batch = await client.run_async_map(same, [*range(1000)], max_concurrent=100)
+    assert await batch.results() == [*range(1000)]
+    assert await chunks(platform, batch.group_id) == [100] * 10
+
+
+@VIRTUAL
+async def test_a_fast_generator_fills_its_chunks(client: aio.Client, platform: Platform) -> None:
+    async def fast() -> AsyncIterator[int]:  # no thread: virtual time would not wait for one
+        for x in range(1000):
+            yield x
+
+    batch = await client.run_async_map(same, fast(), max_concurrent=64)
+    assert await batch.results() == [*range(1000)]
+    counts = await chunks(platform, batch.group_id)
+    assert counts[:4] == [8, 16, 32, 64]
+    assert len(counts) <= 20
+
+
+@VIRTUAL
+async def test_a_slow_input_starts_at_once(client: aio.Client, platform: Platform) -> None:
+    loop, given = asyncio.get_running_loop(), dict[int, float]()
+
+    async def slow() -> AsyncIterator[int]:
+        for number in range(3):
+            given[number] = loop.time()
+            yield number
+            await asyncio.sleep(1000)
+
+    batch = await client.run_async_map(same, slow())
+    async for done in batch.outcomes():
+        assert loop.time() - given[done.index] < 900, "it does not wait for the next one"
+        assert done.outcome.unwrap() == done.index
+    assert await chunks(platform, batch.group_id) == [1, 1, 1]
+
+
+@VIRTUAL
+async def test_the_next_input_may_depend_on_the_last_outcome(client: aio.Client) -> None:
+    told: asyncio.Queue[int] = asyncio.Queue()
+
+    async def adaptive() -> AsyncIterator[int]:
+        value = 1
+        while value < 100:
+            yield value
+            value = await told.get()
+
+    batch = await client.run_async_map(lambda x: x * 3, adaptive())
+    values = []
+    async for done in batch.outcomes():
+        values.append(done.outcome.unwrap())
+        told.put_nowait(values[-1])
+    assert values == [3, 9, 27, 81, 243]
+
+
+@VIRTUAL
+async def test_a_slot_that_somebody_else_has_won_is_taken_in(
+    client: aio.Client, platform: Platform
+) -> None:
+    """Two give the same slot different inputs: one of them moves on, and nothing is mixed up."""
+    gate = asyncio.Event()
+
+    async def inputs() -> AsyncIterator[str]:
+        yield "a"
+        await gate.wait()
+        yield "b"
+
+    batch = await client.run_async_map(same, inputs())
+    group = batch.group_id
+    async with aio.Client(platform=platform) as other:
+        strange = await other.run_async_map(same, ["late"])
+        await strange.wait()
+        there = await platform.store.get(f"batches/{strange.group_id}/inputs/00000000")
+    await asyncio.sleep(1)
+    late = {"first": "1", "count": "1"}
+    assert await platform.store.create(f"batches/{group}/inputs/00000001", there.body, late)
+    gate.set()
+    assert await batch.results() == ["a", "late", "b"]
+    assert await chunks(platform, group) == [1, 1, 1]
+
+
+@VIRTUAL
+async def test_nothing_comes_after_the_end(client: aio.Client, platform: Platform) -> None:
+    gate = asyncio.Event()
+
+    async def inputs() -> AsyncIterator[int]:
+        yield 0
+        await gate.wait()
+        yield 1
+
+    batch = await client.run_async_map(same, inputs())
+    await asyncio.sleep(1)
+    name = wire.input_key(f"batches/{batch.group_id}/", 1)
+    assert await platform.store.create(name, b"{}", {"total": "1"})
+    gate.set()
+    with pytest.raises(errors.InputsUnfinished, match="sealed with 1 inputs"):
+        await batch.results()
+    async with aio.Client(platform=platform) as other:
+        assert await (await other.attach_batch(batch.group_id)).results() == [0]
+
+
+@VIRTUAL
+async def test_inputs_come_back_as_they_were_given(client: aio.Client, platform: Platform) -> None:
+    given: list[Any] = [1, [2, 3], {"a": 4}, (5,), {"not a name": 6}]
+    batch = await client.run_async_map(lambda *args, **kwargs: None, given)
+    await batch.wait()
+    found = [done.input async for done in batch.outcomes(ordered=True)]
+    assert all(one is another for one, another in zip(found, given, strict=True))
+    async with aio.Client(platform=platform) as other:
+        again = await other.attach_batch(batch.group_id)
+        found = [done.input async for done in again.outcomes(ordered=True)]
+    assert found == [1, (2, 3), {"a": 4}, (5,), {"not a name": 6}]
+
+
+@VIRTUAL
+async def test_a_sealed_input_ends_with_what_was_pulled(client: aio.Client) -> None:
+    inputs = Endless()
+    batch = await client.run_async_map(same, inputs, max_concurrent=2)
+    await at_work()
+    await batch._batch.seal()
+    pulled = inputs.pulled
+    assert len(await batch.results()) <= pulled
+    assert inputs.pulled <= pulled + 1
+
+
+@VIRTUAL
+async def test_what_cannot_be_shipped_is_known_everywhere(
+    client: aio.Client, platform: Platform
+) -> None:
+    import threading
+
+    batch = await client.run_async_map(type, [1, threading.Lock()], retries=3)
+    await batch.wait()
+    assert [*batch.submission_failures] == [1]
+    async with aio.Client(platform=platform) as other:
+        found = await other.attach_batch(batch.group_id)
+        assert await found.status_counts() == {"SUCCEEDED": 1, "FAILED": 1}
+        outcomes = [done.outcome async for done in found.outcomes(ordered=True)]
+        assert outcomes[0].ok
+        assert "lock" in str(outcomes[1].error)
+
+
+@VIRTUAL
+async def test_the_rest_of_the_inputs_may_come_from_elsewhere(platform: Platform) -> None:
+    async with aio.Client(platform=platform) as first:
+        batch = await first.run_async_map(same, (x for x in range(10)), max_concurrent=2)
+        await asyncio.sleep(0)
+    async with aio.Client(platform=platform) as second:
+        found = await second.attach_batch(batch.group_id)
+        await found.resume(inputs=range(100, 103))
+        values = await found.results(cleanup=False)
+        assert values[found.stored - 3 :] == [100, 101, 102]
+        with pytest.raises(errors.ConfigurationError, match="all its"):
+            await found.resume(inputs=[1])
+
+
+@VIRTUAL
+async def test_inputs_may_be_declared_finished(platform: Platform) -> None:
+    async with aio.Client(platform=platform) as first:
+        batch = await first.run_async_map(same, Endless(), max_concurrent=2)
+        await at_work()
+    async with aio.Client(platform=platform) as second:
+        found = await second.attach_batch(batch.group_id)
+        await found.resume()
+        with pytest.raises(errors.InputsUnfinished) as caught:
+            await found.results(cleanup=False)
+        assert caught.value.stored == found.stored > 0
+        await found.resume(seal=True)
+        assert await found.results() == [*range(1, found.stored + 1)]

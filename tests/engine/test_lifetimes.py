@@ -1,0 +1,473 @@
+"""What a client keeps and what it lets go of: in apps that never end, and on the way out."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import itertools
+import queue
+import weakref
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from kinetic import aio, errors
+from kinetic._runner import wire
+from kinetic.aio.platforms import Platform
+from kinetic.aio.ports import JobSpec, ObjectInfo
+from kinetic.testing import Run, carry_out, memory_platform
+
+
+@pytest.fixture
+async def platform() -> Platform:
+    return memory_platform()
+
+
+@pytest.fixture
+async def client(platform: Platform) -> AsyncIterator[aio.Client]:
+    async with aio.Client(platform=platform) as client:
+        yield client
+
+
+@pytest.fixture
+async def other(platform: Platform) -> AsyncIterator[aio.Client]:
+    async with aio.Client(platform=platform) as client:
+        yield client
+
+
+async def until(what: Any) -> None:
+    async with asyncio.timeout(30):
+        while not what():
+            await asyncio.sleep(0.01)
+
+
+def echo(value: object) -> object:
+    return value
+
+
+async def for_ever(value: object) -> None:
+    await asyncio.Event().wait()
+
+
+async def briefly(value: object) -> object:
+    await asyncio.sleep(0.3)
+    return value
+
+
+def gated(gate: asyncio.Event) -> Platform:
+    """A platform whose jobs begin when the gate is open."""
+
+    async def work(run: Run) -> int | None:
+        await gate.wait()
+        return await carry_out(run)
+
+    return memory_platform(work)
+
+
+class Port:
+    """Passes everything on; what tests change is in the classes below."""
+
+    def __init__(self, port: Any) -> None:
+        self.port = port
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.port, name)
+
+
+# --- in apps that never end ---
+
+
+async def test_a_batch_that_nobody_asks_for_any_more_is_forgotten(
+    platform: Platform, client: aio.Client, other: aio.Client
+) -> None:
+    kept: list[weakref.ref[Any]] = []
+    ids: list[str] = []
+    for _ in range(3):
+        batch = await client.run_async_map(echo, ["x" * 1000] * 5)
+        await batch.wait()
+        ids.append(batch.group_id)
+        kept.append(weakref.ref(batch._batch))
+        del batch
+    for group_id in ids:
+        observed = await other.attach_batch(group_id)
+        assert await observed.results() == ["x" * 1000] * 5
+        kept.append(weakref.ref(observed._batch))
+        del observed
+    await asyncio.sleep(0)  # the turn in which what has ended lets go
+    gc.collect()
+    assert [ref() for ref in kept] == [None] * 6
+    again = await other.attach_batch(ids[0])
+    assert (await again.status_counts()) == {"SUCCEEDED": 5}
+    one_more = await client.run_async_map(for_ever, [1])
+    watches = [task for task in asyncio.all_tasks() if "watch grp-" in task.get_name()]
+    assert await other.attach_batch(one_more.group_id)
+    await until(lambda: sum(not task.done() for task in watches) <= 1)  # that of `again`
+    await one_more.cancel()
+
+
+async def test_a_batch_goes_on_when_its_handle_is_dropped(
+    client: aio.Client, other: aio.Client
+) -> None:
+    batch = await client.run_async_map(briefly, range(6), max_concurrent=2)
+    group_id = batch.group_id
+    del batch
+    gc.collect()
+    assert await (await other.attach_batch(group_id)).results(timeout=30) == [*range(6)]
+
+
+async def test_a_job_that_completed_is_held_by_who_takes_it_and_by_nobody_else(
+    client: aio.Client,
+) -> None:
+    batch = await client.run_async_map(echo, iter(range(40)))
+    held: list[weakref.ref[Any]] = []
+    async for job in batch.as_completed():
+        held.append(weakref.ref(job))
+    del job
+    gc.collect()
+    assert len(held) == 40
+    assert not any(ref() for ref in held)
+
+
+def test_a_stop_of_many_items_is_looked_up_in_few_steps() -> None:
+    class Counted(int):
+        compared = 0
+
+        def __lt__(self, one: int) -> bool:
+            Counted.compared += 1
+            return int(self) < int(one)
+
+    request = wire.Request(kind="stop", items=tuple(map(Counted, range(0, 10_000, 2))))
+    states = [wire.item(index, (request,), {}, wire.Budgets()).state for index in (0, 5001, 9998)]
+    assert states == [wire.ItemState.CANCELLED, wire.ItemState.OPEN, wire.ItemState.CANCELLED]
+    assert 3 <= Counted.compared <= 3 * 14
+
+
+def test_items_to_be_stopped_are_found_in_whatever_order_they_were_written() -> None:
+    request = wire.Request.from_bytes(b'{"kind": "stop", "items": [7, 1, 5]}')
+    state = wire.item(7, (request,), {}, wire.Budgets()).state
+    assert state is wire.ItemState.CANCELLED
+
+
+# --- on the way out ---
+
+
+class Silent(Port):
+    """A store that answers nothing from a moment on."""
+
+    silent = False
+
+    def __getattr__(self, name: str) -> Any:
+        asked = getattr(self.port, name)
+        if name == "aclose" or not asyncio.iscoroutinefunction(asked):
+            return asked
+
+        async def ask(*args: Any, **kwargs: Any) -> Any:
+            if self.silent:
+                await asyncio.Event().wait()
+            return await asked(*args, **kwargs)
+
+        return ask
+
+
+@pytest.mark.looptime(noop_cycles=300)
+async def test_a_client_with_many_batches_closes_when_its_store_is_silent(
+    platform: Platform,
+) -> None:
+    store = Silent(platform.store)
+    client = aio.Client(platform=replace(platform, store=store))
+    batches = [await client.run_async_map(for_ever, range(9), max_concurrent=2) for _ in range(5)]
+    for batch in batches:
+        await until(lambda batch=batch: len([job for job in batch.jobs if job is not None]) == 2)
+    store.silent = True
+    before = asyncio.get_running_loop().time()
+    await client.aclose()
+    assert asyncio.get_running_loop().time() - before < 30
+    left = [task.get_name() for task in asyncio.all_tasks()]
+    assert not [name for name in left if name.startswith("kinetic")]
+
+
+class Held(Port):
+    """A port that does not answer requests of one kind, about one thing, until it may."""
+
+    def __init__(self, port: Any, verb: str, about: str = "") -> None:
+        super().__init__(port)
+        self.verb = verb
+        self.about = about
+        self.asked = asyncio.Event()
+        self.may = asyncio.Event()
+        self.done = 0
+
+    def __getattr__(self, name: str) -> Any:
+        asked = getattr(self.port, name)
+        if name != self.verb:
+            return asked
+
+        async def ask(*args: Any, **kwargs: Any) -> Any:
+            if not args or str(args[0]).endswith(self.about):
+                self.asked.set()
+                await self.may.wait()
+            answer = await asked(*args, **kwargs)
+            self.done += 1
+            return answer
+
+        return ask
+
+
+async def left_on(platform: Platform) -> list[str]:
+    """Objects that are no content which submissions share, secrets and jobs."""
+    names = [one.name for one in await platform.store.list("")]
+    own = [name for name in names if not name.startswith(("code/", "functions/", "data/"))]
+    secrets: dict[str, bytes] = platform.cluster._secrets  # type: ignore[attr-defined]
+    return own + [*secrets] + [seen.name for seen in await platform.cluster.find()]
+
+
+@pytest.mark.parametrize("about", ["secret", "manifest", "lease"])
+async def test_a_batch_that_is_being_made_when_its_client_closes_is_undone(
+    platform: Platform, about: str
+) -> None:
+    if about == "secret":
+        held = Held(platform.cluster, "keep_secret")
+        opened = replace(platform, cluster=held)
+    else:
+        held = Held(platform.store, "create", about)
+        opened = replace(platform, store=held)
+    async with aio.Client(platform=opened) as client:
+        making = asyncio.ensure_future(client.run_async_map(echo, range(3)))
+        await held.asked.wait()
+    assert await left_on(platform) == []
+    held.may.set()
+    with pytest.raises(errors.ConfigurationError, match="this client is closed"):
+        await making
+    assert await left_on(platform) == []
+
+
+async def test_a_job_that_is_being_launched_when_its_client_closes_is_undone(
+    platform: Platform,
+) -> None:
+    cluster = Slow(platform.cluster)
+    async with aio.Client(platform=replace(platform, cluster=cluster), max_concurrent=1) as client:
+        launching = asyncio.ensure_future(client.submit(for_ever, 1))
+        await until(lambda: cluster.asked == 1)
+        waiting = asyncio.ensure_future(client.submit(for_ever, 2))  # for the only slot
+        await until(lambda: client.limit is not None and client.limit._waiters)
+    assert await left_on(platform) == []
+    cluster.open.set()
+    for submission in (launching, waiting):
+        with pytest.raises(errors.ConfigurationError, match="this client is closed"):
+            await submission
+    assert (cluster.asked, await left_on(platform)) == (1, [])
+
+
+async def test_who_closes_a_client_and_is_cancelled_has_closed_all_of_it(
+    platform: Platform,
+) -> None:
+    store = Held(platform.store, "aclose")
+    client = aio.Client(backend="local", platform=replace(platform, store=store))
+    for project in ("one", "two", "three"):  # each is opened for itself
+        await client.list_jobs(project=project)
+    closing = asyncio.ensure_future(client.aclose())
+    await store.asked.wait()
+    closing.cancel()
+    await asyncio.sleep(0)
+    store.may.set()
+    with pytest.raises(asyncio.CancelledError):
+        await closing
+    assert store.done == 3
+
+
+@pytest.mark.looptime
+async def test_platforms_that_do_not_close_cost_the_time_of_one(
+    platform: Platform, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = Held(platform.store, "aclose")
+    client = aio.Client(backend="local", platform=replace(platform, store=store))
+    for project in ("one", "two", "three"):
+        await client.list_jobs(project=project)
+    before = asyncio.get_running_loop().time()
+    await client.aclose()
+    assert asyncio.get_running_loop().time() - before == pytest.approx(30.0)
+    assert "gave up on closing the client" in caplog.text
+
+
+class Slow(Port):
+    """A cluster that takes its time over each launch."""
+
+    def __init__(self, port: Any) -> None:
+        super().__init__(port)
+        self.open = asyncio.Event()
+        self.asked = 0
+
+    async def launch(self, job: JobSpec) -> None:
+        self.asked += 1
+        await self.open.wait()
+        await self.port.launch(job)
+
+
+async def test_what_was_decided_and_not_asked_for_is_told_as_waiting(platform: Platform) -> None:
+    cluster = Slow(platform.cluster)
+    async with aio.Client(platform=replace(platform, cluster=cluster)) as client:
+        batch = await client.run_async_map(for_ever, range(100), max_concurrent=80)
+        await until(lambda: cluster.asked == 32)
+        letting_go = asyncio.ensure_future(batch._batch.let_go())
+        await asyncio.sleep(0)
+        cluster.open.set()
+        assert await letting_go == 100 - 32
+        await batch.cancel()
+
+
+async def test_what_an_iterator_has_given_is_stored_before_it_is_sealed(
+    client: aio.Client,
+) -> None:
+    given: queue.SimpleQueue[int] = queue.SimpleQueue()
+    pulled: list[int] = []
+
+    def inputs() -> Iterator[int]:
+        while True:
+            pulled.append(given.get())
+            yield pulled[-1]
+
+    batch = await client.run_async_map(for_ever, inputs(), max_concurrent=4)
+    for number in range(1, 6):  # each in a chunk of its own: the reader has been asked for more
+        given.put(number)
+        await until(lambda number=number: batch.stored == number)
+    for number in range(6, 20):
+        given.put(number)
+    await until(lambda: len(pulled) == 8)
+    await until(lambda: given.qsize() == 11)
+    await batch.detach(seal=True)
+    assert batch.stored == len(pulled) == 8
+    await batch.cancel()
+
+
+async def test_inputs_that_cannot_be_closed_end_no_batch(client: aio.Client, caplog: Any) -> None:
+    async def inputs() -> AsyncIterator[int]:
+        number = 0
+        try:
+            while True:
+                yield (number := number + 1)
+        finally:
+            raise RuntimeError("the connection is gone")
+
+    batch = await client.run_async_map(briefly, inputs(), max_concurrent=2)
+    await until(lambda: batch.stored >= 2)
+    await batch.detach(seal=True)
+    assert await batch.results(timeout=30) == [*range(1, batch.stored + 1)]
+    assert "the connection is gone" in caplog.text
+
+
+# --- bounds and lengths ---
+
+
+async def test_a_window_bounds_what_is_pulled_without_a_bound_of_what_runs() -> None:
+    gate, taken = asyncio.Event(), 0
+    ahead: list[int] = []
+
+    async def inputs() -> AsyncIterator[int]:
+        for pulled in itertools.count(1):
+            ahead.append(pulled - taken)
+            yield pulled
+            await asyncio.sleep(0)
+
+    async with aio.Client(platform=gated(gate)) as client:
+        batch = await client.run_async_map(echo, inputs(), max_concurrent=None, window=5)
+        outcomes = batch.outcomes()
+        reading = asyncio.ensure_future(anext(outcomes))  # its window is there before any input
+        await until(lambda: len(ahead) == 5)
+        gate.set()
+        await reading
+        taken = 1
+        async for _ in outcomes:
+            taken += 1
+            if taken == 50:
+                break
+        assert max(ahead) == 5
+        await outcomes.aclose()
+        await batch.cancel()
+
+
+class Promising:
+    """Says that it has more inputs than there are."""
+
+    def __len__(self) -> int:
+        return 10
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(8))
+
+
+async def test_a_length_that_was_promised_counts_until_the_end_is_known(
+    client: aio.Client, other: aio.Client
+) -> None:
+    batch = await client.run_async_map(echo, Promising())
+    observed = await other.attach_batch(batch.group_id)
+    assert await batch.results() == [*range(8)]
+    assert len(batch.jobs) == 8
+    assert await observed.status_counts() == {"SUCCEEDED": 8}
+    assert [one async for one in observed.progress()][-1].total == 8
+
+
+# --- going on ---
+
+
+async def test_what_is_tried_again_has_the_whole_time_again() -> None:
+    gate = asyncio.Event()  # what waits for it is out of time, however late that is noticed
+    async with aio.Client(platform=gated(gate)) as client:
+        batch = await client.run_async_map(briefly, range(3), batch_timeout=0.1)
+        assert {*await batch.status_counts()} <= {"PENDING", "RUNNING", "NOT_FOUND"}
+        given = await batch.results(return_exceptions=True, timeout=30)
+        assert all(isinstance(one, errors.JobCancelled) for one in given)
+        batch._batch.manifest["terms"]["batch_timeout"] = 30.0
+        gate.set()
+        assert await batch.retry_failed() == 3
+        assert await batch.results(timeout=30) == [0, 1, 2]
+
+
+async def test_whoever_has_heard_that_nobody_submits_it_may_wait_for_who_resumes_it(
+    client: aio.Client, other: aio.Client, platform: Platform
+) -> None:
+    batch = await client.run_async_map(briefly, range(6), max_concurrent=1)
+    observed = await other.attach_batch(batch.group_id)
+    await batch._batch.let_go()
+    with pytest.raises(errors.SubmitterLost):
+        await observed.wait(timeout=30)
+    await batch.resume()
+    assert await observed.results(timeout=30) == [*range(6)]
+
+
+class Failing(Port):
+    """A store whose next listings fail."""
+
+    failures = 0
+
+    async def list(self, prefix: str) -> list[ObjectInfo]:
+        if self.failures:
+            self.failures -= 1
+            raise errors.Unavailable("503", retryable=True)
+        listed: list[ObjectInfo] = await self.port.list(prefix)
+        return listed
+
+
+async def test_who_could_not_attach_at_first_hears_all_the_same_that_nobody_submits_it(
+    client: aio.Client, platform: Platform
+) -> None:
+    store = Failing(platform.store)
+    batch = await client.run_async_map(briefly, range(6), max_concurrent=1)
+    async with aio.Client(platform=replace(platform, store=store)) as observer:
+        store.failures = 1
+        with pytest.raises(errors.Unavailable):
+            await observer.attach_batch(batch.group_id)
+        observed = await observer.attach_batch(batch.group_id)
+        await batch._batch.let_go()
+        with pytest.raises(errors.SubmitterLost):
+            await observed.wait(timeout=30)
+    await batch.cancel()
+
+
+async def test_the_newest_batch_comes_first_within_a_second_too(
+    client: aio.Client, other: aio.Client
+) -> None:
+    made = [(await client.run_async_map(echo, [1])).group_id for _ in range(6)]
+    listed = [batch.group_id for batch in await other.list_batches()]
+    assert listed == made[::-1]

@@ -1,0 +1,563 @@
+"""What comes out of a batch: in which order, as what, to whom, and what is left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import threading
+from collections.abc import AsyncIterator, Callable, Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kinetic import aio, errors
+from kinetic.aio._session import LABEL_INDEX
+from kinetic.aio.ports import Object
+from kinetic.outcome import Cancelled, Completion, Failed, Lost, Outcome, Succeeded
+from kinetic.testing import MemoryCluster, MemoryStore, Run, carry_out, memory_platform
+
+
+async def square(x: int) -> int:
+    return x * x
+
+
+async def odd_fails(x: int) -> int:
+    if x % 2:
+        raise ValueError(f"{x} is odd")
+    return x
+
+
+async def raise_or_return(x: int) -> Exception:
+    if x % 2:
+        raise KeyError(x)
+    return KeyError(x)
+
+
+class Gates:
+    """Jobs on a platform in memory that go on when their gate is opened."""
+
+    def __init__(self, opened: Iterable[int] = ()) -> None:
+        self.gates: dict[int, asyncio.Event] = {}
+        self.client = aio.Client(platform=memory_platform(self.work))
+        for index in opened:
+            self.open(index)
+
+    def gate(self, index: int) -> asyncio.Event:
+        return self.gates.setdefault(index, asyncio.Event())
+
+    def open(self, index: int) -> None:
+        self.gate(index).set()
+
+    def another_client(self) -> aio.Client:
+        """As in another process: the same store and cluster."""
+        return aio.Client(platform=self.client._platform)
+
+    async def work(self, run: Run) -> int:
+        await self.gate(int(run.spec.labels[LABEL_INDEX])).wait()
+        return await carry_out(run)
+
+    async def end(self, batch: aio.BatchHandle[Any], order: Iterable[int]) -> None:
+        """Let the items end one after the other."""
+        for index in order:
+            self.open(index)
+            with contextlib.suppress(Exception):
+                await (await batch.job(index)).result(cleanup=False)
+
+
+@pytest.fixture
+async def gates() -> AsyncIterator[Gates]:
+    gates = Gates()
+    async with gates.client:
+        yield gates
+
+
+@pytest.fixture
+async def client() -> AsyncIterator[aio.Client]:
+    async with aio.Client(platform=memory_platform()) as client:
+        yield client
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not condition():
+            await asyncio.sleep(0)
+
+
+def tasks() -> set[asyncio.Task[Any]]:
+    return {
+        task
+        for task in asyncio.all_tasks()
+        if "read" in task.get_name() or "doubt" in task.get_name()
+    }
+
+
+# --- order ---
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.permutations(range(9)), st.sets(st.integers(0, 8)))
+def test_in_whatever_order_items_end_each_is_told_once_in_the_order_asked_for(
+    order: list[int], failing: set[int]
+) -> None:
+    async def sometimes(x: int) -> int:
+        if x in failing:
+            raise ValueError(x)
+        return x * x
+
+    async def scenario() -> None:
+        gates = Gates()
+        async with gates.client as client:
+            batch = await client.run_async_map(sometimes, list(range(9)))
+            ending = asyncio.create_task(gates.end(batch, order))
+            ordered = [one async for one in batch.outcomes(ordered=True)]
+            await ending
+            assert [one.index for one in ordered] == list(range(9))
+            assert {one.index for one in ordered if not one.outcome.ok} == failing
+            assert all(one.outcome.unwrap() == one.index**2 for one in ordered if one.outcome.ok)
+            assert sorted([one.index async for one in batch.outcomes()]) == list(range(9))
+
+    asyncio.run(scenario())
+
+
+async def test_as_they_end_is_the_order_in_which_they_ended(gates: Gates) -> None:
+    order = [3, 0, 4, 1, 2]
+    batch = await gates.client.run_async_map(square, range(5))
+    ending = asyncio.create_task(gates.end(batch, order))
+    assert [one.index async for one in batch.outcomes()] == order
+    await ending
+    again = await gates.client.run_async_map(square, range(5))
+    assert await again.results(ordered=False) != [], "the gates are open"
+
+
+async def test_results_come_in_either_order(gates: Gates) -> None:
+    batch = await gates.client.run_async_map(square, range(4))
+    ending = asyncio.create_task(gates.end(batch, [2, 0, 3, 1]))
+    assert await batch.results(ordered=False) == [4, 0, 9, 1]
+    await ending
+    assert await batch.results() == [0, 1, 4, 9]
+
+
+async def test_in_order_nothing_overtakes_and_nothing_but_numbers_is_held(gates: Gates) -> None:
+    batch = await gates.client.run_async_map(square, range(100), max_concurrent=None)
+    stream = batch.outcomes(ordered=True)
+    first = asyncio.ensure_future(anext(stream))
+    await gates.end(batch, range(1, 100))
+    assert not first.done() and not tasks(), "no value is read before its turn"
+    gates.open(0)
+    assert (await first).index == 0
+    assert [one.index async for one in stream] == list(range(1, 100))
+
+
+# --- what they are ---
+
+
+async def test_outcomes_are_values_errors_losses_and_cancellations(gates: Gates) -> None:
+    platform = gates.client._platform
+    batch = await gates.client.run_async_map(odd_fails, [0, 1, threading.Lock(), 2, 4])
+    await gates.end(batch, [0, 1])
+    lost, cancelled = await batch.job(3), await batch.job(4)
+    await until(lambda: len(platform.cluster._jobs) == 4)
+    platform.cluster.end(f"{batch.group_id}-3-1", exit_code=-9, reason=None)
+    await cancelled.cancel()
+    found = {one.index: one.outcome async for one in batch.outcomes(ordered=True)}
+    match found:
+        case {
+            0: Succeeded(0),
+            1: Failed(ValueError()),
+            2: Failed(error),
+            3: Lost(),
+            4: Cancelled(),
+        }:
+            assert isinstance(error, errors.SubmissionError | TypeError | ValueError)
+        case _:
+            pytest.fail(f"{found}")
+    assert isinstance(found[3].error, errors.JobLost)
+    assert isinstance(found[4].error, errors.JobCancelled)
+    assert [job.group_index for job in await batch.failures()] == [1, 3]
+    assert list(batch.submission_failures) == [2]
+    with pytest.raises(errors.JobLost):
+        found[3].unwrap()
+    with pytest.raises(errors.JobLost):
+        await lost
+
+
+async def test_an_exception_that_was_returned_is_no_failure(client: aio.Client) -> None:
+    batch = await client.run_async_map(raise_or_return, range(4))
+    mixed = await batch.results(return_exceptions=True)
+    assert [type(one) for one in mixed] == [KeyError] * 4
+    told: dict[int, Outcome[Exception]] = {one.index: one.outcome async for one in batch.outcomes()}
+    assert [told[index].ok for index in range(4)] == [True, False, True, False]
+    with pytest.raises(errors.BatchError) as caught:
+        await batch.results(ordered=False)
+    assert [type(one) for one in caught.value.partial_results] == [KeyError, type(None)] * 2
+    assert [job.group_index for job in caught.value.failures] == [1, 3]
+    assert await (await client.run_async_map(raise_or_return, [0, 2])).results() != []
+
+
+async def test_what_cannot_be_submitted_holds_up_no_order(client: aio.Client) -> None:
+    def inputs() -> Iterable[Any]:
+        for number in itertools.count():
+            yield threading.Lock() if number in (0, 3) else number
+
+    async with await client.run_async_map(square, inputs(), max_concurrent=2) as batch:
+        stream = batch.outcomes(ordered=True)
+        taken = [await anext(stream) for _ in range(12)]
+    assert [one.index for one in taken] == list(range(12))
+    assert [one.index for one in taken if not one.outcome.ok] == [0, 3]
+
+
+async def test_a_completion_has_the_input_itself(client: aio.Client) -> None:
+    inputs = [{"x": 1}, {"x": 2}]
+    batch = await client.run_async_map(square, inputs)
+    async for index, given_, outcome in batch.outcomes():
+        assert given_ is inputs[index]
+        assert outcome == Succeeded(given_["x"] ** 2)
+
+    def lazily() -> Iterable[dict[str, int]]:
+        yield from inputs
+
+    batch = await client.run_async_map(square, lazily())
+    assert [one.input async for one in batch.outcomes(ordered=True)] == inputs
+    assert [one.input async for one in batch.outcomes(ordered=True)] == inputs, "from the store"
+
+
+async def test_another_process_is_told_the_inputs_from_the_store() -> None:
+    platform = memory_platform()
+    async with aio.Client(platform=platform) as client:
+        batch = await client.run_async_map(square, [{"x": 1}, (2,), 3])
+        await batch.wait()
+        async with aio.Client(platform=platform) as other:
+            found = await other.attach_batch(batch.group_id)
+            told = [one async for one in found.outcomes(ordered=True)]
+    assert told == [
+        Completion(0, {"x": 1}, Succeeded(1)),
+        Completion(1, (2,), Succeeded(4)),
+        Completion(2, 3, Succeeded(9)),
+    ]
+
+
+async def test_another_process_is_told_what_could_not_be_submitted() -> None:
+    platform = memory_platform()
+    async with aio.Client(platform=platform) as client, aio.Client(platform=platform) as other:
+        batch = await client.run_async_map(square, [1, threading.Lock(), 3])
+        await batch.wait()
+        found = await other.attach_batch(batch.group_id)
+        told = [one async for one in found.outcomes(ordered=True)]
+        assert [one.outcome.ok for one in told] == [True, False, True]
+        assert isinstance(told[1].outcome.error, errors.SubmissionError)
+        assert "cannot be pickled" in str(told[1].outcome.error) and told[1].input is None
+        assert [job.group_index async for job in found.as_completed()] == [0, 2]
+        with pytest.raises(errors.BatchError) as caught:
+            await found.results()
+        assert caught.value.failures == [] and await found.failures() == []
+        assert [*caught.value.submission_failures] == [*found.submission_failures] == [1]
+
+
+# --- to whom ---
+
+
+async def test_any_number_of_consumers_get_everything(gates: Gates) -> None:
+    batch = await gates.client.run_async_map(square, range(20))
+
+    async def consume(ordered: bool) -> list[int]:
+        return [one.index async for one in batch.outcomes(ordered=ordered)]
+
+    async with asyncio.TaskGroup() as group:
+        streams = [group.create_task(consume(n % 2 == 0)) for n in range(4)]
+        results = group.create_task(batch.results())
+        jobs = group.create_task(_indices(batch))
+        group.create_task(gates.end(batch, reversed(range(20))))
+    assert [sorted(one.result()) for one in streams] == [[*range(20)]] * 4
+    assert streams[0].result() == [*range(20)]
+    assert streams[1].result() == [*reversed(range(20))]
+    assert results.result() == [n * n for n in range(20)]
+    assert sorted(jobs.result()) == [*range(20)]
+
+
+async def _indices(batch: aio.BatchHandle[Any]) -> list[int | None]:
+    return [job.group_index async for job in batch.as_completed()]
+
+
+@pytest.mark.parametrize("ordered", [True, False])
+async def test_a_consumer_that_is_cancelled_half_way_leaves_nothing_behind(
+    gates: Gates, ordered: bool, loop_guard
+) -> None:
+    batch = await gates.client.run_async_map(square, range(40), max_concurrent=None)
+    await batch.submitted()
+    before, watched = len(asyncio.all_tasks()), len(batch._batch.watchers)
+    taken: list[int] = []
+
+    async def consume() -> None:
+        async for one in batch.outcomes(ordered=ordered):
+            taken.append(one.index)  # noqa: PERF401  # one by one, as they are counted below
+
+    with loop_guard():
+        for stop_at in (0, 3, 25):
+            consuming = asyncio.create_task(consume())
+            for index in range(stop_at):
+                gates.open(index)
+            await until(lambda stop_at=stop_at: len(taken) >= stop_at)
+            consuming.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await consuming
+            taken.clear()
+            assert not tasks()
+        await gates.end(batch, range(40))
+        assert await batch.results() == [n * n for n in range(40)], "it goes on without them"
+    assert len(batch._batch.watchers) == watched
+    assert len(asyncio.all_tasks()) <= before
+
+
+async def test_a_stream_that_is_dropped_half_way_leaves_nothing_behind(client: aio.Client) -> None:
+    batch = await client.run_async_map(square, range(100))
+    watched = len(batch._batch.watchers)
+    async for _ in batch.outcomes():
+        break
+    async with contextlib.aclosing(batch.outcomes(ordered=True)) as stream:
+        await anext(stream)
+    await until(lambda: len(batch._batch.watchers) == watched)
+    assert not tasks()
+    await batch.wait()
+
+
+# --- how many ---
+
+
+@pytest.mark.parametrize("ordered", [True, False])
+async def test_a_consumer_that_stalls_stalls_an_endless_input(gates: Gates, ordered: bool) -> None:
+    pulled = 0
+
+    async def endless() -> AsyncIterator[int]:
+        nonlocal pulled
+        for number in itertools.count():
+            pulled = number + 1
+            gates.open(number)
+            yield number
+
+    terms: dict[str, Any] = {"max_concurrent": 4, "window": 10}
+    async with await gates.client.run_async_map(square, endless(), **terms) as batch:
+        stream = batch.outcomes(ordered=ordered)
+        for taken in (1, 2, 30):
+            while taken > 0:
+                await anext(stream)
+                taken -= 1
+            before = -1
+            while before != pulled:  # as far as it goes while nobody reads
+                before = pulled
+                for _ in range(200):
+                    await asyncio.sleep(0)
+        assert 33 <= pulled <= 33 + 4 + 10
+
+
+async def test_in_order_the_slowest_item_bounds_what_is_pulled(gates: Gates) -> None:
+    pulled = 0
+
+    async def endless() -> AsyncIterator[int]:
+        nonlocal pulled
+        for number in itertools.count():
+            pulled = number + 1
+            if number:
+                gates.open(number)
+            yield number
+
+    terms: dict[str, Any] = {"max_concurrent": 3, "window": 8}
+    async with await gates.client.run_async_map(square, endless(), **terms) as batch:
+        stream = batch.outcomes(ordered=True)
+        first = asyncio.ensure_future(anext(stream))
+        await until(lambda: pulled >= 8)
+        for _ in range(500):
+            await asyncio.sleep(0)
+        assert pulled <= 8 + 3 and not first.done()
+        gates.open(0)
+        assert [(await first).index, *[(await anext(stream)).index for _ in range(20)]] == [
+            *range(21)
+        ]
+
+
+async def test_of_two_consumers_the_slower_one_bounds_an_endless_input(gates: Gates) -> None:
+    pulled = 0
+
+    async def endless() -> AsyncIterator[int]:
+        nonlocal pulled
+        for number in itertools.count():
+            pulled = number + 1
+            gates.open(number)
+            yield number
+
+    terms: dict[str, Any] = {"max_concurrent": 2, "window": 6}
+    async with await gates.client.run_async_map(square, endless(), **terms) as batch:
+        slow, fast = batch.outcomes(), batch.outcomes()
+        await anext(slow)
+        taken = [await anext(fast) for _ in range(5)]
+        waiting = asyncio.ensure_future(anext(fast))
+        for _ in range(1000):
+            await asyncio.sleep(0)
+        assert pulled <= len(taken) + 1 + 6 + 2
+        await slow.aclose()
+        for _ in range(40):
+            await anext(fast) if waiting.done() else await waiting
+        assert pulled >= 40
+
+
+async def test_few_values_are_held_at_once(client: aio.Client) -> None:
+    from kinetic.aio._outcomes import AHEAD
+
+    batch = await client.run_async_map(square, range(300), max_concurrent=None)
+    await batch.wait()
+    stream = batch.outcomes()
+    for _ in range(10):
+        await anext(stream)
+        assert len(tasks()) <= AHEAD
+    await stream.aclose()
+    assert not tasks()
+
+
+# --- waiting ---
+
+
+async def test_a_timeout_names_the_batch_and_ends_the_waiting_only(gates: Gates) -> None:
+    batch = await gates.client.run_async_map(square, [1, 2])
+    gates.open(0)
+
+    async def waits() -> AsyncIterator[Any]:
+        yield batch.wait(timeout=0.01)
+        yield batch.results(timeout=0.01)
+        yield _indices_within(batch, 0.01)
+        yield _outcomes_within(batch, 0.01)
+
+    async for waiting in waits():
+        with pytest.raises(errors.ResultTimeout, match=batch.group_id) as caught:
+            await waiting
+        assert isinstance(caught.value, TimeoutError)
+    gates.open(1)
+    assert await batch.results() == [1, 4]
+
+
+async def _indices_within(batch: aio.BatchHandle[Any], timeout: float) -> list[Any]:
+    return [job async for job in batch.as_completed(timeout=timeout)]
+
+
+async def _outcomes_within(batch: aio.BatchHandle[Any], timeout: float) -> list[Any]:
+    return [one async for one in batch.outcomes(ordered=True, timeout=timeout)]
+
+
+@pytest.mark.parametrize("settled", [True, False])
+async def test_whoever_waits_after_a_retry_waits_for_what_runs_again(
+    client: aio.Client, tmp_path: Path, settled: bool
+) -> None:
+    """Whether this process has let go of the batch meanwhile, or is about to."""
+
+    async def needs(path: str) -> str:
+        return Path(path).read_text()
+
+    names = [str(tmp_path / name) for name in "abc"]
+    (tmp_path / "a").write_text("a")
+    batch = await client.run_async_map(needs, names)
+    seen = batch.outcomes()
+    first = {one.index: one.outcome.ok async for one in seen}
+    assert first == {0: True, 1: False, 2: False}
+    if settled:
+        await until(lambda: not batch._batch.holding)
+    (tmp_path / "b").write_text("b")
+    assert await batch.retry_failed([1]) == 1
+    again = {one.index: one.outcome async for one in batch.outcomes()}
+    assert again[1] == Succeeded("b") and isinstance(again[2], Failed)
+    (tmp_path / "c").write_text("c")
+    assert await batch.retry_failed() == 1
+    assert await batch.results() == ["a", "b", "c"]
+    assert await batch.retry_failed() == 0
+    with pytest.raises(errors.NotFound):
+        await batch.retry_failed([3])
+
+
+async def long_text(x: int) -> str:
+    return str(x) * 5000
+
+
+class Flaky(MemoryStore):
+    """A store that stops answering when it is told to."""
+
+    down = False
+
+    async def get(self, name: str, **where: Any) -> Object:
+        if self.down and name.endswith(".outcome"):
+            raise errors.Unavailable("the store does not answer", retryable=True)
+        return await super().get(name, **where)
+
+
+async def test_a_store_that_does_not_answer_is_no_failure_of_an_item() -> None:
+    store = Flaky()
+    platform = replace(memory_platform(), store=store, cluster=MemoryCluster(store, carry_out))
+    async with aio.Client(platform=platform) as client:
+        batch = await client.run_async_map(long_text, range(3))
+        await batch.wait()
+        store.down = True
+        with pytest.raises(errors.Unavailable):
+            await batch.results()
+        with pytest.raises(errors.Unavailable):
+            await anext(batch.outcomes())
+        store.down = False
+        assert [len(value) for value in await batch.results()] == [5000] * 3
+
+
+async def test_an_error_of_the_body_is_not_taken_for_the_streams(client: aio.Client) -> None:
+    batch = await client.run_async_map(square, [1, 2])
+    with pytest.raises(TimeoutError, match="mine"):
+        async for _ in batch.outcomes():
+            raise TimeoutError("mine")
+
+
+async def test_leaving_the_block_by_an_error_says_what_it_does(gates: Gates, caplog) -> None:
+    with pytest.raises(ZeroDivisionError):
+        async with await gates.client.run_async_map(square, range(3)) as batch:
+            raise ZeroDivisionError
+    assert await batch.status_counts() == {"NOT_FOUND": 3}
+    said = [one.getMessage() for one in caplog.records if one.levelname == "WARNING"]
+    assert [batch.group_id in one and "cancelled" in one for one in said] == [True]
+
+
+async def test_a_detached_batch_goes_on_and_sealed_it_has_an_end(gates: Gates) -> None:
+    async def endless() -> AsyncIterator[int]:
+        for number in itertools.count():
+            gates.open(number)
+            yield number
+
+    async with await gates.client.run_async_map(square, endless(), max_concurrent=2) as batch:
+        stream = batch.outcomes(ordered=True)
+        assert [(await anext(stream)).index for _ in range(3)] == [0, 1, 2]
+        await batch.detach(seal=True)
+    left = [one.index async for one in stream]
+    assert left == [*range(3, batch.stored)]
+    assert await batch.results() == [n * n for n in range(batch.stored)]
+
+
+async def test_a_batch_that_was_taken_over_is_not_ended_by_who_had_it(gates: Gates, caplog) -> None:
+    async with gates.another_client() as other:
+        async with await gates.client.run_async_map(square, range(4), max_concurrent=2) as batch:
+            gates.open(0)
+            assert (await anext(batch.outcomes())).index == 0
+            taken = await other.attach_batch(batch.group_id)
+            assert await taken.resume(force=True) is taken
+        for index in range(4):
+            gates.open(index)
+        assert await taken.results() == [0, 1, 4, 9]
+    assert any("left alone" in one.getMessage() for one in caplog.records)
+
+
+async def test_a_handle_that_resumed_a_batch_ends_it_and_one_that_observes_does_not(
+    gates: Gates,
+) -> None:
+    batch = await gates.client.run_async_map(square, range(4), max_concurrent=2)
+    await until(lambda: batch.stored == 4)
+    async with gates.another_client() as other:
+        async with await other.attach_batch(batch.group_id):
+            pass
+        assert "NOT_FOUND" not in await batch.status_counts()
+        async with await other.attach_batch(batch.group_id) as taken:
+            await taken.resume(force=True)
+        assert await taken.status_counts() == {"NOT_FOUND": 4}

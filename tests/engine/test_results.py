@@ -1,0 +1,97 @@
+"""What `result` gives, to one or to many, and what it shows meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from kinetic import aio, errors
+from kinetic.aio.platforms import Platform
+from kinetic.testing import memory_platform
+
+
+def listed(value: object) -> list[object]:
+    return [value]
+
+
+@pytest.fixture
+async def platform() -> Platform:
+    return memory_platform()
+
+
+@pytest.fixture
+async def client(platform: Platform) -> AsyncIterator[aio.Client]:
+    async with aio.Client(platform=platform) as client:
+        yield client
+
+
+@pytest.mark.parametrize("found", ["submitted", "attached", "listed"])
+async def test_all_who_ask_at_once_for_one_result_get_it(
+    platform: Platform, client: aio.Client, found: str
+) -> None:
+    job = await client.submit(listed, 1)
+    async with aio.Client(platform=platform) as other:
+        if found == "attached":
+            job = await other.attach(job.job_id)
+        elif found == "listed":
+            [job] = await other.list_jobs()
+        values = await asyncio.gather(*(job.result() for _ in range(3)))
+        assert values == [[1]] * 3
+        assert all(value is values[0] for value in values), "it was read once"
+        assert await job.result() is values[0]
+    assert await client.list_jobs() == []
+
+
+async def test_all_who_ask_at_once_for_what_an_item_returned_get_it(client: aio.Client) -> None:
+    batch = await client.run_async_map(listed, [1])
+    job = await batch.job(0)
+    assert await asyncio.gather(*(job.result() for _ in range(3))) == [[1]] * 3
+    assert await batch.results() == [[1]]
+
+
+class Logs:
+    """A cluster whose logs are those of the test."""
+
+    def __init__(self, cluster: Any) -> None:
+        self.cluster = cluster
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.cluster, name)
+
+
+class Forbidden(Logs):
+    async def logs(self, name: str, **options: Any) -> AsyncIterator[str]:
+        raise errors.AuthError("you may not get pods/log")
+        yield
+
+
+class Endless(Logs):
+    async def logs(self, name: str, **options: Any) -> AsyncIterator[str]:
+        await asyncio.Event().wait()
+        yield
+
+
+async def test_output_that_cannot_be_shown_is_told_and_costs_no_result(
+    platform: Platform, caplog: pytest.LogCaptureFixture
+) -> None:
+    opened = replace(platform, cluster=Forbidden(platform.cluster))
+    async with aio.Client(platform=opened) as client:
+        job = await client.submit(listed, 1)
+        assert await job.result(stream_logs=True) == [1]
+    words = f"the output of {job.job_id} cannot be shown: you may not get pods/log"
+    assert words in caplog.text
+
+
+@pytest.mark.looptime(noop_cycles=300)
+async def test_output_that_has_no_end_is_told_and_costs_no_result(
+    platform: Platform, caplog: pytest.LogCaptureFixture
+) -> None:
+    opened = replace(platform, cluster=Endless(platform.cluster))
+    async with aio.Client(platform=opened) as client:
+        job = await client.submit(listed, 1)
+        assert await job.result(stream_logs=True) == [1]
+    assert f"not all of the output of {job.job_id} is shown" in caplog.text

@@ -1,0 +1,197 @@
+"""What failed may be tried again, from any process, and nothing else runs again."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from kinetic import aio, errors
+from kinetic._runner import wire
+from kinetic.aio.platforms import Platform
+from kinetic.testing import carry_out, memory_platform
+
+VIRTUAL = pytest.mark.looptime(noop_cycles=300)
+"""Virtual time that gives the threads which pickle a moment before it jumps."""
+
+BROKEN = set[int]()
+RUNS = Counter[int]()
+
+
+@pytest.fixture(autouse=True)
+def clean() -> None:
+    BROKEN.clear()
+    RUNS.clear()
+
+
+async def work(run: Any) -> int | None:
+    RUNS[int(run.spec.assignment["index"])] += 1
+    return await carry_out(run)
+
+
+def fragile(number: int) -> int:
+    from tests_shared_state import BROKEN  # type: ignore[import-not-found]
+
+    if number in BROKEN:
+        raise ValueError(number)
+    return number
+
+
+@pytest.fixture
+async def platform(monkeypatch: pytest.MonkeyPatch) -> Platform:
+    import sys
+    import types
+
+    shared: Any = types.ModuleType("tests_shared_state")
+    shared.BROKEN = BROKEN
+    monkeypatch.setitem(sys.modules, "tests_shared_state", shared)
+    return replace(memory_platform(work), clock=asyncio.get_running_loop().time)
+
+
+@pytest.fixture
+async def client(platform: Platform) -> AsyncIterator[aio.Client]:
+    async with aio.Client(platform=platform) as client:
+        yield client
+
+
+@pytest.fixture
+async def other(platform: Platform) -> AsyncIterator[aio.Client]:
+    async with aio.Client(platform=platform) as client:
+        yield client
+
+
+async def failed(client: aio.Client, **terms: Any) -> aio.BatchHandle[int]:
+    BROKEN.update({1, 3})
+    batch = await client.run_async_map(fragile, range(5), **terms)
+    with pytest.raises(errors.BatchError):
+        await batch.results(cleanup=False)
+    BROKEN.clear()
+    return batch
+
+
+@VIRTUAL
+async def test_only_what_failed_runs_again(client: aio.Client) -> None:
+    batch = await failed(client)
+    assert await batch.retry_failed() == 2
+    assert not batch.finished
+    assert await batch.results() == [0, 1, 2, 3, 4]
+    assert RUNS == {0: 1, 1: 2, 2: 1, 3: 2, 4: 1}
+    assert await batch.retry_failed() == 0
+
+
+@VIRTUAL
+async def test_only_those_that_are_named(client: aio.Client) -> None:
+    batch = await failed(client)
+    assert await batch.retry_failed([3, 4]) == 1
+    values = await batch.results(return_exceptions=True)
+    assert isinstance(values[1], ValueError)
+    assert values[3] == 3
+    with pytest.raises(errors.NotFound, match="no item 9"):
+        await batch.retry_failed([9])
+
+
+@VIRTUAL
+async def test_the_budget_is_whole_again(client: aio.Client) -> None:
+    batch = await failed(client, retries=1)
+    assert RUNS[1] == 2
+    BROKEN.add(1)
+    assert await batch.retry_failed() == 2
+    with pytest.raises(errors.BatchError):
+        await batch.results()
+    assert RUNS[1] == 4
+
+
+@VIRTUAL
+async def test_another_process_takes_a_finished_batch(
+    client: aio.Client, other: aio.Client
+) -> None:
+    group = (await failed(client)).group_id
+    found = await other.attach_batch(group)
+    assert await found.retry_failed() == 2
+    assert await found.results(cleanup=False) == [0, 1, 2, 3, 4]
+
+
+@VIRTUAL
+async def test_whoever_submits_it_serves_the_request(
+    client: aio.Client, other: aio.Client, platform: Platform
+) -> None:
+    """Appended by one process, started by another, which holds the lease."""
+    gate = asyncio.Event()
+
+    async def inputs() -> AsyncIterator[int]:
+        for number in range(3):
+            yield number
+        await gate.wait()
+
+    BROKEN.add(1)
+    batch = await client.run_async_map(fragile, inputs())
+    await until(lambda: batch._batch.submission.ended == 3)
+    BROKEN.clear()
+    found = await other.attach_batch(batch.group_id)
+    assert await found.retry_failed() == 1
+    assert not found._batch.holding
+    gate.set()
+    assert await batch.results(cleanup=False) == [0, 1, 2]
+    assert await found.results(cleanup=False) == [0, 1, 2]
+    assert RUNS[1] == 2
+
+
+@VIRTUAL
+async def test_two_that_ask_at_once_grant_one_retry(client: aio.Client, other: aio.Client) -> None:
+    group = (await failed(client)).group_id
+    one, two = await client.attach_batch(group), await other.attach_batch(group)
+    counts = await asyncio.gather(one.retry_failed(), two.retry_failed())
+    assert sorted(counts) == [0, 2]
+    for batch in (one, two):
+        assert await batch.results(cleanup=False) == [0, 1, 2, 3, 4]
+    assert RUNS[1] == RUNS[3] == 2
+
+
+@VIRTUAL
+async def test_what_was_cancelled_may_run_after_all(client: aio.Client, other: aio.Client) -> None:
+    batch = await client.run_async_map(fragile, range(4), max_concurrent=1)
+    await batch.cancel()
+    cancelled = [n for n, s in await batch.statuses() if s.value == "NOT_FOUND"]
+    assert cancelled
+    found = await other.attach_batch(batch.group_id)
+    assert await found.retry_failed() == len(cancelled)
+    assert await found.results() == [0, 1, 2, 3]
+
+
+@VIRTUAL
+async def test_how_all_ended_is_read_in_one_piece(client: aio.Client, platform: Platform) -> None:
+    group = (await failed(client)).group_id
+    await until(lambda: platform.store.requests["replace"] >= 1)  # type: ignore[attr-defined]
+    async with aio.Client(platform=platform) as reader:
+        platform.store.requests.clear()  # type: ignore[attr-defined]
+        found = await reader.attach_batch(group)
+        assert found.finished
+        assert platform.store.requests["list"] <= 3  # type: ignore[attr-defined]
+        values = await found.results(cleanup=False, return_exceptions=True)
+        assert [repr(value) for value in values] == [
+            "0", "ValueError(1)", "2", "ValueError(3)", "4",
+        ]  # fmt: skip
+
+
+@VIRTUAL
+async def test_a_forged_end_is_refused(client: aio.Client, platform: Platform) -> None:
+    batch = await failed(client)
+    scope = f"batches/{batch.group_id}/"
+    await batch._batch.holder.over.wait()  # type: ignore[union-attr]
+    name = wire.done_key(scope, 0)
+    there = await platform.store.get(name)
+    await platform.store.delete([name])
+    await platform.store.create(name, there.body.replace(b"f", b"v", 1), there.metadata)
+    async with aio.Client(platform=platform) as reader:
+        with pytest.raises(errors.WireError, match="forged"):
+            await reader.attach_batch(batch.group_id)
+
+
+async def until(what: Any) -> None:
+    async with asyncio.timeout(300):
+        while not what():
+            await asyncio.sleep(0.2)

@@ -1,0 +1,205 @@
+"""However a batch is left: nothing hangs, nothing is lost, and few requests end much."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import Counter
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from kinetic import aio, errors
+from kinetic.aio.platforms import Platform
+from kinetic.job_status import JobStatus
+from kinetic.testing import MemoryCluster, MemoryStore, carry_out, memory_platform
+
+VIRTUAL = pytest.mark.looptime(noop_cycles=300)
+"""Virtual time that gives the threads which pickle a moment before it jumps."""
+
+
+class World:
+    def __init__(self) -> None:
+        self.started = 0
+        self.gate = asyncio.Event()
+        plain = memory_platform(self._work)
+        self.platform: Platform = replace(plain, clock=asyncio.get_running_loop().time)
+        self.requests: Counter[str] = plain.cluster.requests  # type: ignore[attr-defined]
+
+    async def _work(self, run: Any) -> int | None:
+        self.started += 1
+        try:
+            await self.gate.wait()
+        except asyncio.CancelledError:
+            return 42
+        return await carry_out(run)
+
+
+@pytest.fixture
+async def world() -> World:
+    return World()
+
+
+@pytest.fixture
+async def client(world: World) -> AsyncIterator[aio.Client]:
+    async with aio.Client(platform=world.platform) as client:
+        yield client
+
+
+def same(x: int) -> int:
+    return x
+
+
+async def until(what: Any) -> None:
+    async with asyncio.timeout(1000):
+        while not what():
+            await asyncio.sleep(0.2)
+
+
+@VIRTUAL
+async def test_a_thousand_live_items_end_by_one_request(client: aio.Client, world: World) -> None:
+    batch = await client.run_async_map(same, range(1000), max_concurrent=None)
+    await until(lambda: world.started == 1000)
+    world.requests.clear()
+    began = time.monotonic()
+    await batch.cancel()
+    assert time.monotonic() - began < 10
+    assert world.requests["delete"] == 1
+    assert await batch.status_counts() == {"NOT_FOUND": 1000}
+
+
+@VIRTUAL
+async def test_many_single_cancels_are_merged(client: aio.Client, world: World) -> None:
+    batch = await client.run_async_map(same, range(60), max_concurrent=None)
+    await until(lambda: world.started == 60)
+    jobs = [await batch.job(number) for number in range(50)]
+    await asyncio.gather(*(job.cancel() for job in jobs))
+    listed = await world.platform.store.list(f"batches/{batch.group_id}/control/")
+    assert len(listed) <= 2
+    world.gate.set()
+    results = await batch.results(return_exceptions=True)
+    assert {type(one) for one in results[:50]} == {errors.JobCancelled}
+    assert results[50:] == [*range(50, 60)]
+
+
+@VIRTUAL
+async def test_an_item_that_was_cancelled_before_its_turn_does_not_start(
+    client: aio.Client, world: World
+) -> None:
+    batch = await client.run_async_map(same, range(3), max_concurrent=1)
+    await until(lambda: world.started == 1)
+    await (await batch.job(1)).cancel()
+    world.gate.set()
+    results = await batch.results(return_exceptions=True)
+    assert (results[0], type(results[1]), results[2]) == (0, errors.JobCancelled, 2)
+    assert world.started == 2
+
+
+@VIRTUAL
+async def test_a_timeout_of_the_batch_outlives_its_submitter(world: World) -> None:
+    async with aio.Client(platform=world.platform) as first:
+        batch = await first.run_async_map(same, range(3), max_concurrent=1, batch_timeout=60)
+        await until(lambda: world.started == 1)
+    async with aio.Client(platform=world.platform) as second:
+        found = await second.attach_batch(batch.group_id)
+        await found.resume()
+        results = await found.results(return_exceptions=True)
+    assert {type(one) for one in results} == {errors.JobCancelled}
+
+
+@VIRTUAL
+async def test_letting_go_says_what_waits(world: World, client: aio.Client) -> None:
+    batch = await client.run_async_map(same, range(10), max_concurrent=4)
+    await until(lambda: world.started == 4)
+    assert await batch._batch.let_go() == 6
+    world.gate.set()
+    with pytest.raises(errors.SubmitterLost, match="resume"):
+        await batch.wait()
+    assert world.started == 4
+    async with aio.Client(platform=world.platform) as other:
+        found = await other.attach_batch(batch.group_id)
+        await found.resume()
+        assert await found.results(cleanup=False) == [*range(10)]
+    again = await client.attach_batch(batch.group_id)
+    assert await again.results() == [*range(10)]
+
+
+@VIRTUAL
+async def test_lazy_inputs_are_not_let_go_of_by_accident(world: World, client: aio.Client) -> None:
+    batch = await client.run_async_map(same, iter(range(10**9)), max_concurrent=2)
+    await until(lambda: world.started == 2)
+    with pytest.raises(errors.ConfigurationError, match="seal"):
+        await batch._batch.let_go()
+    waiting = await batch._batch.let_go(seal=True)
+    assert waiting == batch.stored - 2
+    world.gate.set()
+
+
+@VIRTUAL
+async def test_a_client_that_closes_says_how_to_go_on(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        async with aio.Client(platform=world.platform) as first:
+            batch = await first.run_async_map(same, range(10), max_concurrent=2)
+            await until(lambda: world.started == 2)
+    assert f"attach_batch('{batch.group_id}').resume()" in caplog.text
+    world.gate.set()
+    async with aio.Client(platform=world.platform) as second:
+        found = await second.attach_batch(batch.group_id)
+        began = asyncio.get_running_loop().time()
+        await found.resume()
+        assert asyncio.get_running_loop().time() - began < 40, "its lease was released"
+        assert await found.results() == [*range(10)]
+
+
+@VIRTUAL
+async def test_a_stop_by_fail_fast_is_seen_by_all(world: World, client: aio.Client) -> None:
+    def fail(number: int) -> None:
+        raise ValueError(number)
+
+    world.gate.set()
+    batch = await client.run_async_map(fail, range(20), max_concurrent=2, fail_fast=True)
+    await batch.wait()
+    async with aio.Client(platform=world.platform) as other:
+        found = await other.attach_batch(batch.group_id)
+        counts = await found.status_counts()
+        assert counts == await batch.status_counts()
+        assert counts["NOT_FOUND"] >= 16
+    assert all(status is not JobStatus.PENDING for _, status in await batch.statuses())
+
+
+class SlowToRelease(MemoryStore):
+    """Its answers to a changed lease take a second."""
+
+    async def replace(self, name: str, body: bytes, *, generation: int) -> int:
+        if name.endswith("/lease"):
+            await asyncio.sleep(1)
+        return await super().replace(name, body, generation=generation)
+
+
+@VIRTUAL
+async def test_cleanup_does_not_wait_long_for_its_own_lease(world: World) -> None:
+    loop, store = asyncio.get_running_loop(), SlowToRelease()
+    cluster = MemoryCluster(store, carry_out, slots=None)
+    async with aio.Client(platform=replace(world.platform, store=store, cluster=cluster)) as client:
+        batch = await client.run_async_map(same, range(2))
+        assert await batch.results(cleanup=False) == [0, 1]
+        since = loop.time()
+        await batch.cleanup()
+    assert loop.time() - since < 4, "to look at a lease of somebody else takes 5 s"
+
+
+@VIRTUAL
+async def test_cleanup_leaves_nothing(world: World, client: aio.Client) -> None:
+    world.gate.set()
+    batch = await client.run_async_map(same, range(5))
+    await batch.results()
+    await batch.cleanup()
+    left = [one.name for one in await world.platform.store.list("")]
+    assert not [name for name in left if batch.group_id in name]
+    with pytest.raises(errors.NotFound):
+        await world.platform.cluster.secret(batch.group_id)

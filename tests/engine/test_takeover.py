@@ -1,0 +1,454 @@
+"""A batch outlives whoever submits it: another one goes on, and runs nothing again."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import json
+import sys
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kinetic import aio, errors
+from kinetic._runner import wire
+from kinetic.aio import _lease
+from kinetic.aio.platforms import Platform
+from kinetic.testing import carry_out, memory_platform
+
+_spec = importlib.util.spec_from_file_location("severed", Path(__file__).with_name("severed.py"))
+assert _spec is not None and _spec.loader is not None
+_severed = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(_severed)
+on_loop_time, severed = _severed.on_loop_time, _severed.severed
+sys.modules.pop("severed", None)
+
+VIRTUAL = pytest.mark.looptime(noop_cycles=300)
+"""Virtual time that gives the threads which pickle a moment before it jumps."""
+
+
+class World:
+    """One platform in memory, whose jobs may be held up; starts are counted by name."""
+
+    def __init__(self) -> None:
+        self.starts: Counter[str] = Counter()
+        self.open = asyncio.Event()
+        self.open.set()
+        self.platform: Platform = on_loop_time(memory_platform(self._work))
+
+    async def _work(self, run: Any) -> int | None:
+        self.starts[run.spec.name] += 1
+        await self.open.wait()
+        return await carry_out(run)
+
+    @property
+    def running(self) -> int:
+        return self.starts.total()
+
+
+@pytest.fixture
+async def world() -> World:
+    return World()
+
+
+def square(x: int) -> int:
+    return x * x
+
+
+async def until(what: Any) -> None:
+    async with asyncio.timeout(60):
+        while not what():
+            await asyncio.sleep(0.2)
+
+
+async def begun(world: World, inputs: Any, **terms: Any) -> tuple[aio.Client, str]:
+    """A batch whose submitter is gone in the midst of it."""
+    platform, cut = severed(world.platform)
+    client = aio.Client(platform=platform)
+    world.open.clear()
+    batch = await client.run_async_map(square, inputs, **terms)
+    await until(lambda: world.running >= min(3, terms.get("max_concurrent", 3)))
+    cut.set()
+    world.open.set()
+    return client, batch.group_id
+
+
+@VIRTUAL
+async def test_another_client_finishes_what_the_first_began(world: World) -> None:
+    gone, group = await begun(world, range(20), max_concurrent=3)
+    async with aio.Client(platform=world.platform) as client:
+        batch = await client.attach_batch(group)
+        began = asyncio.get_running_loop().time()
+        assert await batch.resume() is batch
+        waited = asyncio.get_running_loop().time() - began
+        assert 40 <= waited <= 60, "a lease that nobody renews is waited out"
+        assert await batch.results() == [x * x for x in range(20)]
+    assert set(world.starts.values()) == {1}, "nothing ran twice"
+    await gone.aclose()
+
+
+@VIRTUAL
+async def test_by_force_nothing_is_waited_for_and_the_old_one_is_told(world: World) -> None:
+    world.open.clear()
+    async with aio.Client(platform=world.platform) as first:
+        batch = await first.run_async_map(square, range(10), max_concurrent=2)
+        await until(lambda: world.running == 2)
+        async with aio.Client(platform=world.platform) as second:
+            other = await second.attach_batch(batch.group_id)
+            await other.resume(force=True)
+            waiting = asyncio.create_task(batch.results())
+            await asyncio.sleep(15)
+            world.open.set()
+            with pytest.raises(errors.SubmitterLost, match="fence 2, here 1"):
+                await waiting
+            assert await other.results() == [x * x for x in range(10)]
+    assert set(world.starts.values()) == {1}
+
+
+@VIRTUAL
+async def test_a_holder_that_lives_is_not_robbed(world: World) -> None:
+    world.open.clear()
+    async with aio.Client(platform=world.platform) as first:
+        batch = await first.run_async_map(square, range(4), max_concurrent=1)
+        async with aio.Client(platform=world.platform) as second:
+            other = await second.attach_batch(batch.group_id)
+            with pytest.raises(errors.Conflict, match="alive"):
+                await other.resume()
+            world.open.set()
+            assert await other.results(cleanup=False) == [0, 1, 4, 9]
+        assert await batch.results() == [0, 1, 4, 9]
+
+
+@VIRTUAL
+async def test_what_runs_counts_as_busy(world: World) -> None:
+    gone, group = await begun(world, range(12), max_concurrent=3)
+    world.open.clear()
+    async with aio.Client(platform=world.platform) as client:
+        batch = await client.attach_batch(group)
+        await batch.resume(force=True)
+        await asyncio.sleep(5)
+        assert world.running <= 6, "three that had begun, and three in their slots when they ended"
+        world.open.set()
+        assert await batch.results() == [x * x for x in range(12)]
+    await gone.aclose()
+
+
+@VIRTUAL
+async def test_a_batch_without_a_lease_can_be_taken(world: World) -> None:
+    """Its submitter had come to the manifest and no further."""
+    platform, cut = severed(world.platform, "/manifest")
+    client = aio.Client(platform=platform)
+    starting = asyncio.create_task(client.run_async_map(square, range(3)))
+    await cut.wait()
+    [there] = await world.platform.store.list("batches/")
+    group = there.name.split("/")[1]
+    starting.cancel()
+    assert await _lease.read(world.platform.store, f"batches/{group}/") is None
+    async with aio.Client(platform=world.platform) as other:
+        batch = await other.attach_batch(group)
+        await batch.resume()
+        with pytest.raises(errors.InputsUnfinished) as caught:
+            await batch.results()
+        assert caught.value.stored == batch.stored == 0
+        await batch.resume(inputs=range(3))
+        assert await batch.results() == [0, 1, 4]
+    with pytest.raises(asyncio.CancelledError):
+        await starting
+    await client.aclose()
+
+
+@VIRTUAL
+async def test_whoever_waited_for_a_dead_submitter_hears_how_to_go_on(world: World) -> None:
+    gone, group = await begun(world, range(9), max_concurrent=2)
+    async with aio.Client(platform=world.platform) as client:
+        batch = await client.attach_batch(group)
+        with pytest.raises(errors.SubmitterLost, match="resume"):
+            await batch.wait()
+        await batch.resume()
+        assert await batch.results() == [x * x for x in range(9)]
+    await gone.aclose()
+
+
+@VIRTUAL
+async def test_two_that_resume_at_once_do_not_both_submit(world: World) -> None:
+    gone, group = await begun(world, range(9), max_concurrent=2)
+    async with (
+        aio.Client(platform=world.platform) as one,
+        aio.Client(platform=world.platform) as two,
+    ):
+        batches = [await client.attach_batch(group) for client in (one, two)]
+        ended = await asyncio.gather(*(batch.resume() for batch in batches), return_exceptions=True)
+        assert sorted(type(one).__name__ for one in ended) == ["BatchHandle", "Conflict"]
+        for batch in batches:
+            assert await batch.results(cleanup=False) == [x * x for x in range(9)]
+    assert set(world.starts.values()) == {1}
+    await gone.aclose()
+
+
+@VIRTUAL
+async def test_lists_batches_by_name_and_tags(world: World) -> None:
+    async with aio.Client(platform=world.platform) as client:
+        for number in range(3):
+            tags = {"k": str(number % 2)}
+            await (await client.run_async_map(square, [1], name=f"n{number}", tags=tags)).wait()
+        assert {one.name for one in await client.list_batches()} == {"n0", "n1", "n2"}
+        assert [one.name for one in await client.list_batches(name="n1")] == ["n1"]
+        found = await client.list_batches(tags={"k": "0"})
+        assert {one.name for one in found} == {"n0", "n2"}
+        assert len(await client.list_batches(limit=2)) == 2
+    async with aio.Client(platform=world.platform) as other:
+        [found] = await other.list_batches(name="n2")
+        assert await found.results() == [1]
+        await found.cleanup()
+        assert await other.list_batches(name="n2") == []
+
+
+class Forgetful:
+    """A store that carries out what it is asked to replace, and loses some replies."""
+
+    def __init__(self, store: Any, lost: int) -> None:
+        self._store = store
+        self.lost = lost
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    async def replace(self, name: str, body: bytes, *, generation: int) -> int:
+        replaced: int = await self._store.replace(name, body, generation=generation)
+        if self.lost > 0:
+            self.lost -= 1
+            raise errors.Unavailable("the reply was lost")
+        return replaced
+
+
+@VIRTUAL
+async def test_a_renewal_whose_reply_was_lost_is_its_holders_own(world: World) -> None:
+    store: Any = Forgetful(world.platform.store, 0)
+    hold = await _lease.begin(store, "batches/b/", world.platform.clock)
+    store.lost = 1
+    with pytest.raises(errors.Unavailable):
+        await hold.renew()
+    await hold.renew()
+    assert hold.lost is None
+    store.lost = 1
+    with pytest.raises(errors.Unavailable):
+        await hold.release(3)
+    await hold.release(3)
+    there = await _lease.read(world.platform.store, "batches/b/")
+    assert there is not None
+    assert (there[0].held, there[0].control_seen) == (False, 3)
+
+
+@VIRTUAL
+async def test_nothing_starts_while_the_lease_is_in_doubt(world: World) -> None:
+    hold = await _lease.begin(world.platform.store, "batches/b/", world.platform.clock)
+    await asyncio.sleep(29)
+    assert hold.may_start
+    await asyncio.sleep(2)
+    assert not hold.may_start
+    waiting = asyncio.create_task(hold.until_may_start())
+    await asyncio.sleep(100)
+    assert not waiting.done()
+    await hold.renew()
+    await waiting
+    other = await _lease.acquire(
+        world.platform.store, "batches/b/", None, world.platform.clock, force=True
+    )
+    assert other.fence == 2
+    with pytest.raises(errors.SubmitterLost, match="submitted by process"):
+        await hold.renew()
+    with pytest.raises(errors.SubmitterLost):
+        await hold.until_may_start()
+
+
+@VIRTUAL
+@pytest.mark.parametrize(
+    ("version", "words"),
+    [
+        ({"major": 2, "minor": 0, "min_reader": 0}, "format 2.0"),
+        ({"major": 1, "minor": 9, "min_reader": 9}, "needs a reader of 1.9"),
+        ({"major": 1, "minor": 9, "min_reader": 0}, None),
+    ],
+)
+async def test_a_batch_of_another_version_is_taken_or_refused(
+    world: World, version: dict[str, int], words: str | None
+) -> None:
+    gone, group = await begun(world, range(6), max_concurrent=2)
+    name = f"batches/{group}/manifest"
+    there = await world.platform.store.get(name)
+    manifest = json.loads(there.body) | {"version": version, "unheard of": [1]}
+    await world.platform.store.replace(
+        name, json.dumps(manifest).encode(), generation=there.generation
+    )
+    async with aio.Client(platform=world.platform) as client:
+        if words is not None:
+            with pytest.raises(errors.WireError, match=words):
+                await client.attach_batch(group)
+        else:
+            batch = await client.attach_batch(group)
+            await batch.resume(force=True)
+            assert await batch.results() == [x * x for x in range(6)]
+    await gone.aclose()
+
+
+@VIRTUAL
+async def test_a_request_that_must_not_be_ignored_stops_the_holder(world: World) -> None:
+    world.open.clear()
+    async with aio.Client(platform=world.platform) as client:
+        batch = await client.run_async_map(square, range(3), max_concurrent=1)
+        await until(lambda: world.running == 1)
+        for number, must in enumerate([False, True]):
+            body = wire.Request(kind="hibernate", must=must).to_bytes()
+            name = wire.control_key(f"batches/{batch.group_id}/", number)
+            await world.platform.store.create(name, body)
+        with pytest.raises(errors.WireError, match="hibernate"):
+            await batch.wait()
+
+
+class Belated:
+    """A cluster that a request of somebody who died reaches while another looks around."""
+
+    def __init__(self, cluster: Any, late: Any) -> None:
+        self._cluster = cluster
+        self._late = late
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._cluster, name)
+
+    async def find(self, **which: Any) -> Any:
+        found = await self._cluster.find(**which)
+        if which.get("labels"):
+            while self._late:
+                await self._cluster.launch(self._late.pop())
+            await asyncio.sleep(1)  # they run, and end, and everybody hears of it
+        return found
+
+
+class Slow:
+    """A cluster that answers who asks for names late, by what was there when it was asked."""
+
+    def __init__(self, cluster: Any) -> None:
+        self._cluster = cluster
+        self.answered = asyncio.Event()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._cluster, name)
+
+    async def find(self, **which: Any) -> Any:
+        found = await self._cluster.find(**which)
+        if which.get("names"):
+            await asyncio.sleep(15)  # all of them are closed meanwhile: their ends were told, too
+            self.answered.set()
+        return found
+
+
+async def dies_at_first(run: Any) -> int | None:
+    if run.spec.name.endswith("-1"):
+        order = run.spec.assignment
+        name = wire.attempt_key(order["scope"], order["index"], 1, "claim")
+        await run.store.create(name, b"", {"executor": run.executor, "fence": "1"})
+        return 9
+    return await carry_out(run)
+
+
+@VIRTUAL
+async def test_the_end_of_one_attempt_never_voids_the_next() -> None:
+    """Who only watches closes what has ended, too, and hears of it twice: asked for, and told."""
+    plain = on_loop_time(memory_platform(dies_at_first))
+    platform, cut = severed(plain, last=".0001.outcome")
+    gone = aio.Client(platform=platform)
+    batch = await gone.run_async_map(square, range(3), max_concurrent=3, retries=2)
+    async with asyncio.timeout(100):
+        await cut.wait()
+    slow: Any = Slow(plain.cluster)
+    async with aio.Client(platform=replace(plain, cluster=slow)) as watching:
+        await watching.attach_batch(batch.group_id)
+        async with asyncio.timeout(100):
+            await slow.answered.wait()
+        await asyncio.sleep(1)
+        claims = [one for one in await plain.store.list("") if one.name.endswith(".claim")]
+        assert claims and all(one.metadata["executor"] != wire.VOID for one in claims)
+    async with aio.Client(platform=plain) as client:
+        other = await client.attach_batch(batch.group_id)
+        await other.resume()
+        assert await other.results() == [0, 1, 4]
+    await gone.aclose()
+
+
+class Withheld:
+    """A cluster whose requests do not arrive from some moment on."""
+
+    def __init__(self, cluster: Any, after: int) -> None:
+        self._cluster = cluster
+        self._left = after
+        self.held: list[Any] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._cluster, name)
+
+    async def launch(self, spec: Any) -> None:
+        self._left -= 1
+        if self._left >= 0:
+            await self._cluster.launch(spec)
+            return
+        self.held.append(spec)
+        await asyncio.get_running_loop().create_future()
+
+
+@VIRTUAL
+async def test_what_comes_late_of_one_that_died_is_heard_of(world: World) -> None:
+    """Its request arrives after the jobs were listed, and it has ended before anybody submits."""
+    withheld: Any = Withheld(world.platform.cluster, after=2)
+    platform, cut = severed(replace(world.platform, cluster=withheld))
+    gone = aio.Client(platform=platform)
+    batch = await gone.run_async_map(square, range(6), max_concurrent=3, retries=1)
+    await until(lambda: withheld.held)
+    cut.set()
+    belated: Any = Belated(world.platform.cluster, withheld.held)
+    async with aio.Client(platform=replace(world.platform, cluster=belated)) as client:
+        other = await client.attach_batch(batch.group_id)
+        await other.resume()
+        began = asyncio.get_running_loop().time()
+        assert await other.results() == [x * x for x in range(6)]
+        assert asyncio.get_running_loop().time() - began < 5
+    assert set(world.starts.values()) == {1}
+    await gone.aclose()
+
+
+class RemovedBetween:
+    """A store in which somebody asks for the removal right after the lease is let go."""
+
+    def __init__(self, store: Any) -> None:
+        self._store = store
+        self.let_go = False
+        self.holdings = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    async def replace(self, name: str, body: bytes, *, generation: int) -> int:
+        made: int = await self._store.replace(name, body, generation=generation)
+        held = json.loads(body)["held"]
+        self.holdings += held and self.let_go  # before, it is renewed as often as time goes by
+        if not held:
+            self.let_go = True
+            stop = wire.Request(kind="stop", cause=wire.CLEANUP).to_bytes()
+            scope = name.removesuffix("lease")
+            await self._store.create(wire.control_key(scope, 0), stop)
+        return made
+
+
+@VIRTUAL
+async def test_nothing_is_written_into_a_batch_that_is_being_removed(world: World) -> None:
+    """Whoever let go of it and finds that request does not take the lease again for it."""
+    store: Any = RemovedBetween(world.platform.store)
+    async with aio.Client(platform=replace(world.platform, store=store)) as client:
+        batch = await client.run_async_map(square, range(3))
+        await batch.wait()
+        await batch.results(cleanup=False)
+    there = [one.name for one in await world.platform.store.list("") if "/done/" in one.name]
+    assert [name.rpartition("/")[2] for name in there] == ["00000000"], "that of before"
+    assert store.holdings == 0, "it was taken again"

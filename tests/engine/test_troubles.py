@@ -1,0 +1,499 @@
+"""What cannot be read, stored or deleted: whoever waits hears of it, or of everything."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from kinetic import aio, errors
+from kinetic._runner import wire
+from kinetic.aio._patience import patiently
+from kinetic.aio.platforms import Platform
+from kinetic.aio.ports import Observation
+from kinetic.testing import Run, carry_out, memory_platform
+
+VIRTUAL = pytest.mark.looptime(noop_cycles=300)
+"""Virtual time that gives the threads which pickle a moment before it jumps."""
+
+REFUSED = errors.AuthError("403: the right is missing")
+FULL = errors.StoreFull("507: no room")
+SILENT = errors.Unavailable("503", retryable=True)
+
+
+class Faulty:
+    """A store or a cluster; ``fault`` says what a request fails with, if it does."""
+
+    def __init__(self, port: Any) -> None:
+        self.port = port
+        self.fault: Callable[[str, str], Exception | None] = lambda verb, name: None
+
+    def __getattr__(self, verb: str) -> Any:
+        asked = getattr(self.port, verb)
+        if not inspect.iscoroutinefunction(asked):
+            return asked
+
+        async def ask(*args: Any, **kwargs: Any) -> Any:
+            name = args[0] if args and isinstance(args[0], str) else ""
+            if (error := self.fault(verb, name)) is not None:
+                raise error
+            return await asked(*args, **kwargs)
+
+        return ask
+
+    def once(self, verb: str, part: str, error: Exception) -> asyncio.Event:
+        """The next such request about a name with *part* in it fails; set when it has."""
+        failed = asyncio.Event()
+
+        def fault(asked: str, name: str) -> Exception | None:
+            if failed.is_set() or asked != verb or part not in name:
+                return None
+            failed.set()
+            return error
+
+        self.fault = fault
+        return failed
+
+
+class World:
+    """One platform in memory for several clients; every job waits for the gate."""
+
+    def __init__(self, work: Callable[[Run], Any] = carry_out) -> None:
+        self.started = 0
+        self.gate = asyncio.Event()
+        self._after = work
+        plain = memory_platform(self._work)
+        self.platform: Platform = replace(plain, clock=asyncio.get_running_loop().time)
+
+    async def _work(self, run: Run) -> int | None:
+        self.started += 1
+        await self.gate.wait()
+        code: int | None = await self._after(run)
+        return code
+
+    def faulty(self) -> tuple[Platform, Faulty, Faulty]:
+        """The platform as one client has it, its store and its cluster."""
+        store, cluster = Faulty(self.platform.store), Faulty(self.platform.cluster)
+        return replace(self.platform, store=store, cluster=cluster), store, cluster
+
+    async def begun(self, count: int) -> None:
+        async with asyncio.timeout(1000):
+            while self.started < count:
+                await asyncio.sleep(0.2)
+
+
+@pytest.fixture
+async def world() -> World:
+    return World()
+
+
+@pytest.fixture
+async def client(world: World) -> AsyncIterator[aio.Client]:
+    async with aio.Client(platform=world.platform) as client:
+        yield client
+
+
+async def same(x: int) -> int:
+    return x
+
+
+async def fails(x: int) -> int:
+    raise ValueError(x)
+
+
+# --- whoever waits for a batch gets all of it ---
+
+
+@VIRTUAL
+async def test_an_outcome_that_may_not_be_read_is_among_the_results(
+    client: aio.Client, world: World
+) -> None:
+    batch = await client.run_async_map(same, range(4))
+    await world.begun(4)
+    platform, store, _ = world.faulty()
+    async with aio.Client(platform=platform) as other:
+        observed = await other.attach_batch(batch.group_id)
+        store.once("get", "00000002.0001.outcome", REFUSED)
+        waiting = asyncio.create_task(observed.results(cleanup=False, return_exceptions=True))
+        await asyncio.sleep(0.5)
+        world.gate.set()
+        assert await waiting == [0, 1, REFUSED, 3]
+        assert await observed.results(cleanup=False) == [0, 1, 2, 3], "it may be read by now"
+
+
+@VIRTUAL
+async def test_a_look_at_one_item_that_fails_costs_the_batch_nothing(
+    client: aio.Client, world: World
+) -> None:
+    batch = await client.run_async_map(same, range(4))
+    await world.begun(4)
+    platform, store, _ = world.faulty()
+    async with aio.Client(platform=platform) as other:
+        observed = await other.attach_batch(batch.group_id)
+        waiting = asyncio.create_task(observed.results(cleanup=False))
+        one = asyncio.create_task((await observed.job(2)).result(cleanup=False))
+        await asyncio.sleep(5)
+        failed = store.once("list", "00000002.", SILENT)
+        await failed.wait()
+        world.gate.set()
+        assert await waiting == [0, 1, 2, 3]
+        assert await one == 2
+
+
+@VIRTUAL
+async def test_a_store_that_is_silent_when_a_batch_ends_is_waited_for(
+    client: aio.Client, world: World
+) -> None:
+    batch = await client.run_async_map(same, range(4))
+    await world.begun(4)
+    platform, store, _ = world.faulty()
+    async with aio.Client(platform=platform) as other:
+        observed = await other.attach_batch(batch.group_id)
+        waiting = asyncio.create_task(observed.results(cleanup=False))
+        await asyncio.sleep(5)
+        store.fault = lambda verb, name: SILENT
+        world.gate.set()
+        await asyncio.sleep(300)
+        assert not waiting.done()
+        store.fault = lambda verb, name: None
+        assert await waiting == [0, 1, 2, 3]
+
+
+@VIRTUAL
+async def test_how_all_has_ended_reaches_who_waits_already(
+    client: aio.Client, world: World
+) -> None:
+    """It is written in one piece, and read so by who has heard of no single end."""
+    batch = await client.run_async_map(same, range(4))
+    await world.begun(4)
+    platform, store, _ = world.faulty()
+    async with aio.Client(platform=platform) as other:
+        observed = await other.attach_batch(batch.group_id)
+        waiting = asyncio.create_task(all_completed(observed))
+        await asyncio.sleep(5)
+        store.fault = lambda verb, name: SILENT if "attempts/" in name else None
+        world.gate.set()
+        assert await asyncio.wait_for(waiting, 1000) == 4
+
+
+async def all_completed(batch: aio.BatchHandle[int]) -> int:
+    return len([job async for job in batch.as_completed()])
+
+
+@VIRTUAL
+async def test_whoever_submits_asks_again_for_what_it_might_not_read(world: World) -> None:
+    platform, store, _ = world.faulty()
+    async with aio.Client(platform=platform) as client:
+        batch = await client.run_async_map(same, range(4), max_concurrent=2)
+        await world.begun(2)
+        store.once("get", "00000001.0001.outcome", REFUSED)
+        world.gate.set()
+        assert await asyncio.wait_for(batch.results(cleanup=False), 1000) == [0, 1, 2, 3]
+
+
+@VIRTUAL
+async def test_results_are_not_cut_short_by_a_client_that_closes(world: World) -> None:
+    client = aio.Client(platform=world.platform)
+    batch = await client.run_async_map(same, range(4), max_concurrent=2)
+    await world.begun(2)
+    waiting = asyncio.create_task(batch.results())
+    await asyncio.sleep(1)
+    await client.aclose()
+    with pytest.raises(errors.KineticError, match="closed"):
+        await waiting
+
+
+@VIRTUAL
+async def test_results_are_not_cut_short_by_who_lets_go(client: aio.Client, world: World) -> None:
+    batch = await client.run_async_map(same, range(4), max_concurrent=2)
+    await world.begun(2)
+    waiting = asyncio.create_task(batch.results())
+    await asyncio.sleep(1)
+    assert await batch._batch.let_go() == 2
+    world.gate.set()
+    with pytest.raises(errors.SubmitterLost, match="2 of its items"):
+        await waiting
+
+
+# --- whoever waits for a job ---
+
+
+@VIRTUAL
+async def test_whoever_attached_waits_through_one_error(client: aio.Client, world: World) -> None:
+    job = await client.submit(same, 3)
+    await world.begun(1)
+    platform, store, _ = world.faulty()
+    async with aio.Client(platform=platform) as other:
+        attached = await other.attach(job.job_id)
+        waiting = asyncio.create_task(attached.result(cleanup=False))
+        await asyncio.sleep(5)
+        await store.once("list", "attempts/", SILENT).wait()
+        world.gate.set()
+        assert await waiting == 3
+
+
+@VIRTUAL
+async def test_whoever_attached_hears_of_a_store_that_stays_silent(
+    client: aio.Client, world: World
+) -> None:
+    job = await client.submit(same, 3)
+    await world.begun(1)
+    platform, store, _ = world.faulty()
+    async with aio.Client(platform=platform) as other:
+        attached = await other.attach(job.job_id)
+        waiting = asyncio.create_task(attached.result(cleanup=False))
+        await asyncio.sleep(5)
+        store.fault = lambda verb, name: SILENT if verb == "list" else None
+        before = asyncio.get_running_loop().time()
+        with pytest.raises(errors.Unavailable, match="503"):
+            await waiting
+        assert 60 <= asyncio.get_running_loop().time() - before <= 90
+        store.fault = lambda verb, name: None
+        world.gate.set()
+        assert await attached.result(cleanup=False) == 3
+
+
+# --- stops ---
+
+
+def no_room_for(part: str) -> Callable[[str, str], Exception | None]:
+    return lambda verb, name: FULL if verb == "create" and part in name else None
+
+
+@VIRTUAL
+@pytest.mark.parametrize("cause", ["cancel", "timeout", "fail_fast"])
+async def test_a_stop_ends_a_batch_whose_jobs_may_not_be_deleted(world: World, cause: str) -> None:
+    platform, _, cluster = world.faulty()
+    cluster.fault = lambda verb, name: REFUSED if verb == "delete" else None
+    async with aio.Client(platform=platform) as client:
+        batch = await client.run_async_map(
+            fails if cause == "fail_fast" else same,
+            range(5),
+            max_concurrent=2,
+            batch_timeout=10.0 if cause == "timeout" else None,
+            fail_fast=cause == "fail_fast",
+            cancel_running_on_fail=cause == "fail_fast",
+        )
+        await world.begun(2)
+        waiting = asyncio.create_task(batch.cancel() if cause == "cancel" else batch.wait())
+        await asyncio.sleep(20)
+        world.gate.set()
+        await asyncio.wait_for(waiting, 1000)
+        results = await batch.results(cleanup=False, return_exceptions=True)
+    assert world.started == 2
+    begun = ValueError if cause == "fail_fast" else errors.JobCancelled
+    assert [type(one) for one in results] == [begun] * 2 + [errors.JobCancelled] * 3
+
+
+@VIRTUAL
+async def test_a_stop_whose_end_cannot_be_looked_at_tells_everybody(world: World) -> None:
+    platform, store, _ = world.faulty()
+    async with aio.Client(platform=platform) as client:
+        batch = await client.run_async_map(same, range(5), max_concurrent=2)
+        await world.begun(2)
+        waiting = asyncio.create_task(batch.wait())
+        await asyncio.sleep(1)
+        store.fault = lambda verb, name: REFUSED if "attempts/" in name else None
+        with pytest.raises(errors.AuthError):
+            await asyncio.wait_for(batch.cancel(), 1000)
+        with pytest.raises(errors.AuthError):
+            await asyncio.wait_for(waiting, 1000)
+
+
+@VIRTUAL
+async def test_the_end_of_endless_inputs_that_cannot_be_stored_is_told(world: World) -> None:
+    platform, store, _ = world.faulty()
+    async with aio.Client(platform=platform) as client:
+        batch = await client.run_async_map(same, iter(range(10**9)), max_concurrent=2)
+        await world.begun(2)
+        store.fault = no_room_for("/inputs/")
+        with pytest.raises(errors.StoreFull):
+            await asyncio.wait_for(batch.cancel(), 1000)
+        with pytest.raises(errors.StoreFull):
+            await asyncio.wait_for(batch.wait(), 1000)
+
+
+@VIRTUAL
+async def test_a_cancel_that_cannot_be_stored_stops_nothing(world: World) -> None:
+    platform, store, _ = world.faulty()
+    async with aio.Client(platform=platform) as client:
+        batch = await client.run_async_map(same, range(5), max_concurrent=2)
+        await world.begun(2)
+        waiting = asyncio.create_task(batch.results())
+        store.fault = no_room_for("/control/")
+        with pytest.raises(errors.StoreFull):
+            await batch.cancel()
+        world.gate.set()
+        assert await asyncio.wait_for(waiting, 1000) == [0, 1, 2, 3, 4]
+
+
+@VIRTUAL
+@pytest.mark.parametrize("cause", ["timeout", "fail_fast"])
+async def test_a_stop_of_its_own_that_cannot_be_stored_is_told(world: World, cause: str) -> None:
+    platform, store, _ = world.faulty()
+    async with aio.Client(platform=platform) as client:
+        batch = await client.run_async_map(
+            fails if cause == "fail_fast" else same,
+            range(5),
+            max_concurrent=2,
+            batch_timeout=10.0 if cause == "timeout" else None,
+            fail_fast=cause == "fail_fast",
+        )
+        await world.begun(2)
+        store.fault = no_room_for("/control/")
+        if cause == "fail_fast":
+            world.gate.set()
+        with pytest.raises(errors.StoreFull):
+            await asyncio.wait_for(batch.wait(), 1000)
+        assert world.started == 2
+
+
+# --- damage ---
+
+
+async def forges(run: Run) -> int | None:
+    """Item 1 is said to have ended by somebody who has not the key."""
+    order = wire.Assignment.from_json(run.spec.assignment)
+    if order.index != 1:
+        return await carry_out(run)
+    place = (order.scope, order.index, order.attempt)
+    await run.store.create(wire.attempt_key(*place, "claim"), b"", {"executor": run.executor})
+    forged = wire.Outcome(kind=wire.Kind.VALUE, executor=run.executor).signed(b"x" * 32, *place)
+    await run.store.create(wire.attempt_key(*place, "outcome"), b"", forged)
+    return wire.EXIT_VALUE
+
+
+async def forges_later(run: Run) -> int | None:
+    """The first attempt of item 1 dies without a word, the second is forged."""
+    order = wire.Assignment.from_json(run.spec.assignment)
+    return 9 if (order.index, order.attempt) == (1, 1) else await forges(run)
+
+
+class Swapping(Faulty):
+    """A store that keeps something else than the body of an outcome."""
+
+    async def create(self, name: str, body: bytes, *args: Any, **kwargs: Any) -> bool:
+        body = b"X" if name.endswith(".outcome") else body
+        created: bool = await self.port.create(name, body, *args, **kwargs)
+        return created
+
+
+async def swaps(run: Run) -> int | None:
+    """The value of item 1 is not what its job has signed."""
+    if run.spec.name.endswith("-1-1"):
+        store: Any = Swapping(run.store)
+        run.store = store
+    return await carry_out(run)
+
+
+class Unmentioned(Faulty):
+    """A cluster whose watch never mentions item 1."""
+
+    async def watch(self, labels: Mapping[str, str]) -> AsyncIterator[Observation]:
+        async for seen in self.port.watch(labels):
+            if not seen.name.endswith("-1-1"):
+                yield seen
+
+
+@VIRTUAL
+@pytest.mark.parametrize("work", [forges, swaps])
+@pytest.mark.parametrize("mentioned", [True, False])
+async def test_damage_is_the_end_of_its_item_and_of_no_other(work: Any, mentioned: bool) -> None:
+    world = World(work)
+    platform = world.platform
+    if not mentioned:
+        cluster: Any = Unmentioned(platform.cluster)
+        platform = replace(platform, cluster=cluster)
+    async with aio.Client(platform=platform) as client:
+        batch = await client.run_async_map(same, range(4), max_concurrent=2)
+        world.gate.set()
+        results = await batch.results(timeout=1000, cleanup=False, return_exceptions=True)
+        assert [type(one) for one in results] == [int, errors.WireError, int, int]
+        with pytest.raises(errors.WireError):
+            await (await batch.job(1)).result(cleanup=False)
+        await asyncio.wait_for(batch.wait(), 1000)
+        assert batch.finished
+
+
+@VIRTUAL
+async def test_damage_is_told_to_who_observes() -> None:
+    world = World(forges)
+    async with (
+        aio.Client(platform=world.platform) as client,
+        aio.Client(platform=world.platform) as other,
+    ):
+        batch = await client.run_async_map(same, range(4), max_concurrent=2)
+        observed = await other.attach_batch(batch.group_id)
+        waiting = asyncio.create_task(observed.results(cleanup=False, return_exceptions=True))
+        await world.begun(2)
+        world.gate.set()
+        results = await asyncio.wait_for(waiting, 1000)
+        assert [type(one) for one in results] == [int, errors.WireError, int, int]
+
+
+@VIRTUAL
+async def test_damage_is_told_to_all_who_ask_after_another() -> None:
+    world = World(forges_later)
+    async with aio.Client(platform=world.platform) as client:
+        batch = await client.run_async_map(same, range(4), retries=1)
+        world.gate.set()
+        for _ in range(2):
+            results = await batch.results(timeout=1000, cleanup=False, return_exceptions=True)
+            assert [type(one) for one in results] == [int, errors.WireError, int, int]
+
+
+@VIRTUAL
+async def test_a_batch_with_a_forged_outcome_can_be_cancelled() -> None:
+    world = World(forges)
+    cluster: Any = Unmentioned(world.platform.cluster)
+    async with aio.Client(platform=replace(world.platform, cluster=cluster)) as client:
+        batch = await client.run_async_map(same, range(40), max_concurrent=2)
+        await world.begun(2)
+        world.gate.set()
+        name = wire.attempt_key(f"batches/{batch.group_id}/", 1, 1, "outcome")
+        async with asyncio.timeout(1000):
+            while await world.platform.store.look(name) is None:
+                await asyncio.sleep(0.01)
+        await batch.cancel()
+        await batch.cancel()
+        results = await batch.results(timeout=1000, cleanup=False, return_exceptions=True)
+        assert isinstance(results[1], errors.WireError)
+        assert {type(one) for one in results} <= {int, errors.WireError, errors.JobCancelled}
+
+
+# --- a client that is closed ---
+
+
+@VIRTUAL
+async def test_whoever_attaches_while_the_client_closes_is_told(
+    client: aio.Client, world: World
+) -> None:
+    world.gate.set()
+    batch = await client.run_async_map(same, [1])
+    platform, _, cluster = world.faulty()
+    asked = asyncio.Event()
+
+    async def root_key() -> bytes:
+        asked.set()
+        await asyncio.Event().wait()
+        return b""
+
+    cluster.root_key = root_key  # type: ignore[attr-defined]
+    other = aio.Client(platform=platform)
+    attaching = asyncio.create_task(other.attach_batch(batch.group_id))
+    await asked.wait()
+    await other.aclose()
+    with pytest.raises(errors.ClientClosed, match="open another"):
+        await attaching
+
+
+async def test_nobody_asks_a_closed_client_again() -> None:
+    async def ask() -> None:
+        raise errors.ClientClosed("the client is closed")
+
+    with pytest.raises(errors.ClientClosed):
+        await patiently(ask, "asking")

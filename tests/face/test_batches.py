@@ -1,0 +1,442 @@
+"""Batches of the sync face over real jobs: streams, Ctrl-C, and the end of the interpreter."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.face.child import DEADLINE, Child
+
+COMMON = """
+import asyncio, itertools, os, pathlib, signal, sys, time
+import kinetic
+from kinetic import Cancelled, Completion, Failed, Lost, Succeeded
+
+def remote(function):
+    return kinetic.run(backend="local", accelerator="cpu")(function)
+
+@remote
+def inverse(value):
+    return 1 / value
+
+@remote
+def waits_for(name):
+    while not pathlib.Path(name).exists():
+        time.sleep(0.01)
+    return os.path.basename(name)
+
+def until(condition):
+    deadline = time.monotonic() + 15
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+here = os.getcwd()
+"""
+
+
+@pytest.fixture
+def script(tmp_path: Path):
+    """Starts a script of the project in *tmp_path*."""
+    return lambda code, *options: Child(COMMON + code, *options, folder=tmp_path)
+
+
+def until_exists(path: Path) -> None:
+    deadline = time.monotonic() + DEADLINE
+    while not path.exists():
+        assert time.monotonic() < deadline, f"no {path.name}"
+        time.sleep(0.01)
+
+
+def test_outcomes_serve_for_and_async_for_in_either_order(script) -> None:
+    code = """
+batch = inverse.run_async_map([1, 0, 4])
+for index, given, outcome in batch.outcomes(ordered=True):
+    match outcome:
+        case Succeeded(value):
+            print(index, given, value)
+        case Failed(ZeroDivisionError()):
+            print(index, given, "failed")
+
+async def main():
+    found = {}
+    async for completion in batch.outcomes():
+        found[completion.index] = completion.outcome.ok
+    print(sorted(found.items()))
+
+asyncio.run(main())
+try:
+    batch.results()
+except kinetic.BatchError as error:
+    print(error.partial_results, batch.results(return_exceptions=True)[0])
+for _ in batch.outcomes():
+    break  # dropped half-way
+print([one.ok for one in (completion.outcome for completion in batch.outcomes(ordered=True))])
+"""
+    with script(code) as process:
+        process.expect("0 1 1.0")
+        process.expect("1 0 failed")
+        process.expect("2 4 0.25")
+        process.expect("[(0, True), (1, False), (2, True)]")
+        process.expect("[1.0, None, 0.25] 1.0")
+        process.expect("[True, False, True]")
+        assert process.end() == (0, "", "")
+
+
+def test_a_job_that_completed_is_held_by_who_takes_it_and_by_nobody_else(script) -> None:
+    code = """
+import gc, weakref
+
+batch = inverse.run_async_map(iter(range(1, 41)))
+held = []
+for job in batch.as_completed():
+    held.append(weakref.ref(job))
+    held.append(weakref.ref(job._twin))
+print(batch.jobs[job.group_index] is job, batch.job(job.group_index) is job)
+del job
+gc.collect()
+print(len(held), sum(one() is not None for one in held))
+print(batch.jobs[0] is batch.jobs[0], batch.jobs[0].result())
+"""
+    with script(code) as process:
+        process.expect("True True")
+        process.expect("80 0")
+        process.expect("True 1.0")
+        assert process.end() == (0, "", "")
+
+
+def test_progress_serves_for_and_async_for(script) -> None:
+    code = """
+batch = inverse.run_async_map([1, 0, 4, 5])
+last = [one for one in batch.progress()][-1]
+print(last.total, last.succeeded, last.failed, last.first_failure)
+
+async def main():
+    print([one.ended async for one in batch.progress()][-1])
+
+asyncio.run(main())
+"""
+    with script(code) as process:
+        process.expect("4 3 1 item 1: ZeroDivisionError: division by zero")
+        process.expect("4")
+        assert process.end() == (0, "", "")
+
+
+def test_ctrl_c_of_a_waiting_call_leaves_the_batch_alone_and_says_so(script) -> None:
+    code = """
+import threading
+
+def is_waiting():
+    frame, names = sys._current_frames()[threading.main_thread().ident], []
+    while frame is not None:
+        names.append(frame.f_code.co_name)
+        frame = frame.f_back
+    return "_wait" in names
+
+def tell_when_it_waits():
+    until(is_waiting)
+    print("waiting")
+
+batch = waits_for.run_async_map([f"{here}/go", f"{here}/go"], progress=False)
+print(batch.group_id)
+until(lambda: batch.status_counts().get("RUNNING"))
+waits = (
+    batch.wait,
+    batch.results,
+    lambda: next(batch.outcomes()),
+    lambda: next(batch.as_completed()),
+)
+for wait in waits:
+    try:
+        threading.Thread(target=tell_when_it_waits).start()
+        wait()
+    except KeyboardInterrupt:
+        print("interrupted", "NOT_FOUND" in batch.status_counts())
+pathlib.Path("go").touch()
+print(batch.results())
+"""
+    with script(code) as process:
+        group = process.line()
+        for _ in range(4):
+            process.expect("waiting")
+            process.interrupt()
+            process.expect("interrupted False")
+        process.expect("['go', 'go']")
+        status, _, err = process.end()
+    assert status == 0
+    assert len(err.splitlines()) == 4
+    for line in err.splitlines():
+        assert line.endswith(
+            f"interrupted: batch {group} goes on; kinetic.attach_batch('{group}').cancel() ends it"
+        )
+
+
+def test_ctrl_c_within_the_block_cancels_the_batch_and_says_so(script) -> None:
+    code = """
+try:
+    with waits_for.run_async_map([f"{here}/never"] * 3, progress=False) as batch:
+        until(lambda: batch.status_counts().get("RUNNING"))
+        print("waiting")
+        batch.wait()
+except KeyboardInterrupt:
+    print(batch.status_counts())
+"""
+    with script(code) as process:
+        process.expect("waiting")
+        process.interrupt()
+        process.expect("{'NOT_FOUND': 3}")
+        status, _, err = process.end()
+        assert status == 0
+        assert "KeyboardInterrupt; what is unfinished is cancelled" in err
+        assert len(err.splitlines()) == 1
+
+
+def test_a_second_ctrl_c_lets_go_of_the_batch_at_once(script, tmp_path: Path) -> None:
+    """Its jobs do not end when they are asked to, and nobody waits for that."""
+    code = """
+@remote
+def stubborn(folder):
+    signal.signal(signal.SIGTERM, lambda *_: pathlib.Path(folder, "asked").touch())
+    pathlib.Path(folder, "runs").touch()
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        time.sleep(0.01)
+
+try:
+    with stubborn.run_async_map([here], progress=False) as batch:
+        print(batch.group_id)
+        until(pathlib.Path("runs").exists)
+        print("waiting")
+        batch.wait()
+except KeyboardInterrupt:
+    print("left")
+"""
+    with script(code) as process:
+        group = process.line()
+        process.expect("waiting")
+        process.interrupt()
+        until_exists(tmp_path / "asked")
+        process.interrupt()
+        process.expect("left")
+        status, _, err = process.end()
+    assert status == 0
+    first, second = err.splitlines()
+    assert "what is unfinished is cancelled" in first
+    assert "interrupted again" in second and f"attach_batch('{group}').cancel()" in second
+
+
+def test_ctrl_c_within_the_block_of_an_async_program_cancels_the_batch(script) -> None:
+    code = """
+async def main():
+    running = kinetic.aio.run_async_map(waits_for, [f"{here}/never"] * 3)
+    async with await running as batch:
+        while not (await batch.status_counts()).get("RUNNING"):
+            await asyncio.sleep(0.01)
+        print(batch.group_id)
+        await batch.wait()
+
+try:
+    asyncio.run(main())
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+    with script(code) as process:
+        group = process.line()
+        process.interrupt()
+        process.expect("interrupted")
+        status, _, err = process.end()
+        assert status == 0
+        assert "CancelledError; what is unfinished is cancelled" in err and group in err
+        assert len(err.splitlines()) == 1
+    with script(f"print(kinetic.attach_batch({group!r}).status_counts())") as process:
+        process.expect("{'NOT_FOUND': 3}")
+
+
+def test_a_script_that_ends_seals_an_input_without_end(script, tmp_path: Path) -> None:
+    code = """
+(folder := pathlib.Path(here, "done")).mkdir()
+
+@remote
+def note(number):
+    (folder / str(number)).touch()
+
+batch = note.run_async_map(itertools.count(), max_concurrent=2, progress=False)
+until(lambda: len(os.listdir(folder)) > 3)
+print(batch.group_id)
+"""
+    with script(code) as process:
+        group = process.line()
+        status, _, err = process.end()
+        assert status == 0 and "Traceback" not in err
+        assert f"{group}: this process ends before the iterator of its inputs did" in err
+    after = f"""
+batch = kinetic.attach_batch({group!r})
+batch.wait(timeout=20)
+print(batch.stored)
+counts = batch.status_counts()
+print(set(counts), counts["SUCCEEDED"] == len(os.listdir("done")) == len(batch.jobs))
+"""
+    with script(after) as process:
+        assert f"the {process.line()} that are stored are all" in err
+        process.expect("{'SUCCEEDED'} True")
+        assert process.end() == (0, "", "")
+
+
+def test_ctrl_c_at_the_end_stops_submitting_and_says_how_to_go_on(script, tmp_path: Path) -> None:
+    code = """
+batch = waits_for.run_async_map([f"{here}/go"] * 3, max_concurrent=1, progress=False)
+until(lambda: batch.status_counts().get("RUNNING"))
+print(batch.group_id)
+"""
+    with script(code) as process:
+        group = process.line()
+        process.hears("not submitted yet")
+        process.interrupt()
+        status, _, err = process.end()
+        assert status == 0 and "Traceback" not in err
+        assert f"kinetic.attach_batch('{group}').resume()" in err
+    (tmp_path / "go").touch()
+    after = f"""
+batch = kinetic.attach_batch({group!r})
+print(batch.resume().results())
+"""
+    with script(after) as process:
+        process.expect("['go', 'go', 'go']")
+        assert process.end()[0] == 0
+
+
+def test_batches_are_found_and_what_failed_is_run_again(script, tmp_path: Path) -> None:
+    code = """
+@remote
+def second_time(name):
+    if not pathlib.Path(name).exists():
+        raise RuntimeError("not yet")
+    return 1
+
+batch = second_time.run_async_map([here, f"{here}/later"], name="twice", tags={"a": "b"})
+batch.wait()
+print(len(kinetic.list_batches()), [one.name for one in kinetic.list_batches(tags={"a": "b"})])
+print(kinetic.list_batches(name="other"), kinetic.list_batches(tags={"a": "c"}))
+pathlib.Path("later").touch()
+(found,) = kinetic.list_batches(name="twice", limit=1)
+print(found.retry_failed(), found.results())
+print(batch.retry_failed(), batch.results(), batch.stored)
+"""
+    with script(code) as process:
+        process.expect("1 ['twice']")
+        process.expect("[] []")
+        process.expect("1 [1, 1]")
+        process.expect("0 [1, 1] 2")
+        assert process.end() == (0, "", "")
+
+
+def test_at_the_end_of_a_script_nothing_waits_for_a_reader(script, tmp_path: Path) -> None:
+    """What was begun to be read bounds a batch by its window, until nobody can go on reading."""
+    code = """
+@remote
+def note(name):
+    pathlib.Path(name).touch()
+
+folder = os.path.join(here, "done")
+os.mkdir(folder)
+names = [f"{folder}/{n}" for n in range(6)]
+batch = note.run_async_map(names, max_concurrent=1, window=1, progress=False)
+reading = batch.outcomes()
+print(next(reading).index, len(os.listdir(folder)) < 3)
+"""
+    with script(code) as process:
+        process.expect("0 True")
+        status, _, err = process.end()
+        assert status == 0 and "not submitted yet" in err
+    deadline = time.monotonic() + DEADLINE
+    while len([*(tmp_path / "done").iterdir()]) < 6:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("kind", ["iterator", "async iterator"])
+def test_a_script_ends_though_its_inputs_never_come(script, kind: str) -> None:
+    code = f"""
+import threading
+
+def stuck():
+    yield 1
+    yield 2
+    threading.Event().wait()
+
+async def stuck_async():
+    yield 1
+    yield 2
+    await asyncio.Event().wait()
+
+inputs = stuck() if {kind!r} == "iterator" else stuck_async()
+batch = inverse.run_async_map(inputs, progress=False)
+print(sorted(next(batch.outcomes(ordered=True)).index for _ in range(2)))
+print(len([one for _, one in zip(range(2), batch.outcomes())]))
+"""
+    with script(code) as process:
+        process.expect("[0, 0]")
+        process.expect("2")
+        status, _, err = process.end()
+        assert status == 0 and "Traceback" not in err
+
+
+def test_the_log_of_a_failed_job_has_its_traceback(script) -> None:
+    code = """
+batch = inverse.run_async_map([0])
+try:
+    batch.results(cleanup=False)
+except kinetic.BatchError as error:
+    [log] = [job.tail() for job in error.failures]
+print("Traceback (most recent call last):" in log, "return 1 / value" in log)
+print(log.splitlines()[-1])
+try:
+    batch.results()
+except kinetic.BatchError as error:
+    try:
+        error.failures[0].tail()
+    except kinetic.errors.NotFound as gone:
+        print("with cleanup=False" in str(gone), f"{batch.group_id}-0-1" in str(gone))
+batch.cleanup()
+batch.cleanup()
+try:
+    batch.results()
+except kinetic.errors.NotFound as gone:
+    print("cleaned up" in str(gone), "/" in str(gone))
+"""
+    with script(code) as process:
+        process.expect("True True")
+        process.expect("ZeroDivisionError: division by zero")
+        process.expect("True False")
+        process.expect("True False")
+        assert process.end() == (0, "", "")
+
+
+def test_a_slip_is_refused_in_words(script) -> None:
+    code = """
+slips = (
+    lambda: inverse.run_async_map("12"),
+    lambda: inverse.run_async_map([1], retries="1"),
+    lambda: kinetic.list_batches(tags="x"),
+    lambda: kinetic.attach("grp-local-000000000000"),
+    lambda: kinetic.attach_batch("job-local-000000000000"),
+)
+for slip in slips:
+    try:
+        slip()
+    except kinetic.errors.ConfigurationError as error:
+        print(str(error).partition(",")[0].partition(":")[0])
+print(os.path.exists(os.path.join(os.environ["KINETIC_HOME"], "store", "batches")))
+"""
+    with script(code) as process:
+        process.expect(
+            "inputs must be an iterable with an input for each job (write [...] around a single one"
+        )
+        process.expect("retries must be an int of at least 0")
+        process.expect("tags must be a dict of text by text")
+        process.expect("grp-local-000000000000 is the id of a batch")
+        process.expect("job-local-000000000000 is the id of a job")
+        process.expect("False")
+        assert process.end() == (0, "", "")

@@ -1,0 +1,312 @@
+"""The decorator, before anything is submitted: what it takes, and what it looks like."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import inspect
+import pickle
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import pytest
+
+import kinetic
+from kinetic import RemoteFunction
+from kinetic.errors import ConfigurationError
+from kinetic.options import Options
+
+
+@kinetic.run(accelerator="cpu")
+def factorial(number: int, *, start: int = 1) -> int:
+    """The product of all numbers up to *number*."""
+    return start if number == 0 else number * factorial.local(number - 1, start=start)
+
+
+@kinetic.run
+async def fetch(url: str) -> str:
+    return url.upper()
+
+
+class Model:
+    def __init__(self, scale: int) -> None:
+        self.scale = scale
+
+    def __repr__(self) -> str:
+        return f"Model({self.scale})"
+
+    @kinetic.run(accelerator="cpu")
+    def predict(self, value: int) -> int:
+        return self.scale * value
+
+    @classmethod
+    @kinetic.run(accelerator="cpu")
+    def name(cls, suffix: str) -> str:
+        return cls.__name__ + suffix
+
+    @staticmethod
+    @kinetic.run(accelerator="cpu")
+    def double(value: int) -> int:
+        return 2 * value
+
+
+class Adder:
+    def __init__(self, by: int) -> None:
+        self.by = by
+
+    def __call__(self, value: int) -> int:
+        return value + self.by
+
+
+# --- what it looks like ---
+
+
+def test_a_decorated_function_looks_like_the_function() -> None:
+    assert factorial.__name__ == factorial.__qualname__ == "factorial"
+    assert factorial.__module__ == __name__
+    assert factorial.__doc__ == "The product of all numbers up to *number*."
+    assert list(inspect.signature(factorial).parameters) == ["number", "start"]
+    assert inspect.unwrap(factorial) is factorial.__wrapped__
+    assert repr(factorial) == "<kinetic function factorial on cpu>"
+
+
+def test_attributes_of_the_function_come_along_and_hide_nothing() -> None:
+    def plain() -> None: ...
+
+    plain.mark = "mine"  # type: ignore[attr-defined]
+    plain.options = "mine"  # type: ignore[attr-defined]
+    decorated = kinetic.run(plain)
+    assert decorated.mark == "mine"  # type: ignore[attr-defined]
+    assert callable(decorated.options)
+
+
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="there is no way to say so before 3.12")
+def test_an_async_function_is_known_as_one() -> None:
+    assert inspect.iscoroutinefunction(fetch)
+    assert not inspect.iscoroutinefunction(factorial)
+
+
+def test_settings_are_readable_and_a_copy_with_others_leaves_them() -> None:
+    other = factorial.options(accelerator="l4", timeout=3)
+    assert factorial.__kinetic__ == Options(accelerator="cpu")
+    assert other.__kinetic__ == Options(accelerator="l4", timeout=3)
+    assert other.local(3) == 6
+    with pytest.raises(ConfigurationError):
+        factorial.options(accelerator="abacus")
+
+
+def test_all_settings_of_the_seeds_may_be_positional() -> None:
+    data = {"/data": kinetic.Data("gs://bucket/x/")}
+    decorated = kinetic.run(
+        "l4", "prebuilt", "r", "z", "p", ["A_*"], "c", "gke", "ns", data, True, "gs://o/", False
+    )(factorial.__wrapped__)
+    assert decorated.__kinetic__ == Options(
+        accelerator="l4",
+        container_image="prebuilt",
+        base_image_repo="r",
+        zone="z",
+        project="p",
+        capture_env_vars=("A_*",),
+        cluster="c",
+        backend="gke",
+        namespace="ns",
+        volumes=data,
+        spot=True,
+        output_dir="gs://o/",
+    )
+
+
+# --- calling it here ---
+
+
+@pytest.mark.parametrize(
+    ("function", "args", "value"),
+    [
+        (factorial, (4,), 24),
+        (kinetic.run(lambda number: number + 1), (1,), 2),
+        (kinetic.run(functools.partial(divmod, 7)), (2,), (3, 1)),
+        (kinetic.run(Adder(3)), (4,), 7),
+        (kinetic.run(len), ("abc",), 3),
+        (Model(3).predict, (4,), 12),
+        (Model.predict, (Model(3), 4), 12),
+        (Model.double, (4,), 8),
+        (Model(3).predict.options(cpu=2), (4,), 12),
+    ],
+    ids=str,
+)
+def test_local_calls_it_here(
+    function: RemoteFunction[..., Any], args: tuple[Any, ...], value: Any
+) -> None:
+    assert function.local(*args) == value
+
+
+async def test_local_of_an_async_function_is_its_coroutine() -> None:
+    assert await fetch.local("abc") == "ABC"
+
+
+def test_a_class_method_is_bound_to_its_class() -> None:
+    bound = Model.name
+    if sys.version_info < (3, 13):  # later, a classmethod hides what it wraps: only calls are bound
+        assert bound.local("!") == "Model!"
+
+
+@pytest.mark.parametrize(
+    ("function", "name"),
+    [
+        (functools.partial(divmod, 7), "divmod"),
+        (functools.partial(functools.partial(factorial.__wrapped__, 3)), "factorial"),
+        (Adder(3), "Adder"),
+        (lambda: None, "<lambda>"),
+    ],
+)
+def test_what_has_no_name_gets_one(function: Callable[..., Any], name: str) -> None:
+    assert kinetic.run(function).__name__ == name
+
+
+# --- what is refused ---
+
+
+class WithProperty:
+    @property
+    def here(self) -> int:
+        return 1
+
+
+def generator() -> Any:
+    yield 1
+
+
+async def stream() -> Any:
+    yield 1
+
+
+@pytest.mark.parametrize(
+    ("function", "words"),
+    [
+        (classmethod(factorial.__wrapped__), "goes below @classmethod"),
+        (staticmethod(factorial.__wrapped__), "goes below @staticmethod"),
+        (functools.cache(factorial.__wrapped__), "below the cache"),
+        (WithProperty.here, "not property"),
+        (Model, "cannot run the class Model"),
+        (factorial, r"use factorial\.options"),
+        (generator, "return a list"),
+        (stream, "return a list"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+@pytest.mark.parametrize("bare", [True, False])
+def test_what_cannot_run_elsewhere_is_refused(function: Any, words: str, bare: bool) -> None:
+    with pytest.raises(TypeError, match=words):
+        kinetic.run(function) if bare else kinetic.run()(function)
+
+
+def test_something_else_is_refused_as_what_it_was_meant_to_be() -> None:
+    with pytest.raises(TypeError, match="decorates functions, not int"):
+        kinetic.run()(3)  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match="accelerator must be a name"):
+        kinetic.run(3)  # type: ignore[call-overload]
+
+
+def test_a_function_and_settings_in_one_call_are_refused() -> None:
+    with pytest.raises(TypeError, match=r"write kinetic\.run\(\.\.\.\)\(function\)"):
+        kinetic.run(factorial.__wrapped__, spot=True)  # type: ignore[call-overload]
+
+
+# --- pickling ---
+
+READ = """
+import pickle, sys
+sys.modules["kinetic"] = None
+function = pickle.load(sys.stdin.buffer)
+print(type(function).__name__, function(*{args}))
+"""
+
+
+def read_elsewhere(pickled: bytes, args: tuple[Any, ...], folder: Path) -> str:
+    """What an interpreter without kinetic makes of it."""
+    answer = subprocess.run(
+        [sys.executable, "-W", "error", "-c", READ.format(args=args)],
+        cwd=folder,
+        input=pickled,
+        capture_output=True,
+        timeout=20,
+        check=False,
+    )
+    assert answer.returncode == 0, answer.stderr.decode()
+    return answer.stdout.decode().strip()
+
+
+def closures() -> tuple[Callable[..., Any], ...]:
+    offset = 10
+
+    @kinetic.run(accelerator="cpu")
+    def even(number: int) -> bool:
+        return number == 0 or odd(number - 1)
+
+    @kinetic.run(accelerator="cpu")
+    def odd(number: int) -> bool:
+        return number != 0 and even(number - 1)
+
+    @kinetic.run(accelerator="cpu")
+    def countdown(number: int) -> int:
+        return offset if number == 0 else countdown(number - 1)
+
+    class Counter:
+        step = 2
+
+        @kinetic.run(accelerator="cpu")
+        def add(self, number: int) -> int:
+            return number if number > 6 else self.add(number + self.step)
+
+    return even, countdown, Counter().add
+
+
+@pytest.mark.parametrize(
+    ("which", "args", "answer"), [(0, (7,), "False"), (1, (3,), "10"), (2, (1,), "7")]
+)
+@pytest.mark.parametrize("start", ["the decorated one", "the plain one"])
+def test_it_is_pickled_as_the_plain_function_and_calls_itself_in_place(
+    which: int, args: tuple[Any, ...], answer: str, start: str, tmp_path: Path
+) -> None:
+    """Each names itself, or the other, by its decorated name."""
+    function: Any = closures()[which]
+    pickled = cloudpickle.dumps(function if start == "the decorated one" else function.__wrapped__)
+    kind = "method" if which == 2 else "function"
+    assert read_elsewhere(pickled, args, tmp_path) == f"{kind} {answer}"
+
+
+def test_a_global_that_names_itself_is_pickled_as_the_plain_function(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import sys, cloudpickle, kinetic\n"
+        "@kinetic.run\n"
+        "def fact(n):\n"
+        "    return 1 if n == 0 else n * fact(n - 1)\n"
+        "sys.stdout.buffer.write(cloudpickle.dumps(fact))\n"
+    )
+    root = Path(kinetic.__file__).parents[1]
+    written = subprocess.run(
+        [sys.executable, "-c", f"import sys; sys.path[:0] = [{str(root)!r}]; {exec_(script)}"],
+        capture_output=True,
+        timeout=20,
+        check=True,
+    )
+    assert read_elsewhere(written.stdout, (5,), tmp_path) == "function 120"
+
+
+def exec_(script: Path) -> str:
+    return f"exec(compile(open({str(script)!r}).read(), 'script', 'exec'))"
+
+
+def test_a_bound_method_is_pickled_with_its_object() -> None:
+    again = pickle.loads(cloudpickle.dumps(Model(3).predict))
+    assert again(4) == 12
+
+
+def test_copies_are_the_decorated_function_itself() -> None:
+    assert copy.copy(factorial) is factorial
+    assert copy.deepcopy({"f": factorial})["f"] is factorial

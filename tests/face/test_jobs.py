@@ -1,0 +1,321 @@
+"""The sync face over real jobs of this machine, each test a script of its own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.face.child import Child
+
+COMMON = """
+import asyncio, os, pathlib, pickle, signal, sys, threading, time
+import kinetic
+from kinetic import JobStatus
+
+def remote(function):
+    return kinetic.run(backend="local", accelerator="cpu")(function)
+"""
+
+
+@pytest.fixture
+def script(tmp_path: Path):
+    """Starts a script of the project in *tmp_path*."""
+    return lambda code, *options: Child(COMMON + code, *options, folder=tmp_path)
+
+
+def test_inside_a_job_a_call_is_an_ordinary_call(script, tmp_path: Path) -> None:
+    """Whether the function travelled there, or its module is imported there."""
+    (tmp_path / "stages.py").write_text(
+        "import os, kinetic\n"
+        "@kinetic.run(backend='local', accelerator='cpu')\n"
+        "def stage():\n"
+        "    return os.getpid(), os.environ['KINETIC_JOB_ID']\n"
+    )
+    code = """
+@remote
+def travelled():
+    return os.getpid(), os.environ["KINETIC_JOB_ID"]
+
+@remote
+def outer():
+    import stages
+    return {(os.getpid(), os.environ["KINETIC_JOB_ID"]), travelled(), stages.stage()}
+
+print(len(outer.options(capture_env_vars=["PYTHONPATH"])()))
+"""
+    with script(code) as process:
+        process.expect("1")
+        assert process.end() == (0, "", "")
+
+
+def test_errors_of_the_function_arrive_as_they_are(script) -> None:
+    code = """
+class Oops(Exception):
+    pass
+
+@remote
+def fails(kind):
+    raise {"own": Oops, "stop": StopIteration, "key": KeyError}[kind]("there")
+
+for kind in ("own", "stop", "key"):
+    try:
+        fails(kind)
+    except (Oops, StopIteration, KeyError) as error:
+        print(type(error).__name__, error.args, "Remote traceback" in error.__notes__[0])
+"""
+    with script(code) as process:
+        out = []
+        status, printed, err = process.end()
+        assert (status, err) == (0, ""), out
+        told = [line for line in printed.splitlines() if line.endswith("True")]
+        assert told == [
+            "Oops ('there',) True",
+            "StopIteration ('there',) True",
+            "KeyError ('there',) True",
+        ]
+
+
+def test_a_handle_does_what_it_says(script) -> None:
+    code = """
+@remote
+def work(lines):
+    for number in range(lines):
+        print("line", number)
+    while not pathlib.Path(os.environ["KINETIC_OUTPUT_DIR"], "go").exists():
+        time.sleep(0.01)
+    return lines
+
+job = work.run_async(3)
+seen, threads = [], set()
+
+def note(status):
+    seen.append(status.value)
+    threads.add(threading.get_ident())
+    if status is JobStatus.RUNNING:
+        pathlib.Path(job.output_dir, "go").touch()
+        raise ValueError("a broken callback")
+
+try:
+    job.result(timeout=0.01)
+except TimeoutError as error:
+    print("timeout", job.job_id in str(error))
+os.makedirs(job.output_dir, exist_ok=True)
+same = pickle.loads(pickle.dumps(job))
+print(same.output_dir == job.output_dir != "")
+print(same == job, hash(same) == hash(job), same is not job, kinetic.attach(job.job_id) == job)
+print(job in kinetic.list_jobs())
+print(job.result(on_status_change=note, cleanup=False))
+print(seen[-1], seen.count("SUCCEEDED"), threads == {threading.get_ident()})
+print(repr(job.logs()), repr(job.tail(1)))
+print(job.logs(follow=True))
+print(same.status(), repr(job.reason()), job.outputs())
+job.cleanup()
+print(job.status())
+"""
+    with script(code) as process:
+        for line in (
+            "timeout True",
+            "True",
+            "True True True True",
+            "True",
+            "3",
+            "SUCCEEDED 1 True",
+            r"'line 0\nline 1\nline 2' 'line 2'",
+            "line 0",
+            "line 1",
+            "line 2",
+            "None",
+            "JobStatus.SUCCEEDED '' ['go']",
+            "JobStatus.NOT_FOUND",
+        ):
+            process.expect(line)
+        status, _, err = process.end()
+        assert status == 0 and err.count("ValueError: a broken callback") == 1
+
+
+WAITS = """
+@remote
+def waits(folder):
+    pathlib.Path(folder, "started").touch()
+    print("started")
+    time.sleep(1000)
+
+def until(condition):
+    deadline = time.monotonic() + 15
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+"""
+
+
+def test_an_async_function_is_awaited_and_its_await_owns_the_job(script) -> None:
+    code = """
+@remote
+async def doubled(value):
+    await asyncio.sleep(0)
+    return 2 * value
+
+@remote
+async def sleeps():
+    pathlib.Path("started").touch()
+    await asyncio.sleep(1000)
+
+async def main():
+    print(await doubled(4), await asyncio.gather(doubled(1), doubled(2)))
+    task = asyncio.create_task(sleeps())
+    while not [job for job in await kinetic.aio.list_jobs() if job.func_name == "sleeps"]:
+        await asyncio.sleep(0.01)
+    task.cancel()
+    try:
+        await task
+    except asyncio.CancelledError:
+        left = [job for job in await kinetic.aio.list_jobs() if job.func_name == "sleeps"]
+        print([job for job in left if await job.status() is not JobStatus.NOT_FOUND])
+
+asyncio.run(main())
+print(doubled.run_async(5).result())
+"""
+    with script(code) as process:
+        process.expect("8 [2, 4]")
+        process.expect("[]")
+        process.expect("10")
+        assert process.end() == (0, "", "")
+
+
+def test_a_sync_handle_is_awaitable_in_any_loop_and_blocks_none(script) -> None:
+    code = """
+import warnings
+
+@remote
+def waits(name):
+    while not pathlib.Path(name).exists():
+        time.sleep(0.01)
+    return name
+
+here = os.path.abspath("go")
+jobs = [waits.run_async(here) for _ in range(2)]
+
+async def main():
+    waiting = asyncio.gather(*jobs)
+    await asyncio.sleep(0)
+    pathlib.Path(here).touch()
+    print(set(await waiting) == {here})
+    warnings.simplefilter("default")
+    print(jobs[0].status())
+
+asyncio.run(main())
+"""
+    with script(code) as process:
+        process.expect("True")
+        process.expect("JobStatus.NOT_FOUND")
+        status, _, err = process.end()
+        assert status == 0
+        assert err.count("RuntimeWarning") == 1 and "script.py" in err
+
+
+def test_handles_go_on_in_a_forked_child(script) -> None:
+    code = """
+@remote
+def double(value):
+    return 2 * value
+
+if __name__ == "__main__":
+    job = double.run_async(4)
+    batch = double.run_async_map([1, 2])
+    batch.wait()
+    pid = os.fork()
+    if pid == 0:
+        print("child", job.result(cleanup=False), batch.results(), double.run_async(1).result())
+        sys.exit(0)
+    print("status", os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+    print("parent", job.result(), batch.status_counts())
+"""
+    with script(code, "-Wignore::DeprecationWarning") as process:
+        process.expect("child 8 [2, 4] 2")
+        process.expect("status 0")
+        process.expect("parent 8 {'SUCCEEDED': 2}")
+        assert process.end() == (0, "", "")
+
+
+def test_a_batch_serves_for_and_async_for_and_tells_failures_with_sync_handles(script) -> None:
+    code = """
+class Model:
+    def __init__(self, scale):
+        self.scale = scale
+
+    @remote
+    def inverse(self, value):
+        return self.scale / value
+
+model = Model(12)
+batch = model.inverse.run_async_map([1, 2, 3, 4], name="inverses", tags={"a": "b"})
+print(batch.name, batch.tags, sorted(job.result(cleanup=False) for job in batch.as_completed()))
+
+async def main():
+    found = []
+    async for job in batch.as_completed():
+        assert type(job) is kinetic.JobHandle
+        found.append((job.group_index, await job))
+    print(sorted(found))
+
+asyncio.run(main())
+for job in batch.as_completed():
+    break  # dropped half-way
+print(batch.jobs[2] is batch.job(2), batch.jobs[2].result(cleanup=False), batch.results())
+other = kinetic.attach_batch(batch.group_id)
+print(other.name, len(other.jobs), other.statuses()[0])
+
+failing = model.inverse.run_async_map([0, 1])
+try:
+    failing.results()
+except kinetic.BatchError as error:
+    print(error, [type(job) is kinetic.JobHandle for job in error.failures], error.partial_results)
+print([job.group_index for job in failing.failures()], failing.submission_failures)
+failing.cleanup()
+"""
+    with script(code) as process:
+        process.expect("inverses {'a': 'b'} [3.0, 4.0, 6.0, 12.0]")
+        process.expect("[(0, 12.0), (1, 6.0), (2, 4.0), (3, 3.0)]")
+        process.expect("True 4.0 [12.0, 6.0, 4.0, 3.0]")
+        process.expect("inverses 4 (0, <JobStatus.SUCCEEDED: 'SUCCEEDED'>)")
+        status, out, err = process.end()
+        assert (status, err) == (0, "")
+        assert "1 of 2 jobs failed; first of all item 0: ZeroDivisionError" in out
+        assert "retry_failed() runs them again [True] [None, 12.0]" in out
+        assert "[0] {}" in out
+
+
+def test_leaving_the_block_of_a_batch_cancels_what_is_unfinished(script) -> None:
+    code = """
+with waits.run_async_map([".", "."]) as batch:
+    until(lambda: batch.status_counts().get("RUNNING"))
+print(batch.status_counts())
+with waits.run_async_map(["."]) as batch:
+    batch.detach()
+until(lambda: batch.status_counts().get("RUNNING"))
+print("running")
+batch.cancel()
+print(batch.status_counts())
+"""
+    with script(WAITS + code) as process:
+        process.expect("{'NOT_FOUND': 2}")
+        process.expect("running")
+        process.expect("{'NOT_FOUND': 1}")
+        assert process.end() == (0, "", "")
+
+
+def test_debugging_without_a_terminal_is_refused_before_anything_is_sent(script) -> None:
+    code = """
+@remote
+def work():
+    return 1
+
+try:
+    work.options(debug=True)()
+except kinetic.errors.ConfigurationError as error:
+    print("KINETIC_NO_TTY_DEBUG" in str(error), kinetic.list_jobs())
+"""
+    with script(code) as process:
+        process.expect("True []")
+        assert process.end() == (0, "", "")

@@ -1,0 +1,171 @@
+"""What the decorator accepts, and what it says of the rest."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import kinetic
+from kinetic.errors import ConfigurationError
+from kinetic.options import Options, settings_of
+
+DATA = kinetic.Data("gs://bucket/data/")
+
+
+def plain(number: int) -> int:
+    return number
+
+
+def test_the_defaults_are_documented_values() -> None:
+    options = Options()
+    assert options.accelerator == "tpu-v5e-1"
+    assert (options.spot, options.debug) == (False, False)
+    rest = {name: getattr(options, name) for name in Options.__dataclass_fields__}
+    assert {name for name, value in rest.items() if value is not None} == {
+        "accelerator",
+        "spot",
+        "debug",
+    }
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted"),
+    [
+        (None, None),
+        (1 << 30, 1 << 30),
+        ("512Mi", 512 << 20),
+        ("4Gi", 4 << 30),
+        ("4GiB", 4 << 30),
+        ("1.5Gi", 3 << 29),
+        (" 2 G ", 2_000_000_000),
+        ("2GB", 2_000_000_000),
+        ("2000000K", 2_000_000_000),
+        ("2000000k", 2_000_000_000),
+        ("1Ti", 1 << 40),
+        ("268435456", 1 << 28),
+    ],
+)
+def test_memory_is_a_kubernetes_quantity_or_bytes(given: Any, wanted: int | None) -> None:
+    assert Options(memory=given).memory_bytes == wanted
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"accelerator": "tpu-v6e-7"}, "v6e"),
+        ({"accelerator": 3}, "accelerator"),
+        ({"accelerator": ""}, "accelerator"),
+        ({"backend": "gek"}, "did you mean 'gke'"),
+        ({"backend": ""}, "backend is empty"),
+        ({"zone": ""}, "zone is empty; leave it out"),
+        ({"project": "  "}, "project is empty"),
+        ({"container_image": 3}, "container_image must be text, not int"),
+        ({"output_dir": ""}, "output_dir is empty"),
+        ({"capture_env_vars": "HOME"}, r"list of names such as \['WANDB_\*'\], not 'HOME'"),
+        ({"capture_env_vars": ["A=1"]}, "'A=1', which is no name"),
+        ({"capture_env_vars": [""]}, "no name"),
+        ({"capture_env_vars": [3]}, "no name"),
+        ({"timeout": 0}, "timeout must be greater than 0"),
+        ({"timeout": "3"}, "timeout must be a number, not str"),
+        ({"timeout": True}, "timeout must be a number, not bool"),
+        ({"start_timeout": -1.0}, "start_timeout must be greater"),
+        ({"start_timeout": float("inf")}, "start_timeout must be greater"),
+        ({"cpu": float("nan")}, "cpu must be greater"),
+        ({"cpu": 0}, "cpu must be greater"),
+        ({"memory": "512m"}, "write a number and a unit"),
+        ({"memory": "four"}, "write a number and a unit"),
+        ({"memory": 4}, "that is 4 bytes"),
+        ({"memory": "-4Gi"}, "write a number"),
+        ({"memory": 4.5}, "not float"),
+        ({"spot": "yes"}, "spot must be True or False"),
+        ({"debug": 1}, "debug must be True or False"),
+        ({"volumes": {"data": DATA}}, "not an absolute path such as '/data'"),
+        ({"volumes": {3: DATA}}, "not an absolute path"),
+        ({"volumes": {"/": DATA}}, "cannot be mounted at '/'"),
+        ({"volumes": {"/usr/": DATA}}, "cannot be mounted at '/usr'"),
+        ({"volumes": {"/proc/self": DATA}}, "cannot be mounted"),
+        ({"volumes": {"/data/../etc": DATA}}, "without '..'"),
+        (
+            {"volumes": {"/d": DATA, "/d/": DATA}},
+            "'/d' twice",
+        ),
+    ],
+    ids=str,
+)
+def test_a_wrong_value_is_refused_when_decorating(settings: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigurationError, match=words) as caught:
+        kinetic.run(**settings)
+    assert isinstance(caught.value, ValueError)
+
+
+@pytest.mark.parametrize("volumes", [["/data"], "/data", {"/data": "./data"}, {"/data": Path(".")}])
+def test_volumes_of_another_type_are_a_type_error(volumes: Any) -> None:
+    with pytest.raises(TypeError, match=r"Data\("):
+        kinetic.run(volumes=volumes)
+
+
+def test_volumes_are_normalised_and_kept_apart_from_the_callers_dict() -> None:
+    data = kinetic.Data("gs://bucket/data/")
+    volumes = {"/data/": data, "/mnt//x": data}
+    options = Options(volumes=volumes)
+    volumes.clear()
+    assert options.volumes == {"/data": data, "/mnt/x": data}
+
+
+def test_debugging_on_a_machine_that_may_go_away_warns_at_the_users_line() -> None:
+    with pytest.warns(UserWarning, match="may be taken away") as seen:
+        decorated = kinetic.run(debug=True, spot=True)(plain)
+    assert [one.filename for one in seen] == [__file__]
+    with pytest.warns(UserWarning, match="may be taken away") as seen:
+        kinetic.run(debug=True)(plain).options(spot=True)
+    assert [one.filename for one in seen] == [__file__]
+    assert decorated.options(timeout=3).__kinetic__.spot, "told once is enough"
+
+
+def test_an_unknown_setting_names_the_nearest() -> None:
+    with pytest.raises(TypeError, match="did you mean 'accelerator'"):
+        kinetic.run()(plain).options(acelerator="cpu")  # type: ignore[call-arg]
+
+
+# --- settings of a function ---
+
+
+def bound(function: Callable[..., Any]) -> Callable[..., Any]:
+    class Model:
+        method = function
+
+    return Model().method
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda function: function,
+        lambda function: functools.partial(function, 1),
+        lambda function: functools.partial(functools.partial(function, 1)),
+        bound,
+        lambda function: functools.partial(bound(function)),
+    ],
+    ids=["itself", "partial", "partial twice", "method", "partial of a method"],
+)
+def test_settings_are_found_where_the_function_is_wrapped_up(
+    wrap: Callable[[Callable[..., Any]], Callable[..., Any]],
+) -> None:
+    found, settings = settings_of(wrap(kinetic.run(accelerator="l4")(plain)))
+    assert settings.accelerator == "l4"
+    assert "kinetic function" not in repr(found)
+    assert settings_of(wrap(plain)) == (wrap(plain), Options()) or callable(found)
+
+
+def test_a_wrapper_of_a_decorated_function_is_a_function_of_its_own() -> None:
+    """functools.wraps copies attributes; the settings must not be among them."""
+
+    @functools.wraps(kinetic.run(accelerator="l4")(plain))
+    def wrapper(number: int) -> int:
+        return number + 1
+
+    assert settings_of(wrapper) == (wrapper, Options())

@@ -1,0 +1,216 @@
+"""Both faces have the same names with the same signatures, and they are the promised ones."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import kinetic
+import kinetic.aio
+import kinetic.debug
+import kinetic.job_status
+import kinetic.jobs
+import kinetic.options
+
+PAIRS = {
+    "JobHandle": (kinetic.jobs.JobHandle, kinetic.aio.JobHandle),
+    "BatchHandle": (kinetic.jobs.BatchHandle, kinetic.aio.BatchHandle),
+    "module": (kinetic.jobs, kinetic.aio),
+}
+ONLY_HERE = {"JobHandle": {"facing"}, "BatchHandle": {"group_id", "name", "tags"}, "module": set()}
+ONLY_THERE = {"JobHandle": {"bound"}, "BatchHandle": {"let_run"}, "module": {"Client"}}
+
+# The promised signatures, as `name: default` in order; a bare name has none, a star is a star.
+RUN = """
+accelerator='tpu-v5e-1', container_image=None, base_image_repo=None, zone=None, project=None,
+capture_env_vars=None, cluster=None, backend=None, namespace=None, volumes=None, spot=False,
+output_dir=None, debug=False
+"""
+HANDLE = """
+job_id, backend, project, cluster_name, zone, namespace, bucket_name, k8s_name, image_uri,
+accelerator, func_name, display_name, created_at, group_id=None, group_kind=None,
+group_index=None, debug=False
+"""
+RESULT = """
+self, timeout=None, cleanup=None, cleanup_timeout=180, cleanup_poll_interval=2, stream_logs=None,
+on_status_change=None
+"""
+MAP = """
+inputs, *, input_mode='auto', max_concurrent=64, retries=0, fail_fast=False,
+cancel_running_on_fail=False, name=None, tags=None, project=None, cluster=None
+"""
+PROMISED: dict[str, tuple[Callable[..., Any], str]] = {
+    "run": (kinetic.run, RUN),
+    "Data": (kinetic.Data, "path, fuse=False, hf_trust_remote_code=False"),
+    "JobHandle": (kinetic.JobHandle, HANDLE),
+    "JobHandle.from_job_context": (
+        kinetic.JobHandle.from_job_context,
+        "ctx, backend_name, namespace, k8s_name",
+    ),
+    "JobHandle.from_dict": (kinetic.JobHandle.from_dict, "d"),
+    "JobHandle.to_dict": (kinetic.JobHandle.to_dict, "self"),
+    "JobHandle.status": (kinetic.JobHandle.status, "self"),
+    "JobHandle.logs": (kinetic.JobHandle.logs, "self, follow=False"),
+    "JobHandle.tail": (kinetic.JobHandle.tail, "self, n=100"),
+    "JobHandle.debug_attach": (
+        kinetic.JobHandle.debug_attach,
+        "self, local_port=5678, working_dir=None",
+    ),
+    "JobHandle.result": (
+        kinetic.JobHandle.result,
+        RESULT,
+    ),
+    "JobHandle.cancel": (
+        kinetic.JobHandle.cancel,
+        "self, cleanup_timeout=180, cleanup_poll_interval=2",
+    ),
+    "JobHandle.cleanup": (
+        kinetic.JobHandle.cleanup,
+        "self, k8s=True, gcs=True, cleanup_timeout=180, cleanup_poll_interval=2",
+    ),
+    "attach": (kinetic.attach, "job_id, project=None, cluster=None"),
+    "list_jobs": (kinetic.list_jobs, "project=None, zone=None, cluster=None, namespace=None"),
+    "BatchHandle.statuses": (kinetic.BatchHandle.statuses, "self"),
+    "BatchHandle.status_counts": (kinetic.BatchHandle.status_counts, "self"),
+    "BatchHandle.wait": (kinetic.BatchHandle.wait, "self, *, timeout=None"),
+    "BatchHandle.as_completed": (
+        kinetic.BatchHandle.as_completed,
+        "self, *, poll_interval=5.0, timeout=None",
+    ),
+    "BatchHandle.results": (
+        kinetic.BatchHandle.results,
+        "self, *, timeout=None, ordered=True, cleanup=True, return_exceptions=False",
+    ),
+    "BatchHandle.failures": (kinetic.BatchHandle.failures, "self"),
+    "BatchHandle.cancel": (kinetic.BatchHandle.cancel, "self"),
+    "BatchHandle.cleanup": (kinetic.BatchHandle.cleanup, "self, *, k8s=True, gcs=True"),
+    "BatchError": (kinetic.BatchError, "group_id, failures, partial_results"),
+    "attach_batch": (
+        kinetic.attach_batch,
+        "group_id, project=None, cluster=None, poll_interval=10.0, poll_timeout=None",
+    ),
+    "RemoteFunction.run_async_map": (kinetic.RemoteFunction.run_async_map, "self, " + MAP),
+    "cleanup_port_forward": (kinetic.debug.cleanup_port_forward, "proc"),
+}
+
+
+def public(owner: Any) -> dict[str, Any]:
+    names = getattr(owner, "__all__", None) or [one for one in dir(owner) if one[0] != "_"]
+    members = {name: getattr(owner, name) for name in names}  # loads those that are lazy
+    return {name: inspect.getattr_static(owner, name) for name in members}
+
+
+def parameters(function: Any) -> list[tuple[str, Any, Any]]:
+    """Name, kind and default of each."""
+    if isinstance(function, classmethod | staticmethod):
+        function = function.__func__
+    found = inspect.signature(function).parameters.values()
+    return [(one.name, one.kind, one.default) for one in found]
+
+
+def promised(signature: str) -> list[tuple[str, Any, Any]]:
+    namespace: dict[str, Any] = {}
+    exec(f"def function({' '.join(signature.split())}): ...", namespace)
+    return parameters(namespace["function"])
+
+
+@pytest.mark.parametrize("pair", PAIRS)
+def test_both_faces_have_the_same_names(pair: str) -> None:
+    here, there = (set(public(one)) for one in PAIRS[pair])
+    assert here - there - ONLY_HERE[pair] == set()
+    assert there - here == ONLY_THERE[pair]
+
+
+@pytest.mark.parametrize(
+    ("pair", "name"),
+    [
+        (pair, name)
+        for pair, (here, there) in PAIRS.items()
+        for name in sorted(set(public(here)) & set(public(there)))
+    ],
+)
+def test_both_faces_have_the_same_signatures(pair: str, name: str) -> None:
+    here, there = (public(one)[name] for one in PAIRS[pair])
+    assert type(here) is type(there)
+    if isinstance(here, property):
+        assert (here.__doc__ or "").strip()
+    elif inspect.isfunction(here) or isinstance(here, classmethod | staticmethod):
+        assert parameters(here) == parameters(there)
+        assert inspect.getdoc(here), "the words of the other face"
+
+
+@pytest.mark.parametrize("name", PROMISED)
+def test_the_promised_signatures_hold(name: str) -> None:
+    """What was added since comes after what was promised, and may be left out."""
+    function, signature = PROMISED[name]
+    wanted, found = promised(signature), parameters(function)
+    assert found[: len(wanted)] == wanted
+    assert all(default is not inspect.Parameter.empty for _, _, default in found[len(wanted) :])
+
+
+def test_every_way_to_start_a_batch_takes_the_same_terms() -> None:
+    ways = [
+        kinetic.aio.run_async_map,
+        kinetic.aio.Client.run_async_map,
+        kinetic.jobs.run_async_map,
+        kinetic.RemoteFunction.run_async_map,
+    ]
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    terms = [[one for one in parameters(way) if one[1] is keyword] for way in ways]
+    assert all(one == terms[0] for one in terms)
+    assert {name for name, _, _ in terms[0]} == set(kinetic.options.MapOptions.__annotations__)
+
+
+def test_the_decorators_own_parameters_are_keywords() -> None:
+    added = parameters(kinetic.run)[13:]
+    assert [name for name, _, _ in added] == ["timeout", "start_timeout", "cpu", "memory"]
+    assert {(kind, default) for _, kind, default in added} == {
+        (inspect.Parameter.KEYWORD_ONLY, None)
+    }
+
+
+def test_a_method_of_the_sync_face_only_waits_for_its_twin() -> None:
+    """No loop, no condition of its own, and no default that the twin has not."""
+    tree = ast.parse(Path(kinetic.jobs.__file__).read_text())
+    methods = [
+        (one.name, method)
+        for one in tree.body
+        if isinstance(one, ast.ClassDef)
+        for method in one.body
+        if isinstance(method, ast.FunctionDef) and not method.name.startswith("_")
+    ]
+    assert len(methods) > 20
+    thick = [
+        f"{owner}.{method.name}"
+        for owner, method in methods
+        if len([one for one in method.body if not isinstance(one, ast.Expr)]) > 3
+    ]
+    assert not thick
+
+
+def test_every_name_of_the_package_is_lazy_listed_and_seen_by_type_checkers() -> None:
+    tree = ast.parse(Path(kinetic.__file__).read_text())
+    block = next(one for one in tree.body if isinstance(one, ast.If))
+    seen = {alias.name for line in block.body for alias in line.names}  # type: ignore[attr-defined]
+    assert seen == set(kinetic.__all__) == set(kinetic._HOMES)
+    assert set(dir(kinetic)) == {*kinetic.__all__, "__version__"}
+    for name in kinetic.__all__:
+        assert getattr(kinetic, name) is not None
+
+
+def test_a_name_that_is_not_there_says_so() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'Runner'"):
+        kinetic.Runner  # type: ignore[attr-defined]  # noqa: B018
+
+
+def test_the_names_are_the_same_objects_wherever_they_are_taken_from() -> None:
+    assert kinetic.submit is kinetic.aio.submit
+    assert kinetic.JobHandle is kinetic.jobs.JobHandle
+    assert kinetic.JobStatus is kinetic.job_status.JobStatus
+    assert kinetic.BatchError is kinetic.errors.BatchError
+    assert kinetic.attach_batch is kinetic.jobs.attach_batch

@@ -1,0 +1,418 @@
+"""The portal inside one process: values, errors, threads, other loops, iteration."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import gc
+import threading
+import traceback
+from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from kinetic._portal import Portal
+from kinetic.errors import PortalError
+
+DEADLINE = 10.0
+place = contextvars.ContextVar("place", default="nowhere")
+
+
+@pytest.fixture
+def portal() -> Iterator[Portal]:
+    portal = Portal(grace=5)
+    yield portal
+    portal.close()
+
+
+async def double(number: int) -> int:
+    await asyncio.sleep(0)
+    return 2 * number
+
+
+async def numbers(closed: threading.Event | None = None) -> AsyncIterator[int]:
+    try:
+        for number in range(3):
+            await asyncio.sleep(0)
+            yield number
+    finally:
+        if closed is not None:
+            closed.set()
+
+
+def same(number: int) -> int:
+    return number
+
+
+def test_a_call_returns_what_the_coroutine_returns(portal: Portal) -> None:
+    assert portal.call(double, 21) == 42
+    assert portal.call(double, number=4) == 8
+
+
+def test_a_call_raises_what_the_coroutine_raises(portal: Portal) -> None:
+    error = LookupError("there")
+
+    async def fail() -> None:
+        raise error
+
+    with pytest.raises(LookupError, match="there") as caught:
+        portal.call(fail)
+    assert caught.value is error
+    assert "fail" in [frame.name for frame in traceback.extract_tb(error.__traceback__)]
+
+
+@pytest.mark.parametrize("kind", [StopIteration, StopAsyncIteration, SystemExit, GeneratorExit])
+def test_exceptions_with_a_meaning_of_their_own_cross(
+    portal: Portal, kind: type[BaseException]
+) -> None:
+    error = kind("said there")
+
+    async def fail() -> None:
+        raise error
+
+    before = portal.home()
+    with pytest.raises(kind, match="said there"):
+        portal.call(fail)
+    assert portal.call(double, 1) == 2
+    assert portal.current is before, "the loop went on"
+
+
+def test_context_variables_travel_in_and_do_not_come_back(portal: Portal) -> None:
+    async def move() -> str:
+        before = place.get()
+        place.set("there")
+        return before
+
+    token = place.set("here")
+    try:
+        assert portal.call(move) == "here"
+        assert place.get() == "here"
+    finally:
+        place.reset(token)
+
+
+def test_many_threads_call_at_once_and_share_one_loop(portal: Portal) -> None:
+    barrier = threading.Barrier(16)
+
+    def work(number: int) -> tuple[int, int]:
+        barrier.wait(DEADLINE)
+        return portal.call(double, number), id(portal.home())
+
+    with ThreadPoolExecutor(16) as pool:
+        answers = list(pool.map(work, range(16)))
+    assert [value for value, _ in answers] == [2 * number for number in range(16)]
+    assert len({home for _, home in answers}) == 1
+
+
+def test_the_loop_waits_for_itself_in_no_way(portal: Portal) -> None:
+    async def nested() -> int:
+        return portal.call(double, 1)
+
+    with pytest.raises(PortalError, match=r"own event loop.*kinetic\.aio"):
+        portal.call(nested)
+
+
+async def test_inside_a_running_loop_it_works_and_warns_at_the_callers_line(
+    portal: Portal,
+) -> None:
+    with pytest.warns(RuntimeWarning, match="blocks the event loop") as seen:
+        assert portal.call(double, 2) == 4
+    assert [one.filename for one in seen] == [__file__]
+
+
+def test_a_loop_that_a_task_took_down_fails_its_calls_and_is_replaced(
+    portal: Portal, caplog: pytest.LogCaptureFixture
+) -> None:
+    tasks: list[asyncio.Task[None]] = []
+
+    async def waits_for_a_task_that_exits() -> None:
+        tasks.append(asyncio.create_task(exits()))
+        await asyncio.Event().wait()
+
+    async def exits() -> None:
+        raise SystemExit(3)
+
+    with pytest.raises(PortalError, match="closed"):
+        portal.call(waits_for_a_task_that_exits)
+    assert portal.call(double, 3) == 6
+    assert "ended unasked" in caplog.text
+    assert isinstance(tasks[0].exception(), SystemExit)
+
+
+def test_callbacks_run_in_the_thread_that_waits_and_their_errors_are_logged(
+    portal: Portal, caplog: pytest.LogCaptureFixture
+) -> None:
+    seen: list[tuple[int, int]] = []
+
+    def note(number: int) -> None:
+        seen.append((number, threading.get_ident()))
+        if number == 1:
+            raise ValueError("a broken callback")
+
+    crossing = portal.crossing()
+    tell = crossing.here(note)
+    assert tell is not None
+    assert crossing.here(None) is None
+
+    async def work() -> str:
+        for number in range(3):
+            tell(number)
+            await asyncio.sleep(0)
+        return "done"
+
+    assert crossing.call(work) == "done"
+    assert seen == [(number, threading.get_ident()) for number in range(3)]
+    assert "a broken callback" in caplog.text
+
+
+def test_closing_runs_the_hooks_then_cancels_what_still_runs() -> None:
+    portal = Portal(grace=5)
+    order: list[str] = []
+
+    async def hook() -> None:
+        await asyncio.sleep(0)
+        order.append("hook")
+
+    async def fails() -> None:
+        raise ValueError("a broken hook")
+
+    async def work() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0)
+            order.append("work")
+
+    async def begin() -> asyncio.Task[None]:
+        task = asyncio.create_task(work())
+        await asyncio.sleep(0)
+        return task
+
+    portal.on_close(fails)
+    portal.on_close(hook)
+    task = portal.call(begin)
+    portal.close()
+    assert order == ["hook", "work"]
+    assert task.cancelled()
+    portal.close()
+    assert portal.call(double, 1) == 2, "a later call starts another loop"
+    portal.close()
+
+
+def test_a_call_that_waits_while_the_loop_is_closed_says_so() -> None:
+    portal = Portal(grace=5)
+    running = threading.Event()
+
+    async def work() -> None:
+        running.set()
+        await asyncio.Event().wait()
+
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(portal.call, work)
+        assert running.wait(DEADLINE)
+        portal.close()
+        with pytest.raises(PortalError, match="closed"):
+            waiting.result(DEADLINE)
+
+
+# --- from another loop ---
+
+
+async def test_another_loop_awaits_without_being_blocked(portal: Portal) -> None:
+    """The coroutine there needs this loop to run meanwhile."""
+    mine = asyncio.get_running_loop()
+    reached = asyncio.Event()
+    answered = threading.Event()
+
+    async def work() -> str:
+        mine.call_soon_threadsafe(reached.set)
+        while not answered.is_set():
+            await asyncio.sleep(0)
+        return "through"
+
+    async def answer() -> None:
+        await reached.wait()
+        answered.set()
+
+    async with asyncio.timeout(DEADLINE), asyncio.TaskGroup() as group:
+        group.create_task(answer())
+        assert await portal.acall(work) == "through"
+
+
+async def test_another_loop_gets_the_exception(portal: Portal) -> None:
+    async def fail() -> None:
+        raise LookupError("there")
+
+    with pytest.raises(LookupError, match="there"):
+        await portal.acall(fail)
+
+
+def test_the_portals_own_loop_may_await_it(portal: Portal) -> None:
+    async def nested() -> int:
+        return await portal.acall(double, 5)
+
+    assert portal.call(nested) == 10
+
+
+async def test_cancelling_the_await_cancels_there_and_waits_for_the_clean_up(
+    portal: Portal,
+) -> None:
+    running, cleaned = asyncio.Event(), threading.Event()
+    mine = asyncio.get_running_loop()
+
+    async def work() -> None:
+        mine.call_soon_threadsafe(running.set)
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0)
+            cleaned.set()
+
+    task = asyncio.create_task(portal.acall(work))
+    async with asyncio.timeout(DEADLINE):
+        await running.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    assert cleaned.is_set()
+
+
+async def test_a_second_cancellation_lets_go(portal: Portal) -> None:
+    running, cleaning = asyncio.Event(), asyncio.Event()
+    mine = asyncio.get_running_loop()
+    enough = threading.Event()
+
+    async def work() -> None:
+        mine.call_soon_threadsafe(running.set)
+        try:
+            await asyncio.Event().wait()
+        finally:
+            mine.call_soon_threadsafe(cleaning.set)
+            while not enough.is_set():
+                await asyncio.sleep(0)
+
+    task = asyncio.create_task(portal.acall(work))
+    async with asyncio.timeout(DEADLINE):
+        await running.wait()
+        task.cancel()
+        await cleaning.wait()
+        assert not task.done()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    enough.set()
+
+
+# --- iteration ---
+
+
+def test_iterating_converts_and_ends(portal: Portal) -> None:
+    closed = threading.Event()
+    assert list(portal.iterate(lambda: numbers(closed), str)) == ["0", "1", "2"]
+    assert closed.is_set()
+
+
+async def test_the_same_object_serves_async_for(portal: Portal) -> None:
+    items = portal.iterate(numbers, str)
+    assert [item async for item in items] == ["0", "1", "2"]
+    with pytest.raises(StopAsyncIteration):
+        await anext(items)
+
+
+def test_an_error_of_the_iterator_is_raised_once(portal: Portal) -> None:
+    async def broken() -> AsyncIterator[int]:
+        yield 1
+        raise LookupError("there")
+
+    items = portal.iterate(broken, same)
+    assert next(items) == 1
+    with pytest.raises(LookupError, match="there"):
+        next(items)
+    assert list(items) == []
+
+
+def test_an_iteration_closed_half_way_cleans_up_before_close_returns(portal: Portal) -> None:
+    closed = threading.Event()
+    items = portal.iterate(lambda: numbers(closed), same)
+    assert next(items) == 0
+    items.close()
+    assert closed.is_set()
+    assert list(items) == []
+
+
+@pytest.mark.parametrize("on_the_loop", [False, True])
+def test_an_iteration_dropped_half_way_cleans_up(portal: Portal, on_the_loop: bool) -> None:
+    """Wherever its finalizer runs, also in the very loop it iterates on."""
+    closed = threading.Event()
+    items = [portal.iterate(lambda: numbers(closed), same)]
+    assert next(items[0]) == 0
+
+    async def drop() -> None:
+        items.clear()
+        gc.collect()
+
+    if on_the_loop:
+        portal.call(drop)
+    else:
+        items.clear()
+        gc.collect()
+    assert closed.wait(DEADLINE)
+
+
+def test_an_iterator_that_is_no_generator_is_closed_as_well(portal: Portal) -> None:
+    closed = threading.Event()
+
+    class Numbers:
+        def __aiter__(self) -> AsyncIterator[int]:
+            return self
+
+        async def __anext__(self) -> int:
+            return 7
+
+        async def aclose(self) -> None:
+            closed.set()
+
+    items = portal.iterate(Numbers, same)
+    assert next(items) == 7
+    del items
+    gc.collect()
+    assert closed.wait(DEADLINE)
+
+
+def test_an_iteration_whose_loop_was_closed_says_so(portal: Portal) -> None:
+    items = portal.iterate(numbers, same)
+    assert next(items) == 0
+    portal.close()
+    with pytest.raises(PortalError, match="start a new one"):
+        next(items)
+    items.close()
+
+
+def test_errors_leave_no_reference_cycles(portal: Portal) -> None:
+    """A traceback that held its own outcome would keep a result alive until the next collection."""
+
+    class Big:
+        alive = 0
+
+        def __init__(self) -> None:
+            Big.alive += 1
+
+        def __del__(self) -> None:
+            Big.alive -= 1
+
+    async def fail() -> None:
+        big = Big()
+        raise LookupError(repr(big))
+
+    gc.collect()
+    gc.disable()
+    try:
+        try:
+            portal.call(fail)
+        except LookupError:
+            pass
+        portal.call(double, 1)
+        assert Big.alive == 0
+    finally:
+        gc.enable()

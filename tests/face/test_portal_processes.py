@@ -1,0 +1,485 @@
+"""The portal where only a process of its own can show it: signals, forks, the interpreter's end."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.face.child import Child
+
+COMMON = """
+import asyncio, atexit, os, signal, sys, threading, time
+from kinetic._portal import PORTAL, Portal
+
+async def double(number):
+    return 2 * number
+
+async def for_ever(cleaned="cleaned"):
+    print("running")
+    try:
+        await asyncio.Event().wait()
+    finally:
+        await asyncio.sleep(0)
+        print(cleaned)
+
+async def begin(work):
+    begin.task = asyncio.create_task(work)
+    await asyncio.sleep(0)
+"""
+FORKS = "-Wignore::DeprecationWarning"  # 3.12 and later warn of a fork beside threads
+
+
+def child(code: str, *options: str) -> Child:
+    return Child(COMMON + code, *options)
+
+
+# --- Ctrl-C ---
+
+
+def test_ctrl_c_cancels_the_coroutine_and_waits_for_its_clean_up() -> None:
+    code = """
+try:
+    PORTAL.call(for_ever)
+except KeyboardInterrupt:
+    print("interrupted")
+print(PORTAL.call(double, 4))
+"""
+    with child(code) as process:
+        process.expect("running")
+        process.interrupt()
+        process.expect("cleaned")
+        process.expect("interrupted")
+        process.expect("8")
+        assert process.end() == (0, "", "")
+
+
+def test_ctrl_c_that_wakes_nobody_is_heard_all_the_same() -> None:
+    """As when the signal comes just before the wait for a lock: its flag is set, and nothing else.
+
+    `signal.raise_signal` has the handler run in the thread that calls it, so that the main thread's
+    wait is not interrupted.
+    """
+    code = """
+def press():
+    sys.stdin.readline()
+    signal.raise_signal(signal.SIGINT)
+
+threading.Thread(target=press, daemon=True).start()
+try:
+    PORTAL.call(for_ever)
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+    with child(code) as process:
+        process.expect("running")
+        process.say("now")
+        process.expect("cleaned")
+        process.expect("interrupted")
+        assert process.end() == (0, "", "")
+
+
+def test_a_second_ctrl_c_lets_go_at_once() -> None:
+    """Neither the call nor the end of the interpreter waits for the clean-up, which never ends."""
+    code = """
+async def stubborn():
+    print("running")
+    try:
+        await asyncio.Event().wait()
+    finally:
+        print("cleaning")
+        await asyncio.Event().wait()
+
+try:
+    PORTAL.call(stubborn)
+except KeyboardInterrupt:
+    print("let go")
+"""
+    with child(code) as process:
+        process.expect("running")
+        process.interrupt()
+        process.expect("cleaning")
+        process.interrupt()
+        process.expect("let go")
+        status, out, err = process.end()
+        assert (status, out) == (0, "")
+        assert "interrupted again" in err and len(err.splitlines()) == 1
+
+
+def test_a_clean_up_that_outlasts_the_grace_is_let_go() -> None:
+    code = """
+async def stubborn():
+    print("running")
+    try:
+        await asyncio.Event().wait()
+    finally:
+        await asyncio.Event().wait()
+
+portal = Portal(grace=0.1)
+try:
+    portal.call(stubborn)
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+    with child(code) as process:
+        process.expect("running")
+        process.interrupt()
+        process.expect("interrupted")
+        status, _, err = process.end()
+        assert status == 0
+        assert "cleans up for 0.1 s" in err and len(err.splitlines()) == 1
+
+
+def test_ctrl_c_during_an_iteration_leaves_a_loop_that_works() -> None:
+    code = """
+async def numbers():
+    try:
+        yield 1
+        print("waiting")
+        await asyncio.Event().wait()
+    finally:
+        print("closed")
+
+items = PORTAL.iterate(numbers, int)
+try:
+    for item in items:
+        print(item)
+except KeyboardInterrupt:
+    print("interrupted")
+print(PORTAL.call(double, 1), list(items))
+"""
+    with child(code) as process:
+        process.expect("1")
+        process.expect("waiting")
+        process.interrupt()
+        process.expect("closed")
+        process.expect("interrupted")
+        process.expect("2 []")
+        assert process.end() == (0, "", "")
+
+
+def test_ctrl_c_at_any_moment_of_starting_leaves_a_portal_that_works() -> None:
+    """The alarm goes off at 400 moments, from before the first step to after the call.
+
+    One that goes off in a callback of a weak reference the interpreter itself drops, and tells.
+    """
+    code = """
+class Alarm(BaseException):
+    pass
+
+def ring(*_):
+    raise Alarm
+
+def dropped(told):
+    global rung
+    if told.exc_type is Alarm:
+        rung += 1
+    else:
+        sys.__unraisablehook__(told)
+
+signal.signal(signal.SIGALRM, ring)
+sys.unraisablehook = dropped
+rung = 0
+for moment in range(1, 401):
+    portal = Portal(grace=10)
+    try:
+        try:
+            signal.setitimer(signal.ITIMER_REAL, moment * 2e-6)
+            portal.call(double, 1)
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+    except Alarm:
+        rung += 1
+    assert portal.call(double, 2) == 4
+    portal.close()
+print("rung" if rung > 20 else f"only {rung}")
+deadline = time.monotonic() + 10
+while threading.active_count() > 1 and time.monotonic() < deadline:
+    time.sleep(0.01)
+print(threading.active_count())
+"""
+    with child(code) as process:
+        process.expect("rung")
+        process.expect("1")
+        assert process.end() == (0, "", "")
+
+
+def test_ctrl_c_while_closing_at_exit_ends_the_wait() -> None:
+    code = """
+async def hook():
+    print("finishing")
+    await asyncio.Event().wait()
+
+PORTAL.on_close(hook, patient=True)
+PORTAL.call(double, 1)
+"""
+    with child(code) as process:
+        process.expect("finishing")
+        process.interrupt()
+        status, out, err = process.end()
+        assert (status, out) == (0, "")
+        assert "let go of what it was closing" in err and "Traceback" not in err
+
+
+# --- forks ---
+
+
+def test_a_forked_child_gets_a_loop_of_its_own_and_the_parent_keeps_its_own() -> None:
+    """With work pending, with another thread in the middle of a call, and with the lock held."""
+    code = """
+async def pending():
+    begin.released = asyncio.Event()
+    try:
+        await begin.released.wait()
+        print("parent's own work went on")
+    finally:
+        print(f"cleaned in the {'parent' if os.getpid() == parent else 'child'}")
+
+async def release():
+    begin.released.set()
+    await begin.task
+
+parent = os.getpid()
+def wait():
+    try:
+        PORTAL.call(for_ever)
+    except RuntimeError:
+        print("the other thread was told")
+
+PORTAL.call(begin, pending())
+waiting = threading.Thread(target=wait, daemon=True)
+waiting.start()
+sys.stdin.readline()
+held, forked = threading.Event(), threading.Event()
+
+def hold():
+    with PORTAL._lock:
+        held.set()
+        forked.wait()
+
+holder = threading.Thread(target=hold)
+holder.start()
+held.wait()
+pid = os.fork()
+forked.set()
+if pid == 0:
+    print("child", PORTAL.call(double, 3))
+    sys.exit(7)
+holder.join()
+print("status", os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+print("parent", PORTAL.call(double, 4))
+PORTAL.call(release)
+PORTAL.close()
+waiting.join()
+"""
+    with child(code, FORKS) as process:
+        process.expect("running")
+        process.say("go on")
+        process.expect("child 6")
+        process.expect("status 7")
+        process.expect("parent 8")
+        process.expect("parent's own work went on")
+        process.expect("cleaned in the parent")
+        process.expect("cleaned")
+        process.expect("the other thread was told")
+        assert process.end() == (0, "", "")
+
+
+def test_an_iteration_begun_before_a_fork_says_so_in_the_child() -> None:
+    code = """
+async def numbers():
+    yield 1
+    yield 2
+
+items = PORTAL.iterate(numbers, int)
+print(next(items))
+pid = os.fork()
+if pid == 0:
+    try:
+        next(items)
+    except RuntimeError as error:
+        print(type(error).__name__, "start a new one" in str(error))
+    del items
+    sys.exit()
+print("status", os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+print(next(items))
+"""
+    with child(code, FORKS) as process:
+        for line in ("1", "PortalError True", "status 0", "2"):
+            process.expect(line)
+        assert process.end() == (0, "", "")
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_children_of_multiprocessing_call_and_close_their_loop(method: str) -> None:
+    code = f"""
+import multiprocessing
+from tests.face import children
+
+if __name__ == "__main__":
+    print("parent", PORTAL.call(double, 1))
+    process = multiprocessing.get_context({method!r}).Process(target=children.work)
+    process.start()
+    process.join()
+    print("status", process.exitcode)
+"""
+    with child(code, FORKS) as process:
+        for line in ("parent 2", "child 6", "hook in the child", "cleaned in the child"):
+            process.expect(line)
+        process.expect("status 0")
+        assert process.end() == (0, "", "")
+
+
+# --- the end of the interpreter ---
+
+
+def test_at_exit_hooks_run_and_pending_work_cleans_up_without_noise() -> None:
+    code = """
+async def hook():
+    await asyncio.sleep(0)
+    print("hook")
+
+atexit.register(print, "registered before: runs after")
+PORTAL.on_close(hook)
+PORTAL.call(begin, for_ever())
+"""
+    with child(code) as process:
+        for line in ("running", "hook", "cleaned", "registered before: runs after"):
+            process.expect(line)
+        assert process.end() == (0, "", "")
+
+
+def test_at_exit_an_open_iteration_is_closed() -> None:
+    code = """
+async def numbers():
+    try:
+        yield 1
+        yield 2
+    finally:
+        await asyncio.sleep(0)
+        print("closed")
+
+items = PORTAL.iterate(numbers, int)
+print(next(items))
+"""
+    with child(code) as process:
+        process.expect("1")
+        process.expect("closed")
+        assert process.end() == (0, "", "")
+
+
+def test_other_exit_handlers_may_still_call() -> None:
+    """Those registered before the loop ran first run last, when it is closed already."""
+    code = """
+def late():
+    try:
+        print("late", PORTAL.call(double, 2))
+    except RuntimeError as error:
+        print("late", "can't" in str(error) and 4)
+
+atexit.register(late)
+PORTAL.call(double, 1)
+atexit.register(lambda: print("early", PORTAL.call(double, 1)))
+"""
+    with child(code) as process:
+        process.expect("early 2")
+        process.expect("late 4")
+        assert process.end() == (0, "", "")
+
+
+@pytest.mark.parametrize("ending", ["sys.exit(3)", "raise SystemExit(3)"])
+def test_a_worker_thread_that_never_ends_does_not_hold_the_interpreter_up(ending: str) -> None:
+    code = f"""
+import anyio.to_thread
+
+async def stuck():
+    await anyio.to_thread.run_sync(threading.Event().wait)
+
+PORTAL.call(begin, stuck())
+PORTAL.call(asyncio.sleep, 0)
+{ending}
+"""
+    with child(code) as process:
+        assert process.end() == (3, "", "")
+
+
+def test_a_pooled_worker_thread_does_not_hold_the_interpreter_up() -> None:
+    code = """
+import anyio.to_thread
+print(PORTAL.call(anyio.to_thread.run_sync, lambda: "from a worker"))
+
+async def hook():
+    print(await anyio.to_thread.run_sync(lambda: "at exit, too"))
+
+PORTAL.on_close(hook)
+"""
+    with child(code) as process:
+        process.expect("from a worker")
+        process.expect("at exit, too")
+        assert process.end() == (0, "", "")
+
+
+def test_threads_that_outlive_the_main_one_go_on_calling() -> None:
+    code = """
+def work():
+    threading.main_thread().join()
+    for number in range(3):
+        print(PORTAL.call(double, number))
+
+PORTAL.call(double, 1)
+threading.Thread(target=work).start()
+"""
+    with child(code) as process:
+        for line in ("0", "2", "4"):
+            process.expect(line)
+        assert process.end() == (0, "", "")
+
+
+def test_a_daemon_thread_in_the_middle_of_a_call_does_not_hold_the_interpreter_up() -> None:
+    code = """
+def wait():
+    try:
+        PORTAL.call(for_ever)
+    except RuntimeError:
+        pass
+
+threading.Thread(target=wait, daemon=True).start()
+sys.stdin.readline()
+"""
+    with child(code) as process:
+        process.expect("running")
+        process.say("go on")
+        process.expect("cleaned")
+        assert process.end() == (0, "", "")
+
+
+# --- notebooks ---
+
+
+def test_a_cell_in_a_running_loop_blocks_it_and_works_and_ctrl_c_works_there() -> None:
+    """As in Jupyter: plain code that a coroutine of the main thread's loop executes."""
+    code = """
+import warnings
+warnings.simplefilter("default")
+cell = '''
+try:
+    PORTAL.call(for_ever)
+except KeyboardInterrupt:
+    print("interrupted")
+print(PORTAL.call(double, 4))
+'''
+
+async def kernel():
+    loop = asyncio.get_running_loop()
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # as a kernel does for each cell
+    exec(compile(cell, "<cell>", "exec"), globals())
+    print(await PORTAL.acall(double, 5))
+
+asyncio.run(kernel())
+"""
+    with child(code) as process:
+        process.expect("running")
+        process.interrupt()
+        for line in ("cleaned", "interrupted", "8", "10"):
+            process.expect(line)
+        status, _, err = process.end()
+        assert status == 0
+        assert err.count("blocks the event loop") == 2 and err.count("<cell>") == 2

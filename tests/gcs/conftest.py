@@ -1,0 +1,45 @@
+"""A server that can be told to fail, and a store on it that tries again soon."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import replace
+
+import pytest
+
+from kinetic.aio.stores._gcs_http import EMULATOR
+from kinetic.aio.stores._gcs_retry import Patience
+from kinetic.aio.stores.gcs import GcsStore, Limits
+from tests.gcs.server import GcsServer
+
+QUICK = Limits(
+    idle_s=5.0,
+    connect_s=5.0,
+    patience=Patience(total_s=30.0, first_s=0.005, longest_s=0.02),
+    piece_bytes=64 * 1024,
+    part_bytes=1024 * 1024,
+)
+"""The server is in this very process: when that stands still, both do, and it counts as silence."""
+
+SILENCE_S = 0.5
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[GcsServer]:
+    async with GcsServer() as running:
+        yield running
+
+
+@pytest.fixture
+async def store(server: GcsServer) -> AsyncIterator[GcsStore]:
+    made = GcsStore("gs://kn-test", {EMULATOR: server.url}, limits=QUICK)
+    yield made
+    await made.aclose()
+
+
+@pytest.fixture
+async def wary(server: GcsServer) -> AsyncIterator[GcsStore]:
+    """A store for a server that is silent: it soon notices."""
+    made = GcsStore("gs://kn-test", {EMULATOR: server.url}, limits=replace(QUICK, idle_s=SILENCE_S))
+    yield made
+    await made.aclose()

@@ -1,0 +1,65 @@
+"""fake-gcs-server as a process of its own, if this machine has it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+VARIABLE = "KINETIC_TEST_GCS_SERVER"
+BINARY = os.environ.get(VARIABLE) or shutil.which("fake-gcs-server") or ""
+"""Read at import: the tests' own environment has no variables of kinetic's."""
+
+MISSING = (
+    f"there is no fake-gcs-server: `go install github.com/fsouza/fake-gcs-server@v1.56.1` puts it "
+    f"into ~/go/bin; add that to PATH, or set {VARIABLE} to the file"
+)
+START_S = 10.0
+
+
+@contextmanager
+def running(log: Path, host: str = "127.0.0.1") -> Iterator[str]:
+    """Start it with the bucket ``kn-test``, at an address of this machine; its URL."""
+    with closing(socket.socket()) as free:
+        free.bind((host, 0))
+        address = f"{host}:{free.getsockname()[1]}"
+    host, _, port = address.partition(":")
+    command = [BINARY, "-backend", "memory", "-scheme", "http", "-host", host, "-port", port]
+    command += ["-external-url", f"http://{address}", "-public-host", address]
+    with (
+        log.open("wb") as file,
+        subprocess.Popen(
+            [*command, "-log-level", "error"],
+            stdout=file,
+            stderr=file,
+            env={"HOME": str(log.parent)},
+        ) as process,
+    ):
+        try:
+            url = f"http://{address}"
+            _ready(url, process, log)
+            yield url
+        finally:
+            process.terminate()
+
+
+def _ready(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
+    request = urllib.request.Request(
+        f"{url}/storage/v1/b?project=p",
+        data=b'{"name": "kn-test"}',
+        headers={"Content-Type": "application/json"},
+    )
+    until = time.monotonic() + START_S
+    while True:
+        try:
+            with urllib.request.urlopen(request, timeout=START_S):
+                return
+        except OSError:
+            assert process.poll() is None and time.monotonic() < until, log.read_text()
+            time.sleep(0.02)

@@ -1,0 +1,426 @@
+"""A small Cloud Storage: the parts of its JSON API that a store needs, as published, and faults.
+
+It holds objects in memory and differs from the servers there are where those differ from the
+service: preconditions count for resumable uploads and deletions too, the status of a resumable
+upload can be asked for, and names that the service refuses are refused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import itertools
+import json
+import re
+import urllib.parse
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+import google_crc32c
+from aiohttp import web
+
+PERSISTED = 256 * 1024
+"""Of a resumable upload that is cut, whole multiples of this are kept."""
+
+
+@dataclass
+class Stored:
+    body: bytes
+    metadata: dict[str, str]
+    generation: int
+    custom_time: str = ""
+
+
+@dataclass
+class Upload:
+    """A resumable upload under way; ``object`` once it is done."""
+
+    resource: dict[str, Any]
+    precondition: int | None
+    received: bytearray = field(default_factory=bytearray)
+    done: dict[str, Any] | None = None
+
+
+@dataclass
+class Fault:
+    """What goes wrong, ``times`` times, with requests of a kind (see `GcsServer.requests`).
+
+    Before anything is done: ``status`` with ``text`` and ``headers``, or with none
+    of them the connection is cut. ``late``: the same after the effect is there.
+    ``at``: the connection is cut after so many bytes of a body, either way.
+    ``stall``: no answer, ever; with ``at``, none after those bytes.
+    ``body``: makes another content of what is sent; ``crc32c``: a wrong checksum is told.
+    """
+
+    kind: str
+    times: int = 1
+    status: int = 0
+    text: str = ""
+    headers: Mapping[str, str] = field(default_factory=dict)
+    late: bool = False
+    at: int | None = None
+    stall: bool = False
+    body: Callable[[bytes], bytes] | None = None
+    crc32c: str = ""
+    seen: int = 0
+
+
+class Cut(Exception):
+    """End the connection without another word."""
+
+
+def crc32c(body: bytes) -> str:
+    return base64.b64encode(google_crc32c.value(bytes(body)).to_bytes(4, "big")).decode()
+
+
+def error(status: int, message: str, reason: str = "") -> web.Response:
+    body = {"code": status, "message": message, "errors": [{"reason": reason, "message": message}]}
+    return web.json_response({"error": body}, status=status)
+
+
+class GcsServer:
+    """``async with GcsServer() as server``: listens on ``server.url``, has the bucket ``kn-test``.
+
+    ``requests`` counts them by kind: create, begin, put, ask, cancel, metadata, media, list,
+    delete, renew, batch, token. ``tokens`` are those accepted; None accepts requests without one.
+    """
+
+    def __init__(self, host: str = "127.0.0.1") -> None:
+        self._host = host
+        self.objects: dict[str, Stored] = {}
+        self.uploads: dict[str, Upload] = {}
+        self.requests: Counter[str] = Counter()
+        self.ranges: list[str] = []
+        self.faults: list[Fault] = []
+        self.tokens: set[str] | None = None
+        self.proxied: set[str] = set()
+        self.busy = self.most = 0
+        self.buckets = {"kn-test"}
+        self._numbers = itertools.count(1795275568707580)
+        self._ended = asyncio.Event()
+
+    async def __aenter__(self) -> Self:
+        app = web.Application(client_max_size=1 << 30)
+        app.router.add_route("*", "/{tail:.*}", self._serve)
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, self._host, 0)
+        await site.start()
+        self.url = f"http://{self._host}:{self._runner.addresses[0][1]}"
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._ended.set()
+        await self._runner.cleanup()
+
+    def fail(self, kind: str, **how: Any) -> Fault:
+        """Let requests of *kind* go wrong; ``*`` is any."""
+        fault = Fault(kind, **how)
+        self.faults.append(fault)
+        return fault
+
+    async def _serve(self, request: web.Request) -> web.StreamResponse:
+        kind = self._kind(request)
+        self.requests[kind] += 1
+        self.proxied |= {request.headers.get("Proxy-Authorization", "")} - {""}
+        self.busy += 1
+        self.most = max(self.most, self.busy)
+        fault = next((one for one in self.faults if one.times and one.kind in ("*", kind)), None)
+        try:
+            if fault is not None:
+                fault.times -= 1
+                fault.seen += 1
+                if not fault.late and await self._spoilt(fault):
+                    return self._answer(fault)
+            if kind != "token" and (refused := self._unauthorized(request)):
+                return refused
+            answer = await getattr(self, f"_on_{kind}")(request, fault or Fault(kind))
+            if fault is not None and fault.late and await self._spoilt(fault):
+                return self._answer(fault)
+            return answer
+        except Cut:
+            if request.transport is not None:
+                request.transport.abort()
+            return web.Response()
+        finally:
+            self.busy -= 1
+
+    async def _spoilt(self, fault: Fault) -> bool:
+        """Whether the fault is the answer; those in the middle of a body come later."""
+        if fault.at is not None or fault.body is not None or fault.crc32c:
+            return False
+        if fault.stall:
+            await self._ended.wait()
+        return True
+
+    def _answer(self, fault: Fault) -> web.StreamResponse:
+        if not fault.status:
+            raise Cut
+        answer = error(fault.status, fault.text or "injected")
+        if fault.text.startswith("{"):
+            answer = web.Response(status=fault.status, text=fault.text)
+        answer.headers.update(fault.headers)
+        return answer
+
+    def _unauthorized(self, request: web.Request) -> web.Response | None:
+        token = request.headers.get("Authorization", "").removeprefix("Bearer ")
+        if self.tokens is None or token in self.tokens:
+            return None
+        return error(401, "Invalid Credentials", "authError")
+
+    @staticmethod
+    def _kind(request: web.Request) -> str:
+        path, method = request.rel_url.raw_path, request.method
+        if path == "/token":
+            return "token"
+        if path == "/batch/storage/v1":
+            return "batch"
+        if path.startswith("/upload/"):
+            if method == "POST":
+                multipart = request.query["uploadType"] == "multipart"
+                return "create" if multipart else "begin"
+            if method == "DELETE":
+                return "cancel"
+            return "ask" if "*" in request.headers["Content-Range"].split("/")[0] else "put"
+        if path.endswith("/o"):
+            return "list"
+        if method in ("DELETE", "PATCH"):
+            return "delete" if method == "DELETE" else "renew"
+        return "media" if request.query.get("alt") == "media" else "metadata"
+
+    @staticmethod
+    def _object(path: str) -> str:
+        return urllib.parse.unquote(path.partition("/o/")[2])
+
+    def _resource(self, name: str, fault: Fault | None = None) -> dict[str, Any]:
+        stored = self.objects[name]
+        return {
+            "kind": "storage#object",
+            "name": name,
+            "size": str(len(stored.body)),
+            "generation": str(stored.generation),
+            "crc32c": (fault.crc32c if fault else "") or crc32c(stored.body),
+            **({"metadata": stored.metadata} if stored.metadata else {}),
+            **({"customTime": stored.custom_time} if stored.custom_time else {}),
+        }
+
+    async def _on_token(self, request: web.Request, fault: Fault) -> web.Response:
+        assert self.tokens is not None
+        token = f"token-{next(self._numbers)}"
+        self.tokens.add(token)
+        return web.json_response({"access_token": token, "expires_in": 3600})
+
+    async def _on_create(self, request: web.Request, fault: Fault) -> web.Response:
+        boundary = request.headers["Content-Type"].partition("boundary=")[2].encode()
+        content = await request.read()
+        _, first, second, _ = re.split(rb"(?:\r\n)?--%s(?:--)?\r\n" % boundary, content)
+        resource = json.loads(first.partition(b"\r\n\r\n")[2])
+        body = second.partition(b"\r\n\r\n")[2]
+        return self._store(resource, body, self._precondition(request), fault)
+
+    @staticmethod
+    def _precondition(request: web.Request) -> int | None:
+        wanted = request.query.get("ifGenerationMatch")
+        return None if wanted is None else int(wanted)
+
+    def _refused(self, name: str, wanted: int | None) -> web.Response | None:
+        there = self.objects[name].generation if name in self.objects else 0
+        if wanted is not None and wanted != there:
+            return error(412, "At least one of the pre-conditions did not hold.", "conditionNotMet")
+        if name in ("", ".", "..") or re.search("[\r\n]", name) or len(name.encode()) > 1024:
+            return error(400, "Invalid object name", "invalid")
+        return None
+
+    def _store(
+        self, resource: dict[str, Any], body: bytes, wanted: int | None, fault: Fault
+    ) -> web.Response:
+        name = resource["name"]
+        if refused := self._refused(name, wanted):
+            return refused
+        if fault.body is not None:
+            body = fault.body(body)
+            if fault.status:  # as the service does: it compares what it was told with what came
+                return error(400, f"Provided CRC32C doesn't match calculated {crc32c(body)}")
+        metadata = {key: str(value) for key, value in resource.get("metadata", {}).items()}
+        if sum(len(key.encode()) + len(value.encode()) for key, value in metadata.items()) > 8192:
+            return error(400, "The metadata is larger than 8 KiB", "invalid")
+        custom_time = resource.get("customTime", "")
+        self.objects[name] = Stored(bytes(body), metadata, next(self._numbers), custom_time)
+        return web.json_response(self._resource(name, fault))
+
+    async def _on_begin(self, request: web.Request, fault: Fault) -> web.Response:
+        resource = await request.json()
+        if refused := self._refused(resource["name"], self._precondition(request)):
+            return refused
+        number = str(next(self._numbers))
+        self.uploads[number] = Upload(resource, self._precondition(request))
+        location = f"{self.url}/upload/storage/v1/b/kn-test/o?upload_id={number}"
+        return web.Response(headers={"Location": location})
+
+    async def _on_ask(self, request: web.Request, fault: Fault) -> web.Response:
+        upload = self.uploads.get(request.query["upload_id"])
+        if upload is None:
+            return error(404, "No such upload")
+        size = int(request.headers["Content-Range"].rpartition("/")[2])
+        return self._state(upload, size, fault)
+
+    def _state(self, upload: Upload, size: int, fault: Fault) -> web.Response:
+        if upload.done is not None:
+            return web.json_response(upload.done)
+        if len(upload.received) < size:
+            last = len(upload.received) - 1
+            return web.Response(
+                status=308, headers={"Range": f"bytes=0-{last}"} if upload.received else {}
+            )
+        body = bytes(upload.received)
+        told = upload.resource.get("crc32c", "")
+        if told and told != crc32c(body):
+            return error(400, f"Provided CRC32C {told} doesn't match calculated {crc32c(body)}")
+        answer = self._store(upload.resource, body, upload.precondition, fault)
+        if answer.status == 200:
+            upload.done = self._resource(upload.resource["name"])
+            upload.received.clear()
+        return answer
+
+    async def _on_put(self, request: web.Request, fault: Fault) -> web.Response:
+        upload = self.uploads.get(request.query["upload_id"])
+        if upload is None:
+            return error(404, "No such upload")
+        stated = request.headers["Content-Range"]
+        self.ranges.append(stated)
+        first, size = int(re.findall(r"\d+", stated)[0]), int(stated.rpartition("/")[2])
+        if first != len(upload.received):
+            return error(400, f"expected offset {len(upload.received)}")
+        taken = 0
+        async for chunk in request.content.iter_any():
+            upload.received += chunk
+            taken += len(chunk)
+            if fault.at is not None and taken >= fault.at:
+                del upload.received[len(upload.received) // PERSISTED * PERSISTED :]
+                if fault.status == 308:  # it takes some of it and says so
+                    break
+                if fault.stall:
+                    await self._ended.wait()
+                raise Cut
+        return self._state(upload, size, fault)
+
+    async def _on_cancel(self, request: web.Request, fault: Fault) -> web.Response:
+        gone = self.uploads.pop(request.query["upload_id"], None)
+        return web.Response(status=499 if gone is not None else 404)
+
+    async def _on_metadata(self, request: web.Request, fault: Fault) -> web.Response:
+        name = self._object(request.rel_url.raw_path)
+        if name not in self.objects:
+            return error(404, f"No such object: kn-test/{name}", "notFound")
+        return web.json_response(self._resource(name, fault))
+
+    async def _on_media(self, request: web.Request, fault: Fault) -> web.StreamResponse:
+        name = self._object(request.rel_url.raw_path)
+        stored = self.objects.get(name)
+        pinned = request.query.get("generation")
+        if stored is None or (pinned is not None and pinned != str(stored.generation)):
+            return error(404, f"No such object: kn-test/{name}", "notFound")
+        body, size, status = memoryview(stored.body), len(stored.body), 200
+        headers = {
+            "X-Goog-Generation": str(stored.generation),
+            "X-Goog-Hash": f"crc32c={crc32c(stored.body) if size < 1 << 20 else ''}",
+        }
+        if wanted := request.headers.get("Range", ""):
+            self.ranges.append(wanted)
+            first, last = wanted.removeprefix("bytes=").split("-")
+            start, stop = int(first), int(last) + 1 if last else size
+            if start >= size:
+                return error(416, "Request range not satisfiable")
+            body, status = body[start:stop], 206
+            headers["Content-Range"] = f"bytes {start}-{min(stop, size) - 1}/{size}"
+        if fault.body is not None:
+            body = memoryview(fault.body(bytes(body)))
+        headers["Content-Length"] = str(len(body))
+        answer = web.StreamResponse(status=status, headers=headers)
+        await answer.prepare(request)
+        await self._stream(answer, body, fault)
+        return answer
+
+    async def _stream(self, answer: web.StreamResponse, body: memoryview, fault: Fault) -> None:
+        end = len(body) if fault.at is None else fault.at
+        for start in range(0, end, 1 << 20):
+            await answer.write(bytes(body[start : min(end, start + (1 << 20))]))
+        if fault.at is not None:
+            # What was written is on its way before the connection ends.
+            await asyncio.sleep(0.05)
+            if fault.stall:
+                await self._ended.wait()
+            raise Cut
+
+    async def _on_list(self, request: web.Request, fault: Fault) -> web.Response:
+        bucket = request.rel_url.raw_path.split("/")[4]
+        if bucket not in self.buckets:
+            return error(404, "The specified bucket does not exist.", "notFound")
+        prefix, token = request.query.get("prefix", ""), request.query.get("pageToken", "")
+        after = base64.urlsafe_b64decode(token).decode() if token else None
+        page = min(1000, int(request.query.get("maxResults", "1000")))
+        names = sorted(
+            (one for one in self.objects if one.startswith(prefix)), key=lambda one: one.encode()
+        )
+        rest = [one for one in names if after is None or one.encode() > after.encode()]
+        answer: dict[str, Any] = {"kind": "storage#objects"}
+        if rest:
+            answer["items"] = [self._resource(name) for name in rest[:page]]
+        if len(rest) > page:
+            answer["nextPageToken"] = base64.urlsafe_b64encode(rest[page - 1].encode()).decode()
+        return web.json_response(answer)
+
+    def _deleted(self, name: str, wanted: int | None) -> web.Response:
+        if name not in self.objects:
+            return error(404, f"No such object: kn-test/{name}", "notFound")
+        if wanted is not None and self.objects[name].generation != wanted:
+            return error(412, "At least one of the pre-conditions did not hold.")
+        del self.objects[name]
+        return web.Response(status=204)
+
+    async def _on_delete(self, request: web.Request, fault: Fault) -> web.Response:
+        return self._deleted(self._object(request.rel_url.raw_path), self._precondition(request))
+
+    def _renewed(self, name: str, content: str) -> web.Response:
+        if name not in self.objects:
+            return error(404, f"No such object: kn-test/{name}", "notFound")
+        stored, moment = self.objects[name], json.loads(content)["customTime"]
+        if moment < stored.custom_time:
+            return error(400, "Custom time cannot be set to an earlier time", "invalid")
+        stored.custom_time = moment
+        return web.json_response(self._resource(name))
+
+    async def _on_renew(self, request: web.Request, fault: Fault) -> web.Response:
+        return self._renewed(self._object(request.rel_url.raw_path), await request.text())
+
+    async def _on_batch(self, request: web.Request, fault: Fault) -> web.Response:
+        text = (await request.read()).decode()
+        calls = re.findall(
+            r"Content-ID: <(\S+)>\r\n\r\n(DELETE|PATCH) (\S+) HTTP/1.1\r\n"
+            r"(?:\S+: \S+\r\n)*\r\n(.*)\r\n",
+            text,
+        )
+        assert 0 < len(calls) <= 100
+        return web.Response(
+            body="".join(self._batched(calls, fault)).encode(),
+            headers={"Content-Type": "multipart/mixed; boundary=batch_x"},
+        )
+
+    def _batched(self, calls: list[tuple[str, str, str, str]], fault: Fault) -> Iterator[str]:
+        for place, (number, method, path, content) in enumerate(calls):
+            name = self._object(path)
+            if fault.crc32c and place % 2:  # every second one, when the fault says so
+                answer = error(503, "injected")
+            elif method == "PATCH":
+                answer = self._renewed(name, content)
+            else:
+                answer = self._deleted(name, None)
+            yield (
+                "--batch_x\r\nContent-Type: application/http\r\n"
+                f"Content-ID: <response-{number}>\r\n\r\n"
+                f"HTTP/1.1 {answer.status} X\r\nContent-Length: 0\r\n\r\n"
+                f"{answer.text or ''}\r\n"
+            )
+        yield "--batch_x--\r\n"

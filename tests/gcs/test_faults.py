@@ -1,0 +1,277 @@
+"""What a store makes of a service that fails: it tries again, or says what to do; never both."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from kinetic.aio.stores._gcs_http import EMULATOR
+from kinetic.aio.stores._gcs_retry import Patience
+from kinetic.aio.stores.gcs import GcsStore, Limits
+from kinetic.errors import (
+    AuthError,
+    BackendError,
+    Conflict,
+    KineticError,
+    NotFound,
+    Throttled,
+    Unavailable,
+    WireError,
+)
+from tests.gcs.server import Fault, GcsServer, Stored
+
+Work = Callable[[GcsStore, Path], Awaitable[object]]
+LARGE = bytes(range(256)) * 12_000  # 3 MB: a resumable upload, ranges
+
+OPERATIONS: dict[str, Work] = {
+    "create": lambda store, path: store.create("new", b"x"),
+    "create large": lambda store, path: store.create("new", LARGE),
+    "replace": lambda store, path: _replace(store),
+    "get": lambda store, path: store.get("there"),
+    "fetch": lambda store, path: store.fetch("there", path / "copy"),
+    "list": lambda store, path: store.list(""),
+    "delete": lambda store, path: store.delete(["there"]),
+    "delete many": lambda store, path: store.delete([f"n{i}" for i in range(20)]),
+}
+
+
+async def _replace(store: GcsStore) -> None:
+    there = await store.get("there")
+    await store.replace("there", b"newer", generation=there.generation)
+
+
+@pytest.fixture(params=OPERATIONS)
+def operation(request: pytest.FixtureRequest) -> Work:
+    return OPERATIONS[request.param]
+
+
+async def test_a_storm_of_503_is_sat_out(
+    server: GcsServer, store: GcsStore, tmp_path: Path, operation: Work
+) -> None:
+    await store.create("there", b"content")
+    storm = server.fail("*", times=12, status=503)
+    await operation(store, tmp_path)
+    assert storm.seen == 12
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["before", "after the effect"])
+async def test_cut_connections_are_sat_out(
+    server: GcsServer, store: GcsStore, tmp_path: Path, operation: Work, late: bool
+) -> None:
+    await store.create("there", b"content")
+    server.fail("*", times=3, late=late)
+    await operation(store, tmp_path)
+
+
+async def test_silence_is_not_waited_for(
+    server: GcsServer, wary: GcsStore, tmp_path: Path, operation: Work
+) -> None:
+    await wary.create("there", b"content")
+    silence = server.fail("*", stall=True)
+    await operation(wary, tmp_path)
+    assert silence.seen == 1
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [Fault("*", 10**6, status=status) for status in (400, 401, 403, 404, 409, 410, 412, 429, 503)]
+    + [Fault("*", 10**6), Fault("*", 10**6, status=200, text="{no json")],
+    ids=lambda fault: str(fault.status) + ("" if fault.text != "{no json" else " no json"),
+)
+async def test_whatever_happens_is_told_in_our_own_words(
+    server: GcsServer, tmp_path: Path, operation: Work, fault: Fault
+) -> None:
+    patience = Patience(total_s=0.05, first_s=0.002, longest_s=0.01)
+    limits = Limits(patience=patience, piece_bytes=64 * 1024)
+    store = GcsStore("gs://kn-test", {EMULATOR: server.url}, limits=limits)
+    server.faults = [replace(fault)]
+    try:
+        await operation(store, tmp_path)
+        failure = None
+    except KineticError as exc:
+        failure = exc
+    finally:
+        await store.aclose()
+    assert list(tmp_path.iterdir()) == []
+    if failure is None:  # what is not there is deleted; another was faster; who reads an answer?
+        assert fault.status in (200, 404, 412)
+        return
+    assert "gs://kn-test" in str(failure)
+    assert getattr(failure, "retryable", False) == (fault.status in (0, 200, 429, 503))
+
+
+async def test_patience_ends(server: GcsServer) -> None:
+    limits = Limits(patience=Patience(total_s=0.3, first_s=0.01, longest_s=0.05))
+    store = GcsStore("gs://kn-test", {EMULATOR: server.url}, limits=limits)
+    storm = server.fail("*", times=10**6, status=503, text="Backend Error")
+    async with asyncio.timeout(10):
+        with pytest.raises(Unavailable, match="Backend Error") as raised:
+            await store.list("")
+    assert raised.value.retryable
+    assert storm.seen > 3
+    await store.aclose()
+
+
+async def test_a_wish_to_wait_longer_than_patience_is_handed_on(
+    server: GcsServer, store: GcsStore
+) -> None:
+    server.fail("create", status=429, headers={"Retry-After": "60"})
+    with pytest.raises(Throttled) as raised:
+        await store.create("x", b"")
+    assert raised.value.retry_after == 60
+    assert server.requests["create"] == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "permission"),
+    [
+        ("create", "storage.objects.create"),
+        ("get", "storage.objects.get"),
+        ("list", "storage.objects.list"),
+        ("delete many", "storage.objects.delete"),
+    ],
+)
+async def test_a_missing_permission_is_named_with_its_bucket(
+    server: GcsServer, store: GcsStore, tmp_path: Path, name: str, permission: str
+) -> None:
+    server.fail("*", times=10, status=403, text="you@example.com does not have access")
+    with pytest.raises(AuthError, match=rf"{permission}.* gs://kn-test .*you@example"):
+        await OPERATIONS[name](store, tmp_path)
+
+
+async def test_a_limit_of_the_rate_is_no_missing_permission(
+    server: GcsServer, store: GcsStore
+) -> None:
+    text = json.dumps({"error": {"message": "slow", "errors": [{"reason": "rateLimitExceeded"}]}})
+    server.fail("create", times=2, status=403, text=text)
+    assert await store.create("x", b"")
+
+
+async def test_a_connection_that_cannot_be_trusted_is_told_at_once(server: GcsServer) -> None:
+    store = GcsStore("gs://kn-test", {EMULATOR: server.url.replace("http", "https")})
+    with pytest.raises(BackendError, match="no trusted connection") as raised:
+        async with asyncio.timeout(5):
+            await store.list("")
+    assert not raised.value.retryable
+    await store.aclose()
+
+
+async def test_a_missing_bucket_is_named(server: GcsServer, store: GcsStore) -> None:
+    server.buckets.clear()
+    with pytest.raises(NotFound, match=r"no bucket gs://kn-test; create it"):
+        await store.list("a")
+
+
+async def test_a_creator_whose_reply_is_lost_knows_that_it_was_him(
+    server: GcsServer, store: GcsStore
+) -> None:
+    server.fail("create", late=True)
+    assert await store.create("x", b"mine", {"k": "v"})
+    assert dict((await store.get("x")).metadata) == {"k": "v"}
+    assert not await store.create("x", b"other")
+    assert server.requests["metadata"] == 2  # the first looked; the last had no need to
+
+
+async def test_a_creator_who_comes_second_after_a_lost_request_knows_that_too(
+    server: GcsServer, store: GcsStore
+) -> None:
+    assert await store.create("x", b"first")
+    server.fail("create", times=3)
+    assert not await store.create("x", b"second")
+
+
+async def test_of_fifty_creators_whose_replies_are_lost_one_wins(
+    server: GcsServer, store: GcsStore
+) -> None:
+    server.fail("create", times=40, late=True)
+    bodies = [bytes([number]) for number in range(50)]
+    won = await asyncio.gather(*(store.create("race", body) for body in bodies))
+    assert won.count(True) == 1
+    assert (await store.get("race")).body == bodies[won.index(True)]
+
+
+async def test_a_replacer_whose_reply_is_lost_knows_that_it_was_him(
+    server: GcsServer, store: GcsStore
+) -> None:
+    await store.create("lease", b"1")
+    first = (await store.get("lease")).generation
+    server.fail("create", late=True)
+    second = await store.replace("lease", b"2", generation=first)
+    assert (await store.get("lease")).generation == second
+    with pytest.raises(Conflict):
+        await store.replace("lease", b"x", generation=first)
+
+
+async def test_a_content_that_was_damaged_on_its_way_is_sent_again(
+    server: GcsServer, store: GcsStore
+) -> None:
+    server.fail("create", status=400, body=lambda body: body + b"!")
+    assert await store.create("x", b"right")
+    assert (await store.get("x")).body == b"right"
+
+
+@pytest.mark.parametrize("body", [b"right", LARGE], ids=["small", "large"])
+@pytest.mark.parametrize("how", [{"body": lambda body: body[:-1]}, {"crc32c": "AAAAAA=="}])
+async def test_a_content_that_arrives_damaged_each_time_is_not_left_there(
+    server: GcsServer, store: GcsStore, body: bytes, how: dict[str, object]
+) -> None:
+    for kind in ("create", "put"):
+        server.fail(kind, times=10, **how)
+    with pytest.raises(WireError, match=r"'x'.*gs://kn-test"):
+        await store.create("x", body)
+    assert server.objects == {}
+
+
+@pytest.mark.parametrize("way", ["get", "fetch"])
+async def test_a_content_that_comes_damaged_is_asked_for_again(
+    server: GcsServer, store: GcsStore, tmp_path: Path, way: str
+) -> None:
+    await store.create("there", b"content")
+    once = server.fail("media", body=lambda body: b"C" + body[1:])
+    await OPERATIONS[way](store, tmp_path)
+    assert once.seen == 1
+    server.fail("media", times=10, body=lambda body: b"C" + body[1:])
+    (tmp_path / "copy").unlink(missing_ok=True)
+    with pytest.raises(WireError, match=r"'there'.*gs://kn-test"):
+        await OPERATIONS[way](store, tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+async def test_of_a_batch_only_what_failed_is_asked_for_again(
+    server: GcsServer, store: GcsStore
+) -> None:
+    names = [f"n{number}" for number in range(250)]
+    server.objects = {name: Stored(b"", {}, 1) for name in names}
+    server.fail("batch", times=2, crc32c="every second call")
+    await store.delete([*names, "absent"])
+    assert server.objects == {}
+    assert server.requests["batch"] == 3 + 2
+
+
+async def test_what_was_replaced_while_it_was_read_is_read_again(
+    server: GcsServer, store: GcsStore, tmp_path: Path
+) -> None:
+    await store.create("x", LARGE)
+    server.fail("media", times=2, at=300_000)
+    fetching = asyncio.create_task(store.fetch("x", tmp_path / "x"))
+    while not server.requests["media"]:
+        await asyncio.sleep(0)
+    server.objects["x"].generation += 1
+    server.objects["x"].body = LARGE[::-1]
+    await fetching
+    assert (tmp_path / "x").read_bytes() == LARGE[::-1]
+
+
+async def test_a_file_that_is_there_is_not_overwritten(store: GcsStore, tmp_path: Path) -> None:
+    await store.create("there", b"new")
+    (tmp_path / "copy").write_bytes(b"old")
+    with pytest.raises(BackendError, match="copy"):
+        await store.fetch("there", tmp_path / "copy")
+    assert (tmp_path / "copy").read_bytes() == b"old"
+    with pytest.raises(BackendError, match="nowhere"):
+        await store.fetch("there", tmp_path / "nowhere" / "copy")

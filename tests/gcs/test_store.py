@@ -1,0 +1,265 @@
+"""The store as a guest of a process: what it costs, how it is closed, whose loop it is on."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kinetic.aio.stores._gcs_http import EMULATOR
+from kinetic.aio.stores._gcs_names import Location
+from kinetic.aio.stores.gcs import GcsStore
+from kinetic.errors import BackendError, ConfigurationError
+from tests.gcs.conftest import QUICK
+from tests.gcs.server import GcsServer, Stored
+
+ROOT = Path(__file__).parents[2]
+
+
+async def test_what_each_operation_costs(
+    server: GcsServer, store: GcsStore, tmp_path: Path
+) -> None:
+    """In requests; the JSON API has none that gives metadata and content together."""
+
+    async def cost(work: object) -> dict[str, int]:
+        server.requests.clear()
+        await work  # type: ignore[misc]
+        return dict(server.requests)
+
+    assert await cost(store.create("a", b"x" * 1000, {"k": "v"})) == {"create": 1}
+    assert await cost(store.create("a", b"other")) == {"create": 1}
+    assert await cost(store.create("large", b"x" * 100_000)) == {"begin": 1, "put": 1}
+    generation = (await store.get("a")).generation
+    assert await cost(store.replace("a", b"y", generation=generation)) == {"create": 1}
+    assert await cost(store.get("a")) == {"metadata": 1, "media": 1}
+    assert await cost(store.fetch("a", tmp_path / "a")) == {"metadata": 1, "media": 1}
+    assert await cost(store.list("")) == {"list": 1}
+    assert await cost(store.look("a")) == {"metadata": 1}
+    assert await cost(store.renew(["a"])) == {"renew": 1}
+    assert await cost(store.renew([])) == {}
+    assert await cost(store.delete(["a"])) == {"delete": 1}
+    assert await cost(store.delete([])) == {}
+    server.objects = {f"n/{number:04}": Stored(b"", {}, 1) for number in range(2500)}
+    assert await cost(store.list("n/")) == {"list": 3}
+    assert await cost(store.renew([f"n/{number:04}" for number in range(2500)])) == {"batch": 25}
+    assert await cost(store.delete([f"n/{number:04}" for number in range(2500)])) == {"batch": 25}
+    assert server.objects == {}
+
+
+async def test_a_listing_of_many_pages_is_sorted_and_whole(
+    server: GcsServer, store: GcsStore
+) -> None:
+    names = [f"{'%é🙂'[number % 3]}/{number}" for number in range(2500)]
+    place = Location("kn-test", "")
+    server.objects = {
+        place.object_name(name): Stored(b"x" * (number % 7), {"n": name}, number + 1)
+        for number, name in enumerate(names)
+    }
+    listed = await store.list("")
+    assert [one.name for one in listed] == sorted(names)
+    assert all(one.metadata == {"n": one.name} for one in listed)
+    assert sum(one.size for one in listed) == sum(number % 7 for number in range(2500))
+    assert server.requests["list"] == 3
+
+
+async def test_metadata_is_what_was_given_and_nothing_else(store: GcsStore) -> None:
+    await store.create("bare", b"")
+    await store.create("large", b"x" * 100_000, {"é": "ü", "empty": ""})
+    assert [dict(one.metadata) for one in await store.list("")] == [{}, {"é": "ü", "empty": ""}]
+    assert dict((await store.get("large")).metadata) == {"é": "ü", "empty": ""}
+
+
+async def test_only_what_is_shared_has_a_custom_time(server: GcsServer, store: GcsStore) -> None:
+    """A lifecycle rule by that time collects nothing else, whatever its name."""
+    for size in (10, 100_000):
+        await store.create(f"jobs/{size}", b"x" * size)
+        await store.create(f"code/{size}", b"x" * size, shared=True)
+    generation = (await store.get("jobs/10")).generation
+    await store.replace("jobs/10", b"", generation=generation)
+    timed = {name for name, stored in server.objects.items() if stored.custom_time}
+    assert timed == {"code/10", "code/100000"}
+
+
+@pytest.mark.parametrize("count", [1, 20])
+async def test_somebody_whose_clock_is_ahead_has_renewed_it_before(
+    server: GcsServer, store: GcsStore, count: int
+) -> None:
+    names = [f"code/{number}" for number in range(count)]
+    for name in names:
+        await store.create(name, b"", shared=True)
+    server.objects[names[0]].custom_time = "2999-01-01T00:00:00Z"
+    assert await store.renew([*names, "missing"]) == {"missing"}
+    assert server.objects[names[0]].custom_time == "2999-01-01T00:00:00Z"
+
+
+async def test_a_folder_is_a_store_of_its_own(server: GcsServer) -> None:
+    environ = {EMULATOR: server.url.removeprefix("http://")}
+    folder = GcsStore("gs://kn-test/of/mine/", environ)
+    whole = GcsStore("gs://kn-test", environ)
+    assert (folder.url, whole.url) == ("gs://kn-test/of/mine", "gs://kn-test")
+    await whole.create("other", b"")
+    await folder.create("x", b"1")
+    assert [one.name for one in await folder.list("")] == ["x"]
+    assert [one.name for one in await whole.list("")] == ["of/mine/x", "other"]
+    await folder.delete(["x"])
+    await folder.aclose()
+    await whole.aclose()
+
+
+@pytest.mark.parametrize("url", ["gs://", "gs:///x", "gs://Upper", "s3://bucket", "bucket", "gs:b"])
+def test_what_names_no_bucket_is_refused(url: str) -> None:
+    with pytest.raises(ConfigurationError, match="gs://BUCKET"):
+        GcsStore(url, {})
+
+
+async def test_the_longest_name_is_kept_and_a_longer_one_told(store: GcsStore) -> None:
+    name = "é" * 512
+    assert await store.create(name, b"")
+    assert [one.name for one in await store.list("é")] == [name]
+    with pytest.raises(BackendError, match="1025 bytes"):
+        await store.create(f"{name}x", b"")
+
+
+@given(st.text(max_size=60), st.integers(0, 60), st.sampled_from(["", "folder/"]))
+def test_every_name_has_an_object_name_that_the_service_takes(
+    name: str, cut: int, folder: str
+) -> None:
+    place = Location("bucket", folder)
+    full = place.object_name(name)
+    assert place.name(full) == name
+    assert full.startswith(place.object_name(name[:cut]))
+    own = full.removeprefix(folder)
+    assert not re.search("[\x00-\x1f\x7f-\x9f]", full) and not own.startswith(".")
+
+
+def test_an_object_that_no_name_has_is_not_of_the_store() -> None:
+    place = Location("bucket", "")
+    assert place.name("50% of %41") is None
+    assert place.name("%2Eplain") == ".plain"
+
+
+async def test_a_closed_store_says_so_and_what_was_under_way_fails(
+    server: GcsServer,
+) -> None:
+    store = GcsStore("gs://kn-test", {EMULATOR: server.url}, limits=QUICK)
+    server.fail("list", stall=True)
+    waiting = asyncio.create_task(store.list(""))
+    while not server.requests["list"]:
+        await asyncio.sleep(0)
+    await store.aclose()
+    await store.aclose()
+    for work in (waiting, store.list(""), store.create("x", b"")):
+        with pytest.raises(BackendError, match="closed"):
+            await work
+
+
+@pytest.mark.parametrize("way", ["get", "fetch"])
+async def test_who_reads_when_a_store_is_closed_is_told(
+    server: GcsServer, store: GcsStore, tmp_path: Path, way: str
+) -> None:
+    await store.create("x", b"a" * 3_000_000)
+    stalled = server.fail("media", times=10, at=700_000, stall=True)
+    work = store.get("x") if way == "get" else store.fetch("x", tmp_path / "copy")
+    reading = asyncio.create_task(work)
+    while not stalled.seen:
+        await asyncio.sleep(0)
+    await asyncio.sleep(0.1)  # until it reads; earlier or later, it is told
+    await store.aclose()
+    async with asyncio.timeout(20):
+        with pytest.raises(BackendError, match="closed"):
+            await reading
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_each_loop_has_a_store_and_a_store_one_loop() -> None:
+    def elsewhere(store: GcsStore) -> None:
+        with pytest.raises(BackendError, match="another event loop"):
+            asyncio.run(store.list(""))
+
+    async def use() -> None:
+        async with GcsServer() as server:
+            store = GcsStore("gs://kn-test", {EMULATOR: server.url})
+            assert await store.create("x", b"")
+            await asyncio.to_thread(elsewhere, store)
+            assert [one.name for one in await store.list("")] == ["x"]
+            await store.aclose()
+
+    async def both() -> None:
+        await asyncio.gather(*(asyncio.to_thread(asyncio.run, use()) for _ in range(2)))
+
+    asyncio.run(use())
+    asyncio.run(both())
+
+
+QUIET = """
+import asyncio, gc, sys
+sys.path.insert(0, {root!r})
+from kinetic.aio.stores.gcs import GcsStore
+from tests.gcs.server import GcsServer
+
+async def main():
+    asyncio.get_running_loop().slow_callback_duration = 60
+    async with GcsServer() as server:
+        store = GcsStore("gs://kn-test", {{"STORAGE_EMULATOR_HOST": server.url}})
+        await asyncio.gather(*(store.create(str(number), b"") for number in range(20)))
+        server.fail("media", stall=True)
+        getting = asyncio.create_task(store.get("1"))
+        while not server.requests["media"]:
+            await asyncio.sleep(0)
+        getting.cancel()
+        await asyncio.wait({{getting}})
+        await store.aclose()
+
+asyncio.run(main())
+gc.collect()
+"""
+
+
+def test_it_is_closed_without_a_word() -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-X", "dev", "-c", QUIET.format(root=str(ROOT))],
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+LOADED = """
+import json, sys
+{code}
+print(json.dumps(sorted(sys.modules)))
+"""
+LOCAL = """
+import kinetic
+@kinetic.run(backend="local")
+def answer(): return 42
+assert answer() == 42
+"""
+HEAVY = {"aiohttp", "gcloud", "google_crc32c", "tenacity", "cryptography", "jwt"}
+
+
+@pytest.mark.parametrize(
+    ("code", "heavy"),
+    [("import kinetic, kinetic.aio; kinetic.submit", set()), (LOCAL, set())],
+    ids=["import", "a local job"],
+)
+def test_who_uses_no_bucket_loads_nothing_of_it(code: str, heavy: set[str]) -> None:
+    answer = subprocess.run(
+        [sys.executable, "-c", LOADED.format(code=code)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=True,
+    )
+    loaded = {name.partition(".")[0] for name in json.loads(answer.stdout.splitlines()[-1])}
+    assert loaded & HEAVY == heavy

@@ -1,0 +1,220 @@
+"""Access tokens: one is asked for at a time, whoever waits for it, and a bad one is told."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kinetic.aio._credentials import Credentials
+from kinetic.aio.stores._gcs_retry import Patience
+from kinetic.aio.stores.gcs import GcsStore
+from kinetic.errors import AuthError, BackendError, Unavailable
+from tests.gcs.conftest import QUICK
+from tests.gcs.server import GcsServer
+
+SHORT = replace(QUICK, patience=Patience(total_s=0.01))
+
+
+@pytest.fixture(autouse=True)
+def credentials(server: GcsServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Application-default credentials whose tokens come from the server."""
+    path = tmp_path / "credentials.json"
+    user = {"type": "authorized_user", "client_id": "c", "client_secret": "s"}
+    path.write_text(json.dumps({**user, "refresh_token": "r", "token_uri": f"{server.url}/token"}))
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(path))
+    server.tokens = set()
+    return path
+
+
+@pytest.fixture
+async def store(server: GcsServer) -> AsyncIterator[GcsStore]:
+    made = GcsStore("gs://kn-test", {}, endpoint=server.url, limits=QUICK)
+    yield made
+    await made.aclose()
+
+
+async def test_a_hundred_cold_requests_ask_for_one_token(
+    server: GcsServer, store: GcsStore
+) -> None:
+    await asyncio.gather(*(store.create(str(number), b"") for number in range(100)))
+    assert server.requests["token"] == 1
+
+
+async def test_cancelling_one_who_waits_for_a_token_leaves_the_others_waiting(
+    server: GcsServer, store: GcsStore
+) -> None:
+    requests = [asyncio.create_task(store.create(str(number), b"")) for number in range(5)]
+    while not server.requests["token"]:
+        await asyncio.sleep(0)
+    requests[0].cancel()
+    results = await asyncio.gather(*requests, return_exceptions=True)
+    assert isinstance(results[0], asyncio.CancelledError)
+    assert results[1:] == [True] * 4
+    assert server.requests["token"] == 1
+
+
+async def test_a_token_that_is_refused_is_renewed_once(
+    server: GcsServer, store: GcsStore, tmp_path: Path
+) -> None:
+    await store.create("x", b"content")
+    assert server.tokens is not None
+    for work in (store.get("x"), store.list(""), store.fetch("x", tmp_path / "x")):
+        server.tokens.clear()
+        await work
+    assert 4 <= server.requests["token"] <= 5  # the two requests of a get may both find it refused
+
+
+async def test_a_service_that_accepts_no_token_is_not_asked_for_ever(
+    server: GcsServer, store: GcsStore
+) -> None:
+    server.fail("list", times=100, status=401, text="Invalid Credentials")
+    with pytest.raises(AuthError, match="gcloud auth application-default login"):
+        await store.list("")
+    assert server.requests["list"] == 2
+
+
+async def test_credentials_that_are_refused_are_told_at_once(
+    server: GcsServer, store: GcsStore
+) -> None:
+    server.fail("token", times=100, status=400, text="invalid_grant: it was revoked")
+    with pytest.raises(AuthError, match=r"it was revoked.*gcloud auth application-default login"):
+        await store.create("x", b"")
+    assert server.requests["token"] == 1
+
+
+async def test_a_server_of_tokens_that_fails_is_asked_again(
+    server: GcsServer, store: GcsStore
+) -> None:
+    server.fail("token", times=2, status=503)
+    server.fail("token", times=2)
+    assert await store.create("x", b"")
+
+
+async def test_a_token_is_renewed_before_it_ends_and_beside_the_requests(
+    server: GcsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [1000.0]
+    monkeypatch.setattr("time.time", lambda: now[0])
+    tokens = Credentials()
+    first = await tokens.get()
+    now[0] += 1790
+    assert await tokens.get() == first
+    now[0] += 20  # past the half of its hour
+    server.fail("token", status=503)
+    assert await tokens.get() == first
+    while server.requests["token"] < 2:
+        await asyncio.sleep(0.001)
+    now[0] += 5
+    assert await tokens.get() == first
+    now[0] += 10
+    while await tokens.get() == first:
+        await asyncio.sleep(0.001)
+    assert server.requests["token"] == 3
+    now[0] += 3600
+    server.fail("token", times=100, status=503)
+    with pytest.raises(Unavailable):
+        await tokens.get()
+    await tokens.aclose()
+
+
+@pytest.mark.parametrize("how", [{"stall": True}, {"status": 503}], ids=["silent", "failing"])
+async def test_who_waits_for_a_token_when_the_store_is_closed_is_told(
+    server: GcsServer, store: GcsStore, how: dict[str, Any]
+) -> None:
+    server.fail("token", times=10**6, **how)
+    waiting = asyncio.create_task(store.create("x", b""))
+    while not server.requests["token"]:
+        await asyncio.sleep(0)
+    await store.aclose()
+    async with asyncio.timeout(20):
+        with pytest.raises(BackendError, match="closed"):
+            await waiting
+
+
+async def test_credentials_that_are_closed_ask_for_nothing(server: GcsServer) -> None:
+    fresh, used = Credentials(), Credentials()
+    await used.get()
+    for tokens in (fresh, used):
+        await tokens.aclose()
+        with pytest.raises(BackendError, match="is closed; open another"):
+            await tokens.get()
+    assert server.requests["token"] == 1
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (None, r"credentials\.json, which does not exist"),
+        ("{", r"credentials\.json, which holds no credentials"),
+        ('{"type": "unheard"}', r"credentials\.json cannot be used.*unheard"),
+        ("{}", r"credentials\.json, which holds no credentials"),
+        ('{"type": "authorized_user"}', "cannot be used.*client_id"),
+    ],
+)
+async def test_credentials_that_cannot_be_used_are_named(
+    store: GcsStore, credentials: Path, content: str | None, words: str
+) -> None:
+    if content is None:
+        credentials.unlink()
+    else:
+        credentials.write_text(content)
+    with pytest.raises(AuthError, match=rf"{words}.*gcloud auth application-default login"):
+        await store.list("")
+
+
+async def test_a_proxy_of_the_environment_is_used(
+    server: GcsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("http_proxy", server.url.replace("//", "//me:secret@"))
+    monkeypatch.setenv("no_proxy", "other.example,127.0.0.1")
+    store = GcsStore("gs://kn-test", {}, endpoint="http://storage.example", limits=QUICK)
+    assert await store.create("x", b"through")
+    assert server.objects["x"].body == b"through"
+    assert server.proxied == {"Basic bWU6c2VjcmV0"}
+    await store.aclose()
+    monkeypatch.setenv("no_proxy", "storage.example")
+    store = GcsStore("gs://kn-test", {}, endpoint="http://storage.example", limits=SHORT)
+    with pytest.raises(Unavailable, match=r"storage\.example"):
+        await store.list("")
+    await store.aclose()
+
+
+NOWHERE = """
+import asyncio
+from kinetic.aio.stores._gcs_retry import Patience
+from kinetic.aio.stores.gcs import GcsStore
+from kinetic.errors import AuthError
+
+async def main():
+    asyncio.get_running_loop().slow_callback_duration = 60
+    store = GcsStore("gs://kn-test")
+    try:
+        await store.list("")
+    except AuthError as exc:
+        print(exc)
+    await store.aclose()
+
+asyncio.run(main())
+"""
+
+
+def test_a_machine_without_credentials_is_told_how_to_get_them(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-X", "dev", "-c", NOWHERE],
+        env={"HOME": str(tmp_path), "GCE_METADATA_HOST": "127.0.0.1:9"},
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=False,
+    )
+    assert done.stderr == ""
+    assert "gcloud auth application-default login" in done.stdout

@@ -1,0 +1,230 @@
+"""Large contents: in flat memory, going on where they were cut, and nothing left half-way."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from kinetic.aio.stores._gcs_http import EMULATOR
+from kinetic.aio.stores.gcs import GcsStore, Limits
+from kinetic.errors import BackendError, Unavailable
+from tests.gcs.conftest import QUICK
+from tests.gcs.server import PERSISTED, GcsServer
+
+MIB = 1024 * 1024
+BODY = b"".join(number.to_bytes(4, "big") for number in range(3 * MIB // 4))
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    """A file of 3 MiB, no two blocks of which are equal."""
+    path = tmp_path / "source"
+    path.write_bytes(BODY)
+    return path
+
+
+async def test_an_upload_that_is_cut_goes_on_from_what_was_kept(
+    server: GcsServer, store: GcsStore, source: Path
+) -> None:
+    server.fail("put", times=2, at=MIB + 1)
+    assert await store.create("x", source)
+    assert server.objects["x"].body == BODY
+    starts = [int(sent.removeprefix("bytes ").split("-")[0]) for sent in server.ranges]
+    assert starts[0] == 0
+    assert starts[1] + PERSISTED > MIB and starts[1] + MIB < starts[2] + PERSISTED
+    assert (server.requests["begin"], server.requests["ask"]) == (1, 2)
+
+
+async def test_an_upload_of_which_only_a_part_was_taken_goes_on(
+    server: GcsServer, store: GcsStore, source: Path
+) -> None:
+    server.fail("put", times=1, at=MIB, status=308)
+    assert await store.create("x", source)
+    assert server.objects["x"].body == BODY
+
+
+async def test_a_service_that_takes_nothing_is_not_asked_for_ever(
+    server: GcsServer, source: Path
+) -> None:
+    hasty = replace(QUICK, patience=replace(QUICK.patience, total_s=3.0))
+    store = GcsStore("gs://kn-test", {EMULATOR: server.url}, limits=hasty)
+    nothing = server.fail("put", times=10**6, at=0, status=308)
+    with pytest.raises(Unavailable, match="takes nothing"):
+        await store.create("x", source)
+    await store.aclose()
+    assert 3 < nothing.seen < 2000
+    assert server.uploads == {}
+
+
+async def test_an_upload_that_is_not_taken_on_is_given_up_and_resumed(
+    server: GcsServer, wary: GcsStore, source: Path
+) -> None:
+    server.fail("put", at=MIB, stall=True)
+    assert await wary.create("x", source)
+    assert server.objects["x"].body == BODY
+
+
+async def test_an_upload_whose_last_reply_is_lost_is_found_complete(
+    server: GcsServer, store: GcsStore, source: Path
+) -> None:
+    server.fail("put", late=True)
+    assert await store.create("x", source, {"k": "v"})
+    assert (server.requests["put"], server.requests["ask"]) == (1, 1)
+    assert dict((await store.get("x")).metadata) == {"k": "v"}
+
+
+async def test_an_upload_that_the_service_lost_starts_again(
+    server: GcsServer, store: GcsStore, source: Path
+) -> None:
+    server.fail("put", at=MIB)
+    server.fail("ask", status=410)
+    assert await store.create("x", source)
+    assert server.requests["begin"] == 2
+    assert server.objects["x"].body == BODY
+
+
+async def test_an_upload_that_comes_second_at_its_end_does_not_overwrite(
+    server: GcsServer, store: GcsStore, source: Path
+) -> None:
+    fault = server.fail("put", at=MIB)
+    slow = asyncio.create_task(store.create("x", source))
+    while not fault.seen:
+        await asyncio.sleep(0)
+    assert await store.create("x", b"faster")
+    assert not await slow
+    assert server.objects["x"].body == b"faster"
+
+
+@pytest.mark.parametrize("after", ["begin", "put"])
+async def test_a_cancelled_upload_leaves_neither_object_nor_session(
+    server: GcsServer, store: GcsStore, source: Path, after: str
+) -> None:
+    if after == "put":
+        server.fail("put", at=MIB, stall=True)
+    uploading = asyncio.create_task(store.create("x", source))
+    while not server.requests[after]:
+        await asyncio.sleep(0)
+    uploading.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await uploading
+    assert server.objects == {}
+    assert (server.requests["cancel"], server.uploads) == (1, {})
+
+
+async def test_a_file_that_shrinks_meanwhile_is_told_and_nothing_is_left(
+    server: GcsServer, store: GcsStore, source: Path
+) -> None:
+    fault = server.fail("put", at=MIB)
+    uploading = asyncio.create_task(store.create("x", source))
+    while not fault.seen:
+        await asyncio.sleep(0)
+    source.write_bytes(b"short")
+    with pytest.raises(BackendError, match=r"source became shorter"):
+        await uploading
+    assert (server.objects, server.uploads) == ({}, {})
+
+
+async def test_a_file_that_is_not_there_is_told(store: GcsStore, tmp_path: Path) -> None:
+    with pytest.raises(BackendError, match="nowhere"):
+        await store.create("x", tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize("way", ["get", "fetch"])
+async def test_a_download_that_is_cut_goes_on_where_it_was(
+    server: GcsServer, store: GcsStore, tmp_path: Path, source: Path, way: str
+) -> None:
+    await store.create("x", source)
+    server.ranges.clear()
+    server.fail("media", times=3, at=700_000)
+    if way == "get":
+        assert (await store.get("x")).body == BODY
+        starts = [int(wanted[6:].split("-")[0]) for wanted in server.ranges]
+        assert len(starts) == 3 and starts == sorted(set(starts)) and starts[0] > 0
+    else:
+        await store.fetch("x", tmp_path / "copy")
+        assert (tmp_path / "copy").read_bytes() == BODY
+        assert len(server.ranges) == 3 + 3
+
+
+async def test_a_cancelled_download_leaves_no_file(
+    server: GcsServer, store: GcsStore, tmp_path: Path, source: Path
+) -> None:
+    await store.create("x", source)
+    stalled = server.fail("media", times=10, at=700_000, stall=True)
+    fetching = asyncio.create_task(store.fetch("x", tmp_path / "copy"))
+    while stalled.seen < 3:
+        await asyncio.sleep(0)
+    fetching.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await fetching
+    assert [path.name for path in tmp_path.iterdir()] == ["source"]
+
+
+async def test_a_large_object_comes_in_several_streams(
+    server: GcsServer, store: GcsStore, tmp_path: Path, source: Path
+) -> None:
+    await store.create("x", source)
+    server.most = 0
+    server.fail("media", times=3, at=500_000)
+    await store.fetch("x", tmp_path / "copy")
+    assert server.most == 3
+    assert server.requests["media"] == 3 + 3
+
+
+async def test_large_and_small_pass_each_other(server: GcsServer, source: Path) -> None:
+    limits = Limits(connections=8, transfers=2, piece_bytes=64 * 1024)
+    store = GcsStore("gs://kn-test", {EMULATOR: server.url}, limits=limits)
+    large = [store.create(f"large {number}", source) for number in range(10)]
+    small = [store.create(f"small {number}", b"") for number in range(200)]
+    assert await asyncio.gather(*large, *small) == [True] * 210
+    assert server.most <= 8
+    await store.aclose()
+
+
+CHILD = """
+import asyncio, json, resource, sys
+from pathlib import Path
+from kinetic.aio.stores.gcs import GcsStore
+
+async def main(endpoint, source, copy):
+    store = GcsStore("gs://kn-test", {"STORAGE_EMULATOR_HOST": endpoint})
+    await store.create("warm", b"")
+    await store.get("warm")
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    await store.create("x", Path(source))
+    between = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    await store.fetch("x", Path(copy))
+    after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    await store.aclose()
+    print(json.dumps([between - before, after - before]))
+
+asyncio.run(main(*sys.argv[1:]))
+"""
+
+
+async def test_a_quarter_of_a_gigabyte_takes_little_memory(
+    server: GcsServer, tmp_path: Path
+) -> None:
+    source, copy = tmp_path / "source", tmp_path / "copy"
+    block = bytes(range(256)) * 4096
+    with source.open("wb") as file:
+        for number in range(256):
+            file.write(number.to_bytes(4, "big") + block[4:])
+    child = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", CHILD, server.url, str(source), str(copy),
+        stdout=asyncio.subprocess.PIPE, cwd=Path(__file__).parents[2],
+    )  # fmt: skip
+    output, _ = await child.communicate()
+    assert child.returncode == 0
+    units = 1 if sys.platform == "darwin" else 1024
+    up, both = (count * units for count in json.loads(output))
+    assert up < 24 * MIB and both < 48 * MIB, (up / MIB, both / MIB)
+    assert copy.stat().st_size == 256 * MIB
+    with source.open("rb") as first, copy.open("rb") as second:
+        while one := first.read(MIB):
+            assert one == second.read(MIB)

@@ -1,0 +1,168 @@
+"""What stands between a client and a server in tests: it counts, refuses, cuts and falls silent."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+import socket
+import struct
+import urllib.parse
+from collections import Counter
+from dataclasses import dataclass
+from typing import Self
+
+import aiohttp
+from aiohttp import web
+
+RESET = struct.pack("ii", 1, 0)
+"""SO_LINGER: the other side hears of the end as of a failure, and at once."""
+
+HOP = ("host", "connection", "content-length", "transfer-encoding")
+PIECE = 64 * 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """One request and its answer; ``name`` is that of an object, or the beginning of several."""
+
+    kind: str
+    name: str
+    status: int
+
+
+class Front:
+    """``async with Front(url) as front:`` has the GCS server at *url* behind ``front.url``."""
+
+    def __init__(self, url: str) -> None:
+        self._behind = url
+        self._fails_until = 0.0
+        self.asked: list[Asked] = []
+
+    async def __aenter__(self) -> Self:
+        self._session = aiohttp.ClientSession(auto_decompress=False)
+        self._runner = web.ServerRunner(web.Server(self._serve), shutdown_timeout=0)
+        await self._runner.setup()
+        await web.TCPSite(self._runner, "127.0.0.1", 0).start()
+        self.url = f"http://127.0.0.1:{self._runner.addresses[0][1]}"
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self._runner.cleanup()
+        await self._session.close()
+
+    def fail(self, seconds: float) -> None:
+        """For so long every request gets 503."""
+        self._fails_until = asyncio.get_running_loop().time() + seconds
+
+    def counted(self, since: int = 0) -> Counter[str]:
+        """Requests by kind and by the first part of the name: ``create code``, ``get jobs``, …"""
+        return Counter(f"{one.kind} {one.name.partition('/')[0]}" for one in self.asked[since:])
+
+    async def _serve(self, request: web.BaseRequest) -> web.StreamResponse:
+        body = await request.read()
+        if asyncio.get_running_loop().time() < self._fails_until:
+            answer = web.Response(status=503, text="Backend Error")
+        else:
+            answer = await self._forwarded(request, body)
+        self.asked.append(_asked(request, body, answer.status))
+        return answer
+
+    async def _forwarded(self, request: web.BaseRequest, body: bytes) -> web.Response:
+        sent = {name: value for name, value in request.headers.items() if name.lower() not in HOP}
+        url = aiohttp.client.URL(self._behind + request.raw_path, encoded=True)
+        async with self._session.request(
+            request.method, url, data=body, headers=sent, allow_redirects=False
+        ) as found:
+            kept = {name: value for name, value in found.headers.items() if name.lower() not in HOP}
+            return web.Response(status=found.status, body=await found.read(), headers=kept)
+
+
+def _asked(request: web.BaseRequest, body: bytes, status: int) -> Asked:
+    path = urllib.parse.unquote(request.path)
+    _, there, name = path.partition("/o/")
+    if request.method == "GET" and not there:
+        return Asked(kind="list", name=request.query.get("prefix", ""), status=status)
+    kind = {"GET": "get", "DELETE": "delete", "PATCH": "update"}.get(request.method, "create")
+    if request.method == "GET" and request.query.get("alt") != "media":
+        kind = "look at"
+    if not there:
+        named = re.search(rb'"name": ?"([^"]+)"', body)
+        name = named[1].decode() if named else request.query.get("name", path)
+    return Asked(kind=kind, name=name, status=status)
+
+
+class Relay:
+    """``async with Relay(port) as relay:`` leads connections to ``relay.port`` on to *port*."""
+
+    def __init__(self, port: int) -> None:
+        self._behind = port
+        self._pumps: dict[asyncio.Task[None], tuple[asyncio.StreamWriter, ...]] = {}
+        self._silent: list[asyncio.StreamWriter] = []
+        self.cuts = 0
+
+    async def __aenter__(self) -> Self:
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self.port: int = self._server.sockets[0].getsockname()[1]
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        self._server.close()
+        pumps = [*self._pumps]
+        self.cut()
+        for writer in self._silent:
+            writer.transport.abort()
+        await asyncio.gather(*pumps, return_exceptions=True)
+        await asyncio.sleep(0)  # the transports let go of their sockets
+
+    def cut(self) -> None:
+        """Reset all connections there are; new ones can be made."""
+        for pump, writers in self._pumps.items():
+            self.cuts += 1
+            pump.cancel()
+            for writer in writers:
+                where: socket.socket = writer.get_extra_info("socket")
+                with contextlib.suppress(OSError):
+                    where.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+                writer.transport.abort()
+        self._pumps.clear()
+
+    def fall_silent(self) -> None:
+        """All connections there are stay open, and nothing comes through; new ones can be made."""
+        for pump, writers in self._pumps.items():
+            self.cuts += 1
+            pump.cancel()
+            self._silent += writers
+        self._pumps.clear()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            on, back = await asyncio.open_connection("127.0.0.1", self._behind)
+        except OSError:
+            writer.transport.abort()
+            return
+        pump = asyncio.create_task(_both(reader, back, on, writer))
+        self._pumps[pump] = (writer, back)
+        pump.add_done_callback(self._ended)
+
+    def _ended(self, pump: asyncio.Task[None]) -> None:
+        for writer in self._pumps.pop(pump, ()):
+            writer.transport.abort()
+
+
+async def _both(
+    reader: asyncio.StreamReader,
+    back: asyncio.StreamWriter,
+    on: asyncio.StreamReader,
+    writer: asyncio.StreamWriter,
+) -> None:
+    """Until both sides have said all they had to say."""
+    await asyncio.gather(_pump(reader, back), _pump(on, writer))
+
+
+async def _pump(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+    with contextlib.suppress(OSError):
+        while piece := await source.read(PIECE):
+            sink.write(piece)
+            await sink.drain()
+        sink.write_eof() if sink.can_write_eof() else sink.close()

@@ -1,0 +1,129 @@
+"""A debugger is attached to a job on a cluster, by way of the API server alone."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib
+import io
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import yaml
+
+from kinetic import aio, errors
+from kinetic.debug import cleanup_port_forward
+from tests.cluster.fixtures import Namespace
+from tests.face.editor import Editor
+
+pytestmark = pytest.mark.timeout(240)  # the first one starts the control plane
+DEADLINE_S = 120.0
+PROGRAM = """
+import os
+import kinetic
+
+on_cluster = kinetic.run(container_image="example.test/image:1", cpu=0.1, debug=True)
+
+@on_cluster
+def doubled(x):
+    y = x * 2
+    return y
+
+def which():
+    host = os.environ["KINETIC_HOST"]
+    return host
+"""
+ROLES = "rbac.authorization.k8s.io/v1"
+WITHOUT = [
+    {"apiGroups": ["batch"], "resources": ["jobs"], "verbs": ["*"]},
+    {"apiGroups": [""], "resources": ["pods", "pods/log", "secrets", "events"], "verbs": ["*"]},
+]
+
+
+@pytest.fixture
+def project(
+    configured: Namespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[ModuleType]:
+    """The user's module ``experiment``."""
+    (tmp_path / "experiment.py").write_text(PROGRAM)
+    monkeypatch.delenv("KINETIC_PACKAGE_ROOT")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield importlib.import_module("experiment")
+    del sys.modules["experiment"]
+
+
+async def attached(job: aio.JobHandle[Any], **how: Any) -> tuple[subprocess.Popen[bytes], Any]:
+    """The forwarder, and what an editor is told."""
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said):
+        forwarder = await job.debug_attach(local_port=0, **how)
+    return forwarder, json.loads(said.getvalue().partition("\n")[2])
+
+
+def stopped_at(
+    told: dict[str, Any], file: str | None, line: int
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """Attach as an editor does, let it run to a line and on; what was seen there."""
+    with Editor(told["connect"]["port"]) as editor:
+        assert editor.begin(told, Path(str(file)), line)
+        seen = editor.stopped()
+        editor.go_on()
+    return seen
+
+
+def bind(namespace: Namespace, role: dict[str, Any], user: str) -> None:
+    """Make *role*, and give it to *user*."""
+    namespace.call("POST", f"{ROLES}/roles", role)
+    kind = {"kind": "User", "name": user, "apiGroup": "rbac.authorization.k8s.io"}
+    which = {"kind": "Role", "name": role["metadata"]["name"], "apiGroup": kind["apiGroup"]}
+    binding = {"apiVersion": ROLES, "kind": "RoleBinding", "metadata": {"name": which["name"]}}
+    namespace.call(
+        "POST", f"{ROLES}/rolebindings", binding | {"subjects": [kind], "roleRef": which}
+    )
+
+
+async def test_the_function_stops_where_the_editor_says_for_who_may_forward_ports(
+    configured: Namespace, project: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who may not is told the Role that helps; when the job has ended, so has the forwarder."""
+    monkeypatch.setenv("KINETIC_KUBE_CONTEXT", "dev")
+    begun = {"apiVersion": ROLES, "kind": "Role", "metadata": {"name": "begun"}, "rules": WITHOUT}
+    await asyncio.to_thread(bind, configured, begun, "dev")
+    async with asyncio.timeout(DEADLINE_S), aio.Client() as client:
+        job = await client.submit(project.doubled.options(accelerator="cpu"), 21)
+        with pytest.raises(errors.AuthError, match="pods/portforward") as refused:
+            await job.debug_attach(local_port=0)
+        _, _, printed = str(refused.value).partition("this:\n")
+        role, _ = yaml.safe_load_all(printed)
+        await asyncio.to_thread(bind, configured, role, "dev")
+        forwarder, told = await attached(job)
+        frame, seen = await asyncio.to_thread(stopped_at, told, project.__file__, 10)
+        assert (frame["name"], frame["source"]["path"]) == ("doubled", project.__file__)
+        assert seen == {"x": "21", "y": "42"}
+        assert await job.result() == 42
+        assert await asyncio.to_thread(forwarder.wait, 20) == 0
+        await job.cleanup()
+    cleanup_port_forward(forwarder)
+
+
+@pytest.mark.usefixtures("groups")
+async def test_the_debugger_of_a_chosen_host_lets_all_begin(
+    client: aio.Client, project: ModuleType
+) -> None:
+    async with asyncio.timeout(DEADLINE_S):
+        which = project.on_cluster(project.which).options(accelerator="cpu:hosts=2")
+        job = await client.submit(which)
+        with pytest.raises(errors.ConfigurationError, match="workers 0 to 1, not 2"):
+            await job.debug_attach(worker=2)
+        forwarder, told = await attached(job, worker=1)
+        frame, seen = await asyncio.to_thread(stopped_at, told, project.__file__, 14)
+        assert (frame["name"], seen) == ("which", {"host": "'1'"})
+        assert await job.result() == "0"
+        await job.cleanup()
+        await asyncio.to_thread(cleanup_port_forward, forwarder)

@@ -1,0 +1,77 @@
+"""The log of a job whose pod the cluster replaces, and of one that is tried again."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+import kinetic
+from kinetic import aio
+from tests.cluster.fixtures import Namespace
+
+from .conftest import IMAGE
+from .test_batches import until
+
+pytestmark = pytest.mark.timeout(180)  # the first one starts the control plane
+DEADLINE_S = 60.0
+on_cluster = kinetic.run(accelerator="cpu", container_image=IMAGE, cpu=0.1)
+
+
+@on_cluster
+def marked(folder: str) -> str:
+    """The first attempt lasts until it is ended."""
+    attempt = os.environ["KINETIC_ATTEMPT"]
+    for number in range(3):
+        print(f"{attempt}: line {number}", flush=True)
+    Path(folder, attempt).touch(exist_ok=False)
+    if attempt == "1":
+        time.sleep(600)
+    print(f"{attempt}: last", flush=True)
+    return attempt
+
+
+@on_cluster
+def fail_once(x: int) -> int:
+    attempt = os.environ["KINETIC_ATTEMPT"]
+    print(f"{attempt}: here", flush=True)
+    if attempt == "1":
+        raise ValueError(x)
+    return x
+
+
+async def test_a_log_goes_on_with_the_pod_that_replaces_a_disrupted_one(
+    client: aio.Client, configured: Namespace, tmp_path: Path
+) -> None:
+    """Nothing is lost and nothing told twice, whoever follows."""
+    async with asyncio.timeout(DEADLINE_S), aio.Client() as other:
+        job = await client.submit(marked, str(tmp_path))
+        found = await other.attach(job.job_id)
+
+        async def lines(of: aio.JobHandle[str]) -> list[str]:
+            return [line async for line in of.logs(follow=True)]
+
+        following = [asyncio.create_task(lines(one)) for one in (job, found)]
+        await until(lambda: (tmp_path / "1").exists())
+        (pod,) = (await asyncio.to_thread(configured.call, "GET", "pods"))["items"]
+        name = f"{configured.name}/{pod['metadata']['name']}"
+        await asyncio.to_thread(configured.kubelet.preempt, name)
+        assert await job.result(cleanup=False) == "2"
+        for told in await asyncio.gather(*following):
+            said = [line for line in told if line[:2] in ("1:", "2:")]
+            first = [f"1: line {number}" for number in range(3)]
+            assert said == [*first, *(f"2: line {number}" for number in range(3)), "2: last"]
+        await job.cleanup()
+
+
+async def test_a_log_goes_on_with_the_job_of_the_next_try(client: aio.Client) -> None:
+    async with asyncio.timeout(DEADLINE_S):
+        batch = await client.run_async_map(fail_once, [7], retries=1)
+        await batch.submitted()
+        job = await batch.job(0)
+        told = [line async for line in job.logs(follow=True)]
+        assert [line for line in told if line.endswith(": here")] == ["1: here", "2: here"]
+        await batch.cleanup()

@@ -1,0 +1,220 @@
+"""One job on several hosts of a cluster: it runs once, and nothing of it is left."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import kinetic
+from kinetic import aio, errors
+from tests.cluster.fixtures import Namespace
+
+from .conftest import IMAGE
+from .test_batches import until
+
+DEADLINE_S = 60.0
+on_hosts = kinetic.run(accelerator="cpu:hosts=3", container_image=IMAGE, cpu=0.1)
+COLLECTIONS = {
+    "lws": "leaderworkerset.x-k8s.io/v1/leaderworkersets",
+    "jobset": "jobset.x-k8s.io/v1alpha2/jobsets",
+}
+INDEX = {
+    "lws": "leaderworkerset.sigs.k8s.io/worker-index",
+    "jobset": "batch.kubernetes.io/job-completion-index",
+}
+
+pytestmark = pytest.mark.usefixtures("groups")
+
+
+@pytest.fixture(params=["lws", "jobset"])
+def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """What carries the hosts."""
+    monkeypatch.setenv("KINETIC_MULTIHOST", request.param)
+    return str(request.param)
+
+
+@pytest.fixture
+def permitted(configured: Namespace) -> Namespace:
+    """The pods' service account may delete their own set."""
+    rule = {
+        "apiGroups": ["leaderworkerset.x-k8s.io"],
+        "resources": ["leaderworkersets"],
+        "verbs": ["delete"],
+    }
+    roles = "rbac.authorization.k8s.io/v1"
+    name: dict[str, Any] = {"apiVersion": roles, "metadata": {"name": "kinetic-runner"}}
+    configured.call("POST", f"{roles}/roles", name | {"kind": "Role", "rules": [rule]})
+    whom = {"kind": "ServiceAccount", "name": "kinetic", "namespace": configured.name}
+    which = {"kind": "Role", "name": "kinetic-runner", "apiGroup": "rbac.authorization.k8s.io"}
+    binding = name | {"kind": "RoleBinding", "subjects": [whom], "roleRef": which}
+    configured.call("POST", f"{roles}/rolebindings", binding)
+    return configured
+
+
+@on_hosts
+def met(folder: str) -> list[str]:
+    """Each host leaves a mark, and none ends before all have."""
+    host = os.environ["KINETIC_HOST"]
+    Path(folder, f"{host}.{os.getpid()}").touch(exist_ok=False)
+    print("here is", host, flush=True)
+    while len([*Path(folder).iterdir()]) < int(os.environ["KINETIC_HOSTS"]):
+        time.sleep(0.02)
+    return [host, os.environ["KINETIC_COORDINATOR"]]
+
+
+async def test_the_first_hosts_value_comes_back_and_it_runs_once(
+    kind: str, permitted: Namespace, client: aio.Client, tmp_path: Path
+) -> None:
+    marks = tmp_path / "marks"
+    marks.mkdir()
+    async with asyncio.timeout(DEADLINE_S):
+        job = await client.submit(met, str(marks))
+        seen = {line async for line in job.logs(follow=True)}
+        assert seen == {f"[{host}] here is {host}" for host in range(3)}
+        value = await job.result(cleanup=False)
+        assert value[0] == "0"
+        assert value[1].endswith(":8476")
+        if kind == "lws":  # by itself: nobody has asked for it
+            await gone(permitted, kind)
+        await job.cleanup()
+        await gone(permitted, kind)
+    assert sorted(path.name[0] for path in marks.iterdir()) == ["0", "1", "2"]
+
+
+@on_hosts
+def wait_marked(folder: str) -> None:
+    Path(folder, f"{os.environ['KINETIC_HOST']}.{os.getpid()}").touch(exist_ok=False)
+    time.sleep(600)
+
+
+@kinetic.run(accelerator="cpu:hosts=2", container_image=IMAGE, cpu=0.1)
+def squared(x: int) -> int:
+    return x * x
+
+
+@on_hosts
+def one_fails(host: str, how: str) -> None:
+    """The host of this number fails; the others would go on for ever."""
+    print("here is", os.environ["KINETIC_HOST"], flush=True)
+    if os.environ["KINETIC_HOST"] == host:
+        if how == "raise":
+            raise LookupError(f"host {host} has nothing")
+        os.abort()
+    time.sleep(600)
+
+
+async def test_the_exception_of_any_host_ends_all(
+    kind: str, permitted: Namespace, client: aio.Client
+) -> None:
+    async with asyncio.timeout(DEADLINE_S):
+        job = await client.submit(one_fails, "1", "raise")
+        with pytest.raises(LookupError, match="host 1 has nothing") as caught:
+            await job
+        assert "host 1 of 3" in "".join(caught.value.__notes__)
+        await job.cleanup()
+        await gone(permitted, kind)
+
+
+async def test_a_host_that_dies_is_told(
+    kind: str, permitted: Namespace, client: aio.Client
+) -> None:
+    async with asyncio.timeout(DEADLINE_S):
+        job = await client.submit(one_fails, "2", "die")
+        with pytest.raises(errors.JobError, match="host 2 of 3"):
+            await job
+        await job.cleanup()
+        await gone(permitted, kind)
+
+
+async def test_a_job_that_is_cancelled_is_gone(
+    kind: str, permitted: Namespace, client: aio.Client
+) -> None:
+    async with asyncio.timeout(DEADLINE_S):
+        job = await client.submit(one_fails, "none", "")
+        lines: set[str] = set()
+        async for line in job.logs(follow=True):
+            lines.add(line)
+            if len(lines) == 3:
+                break
+        assert lines == {f"[{host}] here is {host}" for host in range(3)}
+        await job.cancel()
+        with pytest.raises(errors.JobCancelled):
+            await job
+        await job.cleanup()
+        await gone(permitted, kind)
+
+
+async def test_a_set_goes_when_the_function_ends_though_no_client_lives(
+    permitted: Namespace, tmp_path: Path
+) -> None:
+    async with asyncio.timeout(DEADLINE_S):
+        async with aio.Client() as client:
+            job = await client.submit(met, str(tmp_path))
+        await gone(permitted, "lws")
+        async with aio.Client() as other:
+            again = await other.attach(job.job_id)
+            assert (await again)[0] == "0"
+    assert len([path for path in tmp_path.iterdir() if path.name[0] in "012"]) == 3
+
+
+async def test_without_the_right_to_delete_its_set_a_job_says_which_is_missing(
+    client: aio.Client, configured: Namespace, tmp_path: Path
+) -> None:
+    marks = tmp_path / "marks"
+    marks.mkdir()
+    async with asyncio.timeout(DEADLINE_S):
+        job = await client.submit(met, str(marks))
+        assert (await job.result(cleanup=False))[0] == "0"
+        lines = [line async for line in job.logs()]
+        assert "[0] kind: Role" in lines
+        assert "[0]   resources: [leaderworkersets]" in lines
+        await job.cleanup()
+        await gone(configured, "lws")
+
+
+async def test_when_the_first_host_is_preempted_it_does_not_run_again(
+    kind: str, permitted: Namespace, client: aio.Client, tmp_path: Path
+) -> None:
+    async with asyncio.timeout(DEADLINE_S):
+        job = await client.submit(wait_marked, str(tmp_path))
+        await until(lambda: len([*tmp_path.glob("[012].*")]) == 3)
+        pods = _items(permitted, "pods")
+        first = next(one for one in pods if one["metadata"]["labels"][INDEX[kind]] == "0")
+        pod = f"{permitted.name}/{first['metadata']['name']}"
+        await asyncio.to_thread(permitted.kubelet.preempt, pod)
+        with pytest.raises(errors.JobError, match=r"(?i)stop|preempted"):
+            await job.result(cleanup=False)
+        if kind == "lws":
+            await gone(permitted, kind)
+        await job.cleanup()
+        await gone(permitted, kind)
+    assert len([*tmp_path.glob("[012].*")]) == 3
+
+
+async def test_a_batch_has_a_set_for_each_item(permitted: Namespace, client: aio.Client) -> None:
+    async with asyncio.timeout(DEADLINE_S):
+        batch = await client.run_async_map(squared, [2, 3], max_concurrent=2)
+        assert await batch.results() == [4, 9]
+        await batch.cleanup()
+        await gone(permitted, "lws")
+
+
+async def gone(namespace: Namespace, kind: str) -> None:
+    """Wait until there is neither a set nor a pod."""
+
+    def left() -> list[str]:
+        found = [one for what in (COLLECTIONS[kind], "pods") for one in _items(namespace, what)]
+        return [one["metadata"]["name"] for one in found]
+
+    while await asyncio.to_thread(left):
+        await asyncio.sleep(0.1)
+
+
+def _items(namespace: Namespace, what: str) -> list[Any]:
+    found: list[Any] = namespace.call("GET", what)["items"]
+    return found

@@ -1,0 +1,136 @@
+"""What submitting and waiting cost, counted at the servers."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections import Counter
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+import kinetic
+from kinetic import aio
+from tests.cluster.fixtures import Namespace
+
+from .conftest import IMAGE
+from .proxy import Front
+from .test_batches import until
+
+pytestmark = pytest.mark.timeout(180)  # the first one starts the control plane
+DEADLINE_S = 90.0
+RHYTHM_S = 10.0
+FIRST = ("look at lease", "get lease")
+"""Once a batch: the first renewal finds out which generation the bucket has given to the lease."""
+
+PROJECT = """
+import time
+from pathlib import Path
+
+def add(a, b):
+    return a + b
+
+def wait(x, folder):
+    Path(folder, f"begun-{x}").touch()
+    while not Path(folder, "go").exists():
+        time.sleep(0.05)
+    return x
+"""
+
+
+@pytest.fixture
+async def front(
+    configured: Namespace, gcs_server: str, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[Front]:
+    """The bucket as the client sees it; pods go to the server itself."""
+    async with Front(gcs_server) as front:
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", front.url)
+        yield front
+
+
+@pytest.fixture
+def project(configured: Namespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A module of a small project."""
+    (tmp_path / "counted.py").write_text(PROJECT)
+    monkeypatch.setenv("KINETIC_PACKAGE_ROOT", str(tmp_path))
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "counted", raising=False)
+    import counted  # type: ignore[import-not-found]
+
+    return counted
+
+
+on_cluster = kinetic.run(accelerator="cpu", container_image=IMAGE, cpu=0.1)
+
+
+async def test_a_submission_takes_four_writes_to_the_bucket_and_later_ones_two(
+    front: Front, configured: Namespace, project
+) -> None:
+    """And two to the API server: the Job, and its Secret."""
+    at, before, add = 0, Counter[str](), on_cluster(project.add)
+    async with asyncio.timeout(DEADLINE_S), aio.Client() as client:
+        for number in range(3):
+            job = await client.submit(add, number, 2)
+            asked, at = front.counted(at), len(front.asked)
+            now = configured.control_plane.requests(configured.name)
+            shared = {"create code": 1, "create functions": 1} if number == 0 else {}
+            assert written(asked) == shared | {"create jobs": 2}
+            first = {"create secrets": 2} if number == 0 else {"create secrets": 1}  # the root key
+            assert written(now - before) == first | {"create jobs": 1}
+            assert await job == number + 2
+            at, before = (
+                len(front.asked),
+                configured.control_plane.requests(configured.name),
+            )
+
+
+@pytest.mark.parametrize("beats", [0.6, pytest.param(3.1, marks=pytest.mark.slow)])
+async def test_who_waits_asks_nobody(
+    front: Front, configured: Namespace, project, tmp_path: Path, beats: float
+) -> None:
+    """But to renew the lease of a batch, and to look whether somebody wants something of it."""
+    wait = on_cluster(project.wait)
+    async with asyncio.timeout(DEADLINE_S), aio.Client() as client:
+        job = await client.submit(wait, 1, str(tmp_path))
+        batch = await client.run_async_map(wait, [(2, str(tmp_path)), (3, str(tmp_path))])
+        results = asyncio.create_task(batch.results())
+        await until(lambda: len([*tmp_path.glob("begun-*")]) == 3)
+        waiting = asyncio.create_task(anything(job))
+        await quiet(front, configured)
+        at, before = len(front.asked), configured.control_plane.requests(configured.name)
+        await asyncio.sleep(beats * RHYTHM_S)  # that long it is watched
+        asked = Counter(
+            f"{one.kind} {one.name.rpartition('/')[2]}"
+            for one in front.asked[at:]
+            if one.name.startswith("batches/")
+        )
+        assert len(front.asked) - at == asked.total(), "nothing is asked about the single job"
+        assert asked.keys() <= {"look at 00000000", "create lease", *FIRST}
+        assert int(beats) <= asked["look at 00000000"] <= int(beats) + 1
+        first = asked["get lease"]
+        assert first <= 1 and asked["look at lease"] <= 2 * first
+        assert int(beats) <= asked["create lease"] - first <= int(beats) + 1
+        assert configured.control_plane.requests(configured.name) == before
+        (tmp_path / "go").touch()
+        assert await waiting == 1
+        assert await results == [2, 3]
+
+
+async def anything(job: aio.JobHandle) -> object:
+    """Its value."""
+    return await job
+
+
+async def quiet(front: Front, configured: Namespace) -> None:
+    """Return when what belongs to beginning is over: a second without a request."""
+    before = -1, Counter[str]()
+    while before != (now := (len(front.asked), configured.control_plane.requests(configured.name))):
+        before = now
+        await asyncio.sleep(1)
+
+
+def written(asked: Counter[str]) -> dict[str, int]:
+    """Those that are no reading."""
+    reading = ("get", "look at", "list", "watch")
+    return {what: number for what, number in asked.items() if not what.startswith(reading)}

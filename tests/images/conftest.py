@@ -1,0 +1,103 @@
+"""A project's cloud: bucket, builder and registry, all of the tests' own, and images on them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from kinetic import configuration
+from kinetic.aio.images._turn import Pace
+from kinetic.aio.images._wheel import Wheel, wheel
+from kinetic.aio.images.container import ContainerImages
+from kinetic.aio.ports import ImageRequest
+from kinetic.aio.stores.gcs import GcsStore
+from kinetic.testing import MemoryStore
+from tests.gcs.server import GcsServer
+from tests.images.services import BuildServer, RegistryServer
+
+QUICK = Pace(beat_s=0.05, look_s=0.02, patience_s=0.5)
+METADATA = "Metadata-Version: 2.4\nName: kinetic-aio\nVersion: 7.1\n\nSome words.\n"
+OWN = wheel({"kinetic/__init__.py": b"__version__ = '7.1'\n"}, METADATA)
+
+
+def small_wheel() -> Wheel:
+    """A kinetic that takes no time to pack."""
+    return OWN
+
+
+@dataclass
+class Cloud:
+    """The three servers, and clients of them."""
+
+    bucket: GcsServer
+    registry: RegistryServer
+    builds: BuildServer
+    jobs: MemoryStore = field(default_factory=MemoryStore)
+    opened: list[ContainerImages] = field(default_factory=list)
+
+    @property
+    def environ(self) -> dict[str, str]:
+        """What leads a client here."""
+        return {
+            "STORAGE_EMULATOR_HOST": self.bucket.url,
+            "CLOUD_BUILD_EMULATOR_HOST": self.builds.host,
+            "ARTIFACT_REGISTRY_EMULATOR_HOST": self.registry.host,
+        }
+
+    def images(
+        self, pace: Pace | None = QUICK, own: Callable[[], Wheel] = small_wheel, **environ: str
+    ) -> ContainerImages:
+        """As another process would have them."""
+        environ = self.environ | environ
+        made = ContainerImages(
+            configuration.resolve(backend="gke", project="kn", cluster="c1"),
+            jobs=self.jobs,
+            builds=GcsStore("gs://kn-test", environ),
+            environ=environ,
+            pace=pace,
+            look=(0.01, 0.02),
+            patience=1.0,
+            wheel=own,
+        )
+        self.opened.append(made)
+        return made
+
+
+@pytest.fixture
+async def cloud() -> AsyncIterator[Cloud]:
+    async with GcsServer() as bucket, RegistryServer() as registry:
+        async with BuildServer(bucket, registry) as builds:
+            made = Cloud(bucket, registry, builds)
+            try:
+                yield made
+            finally:
+                for images in made.opened:
+                    await images.aclose()
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A project with dependencies."""
+    (tmp_path / "requirements.txt").write_text("numpy==2.0\n")
+    return tmp_path
+
+
+@pytest.fixture
+def request_of(project: Path) -> Callable[..., ImageRequest]:
+    """A request for an image of the project; anything can be changed."""
+
+    def make(**changes: object) -> ImageRequest:
+        fields = {
+            "mode": "bundled",
+            "category": "cpu",
+            "base_image_repo": "kinetic",
+            "python": "3.12.4",
+            "entry_dir": project,
+            "root": project,
+        }
+        return ImageRequest(**(fields | changes))  # type: ignore[arg-type]
+
+    return make

@@ -1,0 +1,175 @@
+"""Tokens go with every request, and a refused one is not sent again; a build's end is explained."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import grpc
+import pytest
+from google.cloud.devtools import cloudbuild_v1
+
+from kinetic.aio._credentials import Credentials
+from kinetic.aio.images._build_log import BuildLog
+from kinetic.aio.images._build_verdict import explained_build
+from kinetic.aio.images._cloud_build import Builder, Order
+from kinetic.aio.images._http import Http
+from kinetic.errors import AuthError, BackendError
+from tests.images.conftest import Cloud
+from tests.kubernetes import faults
+
+Build = cloudbuild_v1.Build
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def login(cloud: Cloud, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Application-default credentials whose tokens come from the bucket's server."""
+    user = {"type": "authorized_user", "client_id": "c", "client_secret": "s"}
+    path = tmp_path / "credentials.json"
+    uri = f"{cloud.bucket.url}/token"
+    path.write_text(json.dumps({**user, "refresh_token": "r", "token_uri": uri}))
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(path))
+    cloud.bucket.tokens = set()
+
+
+ORDER = Order(project="p", uri="r/i:t", bucket="kn-test", source="s", logs="logs", account="a")
+
+
+async def begun(build_id: str) -> None:
+    """Nobody has to be told."""
+
+
+@pytest.mark.usefixtures("login")
+async def test_calls_and_logs_carry_the_token(cloud: Cloud) -> None:
+    assert cloud.bucket.tokens is not None
+    cloud.builds.faults["create"] = [grpc.StatusCode.UNAUTHENTICATED]
+    credentials = Credentials()
+    http = Http(credentials)
+    builder = Builder(
+        credentials,
+        lambda bucket, name: BuildLog(http, cloud.bucket.url, bucket, name),
+        emulator=cloud.builds.host,
+        look=(0.01, 0.02),
+    )
+    lines: list[str] = []
+    try:
+        await builder.build(ORDER, begun=begun, told=lines.append)
+    finally:
+        await builder.aclose()
+        await http.aclose()
+        await credentials.aclose()
+    assert lines == ["Step 1/2 : FROM python", "Step 2/2 : RUN uv"]
+    # The first token was refused: another one came in its place.
+    assert cloud.builds.authorizations == {f"Bearer {one}" for one in cloud.bucket.tokens}
+    assert len(cloud.bucket.tokens) == 2
+
+
+@pytest.mark.usefixtures("login")
+async def test_a_login_that_is_refused_is_told(cloud: Cloud) -> None:
+    cloud.builds.faults["create"] = [grpc.StatusCode.UNAUTHENTICATED] * 9
+    credentials = Credentials()
+    http = Http(credentials)
+    builder = Builder(
+        credentials,
+        lambda bucket, name: BuildLog(http, cloud.bucket.url, bucket, name),
+        emulator=cloud.builds.host,
+    )
+    try:
+        with pytest.raises(AuthError, match="gcloud auth application-default login"):
+            await builder.build(ORDER, begun=begun, told=print)
+    finally:
+        await builder.aclose()
+        await http.aclose()
+        await credentials.aclose()
+    assert cloud.builds.calls["create"] == 2
+
+
+async def test_a_client_of_cloud_build_that_is_closed_says_so(cloud: Cloud) -> None:
+    working = asyncio.Event()
+
+    async def script(*_: object) -> None:
+        working.set()
+
+    cloud.builds.script = script  # and it never ends
+    builders = [Builder(None, no_log, emulator=cloud.builds.host) for _ in range(2)]
+    building = asyncio.create_task(builders[0].build(ORDER, begun=begun, told=print))
+    async with asyncio.timeout(20):
+        await working.wait()
+        for builder in builders:
+            await builder.aclose()
+        with pytest.raises(BackendError, match="was closed meanwhile"):
+            await building
+        for builder in builders:
+            with pytest.raises(BackendError, match="Cloud Build is closed; open another"):
+                await builder.build(ORDER, begun=begun, told=print)
+    assert cloud.builds.calls["create"] == 1
+
+
+def no_log(bucket: str, name: str) -> BuildLog:
+    return BuildLog(Http(None, patience=0.1), "http://127.0.0.1:1", bucket, name)
+
+
+@pytest.mark.parametrize(
+    "trouble",
+    [faults.silence(), faults.stream(b"{", then="silent"), faults.status(503)],
+    ids=["before the answer", "within it", "between two tries"],
+)
+async def test_who_asks_while_a_client_is_closed_is_told(trouble: faults.Handler) -> None:
+    async with faults.FaultServer() as server:
+        server.always = trouble
+        http, other = Http(None), Http(None)
+        asking = asyncio.create_task(http.ask("GET", server.url, {}))
+        async with asyncio.timeout(20):
+            while not server.seen:
+                await asyncio.sleep(0)
+            for one in (http, other):
+                await one.aclose()
+            with pytest.raises(BackendError, match="closed"):
+                await asking
+            for one in (http, other):
+                with pytest.raises(BackendError, match="is closed; open another"):
+                    await one.ask("GET", server.url, {})
+
+
+def test_choosing_images_loads_nothing_of_google() -> None:
+    code = (
+        "import sys, kinetic.aio.images.container, kinetic.aio.images._cloud_build;"
+        "print([one for one in sys.modules if one.split('.')[0] in ('google', 'grpc', 'aiohttp')])"
+    )
+    said = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert said.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("status", "kind", "words"),
+    [
+        ("FAILURE", "PUSH_NOT_AUTHORIZED", "roles/artifactregistry.writer"),
+        ("FAILURE", "PUSH_FAILED", "could not be pushed"),
+        ("FAILURE", "FETCH_SOURCE_FAILED", "roles/storage.objectAdmin"),
+        ("FAILURE", "LOGGING_FAILURE", "roles/logging.logWriter"),
+        ("FAILURE", "USER_BUILD_STEP", "failed"),
+        ("TIMEOUT", "", "took too long"),
+        ("EXPIRED", "", "quota"),
+        ("INTERNAL_ERROR", "", "try again"),
+        ("CANCELLED", "", "was cancelled"),
+    ],
+)
+def test_the_end_of_a_build_says_what_to_do(status: str, kind: str, words: str) -> None:
+    build = Build(id="b", status=Build.Status[status], log_url="https://l.test", status_detail="D")
+    if kind:
+        build.failure_info.type_ = Build.FailureInfo.FailureType[kind]
+    error = explained_build(build, "r/i:t", ["one", "two"])
+    assert error is not None and words in str(error)
+    assert "r/i:t" in str(error) and "(D)" in str(error)
+    assert "  one\n  two\n" in str(error) and "https://l.test" in str(error)
+    assert (error.build_id, error.log_url) == ("b", "https://l.test")
+
+
+def test_a_build_that_succeeded_is_no_error() -> None:
+    assert explained_build(Build(status=Build.Status.SUCCESS), "r/i:t", []) is None

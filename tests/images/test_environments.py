@@ -1,0 +1,209 @@
+"""On this machine: the interpreter that runs, or an environment that uv makes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from kinetic.aio.images._uv import find_uv
+from kinetic.aio.images.current import CurrentInterpreter
+from kinetic.aio.ports import Image, ImageRequest
+from kinetic.errors import BuildError, ConfigurationError
+from tests.images.conftest import small_wheel
+
+try:
+    UV = find_uv()
+except ConfigurationError as exc:  # pragma: no cover
+    UV = ""
+    REASON = str(exc)
+else:
+    REASON = ""
+
+needs_uv = pytest.mark.skipif(not UV, reason=REASON)
+
+
+def package(folder: Path, name: str, version: str, content: str = "") -> None:
+    """A wheel that can be installed without a network."""
+    info = f"{name}-{version}.dist-info"
+    with zipfile.ZipFile(folder / f"{name}-{version}-py3-none-any.whl", "w") as archive:
+        archive.writestr(f"{name}.py", content or f"VERSION = {version!r}\n")
+        archive.writestr(
+            f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+        )
+        archive.writestr(
+            f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        )
+        archive.writestr(f"{info}/RECORD", "")
+
+
+@pytest.fixture
+def index(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of packages, which stands for an index."""
+    folder = tmp_path_factory.mktemp("index")
+    package(folder, "knsix", "1.0")
+    package(folder, "knsix", "2.0")
+    package(folder, "jaxlib", "0.1")
+    return folder
+
+
+@pytest.fixture
+def environ(index: Path, home: Path) -> dict[str, str]:
+    """No network: what is not in the folder is nowhere."""
+    return {**os.environ, "UV_FIND_LINKS": str(index), "UV_OFFLINE": "1"}
+
+
+Images = Callable[[], CurrentInterpreter]
+
+
+@pytest.fixture
+def images(environ: dict[str, str], home: Path) -> Images:
+    return lambda: CurrentInterpreter(home, environ, wheel=small_wheel)
+
+
+def said_by(image: Image, code: str) -> str:
+    done = subprocess.run(
+        [*image.command, "-I", "-c", code], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+@needs_uv
+async def test_the_environment_has_the_dependencies_and_kinetic(
+    images: Images, request_of: Callable[..., ImageRequest], project: Path
+) -> None:
+    (project / "requirements.txt").write_text("knsix==1.0\nkinetic-aio==99\n")
+    image = await images().resolve(request_of(mode="prebuilt"))
+    assert image.uri == "" and image.requirements is None
+    code = "import knsix, kinetic; print(knsix.VERSION, kinetic.__version__)"
+    assert said_by(image, code) == "1.0 7.1"
+    assert said_by(image, "import sys; print(sys.version_info[:2])") == str(sys.version_info[:2])
+
+
+@needs_uv
+async def test_it_is_made_once_for_the_same_dependencies(
+    images: Images, request_of: Callable[..., ImageRequest], project: Path, home: Path
+) -> None:
+    (project / "requirements.txt").write_text("knsix==1.0\n")
+    request = request_of(mode="prebuilt")
+    clients = [images() for _ in range(3)]
+    made = await asyncio.gather(*(client.resolve(request) for client in clients))
+    assert len(set(made)) == 1
+    marks = list((home / "cache" / "environments").glob("*/kinetic-ready"))
+    assert len(marks) == 1
+    stamp = marks[0].stat().st_mtime_ns
+    await images().resolve(request)
+    assert marks[0].stat().st_mtime_ns == stamp
+    (project / "requirements.txt").write_text("knsix==2.0\n")
+    other = await images().resolve(request)
+    assert other not in made
+    assert said_by(other, "import knsix; print(knsix.VERSION)") == "2.0"
+    assert said_by(made[0], "import knsix; print(knsix.VERSION)") == "1.0"
+
+
+@needs_uv
+async def test_no_image_has_jax_here_so_it_is_installed(
+    images: Images, request_of: Callable[..., ImageRequest], project: Path, caplog
+) -> None:
+    (project / "requirements.txt").write_text("jaxlib\n")
+    image = await images().resolve(request_of(mode="prebuilt"))
+    assert said_by(image, "import jaxlib; print(jaxlib.VERSION)") == "0.1"
+    assert "left to the image" not in caplog.text
+
+
+@needs_uv
+async def test_what_cannot_be_installed_is_told_in_uvs_words_and_can_be_mended(
+    images: Images, request_of: Callable[..., ImageRequest], project: Path
+) -> None:
+    (project / "requirements.txt").write_text("knsix==3.0\n")
+    with pytest.raises(BuildError, match=r"knsix==3\.0"):
+        await images().resolve(request_of(mode="prebuilt"))
+    (project / "requirements.txt").write_text("knsix==2.0\n")
+    await images().resolve(request_of(mode="prebuilt"))
+
+
+@needs_uv
+async def test_a_half_made_environment_is_made_anew(
+    images: Images, request_of: Callable[..., ImageRequest], project: Path
+) -> None:
+    (project / "requirements.txt").write_text("knsix==1.0\n")
+    image = await images().resolve(request_of(mode="prebuilt"))
+    place = Path(image.command[0]).parents[1]
+    (place / "kinetic-ready").unlink()
+    (site,) = place.glob("lib/python*/site-packages")
+    (site / "knsix.py").unlink()
+    await images().resolve(request_of(mode="prebuilt"))
+    assert said_by(image, "import knsix; print(knsix.VERSION)") == "1.0"
+
+
+async def test_cancelled_the_installer_is_ended(
+    request_of: Callable[..., ImageRequest], tmp_path: Path, home: Path
+) -> None:
+    pid = tmp_path / "pid"
+    uv = tmp_path / "bin" / "uv"
+    uv.parent.mkdir()
+    uv.write_text(f"#!/bin/sh\necho $$ > {pid}.new; mv {pid}.new {pid}; exec sleep 60\n")
+    uv.chmod(0o755)
+    environ = {**os.environ, "PATH": f"{uv.parent}:{os.environ['PATH']}"}
+    images = CurrentInterpreter(home, environ, wheel=small_wheel)
+    resolving = asyncio.create_task(images.resolve(request_of(mode="prebuilt")))
+    async with asyncio.timeout(10):
+        while not pid.exists():
+            await asyncio.sleep(0.01)
+    resolving.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await resolving
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(pid.read_text()), 0)
+
+
+async def test_bundled_is_the_interpreter_that_runs(
+    images: Images, request_of: Callable[..., ImageRequest], project: Path
+) -> None:
+    (project / "requirements.txt").write_text("-e .\n")  # nothing is installed
+    assert await images().resolve(request_of()) == Image(uri="", command=(sys.executable,))
+    assert CurrentInterpreter() is not None
+
+
+async def test_a_container_image_is_refused(
+    images: Images, request_of: Callable[..., ImageRequest]
+) -> None:
+    with pytest.raises(ConfigurationError, match="processes, not containers"):
+        await images().resolve(request_of(mode="python:3.12"))
+
+
+@needs_uv
+def test_a_job_runs_in_it(project: Path, environ: dict[str, str], index: Path) -> None:
+    """From the decorator to the value, with the wheel of this very kinetic."""
+    (project / "requirements.txt").write_text("knsix==1.0\n")
+    (project / "job.py").write_text(
+        "import kinetic\n"
+        "@kinetic.run(accelerator='cpu', backend='local', container_image='prebuilt')\n"
+        "def job():\n"
+        "    import knsix, sys\n"
+        "    return knsix.VERSION, sys.prefix\n"
+        "if __name__ == '__main__':\n"
+        "    print(*job())\n"
+    )
+    online = {**environ, "UV_OFFLINE": "0"}
+    done = subprocess.run(
+        [sys.executable, "job.py"],
+        cwd=project,
+        env=online,
+        capture_output=True,
+        text=True,
+        timeout=55,
+        check=False,
+    )
+    if "Failed to fetch" in done.stderr or "Could not connect" in done.stderr:
+        pytest.skip("no package index can be reached for what kinetic depends on")
+    assert done.returncode == 0, done.stderr
+    version, prefix = done.stdout.split()
+    assert version == "1.0" and prefix != sys.prefix

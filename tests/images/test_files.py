@@ -1,0 +1,226 @@
+"""What images are made of: the wheel, the context, the names. All pure."""
+
+from __future__ import annotations
+
+import base64
+import csv
+import hashlib
+import io
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from kinetic import configuration
+from kinetic._pack.runner_file import runner_files
+from kinetic.aio.images import _recipe
+from kinetic.aio.images._build_log import failing_lines
+from kinetic.aio.images._places import checked_uri, places, registry_of
+from kinetic.aio.images._registry import manifest_url
+from kinetic.aio.images._wheel import installed_wheel, package_files, wheel
+from kinetic.errors import ConfigurationError
+from tests.images.conftest import METADATA, OWN
+
+ROOT = Path(__file__).parents[2]
+
+
+# --- the wheel ---
+
+
+def test_the_wheel_of_the_running_kinetic_installs_and_runs(tmp_path: Path) -> None:
+    own = installed_wheel()
+    (tmp_path / own.name).write_bytes(own.content)
+    site = tmp_path / "site"
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "pip", "install", "--no-deps", "--no-index", "--quiet"),
+            *("--target", str(site), str(tmp_path / own.name)),
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    code = "import kinetic, kinetic._runner.wire; print(kinetic.__file__, kinetic._runner.__file__)"
+    said = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        env={"PYTHONPATH": str(site)},
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.split()
+    assert [Path(one).is_relative_to(site) for one in said] == [True, True]
+
+
+def test_the_wheel_has_all_files_of_the_package_and_says_so() -> None:
+    installed_wheel.cache_clear()  # in a checkout somebody may be at work
+    with zipfile.ZipFile(io.BytesIO(installed_wheel().content)) as archive:
+        names = set(archive.namelist())
+        (record,) = (name for name in names if name.endswith("/RECORD"))
+        rows = list(csv.reader(io.StringIO(archive.read(record).decode())))
+        for name, digest, size in rows:
+            if name != record:
+                body = archive.read(name)
+                encoded = base64.urlsafe_b64encode(hashlib.sha256(body).digest()).rstrip(b"=")
+                assert (digest, size) == (f"sha256={encoded.decode()}", str(len(body)))
+    assert {row[0] for row in rows} == names
+    sources = {
+        path.relative_to(ROOT).as_posix()
+        for path in (ROOT / "kinetic").rglob("*.py")
+        if "_runner" not in path.parts
+    }
+    runner = {f"kinetic/_runner/{path.name}" for path in (ROOT / "runner").glob("*.py")}
+    assert sources | runner | {"kinetic/py.typed"} <= names
+
+
+def test_the_same_tree_is_the_same_wheel_whenever_it_was_written(tmp_path: Path) -> None:
+    for place in ("one", "two"):
+        package = tmp_path / place / "kinetic"
+        (package / "sub").mkdir(parents=True)
+        files = ["b.py", "a.py", "sub/c.txt"]
+        for name in files if place == "one" else reversed(files):
+            (package / name).write_text(name)
+    (tmp_path / "two/kinetic/__pycache__").mkdir()
+    (tmp_path / "two/kinetic/__pycache__/a.cpython-312.pyc").write_bytes(b"old")
+    one, two = (wheel(package_files(tmp_path / at / "kinetic"), METADATA) for at in ("one", "two"))
+    assert one == two
+    assert one.name == "kinetic_aio-7.1-py3-none-any.whl"
+
+
+def test_metadata_without_a_version_is_no_wheel() -> None:
+    with pytest.raises(ValueError, match="no Version"):
+        wheel({}, "Name: kinetic-aio\n\nVersion: 1\n")
+
+
+# --- the context ---
+
+
+def dockerfile(category: str, requirements: str = "numpy\n") -> str:
+    context = _recipe.bundled_context(category, "3.13.1", OWN, runner_files(), requirements)
+    return context["Dockerfile"].decode()
+
+
+@pytest.mark.parametrize(
+    ("category", "words"),
+    [("cpu", '"jax"'), ("gpu", '"jax[cuda12]"'), ("tpu", '"jax[tpu]"')],
+)
+def test_an_image_has_the_jax_of_its_accelerator(category: str, words: str) -> None:
+    text = dockerfile(category)
+    assert words in text and text.startswith("FROM python:3.13-slim\n")
+    assert ("--find-links" in text) == (category == "tpu")
+    install = next(line for line in text.splitlines() if "uv pip install" in line)
+    for part in (*_recipe.RUNNER_NEEDS, OWN.name, "-r /tmp/install/requirements.txt"):
+        assert part in install  # one resolution for all
+
+
+def test_an_image_begins_with_what_it_is_told() -> None:
+    context = _recipe.base_context("cpu", "3.12.1", OWN, {}, python_image="m.test/py:{python}")
+    assert context["Dockerfile"].startswith(b"FROM m.test/py:3.12\n")
+
+
+def test_a_base_image_has_no_dependencies_of_a_project() -> None:
+    context = _recipe.base_context("cpu", "3.12.1", OWN, runner_files())
+    assert "requirements.txt" not in context["Dockerfile"].decode()
+    assert "install/requirements.txt" not in context
+    assert "app/remote_runner.py" in context and "app/requirements.py" in context
+
+
+def test_a_context_packs_to_the_files_it_has() -> None:
+    context = _recipe.bundled_context("cpu", "3.12", OWN, {"remote_runner.py": b"x"}, "a\n")
+    with tarfile.open(fileobj=io.BytesIO(_recipe.packed(context))) as archive:
+        found = {one.name: archive.extractfile(one).read() for one in archive}  # type: ignore[union-attr]
+    assert found == context
+    assert _recipe.packed(context) == _recipe.packed(dict(reversed(context.items())))
+
+
+def test_names_and_contents_cannot_be_exchanged() -> None:
+    assert _recipe.digest({"a": b"bc"}) != _recipe.digest({"ab": b"c"})
+    assert _recipe.digest({"a": b"", "b": b"x"}) != _recipe.digest({"a": b"x", "b": b""})
+
+
+# --- names ---
+
+
+@pytest.mark.parametrize(
+    ("zone", "project", "image"),
+    [
+        ("us-central1-a", "p", "us-docker.pkg.dev/p/kn-c/base"),
+        ("europe-west4-b", "p", "europe-docker.pkg.dev/p/kn-c/base"),
+        ("asia-east1-c", "p", "asia-docker.pkg.dev/p/kn-c/base"),
+        ("me-west1-a", "p", "me-west1-docker.pkg.dev/p/kn-c/base"),
+        ("us-east5-a", "example.com:p", "us-docker.pkg.dev/example.com/p/kn-c/base"),
+    ],
+)
+def test_images_are_in_the_registry_of_the_cluster(zone: str, project: str, image: str) -> None:
+    target = configuration.resolve(backend="gke", project=project, zone=zone, cluster="c")
+    assert places(target).image == image
+
+
+def test_the_account_of_a_domains_project_has_its_own_form() -> None:
+    target = configuration.resolve(backend="gke", project="example.com:p", cluster="c")
+    account = "kn-c-builds@p.example.com.iam.gserviceaccount.com"
+    assert places(target).service_account == f"projects/example.com:p/serviceAccounts/{account}"
+
+
+@pytest.mark.parametrize(
+    "uri",
+    [
+        "python",
+        "python:3.12-slim",
+        "me/mine",
+        "us-docker.pkg.dev/p/r/i:v1.0",
+        "localhost:5000/a/b_c/d--e:T.a-g_1",
+        "ghcr.io/a/b@sha256:" + "0" * 64,
+        "ghcr.io/a/b:1@sha256:" + "0" * 64,
+    ],
+)
+def test_a_name_of_an_image_is_taken_as_it_is(uri: str) -> None:
+    assert checked_uri(uri) == uri
+
+
+@pytest.mark.parametrize(
+    "uri",
+    [
+        "https://ghcr.io/a/b",
+        "a b",
+        "me/Upper",
+        "a:",
+        "a:b:c",
+        "a@sha256:12",
+        "/a",
+        "a//b",
+        "pre built",
+    ],
+)
+def test_what_is_no_name_of_an_image_is_refused(uri: str) -> None:
+    with pytest.raises(ConfigurationError, match="no name of a container image"):
+        checked_uri(uri)
+
+
+@pytest.mark.parametrize(
+    ("uri", "registry"),
+    [("me/mine:1", ""), ("ghcr.io/a:1", "ghcr.io"), ("localhost/a", "localhost"), ("python", "")],
+)
+def test_which_registry_an_image_is_in(uri: str, registry: str) -> None:
+    assert registry_of(uri) == registry
+
+
+def test_where_a_manifest_is() -> None:
+    assert manifest_url("r.io/a/b:t") == "https://r.io/v2/a/b/manifests/t"
+    assert manifest_url("r.io:5/a/b") == "https://r.io:5/v2/a/b/manifests/latest"
+    assert manifest_url("r.io/a/b:t@sha256:0") == "https://r.io/v2/a/b/manifests/sha256:0"
+
+
+# --- the log ---
+
+
+def test_the_lines_of_the_step_that_failed_are_told() -> None:
+    log = ["start", 'Step #0 - "a": one', 'Step #1 - "b": two', "Step #1: three", "ERROR"]
+    assert failing_lines(log, 1) == ["two", "three"]
+    assert failing_lines(log, None) == log
+    assert failing_lines(["a", "", "b"], 0) == ["a", "b"]
+    assert failing_lines([str(n) for n in range(99)], 0, count=2) == ["97", "98"]

@@ -1,0 +1,113 @@
+"""What an image gives to a pod: the runner in one file, and dependencies installed at the start."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+from kinetic import images
+from kinetic._runner import wire
+from kinetic._runner.directory import DirectoryObjects
+from kinetic.errors import ConfigurationError
+from tests.images.test_environments import UV, index, needs_uv
+from tests.runner.pods import RUNNER, Pods
+
+__all__ = ["index"]
+
+
+def pods_in(folder: Path, *command: str, **environ: str) -> Pods:
+    store = folder / "store"
+    store.mkdir()
+    return Pods(
+        folder,
+        DirectoryObjects(str(store)),
+        store.as_uri(),
+        environ=environ,
+        command=command or (sys.executable, "-u", str(RUNNER)),
+    )
+
+
+def test_the_runner_in_one_file_runs_a_job(tmp_path: Path) -> None:
+    app = tmp_path / "app"
+    app.mkdir()
+    said = subprocess.run(
+        [sys.executable, "-m", "kinetic.images", "runner"], capture_output=True, check=True
+    ).stdout
+    (app / "remote_runner.py").write_bytes(said)
+    pods = pods_in(tmp_path, sys.executable, "-u", str(app / "remote_runner.py"))
+    pod = pods.run(pods.order(lambda: (sys.path[:], __import__("kinetic_runner").__file__)))
+    assert pod.code == 0, pod.output
+    path, runner = pods.value()
+    assert str(app) not in path
+    assert Path(runner).is_relative_to(pod.folder / "tmp")
+    assert sorted(one.name for one in app.iterdir()) == ["remote_runner.py"]
+
+
+def test_another_python_is_told_before_anything_is_unpickled(tmp_path: Path) -> None:
+    pods = pods_in(tmp_path)
+    order = pods.order(lambda: None, client={"python": "3.2.1"})
+    assert pods.run(order).code == wire.EXIT_FINAL
+    error = pods.error()
+    assert "3.2.1" in error["message"] and platform.python_version() in error["message"]
+    assert error["phase"] != "payload unpickle"
+
+
+@pytest.fixture
+def venv(tmp_path: Path) -> str:
+    """An interpreter of its own, as that of an image, with what the runner needs."""
+    folder = tmp_path / "venv"
+    subprocess.run([UV, "venv", "--quiet", "--python", sys.executable, str(folder)], check=True)
+    (site,) = folder.glob("lib/python*/site-packages")
+    (site / "runner.pth").write_text(sysconfig.get_path("purelib"))
+    return str(folder / "bin" / "python")
+
+
+def offline(index: Path) -> dict[str, str]:
+    """uv, and nowhere to get anything from but *index*."""
+    path = f"{Path(UV).parent}:{os.environ['PATH']}"
+    return {"PATH": path, "UV_FIND_LINKS": str(index), "UV_OFFLINE": "1"}
+
+
+def requirements(pods: Pods, text: str) -> wire.Input:
+    body = text.encode()
+    digest = hashlib.sha256(body).hexdigest()
+    pods.objects.create(f"requirements/{digest}.txt", body)
+    return wire.Input(name=f"requirements/{digest}.txt", start=0, stop=len(body), digest=digest)
+
+
+@needs_uv
+def test_a_job_has_what_was_installed_at_its_start(tmp_path: Path, venv: str, index: Path) -> None:
+    pods = pods_in(tmp_path, venv, "-u", str(RUNNER), **offline(index))
+    order = pods.order(
+        lambda: __import__("knsix").VERSION, requirements=requirements(pods, "knsix==2.0\n")
+    )
+    pod = pods.run(order)
+    assert pod.code == 0, pod.output
+    assert pods.value() == "2.0"
+    assert "knsix==2.0" in pod.output  # uv's words are in the log
+
+
+@needs_uv
+def test_what_cannot_be_installed_is_the_jobs_error(tmp_path: Path, venv: str, index: Path) -> None:
+    pods = pods_in(tmp_path, venv, "-u", str(RUNNER), **offline(index))
+    pods.run(pods.order(lambda: 1, requirements=requirements(pods, "knsix==9\n")))
+    error = pods.error()
+    assert "knsix==9" in error["message"] and error["phase"] == "requirements"
+
+
+def test_the_folder_of_a_base_image_is_written(tmp_path: Path) -> None:
+    images.main(["base", "tpu", str(tmp_path / "base"), "--python", "3.13"])
+    text = (tmp_path / "base" / "Dockerfile").read_text()
+    assert text.startswith("FROM python:3.13-slim\n") and "jax[tpu]" in text
+    assert (tmp_path / "base/app/remote_runner.py").read_bytes() == RUNNER.read_bytes()
+    (own,) = (tmp_path / "base/install").iterdir()
+    assert own.name in text
+    with pytest.raises(ConfigurationError, match="cpu, gpu, tpu"):
+        images.write_base("npu", tmp_path)

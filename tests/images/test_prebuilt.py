@@ -1,0 +1,85 @@
+"""Base images, and images of the user's own."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import pytest
+
+from kinetic import __version__
+from kinetic.aio.images.bundled import COMMAND
+from kinetic.aio.ports import Image
+from kinetic.errors import ConfigurationError, PackError
+from tests.images.conftest import Cloud
+
+
+async def test_a_job_installs_what_its_base_image_lacks(cloud: Cloud, request_of) -> None:
+    image = await cloud.images().resolve(request_of(mode="prebuilt", base_image_repo="me/bases/"))
+    assert image.uri == f"me/bases/base-cpu:{__version__}"
+    assert image.command == COMMAND
+    part = image.requirements
+    assert part is not None
+    body = (await cloud.jobs.get(part.name)).body
+    assert body == b"numpy==2.0\n"
+    assert (part.start, part.stop) == (0, len(body))
+    assert part.digest == hashlib.sha256(body).hexdigest()
+    assert not cloud.registry.asked  # it is not ours to ask
+
+
+@pytest.mark.parametrize(
+    "text", ["", "# nothing\n", "--index-url https://i.test/simple\n", "jax\n"]
+)
+async def test_nothing_is_installed_where_nothing_is_wanted(
+    cloud: Cloud, request_of, project: Path, text: str
+) -> None:
+    (project / "requirements.txt").write_text(text)
+    image = await cloud.images().resolve(request_of(mode="prebuilt", category="tpu"))
+    assert image.requirements is None and image.uri == f"kinetic/base-tpu:{__version__}"
+    assert not cloud.jobs.requests
+
+
+async def test_a_registry_that_can_be_asked_tells_what_was_not_published(
+    cloud: Cloud, request_of
+) -> None:
+    images = cloud.images()
+    request = request_of(mode="prebuilt", base_image_repo=f"{cloud.registry.host}/p/bases")
+    with pytest.raises(ConfigurationError, match="was not published"):
+        await images.resolve(request)
+    cloud.registry.images.add(f"{cloud.registry.host}/p/bases/base-cpu:{__version__}")
+    uris = {(await images.resolve(request)).uri for _ in range(3)}
+    assert uris == cloud.registry.images
+    assert cloud.registry.asked == {404: 1, 200: 1}
+
+
+async def test_who_may_not_look_leaves_it_to_the_cluster(cloud: Cloud, request_of) -> None:
+    cloud.registry.answers = [403]
+    request = request_of(mode="prebuilt", base_image_repo=f"{cloud.registry.host}/p/bases")
+    assert (await cloud.images().resolve(request)).uri.endswith(f"base-cpu:{__version__}")
+
+
+async def test_a_place_that_is_none_is_refused(cloud: Cloud, request_of) -> None:
+    with pytest.raises(ConfigurationError, match="base_image_repo="):
+        await cloud.images().resolve(request_of(mode="prebuilt", base_image_repo="https://r.io/x"))
+
+
+async def test_what_only_this_machine_has_is_refused(
+    cloud: Cloud, request_of, project: Path
+) -> None:
+    (project / "requirements.txt").write_text("./mine.whl\n")
+    with pytest.raises(PackError, match="this machine only"):
+        await cloud.images().resolve(request_of(mode="prebuilt"))
+
+
+async def test_an_image_of_the_users_own_is_taken_as_it_is(
+    cloud: Cloud, request_of, project: Path
+) -> None:
+    (project / "requirements.txt").write_text("-e .\n")  # of no importance to it
+    image = await cloud.images().resolve(request_of(mode="ghcr.io/me/mine:1"))
+    assert image == Image(uri="ghcr.io/me/mine:1", command=COMMAND)
+    assert not (cloud.registry.asked or cloud.bucket.requests or cloud.builds.calls)
+
+
+async def test_what_is_no_image_is_refused(cloud: Cloud, request_of) -> None:
+    with pytest.raises(ConfigurationError, match="leave the scheme out"):
+        await cloud.images().resolve(request_of(mode="docker://me/mine"))

@@ -1,0 +1,159 @@
+"""A server on loopback that does to each request what its test has told it, and counts."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import ssl
+from collections import Counter, deque
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+from aiohttp import web
+
+Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
+
+
+@dataclass
+class Seen:
+    """One request as the server got it."""
+
+    method: str
+    path: str
+    query: dict[str, str]
+    headers: dict[str, str]
+    body: bytes
+    groups: list[str] = field(default_factory=list)
+
+
+class FaultServer:
+    """``async with FaultServer() as server:`` answers ``{}`` but for what `then` has queued.
+
+    ``always`` replaces that answer. What is kept waiting ends with the block.
+    """
+
+    def __init__(self, tls: ssl.SSLContext | None = None) -> None:
+        self.seen: list[Seen] = []
+        self.always: Handler = answer({})
+        self.busy = self.most_busy = 0
+        self.ended: Counter[str] = Counter()
+        self._next: deque[Handler] = deque()
+        self._over = asyncio.Event()
+        self._tls = tls
+
+    async def __aenter__(self) -> Self:
+        self._runner = web.ServerRunner(
+            web.Server(self._handle, access_log=None, handler_cancellation=True),
+            shutdown_timeout=0,
+        )
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, "127.0.0.1", 0, ssl_context=self._tls)
+        await site.start()
+        port = self._runner.addresses[0][1]
+        self.url = f"{'https' if self._tls else 'http'}://127.0.0.1:{port}"
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        self._over.set()
+        while self.busy:
+            await asyncio.sleep(0)
+        await self._runner.cleanup()
+
+    def then(self, *handlers: Handler) -> None:
+        """Treat the next requests so, one each."""
+        self._next.extend(handlers)
+
+    @property
+    def paths(self) -> list[str]:
+        return [f"{one.method} {one.path}" for one in self.seen]
+
+    async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        self.seen.append(
+            Seen(
+                request.method,
+                request.path,
+                dict(request.query),
+                dict(request.headers),
+                await request.read(),
+                request.headers.getall("Impersonate-Group", []),
+            )
+        )
+        handler = self._next.popleft() if self._next else self.always
+        self.busy += 1
+        self.most_busy = max(self.busy, self.most_busy)
+        handling = asyncio.ensure_future(handler(request))
+        over = asyncio.create_task(self._over.wait())
+        try:
+            await asyncio.wait({handling, over}, return_when=asyncio.FIRST_COMPLETED)
+            if handling.done():
+                return handling.result()
+            return cut(request)
+        except asyncio.CancelledError:
+            self.ended[request.path] += 1  # the client has gone
+            return cut(request)
+        finally:
+            handling.cancel()
+            over.cancel()
+            self.busy -= 1
+
+
+def answer(body: Any, status: int = 200, **headers: str) -> Handler:
+    """JSON, or text as it is."""
+    text = body if isinstance(body, str) else json.dumps(body)
+    kind = "text/plain" if isinstance(body, str) else "application/json"
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+
+    async def handle(_: web.BaseRequest) -> web.StreamResponse:
+        return web.Response(status=status, text=text, content_type=kind, headers=named)
+
+    return handle
+
+
+def status(code: int, reason: str = "", message: str = "because", **headers: str) -> Handler:
+    """A ``Status`` as an API server sends it."""
+    body = {"kind": "Status", "status": "Failure", "code": code, "reason": reason}
+    return answer({**body, "message": message}, code, **headers)
+
+
+def cut(request: web.BaseRequest) -> web.StreamResponse:
+    if request.transport is not None:
+        request.transport.abort()
+    return web.Response()
+
+
+def reset() -> Handler:
+    """The connection is cut without a word."""
+
+    async def handle(request: web.BaseRequest) -> web.StreamResponse:
+        return cut(request)
+
+    return handle
+
+
+def silence() -> Handler:
+    """The connection stays, and nothing comes: the other side may be gone."""
+
+    async def handle(_: web.BaseRequest) -> web.StreamResponse:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    return handle
+
+
+def stream(*pieces: bytes, then: str = "end", code: int = 200) -> Handler:
+    """Send *pieces* one by one, and then ``end``, ``cut`` or be ``silent``."""
+
+    async def handle(request: web.BaseRequest) -> web.StreamResponse:
+        response = web.StreamResponse(status=code)
+        await response.prepare(request)
+        for piece in pieces:
+            await response.write(piece)
+            await asyncio.sleep(0.001)  # so that they arrive one by one
+        if then == "cut":
+            cut(request)
+        elif then == "silent":
+            await asyncio.Event().wait()
+        return response
+
+    return handle

@@ -1,0 +1,49 @@
+"""Jobs as the engine asks for them, for the tests of what becomes of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kinetic._runner import wire
+from kinetic.aio.ports import Image, JobSpec, Resources, Shared
+
+LABELS = {
+    "app": "kinetic",
+    "kinetic.dev/user": "ada",
+    "kinetic.dev/function": "train",
+    "kinetic.dev/kind": "item",
+    "kinetic.dev/submission": "grp-1",
+    "kinetic.dev/index": "7",
+    "kinetic.dev/attempt": "2",
+}
+
+
+def order(**changes: Any) -> JobSpec:
+    """A job of a batch; *changes* are fields of `JobSpec`, or of its assignment."""
+    given = wire.Input(name="functions/a.pkl", start=0, stop=10, digest="ab")
+    assignment = wire.Assignment(
+        store="gs://p-kn-c-jobs",
+        scope="batches/grp-1/",
+        job_id="grp-1-7",
+        index=7,
+        attempt=2,
+        budgets=wire.Budgets(user=2),
+        function=given,
+        arguments=given,
+        output_dir="gs://p-kn-c-jobs/outputs/$(HOME)",
+    ).to_json()
+    captured = {"HF_TOKEN": "geheim", "WANDB.KEY": "größe"}
+    own = {"KINETIC_INDEX": "7", "KINETIC_OUTPUT_DIR": "gs://p-kn-c-jobs/outputs/$(HOME)"}
+    known = set(assignment)
+    assignment |= {name: value for name, value in changes.items() if name in known}
+    fields: dict[str, Any] = {
+        "name": "grp-1-7-2",
+        "labels": LABELS,
+        "image": Image(uri="europe-docker.pkg.dev/p/kn-c/base:tpu-1", command=("python3",)),
+        "environment": captured | own,
+        "key": b"k" * 32,
+        "resources": Resources(),
+        "shared": Shared(labels=LABELS, assignment={}, environment=captured),
+    }
+    fields |= {name: value for name, value in changes.items() if name in JobSpec.__slots__}
+    return JobSpec(assignment=assignment, **fields)

@@ -1,0 +1,192 @@
+"""The Kubernetes platform on a namespace of a test's own, and jobs that do as they are told."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections import Counter
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from kinetic.aio.clusters._access_context import open_context
+from kinetic.aio.clusters._api import Api
+from kinetic.aio.clusters._api_answers import Ask
+from kinetic.aio.clusters._job_manifest import Placement
+from kinetic.aio.clusters._kube_inquiry import Patience
+from kinetic.aio.clusters._kube_reflect import Rhythm
+from kinetic.aio.clusters.gke import GkeCluster
+from kinetic.aio.clusters.pathways import PathwaysCluster
+from kinetic.aio.ports import Cluster, Image, JobSpec, Observation, Phase, Resources
+from tests.cluster.fixtures import Namespace
+
+DEADLINE_S = 30.0
+IMAGE = "example.org/python:1"
+IMPATIENT = Patience(asked_s=0.5, slow_s=2.0, told_s=1.0, hopeless_s=1.0, least_s=0.5)
+
+PROGRAM = """
+import json, os, sys, signal
+order = json.loads(os.environ["KINETIC_ASSIGNMENT"])
+for name in ("FAILURES", "DISRUPTIONS"):
+    order["attempt"] = order.get("attempt", 1) + int(os.environ.get("KINETIC_" + name) or 0)
+signal.signal(signal.SIGTERM, lambda *_: os._exit(143))
+print(*order["lines"], sep="\\n", flush=True)
+if order["gate"]:
+    os.open(order["gate"], os.O_RDONLY)
+for name in order["shown"]:
+    print(os.environ.get(name, "-"), flush=True)
+print("attempt", order["attempt"], flush=True)
+print(os.environ["KINETIC_POD_UID"], flush=True)
+sys.exit(order["code"])
+"""
+"""In place of the runner."""
+
+
+class CountingApi(Api):
+    """An `Api` that counts what it is asked for, by verb and resource."""
+
+    requests: Counter[str]
+
+    async def call(self, method: str, path: str, **more: Any) -> dict[str, Any]:
+        """See `Api.call`."""
+        right = Ask(method=method, path=path, query=more.get("query") or {}).right
+        self.requests[f"{right.verb} {right.resource}"] += 1
+        return await super().call(method, path, **more)
+
+
+class Place:
+    """One or more clients of one namespace, and a folder for the gates of its jobs."""
+
+    def __init__(self, namespace: Namespace, folder: Path) -> None:
+        self.namespace = namespace
+        self.requests: Counter[str] = Counter()
+        self._folder = folder
+        self._opened: list[Cluster] = []
+        self._files: list[int] = []
+        (folder / "program.py").write_text(PROGRAM)
+
+    async def open(
+        self, patience: Patience = IMPATIENT, rhythm: Rhythm | None = None, **placement: Any
+    ) -> GkeCluster:
+        """One more client."""
+        at = Placement(namespace=self.namespace.name, restarts=0, **placement)
+        made = GkeCluster(await self._api(), at, patience=patience, rhythm=rhythm)
+        self._opened.append(made)
+        return made
+
+    async def open_groups(self, kind: str, namespace: str = "") -> PathwaysCluster:
+        """One more client, for jobs on several hosts."""
+        at = Placement(namespace=namespace or self.namespace.name, restarts=0)
+        made = PathwaysCluster(await self._api(), at, kind=kind, patience=IMPATIENT)
+        self._opened.append(made)
+        return made
+
+    async def _api(self) -> CountingApi:
+        environ = {"KUBECONFIG": str(self.namespace.kubeconfig)}
+        api = CountingApi(await open_context("admin", environ))
+        api.requests = self.requests
+        return api
+
+    def job(
+        self,
+        name: str,
+        *,
+        lines: list[str] | None = None,
+        gate: str = "",
+        code: int = 0,
+        **more: Any,
+    ) -> JobSpec:
+        """A job that prints *lines*, waits for its *gate*, tells who it is, and ends."""
+        assignment: dict[str, Any] = {
+            "lines": lines or [],
+            "gate": str(self._gate(gate)) if gate else "",
+            "code": code,
+            "shown": more.pop("shown", []),
+        }
+        labels = {"test": "yes", "name": name}
+        if (attempt := more.pop("attempt", None)) is not None:
+            assignment["attempt"] = attempt
+            labels["kinetic.dev/attempt"] = str(attempt)
+        if (group := more.pop("group", None)) is not None:
+            assignment["group_id"] = group
+            labels["kinetic.dev/submission"] = group
+        spec = JobSpec(
+            name=name,
+            labels=labels,
+            image=Image(uri=IMAGE, command=(sys.executable, str(self._folder / "program.py"))),
+            assignment=assignment,
+            environment={"PATH": os.environ["PATH"]},
+            key=b"k" * 32,
+            resources=Resources(cpu=0.1),
+            grace=2.0,
+        )
+        return replace(spec, **more)
+
+    def _gate(self, name: str) -> Path:
+        path = self._folder / name
+        if not path.exists():
+            os.mkfifo(path)
+        return path
+
+    def let_go(self, gate: str) -> None:
+        """Let those who wait for *gate* go on."""
+        self._files.append(os.open(self._folder / gate, os.O_RDWR | os.O_NONBLOCK))
+
+    async def call(self, method: str, path: str, body: Any = None, **query: str) -> dict[str, Any]:
+        """A request of the test's own, below the namespace."""
+        return await asyncio.to_thread(self.namespace.call, method, path, body, **query)
+
+    async def items(self, path: str) -> list[dict[str, Any]]:
+        """What there is in a collection."""
+        found: list[dict[str, Any]] = (await self.call("GET", path))["items"]
+        return found
+
+    async def aclose(self) -> None:
+        """Close all clients, and let no job wait any longer."""
+        for one in self._opened:
+            await one.aclose()
+        for fd in self._files:
+            os.close(fd)
+
+
+@asynccontextmanager
+async def watching(
+    cluster: Cluster, labels: Mapping[str, str] | None = None
+) -> AsyncGenerator[AsyncIterator[Observation]]:
+    """A watch that is closed."""
+    watch = cluster.watch({"test": "yes"} if labels is None else labels)
+    try:
+        yield watch
+    finally:
+        await watch.aclose()  # type: ignore[attr-defined]
+
+
+async def until(cluster: Cluster, name: str, *phases: Phase) -> Observation:
+    """The first word about the job that says it is in one of *phases*: over, if none is named."""
+    wanted = phases or (Phase.ENDED, Phase.GONE)
+    async with asyncio.timeout(DEADLINE_S), watching(cluster) as watch:
+        async for seen in watch:
+            if seen.name == name and seen.phase in wanted:
+                return seen
+    raise AssertionError("a watch never ends")
+
+
+async def gone(cluster: Cluster, *names: str) -> None:
+    """Wait until these jobs are not there any more."""
+    async with asyncio.timeout(DEADLINE_S):
+        while await cluster.find(names=names):
+            await asyncio.sleep(0.05)
+
+
+async def names(cluster: Cluster, **which: Any) -> list[str]:
+    """The names of what is found."""
+    return sorted(seen.name for seen in await cluster.find(**which))
+
+
+async def log_of(cluster: Cluster, name: str, **how: Any) -> list[str]:
+    """The job's log."""
+    async with asyncio.timeout(DEADLINE_S):
+        return [line async for line in cluster.logs(name, **how)]

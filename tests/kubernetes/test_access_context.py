@@ -1,0 +1,390 @@
+"""Access by a context of a kubeconfig: tokens, certificates, plugins, and what can be wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import json
+import os
+import ssl
+import sys
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kinetic.aio.clusters._access_context import open_context
+from kinetic.errors import AuthError, ConfigurationError
+from tests.cluster import certificates
+from tests.kubernetes.faults import FaultServer, status
+from tests.kubernetes.kubeconfigs import PODS, Config, opened, personal, secured, shown
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[FaultServer]:
+    async with FaultServer() as running:
+        yield running
+
+
+@pytest.fixture
+def config(tmp_path: Path, server: FaultServer) -> Config:
+    return Config(tmp_path, server.url)
+
+
+async def test_the_named_context_counts_and_not_the_current_one(
+    server: FaultServer, config: Config
+) -> None:
+    before = config.path.read_bytes(), config.path.stat().st_mtime_ns
+    async with opened(config) as api:
+        assert (api.server, api.default_namespace) == (server.url, "default")
+        await api.call("GET", PODS)
+    assert shown(server) == ["Bearer first"]
+    assert before == (config.path.read_bytes(), config.path.stat().st_mtime_ns)
+    config.context["namespace"] = "team"
+    config.write()
+    async with opened(config) as api:
+        assert api.default_namespace == "team"
+
+
+async def test_a_server_may_have_a_path(server: FaultServer, config: Config) -> None:
+    config.cluster["server"] = f"{server.url}/k8s/clusters/c-1/"
+    config.write()
+    async with opened(config) as api:
+        await api.call("GET", PODS)
+    assert server.paths == [f"GET /k8s/clusters/c-1{PODS}"]
+
+
+async def test_several_files_are_merged_and_the_first_that_has_a_name_wins(
+    server: FaultServer, config: Config, tmp_path: Path
+) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "token").write_text("from the file beside\n")
+    users = [{"name": "me", "user": {"tokenFile": "token"}}]
+    (other / "config").write_text(json.dumps({"users": users}))
+    empty = tmp_path / "empty"
+    empty.touch()
+    paths = [tmp_path / "missing", empty, other / "config", config.path]
+    config.environ["KUBECONFIG"] = os.pathsep.join(str(path) for path in paths)
+    async with opened(config) as api:
+        await api.call("GET", PODS)
+    assert shown(server) == ["Bearer from the file beside"]
+
+
+@pytest.mark.parametrize(
+    ("user", "header"),
+    [
+        ({}, None),
+        ({"token": "t"}, "Bearer t"),
+        ({"username": "u", "password": "p:ü"}, "Basic dTpwOsO8"),
+    ],
+)
+async def test_a_user_shows_what_it_has(
+    server: FaultServer, config: Config, user: dict[str, Any], header: str | None
+) -> None:
+    config.user = user
+    config.write()
+    async with opened(config) as api:
+        await api.call("GET", PODS)
+    assert shown(server) == [header]
+
+
+async def test_a_context_without_a_user_is_taken(server: FaultServer, config: Config) -> None:
+    del config.context["user"]
+    config.write()
+    async with opened(config) as api:
+        await api.call("GET", PODS)
+    assert shown(server) == [None]
+
+
+async def test_who_acts_as_somebody_else_says_so(server: FaultServer, config: Config) -> None:
+    config.user |= {"as": "ada", "as-groups": ["a", "b"], "as-user-extra": {"why": ["test"]}}
+    config.write()
+    async with opened(config) as api:
+        await api.call("GET", PODS)
+    seen = server.seen[0]
+    assert (seen.headers["Impersonate-User"], seen.groups) == ("ada", ["a", "b"])
+    assert seen.headers["Impersonate-Extra-why"] == "test"
+
+
+async def test_a_login_in_another_terminal_is_seen_when_the_old_token_is_refused(
+    server: FaultServer, config: Config
+) -> None:
+    async with opened(config) as api:
+        await api.call("GET", PODS)
+        config.user = {"token": "second"}
+        config.write()
+        await api.call("GET", PODS)
+        server.then(status(401, "Unauthorized"))
+        await api.call("GET", PODS)
+    assert shown(server) == ["Bearer first", "Bearer first", "Bearer first", "Bearer second"]
+
+
+async def test_a_client_stays_with_the_cluster_it_was_opened_for(
+    server: FaultServer, config: Config
+) -> None:
+    async with opened(config) as api:
+        config.cluster["server"] = "https://another.example"
+        config.write()
+        await api.call("GET", PODS)
+        server.then(status(401, "Unauthorized"))
+        with pytest.raises(AuthError, match=r"names the server https://another.example now"):
+            await api.call("GET", PODS)
+    assert len(server.seen) == 2
+
+
+async def test_a_file_with_a_token_is_read_again_in_time(
+    server: FaultServer, config: Config, tmp_path: Path
+) -> None:
+    (tmp_path / "token").write_text("one\n")
+    config.user = {"tokenFile": "token", "token": "the file goes first"}
+    config.write()
+    async with opened(config) as api:
+        await api.call("GET", PODS)
+        (tmp_path / "token").write_text("two")
+        server.then(status(401, "Unauthorized"))
+        await api.call("GET", PODS)
+    assert shown(server) == ["Bearer one", "Bearer one", "Bearer two"]
+
+
+async def test_an_auth_provider_is_asked_through_the_client_library(
+    server: FaultServer, config: Config
+) -> None:
+    claims = base64.b64encode(b'{"exp": 99999999999}').decode().rstrip("=")
+    token = f"h.{claims}.s"
+    config.user = {"auth-provider": {"name": "oidc", "config": {"id-token": token}}}
+    config.write()
+    if sys.version_info < (3, 12):  # the library uses what later versions warn of
+        async with opened(config) as api:
+            await api.call("GET", PODS)
+        assert shown(server) == [f"Bearer {token}"]
+    config.user = {"auth-provider": {"name": "oidc", "config": {"id-token": "x"}}}
+    config.write()
+    with pytest.raises(AuthError, match=r"gave no token.*credential plugin"):
+        await config.open()
+
+
+@pytest.mark.parametrize("inline", [True, False], ids=["in it", "in a file"])
+async def test_the_ca_of_the_cluster_is_trusted_and_no_other(
+    config: Config, tmp_path: Path, inline: bool
+) -> None:
+    async with secured(tmp_path) as server:
+        ca = (tmp_path / "ca.crt").read_bytes()
+        config.cluster = {"server": server.url}
+        if inline:
+            config.cluster["certificate-authority-data"] = base64.b64encode(ca).decode()
+        else:
+            config.cluster["certificate-authority"] = "ca.crt"
+        config.write()
+        async with opened(config) as api:
+            await api.call("GET", PODS)
+        (tmp_path / "other").mkdir()
+        other = certificates.make(tmp_path / "other").ca.read_bytes()
+        config.cluster = {
+            "server": server.url,
+            "certificate-authority-data": base64.b64encode(other).decode(),
+        }
+        config.write()
+        async with opened(config) as api:
+            with pytest.raises(AuthError, match=r"is not the cluster's.*belong together"):
+                await api.call("GET", PODS)
+        config.cluster["insecure-skip-tls-verify"] = True
+        config.write()
+        async with opened(config) as api:
+            await api.call("GET", PODS)
+        assert len(server.seen) == 2
+
+
+async def test_a_certificate_with_nothing_but_its_address_may_be_the_ca(
+    config: Config, tmp_path: Path
+) -> None:
+    """So do small clusters; Python 3.13 would ask for more."""
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(personal(tmp_path), tmp_path / "me.key")
+    async with FaultServer(context) as server:
+        config.cluster = {"server": server.url, "certificate-authority": "me.crt"}
+        config.write()
+        async with opened(config) as api:
+            await api.call("GET", PODS)
+
+
+async def test_the_name_in_the_certificate_may_be_another(config: Config, tmp_path: Path) -> None:
+    async with secured(tmp_path) as server:
+        config.cluster = {"server": server.url, "certificate-authority": "ca.crt"}
+        for name, right in (("kubernetes.default.svc", True), ("another.example", False)):
+            config.cluster["tls-server-name"] = name
+            config.write()
+            async with opened(config) as api:
+                if right:
+                    await api.call("GET", PODS)
+                else:
+                    with pytest.raises(AuthError, match=r"another\.example"):
+                        await api.call("GET", PODS)
+
+
+async def test_a_certificate_of_the_user_is_shown_and_its_key_left_nowhere(
+    config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(scratch))
+    async with secured(tmp_path, ask=True) as server:
+        config.cluster = {"server": server.url, "certificate-authority": "ca.crt"}
+        certificate, key = (tmp_path / name for name in ("me.crt", "me.key"))
+        config.user = {
+            "client-certificate-data": base64.b64encode(certificate.read_bytes()).decode(),
+            "client-key-data": base64.b64encode(key.read_bytes()).decode(),
+        }
+        config.write()
+        async with opened(config) as api:
+            await api.call("GET", PODS)
+            server.then(status(401, "Unauthorized"))
+            await api.call("GET", PODS)
+        config.user = {"client-certificate": "me.crt", "client-key": "me.key"}
+        config.write()
+        async with opened(config) as api:
+            await api.call("GET", PODS)
+        config.user = {}
+        config.write()
+        async with opened(config) as api:
+            with pytest.raises(Exception, match=r"does not answer|trusted"):
+                await api.call("GET", PODS)
+    assert not list(scratch.iterdir())
+
+
+async def test_a_proxy_is_taken_from_the_context_or_from_the_environment(
+    server: FaultServer, config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config.cluster = {"server": "http://cluster.example", "proxy-url": server.url}
+    config.write()
+    async with opened(config) as api:
+        await api.call("GET", PODS)
+    del config.cluster["proxy-url"]
+    config.write()
+    monkeypatch.setenv("http_proxy", server.url)
+    async with opened(config) as api:
+        monkeypatch.delenv("http_proxy")
+        await api.call("GET", PODS)
+    assert len(server.seen) == 2
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    config.cluster = {"server": server.url}
+    config.write()
+    async with opened(config) as api:
+        await api.call("GET", PODS)
+    assert len(server.seen) == 3
+    config.cluster["proxy-url"] = "socks5://localhost:1"
+    config.write()
+    with pytest.raises(ConfigurationError, match="http and https proxies only"):
+        await config.open()
+
+
+@asynccontextmanager
+async def tunnel() -> AsyncIterator[tuple[str, list[str]]]:
+    """A proxy that passes connections on, and whereto."""
+    targets: list[str] = []
+    tasks: set[asyncio.Task[None]] = set()
+
+    async def copy(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError):
+            while piece := await source.read(65536):
+                sink.write(piece)
+                await sink.drain()
+        sink.close()
+
+    async def connect(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        method, target, _ = (await reader.readuntil(b"\r\n\r\n")).decode().split(" ", 2)
+        assert method == "CONNECT"
+        targets.append(target)
+        host, _, port = target.rpartition(":")
+        beyond_reader, beyond_writer = await asyncio.open_connection(host, int(port))
+        writer.write(b"HTTP/1.1 200 OK\r\n\r\n")
+        for ends in ((reader, beyond_writer), (beyond_reader, writer)):
+            tasks.add(asyncio.create_task(copy(*ends)))
+
+    proxy = await asyncio.start_server(connect, "127.0.0.1", 0)
+    yield f"http://127.0.0.1:{proxy.sockets[0].getsockname()[1]}", targets
+    proxy.close()
+    await asyncio.gather(*tasks)
+
+
+async def test_a_proxy_passes_on_what_only_the_cluster_can_read(
+    config: Config, tmp_path: Path
+) -> None:
+    async with secured(tmp_path) as server, tunnel() as (proxy, targets):
+        config.cluster = {"server": server.url, "certificate-authority": "ca.crt"}
+        config.cluster["proxy-url"] = proxy
+        config.write()
+        async with opened(config) as api:
+            await api.call("GET", PODS)
+        assert targets == [server.url.removeprefix("https://")]
+        assert shown(server) == ["Bearer first"]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (None, "there is no kubeconfig at"),
+        ("", "there is no kubeconfig at"),
+        ("{", "is no kubeconfig"),
+        ("just words", "is no kubeconfig"),
+        ("clusters: 7", "is no kubeconfig"),
+        ("{}", "names 'c', which is none of the contexts in the kubeconfig; there are none"),
+        ("contexts: [{name: cc, context: {cluster: a}}]", "contexts in the kubeconfig.*'cc'"),
+        ("contexts: [{name: c}]", "is no kubeconfig"),
+        (
+            "contexts: [{name: c, context: {cluster: a}}]",
+            "its context 'c' names 'a', which is none of the clusters",
+        ),
+        (
+            "contexts: [{name: c, context: {cluster: a}}]\nclusters: [{name: a, cluster: {}}]",
+            "has no usable server",
+        ),
+        (
+            """contexts: [{name: c, context: {cluster: a, user: u}}]
+clusters: [{name: a, cluster: {server: "https://x.example"}}]""",
+            "its context 'c' names 'u', which is none of the users",
+        ),
+    ],
+)
+async def test_a_kubeconfig_that_does_not_help_is_told(
+    config: Config, text: str | None, message: str
+) -> None:
+    config.path.unlink()
+    if text is not None:
+        config.path.write_text(text)
+    with pytest.raises(ConfigurationError, match=message):
+        await config.open()
+
+
+@pytest.mark.parametrize(
+    ("cluster", "user", "message"),
+    [
+        ({"certificate-authority": "no.crt"}, {}, "certificate-authority cannot be read"),
+        ({"certificate-authority-data": "no"}, {}, "certificate-authority-data is not base64"),
+        ({"certificate-authority-data": "bm8="}, {}, "not a certificate in PEM"),
+        ({}, {"client-certificate": "no"}, "client-certificate cannot be read"),
+        ({}, {"client-certificate-data": "bm8="}, "certificate and key cannot be used"),
+        ({}, {"tokenFile": "no"}, "No such file"),
+    ],
+)
+async def test_what_a_context_lacks_is_told(
+    config: Config, cluster: dict[str, Any], user: dict[str, Any], message: str
+) -> None:
+    config.cluster = {"server": "https://127.0.0.1:1", **cluster}
+    config.user = user
+    config.write()
+    with pytest.raises(ConfigurationError, match=f"the context 'c' cannot be used: .*{message}"):
+        await config.open()
+
+
+async def test_a_home_has_a_kubeconfig_of_its_own(config: Config, tmp_path: Path) -> None:
+    (tmp_path / ".kube").mkdir()
+    config.path.rename(tmp_path / ".kube" / "config")
+    access = await open_context("c", {"HOME": str(tmp_path)})
+    assert access.server == config.cluster["server"]
+    await access.passes.aclose()

@@ -1,0 +1,196 @@
+"""Access to a GKE cluster by Google's API: what is asked, and what is made of the answer."""
+
+from __future__ import annotations
+
+import base64
+import json
+import ssl
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from kinetic import configuration
+from kinetic.aio.clusters._access_gke import ENDPOINT_VARIABLE, open_gke
+from kinetic.aio.clusters._access_opening import open_access
+from kinetic.aio.clusters._api import Api, Limits
+from kinetic.aio.clusters._api_retry import Patience
+from kinetic.errors import AuthError, BackendError, ConfigurationError, Throttled, Unavailable
+from tests.cluster import certificates
+from tests.kubernetes.faults import FaultServer, Handler, answer, reset, status
+
+CLUSTER = "/v1/projects/acme/locations/europe-west4-b/clusters/lab"
+EVERY = "/v1/projects/acme/locations/-/clusters"
+QUICK = Patience(total_s=0.3, first_s=0.005, longest_s=0.02)
+PODS = "/api/v1/namespaces/default/pods"
+
+
+class Google:
+    """The parts of Google that are asked: tokens, and clusters."""
+
+    def __init__(self, server: FaultServer) -> None:
+        self.server = server
+        self.tokens = 0
+        self.environ = {
+            "KINETIC_PROJECT": "acme",
+            "KINETIC_ZONE": "europe-west4-b",
+            "KINETIC_CLUSTER": "lab",
+            ENDPOINT_VARIABLE: server.url,
+        }
+        self.described: Handler = answer({"endpoint": "203.0.113.7", "masterAuth": {}})
+        self.listed: Handler = answer({})
+        server.always = self.handle
+
+    @property
+    def target(self) -> configuration.Target:
+        return configuration.resolve(environ=self.environ)
+
+    async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        if request.path == "/token":
+            self.tokens += 1
+            token = {"access_token": f"token-{self.tokens}", "expires_in": 3600}
+            return await answer(token)(request)
+        if request.path == EVERY:
+            return await self.listed(request)
+        return await self.described(request)
+
+    @property
+    def asked(self) -> list[str]:
+        return [path for path in self.server.paths if "token" not in path]
+
+
+@pytest.fixture
+async def google(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Google]:
+    async with FaultServer() as server:
+        user = {"type": "authorized_user", "client_id": "c", "client_secret": "s"}
+        user |= {"refresh_token": "r", "token_uri": f"{server.url}/token"}
+        (tmp_path / "adc.json").write_text(json.dumps(user))
+        monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path / "adc.json"))
+        yield Google(server)
+
+
+def described(endpoint: str, ca: bytes = b"", **more: Any) -> Handler:
+    encoded = {"clusterCaCertificate": base64.b64encode(ca).decode()} if ca else {}
+    return answer({"status": "RUNNING", "endpoint": endpoint, "masterAuth": encoded, **more})
+
+
+@pytest.fixture
+def ca(tmp_path: Path) -> bytes:
+    (tmp_path / "certificates").mkdir()
+    return certificates.make(tmp_path / "certificates").ca.read_bytes()
+
+
+async def test_one_request_and_one_token_open_a_cluster_and_the_token_goes_on(
+    google: Google, ca: bytes, tmp_path: Path
+) -> None:
+    tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    folder = tmp_path / "certificates"
+    tls.load_cert_chain(folder / "server.crt", folder / "server.key")
+    async with FaultServer(tls) as cluster:
+        google.described = described(cluster.url.removeprefix("https://"), ca)
+        api = Api(await open_access(google.target, google.environ), Limits(patience=QUICK))
+        assert google.asked == [f"GET {CLUSTER}"]
+        assert api.server == cluster.url
+        await api.call("GET", PODS)
+        cluster.then(status(401, "Unauthorized"))
+        await api.call("GET", PODS)
+        await api.aclose()
+    shown = [one.headers["Authorization"] for one in cluster.seen]
+    assert shown == ["Bearer token-1", "Bearer token-1", "Bearer token-2"]
+    assert google.tokens == 2
+    assert google.server.seen[1].headers["Authorization"] == "Bearer token-1"
+    assert not [path for path in google.asked if path != f"GET {CLUSTER}"]
+
+
+DNS = {"endpoint": "gke-1.europe-west4-b.gke.goog", "allowExternalTraffic": True}
+BY_NAME = "https://gke-1.europe-west4-b.gke.goog"
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "control", "server"),
+    [
+        ("203.0.113.7", {}, "https://203.0.113.7"),
+        ("203.0.113.7", {"dnsEndpointConfig": DNS}, "https://203.0.113.7"),
+        ("10.0.0.2", {}, "https://10.0.0.2"),
+        ("10.0.0.2", {"dnsEndpointConfig": DNS}, BY_NAME),
+        ("10.0.0.2", {"dnsEndpointConfig": {"endpoint": "x.gke.goog"}}, "https://10.0.0.2"),
+        ("", {"dnsEndpointConfig": DNS}, BY_NAME),
+        (
+            "203.0.113.7",
+            {"dnsEndpointConfig": DNS, "ipEndpointsConfig": {"enabled": False}},
+            BY_NAME,
+        ),
+        (DNS["endpoint"], {"dnsEndpointConfig": DNS}, BY_NAME),
+        ("2001:db8::7", {}, "https://[2001:db8::7]"),
+    ],
+)
+async def test_the_address_is_one_that_can_be_reached(
+    google: Google, ca: bytes, endpoint: str, control: dict[str, Any], server: str
+) -> None:
+    if endpoint == "203.0.113.7":
+        endpoint = "34.90.1.2"  # those kept for documents count as private
+        server = server.replace("203.0.113.7", endpoint)
+    google.described = described(endpoint, ca, controlPlaneEndpointsConfig=control)
+    access = await open_gke(google.target, google.environ, QUICK)
+    assert access.server == server
+    assert "lab" in access.name and "acme" in access.name
+    shown = await access.passes.get()
+    assert shown.tls is not None
+    assert shown.tls.verify_mode is ssl.CERT_REQUIRED
+    trusted = shown.tls.get_ca_certs()
+    assert (len(trusted) == 1) == (server != BY_NAME)
+    await access.passes.aclose()
+
+
+async def test_a_cluster_that_is_not_there_is_told_with_those_that_are(google: Google) -> None:
+    google.described = answer({"error": {"code": 404, "message": "Not found"}}, 404)
+    there = [{"name": "lab", "location": "us-central1-a"}, {"name": "b", "location": "x"}]
+    google.listed = answer({"clusters": there})
+    with pytest.raises(ConfigurationError) as caught:
+        await open_gke(google.target, google.environ, QUICK)
+    assert "there is no GKE cluster 'lab' in europe-west4-b" in str(caught.value)
+    assert "it has b in x, lab in us-central1-a; set KINETIC_CLUSTER" in str(caught.value)
+    google.listed = answer({"error": {"code": 403, "message": "no"}}, 403)
+    with pytest.raises(ConfigurationError, match="gcloud container clusters list"):
+        await open_gke(google.target, google.environ, QUICK)
+
+
+@pytest.mark.parametrize(
+    ("fault", "kind", "message"),
+    [
+        (answer({"error": {"message": "lacks it"}}, 403), AuthError, r"lacks it; .*add-iam-policy"),
+        (answer({"error": {"message": "bad"}}, 401), AuthError, "application-default login"),
+        (answer({"error": {"message": "slow"}}, 429), Throttled, "too many requests"),
+        (answer("oh", 503), Unavailable, "answered 503"),
+        (reset(), Unavailable, "does not answer"),
+        (answer({"error": {"message": "what"}}, 418), BackendError, "answered 418"),
+        (described("", b"x"), ConfigurationError, "no endpoint that can be reached"),
+        (described("34.90.1.2"), ConfigurationError, "tells no CA"),
+        (answer({"status": "PROVISIONING"}), Unavailable, "is PROVISIONING"),
+        (answer({"status": "ERROR", "statusMessage": "no IPs"}), Unavailable, "is ERROR: no IPs"),
+    ],
+)
+async def test_what_keeps_from_a_cluster_is_told(
+    google: Google, fault: Handler, kind: type[Exception], message: str
+) -> None:
+    google.described = fault
+    with pytest.raises(kind, match=message) as caught:
+        await open_gke(google.target, google.environ, QUICK)
+    assert type(caught.value) is kind
+
+
+async def test_what_passes_is_asked_again(google: Google, ca: bytes) -> None:
+    google.described = described("34.90.1.2", ca)
+    google.server.then(google.handle, answer("oh", 503), reset())
+    access = await open_gke(google.target, google.environ, QUICK)
+    assert google.asked == [f"GET {CLUSTER}"] * 3
+    await access.passes.aclose()
+
+
+async def test_no_credentials_are_told(google: Google, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", "/nowhere/adc.json")
+    with pytest.raises(AuthError, match=r"/nowhere/adc\.json, which does not exist; run `gcloud"):
+        await open_gke(google.target, google.environ, QUICK)
+    assert not google.server.seen

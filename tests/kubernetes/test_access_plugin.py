@@ -1,0 +1,217 @@
+"""Credentials from a program: when it runs, what it is told, and what it may do wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from kinetic.aio.clusters._access_plugin import Plugin
+from kinetic.errors import AuthError, Unavailable
+from tests.cluster import certificates
+from tests.kubernetes.faults import FaultServer, status
+from tests.kubernetes.kubeconfigs import ONCE, PODS, Config, opened, secured, shown
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[FaultServer]:
+    async with FaultServer() as running:
+        yield running
+
+
+@pytest.fixture
+def config(tmp_path: Path, server: FaultServer) -> Config:
+    return Config(tmp_path, server.url)
+
+
+COUNTING = """
+import json, os, pathlib, sys
+told = json.loads(os.environ["KUBERNETES_EXEC_INFO"])
+runs = pathlib.Path(os.environ["RUNS"])
+count = int(runs.read_text() or 0) + 1 if runs.exists() else 1
+runs.write_text(str(count))
+pathlib.Path(os.environ["RUNS"] + ".told").write_text(json.dumps([sys.argv[1:], told]))
+status = {"token": f"token-{count}"}
+if until := os.environ.get("UNTIL"):
+    status["expirationTimestamp"] = until
+print(json.dumps({"kind": "ExecCredential", "apiVersion": told["apiVersion"], "status": status}))
+"""
+
+
+def later(seconds: float) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() + seconds))
+
+
+async def test_a_plugin_runs_once_and_again_when_its_token_is_refused(
+    server: FaultServer, config: Config, tmp_path: Path
+) -> None:
+    env = [{"name": "RUNS", "value": str(tmp_path / "runs")}, {"name": "UNTIL", "value": later(99)}]
+    config.plugin(COUNTING, args=["--for", 7], env=env)
+    async with opened(config) as api:
+        await asyncio.gather(*(api.call("GET", PODS) for _ in range(20)))
+        server.then(*[status(401, "Unauthorized")] * 10)
+        await asyncio.gather(*(api.call("GET", PODS) for _ in range(10)))
+    assert (tmp_path / "runs").read_text() == "2"
+    arguments, told = json.loads((tmp_path / "runs.told").read_text())
+    assert arguments == ["--for", "7"]
+    assert told == {
+        "apiVersion": ONCE, "kind": "ExecCredential", "spec": {"interactive": False},
+    }  # fmt: skip
+    assert set(shown(server)) == {"Bearer token-1", "Bearer token-2"}
+
+
+async def test_a_plugin_runs_again_beside_requests_before_its_token_ends(
+    server: FaultServer, config: Config, tmp_path: Path
+) -> None:
+    runs = tmp_path / "runs"
+    env = [{"name": "RUNS", "value": str(runs)}, {"name": "UNTIL", "value": later(0)}]
+    config.plugin(COUNTING, env=env)
+    async with opened(config) as api:
+        await api.call("GET", PODS)  # it has ended already: no request takes it
+        assert runs.read_text() == "2"
+        config.plugin(COUNTING, env=[env[0], {"name": "UNTIL", "value": later(3600)}])
+        await api.call("GET", PODS)
+        await api.call("GET", PODS)
+        assert runs.read_text() == "3"
+
+
+async def test_a_plugin_that_wants_to_know_the_cluster_is_told(
+    config: Config, tmp_path: Path
+) -> None:
+    made = certificates.make(tmp_path)
+    extension = {"name": "client.authentication.k8s.io/exec", "extension": {"audience": "a"}}
+    config.cluster |= {"certificate-authority": made.ca.name, "extensions": [extension]}
+    env = [{"name": "RUNS", "value": str(tmp_path / "runs")}]
+    config.plugin(COUNTING, env=env, provideClusterInfo=True, interactiveMode="Never")
+    async with opened(config):
+        pass
+    _, told = json.loads((tmp_path / "runs.told").read_text())
+    assert told["spec"]["cluster"] == {
+        "server": config.cluster["server"],
+        "certificate-authority-data": base64.b64encode(made.ca.read_bytes()).decode(),
+        "config": {"audience": "a"},
+    }
+
+
+async def test_a_plugin_that_fails_for_a_moment_is_run_again(
+    server: FaultServer, config: Config, tmp_path: Path
+) -> None:
+    offline = tmp_path / "offline"
+    until = later(0)  # each request needs a new token
+    program = f"import os, sys\nif os.path.exists({str(offline)!r}): sys.exit('no network')\n"
+    env = [{"name": "RUNS", "value": str(tmp_path / "runs")}, {"name": "UNTIL", "value": until}]
+    config.plugin(program + COUNTING, env=env)
+    async with opened(config) as api:
+        await api.call("GET", PODS)
+        offline.touch()
+        with pytest.raises(Unavailable, match="no network"):
+            await api.call("GET", PODS)
+        offline.unlink()
+        await api.call("GET", PODS)
+    assert len(server.seen) == 2
+
+
+@pytest.mark.parametrize(
+    ("program", "section", "message"),
+    [
+        ("import sys; sys.exit('please\\nlog in')", {}, "ended with code 1: please log in"),
+        ("", {}, "something else than an ExecCredential"),
+        ("print('{}')", {}, "something else than an ExecCredential"),
+        ("print([1])", {}, "something else than an ExecCredential"),
+        (
+            f"print({json.dumps({'apiVersion': ONCE, 'kind': 'ExecCredential', 'status': {}})!r})",
+            {},
+            "neither a token nor a certificate",
+        ),
+        (
+            'print(\'{"apiVersion": "v0", "kind": "ExecCredential", "status": {}}\')',
+            {},
+            "answered with ExecCredential v0, and its kubeconfig says client.auth",
+        ),
+        ("", {"command": "no-such", "installHint": "get it at x.example"}, "get it at x.example"),
+        ("", {"command": "./missing"}, "is not on this machine; install it"),
+        ("", {"interactiveMode": "Always"}, "needs a terminal"),
+    ],
+)
+async def test_a_plugin_that_gives_nothing_is_told(
+    config: Config, program: str, section: dict[str, Any], message: str
+) -> None:
+    config.plugin(program, **section)
+    with pytest.raises(AuthError, match=message):
+        await config.open()
+
+
+@pytest.mark.parametrize(
+    "content", [b"\x7fELF of another machine", b"#!/no/such/interpreter\n"], ids=["ELF", "script"]
+)
+async def test_a_plugin_that_cannot_be_run_is_told(config: Config, content: bytes) -> None:
+    config.plugin("")
+    (config.path.parent / "plugin").write_bytes(content)
+    with pytest.raises(AuthError, match=r"'\./plugin' cannot be run: .*install it for this"):
+        await config.open()
+
+
+HANGING = """
+import os, pathlib, subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+pathlib.Path(os.environ["PIDS"]).write_text(f"{os.getpid()} {child.pid}")
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("how", ["timeout", "cancelled"])
+async def test_a_plugin_that_hangs_is_ended_with_all_it_started(
+    config: Config, tmp_path: Path, how: str
+) -> None:
+    pids = tmp_path / "pids"
+    config.plugin(HANGING)
+    plugin = Plugin(
+        section=config.user["exec"],
+        folder=tmp_path,
+        cluster={},
+        environ={**config.environ, "PIDS": str(pids)},
+    )
+    running = asyncio.create_task(plugin.run(1.0 if how == "timeout" else 60.0))
+    if how == "timeout":
+        with pytest.raises(AuthError, match="gave no credentials within 1 s"):
+            await running
+    else:
+        async with asyncio.timeout(20):
+            while not pids.exists() or " " not in pids.read_text():
+                await asyncio.sleep(0.01)
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+    if pids.exists():
+        numbers = [int(one) for one in pids.read_text().split()]
+        async with asyncio.timeout(5):
+            while any(alive(number) for number in numbers):
+                await asyncio.sleep(0.01)
+
+
+def alive(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+async def test_a_plugin_may_give_a_certificate(config: Config, tmp_path: Path) -> None:
+    async with secured(tmp_path, ask=True) as server:
+        config.cluster = {"server": server.url, "certificate-authority": "ca.crt"}
+        reply = {
+            "clientCertificateData": (tmp_path / "me.crt").read_text(),
+            "clientKeyData": (tmp_path / "me.key").read_text(),
+        }
+        document = {"apiVersion": ONCE, "kind": "ExecCredential", "status": reply}
+        config.plugin(f"print({json.dumps(document)!r})")
+        async with opened(config) as api:
+            await api.call("GET", PODS)
+        assert shown(server) == [None]

@@ -1,0 +1,61 @@
+"""Access of a pod to its own cluster."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from kinetic import configuration
+from kinetic.aio.clusters._access_opening import open_access
+from kinetic.aio.clusters._access_pod import open_pod
+from kinetic.errors import ConfigurationError
+from tests.cluster import certificates
+
+POD = {"KUBERNETES_SERVICE_HOST": "10.96.0.1", "KUBERNETES_SERVICE_PORT": "443"}
+
+
+def environ(account: Path) -> dict[str, str]:
+    own = {"KINETIC_SERVICE_ACCOUNT": "trainer"}  # that of the pods it will start
+    return POD | own | {"KINETIC_POD_ACCOUNT_FOLDER": str(account)}
+
+
+@pytest.fixture
+def account(tmp_path: Path) -> Path:
+    certificates.make(tmp_path)
+    (tmp_path / "token").write_text("one\n")
+    (tmp_path / "namespace").write_text("team")
+    return tmp_path
+
+
+async def test_a_pod_has_all_it_needs(account: Path) -> None:
+    access = await open_pod(environ(account))
+    assert (access.server, access.namespace) == ("https://10.96.0.1:443", "team")
+    first = await access.passes.get()
+    assert first.authorization == "Bearer one"
+    assert first.tls is not None and len(first.tls.get_ca_certs()) == 1
+    (account / "token").write_text("two")
+    access.passes.forget(first)
+    second = await access.passes.get()
+    assert second.authorization == "Bearer two"
+    assert second.tls is first.tls
+    await access.passes.aclose()
+
+
+async def test_addresses_may_be_of_version_6(account: Path) -> None:
+    access = await open_pod(environ(account) | {"KUBERNETES_SERVICE_HOST": "fd00::1"})
+    assert access.server == "https://[fd00::1]:443"
+
+
+@pytest.mark.parametrize("missing", ["token", "ca.crt", "variables"])
+async def test_what_a_pod_lacks_is_told(account: Path, missing: str) -> None:
+    if missing != "variables":
+        (account / missing).unlink()
+    with pytest.raises(ConfigurationError, match=r"there is none: .*mounts its token"):
+        await open_pod({} if missing == "variables" else environ(account))
+
+
+async def test_it_is_meant_by_its_name() -> None:
+    target = configuration.resolve(environ={"KINETIC_KUBE_CONTEXT": "in-cluster"})
+    with pytest.raises(ConfigurationError, match="KINETIC_KUBE_CONTEXT=in-cluster means"):
+        await open_access(target, {})

@@ -1,0 +1,272 @@
+"""Access to a real API server: what it takes, what it forbids, and what its end does."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kinetic import configuration
+from kinetic.aio.clusters._access_opening import open_access
+from kinetic.aio.clusters._access_pod import open_pod
+from kinetic.aio.clusters._api import Api, Limits
+from kinetic.aio.clusters._api_retry import Patience
+from kinetic.errors import (
+    AlreadyThere,
+    AuthError,
+    Conflict,
+    Expired,
+    NotFound,
+    Refused,
+    Unavailable,
+)
+from tests.cluster.fixtures import Namespace
+
+QUICK = Limits(idle_s=1.0, patience=Patience(total_s=30.0, first_s=0.05, longest_s=0.5))
+
+Open = Callable[[str], Awaitable[Api]]
+
+
+@pytest.fixture
+async def opening(namespace: Namespace) -> AsyncIterator[Open]:
+    """Clients of the cluster, by their context."""
+    made: list[Api] = []
+
+    async def client(context: str) -> Api:
+        target = configuration.resolve(environ={"KINETIC_KUBE_CONTEXT": context})
+        access = await open_access(target, {"KUBECONFIG": str(namespace.kubeconfig)})
+        made.append(Api(access, QUICK))
+        return made[-1]
+
+    yield client
+    for one in made:
+        await one.aclose()
+
+
+@pytest.fixture
+async def api(opening: Open) -> Api:
+    return await opening("admin")
+
+
+def note(name: str, **data: str) -> dict[str, Any]:
+    """A small thing to create."""
+    return {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {"name": name, "labels": {"of": "this-test"}},
+        "data": data,
+    }
+
+
+async def test_things_are_made_read_changed_and_removed(namespace: Namespace, api: Api) -> None:
+    notes = namespace.path("configmaps")
+    made = await api.call("POST", notes, body=note("a", text="ü"))
+    with pytest.raises(AlreadyThere, match='configmaps "a" already exists'):
+        await api.call("POST", notes, body=note("a"))
+    changed = await api.call(
+        "PATCH",
+        f"{notes}/a",
+        body={"data": {"more": "1"}},
+        content_type="application/merge-patch+json",
+    )
+    assert changed["data"] == {"text": "ü", "more": "1"}
+    with pytest.raises(Conflict, match="the object has been modified"):
+        await api.call("PUT", f"{notes}/a", body=made)
+    found = await api.call("GET", notes, query={"labelSelector": "of in (this-test,that)"})
+    assert [one["metadata"]["name"] for one in found["items"]] == ["a"]
+    await api.call("DELETE", notes, query={"labelSelector": "of=this-test"})
+    with pytest.raises(NotFound, match='configmaps "a" not found'):
+        await api.call("GET", f"{notes}/a")
+    with pytest.raises(NotFound):
+        await api.call("GET", namespace.path("no.such.group/v1/things"))
+
+
+async def test_what_it_will_not_take_is_told_in_its_own_words(
+    namespace: Namespace, api: Api
+) -> None:
+    with pytest.raises(Refused, match=r"metadata\.name: Invalid value") as caught:
+        await api.call("POST", namespace.path("configmaps"), body=note("Not Legal"))
+    assert caught.value.answer["code"] == 422
+    with pytest.raises(Refused) as caught:
+        await api.call("POST", namespace.path("configmaps"), body={"kind": "Secret"})
+    assert caught.value.answer["code"] == 400
+
+
+async def test_a_watch_brings_lines_of_json_until_its_time_is_over(
+    namespace: Namespace, api: Api
+) -> None:
+    notes = namespace.path("configmaps")
+    listed = await api.call("GET", notes)
+    query = {"watch": "1", "resourceVersion": listed["metadata"]["resourceVersion"]}
+    events = []
+    async with aclosing(api.lines(notes, query={**query, "timeoutSeconds": "1"})) as lines:
+        await api.call("POST", notes, body=note("a"))
+        async for line in lines:
+            events.append(json.loads(line))  # noqa: PERF401 # easier to read
+    assert [event["type"] for event in events] == ["ADDED"]
+    assert events[0]["object"]["metadata"]["name"] == "a"
+
+
+async def test_what_is_too_old_is_told_as_expired(namespace: Namespace, api: Api) -> None:
+    notes = namespace.path("configmaps")
+    for name in ("a", "b"):
+        await api.call("POST", notes, body=note(name))
+    page = (await api.call("GET", notes, query={"limit": "1"}))["metadata"]
+    await api.call("DELETE", f"{notes}/b")
+    namespace.control_plane.forget()
+    query = {"limit": "1", "continue": page["continue"]}
+    with pytest.raises(Expired, match="list again"):
+        await api.call("GET", notes, query=query)
+
+
+def printed_role(message: str) -> Iterator[dict[str, Any]]:
+    import yaml
+
+    start = message.index("apiVersion: rbac")
+    yield from yaml.safe_load_all(message[start:])
+
+
+async def test_who_lacks_a_right_is_told_the_role_and_the_role_is_enough(
+    namespace: Namespace, opening: Open
+) -> None:
+    dev, admin = await opening("dev"), await opening("admin")
+    jobs = namespace.path("batch/v1/jobs")
+    with pytest.raises(AuthError, match="verb 'list' on resource 'jobs'") as caught:
+        await dev.call("GET", jobs)
+    await grant(namespace, admin, str(caught.value))
+    await granted(dev, "GET", jobs)
+    secrets, pods = namespace.path("secrets"), namespace.path("pods")
+    await dev.call("POST", secrets, body={"metadata": {"name": "s"}})
+    await dev.call("DELETE", secrets, query={"labelSelector": "a=b"})
+    async with aclosing(dev.lines(pods, query={"watch": "1", "timeoutSeconds": "1"})) as lines:
+        assert [line async for line in lines] == []
+    with pytest.raises(NotFound):
+        await dev.call("GET", f"{pods}/x/log")
+    with pytest.raises(AuthError, match=r'resources: \["services"\], verbs: \["list"\]'):
+        await dev.call("GET", namespace.path("services"))
+    with pytest.raises(AuthError, match="kind: ClusterRole\n"):
+        await dev.call("GET", "/api/v1/nodes")
+
+
+async def grant(namespace: Namespace, admin: Api, message: str) -> None:
+    """Do as the message says."""
+    for one in printed_role(message):
+        assert one["metadata"]["namespace"] == namespace.name
+        rules = namespace.path(f"rbac.authorization.k8s.io/v1/{one['kind'].lower()}s")
+        await admin.call("POST", rules, body=one)
+
+
+async def granted(api: Api, method: str, path: str) -> None:
+    """Wait until what was granted counts: the server learns of it a moment later."""
+    async with asyncio.timeout(10):
+        while True:
+            try:
+                await api.call(method, path)
+                return
+            except AuthError:
+                await asyncio.sleep(0.02)
+
+
+async def test_a_pod_of_the_cluster_gets_in_by_its_service_account(
+    namespace: Namespace, api: Api, tmp_path: Path
+) -> None:
+    account = namespace.path("serviceaccounts/kinetic/token")
+    answer = await api.call("POST", account, body={"spec": {"expirationSeconds": 600}})
+    (tmp_path / "token").write_text(answer["status"]["token"])
+    (tmp_path / "ca.crt").write_bytes(namespace.admin.ca.read_bytes())
+    (tmp_path / "namespace").write_text(namespace.name)
+    port = str(namespace.control_plane.port)
+    environ = {"KUBERNETES_SERVICE_HOST": "127.0.0.1", "KUBERNETES_SERVICE_PORT": port}
+    environ["KINETIC_POD_ACCOUNT_FOLDER"] = str(tmp_path)
+    pod = Api(await open_pod(environ), QUICK)
+    assert pod.default_namespace == namespace.name
+    with pytest.raises(AuthError) as caught:
+        await pod.call("GET", namespace.path("batch/v1/jobs"))
+    subject = {"kind": "ServiceAccount", "namespace": namespace.name, "name": "kinetic"}
+    assert list(printed_role(str(caught.value)))[1]["subjects"] == [subject]
+    await pod.aclose()
+
+
+@pytest.mark.timeout(120)
+async def test_nothing_is_lost_or_doubled_while_the_server_is_killed_and_started_again(
+    namespace: Namespace, opening: Open
+) -> None:
+    api, names = await opening("dev"), [f"n{number:03}" for number in range(300)]
+    secrets, made = namespace.path("secrets"), 0
+    with pytest.raises(AuthError) as caught:
+        await api.call("GET", secrets)
+    await grant(namespace, await opening("admin"), str(caught.value))
+    await granted(api, "GET", secrets)
+
+    async def make(name: str) -> None:
+        nonlocal made
+        try:
+            await api.call("POST", secrets, body=note(name) | {"kind": "Secret"})
+        except AlreadyThere:
+            pass  # the reply was lost
+        made += 1
+
+    tasks = [asyncio.create_task(make(name)) for name in names]
+    while made < 30:
+        await asyncio.sleep(0)
+    namespace.control_plane.kill_api()
+    assert (await asyncio.wait(tasks, timeout=0.5))[1]
+    namespace.control_plane.start_api()
+    await asyncio.gather(*tasks)
+    found = await api.call("GET", secrets, query={"labelSelector": "of=this-test"})
+    assert [one["metadata"]["name"] for one in found["items"]] == names
+
+
+@pytest.mark.timeout(120)
+async def test_a_token_that_is_no_longer_good_is_read_again_from_the_kubeconfig(
+    namespace: Namespace, api: Api
+) -> None:
+    secrets = namespace.path("secrets")
+    await api.call("GET", secrets)
+    namespace.control_plane.expire_token("admin")
+    names = [f"n{number:02}" for number in range(20)]
+    body = {"apiVersion": "v1", "kind": "Secret"}
+    made = (api.call("POST", secrets, body=body | {"metadata": {"name": name}}) for name in names)
+    await asyncio.gather(*made)
+    found = await api.call("GET", secrets)
+    assert [one["metadata"]["name"] for one in found["items"]] == names
+
+
+@pytest.mark.timeout(120)
+async def test_a_server_that_says_nothing_is_noticed_and_asked_again(
+    namespace: Namespace, api: Api
+) -> None:
+    notes = namespace.path("configmaps")
+    version = (await api.call("GET", notes))["metadata"]["resourceVersion"]
+    query = {"watch": "1", "resourceVersion": version, "allowWatchBookmarks": "true"}
+    lines = api.lines(notes, query=query, idle=1.0)
+    await api.call("POST", notes, body=note("a"))
+    assert b'"ADDED"' in await anext(lines)
+    with namespace.control_plane.frozen_api():
+        asked = asyncio.create_task(api.call("GET", f"{notes}/a"))
+        with pytest.raises(Unavailable):
+            await anext(lines)
+        await asyncio.sleep(2 * QUICK.idle_s)
+        assert not asked.done()
+    assert (await asked)["metadata"]["name"] == "a"
+
+
+async def test_several_clusters_and_users_stay_apart_in_one_loop(
+    namespace: Namespace, opening: Open
+) -> None:
+    admin, dev = await opening("admin"), await opening("dev")
+    notes = namespace.path("configmaps")
+
+    async def of(api: Api) -> str:
+        try:
+            return str((await api.call("GET", notes))["kind"])
+        except AuthError:
+            return "forbidden"
+
+    answers = await asyncio.gather(*(of(api) for api in (admin, dev) * 20))
+    assert answers == ["ConfigMapList", "forbidden"] * 20

@@ -1,0 +1,115 @@
+"""What an answer means, and what whoever lacks a right is told."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from kinetic.aio.clusters._api_answers import Answer, Ask, explained
+from kinetic.aio.clusters._api_role import Right
+from kinetic.errors import AuthError, BackendError, Refused
+
+BATCH = "/apis/batch/v1/namespaces/team/jobs"
+CORE = "/api/v1/namespaces/team"
+
+
+def said(status: int, message: str, reason: str = "Forbidden") -> Answer:
+    body = {"kind": "Status", "code": status, "reason": reason, "message": message}
+    return Answer(status=status, text=json.dumps(body))
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "query", "right"),
+    [
+        ("POST", BATCH, {}, ("create", "batch", "jobs", "team", "")),
+        ("GET", BATCH, {}, ("list", "batch", "jobs", "team", "")),
+        ("GET", BATCH, {"watch": "1"}, ("watch", "batch", "jobs", "team", "")),
+        ("GET", BATCH, {"watch": "true"}, ("watch", "batch", "jobs", "team", "")),
+        ("GET", f"{BATCH}/a", {}, ("get", "batch", "jobs", "team", "a")),
+        ("PATCH", f"{BATCH}/a", {}, ("patch", "batch", "jobs", "team", "a")),
+        ("PUT", f"{BATCH}/a/status", {}, ("update", "batch", "jobs/status", "team", "a")),
+        ("DELETE", f"{BATCH}/a", {}, ("delete", "batch", "jobs", "team", "a")),
+        ("DELETE", BATCH, {}, ("deletecollection", "batch", "jobs", "team", "")),
+        ("GET", f"{CORE}/pods/a/log", {}, ("get", "", "pods/log", "team", "a")),
+        ("POST", f"{CORE}/pods/a/portforward", {}, ("create", "", "pods/portforward", "team", "a")),
+        ("GET", "/api/v1/nodes", {}, ("list", "", "nodes", "", "")),
+        ("GET", "/api/v1/nodes/n", {}, ("get", "", "nodes", "", "n")),
+        ("GET", "/api/v1/namespaces/team", {}, ("get", "", "namespaces", "", "team")),
+        ("GET", "/api/v1/pods", {}, ("list", "", "pods", "", "")),
+    ],
+)
+def test_a_request_takes_the_right_its_path_says(
+    method: str, path: str, query: dict[str, str], right: tuple[str, ...]
+) -> None:
+    names = ("verb", "group", "resource", "namespace", "name")
+    expected = Right(**dict(zip(names, right, strict=True)))
+    assert Ask(method=method, path=path, query=query).right == expected
+
+
+def test_a_missing_right_is_told_with_the_role_that_grants_it() -> None:
+    message = (
+        'jobs.batch is forbidden: User "ada@example.com" cannot create resource "jobs" in API '
+        'group "batch" in the namespace "team": requires one of ["container.jobs.create"]'
+    )
+    error = explained(said(403, message), Ask(method="POST", path=BATCH), "c")
+    assert isinstance(error, AuthError)
+    text = str(error)
+    assert "cannot create jobs in namespace 'team' of c" in text
+    assert "verb 'create' on resource 'jobs' of API group 'batch'" in text
+    assert "container.jobs.create" in text
+    assert 'kind: Role\nmetadata: {name: kinetic, namespace: "team"}' in text
+    assert 'kind: User, apiGroup: rbac.authorization.k8s.io, name: "ada@example.com"' in text
+
+
+def test_a_right_beyond_the_usual_is_added() -> None:
+    ask = Ask(method="PUT", path=f"{CORE}/services/s")
+    text = str(explained(said(403, 'User "a" cannot update'), ask, "c"))
+    assert '- {apiGroups: [""], resources: ["services"], verbs: ["update"]}' in text
+    assert 'resources: ["jobs"]' in text
+
+
+def test_what_is_in_no_namespace_takes_a_cluster_role_with_nothing_else() -> None:
+    ask = Ask(method="GET", path="/api/v1/nodes")
+    text = str(explained(said(403, 'User "a" cannot list resource "nodes"'), ask, "c"))
+    assert "kind: ClusterRole\nmetadata: {name: kinetic}" in text
+    assert "kind: ClusterRoleBinding" in text
+    assert '- {apiGroups: [""], resources: ["nodes"], verbs: ["list"]}' in text
+    assert "secrets" not in text
+
+
+def test_a_service_account_is_bound_as_one() -> None:
+    message = 'User "system:serviceaccount:team:runner" cannot get'
+    text = str(explained(said(403, message), Ask(method="GET", path=BATCH), "c"))
+    assert '{kind: ServiceAccount, namespace: "team", name: "runner"}' in text
+
+
+def test_whoever_is_nobody_is_told_to_log_in() -> None:
+    message = 'User "system:anonymous" cannot get'
+    text = str(explained(said(403, message), Ask(method="GET", path=BATCH), "c"))
+    assert "log in first" in text
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        'jobs "x" is forbidden: exceeded quota: q, requested: count/jobs=1, used: 1, limited: 1',
+        'jobs "x" is forbidden: violates PodSecurity "restricted:latest"',
+        'jobs "x" is forbidden: unable to create new content in namespace t: being terminated',
+    ],
+)
+def test_no_role_helps_where_something_else_forbids_it(message: str) -> None:
+    error = explained(said(403, message), Ask(method="POST", path=BATCH), "c")
+    assert isinstance(error, Refused)
+    assert message in str(error)
+    assert error.answer["message"] == message
+    assert "Role" not in str(error)
+
+
+def test_what_a_server_says_is_shown_on_one_line_and_not_for_ever() -> None:
+    answer = Answer(status=418, text="<html>\n\x1b[2J" + "x" * 10_000)
+    error = explained(answer, Ask(method="GET", path=BATCH), "c")
+    assert type(error) is BackendError
+    assert "\n" not in str(error)
+    assert "\x1b" not in str(error)
+    assert len(str(error)) < 1000

@@ -1,0 +1,45 @@
+"""A client that is closed has no connection any more, wherever its requests were."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing
+from typing import Any
+from urllib.parse import urlsplit
+
+import psutil
+import pytest
+
+from kinetic.aio.clusters._access_context import open_context
+from kinetic.aio.clusters._api import Api
+from tests.cluster.fixtures import Namespace
+
+MOMENTS_S = [number * 0.0002 for number in range(40)]
+"""From the first packet to the answer, with the handshake of TLS between."""
+
+
+async def call(api: Api, path: str) -> None:
+    await api.call("GET", path)
+
+
+async def watch(api: Api, path: str) -> None:
+    async with aclosing(api.lines(path, query={"watch": "1"})) as lines:
+        async for _ in lines:
+            pass
+
+
+@pytest.mark.parametrize("use", [call, watch])
+async def test_a_request_that_was_cancelled_leaves_no_connection(
+    namespace: Namespace, use: Any
+) -> None:
+    port = urlsplit(namespace.admin.server).port
+    left = []
+    for moment in MOMENTS_S:
+        api = Api(await open_context("admin", {"KUBECONFIG": str(namespace.kubeconfig)}))
+        using = asyncio.create_task(use(api, namespace.path("pods")))
+        await asyncio.sleep(moment)
+        using.cancel()
+        await asyncio.wait([using])
+        await api.aclose()
+        left += [one for one in psutil.Process().net_connections("tcp") if one.raddr[1:] == (port,)]
+    assert not left

@@ -1,0 +1,454 @@
+"""Requests to an API server that fails: what is asked again, how often, and what is told."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import sys
+from collections.abc import AsyncIterator
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import replace
+
+import pytest
+from aiohttp import web
+
+from kinetic.aio._sockets import Sockets
+from kinetic.aio.clusters._access import Access, Pass
+from kinetic.aio.clusters._access_renewal import Fresh, Renewal
+from kinetic.aio.clusters._api import Api, Limits
+from kinetic.aio.clusters._api_retry import Patience
+from kinetic.errors import (
+    AlreadyThere,
+    AuthError,
+    BackendError,
+    Conflict,
+    Expired,
+    NotFound,
+    Refused,
+    Throttled,
+    Unavailable,
+)
+from tests.kubernetes.faults import FaultServer, Handler, answer, reset, silence, status, stream
+
+JOBS = "/apis/batch/v1/namespaces/team/jobs"
+LIMITS = Limits(
+    connect_s=5.0,
+    idle_s=5.0,
+    patience=Patience(total_s=30.0, first_s=0.005, longest_s=0.02),
+)
+"""The server is in this very process: when that stands still, both do, and it counts as silence."""
+
+HASTY = replace(LIMITS, patience=replace(LIMITS.patience, total_s=1.5))
+SILENCE_S = 0.3
+"""Where a server is silent."""
+
+
+class Tokens:
+    """The passes of a test, counted; ``refused`` are those the server shall not take."""
+
+    def __init__(self) -> None:
+        self.made = 0
+        self.passes = Renewal(self._renew, "a test")
+
+    async def _renew(self) -> Fresh:
+        self.made += 1
+        return Fresh(shown=Pass(authorization=f"Bearer token-{self.made}"))
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[FaultServer]:
+    async with FaultServer() as running:
+        yield running
+
+
+@pytest.fixture
+def tokens() -> Tokens:
+    return Tokens()
+
+
+@asynccontextmanager
+async def opened(server: FaultServer, limits: Limits) -> AsyncIterator[Api]:
+    made = Api(Access(server=server.url, name="a test", passes=Tokens().passes), limits)
+    try:
+        yield made
+    finally:
+        await made.aclose()
+
+
+@pytest.fixture
+async def api(server: FaultServer, tokens: Tokens) -> AsyncIterator[Api]:
+    made = Api(Access(server=server.url, name="a test", passes=tokens.passes), LIMITS)
+    yield made
+    await made.aclose()
+
+
+async def lines(api: Api, idle: float | None = 5.0) -> list[bytes]:
+    return [line async for line in api.lines("/x", idle=idle)]
+
+
+async def test_a_request_is_sent_as_it_is_meant(server: FaultServer, api: Api) -> None:
+    server.then(answer({"kind": "Job"}, 201))
+    query = {"labelSelector": "kinetic.dev/a in (b,c),d!=e ü", "limit": "500"}
+    assert await api.call("POST", JOBS, query=query, body={"a": "ü"}) == {"kind": "Job"}
+    seen = server.seen[0]
+    assert (seen.method, seen.path, seen.query) == ("POST", JOBS, query)
+    assert (seen.body, seen.headers["Content-Type"]) == (b'{"a":"\\u00fc"}', "application/json")
+    assert seen.headers["Authorization"] == "Bearer token-1"
+    await api.call("PATCH", f"{JOBS}/x", body={}, content_type="application/merge-patch+json")
+    assert server.seen[1].headers["Content-Type"] == "application/merge-patch+json"
+    await api.call("DELETE", f"{JOBS}/x")
+    assert (server.seen[2].body, "Content-Type" in server.seen[2].headers) == (b"", False)
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        status(500),
+        status(502),
+        status(503),
+        status(504),
+        status(429),
+        answer("<html>", 503),
+        reset(),
+    ],
+    ids=["500", "502", "503", "504", "429", "a page", "reset"],
+)
+async def test_what_passes_is_asked_again(server: FaultServer, api: Api, fault: Handler) -> None:
+    server.then(fault, fault)
+    assert await api.call("POST", JOBS, body={}) == {}
+    assert len(server.seen) == 3
+
+
+async def test_an_answer_cut_in_the_middle_is_asked_for_again(
+    server: FaultServer, api: Api
+) -> None:
+    server.then(stream(b'{"a": ', then="cut"))
+    assert await api.call("GET", JOBS) == {}
+    assert len(server.seen) == 2
+
+
+async def test_a_half_open_connection_is_left_after_its_silence(server: FaultServer) -> None:
+    server.then(silence(), stream(b'{"a"', then="silent"))
+    loop = asyncio.get_running_loop()
+    before = loop.time()
+    async with opened(server, replace(LIMITS, idle_s=SILENCE_S)) as api:
+        assert await api.call("GET", JOBS) == {}
+    assert len(server.seen) >= 3
+    assert loop.time() - before >= 2 * SILENCE_S
+
+
+async def test_a_slow_answer_is_no_silence(server: FaultServer) -> None:
+    idle = 2.0
+
+    async def slow(request: web.BaseRequest) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        for piece in (b"{", b'"a"', b":", b"1", b"}"):
+            await response.write(piece)
+            await asyncio.sleep(idle / 4)  # together more than that
+        return response
+
+    server.then(slow)
+    async with opened(server, replace(LIMITS, idle_s=idle)) as api:
+        assert await api.call("GET", JOBS) == {"a": 1}
+    assert len(server.seen) == 1
+
+
+async def test_a_server_may_say_when_to_come_again(server: FaultServer, tokens: Tokens) -> None:
+    access = Access(server=server.url, name="a test", passes=tokens.passes)
+    loop, api = asyncio.get_running_loop(), Api(access)
+    server.then(status(429, "TooManyRequests", Retry_After="1"))
+    before = loop.time()
+    await api.call("GET", JOBS)
+    assert loop.time() - before >= 1.0
+    await api.aclose()
+
+
+@pytest.mark.parametrize(
+    ("fault", "kind"),
+    [(status(429, Retry_After="0"), Throttled), (status(503), Unavailable), (reset(), Unavailable)],
+    ids=["429", "503", "reset"],
+)
+async def test_patience_ends(server: FaultServer, fault: Handler, kind: type[BackendError]) -> None:
+    server.always = fault
+    async with opened(server, HASTY) as api:
+        with pytest.raises(kind, match=r"create jobs in namespace 'team' of a test") as caught:
+            await api.call("POST", JOBS, body={})
+    assert caught.value.retryable
+    assert 20 < len(server.seen) < 1000
+
+
+async def test_a_wish_beyond_patience_is_told_and_not_waited_for(
+    server: FaultServer, api: Api
+) -> None:
+    server.then(status(429, Retry_After="600"))
+    with pytest.raises(Throttled) as caught:
+        await api.call("GET", JOBS)
+    assert (caught.value.retry_after, len(server.seen)) == (600.0, 1)
+
+
+async def test_a_server_that_is_not_there_is_told() -> None:
+    async with FaultServer() as gone:
+        pass
+    async with opened(gone, HASTY) as api:
+        with pytest.raises(Unavailable, match=f"{gone.url} does not answer"):
+            await api.call("GET", JOBS)
+        with pytest.raises(Unavailable, match=f"{gone.url} does not answer"):
+            await lines(api)
+
+
+@pytest.mark.parametrize(
+    ("fault", "kind"),
+    [
+        (status(400, "BadRequest"), Refused),
+        (status(403, "Forbidden", 'jobs "x" is forbidden: exceeded quota: q'), Refused),
+        (status(404, "NotFound"), NotFound),
+        (answer("404 page not found\n", 404), NotFound),
+        (status(409, "AlreadyExists"), AlreadyThere),
+        (status(409, "Conflict"), Conflict),
+        (status(410, "Expired"), Expired),
+        (status(413, "RequestEntityTooLarge"), Refused),
+        (status(422, "Invalid"), Refused),
+        (answer("moved", 302, Location="/login"), BackendError),
+        (answer("<html>log in</html>"), BackendError),
+        (answer([1]), BackendError),
+    ],
+)
+async def test_what_is_definite_is_asked_once(
+    server: FaultServer, api: Api, fault: Handler, kind: type[BackendError]
+) -> None:
+    server.then(fault)
+    with pytest.raises(BackendError) as caught:
+        await api.call("POST", JOBS, body={})
+    assert type(caught.value) is kind
+    assert not caught.value.retryable
+    assert len(server.seen) == 1
+    if isinstance(caught.value, Refused):
+        assert caught.value.answer["kind"] == "Status"
+
+
+async def test_a_refusal_that_comes_in_pieces_is_read_whole(server: FaultServer, api: Api) -> None:
+    body = json.dumps({"kind": "Status", "message": "m" * 20_000}).encode()
+    server.then(stream(body[:9], body[9:500], body[500:], code=422))
+    with pytest.raises(Refused) as caught:
+        await api.call("POST", JOBS, body={})
+    assert len(caught.value.answer["message"]) == 20_000
+
+
+FORBIDDEN = status(403, "Forbidden", 'User "ada" cannot create resource "jobs"')
+
+
+async def test_a_right_that_has_worked_may_be_missing_for_a_moment(
+    server: FaultServer, api: Api
+) -> None:
+    server.then(FORBIDDEN)
+    with pytest.raises(AuthError):
+        await api.call("POST", JOBS, body={})
+    await api.call("POST", JOBS, body={})
+    server.then(FORBIDDEN, FORBIDDEN)
+    await api.call("POST", JOBS, body={})
+    assert len(server.seen) == 5
+    with pytest.raises(AuthError):
+        server.then(FORBIDDEN)
+        await lines(api)
+    assert await lines(api) == [b"{}"]
+    server.then(FORBIDDEN, FORBIDDEN)
+    assert await lines(api) == [b"{}"]
+    assert len(server.seen) == 10
+
+
+async def test_a_refused_token_is_renewed_once(
+    server: FaultServer, api: Api, tokens: Tokens
+) -> None:
+    await api.call("GET", JOBS)
+    server.then(status(401, "Unauthorized"))
+    await api.call("GET", JOBS)
+    server.then(status(401, "Unauthorized"))
+    assert await lines(api) == [b"{}"]
+    sent = [one.headers["Authorization"] for one in server.seen]
+    numbers = [1, 1, 2, 2, 3]
+    assert sent == [f"Bearer token-{number}" for number in numbers]
+    server.always = status(401, "Unauthorized", "no")
+    with pytest.raises(AuthError, match=r"does not accept the credentials \(no\); log in again"):
+        await api.call("GET", JOBS)
+    assert len(server.seen) == 7
+
+
+async def test_many_refused_at_once_renew_the_token_once(
+    server: FaultServer, api: Api, tokens: Tokens
+) -> None:
+    refused = status(401, "Unauthorized")
+
+    async def old_are_refused(request: web.BaseRequest) -> web.StreamResponse:
+        old = request.headers["Authorization"] == "Bearer token-1"
+        return await (refused if old else answer({}))(request)
+
+    server.always = old_are_refused
+    await asyncio.gather(*(api.call("GET", f"{JOBS}/{number}") for number in range(50)))
+    assert tokens.made == 2
+
+
+async def test_lines_come_whole_whatever_the_pieces(server: FaultServer, api: Api) -> None:
+    long = b"x" * 300_000
+    server.then(stream(b"a\n\nb", b"c\r\n\xff\x00", b"\n" + long, long + b"\nend"))
+    assert await lines(api) == [b"a", b"", b"bc\r", b"\xff\x00", long + long, b"end"]
+
+
+@pytest.mark.parametrize("pieces", [(), (b"a\n",)], ids=["before", "after"])
+async def test_a_silent_stream_counts_as_dead(
+    server: FaultServer, api: Api, pieces: tuple[bytes, ...]
+) -> None:
+    server.then(stream(*pieces, then="silent"))
+    with pytest.raises(Unavailable, match="does not answer as it should"):
+        await lines(api, idle=0.2)
+    assert len(server.seen) == 1
+
+
+async def test_a_stream_may_be_silent_where_nothing_is_said(server: FaultServer) -> None:
+    server.then(stream(b"a\n", then="silent"))
+    async with opened(server, replace(LIMITS, idle_s=SILENCE_S)) as api:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(2 * SILENCE_S):
+                await lines(api, idle=None)
+
+
+async def test_a_stream_that_breaks_is_told_and_not_repeated(server: FaultServer, api: Api) -> None:
+    server.then(stream(b"a\nb", then="cut"))
+    got = []
+    with pytest.raises(Unavailable):
+        async for line in api.lines("/x"):
+            got.append(line)  # noqa: PERF401 # what came before it broke counts
+    assert (got, len(server.seen)) == ([b"a"], 1)
+
+
+async def test_a_stream_that_is_refused_says_why(server: FaultServer, api: Api) -> None:
+    server.then(status(410, "Expired", "too old resource version: 1 (2)"))
+    with pytest.raises(Expired, match="too old resource version"):
+        await lines(api)
+    server.then(status(429, Retry_After="7"))
+    with pytest.raises(Throttled) as caught:
+        await lines(api)
+    assert caught.value.retry_after == 7.0
+
+
+async def test_leaving_a_stream_closes_its_connection(server: FaultServer, api: Api) -> None:
+    server.then(stream(b"a\n", then="silent"))
+    async with aclosing(api.lines("/x")) as following:
+        assert await anext(following) == b"a"
+    async with asyncio.timeout(5):
+        while not server.ended["/x"]:
+            await asyncio.sleep(0.01)
+
+
+def test_connections_are_probed_by_the_system() -> None:
+    with Sockets().make((socket.AF_INET, socket.SOCK_STREAM, 0, "", ())) as made:
+        assert made.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+        if sys.platform == "linux":
+            assert made.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 15
+            assert made.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 30_000
+
+
+async def test_streams_do_not_hold_up_requests(server: FaultServer, tokens: Tokens) -> None:
+    api = Api(
+        Access(server=server.url, name="a test", passes=tokens.passes),
+        Limits(requests=2, first_requests=2),
+    )
+    server.then(*[stream(b"a\n", then="silent")] * 150)
+    streams = [api.lines("/x") for _ in range(150)]
+    assert await asyncio.gather(*(anext(one) for one in streams)) == [b"a"] * 150
+    assert await api.call("GET", JOBS) == {}
+    await api.aclose()
+    for one in streams:
+        with pytest.raises(BackendError, match="closed meanwhile"):
+            await anext(one)
+
+
+async def test_a_closed_client_says_so(server: FaultServer, api: Api) -> None:
+    server.then(silence())
+    waiting = asyncio.create_task(api.call("GET", JOBS))
+    while not server.seen:
+        await asyncio.sleep(0)
+    await api.aclose()
+    with pytest.raises(BackendError, match="was closed meanwhile"):
+        await waiting
+    with pytest.raises(BackendError, match="is closed; open another"):
+        await api.call("GET", JOBS)
+    assert len(server.seen) == 1
+
+
+async def test_who_reads_when_a_client_is_closed_is_told(server: FaultServer, api: Api) -> None:
+    server.then(stream(b'{"a": ', then="silent"), stream(b"a\n", then="silent"))
+    asking = asyncio.create_task(api.call("GET", JOBS))
+    while not server.busy:
+        await asyncio.sleep(0)
+    async with aclosing(api.lines("/x", idle=None)) as told, asyncio.timeout(20):
+        assert await anext(told) == b"a"
+        reading = asyncio.ensure_future(anext(told))
+        await asyncio.sleep(0)  # it waits for the next
+        await api.aclose()
+        for one in (asking, reading):
+            with pytest.raises(BackendError, match="closed meanwhile"):
+                await one
+
+
+def test_a_client_stays_on_its_loop() -> None:
+    async def ask(api: Api) -> None:
+        with pytest.raises(BackendError) as caught:
+            await api.call("GET", JOBS)
+        said.append(str(caught.value))
+
+    said: list[str] = []
+
+    async def make() -> Api:
+        access = Access(server="http://127.0.0.1:1", name="a test", passes=Tokens().passes)
+        api = Api(access, HASTY)
+        await ask(api)
+        return api
+
+    with asyncio.Runner() as first:
+        api = first.run(make())
+        with asyncio.Runner() as second:
+            second.run(ask(api))
+        first.run(api.aclose())
+    assert "does not answer" in said[0]
+    assert "belongs to another event loop" in said[1]
+
+
+async def test_a_server_that_takes_few_at_a_time_gets_few_at_a_time(
+    server: FaultServer, tokens: Tokens
+) -> None:
+    api = Api(Access(server=server.url, name="a test", passes=tokens.passes))
+    working = 0
+
+    async def work(request: web.BaseRequest) -> web.StreamResponse:
+        nonlocal working
+        if working >= 8:
+            return await status(429, "TooManyRequests", Retry_After="0.01")(request)
+        working += 1
+        await asyncio.sleep(0.01)
+        working -= 1
+        return await answer({})(request)
+
+    server.always = work
+    calls = (api.call("POST", JOBS, body={"n": number}) for number in range(600))
+    assert await asyncio.gather(*calls) == [{}] * 600
+    assert len({one.body for one in server.seen}) == 600
+    assert len(server.seen) < 780
+    assert server.most_busy <= 32
+    await api.aclose()
+
+
+async def test_what_is_cancelled_frees_its_connection(server: FaultServer, api: Api) -> None:
+    server.then(*[silence()] * 16)  # as many as are sent at a time
+    tasks = [asyncio.create_task(api.call("GET", "/held")) for _ in range(40)]
+    while server.busy < 16:
+        await asyncio.sleep(0)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    async with asyncio.timeout(5):
+        while server.busy:
+            await asyncio.sleep(0.01)
+    server.then(*[answer({})] * 40)
+    await asyncio.gather(*(api.call("GET", JOBS) for _ in range(40)))

@@ -1,0 +1,79 @@
+"""What is built for Kubernetes is what Kubernetes takes: a real API server validates it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from kinetic import accelerators
+from kinetic.aio.clusters._job_manifest import Placement, job_manifest
+from kinetic.aio.clusters._names import object_name
+from kinetic.aio.clusters._reasons.held import refused_request
+from kinetic.aio.clusters._submission_secret import secret_manifest
+from kinetic.aio.ports import Resources
+from kinetic.job_status import Reason
+from tests.cluster.control_plane import ControlPlane
+from tests.cluster.rest import Json, Refused
+from tests.kubernetes.orders import order
+
+JOBS = "/apis/batch/v1/namespaces/default/jobs"
+SECRETS = "/api/v1/namespaces/default/secrets"
+AT = Placement(secret="grp-1")
+
+
+def tried(control_plane: ControlPlane, path: str, manifest: dict[str, Any]) -> Json:
+    """What the server would make of it; it makes nothing.
+
+    Raises:
+        Refused: It would not take it, or does not know one of its fields.
+    """
+    dry = {"dryRun": "All", "fieldValidation": "Strict"}
+    return control_plane.call("POST", path, manifest, **dry)
+
+
+def test_every_accelerator_makes_a_job_that_kubernetes_takes(control_plane: ControlPlane) -> None:
+    for accelerator in accelerators.catalogue():
+        resources = Resources(accelerator=str(accelerator), spot=True, memory_bytes=2**30, cpu=0.5)
+        tried(control_plane, JOBS, job_manifest(order(resources=resources, timeout=0.5), AT))
+
+
+@pytest.mark.parametrize(
+    "at",
+    [
+        AT,
+        Placement(secret="s", queue="research", priority_class="high", run_as_user=1000),
+        Placement(secret="s", restarts=0, token=True, annotations={"a.example/b": "ü"}),
+    ],
+)
+def test_what_an_owner_of_a_cluster_may_set_is_taken(
+    control_plane: ControlPlane, at: Placement
+) -> None:
+    data = [{"uri": "gs://b/x,y", "is_dir": True, "fuse": True, "mount": "/data"}]
+    tried(control_plane, JOBS, job_manifest(order(data=data), at))
+
+
+@pytest.mark.parametrize(
+    "name", ["", "<lambda>", "größe", "訓練", "x" * 300, "-.-", "A.b_c", "9\0"]
+)
+def test_any_name_and_label_is_taken(control_plane: ControlPlane, name: str) -> None:
+    spec = order(name=name, labels={"kinetic.dev/function": name})
+    made = tried(control_plane, JOBS, job_manifest(spec, AT))
+    assert made["metadata"]["name"] == object_name(name)
+
+
+def test_the_secret_is_taken_with_any_variable(control_plane: ControlPlane) -> None:
+    spec = order(environment={"A B": "1", "x-$(Y)": "ü\n"}, shared=None)
+    tried(control_plane, SECRETS, secret_manifest(spec, "s", "default", labels={"a": "ä"}))
+    tried(control_plane, JOBS, job_manifest(spec, AT))
+
+
+def test_what_it_refuses_is_told(control_plane: ControlPlane) -> None:
+    manifest = job_manifest(order(resources=Resources(accelerator="tpu-v5e-1")), AT)
+    resources = manifest["spec"]["template"]["spec"]["containers"][0]["resources"]
+    del resources["limits"]["google.com/tpu"]
+    with pytest.raises(Refused) as caught:
+        tried(control_plane, JOBS, manifest)
+    verdict = refused_request(caught.value.status)
+    assert (caught.value.code, verdict.reason, verdict.definite) == (422, Reason.REFUSED, True)
+    assert "limits" in verdict.message

@@ -1,0 +1,130 @@
+"""A connection to a pod's port over an API server that refuses, breaks, or says what is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+
+import anyio
+import pytest
+from aiohttp import web
+from anyio.abc import ByteStream
+
+from kinetic.aio.clusters._access import Access
+from kinetic.aio.clusters._api import Api
+from kinetic.aio.clusters._forward import PROTOCOL, dialled
+from kinetic.aio.clusters._kube_paths import Paths
+from kinetic.errors import AuthError, NotFound, Unavailable
+from tests.kubernetes.faults import FaultServer, Handler, answer, reset, status
+from tests.kubernetes.test_api_faults import LIMITS, Tokens
+
+POD = {
+    "metadata": {
+        "name": "one-x",
+        "uid": "u",
+        "labels": {"kinetic.dev/job": "one"},
+        "annotations": {"kinetic.dev/name": "one"},
+    },
+    "status": {"phase": "Running"},
+}
+PORT = b"\x39\x30"
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[FaultServer]:
+    async with FaultServer() as running:
+        running.then(answer({"items": [POD]}))
+        yield running
+
+
+@pytest.fixture
+def tokens() -> Tokens:
+    return Tokens()
+
+
+@pytest.fixture
+async def api(server: FaultServer, tokens: Tokens) -> AsyncIterator[Api]:
+    made = Api(Access(server=server.url, name="the cluster", passes=tokens.passes), LIMITS)
+    yield made
+    await made.aclose()
+
+
+def says(*messages: bytes) -> Handler:
+    """A WebSocket that says these, hears one message, says it again, and closes."""
+
+    async def handle(request: web.BaseRequest) -> web.StreamResponse:
+        socket = web.WebSocketResponse(protocols=(PROTOCOL,))
+        await socket.prepare(request)
+        for one in messages:
+            await socket.send_bytes(one)
+        await socket.send_bytes(await socket.receive_bytes())
+        await socket.close()
+        return socket
+
+    return handle
+
+
+async def dial(api: Api) -> ByteStream:
+    return await dialled(api, Paths("team"), "one", 12345, 0)
+
+
+async def test_what_is_said_of_the_port_is_no_data(api: Api, server: FaultServer) -> None:
+    server.then(says(b"\0" + PORT, b"\1" + PORT, b"\0", b"\0abc"))
+    async with await dial(api) as stream:
+        assert await stream.receive() == b"abc"
+        await stream.send(b"more")
+        assert await stream.receive() == b"more"
+        with pytest.raises(anyio.EndOfStream):
+            await stream.receive()
+    assert server.paths[-1] == "GET /api/v1/namespaces/team/pods/one-x/portforward"
+    assert server.seen[-1].query == {"ports": "12345"}
+
+
+async def test_what_is_wrong_with_the_port_is_told(api: Api, server: FaultServer) -> None:
+    server.then(says(b"\0" + PORT, b"\1" + PORT, b"\1nobody is there\n"))
+    async with await dial(api) as stream:
+        with pytest.raises(Unavailable, match=r"port 12345 of pod one-x .*: nobody is there$"):
+            await stream.receive()
+        await stream.send(b"")
+
+
+async def test_a_token_that_is_refused_is_renewed_once(
+    api: Api, server: FaultServer, tokens: Tokens
+) -> None:
+    server.then(status(401, "Unauthorized"), says(b"\0" + PORT))
+    async with await dial(api) as stream:
+        await stream.send(b"x")
+        assert await stream.receive() == b"x"
+    assert tokens.made == 2
+
+
+@pytest.mark.parametrize(
+    ("answers", "error", "words"),
+    [
+        ([status(403, "Forbidden", 'User "u" cannot get it')] * 2, AuthError, '"u" cannot get it'),
+        ([status(403, "Forbidden"), status(400)], AuthError, "pods/portforward"),
+        ([status(404, "NotFound", "no such pod")] * 2, NotFound, "no such pod"),
+        ([reset()] * 3, Unavailable, "cannot get pods/portforward"),
+        ([status(401)] * 3, AuthError, "does not accept the credentials"),
+    ],
+)
+async def test_a_refusal_comes_with_its_words(
+    api: Api,
+    server: FaultServer,
+    answers: Sequence[Handler],
+    error: type[Exception],
+    words: str,
+) -> None:
+    server.then(*answers)
+    with pytest.raises(error, match=words):
+        await dial(api)
+
+
+@pytest.mark.parametrize("phase", ["Pending", "Succeeded", "Failed"])
+async def test_a_pod_that_does_not_run_is_not_dialled(phase: str) -> None:
+    async with FaultServer() as server:
+        server.then(answer({"items": [{**POD, "status": {"phase": phase}}]}))
+        access = Access(server=server.url, name="the cluster", passes=Tokens().passes)
+        other = Api(access, LIMITS)
+        with pytest.raises(NotFound, match="no pod of one is running in namespace team of the"):
+            await dial(other)
+        await other.aclose()

@@ -1,0 +1,256 @@
+"""Jobs on a real control plane, with nodes whose pods are processes."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from kinetic.aio.ports import Image, Phase, Resources
+from kinetic.errors import LaunchError, Throttled
+from kinetic.job_status import Reason
+from tests.kubernetes.places import Place, gone, log_of, names, until, watching
+
+# --- launch ---
+
+
+async def test_a_single_job_takes_two_writes_and_its_secret_goes_with_it(place: Place) -> None:
+    cluster = await place.open()
+    job = place.job("one", gate="never", environment={"TOKEN": "geheim"}, shown=["TOKEN"])
+    await cluster.launch(job)
+    assert place.requests == {"create jobs": 1, "create secrets": 1}
+    await until(cluster, "one", Phase.RUNNING)
+    (secret,) = await place.items("secrets")
+    assert secret["metadata"]["ownerReferences"][0]["kind"] == "Job"
+    (kept,) = await place.items("batch/v1/jobs")
+    assert "geheim" not in str(kept)
+    await cluster.delete(names=["one"])
+    await gone(cluster, "one")
+    async with asyncio.timeout(20):
+        while await place.items("secrets"):
+            await asyncio.sleep(0.05)
+
+
+async def test_jobs_of_a_batch_share_a_secret_that_is_made_once(place: Place) -> None:
+    cluster = await place.open()
+    jobs = [place.job(f"grp-a-{i}-1", group="grp-a", attempt=1) for i in range(5)]
+    environment = {"TOKEN": "geheim"}
+    jobs = [replace(job, environment=environment) for job in jobs]
+    jobs[0] = replace(
+        jobs[0], assignment={**jobs[0].assignment, "shown": ["TOKEN"]}, environment=environment
+    )
+    await asyncio.gather(*(cluster.launch(job) for job in jobs))
+    assert place.requests == {"create jobs": 5, "create secrets": 1}
+    for job in jobs:
+        await until(cluster, job.name)
+    assert (await log_of(cluster, jobs[0].name))[1] == "geheim"
+    await cluster.drop_secret(["grp-a"])
+    assert await place.items("secrets") == []
+
+
+async def test_launching_twice_starts_once(place: Place) -> None:
+    cluster, other = await place.open(), await place.open()
+    job = place.job("same")
+    await asyncio.gather(*(one.launch(job) for one in (cluster, other, cluster, other)))
+    seen = await until(cluster, "same")
+    await other.launch(job)  # it has ended: still there, still success
+    assert await cluster.find(names=["same"]) == [seen]
+    assert [len(await place.items(one)) for one in ("batch/v1/jobs", "pods", "secrets")] == [1] * 3
+
+
+async def test_what_the_api_server_refuses_is_told_in_its_words(place: Place) -> None:
+    cluster = await place.open()
+    with pytest.raises(LaunchError, match="no name for a job"):
+        await cluster.launch(place.job(""))
+    bad = replace(place.job("one"), image=Image(uri="", command=("python3",)))
+    with pytest.raises(LaunchError, match=r"one was refused: .*image") as refused:
+        await cluster.launch(bad)
+    assert refused.value.reason == "refused"
+    assert await cluster.find() == []
+    assert await place.items("secrets") == []
+
+
+async def test_a_quota_that_is_used_up_may_have_room_again(place: Place) -> None:
+    cluster = await place.open()
+    quota = {"metadata": {"name": "few"}, "spec": {"hard": {"count/jobs.batch": "1"}}}
+    await place.call("POST", "resourcequotas", {"kind": "ResourceQuota", **quota})
+    async with asyncio.timeout(20):
+        while "hard" not in (await place.call("GET", "resourcequotas/few")).get("status", {}):
+            await asyncio.sleep(0.05)
+    await cluster.launch(place.job("one"))
+    with pytest.raises(Throttled, match=r"two was refused: quota 'few' is used up"):
+        await cluster.launch(place.job("two"))
+
+
+# --- delete and find ---
+
+
+async def test_one_call_deletes_all_that_carry_labels(place: Place) -> None:
+    cluster = await place.open()
+    for number in range(4):
+        labels = {"test": "yes", "group": "a" if number < 3 else "b", "odd": "größe"}
+        await cluster.launch(place.job(f"n{number}", gate="never", labels=labels))
+    await until(cluster, "n1", Phase.RUNNING)
+    place.requests.clear()
+    await cluster.delete(labels={"group": "a", "odd": "größe"})
+    assert place.requests == {"deletecollection jobs": 1}
+    await gone(cluster, "n0", "n1", "n2")
+    assert await names(cluster) == ["n3"]
+    await cluster.delete(names=["nobody"], labels={"no": "body"})
+    await cluster.delete(names=["n3", "nobody"])
+    await gone(cluster, "n3")
+
+
+async def test_find_is_by_name_by_label_or_all(place: Place) -> None:
+    cluster = await place.open()
+    for name in ("a", "B_b", "größe"):
+        await cluster.launch(place.job(name))
+    for name in ("a", "B_b", "größe"):
+        await until(cluster, name)
+    assert await names(cluster) == ["B_b", "a", "größe"]
+    assert await names(cluster, names=["größe", "x", "a"]) == ["a", "größe"]
+    assert await names(cluster, labels={"name": "größe"}) == ["größe"]
+    assert await names(cluster, labels={"name": "a", "test": "no"}) == []
+    assert await names(cluster, names=["a"], labels={"name": "größe"}) == ["a", "größe"]
+
+
+# --- watch ---
+
+
+async def test_what_waits_or_runs_is_watched_without_any_request(place: Place) -> None:
+    cluster = await place.open()
+    await cluster.launch(place.job("one", gate="gate"))
+    async with asyncio.timeout(40), watching(cluster) as watch:
+        async for seen in watch:
+            if seen.phase is Phase.RUNNING:
+                place.requests.clear()
+                place.let_go("gate")
+            elif seen.phase is Phase.ENDED:
+                break
+    assert not place.requests
+
+
+# --- attempts ---
+
+
+@pytest.mark.timeout(120)
+async def test_a_pod_that_replaces_a_disrupted_one_is_the_next_attempt(place: Place) -> None:
+    cluster = await place.open()
+    job = place.job("grp-a-7-1", gate="gate", group="grp-a", attempt=1)
+    await cluster.launch(job)
+    first = await until(cluster, "grp-a-7-1", Phase.RUNNING)
+    (pod,) = await place.items("pods")
+    preempt = place.namespace.kubelet.preempt
+    await asyncio.to_thread(preempt, f"{place.namespace.name}/{pod['metadata']['name']}")
+    second = await until(cluster, "grp-a-7-2", Phase.PENDING)
+    found = {seen.name: seen for seen in await cluster.find(labels={"test": "yes"})}
+    ended = found["grp-a-7-1"]
+    assert (ended.phase, ended.executor) == (Phase.ENDED, first.executor)
+    assert ended.reason is Reason.PREEMPTED
+    assert second.labels == {**job.labels, "kinetic.dev/attempt": "2"}
+    await cluster.launch(place.job("grp-a-7-2", gate="gate", group="grp-a", attempt=2))
+    assert len(await place.items("batch/v1/jobs")) == 1, "its pod comes by itself"
+    running = await until(cluster, "grp-a-7-2", Phase.RUNNING)
+    assert await names(cluster, names=["grp-a-7-2"]) == ["grp-a-7-2"]
+    place.let_go("gate")
+    seen = await until(cluster, "grp-a-7-2")
+    assert seen.executor == running.executor != first.executor
+    assert await log_of(cluster, "grp-a-7-2") == ["", "attempt 2", seen.executor]
+    await cluster.delete(names=["grp-a-7-2"])
+    await gone(cluster, "grp-a-7-1", "grp-a-7-2")
+
+
+async def test_an_attempt_after_a_failure_is_a_job_of_its_own(place: Place) -> None:
+    cluster = await place.open()
+    await cluster.launch(place.job("grp-a-7-1", code=43, group="grp-a", attempt=1))
+    await until(cluster, "grp-a-7-1")
+    await cluster.launch(place.job("grp-a-7-2", group="grp-a", attempt=2))
+    assert (await until(cluster, "grp-a-7-2")).exit_code == 0
+    assert await names(cluster) == ["grp-a-7-1", "grp-a-7-2"]
+    await cluster.delete(names=["grp-a-7-2"])
+    await gone(cluster, "grp-a-7-2")
+    assert await names(cluster) == ["grp-a-7-1"]
+
+
+# --- what does not start ---
+
+
+async def test_an_image_that_does_not_exist_ends_the_job(
+    place: Place, caplog: pytest.LogCaptureFixture
+) -> None:
+    cluster, other = await place.open(), await place.open()
+    await asyncio.to_thread(place.namespace.kubelet.fail_pull, "nosuch")
+    job = replace(place.job("one"), image=Image(uri="example.org/nosuch:1", command=("python3",)))
+    await cluster.launch(job)
+    seen = await until(cluster, "one")
+    assert (seen.phase, seen.reason, seen.executor) == (Phase.ENDED, Reason.IMAGE_PULL, "")
+    assert "example.org/nosuch:1" in seen.message
+    assert [one.message for one in await other.find(names=["one"])] == [seen.message]
+    assert "one cannot start" in caplog.text
+
+
+async def test_a_job_that_waits_too_long_never_starts(place: Place) -> None:
+    cluster = await place.open()
+    large = replace(place.job("late", start_timeout=0.7), resources=Resources(cpu=1000))
+    await cluster.launch(large)
+    await cluster.launch(replace(place.job("long"), resources=Resources(cpu=1000)))
+    seen = await until(cluster, "late")
+    assert (seen.phase, seen.reason, seen.executor) == (Phase.ENDED, Reason.UNSCHEDULABLE, "")
+    assert "start_timeout of 0.7 s" in seen.message
+    assert "1000 CPUs" in seen.message
+    (long,) = await cluster.find(names=["long"])
+    assert long.phase is Phase.PENDING, "a pool may grow, so it is only reported"
+
+
+async def test_a_missing_service_account_is_reported(
+    place: Place, caplog: pytest.LogCaptureFixture
+) -> None:
+    cluster = await place.open(service_account="nobody")
+    await cluster.launch(place.job("one"))
+    async with asyncio.timeout(30), watching(cluster) as watch:
+        async for seen in watch:
+            if seen.reason is not None:
+                break
+    assert seen.phase is Phase.PENDING
+    assert "nobody" in seen.message
+
+
+async def test_many_that_wait_for_the_same_are_asked_about_and_told_like_one(
+    place: Place, caplog: pytest.LogCaptureFixture
+) -> None:
+    cluster = await place.open()
+    large = Resources(cpu=1000)
+    jobs = [replace(place.job(f"n{number}"), resources=large) for number in range(12)]
+    await asyncio.gather(*(cluster.launch(job) for job in jobs))
+    explained: set[str] = set()
+    async with asyncio.timeout(40), watching(cluster) as watch:
+        async for seen in watch:
+            if "the largest matching node has" in seen.message:
+                explained.add(seen.name)
+            if len(explained) == 3:
+                break
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(2.5):
+                async for _ in watch:
+                    pass
+    assert place.requests["list events"] <= 9
+    assert place.requests["list nodes"] == 1
+    told = [line for line in caplog.messages if "1000 CPUs" in line]
+    assert 1 <= len(told) <= 2, "by the scheduler's words, and then by what the nodes have"
+
+
+# --- logs ---
+
+
+async def test_a_log_is_lines_and_can_be_cut_to_its_last(place: Place) -> None:
+    cluster = await place.open()
+    await cluster.launch(place.job("one", lines=["a", "", "ü", "[red]x[/red]", "\x1b[1m"]))
+    whole = ["a", "", "ü", "[red]x[/red]", "\x1b[1m", "attempt 1"]
+    whole.append((await until(cluster, "one")).executor)
+    assert await log_of(cluster, "one") == whole
+    assert await log_of(cluster, "one", tail=2) == whole[-2:]
+    assert await log_of(cluster, "one", tail=0) == []
+    assert await log_of(cluster, "one", tail=99) == whole
+    assert await log_of(cluster, "one", follow=True) == whole
+    assert await log_of(cluster, "one", follow=True, tail=1) == whole[-1:]

@@ -1,0 +1,112 @@
+"""What the platform asks the API server for: in which order, and how often."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+from aiohttp import web
+
+from kinetic.aio.clusters._access import Access, Pass
+from kinetic.aio.clusters._access_renewal import Fresh, Renewal
+from kinetic.aio.clusters._api import Api, Limits
+from kinetic.aio.clusters._api_retry import Patience
+from kinetic.aio.clusters._kube_watch import MANY_NAMES
+from kinetic.aio.clusters.gke import AT_ONCE, GkeCluster
+from kinetic.aio.clusters.pathways import PathwaysCluster
+from tests.kubernetes.faults import FaultServer, answer
+from tests.kubernetes.orders import order
+from tests.kubernetes.world import AT, World
+
+LIMITS = Limits(patience=Patience(total_s=5.0, first_s=0.2, longest_s=0.2))
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[FaultServer]:
+    async with FaultServer() as running:
+        yield running
+
+
+async def _fresh() -> Fresh:
+    return Fresh(shown=Pass())
+
+
+@pytest.fixture
+async def cluster(server: FaultServer) -> AsyncIterator[GkeCluster]:
+    access = Access(server=server.url, name="a test", passes=Renewal(_fresh, "a test"))
+    made = GkeCluster(Api(access, LIMITS), AT)
+    yield made
+    await made.aclose()
+
+
+async def test_a_secret_that_is_still_being_made_is_removed_all_the_same(
+    server: FaultServer, cluster: GkeCluster
+) -> None:
+    """Its maker outlives whoever asked for it, and would come after the removal."""
+    server.then(answer({"code": 503}, status=503, Retry_After="0.3"))
+    launching = asyncio.create_task(cluster.launch(order(labels={}, group_id="grp-1")))
+    async with asyncio.timeout(5):
+        while not server.seen:
+            await asyncio.sleep(0.01)
+        launching.cancel()
+        await cluster.drop_secret(["grp-1"])
+    assert launching.cancelled()
+    made = [one for one in server.paths if one.startswith("POST")]
+    assert len(made) == 2
+    assert server.paths[-1] == "DELETE /api/v1/namespaces/ns/secrets/grp-1"
+
+
+class Crowd:
+    """Counts the deletions under way; each takes a moment, so that others can come."""
+
+    def __init__(self) -> None:
+        self.now = self.most = 0
+        self.paths: list[str] = []
+
+    async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        if request.method == "GET":  # whether there are sets of the other kind
+            return web.json_response({"items": []})
+        self.now += 1
+        self.most = max(self.most, self.now)
+        self.paths.append(request.path_qs)
+        await asyncio.sleep(0.02)
+        self.now -= 1
+        absent = not request.path.endswith("/jobs")
+        return web.json_response({"code": 404} if absent else {}, status=404 if absent else 200)
+
+
+async def test_many_jobs_are_deleted_together(server: FaultServer, cluster: GkeCluster) -> None:
+    """First attempts by their names, 50 in a request; of later ones each may be in another Job."""
+    crowd = Crowd()
+    server.always = crowd.handle
+    await cluster.delete(names=[f"grp-{number}-1" for number in range(120)])
+    assert len(crowd.paths) == 3
+    crowd.paths.clear()
+    await cluster.delete(names=[f"grp-{number}-2" for number in range(60)])
+    assert len(crowd.paths) == 2 + 60
+    assert 8 <= crowd.most <= AT_ONCE
+
+
+async def test_many_sets_are_deleted_some_at_a_time(server: FaultServer) -> None:
+    crowd = Crowd()
+    server.always = crowd.handle
+    access = Access(server=server.url, name="a test", passes=Renewal(_fresh, "a test"))
+    cluster = PathwaysCluster(Api(access, LIMITS), AT, kind="lws")
+    await cluster.delete(names=[f"grp-{number}-1" for number in range(60)])
+    assert sum("leaderworkersets/" in path for path in crowd.paths) == 60
+    assert sum("jobsets/" in path for path in crowd.paths) == 60, "it may be one of those"
+    assert 8 <= crowd.most <= AT_ONCE
+    await cluster.aclose()
+
+
+async def test_thousands_of_names_are_looked_for_in_few_requests(
+    server: FaultServer, cluster: GkeCluster
+) -> None:
+    world = World()
+    server.always = world.handle
+    for number in range(5):
+        world.run(number)
+    names = [f"job-{number}" for number in range(3, 2 * MANY_NAMES)]
+    assert [one.name for one in await cluster.find(names=names)] == ["job-3", "job-4"]
+    assert world.counts.total() == 2

@@ -1,0 +1,207 @@
+"""What is told of several hosts, by what Kubernetes says of each; and what a table makes of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from kinetic.aio.clusters._group_judge import Word, word
+from kinetic.aio.clusters._group_manifest import LIFE
+from kinetic.aio.clusters._group_table import GroupTable
+from kinetic.aio.clusters._job_manifest import Placement
+from kinetic.aio.clusters._kube_job import ENDED, End
+from kinetic.aio.clusters._kube_reflect import Changed, Listed
+from kinetic.aio.clusters._lws_manifest import WORKER_INDEX, lws_manifest
+from kinetic.aio.clusters._reasons.verdict import Seen
+from kinetic.aio.ports import Observation, Phase, Resources
+from kinetic.job_status import Reason
+from tests.kubernetes.orders import order
+
+Json = dict[str, Any]
+SPEC = order(name="grp-1-7-2", resources=Resources(accelerator="cpu:hosts=3"))
+BEGAN = "2026-01-01T00:00:02Z"
+RUNNING: Json = {"running": {"startedAt": BEGAN}}
+
+
+def the_set(life: str = "a", **metadata: Any) -> Json:
+    at = Placement(namespace="ns", secret="s", annotations={LIFE: life})
+    manifest = lws_manifest(SPEC, at)
+    own = {"uid": f"set-{life}", "creationTimestamp": "2026-01-01T00:00:00Z"}
+    annotations = {**manifest["metadata"]["annotations"], **metadata.pop("annotations", {})}
+    about = {**manifest["metadata"], **own, **metadata, "annotations": annotations}
+    return {**manifest, "metadata": about, "status": {}}
+
+
+def ended(code: int, at: int = 10, reason: str = "Error") -> Json:
+    moment = f"2026-01-01T00:00:{at:02}Z"
+    end = {"exitCode": code, "reason": reason, "startedAt": BEGAN, "finishedAt": moment}
+    return {"terminated": end}
+
+
+def host(
+    number: int, state: Json, *, last: Json | None = None, life: str = "a", **more: Any
+) -> Json:
+    """The pod of a host; with *last* its container runs for the second time."""
+    template = the_set(life)["spec"]["leaderWorkerTemplate"]["workerTemplate"]
+    phase = more.pop("phase", "Running")
+    labels = {**template["metadata"]["labels"], WORKER_INDEX: str(number)}
+    metadata = {
+        **template["metadata"],
+        "name": f"grp-1-7-2-0-{number}",
+        "uid": f"pod-{number}{life}",
+        "labels": labels,
+        "creationTimestamp": f"2026-01-01T00:00:0{number + 1}Z",
+        **more,
+    }
+    status = {"name": "kinetic", "state": state, "restartCount": int(last is not None)}
+    status |= {"lastState": last} if last is not None else {}
+    spec = {**template["spec"], "nodeName": "node", "restartPolicy": "Always"}
+    return {
+        "metadata": metadata,
+        "spec": spec,
+        "status": {"phase": phase, "containerStatuses": [status]},
+    }
+
+
+def waiting(number: int) -> Json:
+    """A pod that no node has room for."""
+    made = host(number, {}, phase="Pending")
+    del made["spec"]["nodeName"]
+    said = "0/3 nodes are available: 3 Insufficient cpu."
+    condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
+    made["status"] = {"phase": "Pending", "conditions": [{**condition, "message": said}]}
+    return made
+
+
+def told(*pods: Json, of: Json | None = None, **more: Any) -> Word:
+    return word(Seen(job=of if of is not None else the_set(), pods=pods, name="grp-1-7-2", **more))
+
+
+def brief(said: Observation) -> tuple[Phase, str, Reason | None]:
+    return said.phase, said.executor, said.reason
+
+
+ALL = [host(number, RUNNING) for number in range(3)]
+
+
+def test_a_set_without_pods_waits() -> None:
+    found = told()
+    assert brief(found.said) == (Phase.PENDING, "", None)
+    assert found.said.name == "grp-1-7-2"
+    assert found.said.labels == SPEC.labels
+
+
+def test_the_first_host_decides() -> None:
+    assert brief(told(*ALL).said) == (Phase.RUNNING, "pod-0a", None)
+    assert told(*ALL[1:]).said.phase is Phase.RUNNING
+    assert told(waiting(0)).said.phase is Phase.PENDING
+
+
+def test_what_keeps_another_host_from_starting_is_told() -> None:
+    said = told(ALL[0], ALL[1], waiting(2)).said
+    assert brief(said) == (Phase.RUNNING, "pod-0a", Reason.UNSCHEDULABLE)
+    assert "host 2" in said.message
+
+
+def test_a_host_that_dies_is_told_and_is_a_reason_to_look() -> None:
+    """Its container runs again already: what counts is how it ended the first time."""
+    dead = host(1, RUNNING, last=ended(137, reason="OOMKilled"))
+    found = told(ALL[0], dead, ALL[2])
+    assert brief(found.said) == (Phase.RUNNING, "pod-0a", Reason.OUT_OF_MEMORY)
+    assert found.said.message.startswith("host 1 of 3: ")
+    assert found.ended == {"pod-1a"}
+
+
+def test_when_the_first_host_ends_it_is_over_for_the_reason_of_the_one_that_failed_first() -> None:
+    dead = host(1, RUNNING, last=ended(137, 10, "OOMKilled"))
+    stopped = host(0, RUNNING, last=ended(143, 12))
+    said = told(stopped, dead, ALL[2]).said
+    assert brief(said) == (Phase.ENDED, "pod-0a", Reason.OUT_OF_MEMORY)
+    assert "host 1 of 3" in said.message
+
+
+def test_another_leader_in_place_of_the_first_does_not_make_it_run_again() -> None:
+    second = host(0, RUNNING, uid="pod-0b", creationTimestamp="2026-01-01T00:01:00Z")
+    said = told(second, gone=[ALL[0]]).said
+    assert (said.phase, said.executor) == (Phase.ENDED, "pod-0a")
+
+
+def test_a_set_that_goes_is_a_reason_to_look_and_no_more() -> None:
+    going = the_set(deletionTimestamp="2026-01-01T00:02:00Z")
+    for found in (told(*ALL, of=going), word(Seen(pods=ALL, earlier=the_set(), name="grp-1-7-2"))):
+        assert (found.said.phase, found.said.executor) == (Phase.RUNNING, "pod-0a")
+        assert found.ended == {"set-a"}
+    nothing = word(Seen(earlier=the_set(), gone=[host(0, ended(0), phase="Succeeded")]))
+    assert brief(nothing.said) == (Phase.GONE, "pod-0a", None)
+    assert word(Seen(earlier=the_set())).said.phase is Phase.GONE
+
+
+def test_what_a_client_has_ended_says_why() -> None:
+    end = End(reason=Reason.UNSCHEDULABLE, message="too large")
+    made = the_set(annotations={ENDED: end.to_text()})
+    assert brief(told(waiting(0), of=made).said) == (Phase.PENDING, "", Reason.UNSCHEDULABLE)
+    said = told(of=made).said
+    assert (*brief(said), said.message) == (Phase.ENDED, "", Reason.UNSCHEDULABLE, "too large")
+
+
+def test_a_set_that_failed_without_pods_says_what_it_says() -> None:
+    failed = {"type": "Failed", "status": "True", "message": "jobset failed"}
+    said = told(of={**the_set(), "status": {"conditions": [failed]}}).said
+    assert (said.phase, said.message) == (Phase.ENDED, "jobset failed")
+
+
+# --- the table ---
+
+
+def table(*pods: Json, of: Json | None = None) -> tuple[GroupTable, list[Observation]]:
+    made = GroupTable()
+    made.feed(Listed(items=[the_set() if of is None else of], version="1"), pods=False)
+    made.feed(Listed(items=[*pods], version="1"), pods=True)
+    return made, [*made.news()]
+
+
+@pytest.mark.parametrize("hints", [True, False])
+def test_the_end_of_a_host_is_told_once_and_only_to_those_who_watch(hints: bool) -> None:
+    made = GroupTable(hints=hints)
+    made.feed(Listed(items=[the_set()], version="1"), pods=False)
+    made.feed(Listed(items=[*ALL], version="1"), pods=True)
+    assert [one.phase for one in made.news()] == [Phase.RUNNING]
+    dead = host(1, RUNNING, last=ended(1))
+    for _ in range(2):
+        made.feed(Changed(document=dead, deleted=False), pods=True)
+        news = [(one.phase, one.executor) for one in made.news()]
+        if news:
+            assert news == [(Phase.ENDED, "pod-1a")] * hints + [(Phase.RUNNING, "pod-0a")]
+    assert news == []
+
+
+def test_a_set_is_gone_when_no_pod_of_it_is_left() -> None:
+    made, _ = table(*ALL)
+    made.feed(Changed(document=the_set(), deleted=True), pods=False)
+    first, second = made.news()
+    assert (first.phase, first.executor) == (Phase.ENDED, "set-a")
+    assert second.phase is Phase.RUNNING
+    for pod in ALL:
+        made.feed(Changed(document=pod, deleted=True), pods=True)
+    (*_, last) = made.news()
+    assert (last.phase, last.executor) == (Phase.GONE, "pod-0a")
+    assert not made.entries
+
+
+def test_pods_of_a_set_that_had_the_name_before_are_not_its_own() -> None:
+    old = host(0, RUNNING, life="old")
+    made, news = table(old)
+    assert [one.phase for one in news] == [Phase.PENDING]
+    made.feed(Changed(document=old, deleted=True), pods=True)
+    made.feed(Changed(document=ALL[0], deleted=False), pods=True)
+    assert [brief(one) for one in made.news()] == [(Phase.RUNNING, "pod-0a", None)]
+
+
+def test_pods_whose_set_is_not_told_yet_are_not_told() -> None:
+    made = GroupTable()
+    made.feed(Listed(items=[], version="1"), pods=False)
+    made.feed(Listed(items=[*ALL], version="1"), pods=True)
+    assert [*made.news()] == []
+    made.feed(Changed(document=the_set(), deleted=False), pods=False)
+    assert [one.phase for one in made.news()] == [Phase.RUNNING]

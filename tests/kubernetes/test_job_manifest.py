@@ -1,0 +1,313 @@
+"""The Kubernetes objects that carry a job."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kinetic import accelerators, configuration
+from kinetic._runner import wire
+from kinetic.aio.backends import gke
+from kinetic.aio.clusters._job_manifest import CONTAINER, NAME, Placement, job_manifest
+from kinetic.aio.clusters._names import JOB_NAME, LABEL, label_value, object_name
+from kinetic.aio.clusters._submission_secret import KEY, LIMIT, secret_manifest
+from kinetic.aio.ports import Resources
+from kinetic.errors import ConfigurationError
+from tests.kubernetes.orders import order
+
+AT = Placement(namespace="ml", secret="grp-1")
+
+
+def pod_of(*, at: Placement = AT, **changes: Any) -> dict[str, Any]:
+    pod: dict[str, Any] = job_manifest(order(**changes), at)["spec"]["template"]["spec"]
+    return pod
+
+
+def container_of(**changes: Any) -> dict[str, Any]:
+    container: dict[str, Any] = pod_of(**changes)["containers"][0]
+    return container
+
+
+def variables(container: dict[str, Any]) -> dict[str, Any]:
+    return {one["name"]: one.get("value", one.get("valueFrom")) for one in container["env"]}
+
+
+def expanded(text: str) -> str:
+    """What a kubelet makes of a variable's value where no other variable is defined."""
+    return re.sub(r"\$(\$|\([^)]*\))", lambda m: "$" if m[1] == "$" else m[0], text)
+
+
+# --- the Job ------------------------------------------------------------------------------
+
+
+def test_the_job_is_an_indexed_one_that_retries_as_the_protocol_says() -> None:
+    spec = job_manifest(order(), AT)["spec"]
+    assert (spec["completionMode"], spec["completions"], spec["parallelism"]) == ("Indexed", 1, 1)
+    assert spec["podReplacementPolicy"] == "Failed"
+    assert spec["backoffLimitPerIndex"] == 2
+    assert spec["ttlSecondsAfterFinished"] == 24 * 3600
+    final, disruption = spec["podFailurePolicy"]["rules"]
+    assert final["action"] == "FailIndex"
+    assert final["onExitCodes"]["values"] == [wire.EXIT_FINAL]
+    assert final["onExitCodes"]["containerName"] == CONTAINER
+    assert disruption["action"] == "Ignore"
+    assert disruption["onPodConditions"] == [{"type": "DisruptionTarget", "status": "True"}]
+
+
+def test_nobody_but_the_submitter_retries_where_that_is_wished() -> None:
+    at = Placement(secret="s", restarts=0)
+    assert job_manifest(order(), at)["spec"]["backoffLimitPerIndex"] == 0
+
+
+def test_the_attempt_number_comes_from_the_pod() -> None:
+    env = variables(container_of())
+    counts = {
+        "KINETIC_FAILURES": "batch.kubernetes.io/job-index-failure-count",
+        "KINETIC_DISRUPTIONS": "batch.kubernetes.io/job-index-ignored-failure-count",
+    }
+    for name, annotation in counts.items():
+        path = f"metadata.annotations['{annotation}']"
+        assert env[name] == {"fieldRef": {"fieldPath": path}}
+    assert env["KINETIC_POD_UID"] == {"fieldRef": {"fieldPath": "metadata.uid"}}
+
+
+@pytest.mark.parametrize(
+    ("timeout", "limit"), [(None, None), (10.2, 641), (0.5, 631), (1e12, 2**31 - 1)]
+)
+def test_the_deadline_of_the_pod_leaves_time_to_start(
+    timeout: float | None, limit: int | None
+) -> None:
+    assert pod_of(timeout=timeout).get("activeDeadlineSeconds") == limit
+
+
+def test_the_grace_is_that_of_the_job() -> None:
+    assert pod_of(grace=12.5)["terminationGracePeriodSeconds"] == 13
+
+
+def test_job_and_pod_carry_the_labels_of_the_order_and_the_usual_ones() -> None:
+    manifest = job_manifest(order(), AT)
+    for metadata in (manifest["metadata"], manifest["spec"]["template"]["metadata"]):
+        assert metadata["labels"].items() >= order().labels.items()
+        assert metadata["labels"]["app.kubernetes.io/managed-by"] == "kinetic"
+        assert metadata["annotations"][NAME] == order().name
+
+
+def test_a_queued_job_waits_for_its_queue() -> None:
+    manifest = job_manifest(order(), Placement(secret="s", queue="research"))
+    assert manifest["spec"]["suspend"] is True
+    assert manifest["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "research"
+
+
+def test_what_the_environment_sets_for_jobs_on_a_cluster() -> None:
+    target = configuration.resolve(environ={"KINETIC_PROJECT": "p", "KINETIC_NAMESPACE": "team"})
+    own = {
+        "KINETIC_JOB_TTL_S": "60",
+        "KINETIC_QUEUE": "research",
+        "KINETIC_PRIORITY_CLASS": "high",
+        "KINETIC_SERVICE_ACCOUNT": "trainer",
+    }
+    manifest = job_manifest(order(), gke.placement(target, own))
+    pod = manifest["spec"]["template"]["spec"]
+    assert manifest["metadata"]["namespace"] == "team"
+    assert manifest["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "research"
+    assert manifest["spec"]["ttlSecondsAfterFinished"] == 60
+    assert (pod["priorityClassName"], pod["serviceAccountName"]) == ("high", "trainer")
+    usual = job_manifest(order(), gke.placement(target, {}))
+    assert usual["spec"]["ttlSecondsAfterFinished"] == 24 * 3600
+    with pytest.raises(ConfigurationError, match="KINETIC_JOB_TTL_S must be a whole number"):
+        gke.placement(target, {"KINETIC_JOB_TTL_S": "soon"})
+
+
+# --- the machine --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", [str(one) for one in accelerators.catalogue()])
+def test_an_accelerator_is_asked_for_with_its_nodes_and_their_taints(name: str) -> None:
+    accelerator = accelerators.parse(name)
+    pod = pod_of(resources=Resources(accelerator=name))
+    resources = pod["containers"][0]["resources"]
+    assert pod.get("nodeSelector", {}).items() >= accelerator.node_selector.items()
+    if accelerator.resource:
+        chips = str(accelerator.chips_per_host)
+        assert resources["requests"][accelerator.resource] == chips
+        assert resources["limits"][accelerator.resource] == chips
+        toleration = {"key": accelerator.resource, "operator": "Exists", "effect": "NoSchedule"}
+        assert toleration in pod["tolerations"]
+        assert "cpu" not in resources["limits"]
+    else:
+        assert "tolerations" not in pod
+
+
+def test_a_spot_machine_is_selected_and_tolerated_by_its_value() -> None:
+    pod = pod_of(resources=Resources(accelerator="tpu-v5e-8", spot=True))
+    assert pod["nodeSelector"]["cloud.google.com/gke-spot"] == "true"
+    assert {
+        "key": "cloud.google.com/gke-spot",
+        "operator": "Equal",
+        "value": "true",
+        "effect": "NoSchedule",
+    } in pod["tolerations"]
+
+
+def test_cpu_and_memory_are_requested_and_limited() -> None:
+    resources = container_of(resources=Resources(cpu=1.5, memory_bytes=3 * 1024**3))["resources"]
+    assert resources["requests"] == {"cpu": "1500m", "memory": str(3 * 1024**3)}
+    assert resources["limits"] == {"cpu": "1500m", "memory": str(3 * 1024**3)}
+
+
+def test_memory_nobody_asked_for_is_reserved_and_not_a_limit() -> None:
+    resources = container_of(resources=Resources(cpu=2.0))["resources"]
+    assert resources["requests"]["memory"] == str(4 * 1024**3)
+    assert resources["limits"] == {"cpu": "2000m"}
+
+
+def test_data_loaders_have_shared_memory() -> None:
+    pod = pod_of(resources=Resources(memory_bytes=4 * 1024**3))
+    assert {"name": "shm", "mountPath": "/dev/shm"} in pod["containers"][0]["volumeMounts"]
+    shm = {"medium": "Memory", "sizeLimit": str(2 * 1024**3)}
+    assert {"name": "shm", "emptyDir": shm} in pod["volumes"]
+
+
+def test_the_container_may_gain_no_rights() -> None:
+    assert container_of()["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "capabilities": {"drop": ["ALL"]},
+    }
+    pod = pod_of()
+    assert pod["securityContext"] == {"seccompProfile": {"type": "RuntimeDefault"}}
+    assert pod["automountServiceAccountToken"] is False
+    assert pod["serviceAccountName"] == "kinetic"
+
+
+def test_what_is_in_a_bucket_is_mounted_read_only() -> None:
+    data = [
+        {"uri": "gs://b/x/y,z/", "is_dir": True, "fuse": True, "mount": "/data"},
+        {"uri": "data/abc", "is_dir": True, "fuse": False, "mount": None},
+        {"uri": "gs://b/k/one.h5", "is_dir": False, "fuse": True, "mount": None},
+        {"uri": "data/1a2b/manifest", "is_dir": True, "fuse": True, "mount": "/mine"},
+    ]
+    template = job_manifest(order(data=data), AT)["spec"]["template"]
+    pod = template["spec"]
+    assert template["metadata"]["annotations"]["gke-gcsfuse/volumes"] == "true"
+    options = [one["csi"]["volumeAttributes"] for one in pod["volumes"] if "csi" in one]
+    assert options == [
+        {"bucketName": "b", "mountOptions": "implicit-dirs,only-dir=x/y\\,z"},
+        {"bucketName": "b", "mountOptions": "implicit-dirs,only-dir=k"},
+        {
+            "bucketName": "p-kn-c-jobs",
+            "mountOptions": "implicit-dirs,only-dir=data/1a2b/files",
+        },
+    ]
+    mounts = {one["mountPath"]: one for one in pod["containers"][0]["volumeMounts"]}
+    assert mounts["/data"]["readOnly"] and mounts["/_kinetic/fuse-data/1"]["readOnly"]
+    plain = job_manifest(order(), AT)["spec"]["template"]["metadata"]["annotations"]
+    assert "gke-gcsfuse/volumes" not in plain
+
+
+def test_what_is_in_no_bucket_cannot_be_mounted() -> None:
+    data = [{"uri": "hf://set", "is_dir": True, "fuse": True}]
+    with pytest.raises(ConfigurationError, match="hf://set"):
+        job_manifest(order(data=data), AT)
+
+
+# --- environment and Secret ---------------------------------------------------------------
+
+
+def test_captured_variables_and_the_key_are_in_the_secret_only() -> None:
+    spec = order()
+    manifest, secret = job_manifest(spec, AT), secret_manifest(spec, "grp-1", "ml")
+    content = {key: base64.b64decode(value) for key, value in secret["data"].items()}
+    env = variables(manifest["spec"]["template"]["spec"]["containers"][0])
+    for name in ("HF_TOKEN", "WANDB.KEY"):
+        reference = env[name]["secretKeyRef"]
+        assert reference["name"] == "grp-1"
+        assert content[reference["key"]].decode() == spec.environment[name]
+    assert content[KEY] == spec.key
+    text = json.dumps(manifest)
+    assert "geheim" not in text
+    assert spec.key.decode() not in text
+
+
+def test_all_jobs_of_a_submission_share_one_secret() -> None:
+    one, other = order(name="grp-1-1-1"), order(name="grp-1-2-1", key=b"k" * 32)
+    assert secret_manifest(one, "s", "ml") == secret_manifest(other, "s", "ml")
+
+
+def test_a_spec_that_shares_nothing_keeps_its_whole_environment_secret() -> None:
+    spec = order(shared=None)
+    secret = secret_manifest(spec, "s", "ml")
+    assert len(secret["data"]) == len(spec.environment) + 1
+    env = variables(job_manifest(spec, AT)["spec"]["template"]["spec"]["containers"][0])
+    assert all("secretKeyRef" in env[name] for name in spec.environment)
+
+
+@given(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0")))
+def test_no_dollar_sign_of_a_value_is_taken_for_a_variable(value: str) -> None:
+    spec = order(environment={"KINETIC_OUTPUT_DIR": value}, output_dir=value)
+    env = variables(job_manifest(spec, AT)["spec"]["template"]["spec"]["containers"][0])
+    assert expanded(env["KINETIC_OUTPUT_DIR"]) == value
+    assert json.loads(expanded(env["KINETIC_ASSIGNMENT"])) == json.loads(
+        json.dumps(spec.assignment)
+    )
+
+
+def test_the_users_variables_win_over_the_usual_ones() -> None:
+    own = {"JAX_PLATFORMS": "cpu"}
+    names = [one["name"] for one in container_of(environment=own, shared=None)["env"]]
+    assert names.count("JAX_PLATFORMS") == 1
+
+
+@pytest.mark.parametrize("name", ["", "A=B", "größe", "a\nb"])
+def test_a_name_no_container_takes_is_refused_before_anything_is_sent(name: str) -> None:
+    with pytest.raises(ConfigurationError, match="capture_env_vars"):
+        job_manifest(order(environment={name: "x"}, shared=None), AT)
+
+
+def test_a_secret_has_its_limit() -> None:
+    with pytest.raises(ConfigurationError, match=str(LIMIT)):
+        secret_manifest(order(environment={"A": "x" * LIMIT}, shared=None), "s", "ml")
+
+
+def test_the_secret_of_a_single_job_goes_with_its_job() -> None:
+    job = {"metadata": {"name": "kinetic-job-1", "uid": "u"}}
+    (owner,) = secret_manifest(order(), "s", "ml", owner=job)["metadata"]["ownerReferences"]
+    assert (owner["kind"], owner["name"], owner["uid"]) == ("Job", "kinetic-job-1", "u")
+
+
+# --- names --------------------------------------------------------------------------------
+
+
+@given(st.text())
+def test_any_text_makes_a_legal_name(text: str) -> None:
+    name = object_name(text)
+    assert len(name) <= JOB_NAME
+    assert re.fullmatch(r"[a-z]([a-z0-9-]*[a-z0-9])?", name, re.ASCII)
+    assert object_name(name) == name
+
+
+@given(st.text())
+def test_any_text_makes_a_legal_label(text: str) -> None:
+    value = label_value(text)
+    assert len(value) <= LABEL
+    assert re.fullmatch(r"([A-Za-z0-9]([A-Za-z0-9_.-]*[A-Za-z0-9])?)?", value, re.ASCII)
+    assert label_value(value) == value
+
+
+@given(st.lists(st.text(), min_size=2, max_size=2, unique=True))
+def test_different_texts_have_different_names(texts: list[str]) -> None:
+    assert object_name(texts[0]) != object_name(texts[1])
+    assert label_value(texts[0]) != label_value(texts[1])
+
+
+def test_names_can_still_be_read() -> None:
+    assert object_name("kinetic-job-1a2b3c4d") == "kinetic-job-1a2b3c4d"
+    assert object_name("Täglich_trainieren").startswith("taglich-trainieren-")
+    assert label_value("Täglich trainieren").startswith("Taglich-trainieren-")
+    assert object_name("x" * 400).startswith("x" * 40)
+    assert object_name("<lambda>").startswith("lambda-")

@@ -1,0 +1,54 @@
+"""Sets of pods on a real control plane: those that cannot start, and who does not look at them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from kinetic.aio.clusters.pathways import KINDS
+from kinetic.aio.ports import Phase, Resources
+from kinetic.errors import LaunchError
+from kinetic.job_status import Reason
+from tests.kubernetes.places import Place, gone, names, until
+
+pytestmark = pytest.mark.usefixtures("groups")
+TWO = Resources(accelerator="cpu:hosts=2", cpu=0.1)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_set_that_waits_too_long_never_starts(place: Place, kind: str) -> None:
+    cluster, other = await place.open_groups(kind), await place.open_groups(kind)
+    late = replace(place.job("late", start_timeout=0.7), resources=replace(TWO, cpu=1000))
+    await cluster.launch(late)
+    seen = await until(cluster, "late")
+    assert (seen.phase, seen.reason, seen.executor) == (Phase.ENDED, Reason.UNSCHEDULABLE, "")
+    assert "start_timeout of 0.7 s" in seen.message
+    assert [one.message for one in await other.find(names=["late"])] == [seen.message]
+    await cluster.delete(labels={"test": "yes"})
+    await gone(cluster, "late")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_hosts_are_one_job_and_none_of_a_cluster_for_single_ones(
+    place: Place, kind: str
+) -> None:
+    cluster, single = await place.open_groups(kind), await place.open()
+    await cluster.launch(replace(place.job("both", gate="never"), resources=TWO))
+    seen = await until(cluster, "both", Phase.RUNNING)
+    pods = {one["metadata"]["uid"] for one in await place.items("pods")}
+    assert len(pods) == 2
+    assert seen.executor in pods
+    assert await names(cluster) == ["both"]
+    assert await names(single) == []
+    assert (await place.items("secrets"))[0]["metadata"]["ownerReferences"][0]["kind"] == (
+        KINDS[kind].name
+    )
+    await cluster.delete(names=["both"])
+    await gone(cluster, "both")
+
+
+async def test_a_namespace_that_is_not_there_is_told(place: Place) -> None:
+    cluster = await place.open_groups("lws", namespace="nowhere")
+    with pytest.raises(LaunchError, match=r"no leaderworkersets .*KINETIC_MULTIHOST"):
+        await cluster.launch(place.job("one"))

@@ -1,0 +1,26 @@
+"""The port's contract, with a JobSet of one host for each job, on a real control plane."""
+
+# ruff: noqa: F403 - every test of the suite, whichever there are
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from kinetic.aio.clusters.pathways import PathwaysCluster
+from tests.contract.test_cluster import *
+from tests.kubernetes import places
+from tests.kubernetes.test_gke_contract import Place
+
+pytestmark = pytest.mark.usefixtures("groups")
+
+
+@pytest.fixture  # type: ignore[no-redef]
+async def place(place: places.Place, tmp_path: Path) -> AsyncIterator[Place]:
+    opened = [await place.open_groups("jobset") for _ in range(2)]
+    spare: list[PathwaysCluster] = [*opened]
+    made = Place(spare.pop(), lambda: spare.pop(), tmp_path)
+    yield made
+    for gate in made.gates:
+        made.open(gate)

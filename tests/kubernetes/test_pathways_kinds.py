@@ -1,0 +1,119 @@
+"""A cluster that has one kind of sets only: the client of the other kind works with those."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from kinetic.aio.clusters._access import Access, Pass
+from kinetic.aio.clusters._access_renewal import Fresh, Renewal
+from kinetic.aio.clusters._api import Api
+from kinetic.aio.clusters._group_manifest import LIFE
+from kinetic.aio.clusters._job_manifest import Placement
+from kinetic.aio.clusters._kube_reflect import Rhythm
+from kinetic.aio.clusters.pathways import KINDS, PathwaysCluster
+from kinetic.aio.ports import Phase, Resources
+from kinetic.errors import LaunchError, NotFound
+from tests.kubernetes.faults import FaultServer, answer, status, stream
+from tests.kubernetes.orders import order
+from tests.kubernetes.places import watching
+
+SPEC = order(resources=Resources(accelerator="cpu:hosts=2"))
+AT = Placement(namespace="ns", secret="s", restarts=0, annotations={LIFE: "a"})
+OTHER = {"lws": "jobset", "jobset": "lws"}
+
+
+def the_set(kind: str) -> dict[str, Any]:
+    """What the cluster has of SPEC."""
+    manifest = KINDS[kind].manifest(SPEC, AT)
+    own = {"uid": "u", "creationTimestamp": "2026-01-01T00:00:00Z", "resourceVersion": "1"}
+    return {**manifest, "metadata": {**manifest["metadata"], **own}, "status": {}}
+
+
+class Sets:
+    """What is answered by a server that has the sets of these *kinds*, and no pods."""
+
+    def __init__(self, *kinds: str) -> None:
+        self.there = {KINDS[kind].collection: the_set(kind) for kind in kinds}
+
+    async def __call__(self, request: web.BaseRequest) -> web.StreamResponse:
+        collection = request.path.split("/")[6 if request.path.startswith("/apis") else 5]
+        if request.method != "GET":
+            gone = collection not in self.there and request.path.startswith("/apis")
+            return await (status(404, "NotFound") if gone else answer({}))(request)
+        if collection != "pods" and collection not in self.there:
+            return await answer("404 page not found\n", 404)(request)
+        if "watch" in request.query:
+            return await stream(then="silent")(request)
+        items = [self.there[collection]] if collection in self.there else []
+        return await answer({"items": items, "metadata": {"resourceVersion": "1"}})(request)
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[FaultServer]:
+    async with FaultServer() as running:
+        yield running
+
+
+@pytest.fixture(params=KINDS)
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+async def cluster(server: FaultServer, kind: str) -> AsyncIterator[PathwaysCluster]:
+    """A client of this kind, of a cluster that has only the other."""
+    server.always = Sets(OTHER[kind])
+
+    async def fresh() -> Fresh:
+        return Fresh(shown=Pass())
+
+    access = Access(server=server.url, name="a test", passes=Renewal(fresh, "a test"))
+    made = PathwaysCluster(Api(access), AT, kind=kind, rhythm=Rhythm(longest_pause_s=0.02))
+    yield made
+    await made.aclose()
+
+
+async def test_all_that_carry_labels_are_deleted(
+    server: FaultServer, cluster: PathwaysCluster, kind: str
+) -> None:
+    await cluster.delete(labels=SPEC.labels)
+    other = KINDS[OTHER[kind]]
+    assert f"DELETE /apis/{other.api}/namespaces/ns/{other.collection}" in server.paths
+
+
+async def test_a_watch_tells_of_the_kind_there_is(
+    server: FaultServer, cluster: PathwaysCluster, kind: str
+) -> None:
+    async with asyncio.timeout(20), watching(cluster, SPEC.labels) as watch:
+        seen = await anext(watch)
+        assert (seen.name, seen.phase) == (SPEC.name, Phase.PENDING)
+        waiting = asyncio.ensure_future(anext(watch))
+        own = f"GET /apis/{KINDS[kind].api}/namespaces/ns/{KINDS[kind].collection}"
+        while server.paths.count(own) < 3:  # that there are none of its own does not end it
+            await asyncio.sleep(0.01)
+        assert not waiting.done()
+        server.always = Sets("lws", "jobset")
+        assert (await waiting).name == SPEC.name
+        server.always = Sets(OTHER[kind])
+    assert [one.name for one in await cluster.find(labels=SPEC.labels)] == [SPEC.name]
+
+
+async def test_who_submits_is_told_what_is_missing(cluster: PathwaysCluster, kind: str) -> None:
+    with pytest.raises(LaunchError, match=rf"have {KINDS[kind].name} installed"):
+        await cluster.launch(SPEC)
+
+
+async def test_a_watch_where_there_are_no_sets_at_all_says_so(
+    server: FaultServer, cluster: PathwaysCluster
+) -> None:
+    server.always = Sets()
+    async with asyncio.timeout(20), watching(cluster) as watch:
+        with pytest.raises(NotFound):
+            await anext(watch)
+    await cluster.delete(labels=SPEC.labels)
+    assert await cluster.find() == []

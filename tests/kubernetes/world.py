@@ -1,0 +1,214 @@
+"""Jobs, pods and logs as an API server of the test's own tells them, and what goes wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter, deque
+from typing import Any
+
+from aiohttp import web
+
+from kinetic.aio.clusters._job_manifest import Placement, job_manifest
+from tests.kubernetes.faults import cut
+from tests.kubernetes.orders import order
+
+Json = dict[str, Any]
+AT = Placement(namespace="ns", secret="grp-1", restarts=0)
+
+
+class World:
+    """What there is. ``faults`` are for the next watches of a kind, one each.
+
+    They are ``eof``, ``cut``, ``silent``, ``gone`` (410), ``expired`` (the same as an event),
+    ``error``, ``broken`` (503), ``busy`` (429, for an hour), ``garbage``, ``bookmark``, ``twice``
+    and ``old`` (events again).
+
+    ``log`` are the lines of every pod, each with its time. Its faults are a number of lines after
+    which the connection is cut, or ended, and ``broken``.
+    """
+
+    def __init__(self) -> None:
+        self.version = 100
+        self.forgotten = 0
+        self.objects: dict[str, dict[str, Json]] = {"jobs": {}, "pods": {}}
+        self.faults: dict[str, deque[str]] = {"jobs": deque(), "pods": deque()}
+        self.counts: Counter[str] = Counter()
+        self.log: list[tuple[str, bytes]] = []
+        self.log_faults: deque[tuple[str, int]] = deque()
+        self.log_queries: list[dict[str, str]] = []
+        self.since: dict[str, list[int]] = {"jobs": [], "pods": []}
+        self._history: list[tuple[int, str, str, Json]] = []
+        self._news = asyncio.Event()
+
+    # --- what happens in it ---
+
+    def put(self, kind: str, document: Json) -> Json:
+        """It is there, as it is now."""
+        self.version += 1
+        name = document["metadata"]["name"]
+        event = "MODIFIED" if name in self.objects[kind] else "ADDED"
+        metadata = {**document["metadata"], "resourceVersion": str(self.version)}
+        kept = {**document, "metadata": metadata}
+        self.objects[kind][name] = kept
+        self._tell(kind, event, kept)
+        return kept
+
+    def drop(self, kind: str, name: str) -> None:
+        """It is there no more."""
+        self.version += 1
+        kept = self.objects[kind].pop(name)
+        metadata = {**kept["metadata"], "resourceVersion": str(self.version)}
+        self._tell(kind, "DELETED", {**kept, "metadata": metadata})
+
+    def forget(self) -> None:
+        """Nobody can go on from before now."""
+        self.forgotten = self.version
+
+    def _tell(self, kind: str, event: str, document: Json) -> None:
+        self._history.append((self.version, kind, event, document))
+        self._news.set()
+        self._news = asyncio.Event()
+
+    def job(self, number: int, life: int = 1, **status: Any) -> Json:
+        """A Job; the same number with another *life* is another Job of that name."""
+        manifest = job_manifest(order(name=f"job-{number}", labels={"n": str(number)}), AT)
+        metadata = {**manifest["metadata"], "uid": f"job-{number}/{life}"}
+        metadata["creationTimestamp"] = "2026-01-01T00:00:00Z"
+        return self.put("jobs", {**manifest, "metadata": metadata, "status": status})
+
+    def pod(self, number: int, state: Json | None = None, life: int = 1, **status: Any) -> Json:
+        """The pod of that Job, its container in *state*."""
+        about = order(name=f"job-{number}", labels={"n": str(number)})
+        template = job_manifest(about, AT)["spec"]["template"]
+        owner = {"kind": "Job", "name": f"job-{number}", "uid": f"job-{number}/{life}"}
+        metadata = {
+            **template["metadata"],
+            "name": f"job-{number}-0-{life}",
+            "uid": f"pod-{number}/{life}",
+            "creationTimestamp": "2026-01-01T00:00:01Z",
+            "ownerReferences": [{**owner, "controller": True}],
+        }
+        spec = {**template["spec"], "nodeName": "node"}
+        found = [{"name": "kinetic", "state": state or {}}]
+        status = {"phase": "Running", "containerStatuses": found, **status}
+        return self.put("pods", {"metadata": metadata, "spec": spec, "status": status})
+
+    def run(self, number: int, life: int = 1) -> None:
+        """Job and pod are there, and it runs."""
+        self.job(number, life)
+        self.pod(number, {"running": {"startedAt": "2026-01-01T00:00:02Z"}}, life)
+
+    def end(self, number: int, life: int = 1) -> None:
+        """It has ended well."""
+        ended = {"exitCode": 0, "startedAt": "2026-01-01T00:00:02Z"}
+        self.pod(number, {"terminated": ended}, life, phase="Succeeded")
+        self.job(number, life, conditions=[{"type": "Complete", "status": "True"}])
+
+    def remove(self, number: int) -> None:
+        """Job and pods are deleted, and gone."""
+        self.drop("jobs", f"job-{number}")
+        for name in [one for one in self.objects["pods"] if one.startswith(f"job-{number}-")]:
+            self.drop("pods", name)
+
+    def write(self, second: str, *lines: bytes) -> None:
+        """Lines of the log, all at the same time ``HH:MM:SS.fraction``."""
+        self.log += [(f"2026-01-01T{second}Z", line) for line in lines]
+        self._news.set()
+        self._news = asyncio.Event()
+
+    # --- how it is told ---
+
+    async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        """Answer a list or a watch."""
+        kind = request.path.rpartition("/")[2]
+        if kind == "log":
+            return await self._log(request)
+        if kind not in self.objects:
+            return web.json_response({"items": []})
+        if "watch" not in request.query:
+            self.counts[f"list {kind}"] += 1
+            found = {"metadata": {"resourceVersion": str(self.version)}}
+            return web.json_response({**found, "items": [*self.objects[kind].values()]})
+        self.counts[f"watch {kind}"] += 1
+        since = int(request.query["resourceVersion"])
+        self.since[kind].append(since)
+        fault = self.faults[kind].popleft() if self.faults[kind] else ""
+        if fault == "gone" or since < self.forgotten:
+            return web.json_response({"code": 410, "reason": "Expired"}, status=410)
+        if fault == "broken":
+            return web.json_response({"code": 503}, status=503)
+        if fault == "busy":
+            return web.json_response({"code": 429}, status=429, headers={"Retry-After": "3600"})
+        return await self._stream(request, kind, since, fault)
+
+    async def _log(self, request: web.BaseRequest) -> web.StreamResponse:
+        query = dict(request.query)
+        self.log_queries.append(query)
+        fault, after = self.log_faults.popleft() if self.log_faults else ("", -1)
+        if fault == "broken":
+            return web.json_response({"code": 500}, status=500)
+        response = web.StreamResponse()
+        await response.prepare(request)
+        at = 0
+        if "tailLines" in query:
+            at = max(0, len(self.log) - int(query["tailLines"]))
+        while True:
+            news = self._news
+            while at < len(self.log) and after != 0:
+                moment, line = self.log[at]
+                at += 1
+                if moment >= query.get("sinceTime", "").removesuffix("Z"):
+                    await response.write(moment.encode() + b" " + line + b"\n")
+                    after -= 1
+            if after == 0 and fault == "cut":
+                await asyncio.sleep(0.01)  # what was written is on its way
+                return cut(request)
+            if after == 0 or "follow" not in query or self.ended:
+                return response
+            await news.wait()
+
+    @property
+    def ended(self) -> bool:
+        """Whether no pod runs any more."""
+        pods = self.objects["pods"].values()
+        return all(one["status"]["phase"] == "Succeeded" for one in pods)
+
+    async def _stream(
+        self, request: web.BaseRequest, kind: str, since: int, fault: str
+    ) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        if fault == "old":
+            since = 0
+        while True:
+            news = self._news
+            for version, whose, event, document in [*self._history]:
+                if whose == kind and version > since and fault != "silent":
+                    await _write(response, event, document)
+                    if fault == "twice":
+                        await _write(response, event, document)
+                    since = version
+            match fault:
+                case "eof":
+                    return response
+                case "cut":
+                    await response.write(b'{"type": "ADDED", "obj')
+                    return cut(request)
+                case "garbage":
+                    await response.write(b"<html>502</html>\n")
+                case "expired" | "error":
+                    code = {"expired": 410, "error": 500}[fault]
+                    await _write(response, "ERROR", {"kind": "Status", "code": code})
+                    return response
+                case "bookmark":
+                    self.version += 1
+                    at = {"metadata": {"resourceVersion": str(self.version)}}
+                    await _write(response, "BOOKMARK", at)
+                    return response
+            fault = "silent" if fault == "silent" else ""
+            await news.wait()
+
+
+async def _write(response: web.StreamResponse, event: str, document: Json) -> None:
+    await response.write(json.dumps({"type": event, "object": document}).encode() + b"\n")

@@ -1,0 +1,168 @@
+"""A local platform with a stand-in for the attempt: the order's ``source`` is what a job does."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import sys
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from kinetic._local.places import Places
+from kinetic.aio.clusters.local import LocalCluster
+from kinetic.aio.ports import Image, JobSpec, Observation, Phase, Resources
+
+RUNNER = Path(__file__).parents[2] / "runner"
+DEADLINE_S = 15.0
+
+STAND_IN = """
+import signal
+
+# In the warm parent: its forks hold it back, too, until they have said what is to become of it.
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGXCPU])
+
+
+def main(order, key, executor, site):
+    return Terms(order, key).carry_out({}, executor, site)
+
+
+class Terms:
+    def __init__(self, order, key):
+        self.order, self.key = order, key
+
+    def prepare(self, own):
+        pass
+
+    def carry_out(self, own, executor, site, arguments=None):
+        order = {**self.order, **own}
+        space = {"order": order, "key": self.key, "executor": executor, "site": site, "code": 0}
+        exec(compile(order["source"], "<job>", "exec"), space)
+        return space["code"]
+"""
+
+
+@pytest.fixture(scope="session")
+def runner(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The runner's folder, with the attempt replaced."""
+    folder = tmp_path_factory.mktemp("runner")
+    for file in RUNNER.glob("*.py"):
+        shutil.copy(file, folder)
+    (folder / "attempt.py").write_text(STAND_IN)
+    return folder
+
+
+@pytest.fixture
+def environ(home: Path) -> dict[str, str]:
+    """What clients and the supervisor see: two slots, whatever the machine has."""
+    return {**os.environ, "KINETIC_HOME": str(home), "KINETIC_LOCAL_SLOTS": "2"}
+
+
+@pytest.fixture
+async def cluster(home: Path, environ: dict[str, str], runner: Path) -> AsyncIterator[LocalCluster]:
+    cluster = LocalCluster(home, environ, runner=runner)
+    yield cluster
+    await cluster.aclose()
+
+
+def spec(name: str, source: str = "", **changes: Any) -> JobSpec:
+    """A job that executes *source*."""
+    job = JobSpec(
+        name=name,
+        labels={"test": "yes", "name": name},
+        image=Image(uri="", command=(sys.executable,)),
+        assignment={"source": source},
+        environment={"PATH": os.environ["PATH"], "KINETIC_JOB_ID": name},
+        key=b"k" * 32,
+        resources=Resources(),
+        grace=0.2,
+    )
+    return replace(job, **changes)
+
+
+async def until(
+    cluster: LocalCluster, name: str, *phases: Phase, labels: dict[str, str] | None = None
+) -> Observation:
+    """The first word about the job that says it is in one of *phases*."""
+    wanted = phases or (Phase.ENDED, Phase.GONE)
+    async with asyncio.timeout(DEADLINE_S):
+        watch = cluster.watch(labels or {"test": "yes"})
+        try:
+            async for seen in watch:
+                if seen.name == name and seen.phase in wanted:
+                    return seen
+        finally:
+            await watch.aclose()  # type: ignore[attr-defined]
+    raise AssertionError("a watch ends only when it is closed")
+
+
+async def gone(cluster: LocalCluster, *names: str) -> None:
+    """Wait until the jobs are not there any more."""
+    async with asyncio.timeout(DEADLINE_S):
+        while await cluster.find(names=names):
+            await asyncio.sleep(0.01)
+
+
+async def eventually(condition: Callable[[], Any], what: str = "") -> Any:
+    """What *condition* returns, once it is true; nothing tells of it, so it is asked again."""
+    async with asyncio.timeout(DEADLINE_S):
+        while not (result := condition()):
+            await asyncio.sleep(0.01)
+    return result
+
+
+async def lines(cluster: LocalCluster, name: str, **options: Any) -> list[str]:
+    """The job's log."""
+    async with asyncio.timeout(DEADLINE_S):
+        return [line async for line in cluster.logs(name, **options)]
+
+
+def supervisors(home: Path) -> list[int]:
+    """The processes that are, or are about to be, the supervisor of *home*."""
+    found: list[int] = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if "kinetic._local" in (words := process.cmdline()) and str(home) in words:
+                found.append(process.pid)
+    return found
+
+
+def supervisor_pid(home: Path) -> int:
+    """The first of them; 0 if there is none."""
+    return next(iter(supervisors(home)), 0)
+
+
+def signal_supervisor(home: Path, number: int) -> int:
+    """Signal the supervisor, which has to be there; its process id."""
+    pid = supervisor_pid(home)
+    assert pid > 0, "there is no supervisor: 0 would be the group of these tests themselves"
+    os.kill(pid, number)
+    return pid
+
+
+def parents(home: Path) -> list[int]:
+    """The warm parents under the supervisor."""
+    with contextlib.suppress(psutil.Error):
+        pid = supervisor_pid(home)
+        return [one.pid for one in psutil.Process(pid).children()] if pid else []
+    return []
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs; one that nobody has collected yet does not."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    return False
+
+
+def marked(home: Path) -> list[int]:
+    """Every process that carries the mark of *home*'s state folder."""
+    from kinetic._local.strays import strays
+
+    return strays(str(Places(home).state))

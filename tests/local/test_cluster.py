@@ -1,0 +1,465 @@
+"""What a job is on this machine: launched, watched, limited, logged, deleted."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import stat
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from kinetic._local.places import Places
+from kinetic.aio.clusters.local import LocalCluster
+from kinetic.aio.ports import Image, Phase, Resources, Shared
+from kinetic.errors import LaunchError, NotFound
+from kinetic.job_status import Reason
+
+from .conftest import (
+    DEADLINE_S,
+    eventually,
+    gone,
+    lines,
+    marked,
+    spec,
+    supervisor_pid,
+    until,
+)
+
+SLEEP = "import time; print('up', flush=True); time.sleep(60)"
+
+
+async def test_a_job_runs_and_its_end_is_told(cluster: LocalCluster) -> None:
+    await cluster.launch(spec("one", "print('hello'); code = 7"))
+    seen = await until(cluster, "one")
+    assert seen.exit_code == 7
+    assert seen.message == "ended with exit code 7"
+    assert len(seen.executor) == 36
+    assert seen.created_at.endswith("+00:00")
+    assert await lines(cluster, "one") == ["hello"]
+
+
+async def test_the_job_gets_its_order_and_exactly_its_environment(
+    cluster: LocalCluster, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OF_THE_CLIENT", "not for the job")
+    source = (
+        "import json, os, sys\n"
+        "print(json.dumps([dict(os.environ), os.getcwd(), key.hex(), executor, sys.argv,"
+        " str(site.work), str(site.cache), order['more'], os.getsid(0) == os.getpid(),"
+        " open('/dev/stdin').read(), sys.modules['__main__'].__dict__.get('__file__'), gc()]))"
+    )
+    job = spec("env", "gc = __import__('gc').isenabled\n" + source)
+    job = spec(
+        "env",
+        "gc = __import__('gc').isenabled\n" + source,
+        assignment={**job.assignment, "more": [1, "ü"]},
+        environment={"ÜBER": "grün\n", "TZ": "Asia/Tokyo", "HOME": "/nowhere"},
+    )
+    await cluster.launch(job)
+    seen = await until(cluster, "env")
+    assert seen.exit_code == 0, await lines(cluster, "env")
+    told = json.loads((await lines(cluster, "env"))[0])
+    mark = told[0].pop("KINETIC_LOCAL_PROCESS")
+    assert mark == f"{Places(home).state}:{seen.executor}"
+    work = str(Places(home).work / "env")
+    assert told == [
+        job.environment, work, "6b" * 32, seen.executor, [""],
+        work, str(home / "cache"), [1, "ü"], True, "", None, True,
+    ]  # fmt: skip
+    assert not Path(work).exists()
+
+
+async def test_launching_twice_starts_once(cluster: LocalCluster, tmp_path: Path) -> None:
+    source = f"open({str(tmp_path / 'ran')!r}, 'a').write('x')"
+    await asyncio.gather(*(cluster.launch(spec("same", source)) for _ in range(5)))
+    await until(cluster, "same")
+    await cluster.launch(spec("same", source))  # it has ended: still there, still success
+    assert (await cluster.find(names=["same"]))[0].phase is Phase.ENDED
+    assert (tmp_path / "ran").read_text() == "x"
+
+
+async def test_a_watch_tells_what_is_there_and_what_changes(cluster: LocalCluster) -> None:
+    await cluster.launch(spec("before"))
+    await until(cluster, "before")
+    told: list[tuple[str, Phase]] = []
+    synced = asyncio.Event()
+
+    async def watch() -> None:
+        async for seen in cluster.watch({"test": "yes"}):
+            told.append((seen.name, seen.phase))
+            synced.set()
+
+    task = asyncio.create_task(watch())
+    await synced.wait()
+    await cluster.launch(spec("other", labels={"test": "no"}))
+    await cluster.launch(spec("after", SLEEP))
+    await eventually(lambda: ("after", Phase.RUNNING) in told)
+    await cluster.delete(names=["after", "before", "nobody"])
+    await eventually(lambda: ("after", Phase.GONE) in told)
+    task.cancel()
+    assert [one for one in told if one[0] == "before"] == [
+        ("before", Phase.ENDED),
+        ("before", Phase.GONE),
+    ]
+    assert not [one for one in told if one[0] == "other"]
+
+
+async def test_find_by_name_by_label_and_all(cluster: LocalCluster) -> None:
+    for name in ("a", "b", "c"):
+        await cluster.launch(spec(name))
+        await until(cluster, name)
+
+    async def names(**options: object) -> list[str]:
+        return sorted(seen.name for seen in await cluster.find(**options))  # type: ignore[arg-type]
+
+    assert await names() == ["a", "b", "c"]
+    assert await names(names=["c", "x", "a"]) == ["a", "c"]
+    assert await names(labels={"name": "b"}) == ["b"]
+    assert await names(labels={"name": "b", "test": "no"}) == []
+    await cluster.delete(labels={"test": "yes"})
+    assert await names() == []
+
+
+async def test_jobs_queue_in_order_and_queued_ones_vanish_at_once(
+    cluster: LocalCluster, tmp_path: Path
+) -> None:
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    hold = f"open({str(gate)!r}).read()"
+    for name in ("h1", "h2"):
+        await cluster.launch(spec(name, hold))
+    order = tmp_path / "order"
+    for i in range(5):
+        await cluster.launch(spec(f"q{i}", f"open({str(order)!r}, 'a').write('{i}')"))
+    await until(cluster, "h2", Phase.RUNNING)
+    queued = await cluster.find(names=["q0", "q4"])
+    assert {seen.phase for seen in queued} == {Phase.PENDING}
+    await cluster.delete(names=["q2"])
+    assert await cluster.find(names=["q2"]) == []
+    await cluster.delete(names=["h1"])  # the other one keeps the machine at one slot
+    await until(cluster, "q4")
+    assert order.read_text() == "0134"
+    await cluster.delete(names=["h2"])
+
+
+async def test_a_name_is_free_again_when_its_job_is_gone(cluster: LocalCluster) -> None:
+    await cluster.launch(spec("again", SLEEP))
+    await until(cluster, "again", Phase.RUNNING)
+    await cluster.delete(names=["again"])
+    await cluster.launch(spec("again", "print('second')"))
+    assert (await until(cluster, "again", Phase.ENDED)).exit_code == 0
+    assert await lines(cluster, "again") == ["second"]
+
+
+async def test_cpus_are_slots(cluster: LocalCluster) -> None:
+    await cluster.launch(spec("wide", SLEEP, resources=Resources(cpu=1.5)))
+    await cluster.launch(spec("narrow"))
+    await until(cluster, "wide", Phase.RUNNING)
+    assert (await cluster.find(names=["narrow"]))[0].phase is Phase.PENDING
+    await cluster.delete(names=["wide"])
+    await until(cluster, "narrow")
+    await cluster.launch(spec("huge", resources=Resources(cpu=1000)))
+    assert (await until(cluster, "huge")).exit_code == 0
+
+
+async def test_gpus_are_handed_out(home: Path, environ: dict[str, str], runner: Path) -> None:
+    environ |= {"CUDA_VISIBLE_DEVICES": "GPU-a,GPU-b,-1,GPU-c", "KINETIC_LOCAL_SLOTS": "4"}
+    cluster = LocalCluster(home, environ, runner=runner)
+    tell = "import os; print(os.environ.get('CUDA_VISIBLE_DEVICES')); "
+    gpu = Resources(accelerator="gpu-l4", accelerator_count=1)
+    await cluster.launch(spec("g1", tell + SLEEP, resources=gpu))
+    await cluster.launch(spec("g2", tell + SLEEP, resources=gpu))
+    await cluster.launch(spec("g3", tell, resources=gpu))
+    await cluster.launch(spec("cpu", tell))
+    await until(cluster, "cpu")
+    await until(cluster, "g2", Phase.RUNNING)
+    assert (await cluster.find(names=["g3"]))[0].phase is Phase.PENDING
+    assert await lines(cluster, "cpu") == [""]
+    await cluster.delete(names=["g2"])
+    await until(cluster, "g3")
+    assert await lines(cluster, "g3") == ["GPU-b"]
+    await cluster.delete(names=["g1"])
+    await cluster.launch(
+        spec("tpu", tell, resources=Resources(accelerator="tpu-v5e-8", accelerator_count=8))
+    )
+    await until(cluster, "tpu")
+    assert (await lines(cluster, "tpu"))[0] in ("GPU-a", "GPU-b")
+    await cluster.aclose()
+
+
+async def test_memory_is_limited_for_the_job_alone(cluster: LocalCluster) -> None:
+    source = (
+        "try:\n    bytearray(1 << 30)\n"
+        "except MemoryError:\n    print('refused')\n"
+        "bytearray(1 << 24)"
+    )
+    await cluster.launch(spec("small", source, resources=Resources(memory_bytes=256 << 20)))
+    assert (await until(cluster, "small")).exit_code == 0
+    assert await lines(cluster, "small") == ["refused"]
+    source = "import resource; print(resource.getrlimit(resource.RLIMIT_DATA)[0])"
+    await cluster.launch(spec("free", source))
+    await until(cluster, "free")
+    assert await lines(cluster, "free") == ["-1"]
+
+
+async def test_a_deadline_asks_first_and_then_kills(cluster: LocalCluster) -> None:
+    handle = (
+        "import signal, sys\nsignal.signal(signal.SIGXCPU, {})\n"
+        "signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGXCPU])\n"
+    )
+    polite = handle.format("lambda *a: sys.exit(3)")
+    stubborn = handle.format("signal.SIG_IGN")
+    await cluster.launch(spec("first"))
+    await until(cluster, "first")  # the start of an interpreter counts, too
+    await cluster.launch(spec("polite", polite + SLEEP, timeout=0.3, grace=DEADLINE_S))
+    await cluster.launch(spec("stubborn", stubborn + SLEEP, timeout=0.3))
+    seen = await until(cluster, "polite")
+    assert (seen.reason, seen.exit_code) == (Reason.DEADLINE, 70)
+    assert seen.message == "ran longer than its timeout of 0.3 s"
+    seen = await until(cluster, "stubborn")
+    assert (seen.reason, seen.exit_code) == (Reason.DEADLINE, -9)
+
+
+async def test_a_job_that_waits_too_long_never_starts(
+    cluster: LocalCluster, tmp_path: Path
+) -> None:
+    await cluster.launch(spec("wide", SLEEP, resources=Resources(cpu=2)))
+    await cluster.launch(spec("late", f"open({str(tmp_path / 'x')!r}, 'w')", start_timeout=0.2))
+    seen = await until(cluster, "late")
+    assert (seen.phase, seen.reason, seen.executor) == (Phase.ENDED, Reason.UNSCHEDULABLE, "")
+    assert "start_timeout" in seen.message
+    await cluster.delete(names=["wide"])
+    await gone(cluster, "wide")
+    await cluster.launch(spec("now", start_timeout=0.0))
+    assert (await until(cluster, "now")).exit_code == 0
+    assert not (tmp_path / "x").exists()
+
+
+async def test_being_killed_is_told_as_what_is_known(cluster: LocalCluster) -> None:
+    await cluster.launch(spec("k9", "import os; os.kill(os.getpid(), 9)"))
+    await cluster.launch(spec("segv", "import os; os.kill(os.getpid(), 11)"))
+    seen = await until(cluster, "k9")
+    assert (seen.exit_code, seen.reason) == (-9, Reason.LOST)
+    assert seen.message == ("killed by SIGKILL (by the kernel when memory ran out, or by somebody)")
+    seen = await until(cluster, "segv")
+    assert (seen.exit_code, seen.message) == (-11, "killed by SIGSEGV")
+    assert "Fatal Python error: Segmentation fault" in await lines(cluster, "segv")
+
+
+async def test_what_a_job_raises_before_its_attempt_is_in_the_log(cluster: LocalCluster) -> None:
+    await cluster.launch(spec("broken", "raise KeyError('here')"))
+    assert (await until(cluster, "broken")).exit_code == 70
+    assert (await lines(cluster, "broken"))[-1] == "KeyError: 'here'"
+
+
+async def test_functions_registered_for_the_end_run_in_the_work_folder(
+    cluster: LocalCluster,
+) -> None:
+    source = "import atexit, os; atexit.register(lambda: print(os.path.basename(os.getcwd())))"
+    await cluster.launch(spec("end", source))
+    await until(cluster, "end")
+    assert await lines(cluster, "end") == ["end"]
+
+
+async def test_work_folders_are_private_and_large_ones_go_too(
+    cluster: LocalCluster, home: Path
+) -> None:
+    places = Places(home)
+    source = (
+        "import os, stat\nprint(oct(stat.S_IMODE(os.stat('.').st_mode)), os.listdir())\n"
+        "for i in range(260):\n    os.mkdir(f'd{i}')\n"
+        "open('d0/f', 'w').close(); os.chmod('d0', 0)"
+    )
+    await cluster.launch(spec("many", source))
+    await until(cluster, "many")
+    assert await lines(cluster, "many") == ["0o700 []"]
+    assert not (places.work / "many").exists()
+    await eventually(lambda: not [*places.refuse.iterdir()])
+    for path in (places.state, places.logs, places.work):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o700
+    for path in (places.log("many"), places.journal, places.socket, places.diary):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+async def test_random_numbers_differ_between_jobs(cluster: LocalCluster) -> None:
+    for name in ("r1", "r2"):
+        await cluster.launch(spec(name, "import random; print(random.random())"))
+        await until(cluster, name)
+    assert await lines(cluster, "r1") != await lines(cluster, "r2")
+
+
+@pytest.mark.parametrize(
+    ("change", "environ_change"),
+    [({"environment": {"PYTHONHASHSEED": "0", "PATH": os.environ["PATH"]}}, {}),
+     ({}, {"KINETIC_LOCAL_FRESH": "1"})],
+)  # fmt: skip
+async def test_a_fresh_interpreter_when_it_must_be_one(
+    home: Path,
+    environ: dict[str, str],
+    runner: Path,
+    change: dict[str, object],
+    environ_change: dict[str, str],
+) -> None:
+    cluster = LocalCluster(home, {**environ, **environ_change}, runner=runner)
+    source = (
+        "import os, sys\n"
+        "print(sys.flags.hash_randomization, key.hex()[:4], 'KINETIC_ORDER_FD' in os.environ)\n"
+        "print(open('/proc/self/cmdline').read().split(chr(0)))\n"
+        "print('6b6b' in open('/proc/self/environ').read())\n"
+        "print(os.getsid(0) == os.getpid(), os.path.basename(os.getcwd()))\n"
+        "print(sorted(int(fd) for fd in os.listdir('/proc/self/fd'))[:3])\n"
+        "code = 5"
+    )
+    await cluster.launch(spec("fresh", source, **change))
+    seen = await until(cluster, "fresh")
+    told = await lines(cluster, "fresh")
+    assert seen.exit_code == 5, told
+    randomized = "0" if change else "1"
+    assert told[0] == f"{randomized} 6b6b False"
+    assert told[1] == str([sys.executable, "-u", str(runner / "remote_runner.py"), ""])
+    assert told[2:] == ["False", "True fresh", "[0, 1, 2]"]
+    await cluster.launch(spec("stuck", SLEEP, **change))
+    await until(cluster, "stuck", Phase.RUNNING)
+    await cluster.delete(names=["stuck"])
+    await gone(cluster, "stuck")
+    await eventually(lambda: len(marked(home)) == 1)  # the parent
+    await cluster.aclose()
+
+
+async def test_an_interpreter_that_does_not_work_says_so(
+    cluster: LocalCluster, tmp_path: Path
+) -> None:
+    await cluster.launch(spec("missing", image=Image(uri="", command=("/no/such/python",))))
+    seen = await until(cluster, "missing")
+    assert (seen.reason, seen.executor != "") == (Reason.SETUP, True)
+    assert "/no/such/python" in seen.message
+    broken = tmp_path / "python"
+    broken.write_text("#!/bin/sh\necho 'no module named cloudpickle' >&2; exit 1\n")
+    broken.chmod(0o700)
+    await cluster.launch(spec("broken", image=Image(uri="", command=(str(broken),))))
+    seen = await until(cluster, "broken")
+    assert seen.reason is Reason.SETUP
+    assert "no module named cloudpickle" in seen.message
+
+
+async def test_an_interpreter_that_hangs_can_be_given_up(
+    cluster: LocalCluster, home: Path, tmp_path: Path
+) -> None:
+    hanging = tmp_path / "python"
+    hanging.write_text("#!/bin/sh\nexec sleep 60\n")
+    hanging.chmod(0o700)
+    image = Image(uri="", command=(str(hanging),))
+    await cluster.launch(spec("late", image=image, timeout=0.1, grace=0.1))
+    assert (await until(cluster, "late")).phase is Phase.ENDED
+    await cluster.launch(spec("unwanted", image=image, grace=0.1))
+    await until(cluster, "unwanted", Phase.RUNNING)
+    await cluster.delete(names=["unwanted"])
+    await gone(cluster, "unwanted")
+    await eventually(lambda: not marked(home))
+
+
+async def test_parents_that_nobody_needs_go(cluster: LocalCluster, home: Path) -> None:
+    for i in range(6):
+        image = Image(uri="", command=(sys.executable, "-X", f"number={i}"))
+        await cluster.launch(spec(f"p{i}", image=image))
+        await until(cluster, f"p{i}")
+    await eventually(lambda: len(marked(home)) <= 5)
+
+
+async def test_a_bad_order_is_refused(cluster: LocalCluster) -> None:
+    for name in ("../escape", ".hidden", "a/b", "", "x" * 300):
+        with pytest.raises(LaunchError, match="no name for a job"):
+            await cluster.launch(spec(name))
+    with pytest.raises(LaunchError, match="timeout"):
+        await cluster.launch(spec("t", timeout=-1.0))
+    assert await cluster.find() == []
+
+
+async def test_a_thousand_jobs_are_queued_in_no_time(cluster: LocalCluster, home: Path) -> None:
+    await cluster.launch(spec("wide", SLEEP, resources=Resources(cpu=2)))
+    await until(cluster, "wide", Phase.RUNNING)
+    async with asyncio.timeout(10):
+        await asyncio.gather(*(cluster.launch(spec(f"n{i}")) for i in range(1000)))
+        assert len(await cluster.find(labels={"test": "yes"})) == 1001
+        memory = psutil.Process(supervisor_pid(home)).memory_info().rss
+        assert memory < 80 << 20
+        await cluster.delete(labels={"test": "yes"})
+        await gone(cluster)
+        assert len(marked(home)) == 1
+
+
+async def test_deleting_what_is_not_there_does_not_matter(cluster: LocalCluster) -> None:
+    await cluster.delete(names=["nobody"], labels={"no": "body"})
+    with pytest.raises(NotFound, match="no job 'nobody'"):
+        await lines(cluster, "nobody")
+
+
+async def test_root_key_is_made_once_for_all(home: Path, environ: dict[str, str]) -> None:
+    clusters = [LocalCluster(home, environ) for _ in range(8)]
+    keys = await asyncio.gather(*(one.root_key() for one in clusters))
+    assert len(set(keys)) == 1 and len(keys[0]) == 32
+    assert stat.S_IMODE((home / "key").stat().st_mode) == 0o600
+    assert [path.name for path in home.iterdir()] == ["key"]
+
+
+async def test_what_jobs_share_is_sent_once_and_stays_theirs(cluster: LocalCluster) -> None:
+    """More batches than anybody remembers, in turns: each job has what its own batch shares."""
+    source = "import os\nprint(order['batch'], order['item'], os.environ['BATCH'], key[0])"
+    batches = [
+        Shared(
+            labels={"batch": str(n)},
+            assignment={"source": source, "batch": n},
+            environment={"BATCH": f"of {n}"},
+        )
+        for n in range(20)
+    ]
+    for item in range(2):
+        for n, shared in enumerate(batches):
+            job = spec(
+                f"job-{n}-{item}",
+                assignment={**shared.assignment, "item": item},
+                environment={**shared.environment, "ITEM": str(item)},
+                labels={**shared.labels, "test": "yes", "item": str(item)},
+                key=bytes([n]) * 32,
+                shared=shared,
+            )
+            await cluster.launch(job)
+    for n in range(20):
+        for item in range(2):
+            seen = await until(cluster, f"job-{n}-{item}", labels={"batch": str(n)})
+            assert seen.labels == {"batch": str(n), "test": "yes", "item": str(item)}
+            assert await lines(cluster, seen.name) == [f"{n} {item} of {n} {n}"]
+
+
+async def test_threads_and_forks_of_a_job_know_who_they_are(cluster: LocalCluster) -> None:
+    source = """
+import os, threading
+assert threading.main_thread().native_id == threading.get_native_id() == os.getpid()
+left = threading.Event()
+threading.Thread(target=left.wait, daemon=True).start()
+pid = os.fork()
+if not pid:
+    assert threading.enumerate() == [threading.main_thread()]
+    os._exit(7)
+code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+left.set()
+"""
+    await cluster.launch(spec("forks", source))
+    assert (await until(cluster, "forks")).exit_code == 7, await lines(cluster, "forks")
+
+
+async def test_what_a_job_keeps_for_its_log_is_written_at_its_end(cluster: LocalCluster) -> None:
+    source = """
+import atexit, logging, logging.handlers
+keeps = logging.handlers.MemoryHandler(1000, target=logging.StreamHandler())
+logging.getLogger().addHandler(keeps)
+logging.warning("kept")
+atexit.register(logging.warning, "said by a library at the end")
+"""
+    await cluster.launch(spec("keeps", source))
+    assert (await until(cluster, "keeps")).exit_code == 0
+    assert await lines(cluster, "keeps") == ["kept", "said by a library at the end"]

@@ -1,0 +1,459 @@
+"""Whoever is killed, whenever: the truth is told afterwards, and nothing is left."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import os
+import random
+import signal
+import socket
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from kinetic._local import daemon
+from kinetic._local.places import Places
+from kinetic._local.protocol import VERSION
+from kinetic._runner.channel import Decoder, encode
+from kinetic.aio.clusters.local import LocalCluster
+from kinetic.aio.ports import Observation, Phase
+from kinetic.errors import ConfigurationError, LaunchError, Unavailable
+from kinetic.job_status import Reason
+
+from .conftest import (
+    DEADLINE_S,
+    alive,
+    eventually,
+    gone,
+    lines,
+    marked,
+    parents,
+    signal_supervisor,
+    spec,
+    supervisor_pid,
+    supervisors,
+    until,
+)
+
+SLEEP = "import time; time.sleep(60)"
+
+
+async def test_a_killed_supervisor_s_jobs_are_lost_and_gone(
+    cluster: LocalCluster, home: Path, environ: dict[str, str], runner: Path
+) -> None:
+    await cluster.launch(spec("done", "print('kept')"))
+    await until(cluster, "done")
+    for name in ("r1", "r2", "queued", "deleted"):
+        await cluster.launch(spec(name, SLEEP, grace=30.0))
+    await until(cluster, "r2", Phase.RUNNING)
+    await cluster.delete(names=["deleted"])
+    running = {seen.name: seen.executor for seen in await cluster.find()}
+    jobs = marked(home)
+    pid = signal_supervisor(home, signal.SIGKILL)
+    second = LocalCluster(home, environ, runner=runner)  # another client finds out as well
+    found = {seen.name: seen for seen in await second.find()}
+    assert sorted(found) == ["done", "queued", "r1", "r2"]
+    assert {seen.phase for seen in found.values()} == {Phase.ENDED}
+    assert (found["done"].exit_code, found["done"].reason) == (0, None)
+    for name in ("r1", "r2"):
+        assert found[name].reason is Reason.LOST
+        assert found[name].executor == running[name]
+        assert found[name].message == (
+            f"its supervisor (process {pid}) died while the job was running; "
+            "the job was ended with it"
+        )
+    assert found["queued"].executor == ""
+    assert found["queued"].message.endswith("while the job was queued; it never started")
+    assert not any(alive(job) for job in jobs)
+    assert await lines(second, "done") == ["kept"]
+    await cluster.launch(spec("next"))  # the first client goes on by itself
+    assert (await until(cluster, "next")).exit_code == 0
+    await second.aclose()
+
+
+async def test_a_job_being_deleted_is_gone_after_the_supervisor_s_death(
+    cluster: LocalCluster, home: Path
+) -> None:
+    source = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up')\n" + SLEEP
+    await cluster.launch(spec("stubborn", source, grace=60.0))
+    async for _ in cluster.logs("stubborn", follow=True):
+        break
+    watch = cluster.watch({"test": "yes"})
+    assert (await anext(watch)).phase is Phase.RUNNING
+    await cluster.delete(names=["stubborn"])
+    signal_supervisor(home, signal.SIGKILL)
+    async with asyncio.timeout(10):
+        seen = await anext(watch)
+        while seen.phase is not Phase.GONE:
+            seen = await anext(watch)
+    assert await cluster.find() == []
+    await watch.aclose()  # type: ignore[attr-defined]
+
+
+async def test_supervisor_and_parent_die_together(cluster: LocalCluster, home: Path) -> None:
+    """Then only the mark leads to what a job has started."""
+    daemon_source = (
+        "import os, time\n"
+        "if os.fork() == 0:\n    os.setsid()\n    if os.fork():\n        os._exit(0)\n"
+        "    time.sleep(60)\n    os._exit(0)\n"
+        "os.wait()\nprint('up', flush=True)\ntime.sleep(60)"
+    )
+    await cluster.launch(spec("both", daemon_source))
+    async for _ in cluster.logs("both", follow=True):
+        break
+    (parent,) = parents(home)
+    assert len(marked(home)) == 3  # the parent, the job, its daemon
+    os.kill(parent, signal.SIGSTOP)
+    signal_supervisor(home, signal.SIGKILL)
+    os.kill(parent, signal.SIGKILL)
+    assert (await until(cluster, "both", Phase.ENDED)).reason is Reason.LOST
+    assert marked(home) == []
+
+
+async def test_a_stopped_parent_does_not_outlive_its_supervisor(
+    cluster: LocalCluster, home: Path
+) -> None:
+    await cluster.launch(spec("job", SLEEP))
+    await until(cluster, "job", Phase.RUNNING)
+    (parent,) = await eventually(lambda: parents(home))
+    await eventually(lambda: len(marked(home)) == 2)
+    os.kill(parent, signal.SIGSTOP)
+    signal_supervisor(home, signal.SIGKILL)
+    assert (await until(cluster, "job", Phase.ENDED)).reason is Reason.LOST
+    assert not alive(parent)
+
+
+async def test_ending_the_supervisor_ends_jobs_politely(
+    cluster: LocalCluster, home: Path, tmp_path: Path
+) -> None:
+    source = (
+        "import signal, sys\n"
+        f"def stop(*a):\n    open({str(tmp_path / 'asked')!r}, 'w'); sys.exit(0)\n"
+        "signal.signal(signal.SIGTERM, stop); print('up'); signal.pause()"
+    )
+    await cluster.launch(spec("asked", source))
+    async for _ in cluster.logs("asked", follow=True):
+        break
+    pid = signal_supervisor(home, signal.SIGTERM)
+    seen = await until(cluster, "asked", Phase.ENDED)
+    assert (seen.reason, "told to end" in seen.message) == (Reason.LOST, True)
+    assert (tmp_path / "asked").exists()
+    await eventually(lambda: not alive(pid))
+    assert (await cluster.find(names=["asked"]))[0].message == seen.message
+
+
+async def test_a_job_whose_parent_has_just_died_can_be_deleted(
+    cluster: LocalCluster, home: Path
+) -> None:
+    """What its jobs have started is collected later; until then they are known, and nobody's."""
+    source = "import subprocess; subprocess.Popen(['sleep', '60']); print('up', flush=True)\n"
+    await cluster.launch(spec("orphan", source + SLEEP))
+    async for _ in cluster.logs("orphan", follow=True):
+        break
+    (parent,) = parents(home)
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.connect(str(Places(home).socket))
+        sock.sendall(encode({"op": "hello", "protocol": VERSION, "id": 1}))
+        sock.recv(1000)
+        pid = signal_supervisor(home, signal.SIGSTOP)
+        os.kill(parent, signal.SIGKILL)  # it hears of this first, and then of the request
+        await eventually(lambda: not alive(parent))
+        sock.sendall(encode({"op": "delete", "names": ["orphan"], "id": 2}))
+        os.kill(pid, signal.SIGCONT)
+        await gone(cluster, "orphan")
+    assert supervisor_pid(home) == pid
+    await eventually(lambda: not marked(home))
+
+
+async def test_what_comes_while_the_supervisor_ends_is_for_the_next_one(
+    cluster: LocalCluster, home: Path
+) -> None:
+    source = (
+        "import signal, time\nsignal.signal(signal.SIGTERM, lambda *a: print('asked'))\n"
+        "print('up')\nwhile True: time.sleep(60)"
+    )
+    await cluster.launch(spec("stubborn", source))
+    pid = 0
+    async with asyncio.timeout(DEADLINE_S):
+        async for line in cluster.logs("stubborn", follow=True):
+            if line == "asked":
+                break
+            pid = signal_supervisor(home, signal.SIGTERM)
+    names = [f"next{i}" for i in range(3)]
+    await asyncio.gather(*(cluster.launch(spec(name)) for name in names))
+    for name in names:
+        assert (await until(cluster, name, Phase.ENDED)).exit_code == 0
+    assert (await cluster.find(names=["stubborn"]))[0].reason is Reason.LOST
+    assert supervisor_pid(home) != pid
+
+
+async def test_killing_the_job_alone_is_told(cluster: LocalCluster, home: Path) -> None:
+    await cluster.launch(spec("job", SLEEP))
+    await eventually(lambda: len(marked(home)) == 2)
+    (parent,) = parents(home)
+    (job,) = [pid for pid in marked(home) if pid != parent]
+    os.kill(job, signal.SIGKILL)
+    seen = await until(cluster, "job", Phase.ENDED)
+    assert (seen.exit_code, seen.reason) == (-9, Reason.LOST)
+
+
+async def test_many_starters_make_one_supervisor(
+    home: Path, environ: dict[str, str], runner: Path
+) -> None:
+    clusters = [LocalCluster(home, environ, runner=runner) for _ in range(6)]
+    await asyncio.gather(*(one.launch(spec(f"j{i}")) for i, one in enumerate(clusters)))
+    for i, one in enumerate(clusters):
+        await until(one, f"j{i}")
+        assert len(await one.find()) == 6
+    await eventually(lambda: len(supervisors(home)) == 1)  # those that came too late are leaving
+    await asyncio.gather(*(one.aclose() for one in clusters))
+
+
+async def test_a_stale_socket_is_in_nobody_s_way(cluster: LocalCluster, home: Path) -> None:
+    places = Places(home)
+    places.state.mkdir(parents=True)
+    stale = socket.socket(socket.AF_UNIX)
+    stale.bind(str(places.socket))
+    stale.close()
+    await cluster.launch(spec("one"))
+    assert (await until(cluster, "one")).exit_code == 0
+
+
+async def test_an_idle_supervisor_leaves_and_is_remembered(
+    home: Path, environ: dict[str, str], runner: Path
+) -> None:
+    cluster = LocalCluster(home, {**environ, "KINETIC_LOCAL_IDLE_S": "0.1"}, runner=runner)
+    await cluster.launch(spec("one", "print('hello')"))
+    await until(cluster, "one")
+    pid = supervisor_pid(home)
+    await asyncio.sleep(0)  # a connection is open: it stays
+    assert alive(pid)
+    await cluster.aclose()
+    await eventually(lambda: not alive(pid))
+    assert marked(home) == [] and not Places(home).socket.exists()
+    again = LocalCluster(home, environ, runner=runner)
+    assert await lines(again, "one") == ["hello"]
+    assert (await again.find())[0].exit_code == 0
+    await again.aclose()
+
+
+async def test_clients_come_while_the_supervisor_leaves(
+    home: Path, environ: dict[str, str], runner: Path
+) -> None:
+    """Leaving and coming at the same moment, again and again: no request is lost."""
+    environ = {**environ, "KINETIC_LOCAL_IDLE_S": "0"}
+    for i in range(12):
+        cluster = LocalCluster(home, environ, runner=runner)
+        async with asyncio.timeout(10):
+            await cluster.launch(spec(f"j{i}"))
+            assert len(await cluster.find(names=[f"j{i}"])) == 1
+        await cluster.aclose()
+    assert await eventually(lambda: not supervisor_pid(home))
+
+
+async def test_a_long_home_works(tmp_path: Path, environ: dict[str, str], runner: Path) -> None:
+    home = tmp_path / ("long " * 12) / ("name" * 20)
+    home.mkdir(parents=True)
+    environ |= {"KINETIC_HOME": str(home)}
+    cluster = LocalCluster(home, environ, runner=runner)
+    try:
+        await cluster.launch(spec("one", "print('far away')"))
+        await until(cluster, "one")
+        assert await lines(cluster, "one") == ["far away"]
+    finally:
+        await cluster.aclose()
+        signal_supervisor(home, signal.SIGTERM)
+        await eventually(lambda: not supervisor_pid(home))
+
+
+async def test_an_unusable_home_is_said_so(tmp_path: Path, environ: dict[str, str]) -> None:
+    file = tmp_path / "file"
+    file.write_text("")
+    for home in (file, file / "below", Path("/proc/kinetic")):
+        cluster = LocalCluster(home, environ)
+        with pytest.raises(Unavailable, match="set KINETIC_HOME to another"):
+            await cluster.find()
+        with pytest.raises(Unavailable):
+            await anext(cluster.watch({}))
+        with pytest.raises(ConfigurationError, match="set KINETIC_HOME to another"):
+            await cluster.root_key()
+        await cluster.aclose()
+
+
+async def test_a_damaged_key_is_said_so(home: Path, environ: dict[str, str]) -> None:
+    (home / "key").write_bytes(b"short")
+    with pytest.raises(ConfigurationError, match="5 bytes instead of 32"):
+        await LocalCluster(home, environ).root_key()
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or sys.platform != "linux", reason="mounts a file system")
+async def test_a_full_disk_refuses_and_forgets_nothing(
+    tmp_path: Path, environ: dict[str, str], runner: Path
+) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    await run("mount", "-t", "tmpfs", "-o", "size=256k", "none", str(home))
+    environ |= {"KINETIC_HOME": str(home)}
+    cluster = LocalCluster(home, environ, runner=runner)
+    try:
+        await cluster.launch(spec("early", SLEEP))
+        await until(cluster, "early", Phase.RUNNING)
+        with contextlib.suppress(OSError), open(home / "filler", "wb") as filler:
+            while True:
+                filler.write(b"x" * 4096)
+                filler.flush()
+        # What fits on the journal's last page may still be accepted.
+        with pytest.raises(LaunchError, match="No space left on device"):
+            for i in range(200):
+                await cluster.launch(spec(f"late{i}", labels={"filler": "x" * 500}))
+        assert (await cluster.find(names=["early"]))[0].phase is Phase.RUNNING
+        await cluster.delete(names=["early"])
+        await gone(cluster, "early")
+        (home / "filler").unlink()
+        await cluster.launch(spec("after", "print('fine')"))
+        assert (await until(cluster, "after")).exit_code == 0
+        signal_supervisor(home, signal.SIGKILL)
+        names = {seen.name for seen in await cluster.find()}
+        assert "after" in names and "early" not in names
+    finally:
+        await cluster.aclose()
+        signal_supervisor(home, signal.SIGTERM)
+        await eventually(lambda: not supervisor_pid(home))
+        await run("umount", str(home))
+
+
+async def run(*words: str) -> None:
+    process = await asyncio.create_subprocess_exec(*words)
+    assert await process.wait() == 0
+
+
+def test_a_supervisor_that_says_nothing_is_given_up(
+    home: Path, environ: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    places = Places(home)
+    places.state.mkdir(parents=True)
+    blocker = socket.socket(socket.AF_UNIX)
+    blocker.bind(str(places.socket))
+    places.socket.unlink()
+    places.socket.mkdir()  # nothing can listen here
+    with pytest.raises(daemon.SupervisorError, match="set KINETIC_HOME to another"):
+        daemon.connect(home, environ)
+    blocker.close()
+
+
+async def test_a_client_that_talks_nonsense_harms_nobody(cluster: LocalCluster, home: Path) -> None:
+    await cluster.launch(spec("one", SLEEP))
+    for nonsense in (b"GET / HTTP/1.1\r\n\r\n", b"\xff" * 64, b"\x02\0\0\0\0\0\0\0[]"):
+        with socket.socket(socket.AF_UNIX) as sock:
+            sock.connect(str(Places(home).socket))
+            sock.sendall(nonsense)
+            sock.shutdown(socket.SHUT_WR)
+            sock.settimeout(10)
+            with contextlib.suppress(ConnectionResetError):
+                assert sock.recv(100) == b""
+    assert len(await cluster.find()) == 1
+
+
+async def test_a_client_that_does_not_read_holds_nobody_up(
+    cluster: LocalCluster, home: Path
+) -> None:
+    await cluster.find()
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.connect(str(Places(home).socket))
+        sock.sendall(encode({"op": "watch", "labels": {}}))
+        labels = {"padding": "x" * 4000}
+        await cluster.launch(spec("wide", SLEEP, labels=labels))
+        for _ in range(3):
+            await asyncio.gather(
+                *(
+                    cluster.launch(spec(f"n{i}", start_timeout=60.0, labels=labels))
+                    for i in range(300)
+                )
+            )
+            await cluster.delete(names=[f"n{i}" for i in range(300)])
+        memory = psutil.Process(supervisor_pid(home)).memory_info().rss
+        assert memory < 60 << 20
+        sock.settimeout(10)
+        decoder, last = Decoder(), {}
+        while last.get("n299") != "gone" or last.get("wide") != "running":
+            for header, _ in decoder.feed(sock.recv(1 << 20)):
+                last |= {view["name"]: view["phase"] for view in header["jobs"]}
+
+
+def test_windows_is_told_what_it_needs(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "win32")
+    with pytest.raises(ConfigurationError, match="WSL"):
+        LocalCluster(home, {})
+
+
+@pytest.mark.parametrize("seed", range(int(os.environ.get("DEATHS", "4"))))
+async def test_random_deaths(
+    home: Path, environ: dict[str, str], runner: Path, seed: int, tmp_path: Path
+) -> None:
+    """Jobs come and go while supervisor, parents and jobs are killed at any moment.
+
+    Whatever happened to a job: its end is told once and does not change, about the process that
+    ran; what was deleted is gone; and no process stays. ``DEATHS=100`` tries more.
+    """
+    chance = random.Random(seed)
+    cluster = LocalCluster(home, environ, runner=runner)
+    told: dict[str, list[Observation]] = {}
+
+    async def watch() -> None:
+        async for seen in cluster.watch({"test": "yes"}):
+            told.setdefault(seen.name, []).append(seen)
+
+    watching = asyncio.create_task(watch())
+    deleted: set[str] = set()
+    names: list[str] = []
+    async with asyncio.timeout(60):
+        for step in range(40):
+            match chance.choice(["launch"] * 5 + ["delete", "supervisor", "parent", "job", "wait"]):
+                case "launch":
+                    names.append(f"j{step}")
+                    lasting = chance.choice([0, 0, 0.01, 0.05, 60])
+                    source = (
+                        f"open({str(tmp_path / names[-1])!r}, 'w').write(executor)\n"
+                        f"import subprocess, time; subprocess.Popen(['sleep', '60'])\n"
+                        f"time.sleep({lasting})"
+                    )
+                    await cluster.launch(spec(names[-1], source, grace=0.05))
+                case "delete" if names:
+                    deleted.add(chance.choice(names))
+                    await cluster.delete(names=deleted)
+                case "supervisor" if pid := supervisor_pid(home):
+                    kill(pid)
+                case "parent" if pids := parents(home):
+                    kill(chance.choice(pids))
+                case "job" if pids := marked(home):
+                    kill(chance.choice(pids))
+                case _:
+                    await asyncio.sleep(chance.random() * 0.05)
+        left = {seen.name: seen for seen in await cluster.find()}
+        assert set(left) >= set(names) - deleted
+        await cluster.launch(spec("last", labels={"test": "yes", "name": "last"}))
+        await cluster.delete(names=[n for n in names if n in left])
+        await until(cluster, "last", Phase.ENDED)
+        await gone(cluster, *names)
+        await eventually(lambda: set(marked(home)) <= set(parents(home)))
+        await eventually(lambda: "last" in told and told["last"][-1].phase is Phase.ENDED)
+        await eventually(lambda: all(told[n][-1].phase is Phase.GONE for n in names if n in told))
+    watching.cancel()
+    for name in names:
+        trace = tmp_path / name
+        ends = [seen for seen in told.get(name, []) if seen.phase is Phase.ENDED]
+        assert len({(seen.executor, seen.exit_code, seen.message) for seen in ends}) <= 1
+        if trace.exists() and trace.read_text() and ends:
+            assert ends[0].executor == trace.read_text()
+    await cluster.aclose()
+    with open(Places(home).starting, "rb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def kill(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)

@@ -1,0 +1,262 @@
+"""The table of jobs decides without doing: any order of events keeps its promises."""
+
+from __future__ import annotations
+
+import signal
+from typing import Any
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
+
+from kinetic._local.jobs import (
+    KEPT_S,
+    Action,
+    Arm,
+    Due,
+    Job,
+    Record,
+    Send,
+    Start,
+    State,
+    Table,
+    Tell,
+)
+from kinetic._local.protocol import Order, Shared
+from kinetic._local.slots import Grant, Need, Slots
+from kinetic.job_status import Reason
+
+
+def order(name: str = "job", **changes: Any) -> Order:
+    shared = Shared({}, b"{}")
+    fixed: dict[str, Any] = {"command": ("python",), "runner": "/r", "edition": "1"}
+    return Order(name=name, labels={}, shared=shared, **fixed, **changes)
+
+
+def kinds(actions: list[Action]) -> list[str]:
+    return [type(action).__name__ for action in actions]
+
+
+def started(table: Table, *, executor: str = "e", **changes: Any) -> Job:
+    table.add(order(**changes), b"{}", 0.0)
+    job = table.next()
+    assert job is not None
+    table.start(job, executor, 1.0)
+    return job
+
+
+def test_what_must_not_be_forgotten_is_written_first() -> None:
+    table = Table(Slots(1))
+    assert kinds(table.add(order(timeout=5.0), b"{}", 0.0)) == ["Record", "Tell"]
+    job = table.next()
+    assert job is not None
+    actions = table.start(job, "e", 1.0)
+    assert kinds(actions) == ["Record", "Start", "Tell", "Arm"]
+    assert isinstance(actions[0], Record) and actions[0].vital
+    assert actions[3] == Arm(5.0, Due.DEADLINE, job)
+    assert kinds(table.ended(job, 2.0, status=0, out_of_memory=False)) == ["Record", "Tell"]
+    assert not table.busy
+
+
+def test_a_deleted_job_keeps_its_slot_until_it_is_gone() -> None:
+    table = Table(Slots(1))
+    job = started(table, grace=3.0)
+    assert kinds(table.delete(job)) == ["Record", "Send", "Arm"]
+    assert table.delete(job) == []
+    table.add(order("next"), b"{}", 1.0)
+    assert table.next() is None
+    assert table.due(Due.KILL, job, 4.0) == [Send(job, signal.SIGKILL)]
+    actions = table.ended(job, 4.0, status=-9, out_of_memory=False)
+    assert kinds(actions) == ["Record", "Tell", "Discard"]
+    assert (job.state, job.reason) == (State.GONE, Reason.CANCELLED)
+    assert table.next() is not None
+
+
+def test_deleting_after_the_deadline_does_not_ask_twice() -> None:
+    table = Table(Slots(1))
+    job = started(table, timeout=1.0)
+    assert kinds(table.due(Due.DEADLINE, job, 2.0)) == ["Send", "Arm"]
+    assert kinds(table.delete(job)) == ["Record"]
+
+
+def test_timers_of_jobs_that_are_over_do_nothing() -> None:
+    table = Table(Slots(1))
+    job = started(table, timeout=1.0, start_timeout=1.0)
+    assert table.due(Due.START, job, 2.0) == []
+    table.ended(job, 2.0, status=0, out_of_memory=False)
+    assert table.due(Due.DEADLINE, job, 3.0) == []
+    assert table.due(Due.KILL, job, 3.0) == []
+
+
+def test_a_deadline_met_in_its_grace_is_no_failure() -> None:
+    table = Table(Slots(1))
+    job = started(table, timeout=1.0)
+    table.due(Due.DEADLINE, job, 2.0)
+    table.ended(job, 2.0, status=0, out_of_memory=False)
+    assert (job.reason, job.message) == ("", "")
+
+
+def test_jobs_without_a_gpu_do_not_wait_for_one() -> None:
+    table = Table(Slots(2, ("0",)))
+    for name, gpus in (("g1", 1), ("g2", 1), ("c1", 0), ("g3", 1), ("c2", 0)):
+        table.add(order(name, gpus=gpus), b"{}", 0.0)
+    first, second = table.next(), table.next()
+    assert first is not None and second is not None
+    assert (first.name, second.name, table.next()) == ("g1", "c1", None)
+    assert first.grant == Grant(1, ("0",))
+
+
+def test_a_gpu_job_that_lacks_a_cpu_goes_first() -> None:
+    table = Table(Slots(2, ("0",)))
+    table.add(order("c1"), b"{}", 0.0)
+    assert table.next() is not None
+    table.add(order("g", gpus=1, cpus=2), b"{}", 0.0)
+    table.add(order("c2"), b"{}", 0.0)
+    assert table.next() is None  # c2 would keep g waiting for ever, with others like it
+
+
+def test_needs_are_cut_down_to_the_machine() -> None:
+    slots = Slots(4, ("a", "b"))
+    assert slots.fit(Need(99, 99)) == Need(4, 2)
+    assert slots.fit(Need(0, 0)) == Need(1, 0)
+
+
+def test_a_name_that_was_deleted_may_be_used_again_before_a_death() -> None:
+    table = Table(Slots(1))
+    lines = [
+        {"was": "created", "name": "a"},
+        {"was": "deleted", "name": "a"},
+        {"was": "created", "name": "a"},
+        {"was": "started", "name": "a", "executor": "e"},
+    ]
+    assert table.restore(lines, 0.0) == []
+    assert table.jobs["a"].executor == "e"
+
+
+def test_old_jobs_are_forgotten() -> None:
+    table = Table(Slots(2))
+    job = started(table)
+    table.ended(job, 100.0, status=0, out_of_memory=False)
+    assert table.expired(100.0 + KEPT_S) == []
+    assert kinds(table.expired(101.0 + KEPT_S)) == ["Record", "Tell", "Discard"]
+    assert table.jobs == {}
+
+
+class Machine(RuleBasedStateMachine):
+    """A supervisor without processes, that may die and be followed by the next one."""
+
+    jobs: Bundle[str] = Bundle("jobs")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.clock = 0.0
+        self.journal: list[Any] = [{"was": "supervisor", "pid": 1}]
+        self.running: dict[str, Job] = {}
+        self.executors = 0
+        self.told: dict[Job, list[State]] = {}
+        self.table = Table(Slots(3, ("0", "1")))
+
+    def carry_out(self, actions: list[Action]) -> None:
+        written = True
+        for action in actions:
+            match action:
+                case Record(line):
+                    self.journal.append(line)
+                case Start(job):
+                    assert written
+                    self.running[job.executor] = job
+                case Tell(job):
+                    states = self.told.setdefault(job, [])
+                    assert not states or states[-1] not in (State.GONE,)
+                    states.append(job.state)
+                case _:
+                    pass
+
+    def schedule(self) -> None:
+        while (job := self.table.next()) is not None:
+            self.executors += 1
+            self.carry_out(self.table.start(job, f"e{self.executors}", self.clock))
+
+    @rule(
+        target=jobs,
+        name=st.sampled_from("abcdefgh"),
+        cpus=st.integers(1, 4),
+        gpus=st.integers(0, 3),
+    )
+    def launch(self, name: str, cpus: int, gpus: int) -> str:
+        if name not in self.table.jobs:
+            new = order(name, cpus=cpus, gpus=gpus, timeout=9.0, start_timeout=9.0)
+            self.carry_out(self.table.add(new, b"{}", self.clock))
+            self.schedule()
+        return name
+
+    @rule(name=jobs)
+    def delete(self, name: str) -> None:
+        if name in self.table.jobs:
+            self.carry_out(self.table.delete(self.table.jobs[name]))
+            self.schedule()
+
+    @rule(name=jobs, what=st.sampled_from(Due))
+    def due(self, name: str, what: Due) -> None:
+        if name in self.table.jobs:
+            self.carry_out(self.table.due(what, self.table.jobs[name], self.clock))
+            self.schedule()
+
+    @rule(data=st.data(), status=st.sampled_from([0, 1, -9, -15]))
+    def end(self, data: st.DataObject, status: int) -> None:
+        if self.running:
+            job = self.running.pop(data.draw(st.sampled_from(sorted(self.running))))
+            self.carry_out(self.table.ended(job, self.clock, status=status, out_of_memory=False))
+            self.schedule()
+
+    @rule(hours=st.integers(1, 30))
+    def wait(self, hours: int) -> None:
+        self.clock += hours * 3600.0
+        self.carry_out(self.table.expired(self.clock))
+
+    @rule(compacted=st.booleans())
+    def die(self, compacted: bool) -> None:
+        before = self.table
+        if compacted:
+            self.journal = [{"was": "supervisor", "pid": 1}, *before.lines()]
+        self.running.clear()
+        self.table = Table(Slots(3, ("0", "1")))
+        self.table.restore(self.journal, self.clock)
+        expected = {
+            name: job
+            for name, job in before.jobs.items()
+            if not (job.stopping is not None and job.stopping.value == "deleted")
+        }
+        assert set(self.table.jobs) == {
+            name
+            for name, job in expected.items()
+            if job.state is not State.ENDED or job.ended >= self.clock - KEPT_S
+        }
+        self.journal = [{"was": "supervisor", "pid": 1}, *self.table.lines()]
+        for name, job in self.table.jobs.items():
+            old = expected[name]
+            assert (job.state, job.executor) == (State.ENDED, old.executor)
+            if old.state is State.ENDED:
+                assert (job.exit_code, job.reason, job.message, job.ended) == (
+                    old.exit_code, old.reason, old.message, old.ended,
+                )  # fmt: skip
+            else:
+                assert job.reason == Reason.LOST
+
+    @invariant()
+    def slots_add_up(self) -> None:
+        running = self.table.running
+        assert sum(job.need.cpus for job in running) <= 3
+        gpus = [gpu for job in running if job.grant for gpu in job.grant.gpus]
+        assert len(gpus) == len(set(gpus)) <= 2
+        assert {job.executor for job in running} == set(self.running)
+
+    @invariant()
+    def nobody_waits_for_nothing(self) -> None:
+        queued = [job for job in self.table.jobs.values() if job.state is State.QUEUED]
+        assert not queued or self.running
+        assert self.table.busy == bool(queued or self.running)
+
+
+TestMachine = Machine.TestCase
+TestMachine.settings = settings(max_examples=100, stateful_step_count=30, deadline=None)

@@ -1,0 +1,98 @@
+"""The journal holds whole lines, whatever happens to the disk."""
+
+from __future__ import annotations
+
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kinetic._local.journal import SPARE_LINES, Journal, read
+from kinetic._local.slots import cpus_here, gpus_here
+from kinetic._runner.channel import ChannelError, Decoder, encode
+
+
+def test_what_is_appended_is_read(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "journal")
+    assert read(tmp_path / "journal") == []
+    journal.rewrite([{"was": "supervisor"}])
+    journal.append({"was": "created", "name": "ü\n"})
+    journal.note({"was": "gone"})
+    journal.pay()
+    lines = [{"was": "supervisor"}, {"was": "created", "name": "ü\n"}, {"was": "gone"}]
+    assert read(tmp_path / "journal") == lines
+    journal.rewrite(lines[:1])
+    journal.append({"was": "more"})
+    assert read(tmp_path / "journal") == [lines[0], {"was": "more"}]
+    assert stat.S_IMODE((tmp_path / "journal").stat().st_mode) == 0o600
+    assert [path.name for path in tmp_path.iterdir()] == ["journal"]
+    journal.close()
+
+
+def test_a_torn_line_is_skipped(tmp_path: Path) -> None:
+    (tmp_path / "journal").write_bytes(b'{"a":1}\n[1]\n{"b":\n{"c":3}\n{"d"')
+    assert read(tmp_path / "journal") == [{"a": 1}, {"c": 3}]
+
+
+def test_it_is_rewritten_only_when_most_of_it_is_past(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "journal")
+    journal.rewrite({"n": number} for number in range(SPARE_LINES + 1))
+    assert journal.crowded(10) and not journal.crowded(SPARE_LINES // 4)
+    journal.rewrite([])
+    assert not journal.crowded(0)
+    journal.close()
+
+
+FILL = """
+import resource, signal, sys
+from pathlib import Path
+from kinetic._local.journal import Journal
+
+path = Path(sys.argv[1])
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+journal = Journal(path)
+journal.rewrite([{"was": "supervisor"}])
+resource.setrlimit(resource.RLIMIT_FSIZE, (1000, resource.RLIM_INFINITY))
+try:
+    while True:
+        journal.append({"pad": "x" * 100})
+except OSError:
+    assert path.read_bytes().endswith(b"}\\n")
+journal.note({"was": "owed"})
+resource.setrlimit(resource.RLIMIT_FSIZE, (2000, resource.RLIM_INFINITY))
+journal.pay()
+"""
+
+
+def test_a_line_that_does_not_fit_leaves_no_trace(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    root = Path(__file__).parents[2]
+    subprocess.run([sys.executable, "-c", FILL, str(path)], check=True, cwd=root)
+    lines = read(path)
+    assert lines[0] == {"was": "supervisor"} and lines[-1] == {"was": "owed"}
+    assert all(line.get("pad", "x" * 100) == "x" * 100 for line in lines)
+    assert path.read_bytes().endswith(b"\n")
+
+
+def test_messages_are_the_same_wherever_the_stream_is_cut() -> None:
+    stream = encode({"op": "a", "text": "ü"}, b"\x00body") + encode({"op": "b"})
+    expected = [({"op": "a", "text": "ü"}, b"\x00body"), ({"op": "b"}, b"")]
+    for size in (1, 2, 7, len(stream)):
+        decoder = Decoder()
+        parts = [stream[at : at + size] for at in range(0, len(stream), size)]
+        assert [one for part in parts for one in decoder.feed(part)] == expected
+
+
+@pytest.mark.parametrize("garbage", [b"\xff" * 8, b"\x02\0\0\0\0\0\0\0{]"])
+def test_what_is_no_message_is_said_so(garbage: bytes) -> None:
+    with pytest.raises(ChannelError):
+        Decoder().feed(garbage)
+
+
+def test_slots_come_from_the_environment_or_the_machine() -> None:
+    assert cpus_here({"KINETIC_LOCAL_SLOTS": "7"}) == 7
+    assert cpus_here({"KINETIC_LOCAL_SLOTS": "none"}) == cpus_here({}) >= 1
+    assert gpus_here({"CUDA_VISIBLE_DEVICES": ""}) == ()
+    assert gpus_here({"CUDA_VISIBLE_DEVICES": " 1, 0,1 ,-1,2"}) == ("1", "0")

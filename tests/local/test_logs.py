@@ -1,0 +1,146 @@
+"""A job's log: by bytes, from its end, while it grows."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kinetic._local.logs import LONGEST_LINE, Lines, tail_offset
+from kinetic.aio.clusters.local import LocalCluster
+from kinetic.aio.ports import Phase
+from kinetic.errors import NotFound
+
+from .conftest import eventually, lines, marked, parents, signal_supervisor, spec, until
+
+TEXT = st.text(st.sampled_from("aé\n€😀\r "), max_size=60)
+
+
+def cut(data: bytes, places: list[int]) -> list[bytes]:
+    ends = sorted({min(place, len(data)) for place in places} | {0, len(data)})
+    return [data[start:end] for start, end in itertools.pairwise(ends)]
+
+
+def told(parts: list[bytes]) -> list[str]:
+    cutter = Lines()
+    return [line for part in parts for line in cutter.feed(part)] + [*cutter.rest()]
+
+
+@given(TEXT, st.lists(st.integers(0, 200)))
+def test_lines_are_the_same_wherever_the_bytes_are_cut(text: str, places: list[int]) -> None:
+    expected = text.split("\n")
+    assert told(cut(text.encode(), places)) == (expected if expected[-1] else expected[:-1])
+
+
+def test_what_is_no_utf8_is_replaced() -> None:
+    assert told([b"a\xff", b"b\nc\xe2\x82"]) == ["a�b", "c�"]
+
+
+def test_an_endless_line_comes_in_pieces_of_whole_characters() -> None:
+    text = "x" + "€" * LONGEST_LINE
+    for parts in ([text.encode()], cut(text.encode(), [*range(0, 4 * LONGEST_LINE, 65536)])):
+        pieces = told(parts)
+        assert "".join(pieces) == text and len(pieces) == 4
+        assert max(len(piece.encode()) for piece in pieces) <= LONGEST_LINE
+
+
+@given(TEXT, st.integers(0, 6), st.sampled_from([1, 3, 65536]))
+def test_the_tail_begins_where_its_first_line_does(text: str, count: int, block: int) -> None:
+    content = text.encode() * (20_000 // block if block == 65536 else 1)
+    fd = os.memfd_create("log")
+    try:
+        os.write(fd, content)
+        offset = tail_offset(fd, count)
+    finally:
+        os.close(fd)
+    whole = content.decode().split("\n")
+    whole = whole if whole[-1] else whole[:-1]
+    assert told([content[offset:]]) == (whole[-count:] if count else [])
+
+
+def test_a_long_tail_is_found_over_many_blocks(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_bytes(b"".join(b"%06d\n" % number for number in range(50_000)))
+    with open(log, "rb") as file:
+        for count in (1, 9362, 9363, 30_000, 50_000, 60_000):
+            assert tail_offset(file.fileno(), count) == max(0, 50_000 - count) * 7
+
+
+async def test_following_ends_with_the_job(cluster: LocalCluster, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    source = (
+        "import os, sys\nprint('first')\n"
+        f"open({str(gate)!r}).read()\n"
+        "os.write(2, b'caf\\xc3'); os.write(1, b'\\xa9\\nend')"
+    )
+    await cluster.launch(spec("grow", source))
+    heard: list[str] = []
+    async with asyncio.timeout(10):
+        async for line in cluster.logs("grow", follow=True):
+            heard.append(line)
+            if line == "first":
+                assert await lines(cluster, "grow", tail=1) == ["first"]
+                gate.write_text("")
+    assert heard == ["first", "café", "end"]
+    assert await lines(cluster, "grow", follow=True, tail=2) == ["café", "end"]
+    assert await lines(cluster, "grow", tail=0) == []
+
+
+async def test_following_starts_before_the_job_does(cluster: LocalCluster) -> None:
+    hold = "import time; time.sleep(60)"
+    for name in ("h1", "h2"):
+        await cluster.launch(spec(name, hold))
+    await cluster.launch(spec("queued", "print('here')"))
+    assert await lines(cluster, "queued") == []
+    follower = asyncio.create_task(lines(cluster, "queued", follow=True))
+    await cluster.delete(names=["h1", "h2"])
+    assert await follower == ["here"]
+
+
+async def test_followers_of_a_deleted_job_hear_its_last_words(cluster: LocalCluster) -> None:
+    source = (
+        "import signal, sys, time\n"
+        "def stop(*a):\n    print('last words'); sys.exit(0)\n"
+        "signal.signal(signal.SIGTERM, stop)\nprint('up')\nsignal.pause()"
+    )
+    await cluster.launch(spec("gone", source, grace=10.0))  # as long as its last words may take
+    heard: list[str] = []
+    async with asyncio.timeout(10):
+        async for line in cluster.logs("gone", follow=True):
+            heard.append(line)
+            if line == "up":
+                await cluster.delete(names=["gone"])
+    assert heard[:2] == ["up", "last words"]
+    with pytest.raises(NotFound):
+        await lines(cluster, "gone")
+
+
+async def test_following_survives_the_supervisor(cluster: LocalCluster, home: Path) -> None:
+    await cluster.launch(spec("lost", "import time; print('up'); time.sleep(60)"))
+    heard: list[str] = []
+    async with asyncio.timeout(10):
+        async for line in cluster.logs("lost", follow=True):
+            heard.append(line)
+            signal_supervisor(home, signal.SIGKILL)
+    assert heard == ["up"]
+    assert (await cluster.find(names=["lost"]))[0].phase is Phase.ENDED
+    await eventually(lambda: not marked(home) or parents(home))
+
+
+async def test_a_flood_of_output_does_not_hold_the_loop_up(
+    cluster: LocalCluster, loop_guard: type
+) -> None:
+    await cluster.launch(spec("flood", "print(('x' * 99 + '\\n') * 200_000, end='')"))
+    await until(cluster, "flood")
+    with loop_guard():
+        count = 0
+        async for _ in cluster.logs("flood"):
+            count += 1
+    assert count == 200_000

@@ -1,0 +1,70 @@
+"""Out of memory is said only where the kernel's own counters say so."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kinetic._local.memory import KernelKills, count_kills
+from kinetic.aio.clusters.local import LocalCluster
+from kinetic.job_status import Reason
+
+from .conftest import eventually, parents, spec, supervisor_pid, until
+
+GROUPS = Path("/sys/fs/cgroup/memory")
+
+
+def test_a_kill_counts_for_jobs_that_were_there() -> None:
+    readings = iter([3, 4, 4, 5])
+    kills = KernelKills(lambda: next(readings))
+    kills.note(100.0)  # reads 4: what was before is nobody's
+    kills.note(101.0)  # too soon to read again
+    assert not kills.happened()  # 4
+    assert kills.happened()  # 5
+
+
+def test_without_a_counter_nothing_is_claimed() -> None:
+    assert not KernelKills(lambda: None).happened()
+
+
+@pytest.mark.skipif(not Path("/proc/vmstat").exists(), reason="needs Linux")
+def test_this_machine_has_a_counter() -> None:
+    assert count_kills() is not None
+
+
+@pytest.fixture
+def group() -> Iterator[Path]:
+    """A control group that may use 64 MiB."""
+    path = GROUPS / f"kinetic-test-{os.getpid()}"
+    try:
+        path.mkdir()
+        (path / "memory.limit_in_bytes").write_text(str(64 << 20))
+    except OSError as exc:
+        pytest.skip(f"no memory control group can be made here: {exc}")
+    yield path
+    for pid in (path / "cgroup.procs").read_text().split():
+        with contextlib.suppress(ProcessLookupError):  # it has ended meanwhile
+            (GROUPS / "cgroup.procs").write_text(pid)
+    path.rmdir()
+
+
+async def test_a_job_the_kernel_killed_ran_out_of_memory(
+    cluster: LocalCluster, home: Path, group: Path
+) -> None:
+    await cluster.launch(spec("first"))
+    await until(cluster, "first")
+    for pid in (supervisor_pid(home), *parents(home)):
+        (group / "cgroup.procs").write_text(str(pid))
+    await cluster.launch(spec("killed", "import os; os.kill(os.getpid(), 9)"))
+    assert (await until(cluster, "killed")).reason is Reason.LOST
+    await cluster.launch(spec("greedy", "bytearray(256 << 20)"))
+    seen = await until(cluster, "greedy")
+    assert (seen.reason, seen.exit_code) == (Reason.OUT_OF_MEMORY, -9)
+    assert seen.message == "killed by the kernel: the machine ran out of memory"
+    await cluster.launch(spec("next"))
+    assert (await until(cluster, "next")).exit_code == 0
+    await eventually(lambda: supervisor_pid(home))

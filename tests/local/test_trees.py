@@ -1,0 +1,139 @@
+"""Nothing of a job outlives it, however it hides."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import psutil
+import pytest
+
+from kinetic.aio.clusters.local import LocalCluster
+from kinetic.aio.ports import Phase
+
+from .conftest import alive, eventually, gone, parents, spec, until
+
+# A child in its session, one in a group of its own, a daemon that forked twice, one that was
+# executed, and one that was executed with an empty environment: each tells its number.
+FAMILY = """
+import os, subprocess, sys, time
+
+def tell(pid):
+    with open(order["pids"], "a") as file:
+        file.write(f"{pid}\\n")
+
+def daemon(run):
+    if os.fork():
+        return
+    os.setsid()
+    if os.fork():
+        os._exit(0)
+    tell(os.getpid())
+    run()
+
+def sleep():
+    time.sleep(60)
+    os._exit(0)
+
+tell(subprocess.Popen(["sleep", "60"]).pid)
+tell(subprocess.Popen(["sleep", "60"], process_group=0).pid)
+daemon(sleep)
+daemon(lambda: os.execvp("sleep", ["sleep", "60"]))
+daemon(lambda: os.execvpe("/bin/sleep", ["sleep", "60"], {}))
+daemon(lambda: (daemon(sleep), sleep()))
+while len(open(order["pids"]).readlines()) < 7:
+    time.sleep(0.01)
+tell(os.getpid())
+print("up", flush=True)
+"""
+
+
+def family(path: Path) -> list[psutil.Process]:
+    """The processes that told their number, once all have, and are what they were to become."""
+    if not path.exists() or len(numbers := path.read_text().split()) < 8:
+        return []
+    found = [psutil.Process(int(number)) for number in numbers]
+    executed = [one for one in found if one.name() == "sleep"]
+    return found if len(executed) == 4 else []
+
+
+def running(processes: list[psutil.Process]) -> list[str]:
+    return [str(one) for one in processes if alive(one.pid)]
+
+
+async def start(cluster: LocalCluster, name: str, path: Path, then: str) -> list[psutil.Process]:
+    job = spec(name, FAMILY + then, assignment={"source": FAMILY + then, "pids": str(path)})
+    await cluster.launch(job)
+    found: list[psutil.Process] = await eventually(lambda: family(path))
+    return found
+
+
+@pytest.mark.parametrize("then", ["time.sleep(60)", "import signal; signal.pause()"])
+async def test_cancelling_ends_the_whole_tree(
+    cluster: LocalCluster, tmp_path: Path, then: str
+) -> None:
+    processes = await start(cluster, "tree", tmp_path / "pids", then)
+    await cluster.delete(names=["tree"])
+    await gone(cluster, "tree")
+    assert running(processes) == []
+
+
+async def test_an_ordinary_end_leaves_nothing_either(cluster: LocalCluster, tmp_path: Path) -> None:
+    await cluster.launch(spec("gate", "import signal; signal.pause()"))
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    processes = await start(cluster, "tree", tmp_path / "pids", f"open({str(gate)!r}).read()")
+    await until(cluster, "tree", Phase.RUNNING)
+    hidden = [one for one in processes if one.environ() == {}]
+    gate.write_text("")
+    seen = await until(cluster, "tree")
+    # The other job was there as well: who gave nothing away is ended with the last suspect.
+    assert (seen.exit_code, running([one for one in processes if one not in hidden])) == (0, [])
+    await cluster.delete(names=["gate"])
+    await eventually(lambda: not running(processes))
+
+
+async def test_one_job_s_end_does_not_touch_another(cluster: LocalCluster, tmp_path: Path) -> None:
+    processes = await start(cluster, "tree", tmp_path / "pids", "time.sleep(60)")
+    for i in range(5):
+        await cluster.launch(spec(f"short{i}", "import subprocess; subprocess.Popen(['true'])"))
+        await until(cluster, f"short{i}")
+    assert len(running(processes)) == 8
+    await cluster.delete(names=["tree"])
+    await eventually(lambda: not running(processes))
+
+
+async def test_the_grace_is_the_job_s(cluster: LocalCluster, tmp_path: Path) -> None:
+    source = (
+        "import signal, sys, time\n"
+        "def stop(*a):\n    time.sleep(0.1); open(order['done'], 'w').close(); sys.exit(0)\n"
+        "signal.signal(signal.SIGTERM, stop)\nprint('up', flush=True)\nsignal.pause()"
+    )
+    for name, grace in (("patient", 10.0), ("hasty", 0.0)):
+        done = tmp_path / name
+        job = spec(name, assignment={"source": source, "done": str(done)}, grace=grace)
+        await cluster.launch(job)
+        async for _ in cluster.logs(name, follow=True):
+            break
+        await cluster.delete(names=[name])
+        await gone(cluster, name)
+    assert (tmp_path / "patient").exists()
+    assert not (tmp_path / "hasty").exists()
+
+
+@pytest.mark.parametrize("ready", [True, False])
+async def test_a_parent_that_is_killed_takes_its_jobs_with_it(
+    cluster: LocalCluster, home: Path, tmp_path: Path, ready: bool
+) -> None:
+    processes: list[psutil.Process] = []
+    if ready:
+        processes = await start(cluster, "tree", tmp_path / "pids", "time.sleep(60)")
+    else:
+        await cluster.launch(spec("tree", "import time; time.sleep(60)"))
+    (parent,) = await eventually(lambda: parents(home))
+    os.kill(parent, 9)
+    seen = await until(cluster, "tree", Phase.ENDED)
+    assert seen.reason is not None and "died" in seen.message and str(parent) in seen.message
+    assert running(processes) == []
+    await cluster.launch(spec("next"))  # a new parent serves it
+    assert (await until(cluster, "next")).exit_code == 0

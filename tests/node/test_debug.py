@@ -1,0 +1,71 @@
+"""A debugger in a real container: reached by way of the API server, the kubelet and containerd."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib.util
+import io
+import json
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kinetic import aio
+from kinetic.debug import cleanup_port_forward
+from tests.cluster.fixtures import Namespace
+from tests.face.editor import Editor
+from tests.node.images import JOBS
+
+DEADLINE_S = 180.0
+PROGRAM = f"""
+import kinetic
+
+@kinetic.run(
+    accelerator="cpu", container_image="{JOBS}", cpu=0.4,
+    capture_env_vars=["STORAGE_EMULATOR_HOST"], debug=True,
+)
+def doubled(x):
+    y = x * 2
+    return y
+"""
+
+
+async def test_the_function_stops_where_the_editor_says(
+    client: aio.Client, configured: Namespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The image has no debugpy, and containers no package index: the project brings it."""
+    there = importlib.util.find_spec("debugpy")
+    assert there is not None and there.origin is not None
+    ignored = shutil.ignore_patterns("__pycache__", "*.so", "*.c", "*.pyx")
+    shutil.copytree(Path(there.origin).parent, tmp_path / "debugpy", ignore=ignored)
+    (tmp_path / "experiment.py").write_text(PROGRAM)
+    monkeypatch.delenv("KINETIC_PACKAGE_ROOT", raising=False)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    experiment: Any = importlib.import_module("experiment")
+
+    def step() -> tuple[dict[str, Any], dict[str, str]]:
+        with Editor(told["connect"]["port"]) as editor:
+            assert editor.begin(told, tmp_path / "experiment.py", 10)
+            seen = editor.stopped()
+            editor.go_on()
+        return seen
+
+    said = io.StringIO()
+    try:
+        async with asyncio.timeout(DEADLINE_S):
+            job = await client.submit(experiment.doubled, 21)
+            with contextlib.redirect_stdout(said):
+                forwarder = await job.debug_attach(local_port=0)
+            told = json.loads(said.getvalue().partition("\n")[2])
+            frame, variables = await asyncio.to_thread(step)
+            assert (frame["name"], variables) == ("doubled", {"x": "21", "y": "42"})
+            assert await job.result() == 42
+            assert await asyncio.to_thread(forwarder.wait, 60) == 0
+            await job.cleanup()
+        cleanup_port_forward(forwarder)
+    finally:
+        del sys.modules["experiment"]

@@ -1,0 +1,97 @@
+"""One job in the containers of several pods, which stand-ins of the controllers make."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from typing import Any
+
+import pytest
+
+import kinetic
+from kinetic import aio
+from tests.cluster.fixtures import Namespace
+from tests.node.images import JOBS
+
+from .test_jobs import gone
+
+DEADLINE_S = 180.0
+on_hosts = kinetic.run(
+    accelerator="cpu:hosts=3",
+    container_image=JOBS,
+    cpu=0.3,
+    capture_env_vars=["STORAGE_EMULATOR_HOST"],
+)
+COLLECTIONS = {
+    "lws": "leaderworkerset.x-k8s.io/v1/leaderworkersets",
+    "jobset": "jobset.x-k8s.io/v1alpha2/jobsets",
+}
+
+pytestmark = pytest.mark.usefixtures("controllers")
+
+
+@pytest.fixture(params=["lws", "jobset"])
+def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """What carries the hosts."""
+    monkeypatch.setenv("KINETIC_MULTIHOST", request.param)
+    return str(request.param)
+
+
+@pytest.fixture
+def permitted(configured: Namespace) -> Namespace:
+    """The pods' service account may delete their own set, which it does through the API server."""
+    rule = {
+        "apiGroups": ["leaderworkerset.x-k8s.io"],
+        "resources": ["leaderworkersets"],
+        "verbs": ["delete"],
+    }
+    roles = "rbac.authorization.k8s.io/v1"
+    name: dict[str, Any] = {"apiVersion": roles, "metadata": {"name": "kinetic-runner"}}
+    configured.call("POST", f"{roles}/roles", name | {"kind": "Role", "rules": [rule]})
+    whom = {"kind": "ServiceAccount", "name": "kinetic", "namespace": configured.name}
+    which = {"kind": "Role", "name": "kinetic-runner", "apiGroup": "rbac.authorization.k8s.io"}
+    binding = name | {"kind": "RoleBinding", "subjects": [whom], "roleRef": which}
+    configured.call("POST", f"{roles}/rolebindings", binding)
+    return configured
+
+
+@on_hosts
+def here() -> tuple[str, str]:
+    print("here is", os.environ["KINETIC_HOST"], flush=True)
+    return os.environ["KINETIC_HOST"], os.environ["KINETIC_HOSTS"]
+
+
+@on_hosts
+def one_fails(host: str) -> None:
+    """The host of this number fails; the others would go on for ever."""
+    print("here is", os.environ["KINETIC_HOST"], flush=True)
+    if os.environ["KINETIC_HOST"] == host:
+        raise LookupError(f"host {host} has nothing")
+    time.sleep(600)
+
+
+async def test_three_pods_run_it_once_and_go(
+    kind: str, permitted: Namespace, client: aio.Client
+) -> None:
+    async with asyncio.timeout(DEADLINE_S):
+        job = await client.submit(here)
+        lines = [line async for line in job.logs(follow=True)]
+        assert sorted(lines) == [f"[{host}] here is {host}" for host in range(3)]
+        assert await job.result(cleanup=False) == ("0", "3")
+        if kind == "lws":  # by itself: nobody has asked for it
+            await gone(permitted, COLLECTIONS[kind])
+        await job.cleanup()
+        await gone(permitted, COLLECTIONS[kind])
+
+
+async def test_when_the_second_fails_all_end(
+    kind: str, permitted: Namespace, client: aio.Client
+) -> None:
+    async with asyncio.timeout(DEADLINE_S):
+        job = await client.submit(one_fails, "1")
+        with pytest.raises(LookupError, match="host 1 has nothing") as caught:
+            await job
+        assert "host 1 of 3" in "".join(caught.value.__notes__)
+        await job.cleanup()
+        await gone(permitted, COLLECTIONS[kind])

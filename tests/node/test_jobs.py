@@ -1,0 +1,222 @@
+"""Single jobs in real containers: how they end, and what is told of it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import kinetic
+from kinetic import aio, errors
+from kinetic.job_status import JobStatus
+from tests.cluster.fixtures import Namespace
+from tests.cluster.rest import Refused
+from tests.images.services import RegistryServer
+from tests.node.images import JOBS
+from tests.node.node import Node
+
+DEADLINE_S = 120.0
+MIB = 2**20
+# Buckets are not where Google's are: containers have to be told.
+in_container = kinetic.run(
+    accelerator="cpu",
+    container_image=JOBS,
+    cpu=0.4,
+    capture_env_vars=["STORAGE_EMULATOR_HOST"],
+)
+
+
+@in_container
+def add(a: int, b: int) -> tuple[int, list[str]]:
+    print("adding", a, b)
+    return a + b, sorted(os.listdir("/app"))
+
+
+@in_container
+def fail(words: str) -> None:
+    print("about to fail")
+    raise LookupError(words)
+
+
+@in_container
+def fill(size: int) -> int:
+    print("filling", flush=True)
+    held = [b"x" * MIB for _ in range(size // MIB)]
+    return len(held)
+
+
+@in_container
+def last_long(seconds: float) -> str:
+    for n in range(3):
+        print("waiting", n, flush=True)
+        time.sleep(0.2)
+    time.sleep(seconds)
+    return "waited"
+
+
+@in_container
+def again() -> str:
+    attempt = os.environ["KINETIC_ATTEMPT"]
+    print("attempt", attempt, flush=True)
+    if attempt == "1":
+        time.sleep(600)
+    return attempt
+
+
+async def test_a_value_comes_back(client: aio.Client, configured: Namespace) -> None:
+    async with asyncio.timeout(DEADLINE_S):
+        job = await client.submit(add, 1, 2)
+        assert await job.result(cleanup=False) == (3, ["remote_runner.py"])
+        assert await job.status() is JobStatus.SUCCEEDED
+        assert [line async for line in job.logs()] == ["adding 1 2"]
+        await job.cleanup()
+        await gone(configured)
+
+
+async def test_an_exception_comes_back_as_itself(client: aio.Client) -> None:
+    async with asyncio.timeout(DEADLINE_S):
+        job = await client.submit(fail, "no such word")
+        with pytest.raises(LookupError, match="no such word") as caught:
+            await job
+        assert "in fail" in "".join(caught.value.__notes__)
+        assert "about to fail" in [line async for line in job.logs()]
+
+
+async def test_a_job_that_takes_too_much_memory_is_told_so_with_its_log(
+    client: aio.Client,
+) -> None:
+    async with asyncio.timeout(DEADLINE_S):
+        job = await client.submit(fill.options(memory="160Mi"), 400 * MIB)
+        with pytest.raises(errors.JobError, match=r"(?s)out of memory.*filling"):
+            await job
+
+
+async def test_an_image_that_cannot_be_pulled_is_told(client: aio.Client) -> None:
+    image = f"{JOBS.partition('/')[0]}:1/absent:1"
+    async with asyncio.timeout(DEADLINE_S):
+        job = await client.submit(add.options(container_image=image, start_timeout=8.0), 1, 2)
+        with pytest.raises(errors.JobError, match=r"start_timeout of 8 s: .*cannot be reached"):
+            await job
+        assert await job.status() is JobStatus.FAILED
+
+
+async def test_a_job_whose_image_is_not_there_is_ended(client: aio.Client) -> None:
+    async with RegistryServer() as registry, asyncio.timeout(DEADLINE_S):
+        image = f"{registry.host}/kn/absent:1"
+        job = await client.submit(add.options(container_image=image), 1, 2)
+        with pytest.raises(errors.JobError, match="absent:1 does not exist in its registry"):
+            await job
+        assert registry.asked[404]
+
+
+async def test_a_job_that_fits_nowhere_is_told_what_it_lacks(client: aio.Client) -> None:
+    async with asyncio.timeout(DEADLINE_S):
+        job = await client.submit(add.options(cpu=500, start_timeout=5.0), 1, 2)
+        with pytest.raises(errors.JobError, match=r"(?i)500.*cpu|cpu.*500"):
+            await job
+
+
+async def test_a_job_whose_node_is_drained_is_started_again(
+    client: aio.Client, configured: Namespace, node: Node
+) -> None:
+    async with asyncio.timeout(DEADLINE_S):
+        job = await client.submit(again)
+        await printed(job, "attempt 1")
+        assert len(await asyncio.to_thread(node.drain, configured.name)) == 1
+        await until(lambda: replaced(configured))
+        await asyncio.to_thread(node.cordon, closed=False)
+        assert await job.result(cleanup=False) == "2"
+        await job.cleanup()
+        await gone(configured)
+
+
+async def test_a_job_that_is_out_of_time_is_told_so(client: aio.Client) -> None:
+    async with asyncio.timeout(DEADLINE_S):
+        job = await client.submit(last_long.options(timeout=2.0), 600.0)
+        with pytest.raises(errors.JobError, match="longer than its timeout of 2 s"):
+            await job
+
+
+async def test_a_log_is_read_while_it_is_written(client: aio.Client) -> None:
+    async with asyncio.timeout(DEADLINE_S):
+        job = await client.submit(last_long, 2.0)
+        lines = {}
+        async for line in job.logs(follow=True):
+            lines[line] = time.monotonic()
+        assert [*lines] == [f"waiting {n}" for n in range(3)]
+        assert time.monotonic() - lines["waiting 0"] > 2.0  # it went on after that
+        assert await job == "waited"
+
+
+async def test_a_cancelled_job_is_gone_long_before_its_grace_is_over(
+    client: aio.Client, configured: Namespace
+) -> None:
+    async with asyncio.timeout(DEADLINE_S):
+        job = await client.submit(last_long, 600.0)
+        await printed(job, "waiting 0")
+        began = time.monotonic()
+        await job.cancel()
+        with pytest.raises(errors.JobCancelled):
+            await job
+        await job.cleanup()
+        await gone(configured)
+        assert time.monotonic() - began < 15.0
+
+
+async def test_what_has_ended_goes_by_itself_and_its_value_stays(
+    client: aio.Client, configured: Namespace
+) -> None:
+    async with asyncio.timeout(DEADLINE_S):
+        job = await client.submit(add, 3, 4)
+        assert (await job.result(cleanup=False))[0] == 7
+        (one,) = (await asyncio.to_thread(configured.call, "GET", "batch/v1/jobs"))["items"]
+        assert one["spec"]["ttlSecondsAfterFinished"] == 24 * 3600
+        name = f"batch/v1/jobs/{one['metadata']['name']}"
+        sooner = {"spec": {"ttlSecondsAfterFinished": 1}}
+        await asyncio.to_thread(configured.call, "PATCH", name, sooner)
+        await gone(configured)
+        async with aio.Client() as other:
+            assert (await (await other.attach(job.job_id)))[0] == 7
+
+
+# How they are watched
+
+
+async def printed(job: aio.JobHandle, wanted: str) -> None:
+    """Return when a line of the log is *wanted*."""
+    async for line in job.logs(follow=True):
+        if line == wanted:
+            return
+    raise AssertionError(f"the log has ended without {wanted!r}")
+
+
+async def until(true: Callable[[], Any]) -> None:
+    """Return when it is, asked in a thread."""
+    while not await asyncio.to_thread(true):
+        await asyncio.sleep(0.1)
+
+
+def replaced(namespace: Namespace) -> bool:
+    """Whether there is one pod, and it waits for a node."""
+    return [one["status"]["phase"] for one in namespace.call("GET", "pods")["items"]] == ["Pending"]
+
+
+async def gone(namespace: Namespace, *kinds: str) -> None:
+    """Wait until there is neither a Job nor a pod nor a submission's Secret."""
+
+    def left() -> list[str]:
+        found = [
+            one for kind in ("batch/v1/jobs", "pods", *kinds)
+            for one in namespace.call("GET", kind)["items"]
+        ]  # fmt: skip
+        secrets = namespace.call("GET", "secrets")["items"]
+        names = [one["metadata"]["name"] for one in [*found, *secrets]]
+        return [name for name in names if "root" not in name]
+
+    with contextlib.suppress(Refused):
+        await until(lambda: not left())

@@ -1,0 +1,102 @@
+"""Real projects on disk, packed here and unpacked in a fresh interpreter."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+import time
+import zipfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kinetic._pack import archive
+
+REPOSITORY = Path(__file__).parents[2]
+
+Make = Callable[[Path, Mapping[str, "str | bytes"]], Path]
+Python = Callable[..., str]
+
+
+@pytest.fixture
+def make() -> Make:
+    """Write files, by name; a name that ends with ``/`` makes a directory."""
+
+    def write(root: Path, files: Mapping[str, str | bytes]) -> Path:
+        root.mkdir(parents=True, exist_ok=True)
+        for name, content in files.items():
+            path = root / name
+            if name.endswith("/"):
+                path.mkdir(parents=True)
+                continue
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(
+                content if isinstance(content, bytes) else textwrap.dedent(content).encode()
+            )
+        return root
+
+    return write
+
+
+@pytest.fixture
+def python(home: Path) -> Python:
+    """Run a script in a fresh interpreter that can import kinetic, and return what it prints."""
+
+    def run(*command: str, cwd: Path, stdin: str | None = None, **environ: str) -> str:
+        done = subprocess.run(
+            [sys.executable, *command],
+            cwd=cwd,
+            input=stdin,
+            text=True,
+            capture_output=True,
+            env={**os.environ, "PYTHONPATH": str(REPOSITORY), **environ},
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    return run
+
+
+@pytest.fixture
+def pack(tmp_path: Path) -> Callable[..., archive.Archive]:
+    """Pack a tree whose last change is long enough ago for the result to be kept."""
+
+    def packed(
+        root: Path, *exclude: Path, cache: Path | None = None, **more: Any
+    ) -> archive.Archive:
+        environ = more.pop("environ", {"HOME": str(tmp_path)})
+        where = tmp_path / "cache" if cache is None else cache
+        return archive.pack(root, exclude=exclude, cache=where, environ=environ, **more)
+
+    return packed
+
+
+def settle(root: Path) -> None:
+    """Wait until the latest change in *root* can no longer share a tick with the next one."""
+    newest = max((path.lstat().st_ctime_ns for path in root.rglob("*")), default=0)
+    deadline = time.monotonic() + 5
+    while time.time_ns() - newest <= archive.FRESH_NS:
+        assert time.monotonic() < deadline
+        os.sched_yield()
+
+
+def names(packed: archive.Archive) -> list[str]:
+    with zipfile.ZipFile(packed.path) as opened:
+        return opened.namelist()
+
+
+def contents(packed: archive.Archive) -> dict[str, bytes]:
+    """What a job would find, by name; fails when the archive is damaged."""
+    with zipfile.ZipFile(packed.path) as opened:
+        assert opened.testzip() is None
+        return {one: opened.read(one) for one in opened.namelist() if not one.endswith("/")}
+
+
+def last_line(text: str) -> Any:
+    return json.loads(text.strip().splitlines()[-1])

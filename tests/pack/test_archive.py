@@ -1,0 +1,608 @@
+"""The archive of a project: the same bytes for the same tree, kept, and never damaged."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import multiprocessing
+import os
+import random
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import weakref
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from kinetic._pack import archive, shelf
+from kinetic.errors import ConfigurationError, PackError
+
+from .conftest import Make, Python, contents, last_line, names, settle
+
+Pack = Callable[..., archive.Archive]
+
+LARGE = 5 * 1024 * 1024
+
+
+# What scripts in other processes begin with.
+PACK = """
+import json, os, pathlib, resource, signal, sys
+from kinetic._pack import archive
+def pack(cache):
+    project = pathlib.Path("project")
+    cache = pathlib.Path(cache).absolute()
+    return archive.pack(project, exclude=(), cache=cache, environ={"HOME": "/nowhere"})
+"""
+
+
+def never(done: int, total: int) -> None:
+    raise AssertionError("it was packed again")
+
+
+def test_the_archive_has_the_tree(tmp_path: Path, make: Make, pack: Pack) -> None:
+    files = {"m.py": b"print()\n" * 99, "a/b.bin": random.Random(0).randbytes(LARGE), "e/": b""}
+    files |= {"a/zeros": bytes(LARGE + 7), "empty": b"", "ünï/ço de": b"x"}
+    root = make(tmp_path / "project", files)
+    (root / "run.sh").touch(mode=0o755)
+    (root / "run.sh").chmod(0o4755)
+    (root / "e").chmod(0o750)
+    packed = pack(root)
+    found = contents(packed)
+    assert found == {name: body for name, body in files.items() if name != "e/"} | {"run.sh": b""}
+    assert packed.files == len(found)
+    assert packed.size == packed.path.stat().st_size
+    with zipfile.ZipFile(packed.path) as opened:
+        modes = {one.filename: one.external_attr >> 16 for one in opened.infolist()}
+        methods = {one.filename: one.compress_type for one in opened.infolist()}
+    assert modes["run.sh"] == stat.S_IFREG | 0o755  # set-id bits do not travel
+    assert modes["e/"] == stat.S_IFDIR | 0o750
+    assert methods["a/b.bin"] == zipfile.ZIP_STORED
+    assert methods["a/zeros"] == methods["m.py"] == zipfile.ZIP_DEFLATED
+    assert stat.S_IMODE(packed.path.stat().st_mode) == 0o600
+    assert stat.S_IMODE(packed.path.parent.stat().st_mode) == 0o700
+
+
+BODY = (
+    st.binary(max_size=40)
+    | st.integers(0, 3).map(lambda n: bytes(n * 20_000))
+    | st.just(random.Random(1).randbytes(70_000))
+)
+NAME = st.text("aAbä._- 1", min_size=1, max_size=3).filter(lambda name: name.strip(".") != "")
+
+
+@settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    files=st.dictionaries(st.tuples(NAME, NAME).map("/x".join), BODY, max_size=6),
+    order=st.randoms(use_true_random=False),
+)
+def test_the_same_tree_gives_the_same_bytes(files: dict[str, bytes], order: random.Random) -> None:
+    """Whenever, wherever and in whatever order it was written."""
+    with tempfile.TemporaryDirectory(prefix="kinetic-same-") as scratch:
+        digests = set()
+        for number in range(2):
+            root = Path(scratch, f"{number}" * (number + 1))
+            root.mkdir()
+            for name in order.sample(sorted(files), len(files)):
+                (root / name).parent.mkdir(exist_ok=True)
+                (root / name).write_bytes(files[name])
+                moment = order.randrange(2**31)
+                os.utime(root / name, (moment, moment))
+            cache = Path(scratch, f"cache{number}")
+            packed = archive.pack(root, exclude=(), cache=cache, environ={"HOME": scratch})
+            digests.add((packed.digest, packed.path.read_bytes()))
+            assert contents(packed) == files
+        assert len(digests) == 1
+
+
+def test_one_processor_makes_the_same_bytes_as_many(
+    tmp_path: Path, make: Make, pack: Pack, python: Python
+) -> None:
+    """Blocks of large files begin where they do whoever compresses them."""
+    words = random.Random(2).choices([b"alpha ", b"beta ", b"gamma\n"], k=LARGE // 4)
+    root = make(tmp_path / "project", {"text": b"".join(words), "a": "a", "z": bytes(100_000)})
+    script = f"""{PACK}
+if hasattr(os, "sched_setaffinity"):
+    os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])
+packed = pack("other")
+print(json.dumps(packed.digest))
+"""
+    assert last_line(python("-c", script, cwd=tmp_path)) == pack(root).digest
+
+
+def test_an_unchanged_tree_is_not_read_again(tmp_path: Path, make: Make, pack: Pack) -> None:
+    root = make(tmp_path / "project", {"a/m.py": "1", "b": "2"})
+    settle(root)
+    first = pack(root)
+    assert pack(root, progress=never) == first
+    (root / "a/m.py").write_text("3")
+    changed = pack(root)
+    assert contents(changed)["a/m.py"] == b"3"
+    (root / "a/m.py").write_text("1")
+    settle(root)
+    assert pack(root).digest == first.digest
+
+
+def test_a_change_within_the_same_tick_is_not_missed(
+    tmp_path: Path, make: Make, pack: Pack
+) -> None:
+    """The clock of a file system stands still for milliseconds."""
+    root = make(tmp_path / "project", {"m.py": "0"})
+    for number in range(200):
+        (root / "m.py").write_text(f"{number % 10}")
+        assert contents(pack(root)) == {"m.py": f"{number % 10}".encode()}
+
+
+def test_progress_counts_bytes_and_can_end_it(tmp_path: Path, make: Make, pack: Pack) -> None:
+    root = make(tmp_path / "project", {"a": bytes(LARGE), "b": b"x" * 10, "c": b""})
+    seen: list[tuple[int, int]] = []
+    pack(root, progress=lambda done, total: seen.append((done, total)))
+    assert seen == sorted(seen)
+    assert seen[-1] == (LARGE + 10, LARGE + 10)
+    assert len(seen) > 3
+
+    def enough(done: int, total: int) -> None:
+        raise TimeoutError
+
+    with pytest.raises(TimeoutError):
+        pack(root, cache=tmp_path / "other", progress=enough)
+    assert list((tmp_path / "other").iterdir()) == []
+    assert not [one for one in threading.enumerate() if one.name.startswith("kinetic-pack")]
+
+
+def test_data_and_what_kinetic_keeps_do_not_ship(tmp_path: Path, make: Make, pack: Pack) -> None:
+    root = make(tmp_path / "project", {"m.py": "", "data/x": "", ".kinetic/local/key": "secret"})
+    make(root, {"store/jobs/1/outcome": ""})
+    environ = {
+        "HOME": str(tmp_path),
+        "KINETIC_HOME": str(root / ".kinetic"),
+        "KINETIC_STORE": str(root / "store"),
+    }
+    packed = pack(root, root / "data", cache=root / "cache", environ=environ)
+    assert names(packed) == ["m.py"]
+    settle(root)
+    again = pack(root, root / "data", cache=root / "cache", environ=environ)
+    assert again.digest == packed.digest
+
+
+# --- what goes wrong ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("damage", ["truncate", "overwrite", "remove", "note", "empty note"])
+def test_a_damaged_cache_costs_one_packing(
+    damage: str, tmp_path: Path, make: Make, pack: Pack
+) -> None:
+    root = make(tmp_path / "project", {"m.py": "x" * 100})
+    settle(root)
+    first = pack(root)
+    before = contents(first)
+    (note,) = first.path.parent.glob("*.tree")
+    match damage:
+        case "truncate":
+            os.truncate(first.path, first.size - 10)
+        case "overwrite":
+            first.path.write_bytes(bytes(first.size))
+        case "remove":
+            first.path.unlink()
+        case "note":
+            note.write_text('{"digest": 1, "size": []}')
+        case _:
+            note.write_bytes(b"")
+    again = pack(root)
+    assert again == first
+    assert contents(again) == before
+    assert pack(root, progress=never) == first
+
+
+@pytest.mark.parametrize("obstacle", ["file", "below a file", "read-only"])
+def test_a_cache_that_cannot_be_used_costs_only_time(
+    obstacle: str, tmp_path: Path, make: Make, pack: Pack, caplog: pytest.LogCaptureFixture
+) -> None:
+    root = make(tmp_path / "project", {"m.py": "x"})
+    cache = tmp_path / "obstacle"
+    match obstacle:
+        case "file":
+            cache.touch()
+        case "below a file":
+            cache.touch()
+            cache /= "cache"
+        case _:
+            cache = Path("/proc/kinetic")  # for root as well
+    packed = pack(root, cache=cache)
+    assert contents(packed) == {"m.py": b"x"}
+    assert "not kept" in caplog.text
+    path, gone = packed.path, weakref.ref(packed)
+    del packed
+    assert gone() is None
+    assert not path.exists()
+    assert not path.parent.exists()
+
+
+NO_SPACE = f"""{PACK}
+from kinetic.errors import PackError
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000))
+try:
+    pack("cache")
+except PackError as exc:
+    print(json.dumps([str(exc), os.listdir("cache")]))
+"""
+
+
+def test_no_space_is_said_and_leaves_nothing(tmp_path: Path, make: Make, python: Python) -> None:
+    make(tmp_path / "project", {"m": random.Random(0).randbytes(300_000)})
+    message, left = last_line(python("-c", NO_SPACE, cwd=tmp_path))
+    assert "No space is left" in message
+    assert "KINETIC_HOME" in message
+    assert left == []
+
+
+def test_a_full_disk_is_said_and_leaves_nothing(tmp_path: Path, make: Make, python: Python) -> None:
+    make(tmp_path / "project", {"m": random.Random(0).randbytes(3_000_000)})
+    (tmp_path / "cache").mkdir()
+    small = ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(tmp_path / "cache")]
+    if subprocess.run(["unshare", "-rm", "true"], check=False, capture_output=True).returncode:
+        pytest.skip("no private mounts here")
+    script = NO_SPACE.replace("resource.setrlimit", "(lambda *_: 0)")
+    done = subprocess.run(
+        ["unshare", "-rm", "sh", "-c", f"{' '.join(small)} && exec \"$@\"", "sh",
+         sys.executable, "-c", script],
+        cwd=tmp_path, env={**os.environ, "PYTHONPATH": os.getcwd()},
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    message, left = last_line(done.stdout)
+    assert "No space is left" in message
+    assert left == []
+
+
+UNREADABLE = """
+import json, logging, os, pathlib, sys, zipfile
+from kinetic._pack import archive
+root, cache = pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2])
+if os.geteuid() == 0:
+    os.setgroups([]); os.setgid(65534); os.setuid(65534)
+seen = []
+class Keep(logging.Handler):
+    def emit(self, record): seen.append(record.getMessage())
+logging.getLogger().addHandler(Keep())
+def never(done, total): raise AssertionError("it was packed again")
+for progress in (None, never):
+    packed = archive.pack(
+        root, exclude=(), cache=cache, environ={"HOME": "/x"}, progress=progress
+    )
+print(json.dumps([str(packed.path), seen]))
+"""
+
+
+def test_what_cannot_be_read_is_named_and_left_out(make: Make, python: Python) -> None:
+    with tempfile.TemporaryDirectory(prefix="kinetic-read-") as scratch:
+        os.chmod(scratch, 0o755)
+        root = make(Path(scratch, "project"), {"m.py": "x", "key": "y", "closed/x": "z"})
+        (root / "key").chmod(0)
+        settle(root)
+        (root / "closed").chmod(0)
+        Path(scratch, "cache").mkdir(mode=0o777)
+        Path(scratch, "cache").chmod(0o777)
+        try:
+            printed = python(
+                "-c", UNREADABLE, str(root), str(Path(scratch, "cache")), cwd=Path(scratch)
+            )
+        finally:
+            (root / "closed").chmod(0o700)
+        path, said = last_line(printed)
+        with zipfile.ZipFile(path) as opened:
+            assert opened.namelist() == ["closed/", "m.py"]
+    assert any("key (Permission denied)" in one for one in said)
+    assert any("closed/ cannot be read" in one for one in said)
+
+
+def test_files_that_change_meanwhile_do_not_damage_the_archive(
+    tmp_path: Path, make: Make, pack: Pack
+) -> None:
+    """They grow, shrink, vanish and become pipes while they are read."""
+    root = make(
+        tmp_path / "project", {f"d{n}/f{m}": bytes(3000) for n in range(8) for m in range(30)}
+    )
+    make(root, {"big": bytes(2 * LARGE), "log": b""})
+    stop = threading.Event()
+
+    def disturb() -> None:
+        chance = random.Random(3)
+        while not stop.is_set():
+            victim = root / f"d{chance.randrange(8)}/f{chance.randrange(30)}"
+            with contextlib.suppress(OSError):
+                if stat.S_ISFIFO(victim.stat().st_mode):
+                    victim.unlink()  # writing to it would wait for a reader
+                    continue
+                match chance.randrange(5):
+                    case 0:
+                        victim.write_bytes(b"y" * chance.randrange(9000))
+                    case 1:
+                        victim.unlink()
+                    case 2:
+                        os.mkfifo(victim)
+                    case 3:
+                        os.truncate(root / "big", chance.randrange(2 * LARGE))
+                    case _:
+                        with (root / "log").open("ab") as log:
+                            log.write(b"line\n" * 1000)
+
+    disturbing = threading.Thread(target=disturb)
+    disturbing.start()
+    try:
+        for _ in range(15):
+            packed = pack(root)
+            contents(packed)
+            assert shelf.Shelf(packed.path.parent).find("nothing") is None
+    finally:
+        stop.set()
+        disturbing.join()
+
+
+def test_what_was_packed_while_it_changed_is_not_kept(
+    tmp_path: Path, make: Make, pack: Pack, caplog: pytest.LogCaptureFixture
+) -> None:
+    root = make(tmp_path / "project", {"a": bytes(LARGE), "b": b"old"})
+    settle(root)
+    written: list[int] = []
+
+    def meanwhile(done: int, total: int) -> None:
+        if not written:  # b was scanned; it may have been read or not
+            written.append((root / "b").write_bytes(b"new!"))
+
+    pack(root, progress=meanwhile)
+    assert written
+    settle(root)
+    assert contents(pack(root))["b"] == b"new!"
+
+
+def test_memory_stays_flat_however_large_a_file_is(
+    tmp_path: Path, make: Make, python: Python
+) -> None:
+    root = make(tmp_path / "project", {"m.py": ""})
+    with (root / "noise").open("wb") as file:
+        block = random.Random(0).randbytes(1 << 20)
+        for _ in range(200):
+            file.write(block)
+    os.truncate(root / "noise", 300 << 20)
+    script = f"""{PACK}
+pack("cache")
+if sys.platform == "darwin":
+    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 20)
+else:  # the other number starts with what this process was forked from
+    print(int(pathlib.Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0]) >> 10)
+"""
+    assert last_line(python("-c", script, cwd=tmp_path)) < 90
+
+
+# --- several at once -----------------------------------------------------------------------
+
+
+PACKS = f"""{PACK}
+sys.stdin.readline()
+for _ in range(12):
+    pathlib.Path("project/m.py").touch()
+    packed = pack("cache")
+    assert packed.path.stat().st_size == packed.size
+print(json.dumps(packed.digest))
+"""
+
+
+def test_an_interpreter_that_is_ending_packs_without_threads(
+    tmp_path: Path, make: Make, pack: Pack, python: Python
+) -> None:
+    """What is being submitted when a script ends still goes."""
+    root = make(tmp_path / "project", {"m.py": "x", "b": bytes(LARGE)})
+    script = f"""{PACK}
+import atexit
+atexit.register(lambda: print(json.dumps(pack("other").digest)))
+"""
+    assert last_line(python("-c", script, cwd=tmp_path)) == pack(root).digest
+
+
+def test_processes_may_pack_the_same_tree_at_once(tmp_path: Path, make: Make, pack: Pack) -> None:
+    root = make(tmp_path / "project", {"m.py": "x", "b": random.Random(0).randbytes(300_000)})
+    packers = [
+        subprocess.Popen(
+            [sys.executable, "-c", PACKS],
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": os.getcwd()},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(3)
+    ]
+    for one in packers:
+        assert one.stdin is not None
+        one.stdin.write("\n")
+        one.stdin.flush()
+    answers = {one.communicate()[0] for one in packers}
+    assert answers == {json.dumps(pack(root).digest) + "\n"}
+    assert not list((tmp_path / "cache").glob("*.new"))
+
+
+def test_threads_may_pack_at_once(tmp_path: Path, make: Make, pack: Pack) -> None:
+    root = make(tmp_path / "project", {"m.py": "x", "b": bytes(200_000)})
+    found: list[archive.Archive] = []
+    threads = [threading.Thread(target=lambda: found.append(pack(root))) for _ in range(8)]
+    for one in threads:
+        one.start()
+    for one in threads:
+        one.join()
+    assert len(found) == 8
+    assert len(set(found)) == 1
+
+
+def test_a_killed_packer_leaves_nothing_that_counts(tmp_path: Path, make: Make, pack: Pack) -> None:
+    root = make(tmp_path / "project", {"b": random.Random(0).randbytes(2 * LARGE)})
+    script = PACKS.replace("sys.stdin.readline()", "print(flush=True)")
+    packer = subprocess.Popen(
+        [sys.executable, "-c", script],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": os.getcwd()},
+        stdout=subprocess.PIPE,
+    )
+    assert packer.stdout is not None
+    packer.stdout.readline()
+    deadline = time.monotonic() + 10
+    while not list((tmp_path / "cache").glob("*.new")):
+        assert time.monotonic() < deadline
+    packer.send_signal(signal.SIGKILL)
+    packer.communicate()
+    assert contents(pack(root)) == {path.name: path.read_bytes() for path in root.iterdir()}
+
+
+def _pack_in_child(root: Path, cache: Path, answer: multiprocessing.SimpleQueue[str]) -> None:
+    answer.put(archive.pack(root, exclude=(), cache=cache, environ={"HOME": "/x"}).digest)
+
+
+@pytest.mark.skipif(sys.platform == "darwin", reason="fork is not safe there")
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+def test_a_forked_process_packs_by_itself(tmp_path: Path, make: Make, pack: Pack) -> None:
+    root = make(tmp_path / "project", {"m.py": "x", "b": bytes(LARGE)})
+    digest = pack(root).digest
+    context = multiprocessing.get_context("fork")
+    answer: multiprocessing.SimpleQueue[str] = context.SimpleQueue()
+    child = context.Process(target=_pack_in_child, args=(root, tmp_path / "mine", answer))
+    child.start()
+    assert answer.get() == digest
+    child.join()
+    assert child.exitcode == 0
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_an_archive_that_is_not_kept_survives_a_forked_process(
+    tmp_path: Path, make: Make, pack: Pack
+) -> None:
+    root = make(tmp_path / "project", {"m.py": "x"})
+    (tmp_path / "file").touch()
+    packed = pack(root, cache=tmp_path / "file")
+    script = f"""{PACK}
+import gc
+packed = pack("file")
+if os.fork() == 0:
+    del packed
+    gc.collect()
+    sys.exit()
+os.wait()
+assert packed.path.exists()
+print(packed.path)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": os.getcwd()},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert not Path(done.stdout.strip()).exists()  # gone with the process that made it
+    assert packed.path.exists()
+
+
+# --- the shelf -------------------------------------------------------------------------------
+
+
+def test_what_nobody_used_for_long_goes(tmp_path: Path, make: Make, pack: Pack) -> None:
+    root = make(tmp_path / "project", {"m.py": "1"})
+    settle(root)
+    old = pack(root)
+    (note,) = old.path.parent.glob("*.tree")
+    long_ago = time.time() - shelf.MAX_AGE - 60
+    os.utime(note, (long_ago, long_ago))
+    (root / "m.py").write_text("2")
+    settle(root)
+    fresh = pack(root)
+    assert not note.exists()
+    assert fresh.path.exists()
+    # Put there a moment ago: whoever did may not have shipped it yet.
+    assert old.path.exists()
+
+
+def test_a_use_keeps_an_archive(tmp_path: Path, make: Make, pack: Pack) -> None:
+    root = make(tmp_path / "project", {"m.py": "1"})
+    settle(root)
+    (note,) = pack(root).path.parent.glob("*.tree")
+    long_ago = time.time() - shelf.MAX_AGE - 60
+    os.utime(note, (long_ago, long_ago))
+    pack(root, progress=never)
+    assert note.stat().st_mtime > time.time() - 60
+
+
+def test_a_full_shelf_drops_what_was_used_longest_ago(tmp_path: Path) -> None:
+    kept: list[Path] = []
+    for number in range(4):
+        kept.append(tmp_path / f"{number:064}.zip")
+        kept[-1].touch()
+        os.truncate(kept[-1], shelf.MAX_BYTES // 3 - 1)  # holes
+        note = tmp_path / f"{number}.tree"
+        note.write_text(json.dumps({"digest": f"{number:064}"}))
+        used = time.time() - (10 - number) * shelf.IN_USE
+        os.utime(note, (used, used))
+    one = shelf.Shelf(tmp_path)
+    one.put(one.draft(), digest="f" * 64, size=0, files=0, fingerprint="")
+    assert [path.exists() for path in kept] == [False, True, True, True]
+
+
+def test_what_crashed_processes_left_goes(tmp_path: Path) -> None:
+    drafts = [shelf.Shelf(tmp_path).draft() for _ in range(3)]
+    for days, left in ((0.5, drafts), (1.5, [])):
+        later = shelf.Shelf(tmp_path, clock=lambda days=days: time.time() + days * 24 * 3600)
+        later.put(later.draft(), digest="f" * 64, size=0, files=0, fingerprint="")
+        assert sorted(tmp_path.glob("*.new")) == sorted(left)
+
+
+# --- what is said -----------------------------------------------------------------------------
+
+
+def test_what_looks_like_a_secret_is_named_once(
+    tmp_path: Path, make: Make, pack: Pack, caplog: pytest.LogCaptureFixture
+) -> None:
+    secret = [".env", "a/.env.local", "k/id_rsa", "server.pem", "tls.key", "credentials.json"]
+    plain = [".env.example", "id_rsa.pub", "keys.py", "environment.yml", "monkey.txt"]
+    root = make(tmp_path / "project", dict.fromkeys([*secret, *plain], ""))
+    assert set(secret) <= set(names(pack(root)))
+    (record,) = (one for one in caplog.records if "secrets" in one.getMessage())
+    assert all(one in record.getMessage() for one in secret)
+    assert not any(one in record.getMessage() for one in plain)
+    assert ".kineticignore" in record.getMessage()
+
+
+def test_a_large_project_is_said_with_its_largest_files(
+    tmp_path: Path, make: Make, pack: Pack, caplog: pytest.LogCaptureFixture
+) -> None:
+    root = make(tmp_path / "project", {f"f{n}": bytes(100_000 * n) for n in range(1, 8)})
+    environ = {"HOME": str(tmp_path), "KINETIC_CONTEXT_SIZE_WARN_MB": "2.7"}
+    pack(root, environ=environ)
+    (record,) = caplog.records
+    message = record.getMessage()
+    assert "2.8 MB" in message
+    assert "Largest: f7 (700 kB), f6 (600 kB), f5 (500 kB), f4 (400 kB), f3 (300 kB)." in message
+    caplog.clear()
+    pack(root, cache=tmp_path / "c2", environ=environ | {"KINETIC_CONTEXT_SIZE_WARN_MB": "2.9"})
+    assert not caplog.records
+    with pytest.raises(ConfigurationError, match="KINETIC_CONTEXT_SIZE_WARN_MB"):
+        bad = environ | {"KINETIC_CONTEXT_SIZE_WARN_MB": "many"}
+        pack(root, cache=tmp_path / "c3", environ=bad)
+
+
+def test_every_error_of_a_full_disk_counts() -> None:
+    assert {errno.ENOSPC, errno.EDQUOT, errno.EFBIG} <= shelf.FULL
+
+
+def test_a_root_that_vanishes_is_an_error(tmp_path: Path, make: Make, pack: Pack) -> None:
+    root = make(tmp_path / "project", {"m.py": ""})
+    shutil.rmtree(root)
+    with pytest.raises(PackError, match="project"):
+        pack(root)

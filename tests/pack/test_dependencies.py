@@ -1,0 +1,140 @@
+"""What an image installs for a project."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from kinetic._pack.dependencies import filtered, find_dependencies
+from kinetic.errors import PackError
+
+from .conftest import Make
+
+SOURCE = Path("requirements.txt")
+
+
+def text(*lines: str) -> str:
+    return filtered("\n".join(lines), SOURCE).text
+
+
+def test_requirements_beat_pyproject_and_near_beats_far(tmp_path: Path, make: Make) -> None:
+    make(
+        tmp_path,
+        {
+            "requirements.txt": "far\n",
+            "a/pyproject.toml": "[project]\ndependencies = ['middle>=1', 'jax']\n",
+            "a/b/requirements.txt": "near\n",
+            "a/b/pyproject.toml": "[project]\ndependencies = ['other']\n",
+            "a/b/c/m.py": "",
+            "a/d/pyproject.toml": "[tool.ruff]\nline-length = 100\n",
+        },
+    )
+    assert find_dependencies(tmp_path / "a/b/c", tmp_path).text == "near\n"
+    assert find_dependencies(tmp_path / "a/d", tmp_path).text == "middle>=1\n"
+    assert find_dependencies(tmp_path / "a/d", tmp_path).source == tmp_path / "a/pyproject.toml"
+    assert find_dependencies(tmp_path, tmp_path).text == "far\n"
+
+
+def test_the_search_ends_at_the_root(tmp_path: Path, make: Make) -> None:
+    make(tmp_path, {"requirements.txt": "far\n", "root/a/m.py": ""})
+    nothing = find_dependencies(tmp_path / "root/a", tmp_path / "root")
+    assert (nothing.source, nothing.text) == (None, "")
+    assert find_dependencies(tmp_path, None).text == "far\n"
+    assert find_dependencies(tmp_path / "root", None).text == ""
+
+
+def test_a_project_without_dependencies_has_none(tmp_path: Path, make: Make) -> None:
+    make(tmp_path, {"requirements.txt": "far\n", "a/pyproject.toml": "[project]\nname = 'a'\n"})
+    found = find_dependencies(tmp_path / "a", tmp_path)
+    assert (found.text, found.source) == ("", tmp_path / "a/pyproject.toml")
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("[tool.poetry.dependencies]\nnumpy = '1'\n", "tool.poetry"),
+        ("[project]\nname = 'a'\ndynamic = ['dependencies']\n", "dynamic"),
+    ],
+)
+def test_what_is_not_read_is_said(content: str, words: str, tmp_path: Path, make: Make) -> None:
+    make(tmp_path, {"pyproject.toml": content})
+    (notice,) = find_dependencies(tmp_path, tmp_path).notices
+    assert words in notice
+
+
+@pytest.mark.parametrize(
+    "content", ["[project", "[project]\ndependencies = [1]\n", b"\xff\xfe\xfa"]
+)
+def test_a_file_that_makes_no_sense_is_named(
+    content: str | bytes, tmp_path: Path, make: Make
+) -> None:
+    make(tmp_path, {"pyproject.toml": content})
+    with pytest.raises(PackError, match=r"pyproject\.toml"):
+        find_dependencies(tmp_path, tmp_path)
+
+
+def test_files_of_other_systems_are_read(tmp_path: Path) -> None:
+    (tmp_path / "requirements.txt").write_bytes("numpy\r\nscipy\r\n".encode("utf-16"))
+    assert find_dependencies(tmp_path, tmp_path).text == "numpy\nscipy\n"
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["jax", "JAX==0.4", "jax[tpu]>=0.4 ; python_version > '3'", "jaxlib", "libtpu",
+     "libtpu_nightly", "jax @ https://example.com/jax.whl", "jax  # pinned elsewhere",
+     "keras-kinetic", "Keras.Kinetic==1"],
+)  # fmt: skip
+def test_what_the_image_has_is_dropped_with_a_notice(line: str) -> None:
+    found = filtered(f"numpy\n{line}\n# end\n", SOURCE)
+    assert found.text == "numpy\n# end\n"
+    (notice,) = found.notices
+    assert "line 2" in notice
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["jax==0.4 # kn:keep", "jaxlib#egg # kn:keep", "jax-md", "jaxtyping", "my.jax", "# jax", "",
+     "  # kn:keep", "--index-url https://example.com/simple", "-i https://example.com/simple",
+     "--extra-index-url=https://example.com", "--pre", "--no-binary :all:", "--require-hashes",
+     "-f https://storage.googleapis.com/jax-releases/libtpu_releases.html",
+     "numpy>=1,<3 ; python_version < '4'  # why", "requests [security] >= 2.8.1, == 2.8.*",
+     "pkg @ https://example.com/pkg.whl", "pkg[a,b] @ git+ssh://git@example.com/a/b@main",
+     "git+https://example.com/a/b@main#egg=c", "-e git+https://example.com/a/b#egg=c",
+     "https://example.com/pkg-1.0.tar.gz", "-r https://example.com/r.txt"],
+)  # fmt: skip
+def test_everything_else_stays_as_it_is(line: str) -> None:
+    assert text(line, "x").removesuffix("x\n") == f"{line}\n"
+
+
+def test_lines_that_continue_stay_and_go_together() -> None:
+    hashes = ["    --hash=sha256:aa \\", "    --hash=sha256:bb"]
+    assert text("numpy==2 \\", *hashes, "x") == "\n".join(["numpy==2 \\", *hashes, "x", ""])
+    assert text("jax==2 \\", *hashes, "x") == "x\n"
+    kept = text("jax==2 \\", *hashes[:-1], "    --hash=sha256:bb  # kn:keep", "x")
+    assert kept.startswith("jax==2")
+    assert text("# a comment ends with its line \\", "jax", "x \\") == (
+        "# a comment ends with its line \\\nx \\\n"
+    )
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["-e .", "-e ./pkg", "--editable=../pkg", "-e.", "-r other.txt", "--requirement other.txt",
+     "-c constraints.txt", "./pkg", "../pkg", "/opt/pkg.whl", "~/pkg", ".", "pkg.whl", "sub/pkg",
+     "pkg-1.0.tar.gz", "pkg @ file:///opt/pkg", "pkg@../pkg", "pkg[extra] @ ./pkg", "file:///opt/pkg",
+     "git+file:///opt/pkg", "-f ./wheels", "--find-links=/wheels", "C:\\pkg"],
+)  # fmt: skip
+def test_what_lies_on_this_machine_is_refused_with_its_line(line: str) -> None:
+    with pytest.raises(PackError, match="line 2") as caught:
+        text("numpy", line)
+    assert caught.value.culprit == "requirements.txt:2"
+
+
+def test_a_password_is_said_and_not_repeated() -> None:
+    found = filtered("--index-url https://me:secret@example.com/simple\n", SOURCE)
+    (notice,) = found.notices
+    assert "password" in notice
+    assert "secret" not in notice
+    plain = "--index-url https://${USER}:${TOKEN}@example.com/simple\n"
+    assert filtered(plain, SOURCE).notices == ()

@@ -1,0 +1,509 @@
+"""Pickled calls: what is in them, what is said when they fail, and who waits meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import dataclasses
+import functools
+import hashlib
+import importlib
+import json
+import os
+import random
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import cloudpickle
+import numpy as np
+import pytest
+
+from kinetic._pack import culprit, payload
+from kinetic._pack.discover import Project, find_project
+from kinetic._runner import pickles
+from kinetic.data import Data
+from kinetic.errors import DataError, PackError
+
+from .conftest import Make, Python, last_line
+
+HERE = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def project() -> Project:
+    return Project(root=HERE, entry_dir=HERE / "tests/pack", cwd="", sys_path=("",))
+
+
+Dump = Callable[..., payload.Pickled]
+
+
+@pytest.fixture
+def dump(project: Project, tmp_path: Path) -> Dump:
+    """Pickle positional and keyword arguments of a function called ``f(x, y, ...)``."""
+
+    def dumped(*args: Any, table: payload.DataTable | None = None, **kwargs: Any) -> Any:
+        table = payload.DataTable() if table is None else table
+        return payload.dump_arguments(args, kwargs, project, table, tmp_path, "f", function=f)
+
+    return dumped
+
+
+def f(x: Any, y: Any = None, *rest: Any, **more: Any) -> Any:
+    return x
+
+
+@pytest.fixture
+def imported(tmp_path: Path, make: Make) -> Iterator[Callable[..., ModuleType]]:
+    """Modules of a project that this interpreter imported."""
+    root, before = tmp_path / "project", set(sys.modules)
+    sys.path.insert(0, str(root))
+
+    def importing(name: str, /, **files: str) -> ModuleType:
+        make(root, {"pyproject.toml": "", **{f"{one}.py": text for one, text in files.items()}})
+        importlib.invalidate_caches()
+        return importlib.import_module(name)
+
+    yield importing
+    sys.path.remove(str(root))
+    for name in set(sys.modules) - before:
+        if str(root) in (getattr(sys.modules[name], "__file__", None) or ""):
+            del sys.modules[name]
+
+
+def loaded(pickled: payload.Pickled) -> Any:
+    content = pickled.content
+    return pickles.load(content) if isinstance(content, bytes) else pickles.load_file(content)
+
+
+def test_arguments_come_back(dump: Dump) -> None:
+    shared = [1]
+    args, kwargs = loaded(dump(shared, shared, z={"a": shared}))
+    assert args == ([1], [1])
+    assert kwargs == {"z": {"a": [1]}}
+    assert args[0] is args[1] is kwargs["z"]["a"]
+
+
+@pytest.mark.parametrize("size", [10, 1 << 20, (1 << 20) + 1, 3 << 20])
+def test_large_content_is_in_a_private_file(size: int, dump: Dump, tmp_path: Path) -> None:
+    pickled = dump(b"x" * size)
+    content = pickled.content
+    if isinstance(content, Path):
+        assert pickled.size > payload.MEMORY_BYTES
+        assert content.parent == tmp_path
+        assert content.stat().st_mode & 0o777 == 0o600
+        content = content.read_bytes()
+    else:
+        assert pickled.size <= payload.MEMORY_BYTES
+    assert len(content) == pickled.size
+    assert hashlib.sha256(content).hexdigest() == pickled.digest
+    assert loaded(pickled) == ((b"x" * size,), {})
+
+
+def test_arrays_travel_beside_the_pickle(dump: Dump) -> None:
+    array = np.arange(500_000.0)
+    views = [array, array[::2], np.asfortranarray(array.reshape(1000, 500))]
+    (first, second, third), _ = loaded(dump(*views))
+    assert all(np.array_equal(a, b) for a, b in zip(views, (first, second, third), strict=True))
+    first[0] = 7  # what arrives can be written to
+
+
+# --- Data -------------------------------------------------------------------------------
+
+
+class Pair(NamedTuple):
+    a: Any
+    b: Any
+
+
+class Slotted:
+    __slots__ = ("data",)
+
+
+def test_data_becomes_a_number_wherever_it_is(dump: Dump, tmp_path: Path) -> None:
+    (tmp_path / "d").mkdir()
+    one, two, same = Data(str(tmp_path)), Data(str(tmp_path / "d")), Data(str(tmp_path))
+    held = Slotted()
+    held.data = two
+    by_name = collections.defaultdict(list, {"k": [one]})
+    table = payload.DataTable([two])
+    dump([one, {"k": (same,)}], Pair(two, by_name), held, k=one, table=table)
+    assert [one is item for item in table.items] == [False, True, False]
+    assert table.items[0] is two
+    assert table.items[2] is same
+
+
+def test_one_data_in_two_volumes_keeps_both_places(tmp_path: Path) -> None:
+    one = Data(str(tmp_path))
+    table = payload.DataTable([one, one])
+    assert table.items == (one, one)
+    assert table.index(one) == 0
+
+
+def test_an_alias_stays_one_object(dump: Dump, tmp_path: Path) -> None:
+    """The path is made once, however often the Data is there."""
+    data = Data(str(tmp_path))
+    content = dump([data, data, {"k": data}]).content
+    assert isinstance(content, bytes)
+    assert content.count(b"data_path") == 1
+
+
+def test_data_that_the_function_captures_is_found(project: Project, tmp_path: Path) -> None:
+    data = Data(str(tmp_path))
+    table = payload.DataTable()
+    payload.dump_function(lambda: data, project, table)
+    assert table.items == (data,)
+
+
+@pytest.mark.parametrize(
+    ("place", "where"),
+    [
+        (lambda data: {data}, "argument 'x' has a Data in a set"),
+        (lambda data: [1, 2, frozenset({data})], r"argument 'x'\[2\] has a Data in a set"),
+        (lambda data: {"k": [{data: 1}]}, r"argument 'x'\['k'\]\[0\] has a Data as a key"),
+        (lambda data: [({"a": data}, {data})], r"argument 'x'\[0\]\[1\] has a Data in a set"),
+        (lambda data: functools.partial(f, {data}), "argument 'x'.* has a Data in a set"),
+    ],
+)
+def test_data_cannot_be_in_a_set_or_a_key(
+    place: Callable[[Data], Any], where: str, dump: Dump, tmp_path: Path
+) -> None:
+    with pytest.raises(DataError, match=where) as caught:
+        dump(place(Data(str(tmp_path))))
+    assert isinstance(caught.value, ValueError)
+    assert caught.value.path == str(tmp_path)
+    assert not list(tmp_path.glob("*.pkl"))
+
+
+def test_containers_that_contain_themselves_may_hold_data(dump: Dump, tmp_path: Path) -> None:
+    value: list[Any] = [Data(str(tmp_path))]
+    value.append((value, {"self": value}))
+    dump(value)
+
+
+# --- what fails -------------------------------------------------------------------------
+
+
+class Holder:
+    def __init__(self, **attributes: Any) -> None:
+        self.__dict__.update(attributes)
+
+
+class Stubborn:
+    def __reduce__(self) -> Any:
+        raise RuntimeError("I stay")
+
+
+LOCK = threading.Lock()
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs", "culprit"),
+    [
+        ((1, LOCK), {}, "argument 'y'"),
+        ((1, 2, 3, LOCK), {}, "argument 'rest'[1]"),
+        ((1,), {"key": LOCK}, "argument 'key'"),
+        (([1, {"a": [0, LOCK]}],), {}, "argument 'x'[1]['a'][1]"),
+        ((Holder(model=Holder(lock=LOCK)),), {}, "argument 'x'.model.lock"),
+        (({1: Stubborn()},), {}, "argument 'x'[1]"),
+        ((functools.partial(f, 1, y=LOCK),), {}, "argument 'x'.keywords['y']"),
+        ((Holder(lock=LOCK).__init__,), {}, "argument 'x'.__self__.lock"),
+        (([*range(50_000), LOCK],), {}, "argument 'x'[50000]"),
+        ((collections.OrderedDict(a=LOCK),), {}, "argument 'x'['a']"),
+        ((collections.deque([1, LOCK]),), {}, "argument 'x'[1]"),
+        ((open,), {"y": (i for i in [1])}, "argument 'y'"),
+    ],
+)
+def test_the_argument_that_does_not_pickle_is_named(
+    args: tuple[Any, ...], kwargs: dict[str, Any], culprit: str, dump: Dump, tmp_path: Path
+) -> None:
+    with pytest.raises(PackError) as caught:
+        dump(*args, **kwargs)
+    assert caught.value.culprit == culprit
+    assert culprit in str(caught.value)
+    assert caught.value.__cause__ is not None
+    assert not list(tmp_path.glob("*.pkl"))
+    assert not cloudpickle.list_registry_pickle_by_value()
+
+
+def helper_with_lock() -> Any:
+    return LOCK
+
+
+def calls_helper() -> Any:
+    return helper_with_lock()
+
+
+def closes_over(value: Any) -> Callable[[], Any]:
+    def inner() -> Any:
+        return value
+
+    return inner
+
+
+def recursive(n: int) -> Any:
+    return recursive(n - 1) if n else LOCK
+
+
+@pytest.mark.parametrize(
+    ("function", "named"),
+    [
+        (helper_with_lock, "global 'LOCK'"),
+        (calls_helper, "global 'helper_with_lock', global 'LOCK'"),
+        (closes_over(LOCK), "captured variable 'value'"),
+        (closes_over({"deep": [LOCK]}), "captured variable 'value'['deep'][0]"),
+        (closes_over(helper_with_lock), "captured variable 'value', global 'LOCK'"),
+        (lambda x=LOCK: x, "default of 'x'"),
+        (lambda *, x=LOCK: x, "default of 'x'"),
+        (recursive, "global 'LOCK'"),
+        (functools.partial(f, LOCK), "function 'functools.partial(...)'.args[0]"),
+        (Holder(lock=LOCK).__init__, "function 'Holder.__init__'.__self__.lock"),
+    ],
+)
+def test_the_captured_variable_that_does_not_pickle_is_named(
+    function: Any, named: str, project: Project
+) -> None:
+    with pytest.raises(PackError, match="cannot be shipped") as caught:
+        payload.dump_function(function, project, payload.DataTable())
+    found = caught.value.culprit
+    if isinstance(function, functools.partial):
+        assert found.endswith(".args[0]")
+    else:
+        assert found == named
+
+
+def test_too_deep_a_structure_is_an_error_not_a_crash(dump: Dump) -> None:
+    deep: list[Any] = []
+    for _ in range(100_000):
+        deep = [deep]
+    with pytest.raises(PackError, match="recursion") as caught:
+        dump(deep)
+    assert caught.value.culprit.startswith("argument 'x'")
+    while deep:  # or freeing it recurses as deep
+        deep = deep[0]
+
+
+def test_a_search_ends_in_time_with_what_it_has() -> None:
+    tried: list[Any] = []
+
+    def failure(_: object, value: Any) -> Exception | None:
+        tried.append(value)
+        threading.Event().wait(0.02)
+        return ValueError("no")
+
+    found = culprit.find([culprit.Part("x", [[[[[[[[[[0]]]]]]]]]])], failure, bool, seconds=0.1)
+    assert found is not None
+    assert found.where.startswith("x[0]")
+    assert len(tried) < 10
+
+
+def test_a_module_that_submits_jobs_is_not_imported_there(
+    imported: Callable[..., ModuleType], caplog: pytest.LogCaptureFixture
+) -> None:
+    """The job may not have kinetic; and its own module would be half of the job."""
+    module = imported(
+        "submits_main",
+        submits_main="""
+            import submits_helper
+            from submits_helper import safe
+            def train(): return safe()
+            """,
+        submits_helper="""
+            import threading
+            from kinetic import errors
+            lock = threading.Lock()
+            def safe(): return lock
+            """,
+    )
+    project = find_project(module.train, environ=dict(os.environ), cwd=Path.cwd())
+    with pytest.raises(PackError) as caught:
+        payload.dump_function(module.train, project, payload.DataTable())
+    assert caught.value.culprit == "global 'safe', global 'lock'"
+    assert not caplog.records
+
+
+def test_a_replaced_module_is_said_once_for_all_dumps(
+    imported: Callable[..., ModuleType], caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    module = imported(
+        "said_main",
+        said_main="import said_helper\ndef train(x): return said_helper.lock\n",
+        said_helper="""
+            import threading
+            lock = threading.Lock()
+            class Config:
+                def get(self): return lock
+            """,
+    )
+    project = find_project(module.train, environ=dict(os.environ), cwd=Path.cwd())
+    table = payload.DataTable()
+    payload.dump_function(module.train, project, table)
+    for _ in range(3):
+        config = module.said_helper.Config()
+        payload.dump_arguments((config,), {}, project, table, tmp_path, "train")
+    (record,) = caplog.records
+    assert "said_helper is imported in the job" in record.getMessage()
+    assert "global 'said_helper'.lock" in record.getMessage()
+
+
+def test_no_space_for_the_arguments_is_said(tmp_path: Path, python: Python) -> None:
+    script = """
+import json, os, pathlib, resource, signal
+from kinetic._pack import discover, payload
+from kinetic.errors import PackError
+project = discover.find_project(len, environ=os.environ, cwd=pathlib.Path.cwd())
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (2_000_000, 2_000_000))
+pathlib.Path("spool").mkdir()
+try:
+    payload.dump_arguments((bytes(5_000_000),), {}, project, payload.DataTable(),
+                           pathlib.Path("spool"), "f")
+except PackError as exc:
+    print(json.dumps([str(exc), os.listdir("spool")]))
+"""
+    message, left = last_line(python("-c", script, cwd=tmp_path))
+    assert "space" in message
+    assert left == []
+
+
+# --- what is said -----------------------------------------------------------------------
+
+
+def test_a_large_function_is_said_with_what_it_takes_along(
+    project: Project, caplog: pytest.LogCaptureFixture
+) -> None:
+    weights, small = b"w" * 2_000_000, 1
+
+    def train() -> Any:
+        return weights, small
+
+    payload.dump_function(train, project, payload.DataTable())
+    (record,) = caplog.records
+    assert "captured variable 'weights' (2.0 MB)" in record.getMessage()
+    assert "small" not in record.getMessage()
+
+
+def test_large_arguments_are_said_by_name(
+    dump: Dump, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KINETIC_PAYLOAD_SIZE_WARN_MB", "1.5")
+    dump(b"x" * 1_400_000)
+    assert not caplog.records
+    dump(b"x" * 1_400_000, y=np.zeros(100_000))
+    (record,) = caplog.records
+    assert "argument 'x' (1.4 MB), argument 'y' (800 kB)" in record.getMessage()
+
+
+# --- many at once ------------------------------------------------------------------------
+
+
+def test_threads_do_not_take_modules_from_each_other(
+    imported: Callable[..., ModuleType], tmp_path: Path
+) -> None:
+    """What the project defines goes by value in every one of a thousand pickles."""
+    module = imported(
+        "threads_main",
+        threads_main="import threads_helper\ndef train(): return threads_helper.value()\n",
+        threads_helper="def value(): return 7\nclass Config:\n    def x(self): return 1\n",
+    )
+    project = find_project(module.train, environ=dict(os.environ), cwd=Path.cwd())
+    wrong: list[object] = []
+
+    def submit() -> None:
+        for _ in range(30):
+            table = payload.DataTable()
+            function = payload.dump_function(module.train, project, table)
+            config = module.threads_helper.Config()
+            args = payload.dump_arguments((config,), {}, project, table, tmp_path, "train")
+            for one in (function, args):
+                assert isinstance(one.content, bytes)
+                if b"_make_function" not in one.content or b"subimport" in one.content:
+                    wrong.append(one.content)
+
+    threads = [threading.Thread(target=submit) for _ in range(16)]
+    for one in threads:
+        one.start()
+    for one in threads:
+        one.join()
+    assert not wrong
+    assert not cloudpickle.list_registry_pickle_by_value()
+
+
+def test_what_the_user_registered_stays_registered(
+    imported: Callable[..., ModuleType],
+) -> None:
+    module = imported("registered_main", registered_main="def train(): return 1\n")
+    project = find_project(module.train, environ=dict(os.environ), cwd=Path.cwd())
+    cloudpickle.register_pickle_by_value(module)
+    try:
+        payload.dump_function(module.train, project, payload.DataTable())
+        assert cloudpickle.list_registry_pickle_by_value() == {"registered_main"}
+    finally:
+        cloudpickle.unregister_pickle_by_value(module)
+
+
+@pytest.mark.skipif(sys.platform == "darwin", reason="fork is not safe there")
+def test_a_process_forked_in_the_middle_of_a_dump_can_dump(tmp_path: Path, make: Make) -> None:
+    make(
+        tmp_path / "project",
+        {
+            "setup.py": "",
+            "mid.py": "def value(): return 1\n",
+            "run.py": """
+            import os, pathlib, sys, mid, cloudpickle
+            from kinetic._pack import discover, payload
+            class Forks:
+                def __reduce__(self):
+                    if os.fork() == 0:
+                        assert not cloudpickle.list_registry_pickle_by_value()
+                        dump(mid.value)
+                        os._exit(0)
+                    assert os.wait()[1] == 0
+                    return int, ()
+            def train(): return mid.value(), forks
+            forks = Forks()
+            def dump(one): payload.dump_function(one, project, payload.DataTable())
+            project = discover.find_project(mid.value, environ=os.environ, cwd=pathlib.Path.cwd())
+            dump(train)
+            """,
+        },
+    )
+    subprocess.run(
+        [sys.executable, "run.py"],
+        cwd=tmp_path / "project",
+        env={**os.environ, "PYTHONPATH": str(HERE)},
+        check=True,
+    )
+
+
+CASES: dict[str, Callable[[], Any]] = {
+    "an array of 50 MB": lambda: np.ones(50_000_000 // 8),
+    "every second element of an array": lambda: np.ones(12_000_000)[::2],
+    "two million integers": lambda: list(range(2_000_000)),
+    "bytes of 100 MB": lambda: b"x" * 100_000_000,
+    "many small objects": lambda: [Holder(n=n) for n in range(30_000)],
+    "many arrays": lambda: [np.ones(20_000) for _ in range(300)],
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+async def test_the_event_loop_is_never_held_up(case: str, dump: Dump, loop_guard: Any) -> None:
+    """Pickling goes on in a thread that lets others run."""
+    value = CASES[case]()
+    with loop_guard():
+        await asyncio.to_thread(dump, value)
+
+
+@dataclasses.dataclass
+class Point:
+    x: float
+
+
+def test_pickles_of_the_same_arguments_are_the_same(dump: Dump) -> None:
+    values = [1, "a", {"k": [1.5]}, (None, True), Point(1.0)]
+    assert dump(values).digest == dump(values).digest
+    assert json.dumps(dump(random.Random(0).random()).size)

@@ -1,0 +1,94 @@
+"""The short way to pickle a call makes what the long way makes, or refuses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kinetic import Data
+from kinetic._pack.plain import LONGEST, MOST, plain_call
+from kinetic._runner import pickles
+
+leaf = (
+    st.none()
+    | st.booleans()
+    | st.integers(-(1 << 63), (1 << 63) - 1)
+    | st.floats(allow_nan=False)
+    | st.text(st.characters(codec=None, exclude_categories=()), max_size=20)
+    | st.binary(max_size=20)
+)
+keys = st.text(max_size=3) | st.integers(0, 9) | st.tuples(st.integers(0, 9))
+value = st.recursive(
+    leaf,
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.lists(inner, max_size=3).map(tuple)
+        | st.dictionaries(keys, inner, max_size=3)
+    ),
+    max_leaves=10,
+)
+
+
+@given(
+    st.lists(value, max_size=3).map(tuple), st.dictionaries(st.text(max_size=3), value, max_size=3)
+)
+def test_what_is_taken_comes_back_as_it_was(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    content = plain_call(args, kwargs)
+    if content is not None:
+        assert pickles.load(content) == (args, kwargs)
+        assert repr(pickles.load(content)) == repr((args, kwargs))
+
+
+def test_sweeps_take_the_short_way() -> None:
+    for args, kwargs in [
+        ((1,), {}),
+        (("a", 0.5), {}),
+        ((), {"lr": 1e-3, "layers": [64, 64]}),
+        (({},), {}),
+    ]:
+        assert plain_call(args, kwargs) is not None
+
+
+class Number(int):
+    """Has a class of its own."""
+
+
+class Liar:
+    """Says that it is a number."""
+
+    @property
+    def __class__(self) -> type:  # type: ignore[override]
+        return int
+
+    def __str__(self) -> str:
+        return "liar"
+
+
+loop: list[Any] = []
+loop.append(loop)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        Number(3), Liar(), 1 << 64, -(1 << 63) - 1, "x" * (LONGEST + 1), b"x" * (LONGEST + 1),
+        [0] * (MOST + 1), {frozenset(): 1}, {1}, lambda: 1, loop, bytearray(), Path(),
+        {"a": [{"b": object()}]}, Data("."),
+    ],
+)  # fmt: skip
+def test_the_rest_takes_the_long_way(value: Any) -> None:
+    assert plain_call((value,), {}) is None
+    assert plain_call((), {"it": value}) is None
+    assert plain_call(([value],), {}) is None
+
+
+def test_what_is_shared_stays_shared() -> None:
+    inner = [1]
+    content = plain_call((inner, inner), {})
+    assert content is not None
+    first, second = pickles.load(content)[0]
+    assert first is second

@@ -1,0 +1,393 @@
+"""A function from one interpreter runs in another one, which has only what was packed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .conftest import REPOSITORY, Make, Python, last_line
+
+Travel = Callable[..., Any]
+
+CLIENT = """
+import json, os, pathlib, sys
+from kinetic._pack import archive, discover, payload
+setup, call, out = sys.argv[1], sys.argv[2], pathlib.Path(sys.argv[3])
+sys.path.insert(0, os.getcwd())
+exec(compile(setup, "<cell>", "exec"), globals())
+function, args = eval(call)
+project = discover.find_project(function, environ=os.environ, cwd=pathlib.Path.cwd())
+table = payload.DataTable()
+pickled = payload.dump_function(function, project, table)
+(out / "function").write_bytes(pickled.content)
+pickled = payload.dump_arguments(args, {}, project, table, out, "f", function=function)
+(out / "arguments").write_bytes(pickled.content)
+facts = {"cwd": project.cwd, "sys_path": project.sys_path, "size": pickled.size}
+if project.root is not None:
+    packed = archive.pack(project.root, exclude=(), cache=out / "cache", environ=os.environ)
+    facts["code"] = str(packed.path)
+import cloudpickle
+assert not cloudpickle.list_registry_pickle_by_value()
+print(json.dumps(facts))
+"""
+
+JOB = """
+import json, os, pathlib, sys, zipfile
+sys.modules["kinetic"] = None  # it need not be there
+from kinetic_runner import pickles
+out, facts = pathlib.Path(sys.argv[1]), json.loads(sys.argv[2])
+workspace = out / "workspace"
+workspace.mkdir()
+if "code" in facts:
+    zipfile.ZipFile(facts["code"]).extractall(workspace)
+sys.path[:0] = [str(workspace / entry) for entry in facts["sys_path"]]
+os.chdir(workspace / (facts["cwd"] or ""))
+before = set(sys.modules)
+function = pickles.load((out / "function").read_bytes())
+args, kwargs = pickles.load((out / "arguments").read_bytes())
+value = function(*args, **kwargs)
+print(json.dumps([value, sorted(set(sys.modules) - before)]))
+"""
+
+
+@pytest.fixture
+def travel(tmp_path: Path, python: Python) -> Travel:
+    """Pack in one process, hide the project, and call in another process.
+
+    Gives the value, the names of modules that the job imported, and its workspace.
+    """
+
+    def travelled(project: Path, setup: str, call: str, cwd: str = ".") -> Any:
+        out = tmp_path / "out"
+        out.mkdir()
+        facts = last_line(python("-c", CLIENT, setup, call, str(out), cwd=project / cwd))
+        project.rename(tmp_path / "hidden")
+        (tmp_path / "job").mkdir()
+        (tmp_path / "job/kinetic_runner").symlink_to(REPOSITORY / "runner")
+        command = ("-c", JOB, str(out), json.dumps(facts))
+        printed = python(*command, cwd=tmp_path, PYTHONPATH=str(tmp_path / "job"))
+        value, imported = last_line(printed)
+        return value, imported, out / "workspace"
+
+    return travelled
+
+
+def test_what_the_project_defines_goes_by_value(tmp_path: Path, make: Make, travel: Travel) -> None:
+    root = make(
+        tmp_path / "project",
+        {
+            "pyproject.toml": "",
+            "pkg/__init__.py": "",
+            "pkg/shapes.py": """
+            import dataclasses, enum, functools, typing
+            T = typing.TypeVar("T")
+            P = typing.ParamSpec("P")
+            Name = typing.NewType("Name", str)
+            class Mode(enum.Enum):
+                TRAIN = 1
+            @dataclasses.dataclass(frozen=True)
+            class Config:
+                lr: float
+                mode: Mode = Mode.TRAIN
+            def scaled(x: T, by: Name = Name("1")) -> T:
+                return x * 2
+            """,
+            "train.py": """
+            from pkg.shapes import Config, Mode, P, scaled
+            import pkg.shapes
+            def train(config: Config, *rest, f: P = None):
+                return [scaled(config.lr), config.mode is Mode.TRAIN,
+                        isinstance(config, pkg.shapes.Config), list(rest)]
+            """,
+        },
+    )
+    call = "train.train, (train.Config(0.5), 1, 2)"
+    value, imported, _ = travel(root, "import train", call)
+    assert value == [1.0, True, True, [1, 2]]
+    assert not {"pkg.shapes", "train"} & set(imported)
+
+
+def test_values_changed_in_memory_travel(tmp_path: Path, make: Make, travel: Travel) -> None:
+    root = make(
+        tmp_path / "project",
+        {
+            "setup.py": "",
+            "settings.py": "RATE = 1\nTABLE = {}\n",
+            "train.py": """
+            import settings
+            from settings import TABLE
+            def train():
+                return settings.RATE, settings.TABLE, settings.TABLE is TABLE
+            """,
+        },
+    )
+    setup = "import train, settings; settings.RATE = 7; settings.TABLE['a'] = 1"
+    assert travel(root, setup, "train.train, ()")[0] == [7, {"a": 1}, True]
+
+
+def test_a_module_and_its_functions_share_their_globals(
+    tmp_path: Path, make: Make, travel: Travel
+) -> None:
+    root = make(
+        tmp_path / "project",
+        {
+            "setup.py": "",
+            "pkg/__init__.py": "from pkg import counter, other",
+            "pkg/counter.py": """
+            import pkg
+            from pkg import other
+            count = 0
+            def up():
+                global count
+                count += 1
+                return other.peek()
+            """,
+            "pkg/other.py": "from pkg import counter\ndef peek():\n    return counter.count\n",
+            "train.py": """
+            import pkg.counter
+            from pkg.counter import up
+            def train():
+                return [up(), pkg.counter.up(), pkg.counter.count, pkg.counter.other.peek(),
+                        pkg.counter.pkg is pkg]
+            """,
+        },
+    )
+    assert travel(root, "import train", "train.train, ()")[0] == [1, 2, 2, 2, True]
+
+
+def test_files_are_found_beside_the_code(tmp_path: Path, make: Make, travel: Travel) -> None:
+    root = make(
+        tmp_path / "project",
+        {
+            "setup.py": "",
+            "notes/here.txt": "here",
+            "pkg/__init__.py": "",
+            "pkg/table.csv": "1,2",
+            "pkg/reader.py": """
+            import pathlib
+            def read():
+                return pathlib.Path(__file__).with_name("table.csv").read_text()
+            """,
+            "train.py": """
+            import pkg.reader
+            from pkg.reader import read
+            HERE = __file__
+            def train():
+                import pathlib
+                return [read(), pkg.reader.read(), pathlib.Path("here.txt").read_text(), __file__,
+                        pkg.__path__[0], pkg.reader.__name__]
+            """,
+        },
+    )
+    setup = "sys.path.insert(0, '..'); import train"
+    value, _, workspace = travel(root, setup, "train.train, ()", cwd="notes")
+    assert value[:3] == ["1,2", "1,2", "here"]
+    assert value[3:] == [str(workspace / "train.py"), str(workspace / "pkg"), "pkg.reader"]
+
+
+def test_cells_of_a_notebook_travel(tmp_path: Path, make: Make, travel: Travel) -> None:
+    root = make(tmp_path / "project", {"setup.py": "", "helper.py": "def twice(x): return 2 * x\n"})
+    setup = """
+import functools, helper
+class Model:
+    def fit(self, x): return helper.twice(x) + bias
+bias = 1
+def outer(k):
+    def inner(x): return Model().fit(x) + k + recursive(3)
+    return inner
+def recursive(n): return n and 1 + recursive(n - 1)
+async def later(x): return x
+"""
+    call = "functools.partial(outer(10), 5), ()"
+    assert travel(root, setup, call)[0] == 2 * 5 + 1 + 10 + 3
+
+
+def test_a_method_takes_its_object_along(tmp_path: Path, make: Make, travel: Travel) -> None:
+    root = make(
+        tmp_path / "project",
+        {"setup.py": "", "m.py": "class M:\n    n = 1\n    def get(self, x): return self.n + x\n"},
+    )
+    setup = "import m; one = m.M(); one.n = 41"
+    assert travel(root, setup, "one.get, (1,)")[0] == 42
+
+
+def test_decorated_functions_travel_as_plain_ones(
+    tmp_path: Path, make: Make, travel: Travel
+) -> None:
+    root = make(
+        tmp_path / "project",
+        {
+            "setup.py": "",
+            "steps.py": """
+            import kinetic
+            from kinetic import Data
+            @kinetic.run(accelerator="cpu")
+            def double(x): return 2 * x
+            """,
+            "train.py": """
+            import kinetic, steps
+            from steps import double
+            @kinetic.run(accelerator="cpu")
+            def count(n): return 1 + count(n - 1) if n else 0
+            def train(n): return [count(n), double(n), steps.double(n), count is count]
+            """,
+        },
+    )
+    value, imported, _ = travel(root, "import train", "train.train, (3,)")
+    assert value == [3, 6, 6, True]
+    assert not {"steps", "train"} & set(imported)
+
+
+def test_a_module_that_does_not_pickle_is_imported_there(
+    tmp_path: Path, make: Make, travel: Travel
+) -> None:
+    root = make(
+        tmp_path / "project",
+        {
+            "setup.py": "",
+            "pkg/__init__.py": "",
+            "pkg/guarded.py": """
+            import threading
+            lock = threading.Lock()
+            def safe(x):
+                with lock:
+                    return x + 1
+            class Guard:
+                def __call__(self):
+                    return safe(1)
+            """,
+            "pkg/plain.py": "from pkg import guarded\ndef call(x): return guarded.safe(x)\n",
+            "train.py": """
+            from pkg import guarded, plain
+            from pkg.guarded import safe, Guard
+            def train(guard):
+                import pkg.guarded
+                return [safe(1), guarded.safe(2), plain.call(3), guard(),
+                        pkg.guarded.lock is guarded.lock, isinstance(guard, Guard)]
+            """,
+        },
+    )
+    value, imported, _ = travel(root, "import train", "train.train, (train.Guard(),)")
+    assert value == [2, 3, 4, 2, True, True]
+    assert "pkg.guarded" in imported
+    assert not {"train", "pkg.plain"} & set(imported)
+
+
+def test_a_virtual_environment_in_the_project_is_not_taken_along(
+    tmp_path: Path, make: Make, python: Python
+) -> None:
+    """Neither by value nor as files; its packages are imported there, as others are."""
+    packages = "any name/lib/python3/site-packages"
+    root = make(
+        tmp_path / "project",
+        {
+            "pyproject.toml": "",
+            "any name/pyvenv.cfg": "",
+            f"{packages}/third/__init__.py": """
+            import threading
+            lock = threading.Lock()
+            def add(a, b): return a + b
+            class Thing: pass
+            """,
+            "any name/src/editable.py": "def f(): pass",
+            "train.py": """
+            import third, editable
+            from third import add, Thing
+            from editable import f
+            def train(a, b): return third.add(a, b), add(a, b), Thing, f, editable
+            """,
+        },
+    )
+    script = f"""
+import os, pathlib, sys, zipfile
+sys.path[:0] = [os.getcwd(), {str(root / packages)!r}, {str(root / "any name/src")!r}]
+import train
+from kinetic._pack import archive, discover, payload
+project = discover.find_project(train.train, environ=os.environ, cwd=pathlib.Path.cwd())
+pickled = payload.dump_function(train.train, project, payload.DataTable())
+packed = archive.pack(project.root, exclude=(), cache=pathlib.Path("../cache"), environ=os.environ)
+import json, pickletools
+print(json.dumps([project.sys_path, pickled.size, zipfile.ZipFile(packed.path).namelist()]))
+"""
+    path, size, files = last_line(python("-c", script, cwd=root))
+    assert path == [""]
+    assert size < 2000
+    assert files == ["pyproject.toml", "train.py"]
+
+
+def test_a_compiled_module_of_the_project_is_imported_there(
+    tmp_path: Path, make: Make, travel: Travel
+) -> None:
+    import _csv  # any extension that is a file of its own will do
+
+    file = getattr(_csv, "__file__", None)
+    if file is None:
+        pytest.skip("this interpreter has its extensions built in")
+    name = Path(file).name
+    root = make(
+        tmp_path / "project",
+        {"setup.py": "", f"native/{name}": Path(file).read_bytes(), "native/__init__.py": ""},
+    )
+    make(root, {"train.py": "from native import _csv\ndef train(): return _csv.__name__\n"})
+    value, imported, _ = travel(root, "import train", "train.train, ()")
+    assert value == "native._csv"
+    assert "native._csv" in imported
+
+
+def test_packages_without_a_file_travel(tmp_path: Path, make: Make, travel: Travel) -> None:
+    root = make(
+        tmp_path / "project",
+        {
+            "setup.py": "",
+            "space/inner/m.py": "def f(): return 1\n",
+            "train.py": "import space.inner.m\ndef train(): return space.inner.m.f()\n",
+        },
+    )
+    assert travel(root, "import train", "train.train, ()")[0] == 1
+
+
+def test_kinetic_itself_is_imported_there(python: Python, tmp_path: Path) -> None:
+    """Also when the project is kinetic's own checkout."""
+    script = """
+import os, pathlib
+from kinetic import errors
+from kinetic._pack import discover, payload
+here = pathlib.Path(errors.__file__).parents[1]
+def f(): return errors.PackError, errors
+project = discover.find_project(f, environ=os.environ, cwd=here)
+assert project.root == here
+print(payload.dump_function(f, project, payload.DataTable()).size)
+"""
+    assert int(python("-c", script, cwd=tmp_path)) < 1500
+
+
+def test_a_script_without_a_project_travels_alone(
+    tmp_path: Path, make: Make, python: Python
+) -> None:
+    """Nothing ships from the home directory, but the modules beside the script do, by value."""
+    home = make(
+        tmp_path / "home",
+        {
+            "helper.py": "def twice(x): return 2 * x\n",
+            "run.py": """
+            import json, os, pathlib, helper
+            from kinetic._pack import discover, payload
+            def f(x): return helper.twice(x)
+            project = discover.find_project(f, environ=os.environ, cwd=pathlib.Path.cwd())
+            assert project.root is None
+            pickled = payload.dump_function(f, project, payload.DataTable())
+            pathlib.Path("../function").write_bytes(pickled.content)
+            """,
+        },
+    )
+    python("run.py", cwd=home, HOME=str(home))
+    script = """
+import pathlib
+from kinetic._runner import pickles
+print(pickles.load(pathlib.Path("function").read_bytes())(4))
+"""
+    assert python("-c", script, cwd=tmp_path) == "8\n"

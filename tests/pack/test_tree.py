@@ -1,0 +1,163 @@
+"""What the scan of a project sees: order, links, odd files, and the fingerprint."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+from pathlib import Path
+
+import pytest
+
+from kinetic._pack import ignore, tree
+from kinetic.errors import PackError
+
+from .conftest import Make
+
+RULES = ignore.Rules()
+
+
+def scan(root: Path, *exclude: Path) -> tree.Tree:
+    return tree.scan(root, RULES, exclude)
+
+
+def names(root: Path, *exclude: Path) -> list[str]:
+    return [one.name for one in scan(root, *exclude).entries]
+
+
+def test_names_are_ordered_by_their_bytes(tmp_path: Path, make: Make) -> None:
+    made = ["a/x", "a.txt", "a-b/x", "A", "ä", "a/b/c", "z/", "a/b.c"]
+    make(tmp_path, dict.fromkeys(made, ""))
+    found = names(tmp_path)
+    assert found == sorted(found, key=str.encode)
+    assert {"a/", "a/b/", "z/", "ä"} <= set(found)
+
+
+def test_empty_directories_are_seen(tmp_path: Path, make: Make) -> None:
+    make(tmp_path, {"out/logs/": "", "m.py": ""})
+    assert names(tmp_path) == ["m.py", "out/", "out/logs/"]
+
+
+def test_links_inside_the_project_are_what_they_point_to(tmp_path: Path, make: Make) -> None:
+    make(tmp_path, {"runs/7/w": "weights", "conf.a": "a"})
+    (tmp_path / "latest").symlink_to("runs/7")
+    (tmp_path / "conf").symlink_to(tmp_path / "conf.a")
+    found = scan(tmp_path)
+    assert {"latest/", "latest/w", "conf", "runs/7/w"} <= {one.name for one in found.entries}
+    assert found.left == ()
+
+
+def test_links_out_of_the_project_stay_and_are_named(tmp_path: Path, make: Make) -> None:
+    make(tmp_path, {"secret/key": "", "project/m.py": "", "project-2/x": ""})
+    (tmp_path / "project/far").symlink_to(tmp_path / "secret")
+    (tmp_path / "project/key").symlink_to("../secret/key")
+    (tmp_path / "project/near").symlink_to("../project-2")
+    (tmp_path / "project/host").symlink_to("/etc/hostname")
+    found = scan(tmp_path / "project")
+    assert [one.name for one in found.entries] == ["m.py"]
+    assert [left.partition(" ")[0] for left in found.left] == ["far", "host", "key", "near"]
+    assert all("out of the project" in left for left in found.left)
+
+
+def test_cycles_of_links_end(tmp_path: Path, make: Make) -> None:
+    make(tmp_path, {"a/m": "", "b/n": ""})
+    (tmp_path / "a/up").symlink_to("..")
+    (tmp_path / "a/self").symlink_to("self")
+    (tmp_path / "a/here").symlink_to(".")
+    (tmp_path / "a/b").symlink_to("../b")
+    (tmp_path / "b/a").symlink_to("../a")
+    found = scan(tmp_path)
+    named = {one.name for one in found.entries}
+    assert {"a/m", "a/b/n", "b/a/m"} <= named
+    assert len(named) < 12
+    assert any("leads back" in left for left in found.left)
+
+
+def test_a_web_of_links_does_not_explode(tmp_path: Path, make: Make) -> None:
+    make(tmp_path, {f"{one}/f": "" for one in range(6)})
+    for one in range(6):
+        for other in range(6):
+            if other != one:
+                (tmp_path / f"{one}/to{other}").symlink_to(f"../{other}")
+    assert len(scan(tmp_path).entries) < 6 * 5**4 * 3
+
+
+def test_broken_links_and_things_that_are_no_files_are_named(tmp_path: Path, make: Make) -> None:
+    make(tmp_path, {"m.py": ""})
+    (tmp_path / "gone").symlink_to("nowhere")
+    os.mkfifo(tmp_path / "pipe")
+    here = os.getcwd()
+    os.chdir(tmp_path)  # a socket's path is short
+    try:
+        with socket.socket(socket.AF_UNIX) as listening:
+            listening.bind("sock")
+    finally:
+        os.chdir(here)
+    os.makedirs(os.fsencode(tmp_path) + b"/d\xff")
+    found = scan(tmp_path)
+    assert [one.name for one in found.entries] == ["m.py"]
+    assert len(found.left) == 4
+
+
+def test_excluded_paths_stay_under_every_name(tmp_path: Path, make: Make) -> None:
+    make(tmp_path, {"data/big": "", "data/sub/x": "", "m.py": "", "database": ""})
+    (tmp_path / "alias").symlink_to("data")
+    (tmp_path / "one").symlink_to("data/big")
+    assert names(tmp_path, tmp_path / "data") == ["database", "m.py"]
+    assert names(tmp_path, tmp_path / "alias") == ["database", "m.py"]
+    assert "data/sub/x" in names(tmp_path, tmp_path / "data/big")
+    # The code ships although somebody also passes it as data.
+    assert "m.py" in names(tmp_path, tmp_path)
+    assert "m.py" in names(tmp_path, tmp_path.parent)
+
+
+def test_the_tree_may_be_deeper_than_the_interpreters_stack(tmp_path: Path) -> None:
+    here = os.getcwd()
+    os.chdir(tmp_path)
+    try:
+        for _ in range(700):
+            os.mkdir("d")
+            os.chdir("d")
+    finally:
+        os.chdir(here)
+    assert len(scan(tmp_path).entries) == 700
+    shutil.rmtree(tmp_path / "d")
+
+
+def test_a_root_that_is_gone_is_an_error(tmp_path: Path, make: Make) -> None:
+    make(tmp_path, {"file": ""})
+    for root in (tmp_path / "none", tmp_path / "file"):
+        with pytest.raises(PackError, match=root.name):
+            scan(root)
+
+
+def test_every_change_of_a_file_changes_the_fingerprint(tmp_path: Path, make: Make) -> None:
+    make(tmp_path, {"a": "1", "d/b": "2"})
+    seen = {scan(tmp_path).fingerprint}
+
+    def changed() -> None:
+        now = scan(tmp_path).fingerprint
+        assert now not in seen
+        seen.add(now)
+
+    (tmp_path / "a").write_text("22")
+    changed()
+    (tmp_path / "a").chmod(0o755)
+    changed()
+    before = (tmp_path / "a").stat()
+    (tmp_path / "a").write_text("33")
+    os.utime(tmp_path / "a", ns=(before.st_atime_ns, before.st_mtime_ns))  # as rsync does
+    changed()
+    (tmp_path / "d/b").rename(tmp_path / "d/c")
+    changed()
+    (tmp_path / "e").mkdir()
+    changed()
+    (tmp_path / "e").chmod(0o700)
+    changed()
+
+
+def test_what_does_not_ship_does_not_change_the_fingerprint(tmp_path: Path, make: Make) -> None:
+    make(tmp_path, {"a": "1"})
+    before = scan(tmp_path).fingerprint
+    make(tmp_path, {"__pycache__/a.pyc": "", ".git/index": ""})
+    assert scan(tmp_path).fingerprint == before

@@ -1,0 +1,1 @@
+"""What every platform does alike: one suite, run on each of them."""

@@ -1,0 +1,86 @@
+"""The platforms that the suite is run on, and the crew that runs it.
+
+Each test here is a `behaviour`, and is run once on each platform. Those of a module run side by
+side: a pod takes two seconds, most of which nobody has a processor for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from logging import INFO, getLogger
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from tests.cluster.fixtures import (
+    control_plane,
+    fresh_bucket,
+    fresh_namespace,
+    gcs_server,
+    nodes,
+    pytest_collection_finish,
+)
+from tests.conftest import private_home
+
+from .crew import Crew
+from .place import Platform
+
+__all__ = ["control_plane", "gcs_server", "nodes", "pytest_collection_finish"]
+
+IMAGE = "example.test/image:1"
+"""Any name will do: the processes run in the interpreter of the tests."""
+
+
+@pytest.fixture(scope="module", params=["local", "gke"])
+def platform(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Platform]:
+    """Where the jobs of the module run, with the variables by which a user chooses it."""
+    with pytest.MonkeyPatch.context() as patch, private_home(patch) as home:
+        folder = tmp_path_factory.mktemp(request.param)
+        patch.setenv("KINETIC_BACKEND", request.param)
+        patch.setenv("KINETIC_PACKAGE_ROOT", str(Path(__file__).parent))  # not the whole tree
+        patch.chdir(Path(__file__).parent)
+        patch.setenv("SWEEP_RATE", "$(HOME) 'and' more")
+        patch.setenv("SWEEP_SECRET_TOKEN", "squeamish-ossifrage")
+        patch.setenv("NOT_ASKED_FOR", "x")
+        patch.setattr(getLogger("absl"), "level", INFO)
+        if request.param == "local":
+            patch.setenv("KINETIC_LOCAL_SLOTS", "16")
+            yield Platform(name="local", home=home, folder=folder, side_by_side=4)
+        else:
+            yield from _cluster(request, patch, home, folder)
+
+
+def _cluster(
+    request: pytest.FixtureRequest, patch: pytest.MonkeyPatch, home: Path, folder: Path
+) -> Iterator[Platform]:
+    plane, kubelet, server = map(request.getfixturevalue, ("control_plane", "nodes", "gcs_server"))
+    with fresh_namespace(plane, kubelet) as namespace:
+        patch.setenv("KUBECONFIG", str(namespace.kubeconfig))
+        patch.setenv("KINETIC_KUBE_CONTEXT", "admin")
+        patch.setenv("KINETIC_NAMESPACE", namespace.name)
+        patch.setenv("KINETIC_STORE", f"gs://{fresh_bucket(server)}")
+        patch.setenv("STORAGE_EMULATOR_HOST", server)
+        kubelet.set_environment(STORAGE_EMULATOR_HOST=server)
+        options = {"container_image": IMAGE, "cpu": 0.1}
+        yield Platform(name="gke", home=home, folder=folder, side_by_side=8, options=options)
+        kubelet.reset()
+
+
+@pytest.fixture(autouse=True)
+def home(platform: Platform) -> Path:
+    """One for the module, instead of one for each test: they run side by side."""
+    return platform.home
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def crew(platform: Platform, request: pytest.FixtureRequest) -> AsyncIterator[Crew]:
+    """Has begun with all behaviours of the module that were asked for."""
+    async with Crew(platform) as crew:
+        here = [one for one in request.session.items if one.parent is request.node]
+        for item in here:
+            if item.callspec.params["platform"] == platform.name:
+                crew.begin(item)
+        yield crew

@@ -1,0 +1,92 @@
+"""Behaviours of one module, side by side on one platform, each the body of its own test."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from typing import Any, Self
+
+import pytest
+
+from kinetic import aio, configuration
+from kinetic.aio.platforms import open_platform
+
+from .place import Place, Platform
+
+DEADLINE_S, LONG_S = 90.0, 1200.0
+"""Seconds after which a behaviour hangs, on a machine with other things to do."""
+
+Behaviour = Callable[[Place], Awaitable[None]]
+Test = Callable[..., Awaitable[None]]
+
+
+def behaviour(function: Behaviour) -> Test:
+    """Make *function* a test, which waits for it to be over: its crew has begun with it."""
+    return _test(function, DEADLINE_S)
+
+
+def long_behaviour(function: Behaviour) -> Test:
+    """The same of one that takes minutes, and is left out every day."""
+    marked: Test = pytest.mark.slow(_test(function, LONG_S))
+    return marked
+
+
+def _test(function: Behaviour, deadline: float) -> Test:
+    @functools.wraps(function)
+    async def test(crew: Crew) -> None:
+        await crew.ended(function)
+
+    parameter = inspect.Parameter("crew", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    test.__signature__ = inspect.Signature([parameter])  # type: ignore[attr-defined]
+    test.deadline = deadline  # type: ignore[attr-defined]
+    for mark in (
+        pytest.mark.asyncio(loop_scope="module"),
+        pytest.mark.timeout(2 * deadline),  # the first one starts the control plane
+    ):
+        mark(test)
+    return test
+
+
+class Crew:
+    """``async with Crew(platform) as crew:`` ends what it has begun with."""
+
+    def __init__(self, platform: Platform) -> None:
+        self._platform = platform
+        self._turns = asyncio.Semaphore(platform.side_by_side)
+        self._tasks: dict[Behaviour, asyncio.Task[None]] = {}
+
+    async def __aenter__(self) -> Self:
+        async with AsyncExitStack() as stack:
+            self._client = await stack.enter_async_context(aio.Client())
+            self._ports = await open_platform(configuration.resolve())
+            stack.push_async_callback(self._ports.aclose)
+            self._closing = stack.pop_all()
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        for task in self._tasks.values():
+            task.cancel()
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+        await self._closing.aclose()
+
+    def begin(self, item: Any) -> None:
+        """Run the behaviour that the test *item* waits for as soon as it is its turn."""
+        test = getattr(item.module, item.originalname)
+        behaviour, deadline = test.__wrapped__, test.deadline
+        self._tasks[behaviour] = asyncio.create_task(self._run(behaviour, deadline))
+
+    async def ended(self, function: Behaviour) -> None:
+        """Return, or raise, what it does."""
+        task = self._tasks[function]
+        await asyncio.wait({task})
+        task.result()
+
+    async def _run(self, function: Behaviour, deadline: float) -> None:
+        folder = self._platform.folder / function.__name__
+        folder.mkdir()
+        place = Place(self._platform, self._client, self._ports, folder)
+        async with self._turns, asyncio.timeout(deadline):
+            await function(place)

@@ -1,0 +1,264 @@
+"""A job's life, from the call to its end, whichever end that is."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from typing import Any
+
+import pytest
+
+from kinetic import aio, errors
+from kinetic.job_status import JobStatus
+
+from .crew import behaviour
+from .place import Place, wait_at
+
+LONG_S = 600.0
+
+
+def add(a: int, b: int) -> int:
+    return a + b
+
+
+@behaviour
+async def test_status_and_log_from_start_to_end(place: Place) -> None:
+    gate = place.gate()
+    job = await place.submit(wait_at, gate.path)
+    assert await job.status() in (JobStatus.PENDING, JobStatus.RUNNING)
+    async for line in job.logs(follow=True):
+        assert line == "waiting", "it is told while the job runs"
+        break
+    assert await job.status() is JobStatus.RUNNING
+    gate.open()
+    assert await job.result(cleanup=False) == "go"
+    assert await job.status() is JobStatus.SUCCEEDED
+    assert await job.reason() == ""
+    assert await job == "go", "the value is kept by its handle"
+
+
+@behaviour
+async def test_status_changes_are_told_first_to_last(place: Place) -> None:
+    seen: list[JobStatus] = []
+
+    def note(status: JobStatus) -> None:
+        seen.append(status)
+        raise RuntimeError("a callback's trouble is its own")
+
+    gate = place.gate()
+    job = await place.submit(wait_at, gate.path)
+    waiting = asyncio.create_task(job.result(cleanup=False, on_status_change=note))
+    await gate.entered()
+    gate.open()
+    await waiting
+    assert seen[-1] is JobStatus.SUCCEEDED
+    assert len(seen) == len(set(seen))
+    late: list[JobStatus] = []
+    await job.result(on_status_change=late.append)
+    assert late == [JobStatus.SUCCEEDED]
+
+
+@behaviour
+async def test_a_result_cleans_up_after_its_value_arrived(place: Place) -> None:
+    job = await place.submit(add, 10, 32)
+    assert await job == 42
+    assert await place.objects(job.job_id) == []
+    assert await job.status() is JobStatus.NOT_FOUND
+
+
+@behaviour
+async def test_cleanup_leaves_nothing(place: Place) -> None:
+    """Cancelling what has ended keeps its value, cleaning it up does not."""
+    job = await place.submit(add, 1, 1)
+    assert await job.result(cleanup=False) == 2
+    assert await place.objects(job.job_id)
+    await job.cancel()
+    assert await job.status() is JobStatus.SUCCEEDED
+    assert await job == 2
+    await job.cleanup()
+    assert await job.status() is JobStatus.NOT_FOUND
+    assert await place.objects(job.job_id) == []
+    assert job not in await place.client.list_jobs()
+    await job.cleanup()
+
+
+@behaviour
+async def test_a_running_job_can_be_cleaned_up(place: Place) -> None:
+    gate = place.gate()
+    job = await place.submit(wait_at, gate.path)
+    await gate.entered()
+    await job.cleanup()
+    assert await job.status() is JobStatus.NOT_FOUND
+    assert await place.objects(job.job_id) == []
+    assert job not in await place.client.list_jobs()
+
+
+@behaviour
+async def test_waiting_neither_ends_a_job_nor_owns_it(place: Place) -> None:
+    gate = place.gate()
+    job = await place.submit(wait_at, gate.path)
+    waiting = asyncio.ensure_future(job.result())
+    await gate.entered()
+    with pytest.raises(TimeoutError) as caught:
+        await job.result(timeout=0.01)
+    assert isinstance(caught.value, errors.ResultTimeout)
+    assert job.job_id in str(caught.value)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    gate.open("later")
+    assert await job == "later"
+
+
+@behaviour
+async def test_a_call_owns_its_job(place: Place) -> None:
+    gate = place.gate()
+    mine = place.on(wait_at)
+    calling = asyncio.create_task(place.client.run(mine, gate.path))
+    await gate.entered()
+    [job_id] = [name.split(".")[1] for name in place.marks("gate/in.*")]
+    job = await place.client.attach(job_id)
+    calling.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await calling
+    assert await job.status() is JobStatus.NOT_FOUND
+
+
+@behaviour
+async def test_cancel_ends_the_job_and_is_told_apart(place: Place) -> None:
+    """Here, and by whoever comes later."""
+    gate = place.gate()
+    job = await place.submit(wait_at, gate.path)
+    await gate.entered()
+    await job.cancel()
+    async with aio.Client() as other:
+        for one in (job, await other.attach(job.job_id)):
+            assert await one.status() is JobStatus.NOT_FOUND
+            with pytest.raises(errors.JobCancelled, match=job.job_id):
+                await one
+            assert "cancelled" in await one.reason()
+    await job.cancel()
+
+
+@behaviour
+async def test_another_client_attaches(place: Place) -> None:
+    gate = place.gate()
+    job = await place.submit(wait_at, gate.path)
+    await gate.entered()
+    async with aio.Client() as other:
+        found = await other.attach(job.job_id)
+        assert found == job
+        assert found.to_dict() == job.to_dict()
+        assert await found.status() is JobStatus.RUNNING
+        [listed] = [one for one in await other.list_jobs() if one == job]
+        assert await listed.status() is JobStatus.RUNNING
+        gate.open("seen")
+        assert await found.result(cleanup=False) == "seen"
+        assert await (await other.attach(job.job_id)).result(cleanup=False) == "seen"
+        assert [line async for line in found.logs()] == ["waiting"]
+    rebuilt = aio.JobHandle[str].from_dict({**job.to_dict(), "news": True})
+    assert await rebuilt.result() == "seen"
+    assert await job.status() is JobStatus.NOT_FOUND
+
+
+@behaviour
+async def test_an_unknown_job_is_not_found(place: Place) -> None:
+    marker = place.ports.marker
+    with pytest.raises(errors.NotFound, match=f"job-{marker}000000000000"):
+        await place.client.attach(f"job-{marker}000000000000")
+    with pytest.raises(errors.NotFound, match=f"grp-{marker}000000000000"):
+        await place.client.attach_batch(f"grp-{marker}000000000000")
+
+
+def die(how: str) -> None:
+    print("last words", flush=True)
+    if how == "exit":
+        os._exit(7)
+    os.kill(os.getpid(), signal.SIGKILL if how == "kill" else signal.SIGABRT)
+
+
+@behaviour
+async def test_a_process_that_dies_is_lost_and_says_how(place: Place) -> None:
+    killed, left, aborted = await asyncio.gather(
+        *(place.submit(die, how) for how in ("kill", "exit", "abort"))
+    )
+    with pytest.raises(errors.JobLost, match="SIGKILL") as caught:
+        await killed
+    assert "last words" in str(caught.value)
+    assert caught.value.job_id == killed.job_id
+    assert isinstance(caught.value, RuntimeError)
+    assert (caught.value.reason, caught.value.exit_code) == ("lost", -signal.SIGKILL)
+    assert await killed.status() is JobStatus.FAILED
+    assert (await killed.reason()).startswith("lost: ")
+    with pytest.raises(errors.JobLost, match="exit code 7") as caught:
+        await left
+    assert caught.value.exit_code == 7
+    with pytest.raises(errors.JobLost, match="SIGABRT"):
+        await aborted
+
+
+@behaviour
+async def test_a_job_that_takes_all_its_memory_says_so(place: Place) -> None:
+    def swell() -> Any:
+        kept = []
+        while True:
+            kept.append(os.urandom(1 << 22))
+
+    job = await place.submit(place.on(swell, memory="200Mi"))
+    with pytest.raises((MemoryError, errors.JobError)) as caught:
+        await job
+    assert "memory" in str(caught.value).lower() + repr(caught.value).lower()
+    assert (await job.reason()).startswith("out of memory: ")
+    assert await job.status() is JobStatus.FAILED
+
+
+@behaviour
+async def test_a_job_that_runs_too_long_is_ended(place: Place) -> None:
+    job = await place.submit(place.on(time.sleep, timeout=1.0), LONG_S)
+    with pytest.raises(errors.JobError, match=r"timeout of 1 s") as caught:
+        await job
+    assert "deadline" in str(caught.value)
+    assert (await job.reason()).startswith("deadline: ")
+
+
+@behaviour
+async def test_a_job_that_no_machine_has_room_for_says_so(place: Place) -> None:
+    """It asks for all there is, while another one has a part of it."""
+    gate = place.gate()
+    other = await place.submit(wait_at, gate.path)
+    await gate.entered()
+    impatient = place.on(os.getcwd, cpu=16, start_timeout=1.0)
+    job = await place.submit(impatient)
+    with pytest.raises(errors.JobLost, match=r"(for|of) 1 s") as caught:
+        await job
+    assert caught.value.reason == "unschedulable"
+    assert (await job.reason()).startswith("unschedulable: ")
+    gate.open()
+    assert await other == "go"
+
+
+@behaviour
+async def test_a_client_bounds_its_unfinished_jobs(place: Place) -> None:
+    gate = place.gate()
+    async with aio.Client(max_concurrent=1) as client:
+        first = await client.submit(place.on(wait_at), gate.path)
+        await gate.entered()
+        second = asyncio.create_task(client.submit(place.on(add), 1, 2))
+        done, _ = await asyncio.wait({second}, timeout=0.2)
+        assert not done, "the only slot is taken"
+        gate.open()
+        await first
+        assert await (await second) == 3
+
+
+@behaviour
+async def test_a_closed_client_leaves_its_jobs_and_says_so(place: Place) -> None:
+    async with aio.Client() as one, aio.Client() as two:
+        job = await one.submit(place.on(add), 1, 1)
+        await one.aclose()
+        await one.aclose()
+        with pytest.raises(errors.ConfigurationError, match="closed"):
+            await one.submit(place.on(add), 1, 2)
+        assert await (await two.attach(job.job_id)) == 2

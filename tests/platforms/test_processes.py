@@ -1,0 +1,226 @@
+"""Programs of users, the sync face among them, that end, are interrupted, or are killed."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from pathlib import Path
+
+import pytest
+
+from kinetic import aio, errors
+from kinetic.job_status import JobStatus
+
+from .crew import behaviour, long_behaviour
+from .place import Place
+
+COUNT = 6
+
+WORK = """
+@remote
+def work(folder, number):
+    import os, pathlib, time
+    name = f"{number}.{os.environ['KINETIC_ATTEMPT']}"
+    pathlib.Path(folder, name).touch(exist_ok=False)
+    while number and not pathlib.Path(folder, "go").exists():
+        time.sleep(0.02)
+    return -number
+"""
+
+BATCH = """
+batch = work.run_async_map([(here, number) for number in range(6)], max_concurrent=2)
+print(batch.group_id)
+"""
+
+
+@behaviour
+async def test_a_call_prints_its_output_and_returns_its_value(place: Place) -> None:
+    """Raises what it raised, and jobs and batches are followed without a loop."""
+    code = """
+@remote
+def fact(n):
+    if n == 3:
+        print("computing")
+    return 1 if n == 0 else n * fact(n - 1)
+
+@remote
+def inverse(value):
+    return 1 / value
+
+print(fact(3))
+job, batch = fact.run_async(4), inverse.run_async_map([1, 0, 4])
+try:
+    inverse(0)
+except ZeroDivisionError as error:
+    print("Remote traceback" in error.__notes__[0])
+print(kinetic.attach(job.job_id) == job, job in kinetic.list_jobs())
+print(job.result(), job.status())
+try:
+    batch.results()
+except kinetic.BatchError as error:
+    print(error.partial_results, [job.group_index for job in error.failures])
+print(sorted(job.status().value for job in batch.as_completed()))
+batch.cleanup()
+"""
+    async with place.script(code) as script:
+        await script.expect("computing", "6")
+        status, out, err = await script.end()
+        assert status == 0 and "Traceback" not in err, err
+        assert out.splitlines()[-5:] == [  # what failed has printed its traceback before
+            "True",
+            "True True",
+            "24 JobStatus.NOT_FOUND",
+            "[1.0, None, 0.25] [1]",
+            "['FAILED', 'SUCCEEDED', 'SUCCEEDED']",
+        ]
+
+
+@behaviour
+async def test_ctrl_c_of_a_call_cancels_its_job_and_of_a_handle_does_not(place: Place) -> None:
+    code = """
+@remote
+def waits(name):
+    print("started")
+    while not pathlib.Path(name).exists():
+        time.sleep(0.02)
+    return "went on"
+
+job = waits.run_async(here + "/go")
+for call in (lambda: waits(here + "/never"), lambda: print("waiting") or job.result()):
+    try:
+        call()
+    except KeyboardInterrupt:
+        mine = [one for one in kinetic.list_jobs() if one.func_name == "waits"]
+        other = [one.status().value for one in mine if one != job]
+        print("interrupted", job.status().terminal, *(other or ["NOT_FOUND"]))
+pathlib.Path("go").touch()
+print(job.result())
+"""
+    async with place.script(code) as script:
+        await script.expect("started")
+        script.interrupt()
+        await script.expect("interrupted False NOT_FOUND", "waiting")
+        script.interrupt()
+        await script.expect("interrupted False NOT_FOUND", "went on")
+        status, out, err = await script.end()  # on a busy cluster it may have told of waiting
+        assert (status, out) == (0, "") and "Traceback" not in err, err
+
+
+@behaviour
+async def test_another_process_goes_on_with_the_batch_of_one_that_was_killed(
+    place: Place,
+) -> None:
+    """Whoever waits is told; what was committed does not run again."""
+    async with place.script(WORK + BATCH + "batch.wait()") as submitter:
+        batch = await place.client.attach_batch(await submitter.line())
+        async for job in batch.as_completed():
+            assert (job.group_index, await job.result(cleanup=False)) == (0, 0)
+            break
+        await place.marked("project/[12].1", 2)
+        await submitter.kill()
+    with pytest.raises(errors.SubmitterLost, match="resume"):
+        await batch.results()
+    await batch.resume()
+    (place.folder / "project" / "go").touch()
+    assert await batch.results() == [-number for number in range(COUNT)]
+    assert place.marks("project/*.[0-9]") == [f"{number}.1" for number in range(COUNT)]
+    await batch.cleanup()
+    assert await place.objects(batch.group_id) == []
+
+
+@behaviour
+async def test_inputs_that_died_with_their_process_are_given_anew(place: Place) -> None:
+    code = """
+def lazily():
+    yield here, 0
+    yield here, 0.5
+    threading.Event().wait()
+
+batch = work.run_async_map(lazily(), max_concurrent=2)
+print(batch.group_id)
+batch.wait()
+"""
+    (place.folder / "project").mkdir()
+    (place.folder / "project" / "go").touch()
+    async with place.script(WORK + code) as submitter:
+        batch = await place.client.attach_batch(await submitter.line())
+        await place.marked("project/0.*1", 2)
+        await submitter.kill()
+    folder = str(place.folder / "project")
+    await batch.resume()
+    with pytest.raises(errors.InputsUnfinished) as caught:
+        await batch.results()
+    assert caught.value.stored == batch.stored == 2
+    await batch.resume(inputs=[(folder, 7)])
+    assert await batch.results() == [0, -0.5, -7]
+    assert place.marks("project/*.1") == ["0.1", "0.5.1", "7.1"]
+
+
+@behaviour
+async def test_a_job_outlives_its_client(place: Place) -> None:
+    code = "print(work.run_async(here, 1).job_id)\nos.kill(os.getpid(), signal.SIGKILL)"
+    async with place.script(WORK + code) as script:
+        job_id = await script.line()
+        await script.end()
+    job = await place.client.attach(job_id)
+    await place.marked("project/1.1")
+    assert await job.status() is JobStatus.RUNNING
+    (place.folder / "project" / "go").touch()
+    assert await job.result() == -1
+
+
+@behaviour
+async def test_a_process_hears_that_another_cancels_its_batch(place: Place) -> None:
+    code = """
+try:
+    batch.results()
+except kinetic.BatchError as error:
+    print({type(one).__name__ for one in batch.results(return_exceptions=True)})
+"""
+    async with place.script(WORK.replace("while number", "while True") + BATCH + code) as script:
+        batch = await place.client.attach_batch(await script.line())
+        await place.marked("project/[01].1", 2)
+        await batch.cancel()
+        assert await batch.status_counts() == {"NOT_FOUND": COUNT}
+        await script.expect("{'JobCancelled'}")
+        assert (await script.end())[0] == 0
+    assert len(place.marks("project/*.[0-9]")) <= 4, "nothing more was started"
+
+
+@behaviour
+async def test_a_script_that_ends_submits_the_rest_first(place: Place) -> None:
+    (place.folder / "project").mkdir()
+    (place.folder / "project" / "go").touch()
+    async with place.script(WORK + BATCH) as script:
+        status, out, err = await script.end()
+    assert status == 0 and out.strip() in err and "not submitted yet" in err
+    batch = await place.client.attach_batch(out.strip())
+    assert await batch.results() == [-number for number in range(COUNT)]
+
+
+@long_behaviour
+async def test_a_batch_outlives_any_number_of_submitters(place: Place) -> None:
+    """Each goes on with what the one before has left, and is killed as well."""
+    chance = random.Random(place.name)
+    resume = """
+batch = kinetic.attach_batch(GROUP).resume(force=True)
+print("resumed")
+batch.wait()
+"""
+    (place.folder / "project").mkdir()
+    (place.folder / "project" / "go").touch()
+    async with place.script(WORK + BATCH.replace("range(6)", "range(60)") + "batch.wait()") as one:
+        group = await one.line()
+        await asyncio.sleep(chance.uniform(0, 3))
+        await one.kill()
+    for _ in range(5):
+        async with place.script(resume.replace("GROUP", repr(group))) as script:
+            await script.expect("resumed")
+            await asyncio.sleep(chance.uniform(0, 3))
+            await script.kill()
+    async with aio.Client() as client:
+        batch = await client.attach_batch(group)
+        await batch.resume(force=True)
+        assert await batch.results() == [-number for number in range(60)]
+    marks = [Path(name).stem for name in place.marks("project/*.[0-9]")]
+    assert len(marks) == len({*marks}), "nothing ran twice"

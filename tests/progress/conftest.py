@@ -1,0 +1,168 @@
+"""A terminal for tests: a real pty, and what a person would see on it."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import select
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TextIO
+
+import pyte
+import pytest
+
+DEADLINE_S = 40.0
+ROOT = Path(__file__).parents[2]
+DRAWN = re.compile(rb"(?<=\n)|(?<=\x1b\[J)")
+"""Where something is drawn; one read may have that, and that it is taken away again."""
+
+
+class Terminal:
+    """A pty of *columns* by *rows*; ``raw`` is all that was sent to it, ``history`` its screens."""
+
+    def __init__(self, columns: int = 80, rows: int = 24) -> None:
+        self.raw = b""
+        self.history: list[list[str]] = []
+        self._controller, self.line = os.openpty()
+        size = struct.pack("HHHH", rows, columns, 0, 0)
+        fcntl.ioctl(self.line, termios.TIOCSWINSZ, size)
+        self.screen = pyte.HistoryScreen(columns, rows, history=1000)
+        self._stream = pyte.ByteStream(self.screen)
+
+    def open(self) -> TextIO:
+        """A stream that writes to it."""
+        return open(os.dup(self.line), "w", encoding="utf-8")
+
+    def read(self, seconds: float = 0.0) -> bool:
+        """Take what there is, and wait up to *seconds* for something; False: there is nothing."""
+        ready, _, _ = select.select([self._controller], [], [], seconds)
+        if not ready:
+            return False
+        try:
+            sent = os.read(self._controller, 65536)
+        except OSError:  # nobody has it open any more
+            return False
+        self.raw += sent
+        for part in filter(None, DRAWN.split(sent)):
+            self._stream.feed(part)
+            self.history.append(self.lines)
+        return bool(sent)
+
+    @property
+    def lines(self) -> list[str]:
+        """What is on the screen, without what is empty at its end."""
+        above = [_text(row, self.screen.columns) for row in self.screen.history.top]
+        lines = above + [line.rstrip() for line in self.screen.display]
+        while lines and not lines[-1]:
+            lines.pop()
+        return lines
+
+    def until(self, what: Callable[[], object]) -> None:
+        """Read until *what* is true."""
+        deadline = time.monotonic() + DEADLINE_S
+        while not what():
+            assert time.monotonic() < deadline, f"it never came to that; seen: {self.lines}"
+            self.read(0.05)
+
+    def type(self, keys: bytes) -> None:
+        """As a person would."""
+        os.write(self._controller, keys)
+
+    def close(self) -> None:
+        """Hang up."""
+        os.close(self._controller)
+
+
+def _text(row: dict[int, pyte.screens.Char], columns: int) -> str:
+    return "".join(row[column].data for column in range(columns)).rstrip()
+
+
+@pytest.fixture
+def terminal() -> Iterator[Callable[..., Terminal]]:
+    """Makes terminals."""
+    made: list[Terminal] = []
+
+    def make(columns: int = 80, rows: int = 24) -> Terminal:
+        made.append(Terminal(columns, rows))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+HEAD = """
+import kinetic, sys, threading, time
+
+@kinetic.run(backend="local", accelerator="cpu")
+def work(n):
+    import time
+    time.sleep(0.15)
+    if n == 3:
+        raise ValueError(f"{n} is no good\\x1b[31m\\nat all")
+    return n
+"""
+
+
+class Script:
+    """A process of a user."""
+
+    def __init__(
+        self, folder: Path, body: str, environ: dict[str, str], terminal: Terminal | None
+    ) -> None:
+        (folder / "pyproject.toml").touch()
+        path = folder / "script.py"
+        path.write_text(HEAD + textwrap.dedent(body))
+        self.terminal = terminal
+        line = terminal.line if terminal is not None else None
+        self.process = subprocess.Popen(
+            [sys.executable, "-W", "error", path],
+            cwd=folder,
+            env={**os.environ, "PYTHONPATH": str(ROOT), "TERM": "xterm-256color", **environ},
+            stdin=line if line is not None else subprocess.DEVNULL,
+            stdout=line if line is not None else subprocess.PIPE,
+            stderr=line if line is not None else subprocess.PIPE,
+            preexec_fn=_own_terminal if line is not None else None,
+        )
+        if terminal is not None:
+            os.close(terminal.line)
+
+    def end(self) -> int:
+        """Wait for it, reading its terminal."""
+        if self.terminal is not None:
+            self.terminal.until(lambda: self.process.poll() is not None)
+            while self.terminal.read(0.05):
+                pass
+        return self.process.wait(DEADLINE_S)
+
+
+def _own_terminal() -> None:
+    """What is typed is for this process, Ctrl-C included."""
+    os.setsid()
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Iterator[Callable[..., Script]]:
+    """Runs a script of a user, on a terminal or on pipes."""
+    made: list[Script] = []
+
+    def start(body: str, terminal: Terminal | None = None, **environ: str) -> Script:
+        made.append(Script(tmp_path, body, environ, terminal))
+        return made[-1]
+
+    yield start
+    for one in made:
+        if one.process.poll() is None:
+            one.process.kill()
+        one.process.communicate() if one.terminal is None else one.process.wait()

@@ -1,0 +1,291 @@
+"""What is drawn, when, and how it gets along with what others write."""
+
+from __future__ import annotations
+
+import io
+import threading
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rich.cells import cell_len
+
+from kinetic import errors
+from kinetic._display import choice
+from kinetic._display.entry import Entry
+from kinetic._display.live import Live, compose
+from kinetic._display.plain import Plain
+from kinetic._display.screen import Screen
+from kinetic._steps import Step, current, step
+from kinetic.progress import Progress
+
+COUNTS = st.integers(0, 10**7)
+VALUES = st.builds(
+    Progress,
+    total=st.none() | COUNTS,
+    waiting=COUNTS,
+    running=COUNTS,
+    succeeded=COUNTS,
+    failed=COUNTS,
+    cancelled=COUNTS,
+    lost=COUNTS,
+    retried=COUNTS,
+    elapsed=st.floats(0, 1e7),
+    rate=st.floats(0, 1e5),
+    eta=st.none() | st.floats(0, 1e9),
+    first_failure=st.text(max_size=100),
+)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.text(max_size=80), VALUES, st.integers(1, 120))
+def test_no_line_is_wider_than_it_may_be(title, value, width) -> None:
+    lines = compose(title, value, width)
+    assert all(cell_len(line.plain) <= width for line in lines)
+    assert len(lines) == 1 + bool(value.first_failure)
+
+
+def test_eighty_columns_have_room_for_everything() -> None:
+    value = Progress(
+        total=1000, waiting=530, running=64, succeeded=400, failed=6, rate=83.0, eta=7.0,
+        elapsed=5.0,
+    )  # fmt: skip
+    (line,) = compose("digits", value, 79)
+    for words in ("━", "406/1,000", "6 failed", "64 running", "530 waiting", "83/s", "7 s left"):
+        assert words in line.plain
+
+
+def test_what_matters_least_goes_first() -> None:
+    value = Progress(total=50, waiting=20, running=4, succeeded=20, failed=6, rate=1.0, eta=24.0)
+    shown = [compose("digits", value, width)[0].plain for width in (60, 40, 20, 6)]
+    assert "waiting" not in shown[0] and "━" in shown[0] and "running" in shown[0]
+    assert "24 s left" in shown[1] and "6 failed" in shown[1]
+    assert "26/50" in shown[2]
+    assert shown[3] == "digits"
+
+
+def test_a_step_has_a_bar_where_its_size_is_known() -> None:
+    one = Step("packing work")
+    assert [line.plain for line in compose(one.title, one, 79)] == ["packing work"]
+    one.update(30, 60)
+    assert compose(one.title, one, 79)[0].plain == f"packing work  {'━' * 12}{'─' * 12}  50%"
+    one.update(70, 60)
+    assert one.line() == "packing work: 100% of 60 bytes"
+
+
+# --- when ---
+
+
+def test_plain_lines_come_ever_more_rarely(capsys) -> None:
+    plain, entry = Plain(), Entry("demo", Progress(total=9), begun=0.0, delay=0.5)
+    seen = []
+    for now in range(260):
+        plain.draw([entry], float(now))
+        if said := capsys.readouterr().err:
+            assert said == "demo: 0 of 9 ended\n"
+            seen.append(now)
+    assert seen == [10, 30, 70, 130, 190, 250]
+
+
+def test_a_last_plain_line_comes_only_after_a_first(capsys) -> None:
+    plain, entry = Plain(), Entry("demo", Progress(total=9), begun=0.0, delay=0.5)
+    plain.draw([entry], 9.0)
+    plain.finish(entry, 9.5)
+    assert capsys.readouterr().err == ""
+    plain.draw([entry], 11.0)
+    entry.value = Progress(total=9, succeeded=9, elapsed=12.0)
+    plain.finish(entry, 12.0)
+    assert capsys.readouterr().err.endswith("demo: 9 of 9 ended: 9 succeeded; took 12 s\n")
+
+
+def test_plain_lines_are_logged_where_somebody_listens(capsys, caplog) -> None:
+    caplog.set_level("INFO", logger="absl")
+    plain, entry = Plain(), Entry("demo", Progress(total=9), begun=0.0, delay=0.5)
+    plain.draw([entry], 11.0)
+    assert capsys.readouterr().err == "" and caplog.messages == ["demo: 0 of 9 ended"]
+
+
+@pytest.mark.parametrize(
+    ("named", "term", "manner"),
+    [
+        ("", "xterm", "live"),
+        ("AUTO", "xterm", "live"),
+        ("auto", "dumb", "plain"),
+        ("plain", "xterm", "plain"),
+        ("live", "dumb", "live"),
+        ("off", "xterm", "off"),
+    ],
+)
+def test_how_it_is_shown(terminal, named, term, manner) -> None:
+    environ = {"KINETIC_PROGRESS": named, "TERM": term}
+    with terminal().open() as stream:
+        assert choice.choose(environ, stream) == manner
+    assert choice.choose(environ, stream) == "off", "it is closed"
+    assert choice.choose(environ, None) == "off"
+
+
+def test_where_nobody_looks_lines_are_plain() -> None:
+    assert choice.choose({}, io.StringIO()) == "plain"
+
+
+def test_a_value_that_means_nothing_is_refused_with_those_that_do() -> None:
+    with pytest.raises(errors.ConfigurationError, match=r"auto, live, plain, off; .*live"):
+        choice.choose({"KINETIC_PROGRESS": "liv"}, io.StringIO())
+
+
+# --- on a terminal ---
+
+
+@pytest.fixture
+def screen(terminal):
+    window = terminal(columns=30, rows=8)
+    with window.open() as stream, window.open() as other:
+        made = Screen(stream, [stream, other])
+        yield made, window, stream, other
+        made.close()
+
+
+def seen(window) -> list[str]:
+    while window.read(0.02):
+        pass
+    return window.lines
+
+
+def test_lines_stay_below_what_is_written(screen) -> None:
+    made, window, stream, other = screen
+    made.draw(["one", "two"])
+    assert seen(window) == ["one", "two"]
+    print("hello", file=stream)
+    print("world", "!", file=other)
+    assert seen(window) == ["hello", "world !", "one", "two"]
+    made.draw(["one and a half"])
+    assert seen(window) == ["hello", "world !", "one and a half"]
+    stream.writelines(["a\n", "b\n"])
+    made.keep(["kept"])
+    made.draw([])
+    assert seen(window) == ["hello", "world !", "a", "b", "kept"]
+
+
+def test_what_is_drawn_and_taken_away_before_it_is_read_was_there(screen) -> None:
+    made, window, stream, _ = screen
+    made.draw(["ours"])
+    made.draw(["ours, later"])
+    print("hello", file=stream)
+    made.draw([])
+    assert seen(window) == ["hello"]
+    assert all(lines in window.history for lines in (["ours"], ["ours, later"], ["hello"]))
+
+
+def test_lines_wait_until_a_line_of_others_has_its_end(screen) -> None:
+    made, window, stream, _ = screen
+    made.draw(["ours"])
+    print("begun", end="", file=stream, flush=True)
+    assert seen(window) == ["begun"]
+    made.draw(["ours, later"])
+    assert seen(window) == ["begun"]
+    print(" and ended", file=stream)
+    assert seen(window) == ["begun and ended", "ours, later"]
+
+
+def test_a_line_that_others_had_begun_before_stays_whole(screen) -> None:
+    made, window, stream, _ = screen
+    type(stream).write(stream, "working... ")
+    stream.flush()
+    made.draw(["ours"])
+    assert seen(window) == ["working...", "ours"]
+    made.draw([])
+    print("done", file=stream)
+    assert seen(window) == ["working...", "done"]
+
+
+def test_a_longer_text_than_the_terminal_is_high_is_whole(screen) -> None:
+    made, window, stream, _ = screen
+    made.draw(["ours", "too"])
+    for n in range(30):
+        print(n, file=stream)
+    assert seen(window) == [*map(str, range(30)), "ours", "too"]
+
+
+def test_many_threads_write_whole_lines(screen) -> None:
+    made, window, stream, other = screen
+    made.draw(["ours"])
+
+    def write(name: int) -> None:
+        for n in range(50):
+            (stream, other)[name % 2].write(f"{name}:{n}\n")
+
+    threads = [threading.Thread(target=write, args=(name,)) for name in range(4)]
+    for one in threads:
+        one.start()
+    while any(one.is_alive() for one in threads):
+        made.draw([f"ours {len(window.raw)}"])
+        window.read(0.001)
+    made.draw(["ours"])
+    lines = seen(window)
+    assert lines[-1] == "ours"
+    assert sorted(lines[:-1]) == sorted(f"{name}:{n}" for name in range(4) for n in range(50))
+
+
+def test_hands_are_off_the_streams_in_the_end(screen) -> None:
+    made, window, stream, other = screen
+    made.draw(["ours"])
+    assert "write" in vars(stream) and "write" in vars(other)
+    made.close()
+    assert "write" not in vars(stream) and "write" not in vars(other)
+    print("after", file=stream, flush=True)
+    assert seen(window) == ["after"]
+
+
+def test_a_terminal_of_few_characters_gets_those(terminal) -> None:
+    window = terminal()
+    with window.open() as stream:
+        stream.reconfigure(encoding="ascii")
+        made = Screen(stream, [stream])
+        made.keep(["━━── 1 · 2…"])
+        assert seen(window) == ["==-- 1 - 2~"]
+        made.close()
+
+
+def test_more_lines_than_there_is_room_for_are_counted(terminal, monkeypatch) -> None:
+    window = terminal(rows=30)
+    monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.setenv("LINES", "30")
+    with window.open() as stream:
+        live = Live(stream)
+        entries = [Entry(f"batch {n}", Progress(total=9), begun=0.0, delay=0.5) for n in range(20)]
+        live.draw(entries, 0.2)
+        assert seen(window) == [], "nothing is worth a line yet"
+        live.draw(entries, 1.0)
+        assert len(seen(window)) == 8 and seen(window)[-1] == "and 13 more lines"
+        live.close()
+        assert seen(window) == []
+
+
+# --- steps ---
+
+
+def test_a_step_is_named_once_it_takes_long() -> None:
+    now = 0.0
+    with step("packing work", clock=lambda: now) as one:
+        one.update(1, 4)
+        assert current(clock=lambda: 0.9) == ""
+        assert current(clock=lambda: 1.1) == "packing work: 25% of 4 bytes"
+    assert current(clock=lambda: 9.9) == ""
+
+
+def test_a_step_is_shown_by_its_first_update_after_a_second() -> None:
+    now, told = 0.0, []
+
+    def show(one: Step):
+        told.append(one.fraction)
+        return lambda: told.append("gone")
+
+    one = Step("packing work", clock=lambda: now, show=show)
+    for now in (0.5, 0.9, 1.1, 1.5):
+        one.update(int(now * 10), 20)
+    one.end()
+    assert told == [0.55, "gone"]
+    short = Step("packing work", clock=lambda: now, show=show)
+    short.update(1, 1)
+    short.end()
+    assert told == [0.55, "gone"]

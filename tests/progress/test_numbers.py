@@ -1,0 +1,237 @@
+"""The arithmetic of progress: counts add up, rates are honest, clocks may lie."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kinetic._pace import Pace
+from kinetic._runner import wire
+from kinetic._tally import State, Tally
+from kinetic._words import amount, one_line, span
+from kinetic.aio._watch import state_of
+from kinetic.job_status import JobStatus
+from kinetic.progress import Progress
+
+EVENTS = st.lists(
+    st.tuples(
+        st.integers(0, 12),
+        st.sampled_from(State),
+        st.integers(0, 3),
+        st.floats(-1e6, 1e6),  # how far the clock steps, also backwards
+    ),
+    max_size=80,
+)
+
+
+@settings(max_examples=50, deadline=None)
+@given(EVENTS, st.integers(0, 20), st.booleans())
+def test_counts_add_up_and_nothing_is_negative(events, known, ended) -> None:
+    now, tally, truth, retries = 5.0, Tally(5.0), dict.fromkeys(range(known), State.WAITING), {}
+    tally.start(now)
+    for index, state, tried, step in events:
+        now += step
+        tally.put(index, state, tried, now)
+        truth[index], retries[index] = state, tried
+        value = tally.value(now, total=known if ended else None, known=known)
+        assert value.rate >= 0 and value.elapsed >= 0
+        assert value.eta is None or value.eta >= 0
+    value = tally.value(now, total=known if ended else None, known=known)
+    most = max([known, *(index + 1 for index in truth)])
+    truth = {index: truth.get(index, State.WAITING) for index in range(most)}
+    for state in State:
+        assert getattr(value, state.name.lower()) == [*truth.values()].count(state)
+    assert value.known == most and value.total == (most if ended else None)
+    assert value.retried == sum(retries.values())
+    assert value.finished is (ended and value.ended == most)
+
+
+@settings(max_examples=50, deadline=None)
+@given(EVENTS)
+def test_it_does_not_matter_how_often_and_in_which_order_one_is_told(events) -> None:
+    last = {index: (state, tried) for index, state, tried, _ in events}
+    once, often = Tally(0.0), Tally(0.0)
+    for index, state, tried, _ in [*events, *events]:
+        often.put(index, state, tried, 0.0)
+    for index in sorted(last, reverse=True):
+        once.put(index, *last[index], 0.0)
+    assert once.value(0.0, total=99, known=0) == often.value(0.0, total=99, known=0)
+
+
+def test_the_first_failure_is_the_first_of_those_that_are_failed_now() -> None:
+    tally = Tally(0.0)
+    assert tally.first_bad is None
+    for index, state in ((5, State.FAILED), (2, State.LOST), (5, State.RUNNING)):
+        tally.put(index, state, 0, 0.0)
+    assert tally.first_bad == 2
+    tally.put(2, State.SUCCEEDED, 1, 0.0)
+    assert tally.first_bad is None
+
+
+def test_items_that_run_again_are_open_again() -> None:
+    tally = Tally(0.0)
+    tally.put(0, State.FAILED, 0, 0.0)
+    assert tally.value(0.0, total=1, known=1).finished
+    tally.put(0, State.RUNNING, 1, 1.0)
+    value = tally.value(1.0, total=1, known=1)
+    assert (value.running, value.failed, value.retried, value.finished) == (1, 0, 1, False)
+
+
+def test_what_had_ended_before_anybody_looked_says_nothing_of_the_speed() -> None:
+    tally = Tally(100.0, age=50.0)
+    for index in range(900):
+        tally.put(index, State.SUCCEEDED, 0, 100.0)
+    tally.start(100.0)
+    value = tally.value(110.0, total=1000, known=1000)
+    assert (value.rate, value.eta, value.elapsed) == (0.0, None, 60.0)
+    tally.put(900, State.SUCCEEDED, 0, 120.0)
+    value = tally.value(120.0, total=1000, known=1000)
+    assert (value.rate, value.eta) == (pytest.approx(1 / 20), pytest.approx(99 * 20))
+
+
+def test_the_age_of_a_batch_from_a_clock_that_is_ahead_is_not_negative() -> None:
+    assert Tally(3.0, age=-100.0).value(4.0, total=None, known=0).elapsed == 1.0
+
+
+# --- pace ---
+
+
+def test_a_steady_pace_is_seen_as_it_is() -> None:
+    pace = Pace(0.0)
+    for tenth in range(1, 1001):
+        pace.end(tenth / 10)
+        if tenth > 20:
+            assert pace.rate(tenth / 10) == pytest.approx(10, rel=0.1)
+    assert pace.eta(100.0, 50) == pytest.approx(5, rel=0.1)
+
+
+def test_the_start_promises_no_more_than_was_seen() -> None:
+    pace = Pace(0.0)
+    assert pace.rate(0.0) == 0.0 and pace.eta(0.0, 5) is None
+    pace.end(0.001)
+    assert pace.rate(0.001) == 1.0
+    assert pace.rate(10.0) == pytest.approx(0.1)
+
+
+def test_a_pause_lowers_the_rate_and_is_forgotten_after_it() -> None:
+    pace = Pace(0.0)
+    for second in range(1, 61):
+        pace.end(float(second))
+    rates = [pace.rate(60.0 + pause) for pause in (0, 30, 300, 3000)]
+    assert rates == sorted(rates, reverse=True) and rates[-1] < 0.02
+    for second in range(3060, 3120):
+        pace.end(float(second))
+    assert pace.rate(3119.0) == pytest.approx(1.0, rel=0.1)
+
+
+def test_slow_items_are_averaged_over_the_last_twenty() -> None:
+    pace = Pace(0.0)
+    for hour in range(1, 101):
+        pace.end(hour * 3600.0)
+    assert pace.rate(100 * 3600.0) == pytest.approx(1 / 3600, rel=0.01)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.floats(-1e9, 1e9), max_size=200))
+def test_no_clock_makes_a_rate_negative_or_the_memory_grow(steps) -> None:
+    now, pace = 0.0, Pace(0.0)
+    for step in steps:
+        now += step
+        pace.end(now)
+        assert 0 <= pace.rate(now) <= len(steps)
+    assert len(pace._marks) <= 100
+
+
+def test_a_window_of_many_ends_stays_small() -> None:
+    pace = Pace(0.0)
+    for thousandth in range(100_000):
+        pace.end(thousandth / 1000)
+    assert len(pace._marks) < 70
+
+
+# --- states ---
+
+VALUE, LOST, ERROR = (wire.Outcome(kind=kind) for kind in ("value", "lost", "error"))
+
+
+@pytest.mark.parametrize(
+    ("item", "status", "refused", "state"),
+    [
+        (None, JobStatus.PENDING, False, State.WAITING),
+        (None, JobStatus.PENDING, True, State.FAILED),
+        (None, JobStatus.RUNNING, False, State.RUNNING),
+        (wire.Item(wire.ItemState.OPEN, 2), JobStatus.PENDING, False, State.WAITING),
+        (wire.Item(wire.ItemState.OPEN, 2), JobStatus.RUNNING, False, State.RUNNING),
+        (wire.Item(wire.ItemState.CANCELLING, 1), JobStatus.NOT_FOUND, False, State.RUNNING),
+        (wire.Item(wire.ItemState.CANCELLED, 1), JobStatus.NOT_FOUND, False, State.CANCELLED),
+        (
+            wire.Item(wire.ItemState.SUCCEEDED, 1, VALUE),
+            JobStatus.SUCCEEDED,
+            False,
+            State.SUCCEEDED,
+        ),
+        (wire.Item(wire.ItemState.FAILED, 1, ERROR), JobStatus.FAILED, False, State.FAILED),
+        (
+            wire.Item(wire.ItemState.FAILED, 1, wire.Outcome(kind=wire.Kind.LOST)),
+            JobStatus.FAILED,
+            False,
+            State.LOST,
+        ),
+    ],
+)
+def test_where_an_item_is(item, status, refused, state) -> None:
+    assert state_of(item, status, refused=refused) is state
+
+
+# --- words ---
+
+
+def test_a_line_says_everything_and_nothing_empty() -> None:
+    value = Progress(
+        total=1000, waiting=300, running=64, succeeded=600, failed=30, cancelled=4, lost=2,
+        retried=7, elapsed=75.0, rate=8.5, eta=43.0, first_failure="item 3: ValueError: no",
+    )  # fmt: skip
+    assert value.line() == (
+        "636 of 1,000 ended: 600 succeeded, 30 failed, 2 lost, 4 cancelled, 64 running, "
+        "300 waiting, 7 retried; 8.5/s; 43 s left; first failure: item 3: ValueError: no"
+    )
+    assert Progress().line() == "0 ended"
+    done = Progress(total=2, succeeded=2, elapsed=3.2, rate=1.0, eta=0.0)
+    assert done.line() == "2 of 2 ended: 2 succeeded; took 3 s"
+    assert (done.fraction, Progress().fraction, Progress(total=0).fraction) == (1.0, None, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("rate", "words"),
+    [(120.4, "120/s"), (1.0, "1.0/s"), (0.5, "30/min"), (0.02, "1.2/min"), (0.001, "3.6/h")],
+)
+def test_a_rate_is_a_number_to_be_read(rate, words) -> None:
+    assert Progress(rate=rate).speed() == words
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [
+        (-3.0, "0 s"),
+        (59.4, "59 s"),
+        (61.0, "1 min 01 s"),
+        (3725.0, "1 h 02 min"),
+        (200_000.0, "2 d 7 h"),
+    ],
+)
+def test_times_are_for_people(seconds, words) -> None:
+    assert span(seconds) == words
+
+
+def test_amounts_are_for_people() -> None:
+    assert [amount(n) for n in (12, 1500, 27e6, 456e6, 3.2e12)] == [
+        "12 bytes", "1.5 kB", "27.0 MB", "456 MB", "3200 GB",
+    ]  # fmt: skip
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.text(max_size=600), st.integers(1, 300))
+def test_one_line_is_one_short_line_without_commands_for_the_terminal(text, longest) -> None:
+    line = one_line(text, longest)
+    assert len(line) <= longest and line.isprintable() and line == " ".join(line.split())

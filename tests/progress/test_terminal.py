@@ -1,0 +1,253 @@
+"""What a person sees of a real batch on a real terminal, and what a pipe gets."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+RESULTS = """
+batch = work.run_async_map(range(12), max_concurrent=4, name="demo")
+print("got", len(batch.results(return_exceptions=True)))
+batch.wait()  # which says nothing again
+"""
+
+
+def live(lines: list[str]) -> list[str]:
+    return [line for line in lines if line.startswith("demo")]
+
+
+def test_a_line_lives_while_one_waits_and_its_last_state_stays(terminal, script) -> None:
+    screen = terminal()
+    assert script(RESULTS, screen).end() == 0
+    assert re.fullmatch(r"demo  ━+  12/12  1 failed  \d+ s", screen.lines[0])
+    assert screen.lines[1] == "  first failure: item 3: ValueError: 3 is no good [31m at all"
+    assert screen.lines[2:] == ["got 12"]
+    seen = [line for lines in screen.history for line in live(lines)]
+    assert any(re.search(r"\d+/12 .* running .* waiting .*/s  \d+ s left", line) for line in seen)
+    assert all(len(live(lines)) <= 1 for lines in screen.history), "one line, not many"
+    assert b"\x1b[?25l" not in screen.raw, "the cursor was never hidden"
+
+
+def test_what_the_user_prints_is_above_the_line_and_whole(terminal, script) -> None:
+    screen = terminal(rows=60)
+    body = """
+    from absl import logging
+    with work.run_async_map(range(12), max_concurrent=4, name="demo") as batch:
+        for n, job in enumerate(batch.as_completed()):
+            print("half a line of", n, end="")
+            sys.stdout.flush()
+            time.sleep(0.05)
+            print(" and the rest")
+            print("to stderr", n, file=sys.stderr)
+            logging.warning("logged %d", n)
+            thread = threading.Thread(target=print, args=("from a thread", n))
+            thread.start()
+            thread.join()
+    """
+    assert script(body, screen).end() == 0
+    for n in range(12):
+        assert f"half a line of {n} and the rest" in screen.lines
+        assert f"to stderr {n}" in screen.lines
+        assert any(line.endswith(f"logged {n}") for line in screen.lines)
+        assert f"from a thread {n}" in screen.lines
+    assert len(live(screen.lines)) == 1, "nothing is left of the lines before"
+    assert len(screen.lines) == 50, "and nothing else is there"
+
+
+def test_ctrl_c_leaves_a_clean_terminal(terminal, script) -> None:
+    screen = terminal()
+    body = """
+    def hang(n):
+        threading.Event().wait()
+    with kinetic.run(backend="local", accelerator="cpu")(hang).run_async_map(
+        range(4), max_concurrent=2, name="demo"
+    ) as batch:
+        try:
+            batch.results()
+        except KeyboardInterrupt:
+            print("interrupted")
+    """
+    started = script(body, screen)
+    screen.until(lambda: "running" in screen.raw.decode(errors="replace"))
+    screen.type(b"\x03")
+    assert started.end() == 0
+    assert [line.replace("^C", "") for line in screen.lines][-1] == "interrupted"
+    assert live(screen.lines) == [], "the line of what was not finished is gone"
+    assert not screen.screen.cursor.hidden
+    assert screen.screen.cursor.attrs.fg == "default"
+
+
+def test_an_exception_leaves_a_clean_terminal(terminal, script) -> None:
+    screen = terminal()
+    body = """
+    with work.run_async_map(range(40), max_concurrent=2, name="demo") as batch:
+        for n, job in enumerate(batch.as_completed()):
+            if n == 8:
+                raise SystemExit("I give up")
+    """
+    assert script(body, screen).end() == 1
+    assert live([line for lines in screen.history for line in lines]), "it was there"
+    assert live(screen.lines) == [] and screen.lines[-1] == "I give up"
+
+
+def test_a_narrow_terminal_without_colours_does_not_wrap_and_has_none(terminal, script) -> None:
+    screen = terminal(20)
+    assert script(RESULTS, screen, NO_COLOR="1").end() == 0
+    assert [len(live(lines)) for lines in screen.history if lines and live(lines)]
+    assert len(screen.lines) == 3, screen.lines
+    assert screen.lines[2] == "got 12"
+    assert not re.search(rb"\x1b\[(\d+;)*3[0-7]m", screen.raw)
+
+
+def test_off_shows_nothing(terminal, script) -> None:
+    screen = terminal()
+    assert script(RESULTS, screen, KINETIC_PROGRESS="off").end() == 0
+    assert screen.lines == ["got 12"]
+
+
+def test_a_pipe_gets_no_live_line_and_nothing_of_what_is_soon_over(script) -> None:
+    started = script(RESULTS)
+    out, err = started.process.communicate(timeout=40)
+    assert (out, err) == (b"got 12\n", b"")
+
+
+@pytest.mark.slow
+def test_a_pipe_gets_plain_lines_of_what_takes_long(script) -> None:
+    body = """
+    batch = work.run_async_map(range(180), max_concurrent=2, name="demo")
+    print("got", len(batch.results(return_exceptions=True)))
+    """
+    out, err = script(body).process.communicate(timeout=50)
+    lines = err.decode().splitlines()
+    assert out == b"got 180\n" and len(lines) >= 2
+    assert "\x1b" not in err.decode() and "\r" not in err.decode()
+    assert all(re.match(r"demo: \d+ of 180 ended", line) for line in lines)
+    assert re.search(r"180 of 180 ended: 179 succeeded, 1 failed; took \d+ s", lines[-1])
+
+
+def test_a_value_that_means_nothing_is_an_error_that_lists_the_values(script) -> None:
+    out, err = script(RESULTS, KINETIC_PROGRESS="liev").process.communicate(timeout=40)
+    assert out == b""
+    assert b"KINETIC_PROGRESS=liev is none of auto, live, plain, off" in err
+
+
+def test_several_batches_share_the_display(terminal, script) -> None:
+    screen = terminal()
+    body = """
+    batches = [work.run_async_map(range(12), max_concurrent=1, name=f"demo {n}") for n in range(2)]
+    threads = [
+        threading.Thread(target=one.results, kwargs={"return_exceptions": True}) for one in batches
+    ]
+    for one in threads:
+        one.start()
+    for one in threads:
+        one.join()
+    """
+    assert script(body, screen).end() == 0
+    assert any(len(live(lines)) == 2 for lines in screen.history)
+    assert sorted(line[:6] for line in live(screen.lines)) == ["demo 0", "demo 1"]
+    assert len(screen.lines) == 4
+
+
+def test_the_asyncio_face_shows_what_it_is_asked_to_and_its_loop_goes_on(terminal, script) -> None:
+    screen = terminal()
+    body = """
+    import asyncio
+    from kinetic.aio import Client
+
+    async def main():
+        beats = 0
+        async def beat():
+            nonlocal beats
+            while True:
+                await asyncio.sleep(0.01)
+                beats += 1
+        async with Client(backend="local") as client:
+            beating = asyncio.create_task(beat())
+            for name, asked in (("silent", None), ("demo", True)):
+                batch = await client.run_async_map(
+                    work, range(12), max_concurrent=2, name=name, progress=asked)
+                await batch.results(return_exceptions=True)
+            beating.cancel()
+        print("beats" if beats > 50 else f"only {beats} beats")
+
+    asyncio.run(main())
+    """
+    assert script(body, screen).end() == 0
+    assert len(live(screen.lines)) == 1 and screen.lines[-1] == "beats"
+    assert b"silent" not in screen.raw
+
+
+@pytest.mark.slow
+def test_a_terminal_that_is_stopped_stops_neither_work_nor_loop(terminal, script, tmp_path) -> None:
+    screen = terminal()
+    body = f"""
+    import asyncio
+    from kinetic.aio import Client
+
+    async def main():
+        gaps, last = [], time.monotonic()
+        async def beat():
+            nonlocal last
+            while True:
+                await asyncio.sleep(0.01)
+                gaps.append(time.monotonic() - last)
+                last = time.monotonic()
+        async with Client(backend="local") as client:
+            batch = await client.run_async_map(
+                work, range(12), max_concurrent=2, name="demo", progress=True)
+            beating = asyncio.create_task(beat())
+            await batch.results(return_exceptions=True)
+            beating.cancel()
+        with open({str(tmp_path / "part")!r}, "w") as file:
+            file.write(str(max(gaps)))
+        import os
+        os.rename({str(tmp_path / "part")!r}, {str(tmp_path / "gap")!r})
+
+    asyncio.run(main())
+    """
+    started = script(body, screen)
+    screen.until(lambda: b"demo" in screen.raw)
+    screen.type(b"\x13")  # Ctrl-S
+    screen.until((tmp_path / "gap").exists)
+    assert float((tmp_path / "gap").read_text()) < 0.5
+    screen.type(b"\x11")  # Ctrl-Q
+    assert started.end() == 0
+
+
+@pytest.mark.slow
+def test_a_closed_error_stream_does_not_matter(script) -> None:
+    out, _ = script("sys.stderr.close()\n" + RESULTS, KINETIC_PROGRESS="live").process.communicate()
+    assert out == b"got 12\n"
+
+
+def test_a_step_that_takes_long_is_shown_until_it_is_done(terminal, script, tmp_path) -> None:
+    screen = terminal()
+    body = """
+    import os
+    from kinetic._portal import PORTAL
+    from kinetic._steps import step
+
+    def work_hard(packing):
+        n = 0
+        while not os.path.exists("seen"):
+            n = min(n + 1, 99)
+            packing.update(n * 1_000_000, 100_000_000)
+            time.sleep(0.015)
+        print("nearly there")
+
+    async def pack():
+        import anyio.to_thread
+        with step("packing work") as packing:
+            await anyio.to_thread.run_sync(work_hard, packing)
+
+    PORTAL.call(pack)
+    print("packed")
+    """
+    started = script(body, screen)
+    shown = re.compile(r"packing work  ━*─*  \d+%")
+    screen.until(lambda: any(shown.fullmatch(line) for line in screen.lines))
+    (tmp_path / "seen").touch()
+    assert started.end() == 0
+    assert screen.lines == ["nearly there", "packed"]

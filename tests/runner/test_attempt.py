@@ -1,0 +1,357 @@
+"""The runner, as a process: claim, check, run, commit, and everything that can go wrong."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import pytest
+
+from kinetic._runner import pickles, wire
+from kinetic._runner.wire import Budgets, Kind
+
+
+@pytest.fixture(autouse=True, scope="module")
+def by_value() -> Iterator[None]:
+    """The functions below travel by value, as those of a script do."""
+    module = sys.modules[__name__]
+    cloudpickle.register_pickle_by_value(module)
+    yield
+    cloudpickle.unregister_pickle_by_value(module)
+
+
+def add(a: int, b: int = 0) -> int:
+    return a + b
+
+
+def test_a_value_is_committed(bench) -> None:
+    code, _ = bench.run(bench.order(add, 40, b=2))
+    assert (code, bench.value()) == (wire.EXIT_VALUE, 42)
+    outcome = bench.outcome()
+    assert (outcome.executor, outcome.fence) == ("pod-1", 1)
+    assert outcome.started <= outcome.ended
+    claim = bench.objects.stat(wire.attempt_key("jobs/job-1/", 0, 1, "claim"))
+    assert claim.metadata == {"executor": "pod-1", "fence": "1"}
+
+
+def test_a_coroutine_function_is_awaited(bench) -> None:
+    async def later() -> str:
+        import asyncio
+
+        await asyncio.sleep(0)
+        return "done"
+
+    bench.run(bench.order(later))
+    assert bench.value() == "done"
+
+
+def test_a_large_value_lies_beside_its_outcome(bench) -> None:
+    code, _ = bench.run(bench.order(lambda: b"x" * 1_000_000))
+    assert code == 0
+    outcome = bench.outcome()
+    assert outcome.value is not None
+    assert bench.value() == b"x" * 1_000_000
+
+
+def test_an_exception_is_kept_with_its_words_outside_the_pickle(bench) -> None:
+    def fail() -> None:
+        error = ValueError("no good")
+        error.add_note("a note")
+        raise error
+
+    code, _ = bench.run(bench.order(fail))
+    assert code == wire.EXIT_FINAL
+    outcome, words = bench.outcome(), bench.error()
+    assert (outcome.kind, outcome.reason, outcome.phase) == (Kind.ERROR, "user error", "execute")
+    assert (words["qualname"], words["message"]) == ("ValueError", "no good")
+    assert "in fail" in words["traceback"] and "a note" in words["traceback"]
+    assert "kinetic_runner" not in words["traceback"], "the runner's own frames are noise"
+
+
+def test_a_failure_with_retries_left_may_be_restarted(bench) -> None:
+    order = bench.order(lambda: 1 / 0)
+    code, _ = bench.run(replace(order, budgets=Budgets(user=1)))
+    assert code == wire.EXIT_RETRY
+
+
+class Picky(Exception):
+    def __init__(self, first: str, second: str) -> None:
+        super().__init__(f"{first} {second}")
+
+
+def raise_picky() -> None:
+    raise Picky("one", "two")
+
+
+def test_an_exception_that_cannot_be_rebuilt_is_told_in_words(bench) -> None:
+    bench.run(bench.order(raise_picky))
+    assert bench.error()["message"] == "one two"
+    assert bench.error()["qualname"].endswith("Picky")
+
+
+@pytest.mark.parametrize("leaving", [None, 0])
+def test_leaving_with_success_is_success(bench, leaving) -> None:
+    code, _ = bench.run(bench.order(lambda: sys.exit(leaving)))
+    assert (code, bench.value()) == (0, None)
+
+
+@pytest.mark.parametrize("leaving", [3, "words"])
+def test_leaving_otherwise_is_a_failure(bench, leaving) -> None:
+    code, _ = bench.run(bench.order(lambda: sys.exit(leaving)))
+    assert code == wire.EXIT_FINAL
+    assert bench.error()["qualname"] == "SystemExit"
+    assert str(leaving) in bench.error()["message"]
+
+
+def test_a_result_that_cannot_be_pickled_is_shown(bench) -> None:
+    def lock() -> Any:
+        return {"lock": threading.Lock()}
+
+    bench.run(bench.order(lock))
+    words = bench.error()
+    assert bench.outcome().phase == "result serialization"
+    assert "cannot be pickled" in words["message"]
+    assert "lock" in words["result_repr"]
+
+
+def test_an_exception_that_is_returned_is_a_value(bench) -> None:
+    bench.run(bench.order(lambda: ValueError("returned")))
+    assert isinstance(bench.value(), ValueError)
+
+
+def test_damaged_content_is_refused(bench) -> None:
+    order = bench.order(add, 1)
+    bad = replace(order, arguments=order.arguments._replace(digest="0" * 64))
+    bench.run(bad)
+    assert bench.outcome().reason == "setup"
+    assert "artifact verification" in bench.error()["message"]
+    assert "SHA-256" in bench.error()["message"]
+
+
+def test_another_python_is_told_before_anything_is_unpickled(bench) -> None:
+    order = replace(bench.order(add, 1), client={"python": "3.5.1"})
+    bench.run(order)
+    assert "Python 3.5.1" in bench.error()["message"]
+    assert "environment setup" in bench.error()["message"]
+
+
+def test_a_missing_module_is_named_with_what_to_do(bench, tmp_path: Path) -> None:
+    import types
+
+    module = types.ModuleType("only_here")
+    exec("def f(): return 1", module.__dict__)
+    sys.modules["only_here"] = module
+    try:
+        order = bench.order(module.f)
+    finally:
+        del sys.modules["only_here"]
+    bench.run(order)
+    assert "only_here" in bench.error()["message"]
+    assert "dependencies" in bench.error()["message"]
+
+
+def test_an_order_of_another_format_is_refused(bench) -> None:
+    code, output = bench.run(replace(bench.order(add, 1), version=(9, 0)))
+    assert code == 1
+    assert "format 9" in output
+
+
+def test_a_duplicate_waits_for_the_claimant_and_runs_nothing(bench) -> None:
+    order = bench.order(add, 1)
+    bench.claim("pod-0")
+    bench.close(wire.Outcome(kind=Kind.VALUE, executor="pod-0"))
+    code, _ = bench.run(order)
+    assert code == 0
+    assert bench.outcome().executor == "pod-0"
+
+
+def test_nobody_is_waited_for_when_the_attempt_was_voided(bench) -> None:
+    order = bench.order(add, 1)
+    bench.claim(wire.VOID)
+    code, _ = bench.run(order)
+    assert code == wire.EXIT_FINAL
+
+
+def test_a_restarted_process_of_the_claimant_goes_on(bench) -> None:
+    order = bench.order(add, 1, b=1)
+    bench.claim("pod-1")
+    bench.run(order)
+    assert bench.value() == 2
+
+
+def test_a_stop_before_the_start_means_not_started(bench, tmp_path: Path) -> None:
+    mark = tmp_path / "ran"
+    order = bench.order(mark.touch)
+    bench.stop()
+    code, _ = bench.run(order)
+    assert code == wire.EXIT_FINAL
+    assert bench.outcome().kind is Kind.CANCELLED
+    assert not mark.exists()
+
+
+def test_a_later_attempt_does_not_run_before_the_earlier_is_closed(bench) -> None:
+    order = replace(bench.order(add, 1), attempt=2)
+    code, _ = bench.run(order)
+    assert code == wire.EXIT_FINAL
+    assert bench.outcome(2).kind is Kind.CANCELLED
+
+
+def test_a_late_process_of_a_cleaned_batch_leaves_nothing(bench) -> None:
+    order = bench.order(add, 1)
+    bench.objects.delete([order.arguments.name])
+    code, _ = bench.run(order)
+    assert code == wire.EXIT_FINAL
+    assert bench.objects.list("jobs/") == []
+
+
+def wait_for_term(fifo: str, linger: bool) -> str:
+    import time
+
+    try:
+        with open(fifo, "w") as pipe:
+            pipe.write("ready")
+        while True:
+            time.sleep(60)
+    finally:
+        if linger:
+            with open(fifo + ".cleaned", "w"):
+                pass
+
+
+def started(bench, fifo: Path, **changes: Any):
+    os.mkfifo(fifo)
+    order = replace(bench.order(wait_for_term, str(fifo), True), **changes)
+    process = bench.start(order)
+    with open(fifo) as pipe:
+        assert pipe.read() == "ready"
+    return process
+
+
+def test_sigterm_is_a_preemption_and_lets_the_code_clean_up(bench, tmp_path: Path) -> None:
+    process = started(bench, tmp_path / "fifo")
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=20)
+    assert process.returncode == wire.EXIT_RETRY
+    assert (bench.outcome().kind, bench.outcome().reason) == (Kind.ERROR, "preempted")
+    assert (tmp_path / "fifo.cleaned").exists()
+
+
+def test_sigterm_after_a_stop_is_a_cancellation(bench, tmp_path: Path) -> None:
+    process = started(bench, tmp_path / "fifo")
+    bench.stop()
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=20)
+    assert process.returncode == wire.EXIT_FINAL
+    assert bench.outcome().kind is Kind.CANCELLED
+
+
+def test_sigterm_at_the_end_of_the_time_is_a_deadline(bench, tmp_path: Path) -> None:
+    process = started(bench, tmp_path / "fifo", timeout=0.001)
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=20)
+    assert bench.outcome().reason == "deadline"
+    assert "0.001" in bench.error()["message"]
+
+
+def test_threads_left_behind_do_not_hold_the_job(bench) -> None:
+    def leave_a_thread() -> str:
+        import threading
+
+        threading.Thread(target=threading.Event().wait).start()
+        return "done"
+
+    code, _ = bench.run(bench.order(leave_a_thread))
+    assert (code, bench.value()) == (0, "done")
+
+
+def test_what_libraries_do_at_exit_is_done(bench, tmp_path: Path) -> None:
+    def register(path: str) -> None:
+        import atexit
+        import pathlib
+
+        atexit.register(pathlib.Path(path).touch)
+
+    bench.run(bench.order(register, str(tmp_path / "flushed")))
+    assert (tmp_path / "flushed").exists()
+
+
+def test_a_fork_that_comes_out_of_the_function_says_nothing(bench) -> None:
+    def fork() -> int:
+        import os
+
+        child = os.fork()
+        if child:
+            os.waitpid(child, 0)
+        return child
+
+    bench.run(bench.order(fork))
+    assert bench.value() > 0
+
+
+def test_the_output_directory_is_there(bench, tmp_path: Path) -> None:
+    out = tmp_path / "out" / "0"
+    order = replace(bench.order(lambda: os.path.isdir(str(out))), output_dir=str(out))
+    bench.run(order)
+    assert bench.value() is True
+
+
+def test_a_result_that_takes_all_memory_is_an_error(bench) -> None:
+    def much() -> Any:
+        class Swelling:
+            def __reduce__(self):
+                return (bytes, (bytearray(1 << 34),))
+
+        return Swelling()
+
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_AS, (2 << 30, 2 << 30))
+
+    bench.run(bench.order(much), preexec_fn=limit)
+    assert bench.outcome().reason == "out of memory"
+    assert "cannot be pickled" in bench.error()["message"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small disk needs root")
+def test_a_full_disk_is_told(bench, tmp_path: Path) -> None:
+    import subprocess
+
+    bench.objects.root.mkdir(exist_ok=True)
+    subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=512k", "tmpfs", str(bench.objects.root)], check=True
+    )
+    try:
+        order = bench.order(lambda: os.urandom(700_000))
+        code, output = bench.run(order)
+        assert "No space left" in output, output
+        assert bench.outcome().kind is Kind.ERROR, output
+        assert "could not be stored" in bench.error()["message"]
+        assert code == wire.EXIT_FINAL
+    finally:
+        subprocess.run(["umount", str(bench.objects.root)], check=True)
+
+
+def test_the_runner_hides_no_module_of_the_users(bench) -> None:
+    def imported() -> list[str]:
+        import importlib.util
+
+        names = ("wire", "frames", "views", "attempt", "workspace", "kinetic")
+        return [name for name in names if importlib.util.find_spec(name) is not None]
+
+    bench.environment["PYTHONSAFEPATH"] = "1"
+    bench.run(bench.order(imported))
+    assert "wire" not in bench.value() and "attempt" not in bench.value()
+
+
+def test_pickles_of_values_are_writable_arrays() -> None:
+    numpy = pytest.importorskip("numpy")
+    array = pickles.load(pickles.dumps(numpy.zeros(100_000)))
+    array[0] = 1.0
+    assert array.flags.writeable

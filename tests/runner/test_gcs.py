@@ -1,0 +1,440 @@
+"""A bucket as a job uses it: the same objects that the client sees, whatever the service does."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import threading
+import uuid
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kinetic._runner.gcs import NONCE, GcsObjects
+from kinetic._runner.gcs_http import EMULATOR, Patience, Refused, Trouble
+from kinetic._runner.gcs_names import Place
+from kinetic.aio.stores._gcs_names import Location
+from kinetic.aio.stores._gcs_object import NONCE as CLIENTS_NONCE
+from kinetic.aio.stores.gcs import GcsStore
+from tests.contract.test_store import HOSTILE
+from tests.gcs import processes
+from tests.gcs.server import GcsServer, Stored
+from tests.runner.served import served
+
+MIB = 1024 * 1024
+QUICK = Patience(total_s=5.0, first_s=0.005, longest_s=0.02, connect_s=2.0, idle_s=0.5)
+BODY = os.urandom(MIB) * 36  # more than one part of a download, and more than two of an upload
+
+
+@pytest.fixture
+def server() -> Iterator[GcsServer]:
+    with served() as running:
+        yield running
+
+
+@pytest.fixture
+def objects(server: GcsServer) -> GcsObjects:
+    return GcsObjects("gs://kn-test/jobs", {EMULATOR: server.url}, QUICK)
+
+
+@pytest.fixture(scope="module")
+def fake_gcs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    if not processes.BINARY:
+        pytest.skip(processes.MISSING)
+    with processes.running(tmp_path_factory.mktemp("gcs") / "log") as url:
+        yield url
+
+
+@pytest.fixture(params=["gcs", "fake-gcs-server"])
+def any_server(request: pytest.FixtureRequest) -> str:
+    """The URL of one of the servers there are."""
+    if request.param == "gcs":
+        url: str = request.getfixturevalue("server").url
+        return url
+    found: str = request.getfixturevalue("fake_gcs")
+    return found
+
+
+@given(st.text(max_size=60), st.sampled_from(["", "/folder"]))
+def test_names_are_the_clients(name: str, folder: str) -> None:
+    ours, theirs = Place.from_url(f"gs://bucket{folder}"), Location.from_url(f"gs://bucket{folder}")
+    assert ours.object_name(name) == theirs.object_name(name)
+    assert ours.name(ours.object_name(name)) == name
+    assert ours.name(name) == theirs.name(name)
+    assert (ours.url, NONCE) == (theirs.url, CLIENTS_NONCE)
+
+
+@pytest.mark.parametrize("url", ["gs://", "gs:///x", "gs://Upper", "s3://bucket", "bucket"])
+def test_what_names_no_bucket_is_refused(url: str) -> None:
+    with pytest.raises(ValueError, match="gs://BUCKET"):
+        Place.from_url(url)
+
+
+def test_runner_and_client_see_the_same_objects(any_server: str, tmp_path: Path) -> None:
+    url, environ = f"gs://kn-test/{uuid.uuid4()}", {EMULATOR: any_server}
+    objects = GcsObjects(url, environ, QUICK)
+
+    async def as_client() -> None:
+        store = GcsStore(url, environ)
+        try:
+            assert await store.create("from the client", b"c", {"k": "é"})
+            assert not await store.create("from the runner", b"other")
+            there = await store.get("from the runner")
+            assert (there.body, dict(there.metadata)) == (b"r", {"k": "v"})
+            for name in HOSTILE:
+                assert (await store.get(name)).body == name.encode()
+            listed = await store.list("")
+            assert [(one.name, one.size, dict(one.metadata)) for one in listed] == [
+                (one.name, one.size, dict(one.metadata)) for one in objects.list("")
+            ]
+        finally:
+            await store.aclose()
+
+    assert objects.create("from the runner", b"r", {"k": "v"})
+    for name in HOSTILE:
+        assert objects.create(name, name.encode())
+    asyncio.run(as_client())
+    assert not objects.create("from the client", b"other")
+    assert objects.get("from the client")[0] == b"c"
+    assert dict(objects.stat("from the client").metadata) == {"k": "é"}
+
+
+def test_the_calls_of_a_directory_are_there(any_server: str, tmp_path: Path) -> None:
+    objects = GcsObjects(f"gs://kn-test/{uuid.uuid4()}", {EMULATOR: any_server}, QUICK)
+    for name in ("a/1.claim", "a/1.outcome", "a/10.claim", "b"):
+        assert objects.create(name, name.encode(), {"n": name})
+    assert [one.name for one in objects.list("a/")] == ["a/1.claim", "a/1.outcome", "a/10.claim"]
+    found = objects.look_up(["a/1.claim", "a/1.outcome", "a/2.claim"])
+    assert [(one.name, one.metadata["n"]) for one in found] == [
+        ("a/1.claim", "a/1.claim"),
+        ("a/1.outcome", "a/1.outcome"),
+    ]
+    assert objects.look_up([]) == []
+    assert (objects.exists("b"), objects.exists("c")) == (True, False)
+    assert (objects.holds("a"), objects.holds("b"), objects.holds("")) == (True, False, False)
+    assert objects.get("b", 0, 1)[0] == b"b" and objects.get("b", 0, 0)[0] == b""
+    assert objects.get("a/1.claim", 2, 9)[0] == b"1.claim"
+    assert objects.get("a/1.claim", 4)[0] == b"claim"
+    assert objects.path("b") is None
+    objects.delete(["b", "b", "never there"])
+    for look in (objects.get, objects.stat):
+        with pytest.raises(KeyError, match="b"):
+            look("b")
+    with pytest.raises(KeyError):
+        objects.fetch("b", tmp_path / "b")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("size", [0, 1, 9 * MIB, 36 * MIB])
+def test_files_come_and_go_whole(any_server: str, tmp_path: Path, size: int) -> None:
+    objects = GcsObjects(f"gs://kn-test/{uuid.uuid4()}", {EMULATOR: any_server}, QUICK)
+    (tmp_path / "source").write_bytes(BODY[:size])
+    assert objects.create("x", tmp_path / "source", consume=True)
+    assert objects.stat("x").size == size
+    objects.fetch("x", tmp_path / "copy")
+    assert (tmp_path / "copy").read_bytes() == BODY[:size]
+    with pytest.raises(FileExistsError):
+        objects.fetch("x", tmp_path / "copy")
+
+
+def test_of_many_creators_one_wins(any_server: str) -> None:
+    objects = GcsObjects(f"gs://kn-test/{uuid.uuid4()}", {EMULATOR: any_server}, QUICK)
+    with ThreadPoolExecutor(20) as pool:
+        won = list(pool.map(lambda n: objects.create("race", bytes([n])), range(20)))
+    assert won.count(True) == 1
+    assert objects.get("race")[0] == bytes([won.index(True)])
+
+
+OPERATIONS: dict[str, Any] = {
+    "create": lambda objects, path: objects.create("new", b"x"),
+    "create large": lambda objects, path: objects.create("new", path / "large"),
+    "get": lambda objects, path: objects.get("there"),
+    "get a range": lambda objects, path: objects.get("there", 2, 4),
+    "fetch": lambda objects, path: objects.fetch("there", path / "copy"),
+    "list": lambda objects, path: objects.list(""),
+    "stat": lambda objects, path: objects.stat("there"),
+    "delete": lambda objects, path: objects.delete(["there"]),
+}
+
+
+@pytest.fixture(params=OPERATIONS)
+def operation(request: pytest.FixtureRequest, objects: GcsObjects, tmp_path: Path) -> Any:
+    if request.param == "create large":
+        (tmp_path / "large").write_bytes(BODY[: 9 * MIB])
+    objects.create("there", b"content")
+    return OPERATIONS[request.param]
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"times": 8, "status": 503},
+        {"times": 3, "status": 429},
+        {"times": 3},
+        {"times": 3, "late": True},
+        {"times": 1, "stall": True},
+    ],
+    ids=["503", "429", "cut before", "cut after", "silence"],
+)
+def test_what_passes_is_sat_out(
+    server: GcsServer, objects: GcsObjects, tmp_path: Path, operation: Any, how: dict[str, Any]
+) -> None:
+    fault = server.fail("*", **how)
+    operation(objects, tmp_path)
+    assert fault.seen == how["times"] or "late" in how  # a content was whole before it was cut
+
+
+def test_a_creator_whose_reply_is_lost_knows_that_it_was_him(
+    server: GcsServer, objects: GcsObjects
+) -> None:
+    server.fail("create", late=True)
+    assert objects.create("x", b"mine", {"k": "v"})
+    assert not objects.create("x", b"other")
+    assert dict(objects.stat("x").metadata) == {"k": "v"}
+
+
+def test_a_creator_who_comes_second_after_a_lost_request_knows_that_too(
+    server: GcsServer, objects: GcsObjects
+) -> None:
+    assert objects.create("x", b"first")
+    server.fail("create", times=3)
+    assert not objects.create("x", b"second")
+    assert objects.get("x")[0] == b"first"
+
+
+def test_an_upload_that_is_cut_goes_on(
+    server: GcsServer, objects: GcsObjects, tmp_path: Path
+) -> None:
+    (tmp_path / "large").write_bytes(BODY)
+    server.fail("put", times=2, at=5 * MIB)
+    assert objects.create("x", tmp_path / "large")
+    assert server.objects["jobs/x"].body == BODY
+    starts = [int(sent.removeprefix("bytes ").split("-")[0]) for sent in server.ranges]
+    assert server.requests["begin"] == 1
+    assert 4 * MIB < starts[1] <= 5 * MIB, "it does not begin anew"
+
+
+def test_an_upload_that_the_service_lost_begins_anew(
+    server: GcsServer, objects: GcsObjects, tmp_path: Path
+) -> None:
+    (tmp_path / "large").write_bytes(BODY[: 20 * MIB])
+    server.fail("put", status=410)
+    assert objects.create("x", tmp_path / "large")
+    assert server.objects["jobs/x"].body == BODY[: 20 * MIB]
+
+
+def test_a_large_upload_whose_last_reply_is_lost_is_found_complete(
+    server: GcsServer, objects: GcsObjects, tmp_path: Path
+) -> None:
+    (tmp_path / "large").write_bytes(BODY[: 9 * MIB])
+    server.fail("put", late=True)
+    assert objects.create("x", tmp_path / "large")
+    assert (server.requests["put"], server.requests["ask"]) == (1, 1)
+
+
+def test_a_download_that_is_cut_goes_on_where_it_was(
+    server: GcsServer, objects: GcsObjects, tmp_path: Path
+) -> None:
+    server.objects["jobs/x"] = Stored(BODY, {}, 7)
+    server.fail("media", times=4, at=3 * MIB)
+    objects.fetch("x", tmp_path / "x")
+    assert (tmp_path / "x").read_bytes() == BODY
+    assert f"bytes={3 * MIB}-{32 * MIB - 1}" in server.ranges
+
+
+@pytest.mark.parametrize("way", ["get", "fetch"])
+def test_a_content_that_comes_damaged_is_asked_for_again(
+    server: GcsServer, objects: GcsObjects, tmp_path: Path, way: str
+) -> None:
+    objects.create("there", b"content")
+    once = server.fail("media", body=lambda body: b"C" + body[1:])
+    OPERATIONS[way](objects, tmp_path)
+    assert once.seen == 1
+
+
+@pytest.mark.parametrize("large", [False, True])
+def test_a_content_that_arrives_damaged_is_sent_again(
+    server: GcsServer, objects: GcsObjects, tmp_path: Path, large: bool
+) -> None:
+    body = BODY[: 9 * MIB] if large else b"right"
+    (tmp_path / "file").write_bytes(body)
+    server.fail("put" if large else "create", crc32c="AAAAAA==")
+    if not large:
+        server.fail("create", status=400, body=lambda sent: sent + b"!")
+    assert objects.create("x", tmp_path / "file")
+    assert server.objects["jobs/x"].body == body
+
+
+def test_a_missing_permission_is_told_at_once_with_what_to_do(
+    server: GcsServer, objects: GcsObjects
+) -> None:
+    fault = server.fail("*", times=99, status=403, text="the pod may not")
+    with pytest.raises(Trouble, match=r"cannot write x: .*the pod may not.*storage.objectUser"):
+        objects.create("x", b"")
+    assert fault.seen == 1
+    limited = {"error": {"message": "slow", "errors": [{"reason": "rateLimitExceeded"}]}}
+    server.faults.clear()
+    server.fail("create", times=2, status=403, text=json.dumps(limited))
+    assert objects.create("x", b"")
+
+
+def test_a_missing_bucket_is_no_missing_object(server: GcsServer, objects: GcsObjects) -> None:
+    server.buckets.clear()
+    with pytest.raises(Refused, match="bucket"):
+        objects.list("a")
+
+
+def test_patience_ends(server: GcsServer) -> None:
+    patience = Patience(total_s=0.3, first_s=0.01, longest_s=0.05)
+    objects = GcsObjects("gs://kn-test", {EMULATOR: server.url}, patience)
+    storm = server.fail("*", times=10**6, status=503, text="Backend Error")
+    with pytest.raises(OSError, match=r"503.*Backend Error"):
+        objects.list("")
+    assert storm.seen > 3
+
+
+TOKENS = """
+import json, sys
+sys.path.insert(0, {root!r})
+from kinetic._runner import gcs_http
+from kinetic._runner.gcs import GcsObjects
+patience = gcs_http.Patience(total_s=3.0, first_s=0.01)
+objects = GcsObjects("gs://kn-test", {{gcs_http.OVERRIDE: {url!r}}}, patience)
+print(objects.create("x", b"1"), objects.get("x")[0])
+input()
+print(objects.create("y", b"2"))
+"""
+
+
+class Metadata(BaseHTTPRequestHandler):
+    """What a node tells its pods: whose they are, and tokens."""
+
+    gcs: GcsServer
+    tokens = 0
+    refusals = 0
+
+    def do_GET(self) -> None:
+        if Metadata.refusals:
+            Metadata.refusals -= 1
+            self.send_error(503)
+            return
+        answer = b"{}"
+        if self.path.partition("?")[0].endswith("/token"):
+            Metadata.tokens += 1
+            token = f"token-{Metadata.tokens}"
+            assert self.gcs.tokens is not None
+            self.gcs.tokens.add(token)
+            answer = json.dumps({"access_token": token, "expires_in": 3600}).encode()
+        elif "service-accounts" in self.path:
+            answer = b'{"email": "pod@example.com", "scopes": []}'
+        elif self.path.endswith("project-id"):
+            answer = b"project"
+        self.send_response(200)
+        self.send_header("Metadata-Flavor", "Google")
+        self.send_header(
+            "Content-Type", "text/plain" if answer == b"project" else "application/json"
+        )
+        self.send_header("Content-Length", str(len(answer)))
+        self.end_headers()
+        self.wfile.write(answer)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def test_a_token_is_had_from_the_node_and_anew_when_it_is_refused(
+    server: GcsServer, tmp_path: Path
+) -> None:
+    Metadata.gcs, Metadata.tokens, server.tokens = server, 0, set()
+    Metadata.refusals = 4  # it does not know the pod yet
+    code = TOKENS.format(root=str(Path(__file__).parents[2]), url=server.url)
+    with ThreadingHTTPServer(("127.0.0.1", 0), Metadata) as metadata:
+        thread = threading.Thread(target=metadata.serve_forever)
+        thread.start()
+        host = f"127.0.0.1:{metadata.server_port}"
+        try:
+            with subprocess.Popen(
+                [sys.executable, "-c", code],
+                env={
+                    "GCE_METADATA_HOST": host,
+                    "GCE_METADATA_IP": host,
+                    "GCE_METADATA_TIMEOUT": "1",
+                    "HOME": str(tmp_path),
+                    "KUBERNETES_SERVICE_HOST": "10.0.0.1",
+                },
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+            ) as process:
+                assert process.stdout is not None and process.stdin is not None
+                assert process.stdout.readline() == "True b'1'\n"
+                assert Metadata.tokens == 1
+                server.tokens.clear()  # it expires before its time
+                print(file=process.stdin, flush=True)
+                assert process.stdout.readline() == "True\n"
+                assert Metadata.tokens == 2
+        finally:
+            metadata.shutdown()
+            thread.join()
+
+
+NO_CREDENTIALS = """
+import sys
+sys.path.insert(0, {root!r})
+from kinetic._runner.gcs import GcsObjects
+try:
+    GcsObjects("gs://kn-test", {{}}).exists("x")
+except OSError as exc:
+    print(exc)
+"""
+
+
+def test_missing_credentials_are_told_with_what_to_do(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", NO_CREDENTIALS.format(root=str(Path(__file__).parents[2]))],
+        env={"HOME": str(tmp_path), "NO_GCE_CHECK": "true"},
+        capture_output=True,
+        text=True,
+        timeout=40,
+        check=True,
+    )
+    assert "workload identity" in done.stdout
+
+
+FLAT = """
+import resource, sys
+from pathlib import Path
+sys.path.insert(0, {root!r})
+from kinetic._runner.gcs import GcsObjects
+objects = GcsObjects("gs://kn-test/{folder}", {{"STORAGE_EMULATOR_HOST": {url!r}}})
+objects.get("small")
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+assert objects.create("large", Path({source!r}))
+objects.fetch("large", Path({source!r} + ".copy"))
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+
+
+def test_large_contents_take_little_memory(fake_gcs: str, tmp_path: Path) -> None:
+    source, folder = tmp_path / "source", str(uuid.uuid4())
+    with source.open("wb") as file:
+        for _ in range(2):
+            file.write(BODY)
+    GcsObjects(f"gs://kn-test/{folder}", {EMULATOR: fake_gcs}).create("small", b"")
+    root = str(Path(__file__).parents[2])
+    code = FLAT.format(root=root, url=fake_gcs, source=str(source), folder=folder)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=50, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) < 56 * 1024, "KiB, of 72 MiB sent and fetched"
+    assert (tmp_path / "source.copy").stat().st_size == source.stat().st_size

@@ -1,0 +1,23 @@
+"""A container's count of processes killed for memory, in both versions of control groups."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from kinetic._runner.pod_attempt import oom_kills
+
+VERSION_2 = "low 0\nhigh 0\nmax 31\noom 1\noom_kill 2\noom_group_kill 0\n"
+VERSION_1 = "oom_kill_disable 0\nunder_oom 0\noom_kill 3\n"
+
+
+@pytest.mark.parametrize(("second", "count"), [(VERSION_2, 2), (VERSION_1, 3), ("", 0)])
+def test_the_first_place_that_counts_is_believed(tmp_path: Path, second: str, count: int) -> None:
+    path = tmp_path / "events"
+    path.write_text(second)
+    assert oom_kills([str(tmp_path / "absent"), str(path)]) == count
+
+
+def test_where_nothing_counts_there_are_none(tmp_path: Path) -> None:
+    assert oom_kills([str(tmp_path / "absent")]) == 0

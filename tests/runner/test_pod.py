@@ -1,0 +1,554 @@
+"""A pod's first process: what it makes of the order, of restarts, of its time, and of a death."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import pytest
+
+from kinetic._runner import wire
+from kinetic._runner.directory import DirectoryObjects
+from kinetic._runner.gcs import GcsObjects
+from kinetic._runner.gcs_http import EMULATOR, Patience
+from kinetic._runner.wire import Budgets, Kind
+from tests.gcs import processes
+from tests.runner.pods import KEY, RUNNER, SCOPE, Pod, Pods
+from tests.runner.served import served
+
+QUICK = Patience(total_s=5.0, first_s=0.005, longest_s=0.02)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def by_value() -> Iterator[None]:
+    """The functions below travel by value, as those of a script do."""
+    module = sys.modules[__name__]
+    cloudpickle.register_pickle_by_value(module)
+    yield
+    cloudpickle.unregister_pickle_by_value(module)
+
+
+@pytest.fixture
+def pods(tmp_path: Path) -> Iterator[Pods]:
+    """Pods over a directory: what they do does not depend on the store."""
+    objects = DirectoryObjects(tmp_path / "store")
+    with Pods(tmp_path, objects, objects.url) as made:
+        yield made
+
+
+@pytest.fixture(params=["gcs", "fake-gcs-server"])
+def in_bucket(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Pods]:
+    """Pods over a bucket."""
+    if request.param == "gcs":
+        with served() as server, _over(server.url, tmp_path) as made:
+            yield made
+        return
+    if not processes.BINARY:
+        pytest.skip(processes.MISSING)
+    with processes.running(tmp_path / "server.log") as url, _over(url, tmp_path) as made:
+        yield made
+
+
+def _over(url: str, folder: Path) -> Pods:
+    store, environ = "gs://kn-test/jobs", {EMULATOR: url}
+    return Pods(folder, GcsObjects(store, environ, QUICK), store, environ)
+
+
+def add(a: int, b: int = 0) -> int:
+    return a + b
+
+
+def fail(words: str) -> None:
+    print("about to fail")
+    raise ValueError(words)
+
+
+def until(condition: Any, what: str) -> None:
+    """Wait for something that another process does."""
+    end = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < end, what
+        time.sleep(0.01)
+
+
+# --- from a bucket ------------------------------------------------------------------------
+
+
+def test_a_value_goes_from_the_bucket_to_the_bucket(in_bucket: Pods) -> None:
+    pod = in_bucket.run(in_bucket.order(add, 40, 2))
+    assert (pod.code, in_bucket.value()) == (wire.EXIT_VALUE, 42), pod.output
+    assert in_bucket.outcome().executor == "uid-1"
+    claim = in_bucket.objects.stat(in_bucket.name("claim"))
+    assert claim.metadata == {"executor": "uid-1", "fence": "1"}
+
+
+def test_a_large_value_is_streamed_to_the_bucket(in_bucket: Pods) -> None:
+    pod = in_bucket.run(in_bucket.order(lambda: b"x" * 10_000_000))
+    assert pod.code == 0, pod.output
+    assert in_bucket.outcome().value is not None
+    assert in_bucket.value() == b"x" * 10_000_000
+
+
+def test_of_two_pods_of_an_attempt_one_runs(in_bucket: Pods) -> None:
+    def mark(folder: str) -> int:
+        import os
+
+        with open(f"{folder}/{os.getpid()}", "w"):
+            return os.getpid()
+
+    ran = in_bucket.folder / "ran"
+    ran.mkdir()
+    order = in_bucket.order(mark, str(ran))
+    racing = [in_bucket.start(order, f"uid-{number}") for number in range(3)]
+    assert [pod.wait() for pod in racing] == [0, 0, 0]
+    assert [int(name) for name in os.listdir(ran)] == [in_bucket.value()]
+
+
+def test_a_storm_at_the_service_is_sat_out(tmp_path: Path) -> None:
+    with served() as server:
+        pods = _over(server.url, tmp_path)
+        order = pods.order(add, 1)
+        storm = server.fail("*", times=3, status=503)
+        server.fail("create", times=2, late=True)
+        assert pods.run(order).code == 0
+        assert (pods.value(), storm.seen) == (1, 3)
+
+
+def test_a_job_costs_few_requests(tmp_path: Path) -> None:
+    with served() as server:
+        pods = _over(server.url, tmp_path)
+        order = pods.order(add, 1)
+        server.requests.clear()
+        assert pods.run(order).code == 0
+        assert server.requests["create"] == 2, "the claim and the outcome"
+        assert server.requests.total() <= 7
+
+
+# --- what it leaves with ------------------------------------------------------------------
+
+
+def test_a_failure_is_final_with_its_words_and_the_last_lines_of_its_log(pods: Pods) -> None:
+    pod = pods.run(pods.order(fail, "no good"))
+    assert pod.code == wire.EXIT_FINAL
+    outcome, words = pods.outcome(), pods.error()
+    assert (outcome.kind, outcome.reason) == (Kind.ERROR, "user error")
+    assert words["message"] == "no good"
+    assert words["log"].startswith("about to fail\n")
+    assert "about to fail" in pod.output and "ValueError: no good" in pod.output
+
+
+def test_only_the_end_of_a_long_log_is_kept(pods: Pods) -> None:
+    def much() -> None:
+        for number in range(20_000):
+            print(f"line {number}")
+        raise RuntimeError
+
+    pod = pods.run(pods.order(much))
+    lines = pods.error()["log"].splitlines()
+    assert len(lines) <= 20
+    assert pod.output.count("line ") >= 20_000, "the log itself is whole"
+    assert [line for line in lines if line.startswith("line")][-1] == "line 19999"
+
+
+def test_the_exit_code_says_what_the_rule_says_of_the_item(pods: Pods) -> None:
+    order = pods.order(fail, "once more", budgets=Budgets(user=1))
+    assert pods.run(order).code == wire.EXIT_RETRY
+    again = pods.run(order, "uid-2", KINETIC_FAILURES="1")
+    assert again.code == wire.EXIT_FINAL, "two tries are used up"
+    assert pods.outcome(2).executor == "uid-2"
+
+
+def test_the_receipt_says_what_the_outcome_says(pods: Pods) -> None:
+    pod = pods.run(pods.order(add, 1))
+    receipt = pod.receipt
+    assert receipt is not None and receipt.body is not None
+    assert (receipt.index, receipt.attempt) == (0, 1)
+    signed = wire.Outcome.verified(receipt.metadata, KEY, SCOPE, 0, 1)
+    assert signed == pods.outcome()
+    assert receipt.body == pods.objects.get(pods.name("outcome"))[0]
+
+
+def test_the_receipt_of_a_larger_value_is_its_header(pods: Pods) -> None:
+    pod = pods.run(pods.order(lambda: "x" * 10_000))
+    assert pod.receipt is not None and pod.receipt.body is None
+    assert wire.Outcome.verified(pod.receipt.metadata, KEY, SCOPE, 0, 1).kind is Kind.VALUE
+
+
+@pytest.mark.parametrize(
+    ("own", "words"),
+    [
+        ({"KINETIC_ASSIGNMENT": "{"}, "cannot be run"),
+        ({"KINETIC_ASSIGNMENT": "{}"}, "incomplete"),
+        ({"KINETIC_POD_UID": ""}, "KINETIC_POD_UID"),
+        ({"KINETIC_KEY_FILE": "/nowhere/key"}, "/nowhere/key"),
+    ],
+)
+def test_an_order_that_cannot_be_read_is_final(pods: Pods, own: dict[str, str], words: str) -> None:
+    pod = pods.run(pods.order(add, 1), **own)
+    assert pod.code == wire.EXIT_FINAL, "starting it again would not help"
+    assert words in pod.output
+    assert not pods.objects.exists(pods.name("claim"))
+
+
+def test_an_order_of_another_format_is_final(pods: Pods) -> None:
+    pod = pods.run(replace(pods.order(add, 1), version=(9, 0)))
+    assert (pod.code, "format 9" in pod.output) == (wire.EXIT_FINAL, True)
+
+
+def test_the_function_sees_nothing_of_the_runners_own(pods: Pods) -> None:
+    def seen() -> tuple[list[str], str, list[str]]:
+        import os
+        import sys
+
+        own = [name for name in os.environ if name.startswith("KINETIC_")]
+        return sorted(own), os.environ["KINETIC_ATTEMPT"], sys.argv
+
+    order = pods.order(seen, budgets=Budgets(user=3))
+    pods.close(wire.Outcome(kind=Kind.ERROR, reason="user error"), 1)
+    assert pods.run(order, KINETIC_FAILURES="1", KINETIC_JOB_ID="grp-1-0").code == 0
+    names, attempt, argv = pods.value(2)
+    assert not {"KINETIC_ASSIGNMENT", "KINETIC_KEY_FILE", "KINETIC_FAILURES"} & set(names)
+    assert ("KINETIC_JOB_ID" in names, attempt, argv) == (True, "2", [""])
+
+
+# --- restarts by Kubernetes ---------------------------------------------------------------
+
+
+def test_a_restart_closes_what_was_lost_before_it(pods: Pods) -> None:
+    order = pods.order(add, 1, budgets=Budgets(user=1, infrastructure=1))
+    pods.claim("uid-0")
+    pod = pods.run(order, "uid-2", KINETIC_FAILURES="1", KINETIC_DISRUPTIONS="1")
+    assert (pod.code, pods.value(3)) == (0, 1), pod.output
+    first, second = pods.outcome(1), pods.outcome(2)
+    assert (first.kind, first.executor, first.reason) == (Kind.LOST, "uid-0", "preempted")
+    assert (second.kind, second.executor, second.reason) == (Kind.LOST, wire.VOID, "lost")
+
+
+def test_disruptions_that_told_of_themselves_are_not_counted_twice(pods: Pods) -> None:
+    order = pods.order(add, 1, budgets=Budgets(user=1, infrastructure=1))
+    pods.claim("uid-0", 1)
+    pods.claim("uid-1", 2)
+    pods.close(wire.Outcome(kind=Kind.ERROR, reason="preempted", executor="uid-1"), 2)
+    pods.run(order, "uid-2", KINETIC_FAILURES="1", KINETIC_DISRUPTIONS="1")
+    assert pods.outcome(1).reason == "lost"
+    assert pods.value(3) == 1
+
+
+@pytest.mark.parametrize("budget", [0, 1, 2])
+def test_disruptions_have_a_budget_of_their_own(pods: Pods, budget: int) -> None:
+    order = pods.order(add, 1, budgets=Budgets(infrastructure=budget))
+    pod = pods.run(order, KINETIC_DISRUPTIONS="2")
+    if budget == 2:
+        assert (pod.code, pods.value(3)) == (0, 1)
+        return
+    assert pod.code == wire.EXIT_FINAL
+    assert pods.outcome(3).kind is Kind.CANCELLED, "the item has failed: nothing may start"
+
+
+def test_a_restart_after_a_stop_starts_nothing(pods: Pods) -> None:
+    order = pods.order(add, 1)
+    pods.claim("uid-0")
+    pods.stop()
+    assert pods.run(order, KINETIC_DISRUPTIONS="1").code == wire.EXIT_FINAL
+    assert (pods.outcome(1).kind, pods.outcome(2).kind) == (Kind.CANCELLED, Kind.CANCELLED)
+
+
+def test_a_restart_after_a_value_runs_nothing_and_ends_well(pods: Pods) -> None:
+    order = pods.order(fail, "it must not run")
+    pods.claim("uid-0")
+    pods.close(wire.Outcome(kind=Kind.VALUE, executor="uid-0"))
+    pod = pods.run(order, KINETIC_FAILURES="1")
+    assert pod.code == wire.EXIT_FINAL
+    assert "about to fail" not in pod.output
+
+
+# --- its time -----------------------------------------------------------------------------
+
+
+def stay(fifo: str, how: str) -> None:
+    import signal
+    import time
+
+    print("it stays")
+    if how == "deaf":
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        signal.signal(signal.SIGXCPU, signal.SIG_IGN)
+    try:
+        with open(fifo, "w") as pipe:
+            pipe.write("ready")
+        while True:
+            time.sleep(60)
+    finally:
+        with open(fifo + ".cleaned", "w"):
+            pass
+
+
+def staying(pods: Pods, how: str = "", **changes: Any) -> Pod:
+    fifo = pods.folder / "fifo"
+    os.mkfifo(fifo)
+    pod = pods.start(pods.order(stay, str(fifo), how, **changes))
+    reading = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
+
+    def ready() -> bool:
+        with contextlib.suppress(BlockingIOError):
+            return os.read(reading, 16) == b"ready"
+        return False
+
+    try:
+        until(lambda: ready() or pod.process.poll() is not None, "it does not begin")
+    finally:
+        os.close(reading)
+    return pod
+
+
+def test_sigterm_is_a_preemption_and_lets_the_code_clean_up(pods: Pods) -> None:
+    pod = staying(pods)
+    pod.process.send_signal(signal.SIGTERM)
+    assert pod.wait() == wire.EXIT_RETRY
+    assert (pods.outcome().kind, pods.outcome().reason) == (Kind.ERROR, "preempted")
+    assert (pods.folder / "fifo.cleaned").exists()
+
+
+def test_sigterm_after_a_stop_is_a_cancellation(pods: Pods) -> None:
+    pod = staying(pods)
+    pods.stop()
+    pod.process.send_signal(signal.SIGTERM)
+    assert pod.wait() == wire.EXIT_FINAL
+    assert pods.outcome().kind is Kind.CANCELLED
+
+
+def test_a_job_that_does_not_hear_sigterm_is_ended_within_its_grace(pods: Pods) -> None:
+    pod = staying(pods, "deaf", grace=1.0)
+    began = time.monotonic()
+    pod.process.send_signal(signal.SIGTERM)
+    assert pod.wait() == wire.EXIT_RETRY
+    assert time.monotonic() - began > 0.7
+    outcome = pods.outcome()
+    assert (outcome.kind, outcome.reason, outcome.phase) == (Kind.ERROR, "preempted", "lost")
+    assert "did not end in time" in pods.error()["message"]
+    assert pods.error()["log"] == "it stays\n"
+
+
+def test_whoever_installs_for_a_job_ends_with_it(pods: Pods) -> None:
+    """It is asked to end by nobody, and would go on for long."""
+    uv = pods.folder / "bin" / "uv"
+    uv.parent.mkdir()
+    uv.write_text("#!/bin/sh\necho $$ installs\nexec sleep 600\n")
+    uv.chmod(0o700)
+    digest = hashlib.sha256(b"").hexdigest()
+    pods.objects.create("requirements.txt", b"")
+    part = wire.Input(name="requirements.txt", start=0, stop=0, digest=digest)
+    order = pods.order(add, 1, requirements=part, grace=120.0)
+    pod = pods.start(order, PATH=f"{uv.parent}:{os.environ['PATH']}")
+    until(lambda: " installs\n" in pod.output, "nothing is installed")
+    pod.process.send_signal(signal.SIGTERM)
+    assert pod.wait() == wire.EXIT_RETRY
+    assert (pods.outcome().kind, pods.outcome().reason) == (Kind.ERROR, "preempted")
+    assert pods.outcome().phase != "lost"
+    (installer,) = re.findall(r"(\d+) installs\n", pod.output)
+    assert not Path("/proc", installer).exists()
+
+
+LATE = """
+import os
+from kinetic._runner import pod_guard
+pid = os.fork()
+if pid == 0:
+    os._exit(7)
+os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+limits = pod_guard.Limits(timeout=0.0, grace=1.0)
+ended = pod_guard.Guard(pid, {}, pod_guard.Line(), limits).watch()
+print(ended.status, ended.out_of_time)
+"""
+
+
+def test_the_time_of_a_job_that_has_just_ended_is_nobody_s() -> None:
+    command = [sys.executable, "-c", LATE]
+    told = subprocess.run(command, check=True, capture_output=True, text=True, timeout=40)
+    assert told.stdout == "7 False\n"
+
+
+def test_a_budget_of_disruptions_that_is_used_up_makes_a_preemption_final(pods: Pods) -> None:
+    pod = staying(pods, budgets=Budgets(infrastructure=0))
+    pod.process.send_signal(signal.SIGTERM)
+    assert pod.wait() == wire.EXIT_FINAL
+
+
+def test_the_time_of_a_job_ends(pods: Pods) -> None:
+    pod = pods.run(pods.order(time.sleep, 60, timeout=1.5))
+    assert pod.code == wire.EXIT_FINAL
+    assert (pods.outcome().kind, pods.outcome().reason) == (Kind.ERROR, "deadline")
+    assert "timeout of 1.5 s" in pods.error()["message"]
+
+
+def test_the_time_of_a_job_that_does_not_hear_ends_too(pods: Pods) -> None:
+    pod = staying(pods, "deaf", timeout=6.0, grace=1.0)
+    assert pod.wait() == wire.EXIT_FINAL
+    assert pods.outcome().reason == "deadline"
+    assert "did not end when asked to" in pods.error()["message"]
+
+
+def test_a_value_that_is_there_in_time_stands(pods: Pods) -> None:
+    def linger() -> str:
+        import atexit
+        import time
+
+        atexit.register(time.sleep, 60)
+        return "done"
+
+    pod = pods.start(pods.order(linger, timeout=3.0))
+    until(lambda: pods.objects.exists(pods.name("outcome")), "no outcome")
+    pod.process.send_signal(signal.SIGTERM)
+    assert pod.wait() == 0
+    assert pods.value() == "done"
+
+
+# --- deaths -------------------------------------------------------------------------------
+
+
+def kill(number: int) -> None:
+    import os
+
+    print("the last words", flush=True)
+    os.kill(os.getpid(), number)
+
+
+@pytest.mark.parametrize(
+    ("number", "name"), [(signal.SIGKILL, "SIGKILL"), (signal.SIGSEGV, "SIGSEGV")]
+)
+def test_a_job_that_is_killed_is_lost_with_its_last_words(
+    pods: Pods, number: int, name: str
+) -> None:
+    pod = pods.run(pods.order(kill, int(number), budgets=Budgets(user=1)))
+    assert pod.code == wire.EXIT_RETRY
+    outcome, words = pods.outcome(), pods.error()
+    assert (outcome.kind, outcome.reason, outcome.exit_code) == (Kind.LOST, "lost", -number)
+    assert name in words["message"] and "the last words" in words["message"]
+    assert "the last words" in words["log"]
+    assert pod.receipt is not None
+
+
+def test_a_job_that_leaves_by_itself_is_lost(pods: Pods) -> None:
+    def leave() -> None:
+        import os
+
+        os._exit(0)
+
+    pod = pods.run(pods.order(leave))
+    assert pod.code == wire.EXIT_FINAL
+    assert pods.outcome().exit_code == 0
+    assert "exit code 0, without an outcome" in pods.error()["message"]
+
+
+def test_a_job_dies_with_its_pod(pods: Pods) -> None:
+    def tell(fifo: str) -> None:
+        import os
+        import time
+
+        with open(fifo, "w") as pipe:
+            pipe.write(str(os.getpid()))
+        time.sleep(60)
+
+    os.mkfifo(pods.folder / "fifo")
+    pod = pods.start(pods.order(tell, str(pods.folder / "fifo")))
+    with open(pods.folder / "fifo") as pipe:
+        job = int(pipe.read())
+    os.kill(pod.process.pid, signal.SIGKILL)
+    pod.wait()
+    until(lambda: not os.path.exists(f"/proc/{job}"), "the job lives on")
+    assert not pods.objects.exists(pods.name("outcome")), "the submitter will find out"
+
+
+def test_a_process_that_is_left_behind_does_not_hold_the_pod(pods: Pods) -> None:
+    def leave_behind() -> str:
+        import subprocess
+
+        subprocess.Popen(["sleep", "60"])
+        return "done"
+
+    began = time.monotonic()
+    pod = pods.run(pods.order(leave_behind))
+    assert (pod.code, pods.value()) == (0, "done")
+    assert time.monotonic() - began < 30
+
+
+def test_a_store_that_is_gone_is_told_by_the_exit_code(pods: Pods, tmp_path: Path) -> None:
+    order = pods.order(add, 1)
+    os.rename(tmp_path / "store", tmp_path / "away")
+    (tmp_path / "store").write_text("no directory")
+    pod = pods.run(order)
+    assert pod.code not in (wire.EXIT_VALUE, wire.EXIT_FINAL)
+    assert str(tmp_path / "store") in pod.output
+
+
+def test_output_that_nobody_takes_does_not_stop_the_clock(pods: Pods) -> None:
+    def shout() -> None:
+        while True:
+            print("x" * 1000)
+
+    order = pods.order(shout, timeout=1.5, grace=1.0)
+    pod = Pod.unread(pods, order)
+    try:
+        until(lambda: pods.objects.exists(pods.name("outcome")), "no outcome")
+        assert pods.outcome().reason == "deadline"
+    finally:
+        pod.stdout.close()
+        pod.wait()
+
+
+def test_bytes_of_any_kind_are_passed_on(pods: Pods) -> None:
+    def shout() -> None:
+        import os
+
+        os.write(1, bytes(range(256)) + b"\n")
+        print("\udc80 and ü")
+
+    pod = pods.run(pods.order(shout))
+    assert pod.code == 0
+    written = pod.log.read_bytes()
+    assert bytes(range(256)) in written and "\\udc80 and ü".encode() in written
+
+
+def test_nothing_is_left_of_the_place_it_worked_in(pods: Pods) -> None:
+    pod = pods.run(pods.order(add, 1))
+    assert os.listdir(pod.folder / "tmp") == []
+
+
+def test_two_threads_may_print_at_once(pods: Pods) -> None:
+    def both() -> None:
+        def one(word: str) -> None:
+            for _ in range(500):
+                print(word)
+
+        running = [threading.Thread(target=one, args=(word,)) for word in ("left", "right")]
+        for thread in running:
+            thread.start()
+        for thread in running:
+            thread.join()
+
+    pod = pods.run(pods.order(both))
+    assert pod.output.count("left") == pod.output.count("right") == 500
+
+
+def test_an_image_that_lacks_a_library_is_told_and_final(pods: Pods, tmp_path: Path) -> None:
+    order = pods.order(add, 1)
+    pods.command = (sys.executable, "-S", "-u", str(RUNNER))
+    pod = pods.run(order)
+    assert (pod.code, "lacks cloudpickle; install" in pod.output) == (wire.EXIT_FINAL, True)
+    (tmp_path / "libraries").mkdir()
+    os.symlink(Path(cloudpickle.__file__).parent, tmp_path / "libraries" / "cloudpickle")
+    order = replace(order, store="gs://kn-test")
+    pod = pods.run(order, PYTHONPATH=str(tmp_path / "libraries"))
+    assert (pod.code, "install google-cloud-storage" in pod.output) == (wire.EXIT_FINAL, True)

@@ -1,0 +1,26 @@
+"""``--seed=17`` plays one seed and prints its course, whatever the tests say."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from absl import logging
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--seed", type=int, default=None, help="the one seed of the simulation to play"
+    )
+
+
+@pytest.fixture(autouse=True)
+def quiet(home: Path) -> Iterator[None]:
+    """What the engine logs of a thousand runs is of no use; the trace tells more."""
+    assert os.environ["KINETIC_HOME"] == str(home)
+    before = logging.get_verbosity()
+    logging.set_verbosity(logging.FATAL)
+    yield
+    logging.set_verbosity(before)

@@ -1,0 +1,891 @@
+"""The store and the platform of a simulation, and what lies between them and a party.
+
+There is one store, strongly consistent. A party reaches it through its own
+`Gate`, where requests are late, take effect after they were given up, lose
+their replies, or are refused. The cluster runs pods: each carries out the
+runner's own steps, one by one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from kinetic._runner import attempt, pickles, results, wire
+from kinetic._runner.stopping import Stopping
+from kinetic.aio.ports import (
+    Image,
+    ImageRequest,
+    JobSpec,
+    Object,
+    ObjectInfo,
+    Observation,
+    Phase,
+)
+from kinetic.errors import NotFound, Unavailable
+from kinetic.job_status import Reason
+from kinetic.testing import MemoryStore
+
+from .oracle import Oracle, Violation
+from .virtual import PARTY, VirtualLoop, _context
+
+
+@dataclass
+class Odds:
+    """How often what goes wrong goes wrong; each is a probability."""
+
+    slow: float = 0.0  # a request takes seconds
+    late: float = 0.0  # it takes longer than a lease
+    late_launch: float = 0.0  # the same, of a request to start something
+    late_answer: float = 0.0  # what a question to the platform finds is old when it arrives
+    down: float = 0.0  # it is refused, without effect
+    lost: float = 0.0  # the reply is lost, the adapter sends it again
+    gave_up: float = 0.0  # the adapter gives up, whatever comes of it
+    twice: float = 0.0  # a job starts two pods
+    dies: float = 0.0  # a pod ends without a word
+    preempted: float = 0.0
+    zombie: float = 0.0  # a pod is reported gone and goes on
+    never: float = 0.0  # a job never starts a pod
+    removed: float = 0.0  # an ended job vanishes from the platform
+    uncommitted: float = 0.0  # a pod's request to the store fails
+    shaky_watch: float = 0.0  # events come twice, late, in another order, or again
+    errors: float = 0.2  # user code raises
+
+
+class World:
+    """The ground truth, and the trace of what happened."""
+
+    def __init__(
+        self, loop: VirtualLoop, rng: random.Random, odds: Odds, oracle: Oracle, bend: Any
+    ) -> None:
+        self.loop = loop
+        self.rng = rng
+        self.odds = odds
+        self.oracle = oracle
+        self.bend = bend
+        self.calm = False
+        self.over = False
+        self.store = MemoryStore()
+        self.root = _context("world")
+        self.trace: list[tuple[float, str, str]] = []
+        self.faults: Counter[str] = Counter()
+        self.violation: BaseException | None = None
+        self.secrets: dict[str, bytes] = {}
+        self.nonces: dict[str, str] = {}
+        self.appended: dict[str, float] = {}
+        self.cluster = Platform(self)
+        self.holders: dict[str, Callable[[], Any]] = {}
+        self.batches: dict[str, Callable[[], Any]] = {}
+        oracle.clock = lambda: loop.now
+        bend.world = self
+
+    def note(self, actor: str, what: str) -> None:
+        self.trace.append((self.loop.now, actor, what))
+
+    def hits(self, fault: str) -> bool:
+        """Whether *fault* happens now; it is counted."""
+        odds: float = getattr(self.odds, fault)
+        if self.calm or not odds or self.rng.random() >= odds:
+            return False
+        self.faults[fault] += 1
+        return True
+
+    def after(self, delay: float, call: Callable[..., Any], *args: Any) -> None:
+        """Have the world do something; what it finds to be wrong ends the run."""
+        self.loop.call_at(self.loop.now + delay, self._guarded, call, args, context=self.root)
+
+    def _guarded(self, call: Callable[..., Any], args: tuple[Any, ...]) -> None:
+        try:
+            call(*args)
+        except Exception as exc:
+            self.broken(exc)
+
+    def broken(self, exc: BaseException) -> None:
+        """The first violation, or trouble in the simulation itself, ends the run."""
+        if self.violation is None and not self.over:
+            self.violation = exc
+            self.note("oracle", f"{type(exc).__name__}: {exc}")
+
+    # --- effects ---
+
+    def create(
+        self, actor: str, name: str, body: bytes, metadata: Mapping[str, str] | None
+    ) -> bool:
+        if not now(self.store.create(name, body, metadata)):
+            self.note(actor, f"create {short(name)}: exists")
+            return False
+        self.note(actor, f"create {short(name)}{described(name, body, metadata)}")
+        self.appended[name] = self.loop.now
+        self.oracle.created(actor, name, body, dict(metadata or {}))
+        return True
+
+    def replace(self, actor: str, name: str, body: bytes, generation: int) -> int:
+        replaced: int = now(self.store.replace(name, body, generation=generation))
+        self.note(actor, f"replace {short(name)}{described(name, body, None)}")
+        self.oracle.replaced(actor, name, body)
+        return replaced
+
+    def delete(self, actor: str, names: Collection[str]) -> None:
+        there = {one.name for one in now(self.store.list(""))}
+        for name in names:
+            if name in there:
+                self.note(actor, f"delete {short(name)}")
+                now(self.store.delete([name]))
+                self.oracle.deleted(actor, name)
+
+
+def now(work: Coroutine[Any, Any, Any]) -> Any:
+    """What a coroutine that never waits returns."""
+    try:
+        work.send(None)
+    except StopIteration as end:
+        return end.value
+    raise AssertionError("it waits")
+
+
+def short(name: str) -> str:
+    return name.split("/", 2)[-1] if name.startswith("batches/") else name
+
+
+def described(name: str, body: bytes, metadata: Mapping[str, str] | None) -> str:
+    if name.endswith("claim"):
+        return f" by {(metadata or {})['executor']}"
+    if name.endswith("outcome"):
+        outcome = wire.Outcome.parse((metadata or {})["header"])
+        return f" = {outcome.kind} ({outcome.reason or outcome.phase}) of {outcome.executor}"
+    if "/control/" in name or name.endswith("/lease"):
+        return f" {body.decode()}"
+    return f" {dict(metadata)}" if "/inputs/" in name and metadata else ""
+
+
+# --- between a party and the world ---------------------------------------------------------
+
+
+class Gate:
+    """What one party's requests go through."""
+
+    def __init__(self, world: World, party: str) -> None:
+        self.world = world
+        self.party = party
+        self.cut = False
+        self._nonce = 0
+
+    async def send(self, what: str, effect: Callable[[], Any], *, again: bool = True) -> Any:
+        """Make a request; with *again* a lost reply is resolved by asking once more."""
+        world, loop, rng = self.world, self.world.loop, self.world.rng
+        if world.over:
+            raise Unavailable("the simulation is over")
+        future: asyncio.Future[Any] = loop.create_future()
+        delay = rng.random() * 0.02
+        if world.hits("slow"):
+            delay += rng.random() * 5
+        elif world.hits("late"):
+            delay += rng.random() * 90
+        elif what.startswith("launch") and world.hits("late_launch"):
+            delay += 30 + rng.random() * 60
+        if self.cut or world.hits("down"):
+            if self.cut and rng.random() < 0.3:
+                world.after(delay, self._arrive, what, effect, None)
+            world.note(self.party, f"{what}: no answer")
+            world.after(delay + (5.0 if self.cut else 0.0), _fail, future, what)
+        elif world.hits("gave_up"):
+            world.after(delay + rng.random() * 30, self._arrive, what, effect, None)
+            world.note(self.party, f"{what}: given up")
+            world.after(delay + 1.0, _fail, future, what)
+        elif again and world.hits("lost"):
+            world.note(self.party, f"{what}: reply lost, sent again")
+            world.after(delay, self._arrive, what, effect, None)
+            world.after(delay + 1.0 + rng.random() * 3, self._arrive, what, effect, future)
+        else:
+            world.after(delay, self._arrive, what, effect, future)
+        return await future
+
+    def _arrive(
+        self, what: str, effect: Callable[[], Any], future: asyncio.Future[Any] | None
+    ) -> None:
+        outcome: Any = None
+        error: Exception | None = None
+        try:
+            outcome = effect()
+        except Violation:
+            raise
+        except Exception as exc:
+            error = exc
+        if future is not None:
+            delay = self.world.rng.random() * 0.02
+            if what.startswith("find") and self.world.hits("late_answer"):
+                delay += self.world.rng.random() * 4
+            self.world.after(delay, _reply, future, outcome, error)
+
+    def nonce(self) -> str:
+        self._nonce += 1
+        return f"{self.party}-{self._nonce}"
+
+
+def _fail(future: asyncio.Future[Any], what: str) -> None:
+    if not future.done():
+        future.set_exception(Unavailable(f"{what}: 503"))
+
+
+def _reply(future: asyncio.Future[Any], outcome: Any, error: Exception | None) -> None:
+    if future.done():
+        return
+    if error is not None:
+        future.set_exception(error)
+    else:
+        future.set_result(outcome)
+
+
+class StoreOf:
+    """`kinetic.aio.ports.Store`, as one party reaches it."""
+
+    def __init__(self, gate: Gate) -> None:
+        self.gate = gate
+        self.world = gate.world
+        self.party = gate.party
+
+    @property
+    def url(self) -> str:
+        return "memory:"
+
+    async def create(
+        self,
+        name: str,
+        body: bytes | Path,
+        metadata: Mapping[str, str] | None = None,
+        *,
+        shared: bool = False,
+    ) -> bool:
+        content = body if isinstance(body, bytes) else body.read_bytes()
+        nonces, nonce = self.world.nonces, self.gate.nonce()
+
+        def effect() -> bool:
+            if self.world.bend.create(self, name, content, metadata):
+                nonces[name] = nonce
+                return True
+            return nonces.get(name) == nonce  # it meets itself
+
+        return bool(await self.gate.send(f"create {short(name)}", effect))
+
+    async def replace(self, name: str, body: bytes, *, generation: int) -> int:
+        def effect() -> int:
+            return int(self.world.bend.replace(self, name, body, generation))
+
+        return int(await self.gate.send(f"replace {short(name)}", effect, again=False))
+
+    async def get(self, name: str) -> Object:
+        def effect() -> Object:
+            found: Object = self.world.bend.get(self, name)
+            return found
+
+        found: Object = await self.gate.send(f"get {short(name)}", effect)
+        if "/control/" in name:
+            self.world.oracle.was_read(self.party, int(name.rpartition("/")[2]))
+        return found
+
+    async def fetch(self, name: str, path: Path) -> None:
+        found = await self.get(name)
+        path.write_bytes(found.body)
+
+    async def list(self, prefix: str) -> list[ObjectInfo]:
+        def effect() -> list[ObjectInfo]:
+            found: list[ObjectInfo] = self.world.bend.list(self, prefix)
+            return found
+
+        found: list[ObjectInfo] = await self.gate.send(f"list {short(prefix)}", effect)
+        return found
+
+    async def look(self, name: str) -> ObjectInfo | None:
+        if name.startswith(("code/", "functions/")):  # they are no part of the protocol
+            return ObjectInfo(name=name, size=0, metadata={}, generation=1, used=time.time())
+        return next((one for one in await self.list(name) if one.name == name), None)
+
+    async def renew(self, names: Collection[str]) -> set[str]:
+        return set()
+
+    async def delete(self, names: Collection[str]) -> None:
+        wanted = [*names]
+
+        def effect() -> None:
+            self.world.bend.delete(self, wanted)
+
+        await self.gate.send(f"delete {len(wanted)} objects", effect)
+
+    async def aclose(self) -> None: ...
+
+
+class ImagesOf:
+    """`kinetic.aio.ports.Images` that are always there."""
+
+    async def resolve(self, request: ImageRequest) -> Image:
+        return Image(uri="", command=())
+
+    async def aclose(self) -> None: ...
+
+
+class ClusterOf:
+    """`kinetic.aio.ports.Cluster`, as one party reaches it."""
+
+    def __init__(self, gate: Gate) -> None:
+        self.gate = gate
+        self.world = gate.world
+        self.party = gate.party
+
+    async def launch(self, job: JobSpec) -> None:
+        world, order = self.world, job.assignment
+        world.note(self.party, f"asks for {order['index']}.{order['attempt']}")
+        try:
+            world.oracle.decided(self.party, order["index"], order["attempt"])
+        except Violation as exc:
+            world.broken(exc)
+        await self.gate.send(
+            f"launch {order['index']}.{order['attempt']}",
+            lambda: world.cluster.launch(self.party, job),
+        )
+
+    async def delete(
+        self, *, names: Collection[str] = (), labels: Mapping[str, str] | None = None
+    ) -> None:
+        wanted = tuple(names)
+        await self.gate.send(
+            "delete jobs", lambda: self.world.cluster.delete(self.party, wanted, labels)
+        )
+
+    async def find(
+        self, *, names: Collection[str] = (), labels: Mapping[str, str] | None = None
+    ) -> list[Observation]:
+        wanted = tuple(names)
+        self.world.bend.asked(self, wanted)
+        found: list[Observation] = await self.gate.send(
+            "find jobs", lambda: self.world.cluster.find(wanted, labels)
+        )
+        return [self.world.bend.observed(self, one) for one in found]
+
+    async def watch(self, labels: Mapping[str, str]) -> AsyncIterator[Observation]:
+        platform = self.world.cluster
+        watch = Watch(dict(labels), self.world.loop)
+        known: set[str] = set()
+        while True:
+            there: list[Observation] = await self.gate.send(
+                "watch", lambda: platform.subscribe(watch)
+            )
+            try:
+                for gone in sorted(known - {one.name for one in there}):
+                    yield Observation(name=gone, phase=Phase.GONE, labels=watch.labels_of[gone])
+                known = set()
+                for one in there:
+                    known.add(one.name)
+                    watch.labels_of[one.name] = one.labels
+                    yield self.world.bend.observed(self, one)
+                while not self.gate.cut:
+                    one = await watch.next()
+                    if one is None:
+                        break  # the connection broke: list and watch again
+                    known.add(one.name)
+                    watch.labels_of[one.name] = one.labels
+                    if one.phase is Phase.GONE:
+                        known.discard(one.name)
+                    yield self.world.bend.observed(self, one)
+            finally:
+                platform.watches.pop(watch, None)
+
+    def logs(
+        self, name: str, *, follow: bool = False, tail: int | None = None
+    ) -> AsyncIterator[str]:
+        return self._logs(name)
+
+    async def _logs(self, name: str) -> AsyncIterator[str]:
+        for line in ():
+            yield line
+
+    async def root_key(self) -> bytes:
+        return b"k" * 32
+
+    async def keep_secret(self, name: str, content: bytes) -> None:
+        await self.gate.send("keep secret", lambda: self.world.secrets.__setitem__(name, content))
+
+    async def secret(self, name: str) -> bytes:
+        def effect() -> bytes:
+            if name not in self.world.secrets:
+                raise NotFound(f"there is no secret {name}")
+            return self.world.secrets[name]
+
+        found: bytes = await self.gate.send("secret", effect)
+        return found
+
+    async def drop_secret(self, names: Collection[str]) -> None:
+        wanted = [*names]
+        await self.gate.send(
+            "drop secret", lambda: [self.world.secrets.pop(name, None) for name in wanted]
+        )
+
+    async def finish(self, name: str, fence: int) -> None:
+        await self.gate.send("finish", lambda: None)
+
+    async def aclose(self) -> None: ...
+
+
+class Watch:
+    """What one party hears of the platform, not always in order and not always once."""
+
+    def __init__(self, labels: Mapping[str, str], loop: VirtualLoop) -> None:
+        self.labels = labels
+        self.labels_of: dict[str, Mapping[str, str]] = {}
+        self.queue: asyncio.Queue[Observation | None] = asyncio.Queue()
+
+    async def next(self) -> Observation | None:
+        return await self.queue.get()
+
+
+# --- the platform --------------------------------------------------------------------------
+
+
+@dataclass(eq=False)
+class Job:
+    """One job of the platform, as the platform sees it."""
+
+    spec: JobSpec
+    pods: list[Pod] = field(default_factory=list)
+    expected: int = 1  # pods that are still to be made
+    over: Observation | None = None
+    deleting: bool = False
+
+    @property
+    def order(self) -> Mapping[str, Any]:
+        return self.spec.assignment
+
+    @property
+    def key(self) -> tuple[int, int]:
+        return self.order["index"], self.order["attempt"]
+
+
+class Platform:
+    """Jobs by name, their pods, and those who watch."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.jobs: dict[str, Job] = {}
+        self.watches: dict[Watch, None] = {}
+        self.made = 0
+
+    def launch(self, party: str, spec: JobSpec) -> None:
+        world = self.world
+        if spec.name in self.jobs:
+            world.note("platform", f"job {spec.name} exists")
+            return
+        job = self.jobs[spec.name] = Job(spec)
+        world.note("platform", f"job {job.key} made for {party}")
+        world.oracle.launched(party, *job.key)
+        self.tell(job)
+        if world.hits("never"):
+            world.after(world.rng.random() * 20, self._fails, job)
+            return
+        world.after(world.rng.random() * 2, self._start_pod, job)
+        if world.hits("twice"):
+            job.expected = 2
+            world.after(world.rng.random() * 6, self._start_pod, job)
+
+    def _fails(self, job: Job) -> None:
+        if self.jobs.get(job.spec.name) is job and job.over is None:
+            job.expected = 0
+            self._is_over(job, reason=Reason.IMAGE_PULL, message="there is no such image")
+
+    def _start_pod(self, job: Job) -> None:
+        job.expected -= 1
+        if self.jobs.get(job.spec.name) is not job or job.deleting or job.over is not None:
+            return
+        self.made += 1
+        pod = Pod(self.world, job, f"pod-{job.key[0]}.{job.key[1]}-{self.made}")
+        job.pods.append(pod)
+        self.tell(job)
+        pod.go_on()
+        world = self.world
+        if world.hits("dies"):
+            world.after(world.rng.random() * 8, self.dies, pod)
+        elif world.hits("zombie"):
+            world.after(world.rng.random() * 8, self.vanishes, pod)
+        elif world.hits("preempted"):
+            world.after(world.rng.random() * 8, self.preempt, pod)
+
+    def dies(self, pod: Pod) -> None:
+        if pod.alive:
+            self.world.note(pod.executor, "dies")
+            pod.alive = False
+            self.world.after(self.world.rng.random() * 3, self.pod_over, pod, -9, Reason.LOST)
+
+    def vanishes(self, pod: Pod) -> None:
+        """Its node does not answer any more: it is reported gone and runs on."""
+        if pod.alive and not pod.reported:
+            self.world.note(pod.executor, "is cut off, and goes on")
+            self.pod_over(pod, None, Reason.NODE_LOST)
+
+    def preempt(self, pod: Pod) -> None:
+        if pod.alive and not pod.reported:
+            self.world.note(pod.executor, "is preempted")
+            pod.reason = Reason.PREEMPTED
+            pod.terminate(self.world.rng.random() * 10)
+
+    def pod_over(self, pod: Pod, code: int | None, reason: Reason | None) -> None:
+        """The platform believes that a pod has ended."""
+        if pod.reported:
+            return
+        pod.reported, pod.code = True, code
+        pod.reason = pod.reason or reason
+        job = pod.job
+        self.world.oracle.reported.add(job.key)
+        if self.jobs.get(job.spec.name) is not job:
+            return
+        if job.expected > 0 or not all(one.reported for one in job.pods):
+            self.emit(job, self._seen(job, Phase.ENDED, pod))  # of this pod alone
+            return
+        if job.deleting:
+            self._is_gone(job)
+            return
+        one = pod if len(job.pods) == 1 else None
+        self._is_over(job, pod=one, code=code, reason=pod.reason if code != 0 else None)
+
+    def _is_over(
+        self,
+        job: Job,
+        *,
+        pod: Pod | None = None,
+        code: int | None = None,
+        reason: Reason | None = None,
+        message: str = "",
+    ) -> None:
+        job.over = self._seen(job, Phase.ENDED, pod, code, reason, message)
+        self.world.note("platform", f"job {job.key} has ended ({code}, {reason})")
+        self.world.oracle.ended(*job.key)
+        self.tell(job)
+        if self.world.hits("removed"):
+            self.world.after(self.world.rng.random() * 20, self._removed, job)
+
+    def _removed(self, job: Job) -> None:
+        if self.jobs.get(job.spec.name) is job:
+            self.world.note("platform", f"job {job.key} is removed, its time is over")
+            self._is_gone(job)
+
+    def _is_gone(self, job: Job) -> None:
+        del self.jobs[job.spec.name]
+        self.world.oracle.ended(*job.key)
+        self.emit(job, self._seen(job, Phase.GONE, None))
+
+    def _seen(
+        self,
+        job: Job,
+        phase: Phase,
+        pod: Pod | None,
+        code: int | None = None,
+        reason: Reason | None = None,
+        message: str = "",
+    ) -> Observation:
+        return Observation(
+            name=job.spec.name,
+            phase=phase,
+            labels=job.spec.labels,
+            executor=pod.executor if pod is not None else "",
+            exit_code=pod.code if pod is not None and code is None else code,
+            reason=pod.reason if pod is not None and reason is None else reason,
+            message=message,
+        )
+
+    def now(self, job: Job) -> Observation:
+        """The platform's word on a job."""
+        if job.over is not None:
+            return job.over
+        alive = [pod for pod in job.pods if not pod.reported]
+        if alive:
+            return self._seen(job, Phase.RUNNING, alive[0])
+        return self._seen(job, Phase.PENDING, None)
+
+    def _matching(self, names: Collection[str], labels: Mapping[str, str] | None) -> list[Job]:
+        return [
+            job
+            for name, job in self.jobs.items()
+            if name in names or (labels is not None and labels.items() <= job.spec.labels.items())
+        ]
+
+    def find(self, names: Collection[str], labels: Mapping[str, str] | None) -> list[Observation]:
+        return [self.now(job) for job in self._matching(names, labels)]
+
+    def delete(self, party: str, names: Collection[str], labels: Mapping[str, str] | None) -> None:
+        for job in self._matching(names, labels):
+            if job.deleting:
+                continue
+            job.deleting = True
+            job.expected = 0
+            self.world.note("platform", f"job {job.key} is deleted for {party}")
+            self.world.oracle.ended(*job.key)
+            left = [pod for pod in job.pods if not pod.reported]
+            if not left:
+                self._is_gone(job)
+            for pod in left:
+                pod.reason = pod.reason or Reason.CANCELLED
+                pod.terminate(self.world.rng.random() * 25)
+
+    # --- watching ---
+
+    def subscribe(self, watch: Watch) -> list[Observation]:
+        self.watches[watch] = None
+        while not watch.queue.empty():
+            watch.queue.get_nowait()
+        return [self.now(job) for job in self._matching((), watch.labels)]
+
+    def tell(self, job: Job) -> None:
+        self.emit(job, self.now(job))
+
+    def emit(self, job: Job, seen: Observation) -> None:
+        world = self.world
+        for watch in tuple(self.watches):
+            if not watch.labels.items() <= job.spec.labels.items():
+                continue
+            delay = 0.0
+            if world.hits("shaky_watch"):
+                delay = world.rng.random() * 10
+                if world.rng.random() < 0.3:
+                    world.after(delay + 1, watch.queue.put_nowait, seen)  # twice
+                if world.rng.random() < 0.2:
+                    world.after(delay, watch.queue.put_nowait, None)  # the connection breaks
+                    continue
+            world.after(delay, watch.queue.put_nowait, seen)
+
+
+class Pod:
+    """One process of a job: the runner's own steps, with everything between them."""
+
+    def __init__(self, world: World, job: Job, executor: str) -> None:
+        self.world = world
+        self.job = job
+        self.executor = executor
+        self.alive = True
+        self.reported = False  # the platform says that it is over
+        self.code: int | None = None
+        self.reason: Reason | None = None
+        self.label = ""
+        self.waited = 0.0
+        self._stopping = Stopping()
+        self.order = wire.Assignment.from_json(job.order)
+        self.objects = ObjectsOf(self)
+        self.value: Any = None
+        made = world.bend.runner(
+            self.order, job.spec.key, executor, self.objects, self._stopping, self._call
+        )
+        self._steps = made.steps()
+
+    def go_on(self) -> None:
+        """Carry out the step that is due, and say when the next one is."""
+        if not self.alive or self.world.over:
+            return
+        try:
+            self.label = next(self._steps)
+        except StopIteration as end:
+            self._exits(end.value)
+            return
+        except (OSError, KeyError) as exc:
+            self.world.note(self.executor, f"crashes: {exc!r}")
+            self._exits(1)
+            return
+        self._wait()
+
+    def _wait(self) -> None:
+        world, rng = self.world, self.world.rng
+        if self.label == "wait":  # somebody else has the attempt
+            name = wire.attempt_key(
+                self.order.scope, self.order.index, self.order.attempt, "outcome"
+            )
+            if self._stopping.requested or self.objects.exists(name):
+                world.after(0.1, self.go_on)
+            elif self.waited >= attempt.PATIENCE_S:
+                self._exits(wire.EXIT_FINAL)
+            else:
+                self.waited += 10.0
+                world.after(10.0, self._wait_on)
+            return
+        if self.label == "run":
+            self._starts()
+            long = rng.random() * 90 if rng.random() < 0.05 else rng.random() * 4
+            world.after(long, self.go_on)
+            return
+        slow = rng.random() * 60 if not world.calm and rng.random() < 0.02 else 0.0
+        world.after(rng.random() * 0.05 + slow, self.go_on)
+
+    def _wait_on(self) -> None:
+        if self.alive:
+            self._wait()
+
+    def _starts(self) -> None:
+        order = self.order
+        content, _ = self.objects.get(
+            order.arguments.name, order.arguments.start, order.arguments.stop
+        )
+        args, _ = pickles.load(content)
+        self.value = args[0]
+        self.world.note(self.executor, f"runs {order.index}.{order.attempt} with {self.value!r}")
+        self.world.oracle.started(
+            self.executor, order.index, order.attempt, self.value, self.objects.checked
+        )
+
+    def _call(self) -> tuple[wire.Outcome, results.Stored]:
+        """The user's code comes to its end; what it does is drawn by the seed."""
+        if self._stopping.requested:
+            text = results.ErrorText(qualname="kinetic.Stopped", message="stopped", traceback="")
+            return self._outcome(wire.Kind.ERROR, "preempted"), results.encode_error(text, None)
+        if self.world.rng.random() < self.world.odds.errors:
+            text = results.ErrorText(qualname="ValueError", message="no", traceback="")
+            return self._outcome(wire.Kind.ERROR, "user error"), results.encode_error(text, None)
+        value = {"input": self.value, "by": self.executor}
+        return self._outcome(wire.Kind.VALUE, ""), results.encode_value(value, Path("unused"))
+
+    def _outcome(self, kind: wire.Kind, reason: str) -> wire.Outcome:
+        return wire.Outcome(
+            kind=kind,
+            reason=reason,
+            executor=self.executor,
+            fence=self.order.fence,
+            phase="execute",
+        )
+
+    def terminate(self, grace: float) -> None:
+        """SIGTERM now, SIGKILL after *grace* seconds."""
+        self._stopping.requested = True
+        if self.label in ("run", "wait") and self.world.rng.random() < 0.8:
+            self.world.after(0.05, self._interrupted, self.label)
+        self.world.after(grace, self._killed)
+
+    def _interrupted(self, label: str) -> None:
+        if self.alive and self.label == label:
+            self.go_on()
+
+    def _killed(self) -> None:
+        if self.alive:
+            self.world.note(self.executor, "is killed")
+            self.alive = False
+            self.world.cluster.pod_over(self, -9, self.reason)
+
+    def _exits(self, code: int) -> None:
+        self.alive = False
+        self.world.note(self.executor, f"exits with {code}")
+        self.world.after(
+            self.world.rng.random() * 0.2, self.world.cluster.pod_over, self, code, None
+        )
+
+
+class ObjectsOf:
+    """What a pod sees of the store: the same calls as `DirectoryObjects`, each at once."""
+
+    def __init__(self, pod: Pod) -> None:
+        self.pod = pod
+        self.world = pod.world
+        self.checked: tuple[int, str] = (0, "it has not looked")
+
+    def create(
+        self,
+        name: str,
+        body: bytes,
+        metadata: Mapping[str, str] | None = None,
+        *,
+        consume: bool = False,
+    ) -> bool:
+        pod = self.pod
+        lost = self.world.hits("uncommitted")
+        if lost and self.world.rng.random() < 0.5:
+            raise OSError(5, "the store does not answer")
+        made = bool(self.world.bend.create(self, name, body, metadata))
+        if not made and name.endswith("outcome") and not self._is_mine(name):
+            self.world.oracle.refused(
+                pod.executor, pod.order.index, pod.order.attempt, zombie=pod.reported
+            )
+        if lost:
+            raise OSError(5, "the store does not answer any more")
+        return made
+
+    def _is_mine(self, name: str) -> bool:
+        """Whether this pod has committed before, and its reply was lost."""
+        try:
+            header = now(self.world.store.get(name)).metadata["header"]
+        except NotFound:
+            return False
+        outcome = wire.Outcome.parse(header)
+        return outcome.executor == self.pod.executor and outcome.phase != "lost"
+
+    @property
+    def party(self) -> str:
+        return self.pod.executor
+
+    def exists(self, name: str) -> bool:
+        return name in {one.name for one in self.list(name)}
+
+    def stat(self, name: str) -> ObjectInfo:
+        for one in self.list(name):
+            if one.name == name:
+                return one
+        raise KeyError(name)
+
+    def list(self, prefix: str) -> list[ObjectInfo]:
+        found: list[ObjectInfo] = self.world.bend.list(self, prefix)
+        if "/control/" in prefix:
+            order = self.pod.order
+            why = self.world.oracle.may_run(order.index, order.attempt)
+            self.checked = len(found), why
+        return found
+
+    def holds(self, folder: str) -> bool:
+        return bool(self.list(f"{folder}/"))
+
+    def look_up(self, names: Collection[str]) -> list[ObjectInfo]:
+        return [one for name in names for one in self.list(name) if one.name == name]
+
+    def get(
+        self, name: str, start: int | None = None, stop: int | None = None
+    ) -> tuple[bytes, Mapping[str, str]]:
+        try:
+            found = self.world.bend.get(self, name)
+        except NotFound:
+            raise KeyError(name) from None
+        return found.body[start:stop], found.metadata
+
+    def delete(self, names: Collection[str]) -> None:
+        self.world.bend.delete(self, [*names])
+
+
+class Bend:
+    """How the world answers: truly. A mutation is a subclass that does not."""
+
+    world: World
+
+    def runner(self, *parts: Any) -> attempt.Attempt:
+        return attempt.Attempt(*parts)
+
+    def create(
+        self, of: StoreOf | ObjectsOf, name: str, body: bytes, metadata: Mapping[str, str] | None
+    ) -> bool:
+        return of.world.create(of.party, name, body, metadata)
+
+    def replace(self, of: StoreOf, name: str, body: bytes, generation: int) -> int:
+        return of.world.replace(of.party, name, body, generation)
+
+    def get(self, of: StoreOf | ObjectsOf, name: str) -> Object:
+        found: Object = now(of.world.store.get(name))
+        return found
+
+    def list(self, of: StoreOf | ObjectsOf, prefix: str) -> list[ObjectInfo]:
+        found: list[ObjectInfo] = now(of.world.store.list(prefix))
+        return found
+
+    def delete(self, of: StoreOf | ObjectsOf, names: list[str]) -> None:
+        of.world.delete(of.party, names)
+
+    def observed(self, of: ClusterOf, seen: Observation) -> Observation:
+        return seen
+
+    def asked(self, of: ClusterOf, names: tuple[str, ...]) -> None:
+        """A party asks the platform about these jobs."""
+
+
+__all__ = ["PARTY", "Bend", "ClusterOf", "Gate", "ImagesOf", "Odds", "StoreOf", "World"]

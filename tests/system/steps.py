@@ -1,0 +1,156 @@
+"""Clients that die at every step of their work; copied into a project of its own and run there.
+
+Usage: ``steps.py submit|clean|batch|lazy|cancel|remove FOLDER``. For each number from 1 on it forks
+a client that kills itself before the step of this number: a request to the store or to the
+platform. It says ``died NUMBER`` each time, and ends after the first client that came through.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import os
+import signal
+import sys
+from collections.abc import Collection, Mapping
+from pathlib import Path
+
+from kinetic import aio, configuration
+from kinetic.aio.clusters.local import LocalCluster
+from kinetic.aio.images.current import CurrentInterpreter
+from kinetic.aio.platforms import Platform
+from kinetic.aio.ports import JobSpec, ObjectInfo
+from kinetic.aio.stores.directory import DirectoryStore
+
+left = 0
+
+
+def step() -> None:
+    """Die here, if it is the time."""
+    global left
+    left -= 1
+    if left == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Store(DirectoryStore):
+    async def create(
+        self,
+        name: str,
+        body: bytes | Path,
+        metadata: Mapping[str, str] | None = None,
+        *,
+        shared: bool = False,
+    ) -> bool:
+        step()
+        return await super().create(name, body, metadata, shared=shared)
+
+    async def look(self, name: str) -> ObjectInfo | None:
+        step()
+        return await super().look(name)
+
+    async def renew(self, names: Collection[str]) -> set[str]:
+        step()
+        return await super().renew(names)
+
+    async def replace(self, name: str, body: bytes, *, generation: int) -> int:
+        step()
+        return await super().replace(name, body, generation=generation)
+
+    async def delete(self, names: Collection[str]) -> None:
+        for name in names:
+            step()
+            await super().delete([name])
+
+
+class Cluster(LocalCluster):
+    async def launch(self, job: JobSpec) -> None:
+        step()
+        await super().launch(job)
+        step()
+
+    async def delete(
+        self, *, names: Collection[str] = (), labels: Mapping[str, str] | None = None
+    ) -> None:
+        step()
+        await super().delete(names=names, labels=labels)
+        step()
+
+
+def platform() -> Platform:
+    home = configuration.home(os.environ)
+    return Platform(
+        store=Store(home / "store"),
+        images=CurrentInterpreter(),
+        cluster=Cluster(home),
+        marker="local-",
+    )
+
+
+def work(folder: str, number: int) -> int:
+    """Leave a mark, which nobody else may have left."""
+    name = f"{os.environ['KINETIC_JOB_ID']}.{os.environ['KINETIC_ATTEMPT']}"
+    try:
+        Path(folder, name).touch(exist_ok=False)
+    except FileExistsError:
+        Path(folder, f"twice.{name}").touch()
+    return number * number
+
+
+def hang(folder: str, number: int) -> None:
+    """Leave a mark, and never end."""
+    work(folder, number)
+    signal.pause()
+
+
+async def submit(client: aio.Client, folder: str) -> None:
+    await (await client.submit(work, folder, 1)).result(cleanup=False)
+
+
+async def clean(client: aio.Client, folder: str) -> None:
+    await (await client.submit(work, folder, 2)).result(cleanup=True)
+
+
+async def batch(client: aio.Client, folder: str) -> None:
+    handle = await client.run_async_map(work, [(folder, n) for n in range(3)], max_concurrent=2)
+    await handle.results(cleanup=False)
+
+
+async def lazy(client: aio.Client, folder: str) -> None:
+    inputs = ((folder, n) for n in range(2))
+    handle = await client.run_async_map(work, inputs, max_concurrent=1)
+    await handle.results(cleanup=False)
+
+
+async def cancel(client: aio.Client, folder: str) -> None:
+    handle = await client.run_async_map(hang, [(folder, n) for n in range(3)], max_concurrent=2)
+    while not [*Path(folder).glob(f"{handle.group_id}*")]:
+        await asyncio.sleep(0.005)
+    await handle.cancel()
+
+
+async def remove(client: aio.Client, folder: str) -> None:
+    handle = await client.run_async_map(work, [(folder, n) for n in range(2)])
+    await handle.results(cleanup=False)
+    await handle.cleanup()
+
+
+async def one(mode: str, folder: str) -> None:
+    async with aio.Client(backend="local", platform=platform()) as client:
+        await globals()[mode](client, folder)
+
+
+if __name__ == "__main__":
+    for name in ("archive", "deflate", "payload", "tree", "zipped"):
+        importlib.import_module(f"kinetic._pack.{name}")  # once, for all forks
+    number, died = 0, True
+    while died:
+        number += 1
+        pid = os.fork()
+        if pid == 0:
+            left = number
+            asyncio.run(one(sys.argv[1], sys.argv[2]))
+            os._exit(0)
+        died = os.waitpid(pid, 0)[1] == signal.SIGKILL
+        print("died" if died else "lived", number, flush=True)
+    print("over", flush=True)

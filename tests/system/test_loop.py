@@ -1,0 +1,154 @@
+"""The event loop goes on, however much is packed, sent, or read back."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kinetic import aio
+
+MB = 1_000_000
+
+
+@pytest.fixture
+async def client() -> AsyncIterator[aio.Client]:
+    """A client whose supervisor and warm parent are there, and its modules loaded."""
+    async with aio.Client(backend="local") as client:
+        assert await client.run(abs, -1) == 1
+        yield client
+
+
+@pytest.fixture(autouse=True)
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """What builtins that are submitted are part of."""
+    (tmp_path / "pyproject.toml").touch()
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def guarded(loop_guard: Any) -> Any:
+    """The guard, but for the pauses the interpreter makes over what a test itself has made."""
+
+    @contextlib.contextmanager
+    def guarded() -> Iterator[None]:
+        gc.collect()
+        gc.freeze()
+        try:
+            with loop_guard():
+                yield
+        finally:
+            gc.unfreeze()
+
+    return guarded
+
+
+def array() -> Any:
+    numpy = pytest.importorskip("numpy")
+    return numpy.zeros(50 * MB // 8)
+
+
+async def undisturbed(guarded: Any, work: Callable[[], Awaitable[Any]]) -> Any:
+    """What *work* returns once it has not held the loop; others may disturb two of three runs."""
+    for _ in range(2):
+        with contextlib.suppress(pytest.fail.Exception):
+            with guarded():
+                return await work()
+    with guarded():
+        return await work()
+
+
+LARGE: dict[str, Callable[[], Any]] = {
+    "an array of 50 MB": array,
+    "a list of a million numbers": lambda: [float(number) for number in range(MB)],
+    "100 MB of bytes": lambda: bytes(100 * MB),
+    "a dict of 200,000 words": lambda: {f"key {n}": [f"value {n}"] for n in range(200_000)},
+    "two million words": lambda: [f"word {n}" for n in range(2 * MB)],
+    "300,000 rows": lambda: [{"id": n, "text": f"row {n}", "at": [n]} for n in range(300_000)],
+    "a string of 100 MB": lambda: "x" * 100 * MB,
+    "a string of 100 MB in UTF-8": lambda: "€" * 33 * MB,
+}
+
+
+@pytest.mark.parametrize("what", LARGE)
+async def test_while_large_arguments_are_submitted(
+    client: aio.Client, guarded: Any, what: str
+) -> None:
+    value = LARGE[what]()
+
+    async def submit() -> int:
+        return await (await client.submit(len, value))
+
+    assert await undisturbed(guarded, submit) == len(value)
+
+
+RESULTS = {
+    "100 MB of bytes": "b'x' * 100_000_000",
+    "a million numbers": "[float(number) for number in range(1_000_000)]",
+    "a million words": "[f'word {number}' for number in range(1_000_000)]",
+    "a dict of 300,000 words": "{f'key {n}': f'value {n}' for n in range(300_000)}",
+    "a string of 100 MB": "'x' * 100_000_000",
+    "a string of 100 MB in UTF-8": "'€' * 33_000_000",
+}
+
+
+@pytest.mark.parametrize("what", RESULTS)
+async def test_while_a_large_result_is_collected(
+    client: aio.Client, guarded: Any, what: str
+) -> None:
+    async def collect() -> int:
+        return len(await (await client.submit(eval, RESULTS[what])))
+
+    assert await undisturbed(guarded, collect) == len(eval(RESULTS[what]))
+
+
+async def test_while_a_project_is_packed_first_and_again(
+    client: aio.Client, guarded: Any, project: Path
+) -> None:
+    chance = random.Random(0)
+    for number in range(300):
+        path = project / f"package{number % 10}" / f"module{number}.py"
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(chance.randbytes(5000) + bytes(20_000))
+    for content in (b"new", b"newer"):
+        (project / "changed.py").write_bytes(content)
+        with guarded():
+            job = await client.submit(abs, -1)
+            assert await job == 1
+
+
+async def test_while_a_batch_runs(client: aio.Client, guarded: Any) -> None:
+    with guarded():
+        batch = await client.run_async_map(abs, range(-200, 0))
+        await batch.status_counts()
+        assert await batch.results() == [*range(200, 0, -1)]
+        assert await batch.status_counts() == {"SUCCEEDED": 200}
+        await batch.cleanup()
+
+
+async def test_while_a_batch_of_large_inputs_is_submitted(client: aio.Client, guarded: Any) -> None:
+    inputs = [bytes(MB) for _ in range(50)]
+    with guarded():
+        batch = await client.run_async_map(len, inputs)
+        assert await batch.results() == [MB] * 50
+
+
+async def test_while_another_client_looks_around(client: aio.Client, guarded: Any) -> None:
+    batch = await client.run_async_map(abs, range(-100, 0))
+    await batch.results(cleanup=False)
+    jobs = [await client.submit(abs, -n) for n in range(20)]
+    async with aio.Client(backend="local") as other:
+        await other.list_jobs()
+        with guarded():
+            assert len(await other.list_jobs()) == 120
+            found = await other.attach_batch(batch.group_id)
+            assert await found.status_counts() == {"SUCCEEDED": 100}
+            assert len(await found.results(cleanup=False)) == 100
+            for job in jobs:
+                assert await (await other.attach(job.job_id)).result(cleanup=False) >= 0

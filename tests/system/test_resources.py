@@ -1,0 +1,391 @@
+"""Too little of something: disk, rights, memory; and too much: clients, jobs."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import kinetic
+from kinetic import aio, errors
+from kinetic.job_status import JobStatus
+from tests.conftest import end_processes, processes_of
+
+from .conftest import DEADLINE_S, ROOT, Client, Scene, soon, word_of
+
+VICTIM = Path(__file__).with_name("victim.py")
+NOBODY = 65534
+
+
+# --- the disk is full ---------------------------------------------------------------------------
+
+
+class Disk:
+    """A small disk of its own."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.ballast = path / "ballast"
+
+    def fill(self) -> None:
+        """Take all that is free."""
+        with contextlib.suppress(OSError), self.ballast.open("ab", buffering=0) as file:
+            while True:
+                file.write(b"x" * 4096)
+
+    def free(self) -> None:
+        """Give it back."""
+        self.ballast.unlink()
+
+
+@pytest.fixture
+def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[Disk]:
+    """Two megabytes; builtins that are submitted from now on are part of no project."""
+    monkeypatch.chdir("/")
+    path = Path(tempfile.mkdtemp(prefix="kn-", dir="/tmp"))
+    mount = ["mount", "-t", "tmpfs", "-o", "size=2m,mode=700", "tmpfs", str(path)]
+    try:
+        made = os.geteuid() == 0 and subprocess.run(mount, capture_output=True).returncode == 0
+    except FileNotFoundError:
+        made = False
+    if not made:
+        path.rmdir()
+        pytest.skip("a small disk can only be mounted by root")
+    try:
+        yield Disk(path)
+        assert end_processes(path) == []
+    finally:
+        subprocess.run(["umount", "-l", str(path)], check=True)
+        path.rmdir()
+
+
+def left_in(store: Path) -> list[str]:
+    """What a store holds, but for content that submissions share."""
+    found = [path for path in store.rglob("*") if path.is_file() and path.name != "replace.lock"]
+    names = [str(path.relative_to(store)) for path in found]
+    return [name for name in names if not name.startswith(("code/", "functions/", "data/"))]
+
+
+async def test_arguments_that_do_not_fit_into_the_store(disk: Disk) -> None:
+    store = disk.path / "store"
+    async with aio.Client(backend="local", store=str(store)) as client:
+        with pytest.raises(errors.BackendError, match=r"No space left.*KINETIC_STORE") as caught:
+            await client.submit(len, os.urandom(3_000_000))
+        assert str(store) in str(caught.value)
+        assert left_in(store) == []
+        assert await client.list_jobs() == []
+        assert await client.run(len, b"fits") == 4
+        assert left_in(store) == []
+
+
+async def test_inputs_of_a_batch_that_do_not_fit_into_the_store(disk: Disk) -> None:
+    store = disk.path / "store"
+    async with aio.Client(backend="local", store=str(store)) as client:
+        batch = await client.run_async_map(len, [os.urandom(3_000_000)])
+        with pytest.raises(errors.BackendError, match=r"No space left.*KINETIC_STORE"):
+            await batch.results()
+        await batch.cleanup()
+        assert left_in(store) == []
+
+
+async def test_a_home_without_space_is_named(
+    disk: Disk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KINETIC_HOME", str(disk.path))
+    monkeypatch.setenv("KINETIC_STORE", str(tmp_path / "store"))
+    disk.fill()
+    async with aio.Client(backend="local") as client:
+        with pytest.raises(errors.KineticError, match=r"(?i)no space") as caught:
+            await client.submit(abs, -1)
+        assert str(disk.path) in str(caught.value) and "KINETIC_HOME" in str(caught.value)
+        assert left_in(tmp_path / "store") == []
+        disk.free()
+        assert await client.run(abs, -1) == 1
+
+
+async def test_a_supervisor_without_space_refuses_and_goes_on(
+    disk: Disk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KINETIC_HOME", str(disk.path))
+    monkeypatch.setenv("KINETIC_STORE", str(tmp_path / "store"))
+    async with aio.Client(backend="local") as client:
+        assert await client.run(abs, -1) == 1
+        disk.fill()
+        left: list[str] = []
+        with pytest.raises(errors.LaunchError, match="No space left") as caught:
+            for number in range(50):  # the last page of its journal may have room for some lines
+                word = await word_of(await client.submit(abs, -number))
+                if word.end != number:
+                    assert "could not be started: No space left" in word.reason
+                    assert str(disk.path) in word.reason
+                left = left_in(tmp_path / "store")
+        assert str(disk.path) in str(caught.value)
+        assert left_in(tmp_path / "store") == left, "nothing of the refused one"
+        disk.free()
+        assert await client.run(abs, -3) == 3
+
+
+async def test_a_project_that_does_not_fit_into_the_home(
+    disk: Disk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KINETIC_HOME", str(disk.path))
+    monkeypatch.setenv("KINETIC_STORE", str(tmp_path / "store"))
+    (tmp_path / "pyproject.toml").touch()
+    (tmp_path / ".kineticignore").write_text("store")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "zeros").write_bytes(bytes(4_000_000))  # they pack well
+    async with aio.Client(backend="local") as client:
+        job = await client.submit(abs, -1)
+        with pytest.raises(errors.JobFailed, match=f"{disk.path}/cache is full: free some space"):
+            await job
+        (tmp_path / "zeros").unlink()
+        assert await client.run(abs, -1) == 1
+
+
+async def test_a_result_that_does_not_fit_into_the_store(disk: Disk) -> None:
+    async with aio.Client(backend="local", store=str(disk.path / "store")) as client:
+        job = await client.submit(os.urandom, 3_000_000)
+        with pytest.raises(errors.JobFailed, match=r"could not be stored.*No space left"):
+            await job
+        assert await job.status() is JobStatus.FAILED
+        assert not [*(disk.path / "store" / ".tmp").glob("[0-9]*")]
+
+
+async def test_a_job_that_cannot_say_how_it_ended(
+    disk: Disk, scene: Scene, caplog: pytest.LogCaptureFixture
+) -> None:
+    marks, store = scene.marks, disk.path / "store"
+
+    def wait_for_go() -> str:
+        (marks / "started").touch()
+        while not (marks / "go").exists():
+            time.sleep(0.005)
+        return "never told"
+
+    async with aio.Client(backend="local", store=str(store)) as client:
+        job = await client.submit(wait_for_go)
+        await soon((marks / "started").exists)
+        disk.fill()
+        (marks / "go").touch()
+        async with asyncio.timeout(DEADLINE_S):
+            waiting = asyncio.ensure_future(job.result())
+            await soon(lambda: f"the store {store} failed" in caplog.text)
+            assert "No space left" in caplog.text
+            with pytest.raises(errors.ResultTimeout):
+                await job.result(timeout=0.0)
+            assert not waiting.done()
+            disk.free()
+            with pytest.raises(errors.JobLost, match="exit code 74") as caught:
+                await waiting
+        assert "the outcome could not be written" in str(caught.value)
+        assert "No space left" in str(caught.value)
+        assert await job.status() is JobStatus.FAILED
+
+
+# --- nothing may be written ---------------------------------------------------------------------
+
+ASK = """
+import asyncio, sys
+from kinetic import aio, errors
+
+async def main():
+    async with aio.Client(backend="local") as client:
+        try:
+            print("value", await client.run(abs, -1))
+        except errors.KineticError as error:
+            print(type(error).__name__, error)
+
+asyncio.run(main())
+"""
+
+
+def without_privileges() -> None:
+    """From the next program on, root may do with files what their modes allow, as others may."""
+    prctl = ctypes.CDLL(None, use_errno=True).prctl
+    for capability in (1, 2) if os.geteuid() == 0 else ():  # CAP_DAC_OVERRIDE, _READ_SEARCH
+        assert prctl(24, capability, 0, 0, 0) == 0  # PR_CAPBSET_DROP
+
+
+@pytest.mark.skipif(sys.platform != "linux" and os.geteuid() == 0, reason="root may do anything")
+@pytest.mark.parametrize("what", ["home", "local", "store", "somebody else's home"])
+def test_a_place_that_cannot_be_written_to_is_named(what: str) -> None:
+    with tempfile.TemporaryDirectory(prefix="kn-", dir="/tmp") as folder:
+        home = Path(folder, "home")
+        place = {"local": home / "local", "store": home / "store"}.get(what, home)
+        place.mkdir(parents=True)
+        if what == "somebody else's home":
+            if os.geteuid() != 0:
+                pytest.skip("only root can make what belongs to somebody else")
+            os.chown(home, NOBODY, NOBODY)
+        else:
+            place.chmod(0o555)
+        run = subprocess.run(
+            [sys.executable, "-W", "error", "-c", ASK],
+            env={"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "KINETIC_HOME": str(home)},
+            cwd="/",
+            preexec_fn=without_privileges,
+            capture_output=True,
+            text=True,
+            timeout=DEADLINE_S,
+        )
+        assert run.returncode == 0, run.stderr
+        kind, _, words = run.stdout.partition(" ")
+        assert kind in ("AuthError", "Unavailable", "ConfigurationError"), run.stdout
+        assert str(place) in words and "ermission denied" in words and "KINETIC_HOME" in words
+        assert end_processes(home) == []
+        place.chmod(0o755)
+        assert left_in(home / "store") == []
+        assert not [path for path in (home / "local").rglob("*") if path.is_file()]
+
+
+# --- much at once -------------------------------------------------------------------------------
+
+
+async def test_two_clients_at_once_in_a_new_home(scene: Scene) -> None:
+    with contextlib.ExitStack() as stack:
+        clients = []
+        for name in ("one", "two"):
+            (scene.folder / name).mkdir()
+            client = Client(scene.folder / name, VICTIM, "jobs", scene.marks, 50, 0)
+            clients.append(stack.enter_context(client))
+        for client in clients:
+            client.hear("over")
+            assert sorted(client.ended().values()) == sorted(str(n * n) for n in range(50))
+        supervisors = [one for one in processes_of(scene.home) if "kinetic._local" in one.cmdline()]
+        assert len(supervisors) == 1
+    async with aio.Client(backend="local") as client:
+        jobs = await client.list_jobs()
+        assert len({job.job_id for job in jobs}) == 100
+        statuses = await asyncio.gather(*(job.status() for job in jobs))
+        assert {*statuses} == {JobStatus.SUCCEEDED}
+        values = await asyncio.gather(*(job.result() for job in jobs))
+        assert sorted(values) == sorted([n * n for n in range(50)] * 2)
+        assert await client.list_jobs() == []
+    assert scene.started_twice() == []
+    scene.nobody_else()
+
+
+async def test_a_thousand_jobs_in_the_queue_are_listed_and_cancelled(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KINETIC_LOCAL_SLOTS", "1")
+    many = 1000
+    with scene.client(VICTIM, "gated", scene.marks, 1, 0) as first:
+        first.hear("submitted")
+        await soon(lambda: len(scene.started()) == 1)  # the only slot is taken
+        async with aio.Client(backend="local") as client, asyncio.timeout(40):
+            batch = await client.run_async_map(abs, range(-many, 0), max_concurrent=None)
+            await batch.submitted()
+            assert await batch.status_counts() == {"PENDING": many}
+            assert len([job for job in batch.jobs if job is not None]) == many
+            async with aio.Client() as other:
+                listed = await other.list_jobs()
+                assert len(listed) == many + 1
+                statuses = [await listed[place].status() for place in (0, -1)]
+                assert {*statuses} <= {JobStatus.PENDING, JobStatus.RUNNING}
+            await batch.cancel()
+            assert await batch.status_counts() == {"NOT_FOUND": many}
+            assert len(await client.list_jobs()) == 1
+            results = await batch.results(return_exceptions=True)
+            assert {type(one) for one in results} == {errors.JobCancelled}
+            (scene.marks / "go").touch()
+            assert await client.run(abs, -1) == 1
+            await batch.cleanup()
+            assert not [*(scene.home / "store" / "batches" / batch.group_id).rglob("*")]
+    scene.nobody_else()
+
+
+async def test_a_thousand_single_jobs_run_and_are_found_again(scene: Scene) -> None:
+    many = 1000
+    async with aio.Client(backend="local") as client, asyncio.timeout(50):
+        jobs = await asyncio.gather(*(client.submit(abs, -n) for n in range(many)))
+        assert len({job.job_id for job in jobs}) == many
+        async with aio.Client() as other:
+            listed = await other.list_jobs()
+            assert {job.job_id for job in listed} == {job.job_id for job in jobs}
+            values = await asyncio.gather(*(job.result(cleanup=False) for job in listed))
+            assert sorted(values) == [*range(many)]
+        assert sorted(await asyncio.gather(*jobs)) == [*range(many)]
+        assert await client.list_jobs() == []
+
+
+# --- memory -------------------------------------------------------------------------------------
+
+MEMORY = "256Mi"
+
+
+def at_once() -> Any:
+    return bytes(1 << 30)
+
+
+def piece_by_piece() -> Any:
+    """Take the last byte, in the smallest pieces, and hold on to them while it is told."""
+    kept: list[Any] = []
+    for size in (1 << 20, 1 << 16, 4096, 64):
+        with contextlib.suppress(MemoryError):
+            while True:
+                kept.append(bytearray(size))
+    return [kept, bytes(1 << 20)]
+
+
+def in_its_pickle() -> Any:
+    class Swelling:
+        def __reduce__(self) -> Any:
+            return (bytes, (bytearray(1 << 30),))
+
+    return Swelling()
+
+
+def for_the_result() -> Any:
+    """All the memory is the result's; none is left to tell it with."""
+    kept: list[Any] = []
+    for size in (1 << 20, 1 << 16, 4096):
+        with contextlib.suppress(MemoryError):
+            while True:
+                kept.append(bytes(size))
+    return lambda: kept
+
+
+async def test_a_job_that_takes_all_its_memory_says_so() -> None:
+    async with aio.Client(backend="local") as client, asyncio.timeout(DEADLINE_S):
+        for function in (at_once, piece_by_piece, in_its_pickle, for_the_result):
+            job = await client.submit(kinetic.run(backend="local", memory=MEMORY)(function))
+            with pytest.raises((MemoryError, errors.JobFailed)) as caught:
+                await job
+            assert "MemoryError" in (str(caught.value) + repr(caught.value)), caught.value
+            assert (await job.reason()).startswith("out of memory: ")
+            assert await job.status() is JobStatus.FAILED
+
+
+async def test_a_result_of_most_of_its_memory_arrives() -> None:
+    def large() -> Any:
+        return [bytes(50 << 20) for _ in range(3)]
+
+    async with aio.Client(backend="local") as client, asyncio.timeout(DEADLINE_S):
+        value = await client.run(kinetic.run(backend="local", memory=MEMORY)(large))
+        assert [len(part) for part in value] == [50 << 20] * 3
+
+
+async def test_a_job_that_is_killed_says_by_what() -> None:
+    def killed() -> None:
+        print("last words", flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    async with aio.Client(backend="local") as client, asyncio.timeout(DEADLINE_S):
+        job = await client.submit(killed)
+        with pytest.raises(errors.JobLost, match="SIGKILL") as caught:
+            await job
+        assert "memory" in str(caught.value) and "last words" in str(caught.value)
+        assert (caught.value.reason, caught.value.exit_code) == ("lost", -signal.SIGKILL)
+        assert (await job.reason()).startswith("lost: ")

@@ -1,0 +1,81 @@
+"""Kill the submitter of a batch at any moment, take the batch over, and lose nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import re
+import time
+from pathlib import Path
+
+import pytest
+
+from kinetic import aio, errors
+
+from .conftest import DEADLINE_S, Scene
+
+SWEEPER = Path(__file__).with_name("sweeper.py")
+COUNT = 12
+VALUES = [number * number for number in range(COUNT)]
+EVERYDAY, MORE, KILLS = 5, 125, 4
+"""Runs with so many kills each: 20 every day, 500 to soak."""
+
+ATTEMPT = re.compile(r"(\d+)\.(\d+)\.(claim|outcome)$")
+
+
+def seeds() -> list[object]:
+    slow = [pytest.param(seed, marks=pytest.mark.slow) for seed in range(EVERYDAY, MORE)]
+    return [*range(EVERYDAY), *slow]
+
+
+@pytest.mark.parametrize("seed", seeds())
+async def test_a_batch_outlives_its_submitter(scene: Scene, seed: int) -> None:
+    chance = random.Random(seed)
+    for _ in range(KILLS):
+        mode = chance.choice(["listed", "lazy"])
+        before = {*scene.submissions()}
+        with scene.client(SWEEPER, mode, scene.marks, COUNT) as submitter:
+            # mostly while it runs, but also before there is a batch, or while it begins
+            submitter.hear("ready" if chance.random() < 0.25 else "submitted")
+            time.sleep(chance.uniform(0, 0.8))
+            submitter.kill()
+        for group in {*scene.submissions()} - before:
+            await take_over(scene, group)
+    assert scene.started_twice() == []
+    scene.nobody_else()
+
+
+async def take_over(scene: Scene, group: str) -> None:
+    """Go on with the batch and check what it says, what lies in the store and what has run."""
+    async with aio.Client(backend="local") as client, asyncio.timeout(2 * DEADLINE_S):
+        try:
+            batch = await client.attach_batch(group)
+        except errors.NotFound:
+            return  # its submitter had not come to the manifest: there is no batch
+        already = committed(scene, group)
+        await batch.resume()
+        try:
+            values = await batch.results(cleanup=False)
+        except errors.InputsUnfinished:
+            rest = [(str(scene.marks), number) for number in range(batch.stored, COUNT)]
+            await batch.resume(inputs=rest)
+            values = await batch.results(cleanup=False)
+    assert values == VALUES
+    after = committed(scene, group)
+    assert {*after} == {*range(COUNT)}
+    assert already.items() <= after.items(), "what was committed is what counts"
+    for index, attempt in after.items():
+        ran = [mark for mark in scene.started() if mark.startswith(f"{group}-{index}.")]
+        assert all(int(mark.rpartition(".")[2]) <= attempt for mark in ran), "it ran once more"
+
+
+def committed(scene: Scene, group: str) -> dict[int, int]:
+    """Index → the attempt whose outcome is a value; there is one at most."""
+    found: dict[int, int] = {}
+    for path in (scene.home / "store" / "batches" / group).glob("attempts/*/*.outcome"):
+        if b'\\"kind\\":\\"value\\"' in path.read_bytes():
+            match = ATTEMPT.search(path.name)
+            assert match is not None
+            assert int(match[1]) not in found, f"item {match[1]} has two values"
+            found[int(match[1])] = int(match[2])
+    return found

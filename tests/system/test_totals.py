@@ -1,0 +1,60 @@
+"""Many items, some that raise and some that die without a word: the totals are exact."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+
+import pytest
+
+from kinetic import Failed, Lost, Succeeded, aio
+
+from .conftest import Scene
+
+RETRIES = 2
+
+
+def troubled(number: int) -> int:
+    """One in twenty raises, one in fifty dies, at every attempt; some more only at the first."""
+    first = os.environ["KINETIC_ATTEMPT"] == "1"
+    if number % 20 == 0 or (first and number % 33 == 5):
+        raise ValueError(number)
+    if number % 50 == 7 or (first and number % 97 == 3):
+        os._exit(9)
+    return number * number
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("many", [1000, pytest.param(10_000, marks=pytest.mark.slow)])
+async def test_the_totals_of_a_troubled_batch_are_exact(scene: Scene, many: int) -> None:
+    raising = {n for n in range(many) if n % 20 == 0}
+    dying = {n for n in range(many) if n % 50 == 7}
+    seen: Counter[int] = Counter()
+    async with aio.Client(backend="local") as client:
+        batch = await client.run_async_map(troubled, range(many), retries=RETRIES)
+        async for index, given, outcome in batch.outcomes():
+            seen[index] += 1
+            assert given == index
+            match outcome:
+                case Succeeded(value):
+                    assert value == index * index and index not in raising | dying
+                case Failed(error):
+                    assert index in raising and isinstance(error, ValueError)
+                case Lost():
+                    assert index in dying
+                case _:
+                    raise AssertionError(outcome)
+        assert seen == Counter(range(many))
+        assert await batch.status_counts() == {
+            "SUCCEEDED": many - len(raising | dying),
+            "FAILED": len(raising | dying),
+        }
+    claims = Counter(
+        int(path.name.split(".")[0])
+        for path in (scene.home / "store").glob("batches/*/attempts/*/*.claim")
+    )
+    assert {claims[n] for n in raising | dying} == {1 + RETRIES}
+    once_more = {n for n in range(many) if n % 33 == 5 or n % 97 == 3} - raising - dying
+    assert {claims[n] for n in once_more} == {2}
+    assert sum(claims.values()) == many + RETRIES * len(raising | dying) + len(once_more)
+    scene.nobody_else()

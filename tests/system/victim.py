@@ -1,0 +1,82 @@
+"""A client that may be killed at any moment; copied into a project of its own and run there.
+
+Usage: ``victim.py jobs|batch|gated|leaving FOLDER COUNT SECONDS``. It says ``ready`` before it does
+anything, then what it has submitted, then how that ended, and waits to be killed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from kinetic import aio
+
+
+def work(folder: str, number: int, seconds: float) -> int:
+    """Leave a mark, which nobody else may have left, and take some time."""
+    name = f"{os.environ['KINETIC_JOB_ID']}.{os.environ['KINETIC_ATTEMPT']}"
+    try:
+        Path(folder, name).touch(exist_ok=False)
+    except FileExistsError:
+        Path(folder, f"twice.{name}").touch()
+    time.sleep(seconds)
+    return number * number
+
+
+def gated(folder: str, number: int, seconds: float) -> int:
+    """Leave a mark, and wait for a file."""
+    work(folder, number, 0)
+    gates = [Path(folder, "go"), Path(folder, f"go.{number}")]
+    while not any(gate.exists() for gate in gates):
+        time.sleep(0.005)
+    return number * number
+
+
+async def leaving(folder: str, count: int, seconds: float) -> None:
+    """Submit and go."""
+    async with aio.Client(backend="local") as client:
+        for number in range(count):
+            job = await client.submit(gated, folder, number, seconds)
+            print("submitted", job.job_id, flush=True)
+
+
+async def jobs(folder: str, count: int, seconds: float) -> None:
+    async with aio.Client(backend="local") as client:
+
+        async def one(number: int) -> None:
+            job = await client.submit(work, folder, number, seconds)
+            print("submitted", job.job_id, flush=True)
+            try:
+                value = await job.result(cleanup=False)
+            except Exception as error:
+                print("ended", job.job_id, type(error).__name__, flush=True)
+            else:
+                print("ended", job.job_id, value, flush=True)
+
+        await asyncio.gather(*map(one, range(count)))
+
+
+async def batch(folder: str, count: int, seconds: float, function: Any = work) -> None:
+    async with aio.Client(backend="local") as client:
+        inputs = [(folder, number, seconds) for number in range(count)]
+        handle = await client.run_async_map(function, inputs, max_concurrent=2)
+        print("submitted", handle.group_id, flush=True)
+        for index, value in enumerate(await handle.results(return_exceptions=True)):
+            shown = type(value).__name__ if isinstance(value, Exception) else value
+            print("ended", f"{handle.group_id}-{index}", shown, flush=True)
+
+
+if __name__ == "__main__":
+    print("ready", flush=True)
+    mode, folder, count, seconds = sys.argv[1], sys.argv[2], int(sys.argv[3]), float(sys.argv[4])
+    modes: dict[str, Any] = {"jobs": jobs, "batch": batch, "leaving": leaving}
+    modes["gated"] = functools.partial(batch, function=gated)
+    asyncio.run(modes[mode](folder, count, seconds))
+    print("over", flush=True)
+    if mode != "leaving":
+        sys.stdin.read()

@@ -1,0 +1,48 @@
+"""The guards of conftest.py see what they are there to see."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import LoopGuard, end_processes
+
+WAITING = """
+import signal, sys
+signal.signal(signal.SIGTERM, signal.{})
+print(flush=True)
+sys.stdin.read()
+"""
+
+
+async def test_a_loop_that_is_held_fails_the_test(loop_guard: type[LoopGuard]) -> None:
+    with pytest.raises(pytest.fail.Exception, match=r"(?s)held for \d+ ms.*sleep\(1\)"):
+        with loop_guard():
+            await asyncio.sleep(0)
+            time.sleep(1)  # much longer than a thread ever waits for a processor: that is taken off
+
+
+async def test_a_loop_that_waits_does_not(loop_guard: type[LoopGuard]) -> None:
+    with loop_guard():
+        await asyncio.to_thread(time.sleep, 0.2)
+
+
+@pytest.mark.parametrize(("on_sigterm", "survives"), [("SIG_DFL", False), ("SIG_IGN", True)])
+def test_a_process_that_outlives_its_test_is_named_and_killed(
+    home: Path, on_sigterm: str, survives: bool
+) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", WAITING.format(on_sigterm)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        named = end_processes(home, deadline=1.0 if survives else 10.0)
+        assert [str(process.pid) in line for line in named] == [True] * survives
+        process.wait(10)  # by nothing else: its input is open

@@ -1,0 +1,95 @@
+"""What importing costs, counted in modules: milliseconds would depend on the machine."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import cloudpickle
+import pytest
+
+ROOT = Path(__file__).parents[1]
+CLOUD = {"aiohttp", "google", "grpc", "kubernetes", "kubernetes_asyncio", "requests", "urllib3"}
+HEAVY = {"IPython", "hypothesis", "jax", "keras", "numpy", "pytest", "rich", "sklearn", "torch"}
+
+LOADED = """
+import json, sys
+before = set(sys.modules)
+{code}
+print(json.dumps(sorted(set(sys.modules) - before)))
+"""
+
+
+def loaded_by(code: str, *path: Path) -> set[str]:
+    """The modules that *code* adds in a fresh interpreter with *path* and the libraries only."""
+    setup = f"import sys; sys.path[:0] = {[str(one) for one in path]}"
+    answer = subprocess.run(
+        [sys.executable, "-I", "-W", "error", "-c", f"{setup}\n{LOADED.format(code=code)}"],
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=False,
+    )
+    assert answer.returncode == 0, answer.stderr
+    return set(json.loads(answer.stdout))
+
+
+def top_level(modules: set[str]) -> set[str]:
+    return {name.partition(".")[0] for name in modules}
+
+
+def test_import_kinetic_loads_exactly_one_module() -> None:
+    assert loaded_by("import kinetic", ROOT) == {"kinetic"}
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import kinetic.aio",
+        "import kinetic.aio; kinetic.aio.Client",
+        "import kinetic; kinetic.submit",
+        "import kinetic; kinetic.run(accelerator='cpu')(lambda: None)",
+    ],
+)
+def test_what_every_user_touches_loads_nothing_heavy(code: str) -> None:
+    assert top_level(loaded_by(code, ROOT)) & (CLOUD | HEAVY) == set()
+
+
+def test_all_public_names_can_be_loaded() -> None:
+    loaded_by("import kinetic; [getattr(kinetic, name) for name in kinetic.__all__]", ROOT)
+    loaded_by("import kinetic.aio as aio; [getattr(aio, name) for name in aio.__all__]", ROOT)
+
+
+def test_importing_everything_leaves_logging_alone() -> None:
+    code = """
+import logging, pkgutil
+root = logging.getLogger()
+handlers, level = list(root.handlers), root.level
+import kinetic
+for module in pkgutil.walk_packages(kinetic.__path__, "kinetic."):
+    if not module.name.rpartition(".")[2] in ("__main__", "remote_runner"):
+        __import__(module.name)
+from absl import logging as absl_logging
+assert (root.handlers, root.level) == (handlers, level), (root.handlers, root.level)
+"""
+    assert top_level(loaded_by(code, ROOT)) & CLOUD == set()
+
+
+def test_the_runner_imports_nothing_but_the_standard_library_and_cloudpickle(
+    tmp_path: Path,
+) -> None:
+    shutil.copytree(
+        ROOT / "runner", tmp_path / "kinetic_runner", ignore=shutil.ignore_patterns("__pycache__")
+    )
+    code = """
+import pkgutil, kinetic_runner
+for module in pkgutil.iter_modules(kinetic_runner.__path__):
+    __import__("kinetic_runner." + module.name)
+"""
+    loaded = loaded_by(code, tmp_path, Path(cloudpickle.__file__).parents[1])
+    foreign = top_level(loaded) - set(sys.stdlib_module_names) - {"kinetic_runner"}
+    assert foreign <= {"cloudpickle"}
+    assert "kinetic_runner.attempt" in loaded

@@ -1,0 +1,160 @@
+"""The rules of CONTRIBUTING.md that a machine can check: sizes, names, exports, mentions."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+MAX_FILE_LINES = 600
+MAX_FUNCTION_LINES = 60
+VAGUE_NAMES = {"base", "common", "core", "helpers", "manager", "misc", "shared", "tools", "utils"}
+
+# Written apart, so that this file may contain them.
+UNSPEAKABLE = re.compile(
+    "|".join(
+        [
+            r"(?<!\w)/work/" + r"(main|shared|\.)",
+            r"\bshared/" + r"(design|seeds|reference|cluster|hooks)",
+            r"\bissue" + r" #?\d+",
+        ]
+    )
+)
+PATCHES = re.compile(
+    r"mock\.patch|patch\(\s*[\"']kinetic|monkeypatch\.setattr\(\s*[\"']?(kinetic|runner)\b"
+)
+LIBRARY = sorted(
+    path
+    for package in ("kinetic", "runner")
+    for path in (ROOT / package).rglob("*.py")
+    if "_runner" not in path.relative_to(ROOT).parts  # the link to runner/
+)
+
+
+def relative(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def project_files() -> Iterator[Path]:
+    """Every text file that is, or is about to be, part of the repository."""
+    listed = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"],
+        cwd=ROOT,
+        capture_output=True,
+        check=True,
+    ).stdout.decode()
+    for name in filter(None, listed.split("\0")):
+        path = ROOT / name
+        if path.is_file() and b"\0" not in path.read_bytes()[:1024]:
+            yield path
+
+
+@pytest.fixture(params=LIBRARY, ids=relative)
+def module(request: pytest.FixtureRequest) -> Path:
+    """Each file of the library and the runner."""
+    return request.param
+
+
+def test_a_module_has_one_concept(module: Path) -> None:
+    lines = module.read_text().count("\n")
+    assert lines <= MAX_FILE_LINES, "which second concept wants a file of its own?"
+    assert module.stem.strip("_") not in VAGUE_NAMES
+
+
+def test_a_function_fits_on_a_screen(module: Path) -> None:
+    too_long = [
+        f"{node.name}: {length} lines"
+        for node in ast.walk(ast.parse(module.read_text()))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and (length := (node.end_lineno or 0) - node.lineno + 1) > MAX_FUNCTION_LINES
+    ]
+    assert not too_long
+
+
+def test_a_module_says_what_it_is_for(module: Path) -> None:
+    assert ast.get_docstring(ast.parse(module.read_text())), "a sentence, please"
+
+
+def test_public_names_are_exactly_those_in_all(module: Path) -> None:
+    """Classes and functions without an underscore; constants may be listed as well."""
+    tree = ast.parse(module.read_text())
+    exported = _exported(tree)
+    if exported is None and (module.name == "__init__.py" or _is_script(tree)):
+        return
+    defined, bound = _top_level(tree)
+    public = {name for name in defined if not name.startswith("_")}
+    if exported is None:
+        assert not public, f"no __all__ in {relative(module)}"
+        return
+    assert public - set(exported) == set(), "public, not in __all__"
+    assert set(exported) - defined - bound == set(), "in __all__, not there"
+
+
+def _is_script(tree: ast.Module) -> bool:
+    last = tree.body[-1]
+    return isinstance(last, ast.If) and "__name__" in ast.unparse(last.test)
+
+
+def _exported(tree: ast.Module) -> list[str] | None:
+    for node in tree.body:
+        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+        for target in targets:
+            if isinstance(target, ast.Name) and target.id == "__all__":
+                return list(ast.literal_eval(node.value))  # type: ignore[attr-defined]
+    return None
+
+
+def _top_level(tree: ast.Module) -> tuple[set[str], set[str]]:
+    """Classes and functions; and every other name the module binds."""
+    defined: set[str] = set()
+    bound: set[str] = set()
+    statements: list[ast.stmt] = list(tree.body)
+    for node in statements:
+        match node:
+            case ast.ClassDef() | ast.FunctionDef() | ast.AsyncFunctionDef():
+                defined.add(node.name)
+            case ast.Assign():
+                names = (one for target in node.targets for one in ast.walk(target))
+                bound.update(one.id for one in names if isinstance(one, ast.Name))
+            case ast.AnnAssign(target=ast.Name(id=name)):
+                bound.add(name)
+            case ast.Import() | ast.ImportFrom():
+                bound.update((one.asname or one.name).split(".")[0] for one in node.names)
+            case ast.If() | ast.Try():
+                statements.extend(node.body + node.orelse)
+            case _:
+                pass
+    return defined, bound
+
+
+def test_nothing_of_the_workshop_is_mentioned() -> None:
+    mentions = [
+        f"{relative(path)}:{number}"
+        for path in project_files()
+        if path != ROOT / ".ci" / "run"  # the one place that knows what its machine has
+        for number, line in enumerate(path.read_text(errors="replace").splitlines(), 1)
+        if UNSPEAKABLE.search(line)
+    ]
+    assert not mentions
+
+
+def test_no_test_patches_a_module_of_ours() -> None:
+    """Use a fake of the port, or a real part: patches hold the inside in place, not the promise."""
+    patched = [
+        f"{relative(path)}:{text.count(chr(10), 0, match.start()) + 1}"
+        for path in sorted((ROOT / "tests").rglob("*.py"))
+        if path != Path(__file__)
+        for text in [path.read_text()]
+        for match in PATCHES.finditer(text)
+    ]
+    assert not patched
+
+
+def test_the_runner_in_the_package_is_the_runner() -> None:
+    link = ROOT / "kinetic" / "_runner"
+    assert link.resolve() == (ROOT / "runner").resolve()

@@ -1,0 +1,175 @@
+# pyright: strict
+"""What the type checkers know: nothing here may be an error."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from typing import Any, assert_type
+
+import kinetic
+import kinetic.aio
+from kinetic import (
+    BatchHandle,
+    Cancelled,
+    Completion,
+    Data,
+    Failed,
+    JobHandle,
+    JobStatus,
+    Lost,
+    Outcome,
+    Progress,
+    RemoteFunction,
+    Succeeded,
+)
+
+
+@kinetic.run(accelerator="tpu-v6e-8", spot=True, memory="4Gi", timeout=3600)
+def train(rate: float, *, epochs: int = 3) -> list[float]:
+    return [rate] * epochs
+
+
+@kinetic.run
+def bare(text: str) -> int:
+    return len(text)
+
+
+@kinetic.run("gpu-l4", "prebuilt", "repo", "zone", "project", ["A_*"], "cluster", "gke", "ns")
+def positional() -> None: ...
+
+
+@kinetic.run(volumes={"/data": Data("./data")}, backend="local")
+async def fetch(url: str) -> bytes:
+    return url.encode()
+
+
+class Model:
+    @kinetic.run(cpu=2)
+    def fit(self, steps: int) -> float:
+        return steps / 2
+
+    @kinetic.run()
+    async def score(self, text: str) -> int:
+        return len(text)
+
+
+def decorated_functions_keep_their_types(model: Model) -> None:
+    assert_type(train(0.1), list[float])
+    assert_type(train(0.1, epochs=2), list[float])
+    assert_type(train.local(0.1), list[float])
+    assert_type(train.options(accelerator="cpu", timeout=None)(0.1), list[float])
+    assert_type(bare("x"), int)
+    assert_type(bare.__name__, str)
+    assert_type(model.fit(3), float)
+    assert_type(model.fit.local(3), float)
+    assert_type(model.fit.options(cpu=4).run_async(3), JobHandle[float])
+    assert_type(model.fit.run_async(3).result(), float)
+    plain: Callable[[str], int] = bare
+    remote: RemoteFunction[[str], int] = bare
+    assert_type(plain("x"), int)
+    assert_type(remote("x"), int)
+
+
+def handles_know_what_they_will_return() -> None:
+    job = train.run_async(0.1, epochs=2)
+    assert_type(job, JobHandle[list[float]])
+    assert_type(job.result(timeout=3, on_status_change=print), list[float])
+    assert_type(job.status(), JobStatus)
+    assert_type(job.logs(follow=True), str | None)
+    assert_type(kinetic.attach(job.job_id), JobHandle[Any])
+    batch = train.run_async_map([0.1, 0.2], max_concurrent=None, name="sweep", tags={"a": "b"})
+    assert_type(batch, BatchHandle[list[float]])
+    for ended in batch.as_completed(timeout=3):
+        assert_type(ended, JobHandle[list[float]])
+    iterator: Iterator[JobHandle[list[float]]] = batch.as_completed()
+    stream: AsyncIterator[JobHandle[list[float]]] = batch.as_completed()
+    print(iterator, stream)
+    assert_type(batch.jobs, list[JobHandle[list[float]] | None])
+    with batch as same:
+        assert_type(same, BatchHandle[list[float]])
+    assert_type(batch.results(), list[list[float]])
+    assert_type(batch.results(ordered=False, timeout=3), list[list[float]])
+    assert_type(batch.results(return_exceptions=True), list[Any])
+    assert_type(batch.resume(inputs=[0.3], seal=True), BatchHandle[list[float]])
+    assert_type(batch.retry_failed([1, 2]), int)
+    assert_type(kinetic.list_batches(tags={"a": "b"}), list[BatchHandle[Any]])
+    for one in batch.progress():
+        assert_type(one, Progress)
+
+
+def outcomes_know_what_they_hold() -> float:
+    batch = train.run_async_map([0.1], progress=False)
+    for completion in batch.outcomes(ordered=True):
+        assert_type(completion, Completion[list[float]])
+        assert_type(completion.index, int)
+        assert_type(completion.input, Any)
+        assert_type(completion.outcome, Outcome[list[float]])
+        assert_type(completion.outcome.unwrap(), list[float])
+        assert_type(completion.outcome.error, Exception | None)
+    for index, given, outcome in batch.outcomes():
+        match outcome:
+            case Succeeded(value):
+                assert_type(value, list[float])
+            case Failed(error) | Cancelled(error) | Lost(error):
+                assert_type(error, Exception)
+        print(index, given, outcome.ok)
+        if isinstance(outcome, Succeeded):
+            return outcome.value[0]
+        raise outcome.error
+    iterator: Iterator[Completion[list[float]]] = batch.outcomes()
+    stream: AsyncIterator[Completion[list[float]]] = batch.outcomes()
+    print(iterator, stream)
+    return 0.0
+
+
+async def coroutines_are_seen_through(model: Model) -> None:
+    coroutine: Coroutine[Any, Any, bytes] = fetch("u")
+    assert_type(await coroutine, bytes)
+    assert_type(await fetch("u"), bytes)
+    assert_type(await fetch.local("u"), bytes)
+    assert_type(fetch.run_async("u"), JobHandle[bytes])
+    assert_type(fetch.run_async_map(["u"]), BatchHandle[bytes])
+    assert_type(await model.score("x"), int)
+    assert_type(model.score.run_async("x"), JobHandle[int])
+    assert_type(await train.run_async(0.1), list[float])
+
+
+async def the_async_api_has_the_same_types() -> None:
+    job = await kinetic.submit(train, 0.1, epochs=2)
+    assert_type(job, kinetic.aio.JobHandle[list[float]])
+    assert_type(await job, list[float])
+    assert_type(await job.result(), list[float])
+    assert_type(await kinetic.aio.submit(fetch, "u"), kinetic.aio.JobHandle[bytes])
+    assert_type(await kinetic.aio.run(fetch, "u"), bytes)
+    assert_type(await kinetic.aio.run(bare, "u"), int)
+    async with kinetic.aio.Client() as client:
+        assert_type(await (await client.submit(train, 0.1)).result(), list[float])
+        assert_type(await client.run(len, "abc"), int)
+        batch = await client.run_async_map(train, [0.1], max_concurrent=None)
+        assert_type(batch, kinetic.aio.BatchHandle[list[float]])
+        assert_type(await client.run_async_map(fetch, ["u"]), kinetic.aio.BatchHandle[bytes])
+        async for completion in batch.outcomes(ordered=True, timeout=3):
+            assert_type(completion, Completion[list[float]])
+        async for one in batch.progress():
+            assert_type(one, Progress)
+        assert_type(await batch.results(), list[list[float]])
+        assert_type(await batch.results(return_exceptions=True), list[Any])
+        assert_type(await batch.resume(), kinetic.aio.BatchHandle[list[float]])
+        assert_type(await batch.retry_failed(), int)
+        assert_type(await client.list_batches("n", limit=3), list[kinetic.aio.BatchHandle[Any]])
+    numbers = await kinetic.aio.run_async_map(fetch, ["u"], progress=True)
+    async for index, _, outcome in numbers.outcomes():
+        assert_type(index, int)
+        assert_type(outcome, Outcome[bytes])
+    assert_type(await kinetic.aio.run_async_map(bare, ["u"]), kinetic.aio.BatchHandle[int])
+    assert_type(await kinetic.aio.list_batches(), list[kinetic.aio.BatchHandle[Any]])
+
+
+async def a_plain_function_gives_its_type_to_the_outcomes() -> None:
+    def f(x: int) -> float:
+        return x / 2
+
+    batch = await kinetic.aio.run_async_map(f, [1, 2])
+    async for completion in batch.outcomes():
+        assert_type(completion, Completion[float])
+        assert_type(completion.outcome, Outcome[float])

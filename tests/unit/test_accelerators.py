@@ -1,0 +1,383 @@
+"""Every entry of the table, every way to name one, and nothing else.
+
+After a change of the table, write the page of the reference anew::
+
+    python -m tests.unit.test_accelerators
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kinetic._accelerator_table import BARE_GPUS, BARE_TPUS, GPUS, TPUS
+from kinetic.accelerators import Accelerator, catalogue, markdown, parse
+from kinetic.errors import ConfigurationError
+
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "accelerators.md"
+BEGIN, END = "<!-- the table: generated -->\n", "<!-- end of the table -->\n"
+EVERYTHING = catalogue()
+
+# name: count, machine, hosts, topology, label. A second writing of what the table has to say.
+GPU_MACHINES = {
+    "l4": {1: "g2-standard-4", 2: "g2-standard-24", 4: "g2-standard-48", 8: "g2-standard-96"},
+    "t4": {1: "n1-standard-4", 2: "n1-standard-8", 4: "n1-standard-16"},
+    "v100": {1: "n1-standard-8", 2: "n1-standard-16", 4: "n1-standard-32", 8: "n1-standard-64"},
+    "a100": {
+        **{n: f"a2-highgpu-{n}g" for n in (1, 2, 4, 8)},
+        16: "a2-megagpu-16g",
+    },
+    "a100-80gb": {n: f"a2-ultragpu-{n}g" for n in (1, 2, 4, 8)},
+    "h100": {n: f"a3-highgpu-{n}g" for n in (1, 2, 4, 8)},
+    "h100-mega": {8: "a3-megagpu-8g"},
+    "h200": {8: "a3-ultragpu-8g"},
+    "b200": {8: "a4-highgpu-8g"},
+    "gb200": {4: "a4x-highgpu-4g"},
+    "gb300": {4: "a4x-maxgpu-4g-metal"},
+    "rtx-pro-6000": {n: f"g4-standard-{48 * n}" for n in (1, 2, 4, 8)},
+    "p4": {1: "n1-standard-4", 2: "n1-standard-8", 4: "n1-standard-16"},
+    "p100": {1: "n1-standard-4", 2: "n1-standard-8", 4: "n1-standard-16"},
+}
+CUBES = "4x4x4 4x4x8 4x8x8 8x8x8 8x8x16 8x16x16 16x16x16"
+TPU_SLICES = {
+    ("tpu7x", "tpu7x-standard-1t", "tpu7x"): "1x1x1",
+    ("tpu7x", "tpu7x-standard-4t", "tpu7x"): f"2x2x1 2x2x2 2x2x4 2x4x4 {CUBES}",
+    ("v6e", "ct6e-standard-1t", "tpu-v6e-slice"): "1x1",
+    ("v6e", "ct6e-standard-8t", "tpu-v6e-slice"): "2x4",
+    ("v6e", "ct6e-standard-4t", "tpu-v6e-slice"): "2x2 2x4 4x4 4x8 8x8 8x16 16x16",
+    ("v5p", "ct5p-hightpu-4t", "tpu-v5p-slice"): f"2x2x1 2x2x2 2x2x4 2x4x4 {CUBES} 16x16x24",
+    ("v5litepod", "ct5lp-hightpu-1t", "tpu-v5-lite-podslice"): "1x1",
+    ("v5litepod", "ct5lp-hightpu-8t", "tpu-v5-lite-podslice"): "2x4",
+    ("v5litepod", "ct5lp-hightpu-4t", "tpu-v5-lite-podslice"): "2x2 2x4 4x4 4x8 8x8 8x16 16x16",
+    ("v4", "ct4p-hightpu-4t", "tpu-v4-podslice"): f"2x2x1 2x2x2 2x2x4 2x4x4 {CUBES}",
+    ("v3", "ct3-hightpu-4t", "tpu-v3-device"): "2x2",
+    ("v3", "ct3p-hightpu-4t", "tpu-v3-slice"): "4x4 4x8 8x8 8x16 16x16 16x32 32x32 32x64",
+}
+
+
+@pytest.fixture(params=EVERYTHING, ids=str)
+def entry(request: pytest.FixtureRequest) -> Accelerator:
+    """Each accelerator there is, each layout on its own."""
+    accelerator: Accelerator = request.param
+    return accelerator
+
+
+# --- the table ---
+
+
+def test_the_gpus_are_those_of_the_published_machines() -> None:
+    assert {name: dict(gpu.machines) for name, gpu in GPUS.items()} == GPU_MACHINES
+
+
+def test_the_slices_are_those_of_the_published_machines() -> None:
+    found: dict[tuple[str, str, str], list[str]] = {}
+    for one in EVERYTHING:
+        if one.kind == "tpu":
+            found.setdefault((one.name, one.machine, one.label), []).append(one.topology)
+    assert found == {key: shapes.split() for key, shapes in TPU_SLICES.items()}
+
+
+def test_an_entry_agrees_with_itself(entry: Accelerator) -> None:
+    if entry.kind == "tpu":
+        assert math.prod(int(side) for side in entry.topology.split("x")) == entry.count
+        assert entry.machine.endswith(f"-{entry.chips_per_host}t")
+    elif entry.kind == "gpu":
+        assert entry.hosts == 1
+        assert entry.topology == ""
+    assert entry.chips_per_host * entry.hosts == entry.count
+    assert entry.multi_host == (entry.hosts > 1)
+
+
+def test_an_entry_has_one_name_of_its_own_that_parses_back(entry: Accelerator) -> None:
+    assert parse(str(entry)) == entry
+    assert [one for one in EVERYTHING if str(one) == str(entry)] == [entry]
+
+
+def test_every_entry_may_be_spot(entry: Accelerator) -> None:
+    spot = parse(f"{entry}:spot")
+    assert spot == parse(str(entry), spot=True) == parse(str(spot))
+    assert str(spot) == f"{entry}:spot"
+    assert spot.spot
+    assert spot.node_selector == {**entry.node_selector, "cloud.google.com/gke-spot": "true"}
+
+
+def test_every_entry_is_found_without_its_kind_and_in_capitals(entry: Accelerator) -> None:
+    name = str(entry)
+    bare = name.removeprefix("gpu-").removeprefix("tpu-")
+    assert parse(bare) == parse(f"  {name.upper()}\n") == entry
+    if entry.kind != "cpu":
+        assert parse(f"{entry.kind}:{bare}") == parse(f"{entry.kind}-{bare}") == entry
+
+
+def test_every_usual_slice_is_found_by_its_shape() -> None:
+    for one in EVERYTHING:
+        if one.kind == "tpu" and one == one.layouts[0]:
+            assert parse(f"{one.name}-{one.topology}") == one
+
+
+def test_what_an_entry_asks_of_a_node(entry: Accelerator) -> None:
+    selector = entry.node_selector
+    match entry.kind:
+        case "cpu":
+            assert (selector, entry.resource) == ({}, "")
+        case "gpu":
+            assert selector == {"cloud.google.com/gke-accelerator": entry.label}
+            assert entry.resource == "nvidia.com/gpu"
+        case "tpu":
+            assert selector["cloud.google.com/gke-tpu-accelerator"] == entry.label
+            assert selector["cloud.google.com/gke-tpu-topology"] == entry.topology
+            assert entry.resource == "google.com/tpu"
+
+
+def test_only_grace_machines_are_arm(entry: Accelerator) -> None:
+    assert entry.arch == ("arm64" if entry.name in ("gb200", "gb300") else "amd64")
+
+
+def test_a_single_v3_host_is_a_device() -> None:
+    """Its nodes do not carry the label of a pod's slice."""
+    assert parse("v3-4").label == "tpu-v3-device"
+    assert {parse(f"v3-{chips}").label for chips in (16, 32, 1024)} == {"tpu-v3-slice"}
+
+
+def test_no_machine_has_sixteen_a100_of_80_gb() -> None:
+    with pytest.raises(ConfigurationError, match=r"no machine has 16 .*gpu-a100-80gbx8"):
+        parse("a100-80gbx16")
+    assert all(one.machine != "a2-ultragpu-16g" for one in EVERYTHING)
+
+
+# --- names ---
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        # what the documentation of `run` names
+        ("tpu-v5e-1", "tpu-v5litepod-1"),
+        ("tpu-v3-8", "tpu-v3-4"),
+        ("tpu-v5litepod-4", "tpu-v5litepod-4"),
+        ("tpu-v6e-8", "tpu-v6e-8"),
+        ("tpu-v5litepod-2x4", "tpu-v5litepod-8"),
+        ("gpu-l4", "gpu-l4"),
+        ("gpu-a100", "gpu-a100"),
+        ("l4", "gpu-l4"),
+        ("a100", "gpu-a100"),
+        # models and generations alone
+        ("b200", "gpu-b200x8"),
+        ("gb200", "gpu-gb200x4"),
+        ("v6e", "tpu-v6e-8"),
+        ("v5p", "tpu-v5p-8"),
+        ("v5e", "tpu-v5litepod-4"),
+        ("v4", "tpu-v4-4"),
+        ("v3", "tpu-v3-4"),
+        ("tpu7x", "tpu7x-4"),
+        ("gpu", "gpu-l4"),
+        ("tpu", "tpu-v5litepod-4"),
+        # numbers
+        ("gpu-a100x4", "gpu-a100x4"),
+        ("a100x1", "gpu-a100"),
+        ("gpu:4", "gpu-h100x4"),
+        ("gpu-16", "gpu-a100x16"),
+        ("8", "gpu-h100x8"),
+        ("32", "tpu-v5p-32"),
+        ("tpu:1", "tpu-v5litepod-1"),
+        ("tpu:4", "tpu-v5litepod-4"),
+        ("tpu-8", "tpu-v6e-8"),
+        ("tpu:4096", "tpu-v4-4096"),
+        # labels and other names
+        ("nvidia-tesla-t4", "gpu-t4"),
+        ("nvidia-h100-80gbx8", "gpu-h100x8"),
+        ("gpu-nvidia-l4", "gpu-l4"),
+        ("rtx-pro-6000x2", "gpu-rtx-pro-6000x2"),
+        ("tpu-v5-lite-podslice", "tpu-v5litepod-4"),
+        ("tpu-v6e-slice-16", "tpu-v6e-16"),
+        ("trillium-4", "tpu-v6e-4"),
+        ("tpu-v7x-8", "tpu7x-8"),
+        ("ironwood-4x4x4", "tpu7x-64"),
+        # shapes
+        ("v5p-8x8x8", "tpu-v5p-512"),
+        ("v5p-4x4x12", "tpu-v5p-4x4x12"),
+        ("v5p-4x8x16", "tpu-v5p-4x8x16"),
+        ("tpu7x-16x16x36", "tpu7x-16x16x36"),
+        # layouts
+        ("v6e-8:hosts=1", "tpu-v6e-8"),
+        ("v6e-2x4:hosts=2", "tpu-v6e-8:hosts=2"),
+        ("v5e-8:spot:hosts=2", "tpu-v5litepod-8:hosts=2:spot"),
+        # processors
+        ("cpu", "cpu"),
+        ("CPU:4", "cpu:4"),
+        ("cpu:16:spot", "cpu:16:spot"),
+        ("cpu:hosts=3", "cpu:hosts=3"),
+        ("cpu:4:spot:hosts=2", "cpu:4:hosts=2:spot"),
+        ("cpu:hosts=1", "cpu"),
+    ],
+)
+def test_what_a_name_means(text: str, name: str) -> None:
+    assert str(parse(text)) == name
+    assert parse(name) == parse(text)
+
+
+def test_each_alias_is_its_model() -> None:
+    for gpu in GPUS.values():
+        for alias in (gpu.label, *gpu.aliases):
+            assert parse(alias) == parse(f"gpu-{alias}") == parse(gpu.name)
+    for tpu in TPUS.values():
+        for alias in tpu.aliases:
+            assert parse(alias) == parse(f"tpu-{alias}") == parse(tpu.name)
+
+
+def test_each_number_without_a_model_means_an_entry() -> None:
+    for count, name in BARE_GPUS.items():
+        assert parse(f"gpu:{count}") == parse(str(count)) == parse(f"{name}x{count}")
+    for count, name in BARE_TPUS.items():
+        assert parse(f"tpu:{count}") == parse(f"{name}-{count}")
+
+
+def test_cores_are_asked_for_or_left_open() -> None:
+    assert (parse("cpu:4").count, parse("cpu").count) == (4, 0)
+    assert parse("cpu:4").chips_per_host == 0
+
+
+# --- layouts ---
+
+
+@pytest.mark.parametrize(
+    ("name", "single", "double"),
+    [
+        ("v6e-8", "ct6e-standard-8t", "ct6e-standard-4t"),
+        ("v5litepod-2x4", "ct5lp-hightpu-8t", "ct5lp-hightpu-4t"),
+    ],
+)
+def test_eight_chips_come_on_one_host_or_on_two(name: str, single: str, double: str) -> None:
+    one, two = parse(name).layouts
+    assert (one.machine, one.hosts, one.chips_per_host) == (single, 1, 8)
+    assert (two.machine, two.hosts, two.chips_per_host) == (double, 2, 4)
+    assert one == parse(name)
+
+
+def test_the_pools_decide_which_layout_is_used() -> None:
+    either = parse("tpu-v6e-8")
+    single, double = ("ct6e-standard-8t", "2x4"), ("ct6e-standard-4t", "2x4")
+    assert either.among({single}) == either
+    assert either.among({double}) == parse("tpu-v6e-8:hosts=2")
+    assert either.among({single, double}) == either
+    assert either.among(set()) == either
+    # a pool of that machine in another shape is no such pool
+    assert either.among({("ct6e-standard-4t", "2x2")}) == either
+    assert parse("v6e-8:spot").among({double}) == parse("v6e-8:hosts=2:spot")
+
+
+def test_a_layout_that_was_named_stays() -> None:
+    named = parse("tpu-v6e-8:hosts=2")
+    assert named.among({("ct6e-standard-8t", "2x4")}) == named
+
+
+def test_the_pods_of_two_hosts_cannot_land_on_half_of_one() -> None:
+    """The nodes of both carry the same TPU labels."""
+    one, two = parse("tpu-v6e-8").layouts
+    assert "node.kubernetes.io/instance-type" not in one.node_selector
+    assert two.node_selector["node.kubernetes.io/instance-type"] == "ct6e-standard-4t"
+
+
+def test_most_accelerators_have_one_layout() -> None:
+    several = {str(one) for one in EVERYTHING if len(one.layouts) > 1}
+    names = ("tpu-v6e-8", "tpu-v5litepod-8")
+    assert several == {f"{name}{hosts}" for name in names for hosts in ("", ":hosts=2")}
+
+
+# --- what is no name ---
+
+
+@pytest.mark.parametrize(
+    ("text", "hint"),
+    [
+        ("a100-4", "did you mean 'a100x4'"),
+        ("v6e8", "'v6e-8'"),
+        ("gpu-v6e-8", "'tpu-v6e-8'"),
+        ("tpu-l4", "'gpu-l4'"),
+        ("h1000", "'h100'"),
+        ("nvidia-l5", "'nvidia-l4'"),
+        ("zzz", "names are like"),
+        ("", "names are like"),
+        ("x" * 10_000, "names are like"),
+        ("cpu:0", "'cpu'"),
+        ("cpu:many", "'cpu'"),
+        ("l4x3", "gpu-l4x1, gpu-l4x2, gpu-l4x4 or gpu-l4x8"),
+        ("b200x1", "there are gpu-b200x8"),
+        ("v6e-12", "1, 4, 8, 16"),
+        ("v6e-4x2", "2x2, 2x4, 4x4"),
+        ("v5p-4x4x10", "4x4x4"),
+        ("v5p-8x4x8", "4x8x8"),
+        ("v5p-4x4x012", "4x4x4"),
+        ("v5p-0x4x4", "4x4x4"),
+        ("v5p-16x16x28", "16x16x24"),
+        ("v6e-4x4x8", "4x4"),
+        ("v6e-16:hosts=2", "its number of hosts is 4"),
+        ("l4:hosts=2", "its number of hosts is 1"),
+        ("l4:spot:spot", "no accelerator"),
+        ("l4:hosts=", "no accelerator"),
+        ("l4:", "no accelerator"),
+        ("gpu:", "no accelerator"),
+        ("a100 x4", "'a100x4'"),
+        ("l4x٤", "no accelerator"),
+        ("3", "no accelerator"),
+        ("9" * 5000, "no accelerator"),
+    ],
+)
+def test_an_unknown_name_is_an_error_that_helps(text: str, hint: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        parse(text)
+    assert hint in str(caught.value)
+    assert len(str(caught.value)) < 400
+
+
+@pytest.mark.parametrize("value", [None, 4, b"l4", ["l4"]])
+def test_what_is_no_text_is_an_error(value: object) -> None:
+    with pytest.raises(ConfigurationError, match="must be a name"):
+        parse(value)  # type: ignore[arg-type]
+
+
+NAMES = ["gpu", "tpu", "cpu", "l4", "a100", "v5p", "v6e", "tpu7x", "nvidia-l4", "hosts=2", "spot"]
+BETWEEN = ["-", ":", "x", "=", "0", "1", "4", "8", "2x4", "4x4x12", "16", "0004", " ", "٤", ""]
+WORDS = st.sampled_from([*NAMES, *BETWEEN])
+
+
+@given(st.text() | st.lists(WORDS, max_size=7).map("".join))
+@settings(max_examples=300)
+def test_any_text_is_an_accelerator_or_a_configuration_error(text: str) -> None:
+    try:
+        found = parse(text)
+    except ConfigurationError:
+        return
+    assert parse(str(found)) == found
+    assert found in found.layouts
+
+
+@given(st.tuples(*[st.integers(1, 6)] * 3), st.sampled_from(["v4", "v5p", "tpu7x"]))
+def test_larger_shapes_are_multiples_of_four_in_order(
+    fourths: tuple[int, int, int], name: str
+) -> None:
+    sides = sorted(4 * one for one in fourths)
+    text = f"{name}-{'x'.join(map(str, sides))}"
+    if math.prod(sides) > max(TPUS[name].largest, 64):
+        with pytest.raises(ConfigurationError):
+            parse(text)
+    else:
+        found = parse(text)
+        assert found.count == math.prod(sides) == 4 * found.hosts
+
+
+# --- the page ---
+
+
+def test_the_page_of_the_reference_is_current() -> None:
+    table = PAGE.read_text().partition(BEGIN)[2].partition(END)[0]
+    assert table == markdown(), "write it anew: python -m tests.unit.test_accelerators"
+
+
+if __name__ == "__main__":
+    before, _, rest = PAGE.read_text().partition(BEGIN)
+    PAGE.write_text(before + BEGIN + markdown() + END + rest.partition(END)[2])

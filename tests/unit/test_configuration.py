@@ -1,0 +1,314 @@
+"""Argument, variable, profile, default: for every setting, and what backend follows from them."""
+
+from __future__ import annotations
+
+import logging
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kinetic import accelerators, configuration, profiles
+from kinetic.configuration import Target, home, log_level, profiles_file, resolve, with_store
+from kinetic.errors import ConfigurationError, ProfileError
+from kinetic.profiles import Profile, Profiles
+
+ROOT = Path(__file__).parents[2]
+ARGUMENTS = (
+    "backend",
+    "project",
+    "zone",
+    "cluster",
+    "namespace",
+    "base_image_repo",
+    "output_dir",
+)
+SETTINGS = (*ARGUMENTS, "store", "kube_context")
+DEFAULTS = {
+    "backend": "local",
+    "zone": "us-central1-a",
+    "cluster": "kinetic-cluster",
+    "namespace": "default",
+    "base_image_repo": "kinetic",
+}
+
+
+class Machine:
+    """An environment with a home of its own, as the tests fill it."""
+
+    def __init__(self, root: Path) -> None:
+        self.environ = {"HOME": str(root)}
+
+    def profile(self, **settings: str) -> None:
+        kept = Profiles().create(Profile.checked("work", settings)).use("work")
+        profiles.save(profiles_file(self.environ), kept)
+
+    def resolve(self, **arguments: str) -> Target:
+        return resolve(**arguments, environ=self.environ)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    return Machine(tmp_path)
+
+
+def value_of(setting: str, letter: str) -> str:
+    """A value that is told apart by its source."""
+    backend = {"a": "pathways", "v": "gke", "p": "local"}
+    return backend[letter] if setting == "backend" else f"{setting}-{letter}"
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_the_default_holds_when_nobody_says_anything(machine: Machine, setting: str) -> None:
+    assert getattr(machine.resolve(), setting) == DEFAULTS.get(setting)
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_the_profile_wins_over_the_default(machine: Machine, setting: str) -> None:
+    machine.profile(**{setting: value_of(setting, "p")})
+    assert getattr(machine.resolve(), setting) == value_of(setting, "p")
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_the_variable_wins_over_the_profile(machine: Machine, setting: str) -> None:
+    machine.profile(**{"project": "p", setting: value_of(setting, "p")})
+    machine.environ[f"KINETIC_{setting.upper()}"] = value_of(setting, "v")
+    assert getattr(machine.resolve(), setting) == value_of(setting, "v")
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_an_empty_variable_says_nothing(machine: Machine, setting: str) -> None:
+    machine.profile(**{setting: value_of(setting, "p")})
+    machine.environ[f"KINETIC_{setting.upper()}"] = ""
+    assert getattr(machine.resolve(), setting) == value_of(setting, "p")
+
+
+@pytest.mark.parametrize("setting", ARGUMENTS)
+def test_the_argument_wins_over_the_variable(machine: Machine, setting: str) -> None:
+    machine.profile(**{"project": "p", setting: value_of(setting, "p")})
+    machine.environ[f"KINETIC_{setting.upper()}"] = value_of(setting, "v")
+    found = machine.resolve(**{setting: value_of(setting, "a")})
+    assert getattr(found, setting) == value_of(setting, "a")
+
+
+@pytest.mark.parametrize("setting", ARGUMENTS)
+def test_an_empty_argument_is_an_error(machine: Machine, setting: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"{setting} is empty"):
+        machine.resolve(**{setting: ""})
+
+
+def test_google_cloud_project_is_the_last_word_about_the_project(machine: Machine) -> None:
+    machine.environ["GOOGLE_CLOUD_PROJECT"] = "shared"
+    assert machine.resolve(backend="gke").project == "shared"
+    machine.profile(project="ours")
+    assert machine.resolve(backend="gke").project == "ours"
+
+
+def test_without_any_configuration_jobs_run_here(machine: Machine) -> None:
+    target = machine.resolve()
+    assert (target.backend, target.why) == ("local", "no project is configured")
+
+
+def test_a_project_of_ours_chooses_gke_and_says_whose_it_was(machine: Machine) -> None:
+    target = machine.resolve(project="p")
+    assert (target.backend, target.why) == ("gke", "project 'p' comes from the argument project")
+    machine.environ["KINETIC_PROJECT"] = "v"
+    assert machine.resolve().why == "project 'v' comes from KINETIC_PROJECT"
+    del machine.environ["KINETIC_PROJECT"]
+    machine.profile(project="w")
+    assert machine.resolve().why == "project 'w' comes from the profile 'work'"
+
+
+def test_a_context_chooses_gke_without_a_project(machine: Machine) -> None:
+    machine.environ["KINETIC_KUBE_CONTEXT"] = "kind-kind"
+    target = machine.resolve()
+    assert (target.backend, target.project, target.kube_context) == ("gke", None, "kind-kind")
+
+
+def test_google_cloud_project_alone_chooses_no_cloud(machine: Machine) -> None:
+    machine.environ["GOOGLE_CLOUD_PROJECT"] = "shared"
+    target = machine.resolve()
+    assert target.backend == "local"
+    assert "KINETIC_PROJECT" in target.why  # what to do about it
+
+
+def test_google_cloud_project_counts_beside_a_named_cluster(machine: Machine) -> None:
+    machine.environ["GOOGLE_CLOUD_PROJECT"] = "shared"
+    target = machine.resolve(cluster="c")
+    assert (target.backend, target.project) == ("gke", "shared")
+    machine.profile(cluster="c")
+    assert machine.resolve().backend == "gke"
+
+
+def test_a_cluster_without_a_project_is_said_to_be_unused(machine: Machine) -> None:
+    target = machine.resolve(cluster="c")
+    assert target.backend == "local"
+    assert "no project is configured" in target.why
+    assert "'c'" in target.why
+
+
+def test_a_named_backend_wins_over_a_configured_project(machine: Machine) -> None:
+    machine.environ["KINETIC_PROJECT"] = "p"
+    target = machine.resolve(backend="local")
+    assert (target.backend, target.why) == ("local", "chosen by the argument backend")
+    machine.environ["KINETIC_BACKEND"] = "LOCAL"
+    target = machine.resolve()
+    assert (target.backend, target.why) == ("local", "chosen by KINETIC_BACKEND")
+
+
+@pytest.mark.parametrize("arguments", [{"project": "p"}, {"project": "p", "backend": "gke"}])
+def test_several_hosts_make_pathways_of_gke(machine: Machine, arguments: dict[str, str]) -> None:
+    several = accelerators.parse("tpu-v5p-16")
+    target = resolve(**arguments, accelerator=several, environ=machine.environ)
+    assert target.backend == "pathways"
+    assert target.why.endswith("; tpu-v5p-16 has 4 hosts")
+
+
+@pytest.mark.parametrize("name", ["cpu", "gpu-a100x8", "tpu-v5e-8", "tpu-v6e-8"])
+def test_one_host_stays_on_gke(machine: Machine, name: str) -> None:
+    accelerator = accelerators.parse(name)
+    target = resolve(project="p", accelerator=accelerator, environ=machine.environ)
+    assert target.backend == "gke"
+
+
+def test_several_hosts_leave_other_backends_alone(machine: Machine) -> None:
+    several = accelerators.parse("tpu-v5p-16")
+    for backend in ("local", "pathways"):
+        target = resolve(backend=backend, project="p", accelerator=several, environ=machine.environ)
+        assert target.backend == backend
+
+
+@pytest.mark.parametrize("backend", ["gke", "pathways"])
+def test_a_cluster_backend_needs_a_project_or_a_context(machine: Machine, backend: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"^No GCP project configured.*KINETIC_PROJECT"):
+        machine.resolve(backend=backend)
+    machine.environ["KINETIC_KUBE_CONTEXT"] = "c"
+    assert machine.resolve(backend=backend).backend == backend
+
+
+def test_an_unknown_backend_is_an_error_with_the_nearest_name(machine: Machine) -> None:
+    with pytest.raises(ConfigurationError, match=r"'gek' \(from the argument backend\).*'gke'"):
+        machine.resolve(backend="gek")
+    machine.environ["KINETIC_BACKEND"] = "zzz"
+    with pytest.raises(ConfigurationError, match=r"from KINETIC_BACKEND.*gke, pathways, local"):
+        machine.resolve()
+
+
+def test_a_profile_that_does_not_exist_is_an_error(machine: Machine) -> None:
+    machine.profile(project="p")
+    machine.environ["KINETIC_PROFILE"] = "wokr"
+    with pytest.raises(ProfileError, match="did you mean 'work'"):
+        machine.resolve()
+
+
+def test_targets_differ_by_where_not_by_why(machine: Machine) -> None:
+    by_argument = machine.resolve(backend="local")
+    assert by_argument == machine.resolve()
+    assert len({by_argument, machine.resolve()}) == 1
+    assert by_argument != machine.resolve(namespace="other")
+
+
+def test_another_store(machine: Machine) -> None:
+    assert with_store(machine.resolve(), "gs://mine").store == "gs://mine"
+    with pytest.raises(ConfigurationError, match="store is empty"):
+        with_store(machine.resolve(), "")
+
+
+def test_the_home_is_the_users_or_the_one_named(tmp_path: Path) -> None:
+    assert home({"HOME": "/home/me"}) == Path("/home/me/.kinetic")
+    assert home({"HOME": "/home/me", "KINETIC_HOME": ""}) == Path("/home/me/.kinetic")
+    assert home({"HOME": "/home/me", "KINETIC_HOME": "/var/k"}) == Path("/var/k")
+    assert home({"HOME": "/home/me", "KINETIC_HOME": "~/k"}) == Path("/home/me/k")
+    assert home({"KINETIC_HOME": "k"}) == Path.cwd() / "k"
+    assert home({}) == Path.home() / ".kinetic"
+
+
+def test_the_profiles_are_at_home_or_in_the_file_named() -> None:
+    assert profiles_file({"HOME": "/h"}) == Path("/h/.kinetic/profiles.json")
+    assert profiles_file({"KINETIC_HOME": "/k"}) == Path("/k/profiles.json")
+    both = {"KINETIC_HOME": "/k", "KINETIC_PROFILES_FILE": "/elsewhere.json"}
+    assert profiles_file(both) == Path("/elsewhere.json")
+
+
+def test_the_environment_of_the_process_is_the_one_meant(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KINETIC_NAMESPACE", "mine")
+    assert resolve().namespace == "mine"
+
+
+@pytest.mark.parametrize("name", ["DEBUG", "INFO", "WARNING", "ERROR"])
+def test_the_log_level_is_the_one_named(name: str) -> None:
+    assert log_level({"KINETIC_LOG_LEVEL": name.lower()}) == getattr(logging, name)
+
+
+def test_the_log_level_has_a_default_and_a_limit() -> None:
+    assert log_level({}) == log_level({"KINETIC_LOG_LEVEL": ""}) == logging.INFO
+    assert log_level({"KINETIC_LOG_LEVEL": "FATAL"}) == logging.FATAL
+    with pytest.raises(ConfigurationError, match="did you mean 'WARNING'"):
+        log_level({"KINETIC_LOG_LEVEL": "warnign"})
+
+
+def test_every_setting_has_a_variable_that_is_documented() -> None:
+    documented = configuration.VARIABLES
+    assert {f"KINETIC_{setting.upper()}" for setting in SETTINGS} <= documented.keys()
+
+
+def test_every_variable_in_the_source_is_documented() -> None:
+    """Between processes of ours, one hands the other a file descriptor or a mark."""
+    internal = {"KINETIC_ORDER_FD", "KINETIC_LOCAL_PROCESS", "KINETIC_REHEARSAL"}
+    in_pods = {"ASSIGNMENT", "DISRUPTIONS", "FAILURES", "NODE", "POD_UID"}
+    in_pods |= {"JAX", "KEY_FILE", "LWS", "POD_ACCOUNT_FOLDER", "TERMINATION_LOG"}
+    internal |= {f"KINETIC_{name}" for name in in_pods}
+    used = {
+        name
+        for package in ("kinetic", "runner")
+        for path in (ROOT / package).rglob("*.py")
+        for name in re.findall(r"[\"'](KINETIC_[A-Z_]*[A-Z])[\"']", path.read_text())
+    }
+    assert used - internal - configuration.VARIABLES.keys() == set()
+
+
+def test_resolving_loads_nothing_but_the_standard_library() -> None:
+    code = """
+import sys
+from kinetic import accelerators, configuration
+configuration.resolve(accelerator=accelerators.parse("tpu-v5e-1"), environ={"HOME": "/nowhere"})
+loaded = {name.partition(".")[0] for name in sys.modules}
+print(sorted(loaded - set(sys.stdlib_module_names) - {"kinetic", "__main__"}))
+print("difflib" in sys.modules)
+"""
+    answer = subprocess.run(
+        [
+            sys.executable,
+            "-I",
+            "-S",
+            "-c",
+            f"import sys; sys.path.insert(0, {str(ROOT)!r})\n{code}",
+        ],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert answer.stdout.split("\n")[:2] == ["[]", "False"]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        ("KINETIC_LOCAL_SLOTS", "many", "a whole number of at least 1, not 'many'"),
+        ("KINETIC_LOCAL_SLOTS", "0", "a whole number of at least 1, not '0'"),
+        ("KINETIC_LOCAL_SLOTS", "1.5", "a whole number of at least 1, not '1.5'"),
+        ("KINETIC_LOCAL_IDLE_S", "abc", "a number of at least 0, not 'abc'"),
+        ("KINETIC_LOCAL_IDLE_S", "nan", "a number of at least 0, not 'nan'"),
+        ("KINETIC_PAYLOAD_SIZE_WARN_MB", "x", "a number of at least 0, not 'x'"),
+    ],
+)
+def test_a_variable_that_must_be_a_number_is_refused_in_words(
+    name: str, text: str, words: str
+) -> None:
+    environ = {"HOME": "/nowhere", name: text}
+    with pytest.raises(ConfigurationError, match=f"^{name} must be {words}$"):
+        resolve(backend="local", environ=environ)
+    for good in ("3", ""):
+        assert resolve(backend="local", environ={"HOME": "/nowhere", name: good})

@@ -1,0 +1,146 @@
+"""The wire format: one rule for an item, signatures, round trips."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kinetic._runner import wire
+from kinetic._runner.wire import Attempt, Budgets, ItemState, Kind, Outcome, Request, item
+
+ERROR = Outcome(kind=Kind.ERROR, reason="user error")
+PREEMPTED = Outcome(kind=Kind.LOST, reason="preempted")
+VALUE = Outcome(kind=Kind.VALUE)
+CANCELLED = Outcome(kind=Kind.CANCELLED)
+STOP = Request(kind="stop")
+
+
+def attempts(*outcomes: Outcome | None) -> dict[int, Attempt]:
+    """Claimed attempts 1, 2, …; None is one without an outcome."""
+    return {number: Attempt("pod", outcome) for number, outcome in enumerate(outcomes, start=1)}
+
+
+@pytest.mark.parametrize(
+    ("requests", "there", "retries", "state", "attempt"),
+    [
+        ([], attempts(), 0, ItemState.OPEN, 1),
+        ([], attempts(None), 0, ItemState.OPEN, 1),
+        ([], attempts(VALUE), 0, ItemState.SUCCEEDED, 1),
+        ([], attempts(ERROR), 0, ItemState.FAILED, 1),
+        ([], attempts(ERROR), 1, ItemState.OPEN, 2),
+        ([], attempts(ERROR, ERROR), 1, ItemState.FAILED, 2),
+        ([], attempts(ERROR, VALUE), 1, ItemState.SUCCEEDED, 2),
+        ([], attempts(PREEMPTED, PREEMPTED), 0, ItemState.OPEN, 3),
+        ([], attempts(*[PREEMPTED] * 4), 0, ItemState.FAILED, 4),
+        ([], attempts(CANCELLED), 0, ItemState.OPEN, 2),
+        ([STOP], attempts(), 0, ItemState.CANCELLED, 1),
+        ([STOP], attempts(None), 0, ItemState.CANCELLING, 1),
+        ([STOP], attempts(VALUE), 0, ItemState.SUCCEEDED, 1),
+        ([STOP], attempts(ERROR), 3, ItemState.FAILED, 1),
+        ([STOP], attempts(CANCELLED), 0, ItemState.CANCELLED, 2),
+        ([Request(kind="stop", items=(1,))], attempts(), 0, ItemState.OPEN, 1),
+        ([STOP, Request(kind="retry", bases={0: 1})], attempts(CANCELLED), 0, ItemState.OPEN, 2),
+        ([Request(kind="retry", bases={0: 1})], attempts(ERROR), 0, ItemState.OPEN, 2),
+        ([Request(kind="retry", bases={0: 1})], attempts(ERROR, ERROR), 0, ItemState.FAILED, 2),
+        # the request retired number 1, which may be on its way and has no outcome
+        ([STOP, Request(kind="retry", bases={0: 1})], {}, 0, ItemState.OPEN, 2),
+        (
+            [Request(kind="retry", bases={0: 2})],
+            {1: Attempt("pod", VALUE)},
+            0,
+            ItemState.SUCCEEDED,
+            1,
+        ),
+        (
+            [Request(kind="retry", bases={0: 1})],
+            {2: Attempt("pod", VALUE)},
+            0,
+            ItemState.SUCCEEDED,
+            2,
+        ),
+    ],
+)
+def test_the_objects_decide_what_an_item_is(
+    requests: list[Request],
+    there: dict[int, Attempt],
+    retries: int,
+    state: ItemState,
+    attempt: int,
+) -> None:
+    seen = item(0, requests, there, Budgets(user=retries))
+    assert (seen.state, seen.attempt) == (state, attempt)
+
+
+outcomes = st.sampled_from([ERROR, PREEMPTED, VALUE, CANCELLED])
+
+
+@given(st.lists(outcomes, max_size=6), st.lists(outcomes, max_size=3), st.integers(0, 3))
+def test_a_value_stays_whatever_comes_after(
+    before: list[Outcome], after: list[Outcome], retries: int
+) -> None:
+    """Once an item has succeeded, no later object changes what is told."""
+    budgets = Budgets(user=retries)
+    told = item(0, [], attempts(*before), budgets)
+    later = item(0, [STOP], attempts(*before, *after), budgets)
+    if told.state is ItemState.SUCCEEDED:
+        assert later == told
+
+
+def test_a_signature_is_for_one_place_only() -> None:
+    signed = VALUE.signed(b"key", "jobs/a/", 0, 1)
+    assert Outcome.verified(signed, b"key", "jobs/a/", 0, 1) == VALUE
+    for key, scope, index, attempt in [
+        (b"other", "jobs/a/", 0, 1),
+        (b"key", "jobs/b/", 0, 1),
+        (b"key", "jobs/a/", 1, 1),
+        (b"key", "jobs/a/", 0, 2),
+    ]:
+        with pytest.raises(ValueError, match="forged"):
+            Outcome.verified(signed, key, scope, index, attempt)
+
+
+def test_an_order_survives_json_and_ignores_what_it_does_not_know() -> None:
+    part = wire.Input(name="inputs/0", start=0, stop=3, digest="d")
+    order = wire.Assignment(
+        store="file:///s",
+        scope="jobs/a/",
+        job_id="a",
+        index=0,
+        attempt=1,
+        function=part,
+        arguments=part,
+        code=wire.Code(name="c", digest="d", sys_path=("", "src"), cwd="x"),
+        data=(wire.DataRef(uri="data/d", mount="/data"),),
+    )
+    sent = json.loads(json.dumps(order.to_json()))
+    assert wire.Assignment.from_json({**sent, "news": 1}) == order
+    sent["version"] = [2, 0]
+    with pytest.raises(ValueError, match="format 2"):
+        wire.Assignment.from_json(sent)
+
+
+def test_a_request_survives_bytes() -> None:
+    request = Request(kind="retry", items=(1, 2), bases={1: 3}, cause="c", keep_running=True)
+    assert Request.from_bytes(request.to_bytes()) == request
+
+
+def test_listings_become_attempts_and_forged_ones_are_refused() -> None:
+    scope, key = "batches/g/", b"key"
+    entries = [
+        (wire.attempt_key(scope, 7, 1, "claim"), {"executor": "pod-1"}),
+        (wire.attempt_key(scope, 7, 1, "outcome"), ERROR.signed(key, scope, 7, 1)),
+        (wire.attempt_key(scope, 7, 2, "claim"), {"executor": "pod-2"}),
+    ]
+    found = wire.attempts_of(entries, key, scope)
+    assert found == {7: {1: Attempt("pod-1", ERROR), 2: Attempt("pod-2", None)}}
+    moved = [(wire.attempt_key(scope, 8, 1, "outcome"), entries[1][1])]
+    with pytest.raises(ValueError, match="forged"):
+        wire.attempts_of(moved, key, scope)
+
+
+def test_headers_of_a_later_minor_version_are_read() -> None:
+    header = json.dumps({**VALUE._asdict(), "news": 1})
+    assert Outcome.parse(header) == VALUE
