@@ -324,6 +324,11 @@ class Submission(Facts):
     async def _close(self, index: int, number: int, seen: Observation | None) -> None:
         if seen is not None and seen.name != self.identity.attempt_name(index, number):
             return  # the end of another attempt says nothing about this one
+        claimant = self.attempt(index, number).executor
+        if claimant not in (None, wire.VOID) and (seen is None or not seen.executor):
+            # What names no process may be of a job that was there before the claimant's.
+            found = await self._cluster.find(names=[self.identity.attempt_name(index, number)])
+            seen = found[0] if found else None
         verdict = _closing.closing(self.attempt(index, number), seen)
         if verdict is None:
             return

@@ -15,6 +15,7 @@ from typing import Any
 from kinetic._runner import attempt, wire
 from kinetic._runner.opening import Opening
 from kinetic.aio import fanout
+from kinetic.aio._session import LABEL_ATTEMPT, LABEL_INDEX
 from kinetic.aio.ports import Object, ObjectInfo, Observation, Phase
 from kinetic.errors import Conflict, KineticError, NotFound
 
@@ -137,10 +138,11 @@ class LostOverwrites(Bend):
 
 
 class LostWithoutEvidence(Bend):
-    """The end of any pod of a job counts, not only that of the claimant."""
+    """The end of any pod of a job is taken for that of the claimant."""
 
     def observed(self, of: ClusterOf, seen: Observation) -> Observation:
-        return replace(seen, executor="")
+        attempt = int(seen.labels[LABEL_INDEX]), int(seen.labels[LABEL_ATTEMPT])
+        return replace(seen, executor=of.world.oracle.batch.claims.get(attempt, ""))
 
 
 class LostStaleControl(Bend):

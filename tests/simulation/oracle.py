@@ -35,6 +35,7 @@ class Batch:
     outcomes: dict[tuple[int, int], wire.Outcome] = field(default_factory=dict)
     control: list[wire.Request] = field(default_factory=list)
     inputs: dict[int, tuple[bytes, dict[str, str]]] = field(default_factory=dict)
+    done: set[int] = field(default_factory=set)
     fence: int = 0
     held: bool = False
     holder: str = ""
@@ -126,6 +127,11 @@ class Oracle:
         chunks = [m for _, m in self.batch.inputs.values() if "first" in m]
         return max((int(m["first"]) + int(m["count"]) for m in chunks), default=0)
 
+    @property
+    def noted(self) -> bool:
+        """Whether how all ended is stored, with all requests: what claims after that is nothing."""
+        return len(self.batch.control) in self.batch.done
+
     # --- the store ---
 
     def created(self, actor: str, name: str, body: bytes, metadata: dict[str, str]) -> None:
@@ -140,6 +146,8 @@ class Oracle:
             self._input(int(rest.removeprefix("inputs/")[:8]), body, metadata)
         elif rest.startswith("control/"):
             self._control(actor, int(rest.removeprefix("control/")), body)
+        elif rest.startswith("done/"):
+            self.batch.done.add(int(rest.removeprefix("done/")))
         elif found := NAME.search(name):
             self._attempt(int(found[1]), int(found[2]), found[3], metadata)
 
