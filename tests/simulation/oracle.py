@@ -188,6 +188,8 @@ class Oracle:
 
     def _input(self, slot: int, body: bytes, metadata: dict[str, str]) -> None:
         inputs = self.batch.inputs
+        if self.inputs_gone:
+            return  # a write that was given up arrives after all; what is left ages out
         if slot in inputs:
             raise Violation("I7", f"slot {slot} of the inputs was written twice")
         if any("first" not in m for s, (_, m) in inputs.items() if s <= slot):
@@ -277,7 +279,10 @@ class Oracle:
             raise Violation(
                 "I3", f"{party} starts {index}.{number}, stopped before its fence {fence}"
             )
-        for slot, when in self.read.get(party, {}).items():
+        read = self.read.get(party, {})
+        if not standing(batch, index, max(read, default=-1) + 1)[1]:
+            return  # by all that it has read, the item was reopened
+        for slot, when in read.items():
             if slot < len(batch.control) and now - when > 0.5:
                 known = standing(batch, index, slot + 1)[1] and standing(batch, index)[1]
                 if known:

@@ -48,7 +48,7 @@ def test_many_courses_keep_the_protocol() -> None:
     played(range(SEEDS, SEEDS + int(os.environ.get("KINETIC_SIMULATED_SEEDS", "5000"))))
 
 
-@pytest.mark.parametrize("seed", [1705, 1885, 3532, 3702, 4281, 4732, 4763, 5544, 6242, 6359])
+@pytest.mark.parametrize("seed", [1705, 1885, 3532, 3702, 4281, 4732, 4763, 5544, 6242, 6359, 7393, 7884])
 def test_what_went_wrong_once_does_not_again(seed: int) -> None:
     report = play(seed)
     assert report.violation is None, report.told()
