@@ -92,11 +92,12 @@ async def observed(
     table = empty()
     words: Words = asyncio.Queue(QUEUE)
     worry = Worry(table, inquiry, words.put)
+    listed = asyncio.Event()
     tasks = [
         loop.create_task(_told(work, words), name=f"kinetic watch of {name}")
         for name, work in (
-            ("jobs", _pump(reflect(api, paths.jobs, selector, rhythm), words, pods=False)),
-            ("pods", _pump(reflect(api, paths.pods, selector, rhythm), words, pods=True)),
+            ("jobs", _pump(reflect(api, paths.jobs, selector, rhythm), words, listed, pods=False)),
+            ("pods", _pump(reflect(api, paths.pods, selector, rhythm), words, listed, pods=True)),
             ("reasons", worry.work()),
         )
     ]
@@ -129,9 +130,15 @@ async def _told(work: Coroutine[Any, Any, None], words: Words) -> None:
         await words.put(exc)
 
 
-async def _pump(told: AsyncGenerator[Listed | Changed], words: Words, *, pods: bool) -> None:
+async def _pump(
+    told: AsyncGenerator[Listed | Changed], words: Words, listed: asyncio.Event, *, pods: bool
+) -> None:
+    """Pods come once jobs were *listed*: an older list would not have how those ended."""
     async with aclosing(told):
+        if pods:
+            await listed.wait()
         async for word in told:
+            listed.set()
             await words.put(_feed(word, pods=pods))
 
 
