@@ -253,11 +253,13 @@ class Submission(Facts):
         if item.state.final:
             return item
         name = self.identity.attempt_name(index, item.attempt)
+        before = self._seen.get(index)
         found = await self._cluster.find(names=[name])
         if found and found[0].phase in (Phase.ENDED, Phase.GONE):
             await self.settle(index, item.attempt, found[0])
         elif found:
-            self.note(index, item.attempt, found[0])
+            if self._seen.get(index) is before:  # else what was told meanwhile is newer
+                self.note(index, item.attempt, found[0])
         elif self._claimed(index, item.attempt) or (self.identity.single and self.identity.settled):
             await self.settle(index, item.attempt, None)
         return self._items[index]
