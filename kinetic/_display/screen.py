@@ -26,10 +26,16 @@ _PLAINER = str.maketrans({"━": "=", "─": "-", "·": "-", "…": "~", "“": 
 
 
 class Screen:
-    """The lines of one terminal; *streams* lead there. `draw` and `keep` are of one thread."""
+    """The lines of one terminal; *streams* lead there. `draw` and `keep` are of one thread.
 
-    def __init__(self, stream: TextIO, streams: Iterable[TextIO]) -> None:
+    What others write waits for these lines for *patience* seconds at most.
+    """
+
+    def __init__(
+        self, stream: TextIO, streams: Iterable[TextIO], *, patience: float = PATIENCE_S
+    ) -> None:
         self._stream = stream
+        self._patience = patience
         self._lock = threading.RLock()
         self._lines: list[str] = []
         self._height = 0  # how many of them are on the terminal now
@@ -81,7 +87,7 @@ class Screen:
         self._guarded.append(stream)
 
     def _pass(self, stream: TextIO, original: Callable[[str], int], text: str) -> int:
-        held = self._lock.acquire(timeout=PATIENCE_S)
+        held = self._lock.acquire(timeout=self._patience)
         try:
             if held and text:
                 with contextlib.suppress(OSError, ValueError):

@@ -140,14 +140,13 @@ def test_a_value_that_means_nothing_is_refused_with_those_that_do() -> None:
 def screen(terminal):
     window = terminal(columns=30, rows=8)
     with window.open() as stream, window.open() as other:
-        made = Screen(stream, [stream, other])
+        made = Screen(stream, [stream, other], patience=60)  # also if the machine pauses
         yield made, window, stream, other
         made.close()
 
 
 def seen(window) -> list[str]:
-    while window.read(0.02):
-        pass
+    window.all()
     return window.lines
 
 
