@@ -30,7 +30,7 @@ def loaded_by(code: str, *path: Path) -> set[str]:
         [sys.executable, "-I", "-W", "error", "-c", f"{setup}\n{LOADED.format(code=code)}"],
         capture_output=True,
         text=True,
-        timeout=50,
+        timeout=110,
         check=False,
     )
     assert answer.returncode == 0, answer.stderr

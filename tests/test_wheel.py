@@ -37,7 +37,7 @@ def run(*command: str | Path, cwd: Path, env: dict[str, str] | None = None) -> s
         env=env,
         capture_output=True,
         text=True,
-        timeout=55,
+        timeout=110,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr

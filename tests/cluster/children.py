@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
 import os
 import random
 import socket
@@ -24,6 +25,9 @@ STARTER = ThreadPoolExecutor(1, thread_name_prefix="starts programs")
 POLL_S = 0.03
 QUIET_PORTS = range(11000, 32000)
 """Below those that the kernel gives to clients: a server that is restarted finds its port free."""
+
+_given: set[int] = set()
+"""What was asked for earlier: who it was for may not listen yet, or not just now."""
 
 
 class DidNotStart(Exception):
@@ -56,7 +60,7 @@ def await_ready(
     """
     until = time.monotonic() + deadline
     while True:
-        with contextlib.suppress(OSError, ValueError):
+        with contextlib.suppress(OSError, ValueError, http.client.HTTPException):
             if ready():
                 return
         over = time.monotonic() > until
@@ -72,8 +76,10 @@ def tail(log: Path, size: int = 4000) -> str:
 
 
 def free_port() -> int:
-    """A port of loopback that nobody listens on, and that no client is given."""
+    """A port of loopback that nobody listens on, that no client is given, and nobody else was."""
     while True:
         port = random.SystemRandom().choice(QUIET_PORTS)
         with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
-            return port
+            if port not in _given:
+                _given.add(port)
+                return port

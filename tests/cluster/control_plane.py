@@ -12,11 +12,14 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 import urllib.request
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
+
+import psutil
 
 from tests.cluster import certificates, children
 from tests.cluster.binaries import Binaries
@@ -114,7 +117,8 @@ class ControlPlane:
         Each request once, when it has been answered; a watch, or a log, once it is under way.
         """
         found: dict[str, str] = {}
-        for line in (self.folder / "audit.log").read_text().splitlines():
+        written, _, _ = (self.folder / "audit.log").read_text().rpartition("\n")
+        for line in written.splitlines():  # without one that is being written
             event = json.loads(line)
             about = event.get("objectRef") or {}
             if event["user"]["username"] == user and about.get("namespace") == namespace:
@@ -171,6 +175,8 @@ class ControlPlane:
     def _frozen(self, name: str) -> Iterator[None]:
         process = self._processes[name]
         process.send_signal(signal.SIGSTOP)
+        while not stopped(process.pid):  # one of its threads may still be about to answer
+            time.sleep(children.POLL_S)
         try:
             yield
         finally:
@@ -181,7 +187,9 @@ class ControlPlane:
 
         An API server that was started before remembers a while; see `forget`.
         """
-        header = self._ask_etcd("range", {"key": base64.b64encode(b"a").decode()})["header"]
+        # With a change that nobody was told of: who has heard of all before has not heard enough.
+        written = {"key": base64.b64encode(b"a").decode(), "value": ""}
+        header = self._ask_etcd("put", written)["header"]
         self._ask_etcd("compaction", {"revision": header["revision"], "physical": True})
 
     def forget(self) -> None:
@@ -300,3 +308,14 @@ class ControlPlane:
             ],
             "current-context": users[0],
         }
+
+
+def stopped(pid: int) -> bool:
+    """Whether nothing of a process runs any more until it is told to go on."""
+    if sys.platform != "linux":
+        return psutil.Process(pid).status() == psutil.STATUS_STOPPED
+    try:
+        states = [path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/stat")]
+    except OSError:  # of a thread that has just ended
+        return False
+    return all(text.rpartition(")")[2].split()[0] in "Tt" for text in states)

@@ -114,6 +114,27 @@ DEFINITIONS = (
     definition("JobSet", "jobset.x-k8s.io", "v1alpha2", JOB_SET),
 )
 LABEL = "leaderworkerset.sigs.k8s.io"
+COMPLETED = f"{LABEL}/group-index"
+TRIAL: Json = {
+    "apiVersion": "v1",
+    "kind": "Pod",
+    "metadata": {
+        "name": "trial-0",
+        "labels": {f"{LABEL}/name": "trial", f"{LABEL}/worker-index": "0"},
+        "annotations": {f"{LABEL}/size": "1"},
+    },
+    "spec": {"containers": [{"name": "main", "image": "example.org/python:1"}]},
+}
+"""A pod that the webhook gives the label `COMPLETED`, once the API server asks it."""
+
+
+def collections() -> list[str]:
+    """Where the sets of all namespaces are."""
+    specs = (one["spec"] for one in DEFINITIONS)
+    return [
+        f"/apis/{one['group']}/{one['versions'][0]['name']}/{one['names']['plural']}"
+        for one in specs
+    ]
 
 
 def webhook(port: int, ca: str) -> Json:

@@ -27,7 +27,7 @@ from tests.cluster.rest import Account, Json, Refused
 from tests.gcs import processes
 
 T = TypeVar("T")
-STREAM_S = 45.0
+STREAM_S = 90.0
 
 
 class Once(Generic[T]):
@@ -172,7 +172,7 @@ class Namespace:
             f"{self.admin.server}{self.path(below)}",
             headers={"Authorization": f"Bearer {self.admin.token}"},
         )
-        return urllib.request.urlopen(request, context=self.admin.tls(), timeout=STREAM_S)
+        return self.admin.opened(request, STREAM_S)
 
 
 @pytest.fixture
@@ -225,5 +225,5 @@ def fresh_bucket(gcs_server: str) -> str:
         data=json.dumps({"name": name}).encode(),
         headers={"Content-Type": "application/json"},
     )
-    with urllib.request.urlopen(request, timeout=10):
+    with urllib.request.urlopen(request, timeout=60):
         return name

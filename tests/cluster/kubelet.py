@@ -13,6 +13,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any, Self, cast
 
@@ -23,8 +24,8 @@ from tests.cluster.control_plane import ControlPlane
 from tests.cluster.rest import Refused
 
 ROOT = Path(__file__).parents[2]
-ANSWER_S = 30.0
-END_S = 15.0
+ANSWER_S = 60.0
+END_S = 60.0
 NODE = "cpu-1"
 """The node that is always there: 16 CPUs, no accelerator."""
 
@@ -99,7 +100,9 @@ class Kubelet:
                 process.wait(END_S)
             except subprocess.TimeoutExpired:
                 process.kill()
-        left = self._processes()
+        until = time.monotonic() + (END_S if process.returncode == 0 else 0.0)
+        while (left := self._processes()) and time.monotonic() < until:
+            time.sleep(children.POLL_S)  # it has killed them: they go in a moment
         for one in left:
             one.kill()
         said = children.tail(self._log)
@@ -280,10 +283,33 @@ class Kubelet:
         ca = base64.b64encode(self._plane.certificates.ca.read_bytes()).decode()
         hook = crds.webhook(self.port, ca)
         path = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations"
+        for one in crds.collections():
+            self._eventually(one, lambda path: self._plane.call("GET", path))
         with contextlib.suppress(Refused):  # there is none yet
             self._plane.call("DELETE", f"{path}/{hook['metadata']['name']}")
         self._plane.call("POST", path, hook)
         self._order("start_controllers")
+        self._eventually("the completion of pods", lambda _: self._completed())
+
+    def _completed(self) -> None:
+        """Have a pod made, as a trial: what is not completed yet would never be."""
+        path = "/api/v1/namespaces/default/pods"
+        made = self._plane.call("POST", path, crds.TRIAL, dryRun="All")
+        if crds.COMPLETED not in made["metadata"]["labels"]:
+            raise Refused(404, {"message": "no webhook is asked yet"})
+
+    def _eventually(self, what: str, step: Callable[[str], object]) -> None:
+        """Do it, as soon as the API server knows of it: it hears of what is new a little later."""
+        until = time.monotonic() + ANSWER_S
+        while True:
+            try:
+                step(what)
+            except Refused as refusal:
+                said = f"{what}: {refusal} after {ANSWER_S:g} s"
+            else:
+                return
+            assert time.monotonic() < until, said
+            time.sleep(children.POLL_S)
 
     # How it is told
 

@@ -10,7 +10,7 @@ from urllib.parse import urlencode
 from tests.cluster.fixtures import Namespace
 
 Json = dict[str, Any]
-WAIT_S = 30.0
+WAIT_S = 60.0
 
 
 def pod(name: str, code: str, *, grace: int = 5, **spec: Any) -> Json:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import ssl
+import time
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -16,7 +18,9 @@ import aiohttp
 
 MERGE = "application/merge-patch+json"
 STRATEGIC = "application/strategic-merge-patch+json"
-TIMEOUT_S = 15.0
+TIMEOUT_S = 45.0
+BUSY, BUSY_S = 429, 0.5
+"""Until a server is asked again that takes no requests: one that has just begun says so."""
 
 Json = dict[str, Any]
 
@@ -66,12 +70,30 @@ class Account:
             data=None if body is None else json.dumps(body).encode(),
             headers={"Authorization": f"Bearer {self.token}", **content(method)},
         )
-        try:
-            with urllib.request.urlopen(request, context=self.tls(), timeout=timeout_s) as answer:
-                return answer.read()
-        except urllib.error.HTTPError as refusal:
-            with refusal:
-                raise Refused(refusal.code, decoded(refusal.read())) from None
+        with self.opened(request, timeout_s) as answer:
+            return answer.read()
+
+    def opened(self, request: urllib.request.Request, timeout_s: float) -> http.client.HTTPResponse:
+        """The answer to *request*, as soon as the server takes it; each piece in *timeout_s*.
+
+        Raises:
+            Refused: The server said no.
+            OSError: It could not be reached.
+        """
+        until = time.monotonic() + timeout_s
+        while True:
+            try:
+                answer: http.client.HTTPResponse = urllib.request.urlopen(
+                    request, context=self.tls(), timeout=timeout_s
+                )
+            except urllib.error.HTTPError as refusal:
+                with refusal:
+                    said = Refused(refusal.code, decoded(refusal.read()))
+                if said.code != BUSY or time.monotonic() > until:
+                    raise said from None
+            else:
+                return answer
+            time.sleep(BUSY_S)
 
 
 def content(method: str, kind: str | None = None) -> dict[str, str]:

@@ -33,7 +33,7 @@ def test_a_program_does_not_outlive_tests_that_are_killed(tmp_path: Path) -> Non
         assert tests.stdout is not None
         program = psutil.Process(int(tests.stdout.readline()))
         tests.send_signal(signal.SIGKILL)
-        psutil.wait_procs([program], timeout=10)
+        psutil.wait_procs([program], timeout=60)
     assert not program.is_running()
 
 
@@ -46,13 +46,13 @@ def test_a_program_outlives_the_thread_that_asked_for_it(tmp_path: Path) -> None
 
     def start() -> subprocess.Popen[bytes]:
         process = children.start([sys.executable, "-c", f"{code}\nprint('alive')"], log, {})
-        children.await_ready(lambda: b"up" in log.read_bytes(), process, log, 30)
+        children.await_ready(lambda: b"up" in log.read_bytes(), process, log, 60)
         return process
 
     with ThreadPoolExecutor(1) as test:
         process = test.submit(start).result()
     go.touch()
-    assert process.wait(timeout=30) == 0
+    assert process.wait(timeout=60) == 0
     assert b"alive" in log.read_bytes()
 
 
@@ -61,4 +61,4 @@ def test_a_program_that_ends_at_once_is_told_with_its_last_words(tmp_path: Path)
     said = [sys.executable, "-c", "raise SystemExit('no such flag')"]
     process = children.start(said, log, {"PATH": os.defpath})
     with pytest.raises(children.DidNotStart, match=r"(?s)program ended: 1.*no such flag"):
-        children.await_ready(lambda: False, process, log, 30)
+        children.await_ready(lambda: False, process, log, 60)

@@ -52,8 +52,8 @@ def test_a_group_has_its_names_labels_and_variables(namespace: Namespace) -> Non
     for name, index in (("mh-0", "0"), ("mh-0-2", "2")):
         told = json.loads(follow_until(namespace, name, b"]"))
         assert told == [address, "3", index]
+    watched = Watched(namespace, "mh-0-2", since=namespace.call("GET", "pods"))
     namespace.call("DELETE", f"{SETS}/mh")
-    watched = Watched(namespace, "mh-0-2")
     watched.when(lambda one: "deletionTimestamp" in one["metadata"])
 
 
@@ -81,11 +81,18 @@ def test_a_job_set_ends_with_its_jobs(namespace: Namespace, code: str, state: st
     sets = "jobset.x-k8s.io/v1alpha2/jobsets"
     names = "import os; print(os.environ['HOSTNAME'], os.environ['JOB_COMPLETION_INDEX'])\n"
     body = job_set(names + code, failurePolicy={"maxRestarts": 0})
+    label, before = "jobset.sigs.k8s.io/jobset-name=mh", namespace.call("GET", "pods")
     namespace.call("POST", sets, body, fieldValidation="Strict")
     found = Watched(namespace, "mh", sets).when(
         lambda one: one.get("status", {}).get("terminalState")
     )
     assert found["status"]["terminalState"] == state
-    pods = namespace.call("GET", "pods", labelSelector="jobset.sigs.k8s.io/jobset-name=mh")["items"]
-    hosts = {one["spec"]["hostname"] for one in pods}
+    hosts: set[str] = set()
+
+    def all_seen(pod: Json) -> bool:
+        """Whether both were there; when the first fails the other one is removed."""
+        hosts.add(pod["spec"]["hostname"])
+        return len(hosts) == 2
+
+    Watched(namespace, label=label, since=before).when(all_seen)
     assert hosts == {"mh-worker-0-0", "mh-worker-0-1"}

@@ -9,16 +9,16 @@ from urllib.parse import urlencode
 import aiohttp
 from yarl import URL
 
-from tests.cluster.children import free_port
 from tests.cluster.fixtures import Namespace
 from tests.cluster.orders import pod
 from tests.cluster.test_pods import FOREVER, follow_until
 
+DEADLINE_S = 40.0
 V4 = ("v4.channel.k8s.io",)
 ECHO = """
 import socket
-server = socket.create_server(('127.0.0.1', {port}))
-print('up')
+server = socket.create_server(('127.0.0.1', 0))
+print(server.getsockname()[1])
 while True:
     connection, _ = server.accept()
     connection.sendall(connection.recv(100).upper())
@@ -35,14 +35,14 @@ async def spoken(namespace: Namespace, below: str, sent: bytes) -> dict[int, byt
     async with (
         aiohttp.ClientSession(admin.server, connector=connector, headers=headers) as session,
         session.ws_connect(URL(namespace.path(below), encoded=True), protocols=V4) as socket,
-        asyncio.timeout(10),
+        asyncio.timeout(DEADLINE_S),
     ):
         connection = socket.get_extra_info("socket")
         await socket.send_bytes(b"\0" + sent)
         async for message in socket:
             channel = message.data[0]
             heard[channel] = heard.get(channel, b"") + message.data[1:]
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(DEADLINE_S):
         while connection.fileno() != -1:  # aiohttp does not wait for the end of TLS
             await asyncio.sleep(0.01)
     return heard
@@ -61,9 +61,8 @@ async def test_a_command_runs_in_a_pod(namespace: Namespace) -> None:
 
 
 async def test_a_port_of_a_pod_is_reached(namespace: Namespace) -> None:
-    port = free_port()
-    namespace.call("POST", "pods", pod("p", ECHO.format(port=port)))
-    follow_until(namespace, "p", b"up")
+    namespace.call("POST", "pods", pod("p", ECHO))
+    port = int(follow_until(namespace, "p", b"\n"))
     heard = await spoken(namespace, f"pods/p/portforward?ports={port}", b"hello")
     known = port.to_bytes(2, "little")
     assert heard == {0: known + b"HELLO", 1: known}

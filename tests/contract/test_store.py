@@ -177,7 +177,7 @@ async def test_what_is_renewed_is_the_same_but_for_its_time(store: Store, count:
     for name in names:
         await store.create(name, name.encode(), {"n": name}, shared=True)
     before = {one.name: one for one in await store.list("data/")}
-    await asyncio.sleep(0.01)  # the time has milliseconds
+    await asyncio.sleep(0.02)  # the time has milliseconds, or the ticks of a kernel
     assert await store.renew([*names, "data/missing"]) == {"data/missing"}
     for one in await store.list("data/"):
         was = before[one.name]
@@ -197,7 +197,11 @@ async def test_a_renewed_object_is_replaced_and_deleted_as_any(store: Store) -> 
     assert await store.look("x") is None
 
 
-@settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=50,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
 @given(st.binary(max_size=100), st.dictionaries(st.text("abc", min_size=1), st.text(), max_size=3))
 def test_content_may_look_like_anything(
     tmp_path: Path, content: bytes, metadata: dict[str, str]

@@ -123,7 +123,7 @@ class Place:
     def run(self, body: str, *refs: wire.DataRef, **options: Any) -> dict[str, Any]:
         """The ``answer`` that *body* filled."""
         process = self.start(body, *refs, **options)
-        output, _ = process.communicate(timeout=30)
+        output, _ = process.communicate(timeout=60)
         assert process.returncode == 0, output
         answer: dict[str, Any] = json.loads(output.splitlines()[-1])
         return answer

@@ -223,7 +223,7 @@ def test_what_cannot_be_carried_is_named(plant: Plant) -> None:
     started = time.monotonic()
     with pytest.raises(DataError, match="tree/pipe is neither a file"):
         Data(str(root)).content_hash()
-    assert time.monotonic() - started < 5  # and nobody waited for a writer
+    assert time.monotonic() - started < 60  # and nobody waited for a writer
     (root / "pipe").unlink()
     (root / "dangling").symlink_to("nowhere")
     with pytest.raises(DataError, match="dangling is a link to nothing"):

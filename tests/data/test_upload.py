@@ -197,7 +197,7 @@ async def test_when_the_first_is_cancelled_the_next_takes_over(
     watched.before = hang
     data = Data(str(root))
     first = asyncio.create_task(_data.upload(watched, data))
-    await asyncio.wait_for(reached.wait(), 5)
+    await asyncio.wait_for(reached.wait(), 60)
     second = asyncio.create_task(_data.upload(watched, data))
     await asyncio.sleep(0)
     watched.before = None
@@ -205,7 +205,7 @@ async def test_when_the_first_is_cancelled_the_next_takes_over(
     with pytest.raises(asyncio.CancelledError):
         await first
     assert not any("manifest" in name for name in await names(watched))
-    ref = await asyncio.wait_for(second, 5)
+    ref = await asyncio.wait_for(second, 60)
     assert ref.uri in await names(watched)
 
 
@@ -334,13 +334,13 @@ async def test_cancelling_stops_the_hashing(watched: Watched, plant: Plant) -> N
         file.truncate(1 << 38)
     data = Data(str(root))
     task = asyncio.create_task(_data.upload(watched, data))
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while not data._lock.locked():  # the thread hashes
             await asyncio.sleep(0.005)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    async with asyncio.timeout(5):  # the thread has let go of the Data
+    async with asyncio.timeout(30):  # the thread has let go of the Data
         while not data._lock.acquire(blocking=False):
             await asyncio.sleep(0.005)
     data._lock.release()

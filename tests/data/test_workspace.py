@@ -202,7 +202,7 @@ def test_a_store_without_files_is_fetched_from(place: Place) -> None:
 def test_many_jobs_at_once_unpack_once(place: Place) -> None:
     code = archive(place, {f"{i}": b"x" * 10_000 for i in range(150)})
     processes = [place.start(LOOK, code=code) for _ in range(6)]
-    outputs = [process.communicate(timeout=30)[0] for process in processes]
+    outputs = [process.communicate(timeout=60)[0] for process in processes]
     assert len(set(outputs)) == 1
     assert outputs[0].count('"149"') == 1
     (tree,) = (place.cache / "code").glob("*/*")

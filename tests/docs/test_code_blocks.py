@@ -36,7 +36,7 @@ def run(script: Path, *, cwd: Path) -> str:
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=55,
+        timeout=100,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr

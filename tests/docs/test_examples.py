@@ -19,9 +19,11 @@ from typing import Any
 
 import pytest
 
+from tests.face.child import listener
+
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
-DEADLINE = 40.0
+DEADLINE = 100.0
 
 
 def started(example: str, *arguments: str) -> subprocess.Popen[str]:
@@ -117,8 +119,7 @@ class Server:
 
 @pytest.fixture
 def server() -> Iterator[Server]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
+    with listener() as probe:
         port = probe.getsockname()[1]
     server = Server(port)
     try:

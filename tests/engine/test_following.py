@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 
@@ -12,7 +14,7 @@ import kinetic
 from kinetic import aio
 from kinetic.errors import NotFound
 
-DEADLINE_S = 30.0
+DEADLINE_S = 60.0
 
 
 @pytest.fixture
@@ -21,21 +23,33 @@ async def client() -> AsyncIterator[aio.Client]:
         yield client
 
 
-def fail_twice(x: int) -> int:
+def fail_twice(x: int, followed: str) -> int:
+    """The first attempt ends once it is followed: who comes later begins with a later one."""
     attempt = int(os.environ["KINETIC_ATTEMPT"])
     print(f"attempt {attempt}", flush=True)
     print("same", flush=True)
+    while not os.path.exists(followed):
+        time.sleep(0.01)
     if attempt < 3:
         raise ValueError(x)
     return x
 
 
-async def test_every_attempt_is_told_once_and_in_order(client: aio.Client) -> None:
+async def lines_of(job: aio.JobHandle[int], followed: Path) -> list[str]:
+    lines: list[str] = []
+    async for line in job.logs(follow=True):
+        lines.append(line)
+        followed.touch()
+    return lines
+
+
+async def test_every_attempt_is_told_once_and_in_order(client: aio.Client, tmp_path: Path) -> None:
+    followed = tmp_path / "followed"
     async with asyncio.timeout(DEADLINE_S):
-        batch = await client.run_async_map(fail_twice, [7], retries=2)
+        batch = await client.run_async_map(fail_twice, [(7, str(followed))], retries=2)
         await batch.submitted()
         job = await batch.job(0)
-        lines = [line async for line in job.logs(follow=True)]
+        lines = await lines_of(job, followed)
         said = [line for line in lines if line == "same" or line.startswith("attempt")]
         assert said == ["attempt 1", "same", "attempt 2", "same", "attempt 3", "same"]
         assert await job.result(cleanup=False) == 7
@@ -44,13 +58,14 @@ async def test_every_attempt_is_told_once_and_in_order(client: aio.Client) -> No
         await batch.cleanup()
 
 
-async def test_who_attaches_follows_as_well(client: aio.Client) -> None:
+async def test_who_attaches_follows_as_well(client: aio.Client, tmp_path: Path) -> None:
+    followed = tmp_path / "followed"
     async with asyncio.timeout(DEADLINE_S):
-        batch = await client.run_async_map(fail_twice, [7], retries=1)
+        batch = await client.run_async_map(fail_twice, [(7, str(followed))], retries=1)
         async with aio.Client(backend="local") as other:
             await batch.submitted()
             found = await other.attach(f"{batch.group_id}-0")
-            lines = [line async for line in found.logs(follow=True)]
+            lines = await lines_of(found, followed)
         assert lines.count("same") == 2, "it has failed with the second one"
         await batch.cleanup()
 

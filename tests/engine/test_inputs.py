@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 import tracemalloc
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
@@ -41,9 +40,14 @@ async def chunks(platform: Platform, group: str) -> list[int]:
 
 
 async def at_work() -> None:
-    """Let the threads that pickle come to an end: virtual time does not wait for them."""
-    for _ in range(3):
-        await asyncio.to_thread(time.sleep, 0.05)
+    """Let all that can be done be done: virtual time goes on when no thread is at work."""
+    await asyncio.sleep(1)
+
+
+async def some_stored(batch: aio.BatchHandle[Any]) -> None:
+    """Of inputs that have no end: there is always something to be done, and no time goes by."""
+    while not batch.stored:
+        await asyncio.sleep(0)
 
 
 class Endless:
@@ -222,7 +226,7 @@ async def test_inputs_come_back_as_they_were_given(client: aio.Client, platform:
 async def test_a_sealed_input_ends_with_what_was_pulled(client: aio.Client) -> None:
     inputs = Endless()
     batch = await client.run_async_map(same, inputs, max_concurrent=2)
-    await at_work()
+    await some_stored(batch)
     await batch._batch.seal()
     pulled = inputs.pulled
     assert len(await batch.results()) <= pulled
@@ -264,7 +268,7 @@ async def test_the_rest_of_the_inputs_may_come_from_elsewhere(platform: Platform
 async def test_inputs_may_be_declared_finished(platform: Platform) -> None:
     async with aio.Client(platform=platform) as first:
         batch = await first.run_async_map(same, Endless(), max_concurrent=2)
-        await at_work()
+        await some_stored(batch)
     async with aio.Client(platform=platform) as second:
         found = await second.attach_batch(batch.group_id)
         await found.resume()

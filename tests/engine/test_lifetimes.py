@@ -95,7 +95,8 @@ async def test_a_batch_that_nobody_asks_for_any_more_is_forgotten(
         assert await observed.results() == ["x" * 1000] * 5
         kept.append(weakref.ref(observed._batch))
         del observed
-    await asyncio.sleep(0)  # the turn in which what has ended lets go
+    for _ in range(100):
+        await asyncio.sleep(0)  # the turns in which what has ended lets go
     gc.collect()
     assert [ref() for ref in kept] == [None] * 6
     again = await other.attach_batch(ids[0])
@@ -334,8 +335,9 @@ async def test_what_an_iterator_has_given_is_stored_before_it_is_sealed(
         await until(lambda number=number: batch.stored == number)
     for number in range(6, 20):
         given.put(number)
-    await until(lambda: len(pulled) == 8)
-    await until(lambda: given.qsize() == 11)
+    reader = batch._batch.holder.intake._feed.source._reader  # type: ignore[union-attr]
+    await until(lambda: reader._got == 8)  # all that was asked for: pulled, and handed over
+    assert given.qsize() == 11
     await batch.detach(seal=True)
     assert batch.stored == len(pulled) == 8
     await batch.cancel()
@@ -424,16 +426,18 @@ async def test_what_is_tried_again_has_the_whole_time_again() -> None:
         assert await batch.results(timeout=30) == [0, 1, 2]
 
 
-async def test_whoever_has_heard_that_nobody_submits_it_may_wait_for_who_resumes_it(
-    client: aio.Client, other: aio.Client, platform: Platform
-) -> None:
-    batch = await client.run_async_map(briefly, range(6), max_concurrent=1)
-    observed = await other.attach_batch(batch.group_id)
-    await batch._batch.let_go()
-    with pytest.raises(errors.SubmitterLost):
-        await observed.wait(timeout=30)
-    await batch.resume()
-    assert await observed.results(timeout=30) == [*range(6)]
+async def test_whoever_has_heard_that_nobody_submits_it_may_wait_for_who_resumes_it() -> None:
+    gate = asyncio.Event()  # before it is open nothing ends
+    platform = gated(gate)
+    async with aio.Client(platform=platform) as client, aio.Client(platform=platform) as other:
+        batch = await client.run_async_map(echo, range(6), max_concurrent=1)
+        observed = await other.attach_batch(batch.group_id)
+        await batch._batch.let_go()
+        with pytest.raises(errors.SubmitterLost):
+            await observed.wait(timeout=30)
+        gate.set()
+        await batch.resume()
+        assert await observed.results(timeout=30) == [*range(6)]
 
 
 class Failing(Port):
@@ -453,7 +457,7 @@ async def test_who_could_not_attach_at_first_hears_all_the_same_that_nobody_subm
     client: aio.Client, platform: Platform
 ) -> None:
     store = Failing(platform.store)
-    batch = await client.run_async_map(briefly, range(6), max_concurrent=1)
+    batch = await client.run_async_map(for_ever, range(6), max_concurrent=1)
     async with aio.Client(platform=replace(platform, store=store)) as observer:
         store.failures = 1
         with pytest.raises(errors.Unavailable):

@@ -164,11 +164,11 @@ async def test_what_was_cancelled_may_run_after_all(client: aio.Client, other: a
 
 @VIRTUAL
 async def test_how_all_ended_is_read_in_one_piece(client: aio.Client, platform: Platform) -> None:
-    group = (await failed(client)).group_id
-    await until(lambda: platform.store.requests["replace"] >= 1)  # type: ignore[attr-defined]
+    batch = await failed(client)
+    await batch._batch.holder.over.wait()  # type: ignore[union-attr]
     async with aio.Client(platform=platform) as reader:
         platform.store.requests.clear()  # type: ignore[attr-defined]
-        found = await reader.attach_batch(group)
+        found = await reader.attach_batch(batch.group_id)
         assert found.finished
         assert platform.store.requests["list"] <= 3  # type: ignore[attr-defined]
         values = await found.results(cleanup=False, return_exceptions=True)

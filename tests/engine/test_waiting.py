@@ -64,7 +64,8 @@ async def until(what: Any) -> None:
     async with asyncio.timeout(1000):
         while not what():
             await asyncio.sleep(0.2)
-    await asyncio.sleep(2 * RHYTHM_S)  # virtual: what belongs to the beginning is over
+    # Virtual: what belongs to the beginning is over, and no beat falls on the ends of what follows.
+    await asyncio.sleep(2.5 * RHYTHM_S)
 
 
 @VIRTUAL

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import random
 import select
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -15,7 +18,15 @@ from typing import IO, NoReturn, Self
 import pytest
 
 ROOT = Path(__file__).parents[2]
-DEADLINE = 15.0
+DEADLINE = 60.0
+
+
+def listener() -> socket.socket:
+    """Listens on a port that, once it is free again, nobody gets who takes any."""
+    while True:
+        port = random.SystemRandom().randrange(20000, 30000)  # below those that the system gives
+        with contextlib.suppress(OSError):  # somebody has it
+            return socket.create_server(("127.0.0.1", port))
 
 
 class Child:

@@ -14,6 +14,8 @@ import asyncio, itertools, os, pathlib, signal, sys, time
 import kinetic
 from kinetic import Cancelled, Completion, Failed, Lost, Succeeded
 
+os.environ["KINETIC_PROGRESS"] = "off"  # on a slow machine, too, what is soon over is silent
+
 def remote(function):
     return kinetic.run(backend="local", accelerator="cpu")(function)
 
@@ -28,7 +30,7 @@ def waits_for(name):
     return os.path.basename(name)
 
 def until(condition):
-    deadline = time.monotonic() + 15
+    deadline = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.01)
@@ -273,7 +275,7 @@ print(batch.group_id)
         assert f"{group}: this process ends before the iterator of its inputs did" in err
     after = f"""
 batch = kinetic.attach_batch({group!r})
-batch.wait(timeout=20)
+batch.wait(timeout=60)
 print(batch.stored)
 counts = batch.status_counts()
 print(set(counts), counts["SUCCEEDED"] == len(os.listdir("done")) == len(batch.jobs))
@@ -335,14 +337,23 @@ print(batch.retry_failed(), batch.results(), batch.stored)
 def test_at_the_end_of_a_script_nothing_waits_for_a_reader(script, tmp_path: Path) -> None:
     """What was begun to be read bounds a batch by its window, until nobody can go on reading."""
     code = """
+import threading
+
 @remote
 def note(name):
+    while not os.path.exists(os.path.join(here, "read")):
+        time.sleep(0.01)
     pathlib.Path(name).touch()
+
+def tell_when_it_is_read():
+    until(lambda: batch._twin._batch.holder.window.delivered is not None)
+    pathlib.Path("read").touch()
 
 folder = os.path.join(here, "done")
 os.mkdir(folder)
 names = [f"{folder}/{n}" for n in range(6)]
 batch = note.run_async_map(names, max_concurrent=1, window=1, progress=False)
+threading.Thread(target=tell_when_it_is_read).start()
 reading = batch.outcomes()
 print(next(reading).index, len(os.listdir(folder)) < 3)
 """

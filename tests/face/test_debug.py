@@ -7,7 +7,6 @@ import contextlib
 import importlib
 import io
 import json
-import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
@@ -22,7 +21,7 @@ import kinetic
 from kinetic import aio, errors
 from kinetic.aio import _debug
 from tests.conftest import processes_of
-from tests.face.child import Child
+from tests.face.child import Child, listener
 from tests.face.editor import Editor
 
 DEADLINE_S = 60.0
@@ -70,7 +69,10 @@ async def attached(job: aio.JobHandle[Any], **how: Any) -> tuple[subprocess.Pope
 
 def listening(home: Path) -> set[str]:
     """The addresses that processes of *home* listen on."""
-    found = [one for process in processes_of(home) for one in process.net_connections("tcp")]
+    found = []
+    for process in processes_of(home):
+        with contextlib.suppress(psutil.NoSuchProcess):  # gone meanwhile
+            found += process.net_connections("tcp")
     return {one.laddr.ip for one in found if one.status == psutil.CONN_LISTEN}
 
 
@@ -120,7 +122,7 @@ async def test_the_function_stops_where_the_editor_says(
         assert later["line"] == 9
         assert await job.result() == 42
         assert await job.status() is kinetic.JobStatus.SUCCEEDED, "it is not cleaned up"
-        assert await asyncio.to_thread(forwarder.wait, 20) == 0, "it ends with the job"
+        assert await asyncio.to_thread(forwarder.wait, DEADLINE_S) == 0, "it ends with the job"
     kinetic.debug.cleanup_port_forward(forwarder)
 
 
@@ -141,7 +143,7 @@ async def test_what_cannot_be_attached_to_says_why(
             await unattended.debug_attach(local_port=0)
         (tmp_path / "debugpy.py").write_text("raise ImportError('there is no debugpy')")
         without = await client.submit(project.doubled, 4)
-        monkeypatch.setenv("KINETIC_DEBUG_WAIT_S", "30")
+        monkeypatch.setenv("KINETIC_DEBUG_WAIT_S", "60")
         with pytest.raises(errors.JobError, match=r"add debugpy to the project's dependencies"):
             await without.debug_attach(local_port=0)
 
@@ -153,6 +155,8 @@ async def test_a_job_that_does_not_start_is_not_waited_for_without_end(
     monkeypatch.setenv("KINETIC_DEBUG_WAIT_S", "0.2")
     async with asyncio.timeout(DEADLINE_S):
         before = await client.submit(project.last_long)
+        while await before.status() is not kinetic.JobStatus.RUNNING:  # it has the slot
+            await asyncio.sleep(0.01)
         queued = await client.submit(project.doubled, 1)
         with pytest.raises(errors.ResultTimeout, match=r"not ready .* it is PENDING"):
             await queued.debug_attach(local_port=0)
@@ -176,7 +180,7 @@ def test_a_call_waits_for_an_editor_on_the_usual_port(
 ) -> None:
     """If that is free. Ctrl-C ends the waiting, and the job."""
     monkeypatch.setenv("KINETIC_NO_TTY_DEBUG", "1")
-    with socket.create_server(("127.0.0.1", 0)) as taken:
+    with listener() as taken:
         port = taken.getsockname()[1]
         monkeypatch.setenv("KINETIC_DEBUG_PORT", str(port))
         code = """
@@ -223,4 +227,4 @@ input()
             pass
         forwarder = psutil.Process(int(words.split()[-1]))
         psutil.Process(process.pid).kill()
-        forwarder.wait(10)
+        forwarder.wait(DEADLINE_S)

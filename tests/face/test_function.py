@@ -233,7 +233,7 @@ def read_elsewhere(pickled: bytes, args: tuple[Any, ...], folder: Path) -> str:
         cwd=folder,
         input=pickled,
         capture_output=True,
-        timeout=20,
+        timeout=60,
         check=False,
     )
     assert answer.returncode == 0, answer.stderr.decode()
@@ -292,7 +292,7 @@ def test_a_global_that_names_itself_is_pickled_as_the_plain_function(tmp_path: P
     written = subprocess.run(
         [sys.executable, "-c", f"import sys; sys.path[:0] = [{str(root)!r}]; {exec_(script)}"],
         capture_output=True,
-        timeout=20,
+        timeout=60,
         check=True,
     )
     assert read_elsewhere(written.stdout, (5,), tmp_path) == "function 120"

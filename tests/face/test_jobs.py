@@ -13,6 +13,8 @@ import asyncio, os, pathlib, pickle, signal, sys, threading, time
 import kinetic
 from kinetic import JobStatus
 
+os.environ["KINETIC_PROGRESS"] = "off"  # on a slow machine, too, what is soon over is silent
+
 def remote(function):
     return kinetic.run(backend="local", accelerator="cpu")(function)
 """
@@ -142,7 +144,7 @@ def waits(folder):
     time.sleep(1000)
 
 def until(condition):
-    deadline = time.monotonic() + 15
+    deadline = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.01)

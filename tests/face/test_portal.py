@@ -15,13 +15,13 @@ import pytest
 from kinetic._portal import Portal
 from kinetic.errors import PortalError
 
-DEADLINE = 10.0
+DEADLINE = 60.0
 place = contextvars.ContextVar("place", default="nowhere")
 
 
 @pytest.fixture
 def portal() -> Iterator[Portal]:
-    portal = Portal(grace=5)
+    portal = Portal(grace=DEADLINE)
     yield portal
     portal.close()
 
@@ -167,7 +167,7 @@ def test_callbacks_run_in_the_thread_that_waits_and_their_errors_are_logged(
 
 
 def test_closing_runs_the_hooks_then_cancels_what_still_runs() -> None:
-    portal = Portal(grace=5)
+    portal = Portal(grace=DEADLINE)
     order: list[str] = []
 
     async def hook() -> None:
@@ -201,7 +201,7 @@ def test_closing_runs_the_hooks_then_cancels_what_still_runs() -> None:
 
 
 def test_a_call_that_waits_while_the_loop_is_closed_says_so() -> None:
-    portal = Portal(grace=5)
+    portal = Portal(grace=DEADLINE)
     running = threading.Event()
 
     async def work() -> None:

@@ -113,7 +113,7 @@ async def stubborn():
     finally:
         await asyncio.Event().wait()
 
-portal = Portal(grace=0.1)
+portal = Portal(grace=1.5)
 try:
     portal.call(stubborn)
 except KeyboardInterrupt:
@@ -125,7 +125,7 @@ except KeyboardInterrupt:
         process.expect("interrupted")
         status, _, err = process.end()
         assert status == 0
-        assert "cleans up for 0.1 s" in err and len(err.splitlines()) == 1
+        assert "cleans up for 1.5 s" in err and len(err.splitlines()) == 1
 
 
 def test_ctrl_c_during_an_iteration_leaves_a_loop_that_works() -> None:
@@ -179,7 +179,7 @@ signal.signal(signal.SIGALRM, ring)
 sys.unraisablehook = dropped
 rung = 0
 for moment in range(1, 401):
-    portal = Portal(grace=10)
+    portal = Portal(grace=60)
     try:
         try:
             signal.setitimer(signal.ITIMER_REAL, moment * 2e-6)
@@ -191,7 +191,7 @@ for moment in range(1, 401):
     assert portal.call(double, 2) == 4
     portal.close()
 print("rung" if rung > 20 else f"only {rung}")
-deadline = time.monotonic() + 10
+deadline = time.monotonic() + 60
 while threading.active_count() > 1 and time.monotonic() < deadline:
     time.sleep(0.01)
 print(threading.active_count())

@@ -13,8 +13,8 @@ from kinetic.aio.stores.gcs import GcsStore, Limits
 from tests.gcs.server import GcsServer
 
 QUICK = Limits(
-    idle_s=5.0,
-    connect_s=5.0,
+    idle_s=30.0,
+    connect_s=10.0,
     patience=Patience(total_s=30.0, first_s=0.005, longest_s=0.02),
     piece_bytes=64 * 1024,
     part_bytes=1024 * 1024,

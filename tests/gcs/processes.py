@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import shutil
-import socket
 import subprocess
 import time
 import urllib.request
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
+
+from tests.cluster import children
 
 VARIABLE = "KINETIC_TEST_GCS_SERVER"
 BINARY = os.environ.get(VARIABLE) or shutil.which("fake-gcs-server") or ""
@@ -20,16 +21,14 @@ MISSING = (
     f"there is no fake-gcs-server: `go install github.com/fsouza/fake-gcs-server@v1.56.1` puts it "
     f"into ~/go/bin; add that to PATH, or set {VARIABLE} to the file"
 )
-START_S = 10.0
+START_S = 60.0
 
 
 @contextmanager
 def running(log: Path, host: str = "127.0.0.1") -> Iterator[str]:
     """Start it with the bucket ``kn-test``, at an address of this machine; its URL."""
-    with closing(socket.socket()) as free:
-        free.bind((host, 0))
-        address = f"{host}:{free.getsockname()[1]}"
-    host, _, port = address.partition(":")
+    port = str(children.free_port())  # that no client is given before the server has it
+    address = f"{host}:{port}"
     command = [BINARY, "-backend", "memory", "-scheme", "http", "-host", host, "-port", port]
     command += ["-external-url", f"http://{address}", "-public-host", address]
     with (

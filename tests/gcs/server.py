@@ -49,7 +49,8 @@ class Fault:
 
     Before anything is done: ``status`` with ``text`` and ``headers``, or with none
     of them the connection is cut. ``late``: the same after the effect is there.
-    ``at``: the connection is cut after so many bytes of a body, either way.
+    ``at``: the connection is cut after so many bytes of a body, either way;
+    that of an answer once ``among`` requests have been under way together.
     ``stall``: no answer, ever; with ``at``, none after those bytes.
     ``body``: makes another content of what is sent; ``crc32c``: a wrong checksum is told.
     """
@@ -61,6 +62,7 @@ class Fault:
     headers: Mapping[str, str] = field(default_factory=dict)
     late: bool = False
     at: int | None = None
+    among: int = 0
     stall: bool = False
     body: Callable[[bytes], bytes] | None = None
     crc32c: str = ""
@@ -350,6 +352,8 @@ class GcsServer:
         if fault.at is not None:
             # What was written is on its way before the connection ends.
             await asyncio.sleep(0.05)
+            while self.most < fault.among:
+                await asyncio.sleep(0.01)
             if fault.stall:
                 await self._ended.wait()
             raise Cut

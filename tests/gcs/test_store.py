@@ -172,7 +172,7 @@ async def test_who_reads_when_a_store_is_closed_is_told(
         await asyncio.sleep(0)
     await asyncio.sleep(0.1)  # until it reads; earlier or later, it is told
     await store.aclose()
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         with pytest.raises(BackendError, match="closed"):
             await reading
     assert list(tmp_path.iterdir()) == []
@@ -227,7 +227,7 @@ def test_it_is_closed_without_a_word() -> None:
         [sys.executable, "-W", "error", "-X", "dev", "-c", QUIET.format(root=str(ROOT))],
         capture_output=True,
         text=True,
-        timeout=50,
+        timeout=100,
         check=False,
     )
     assert (done.returncode, done.stderr) == (0, "")
@@ -258,7 +258,7 @@ def test_who_uses_no_bucket_loads_nothing_of_it(code: str, heavy: set[str]) -> N
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=50,
+        timeout=100,
         check=True,
     )
     loaded = {name.partition(".")[0] for name in json.loads(answer.stdout.splitlines()[-1])}

@@ -37,6 +37,7 @@ class Front:
     def __init__(self, url: str) -> None:
         self._behind = url
         self._fails_until = 0.0
+        self._wanted = ""
         self.asked: list[Asked] = []
 
     async def __aenter__(self) -> Self:
@@ -51,9 +52,10 @@ class Front:
         await self._runner.cleanup()
         await self._session.close()
 
-    def fail(self, seconds: float) -> None:
-        """For so long every request gets 503."""
+    def fail(self, seconds: float, kind: str) -> None:
+        """Every request gets 503: for so long, and until one of *kind* was among them."""
         self._fails_until = asyncio.get_running_loop().time() + seconds
+        self._wanted = kind
 
     def counted(self, since: int = 0) -> Counter[str]:
         """Requests by kind and by the first part of the name: ``create code``, ``get jobs``, …"""
@@ -61,11 +63,15 @@ class Front:
 
     async def _serve(self, request: web.BaseRequest) -> web.StreamResponse:
         body = await request.read()
-        if asyncio.get_running_loop().time() < self._fails_until:
+        fails = bool(self._wanted) or asyncio.get_running_loop().time() < self._fails_until
+        if fails:
             answer = web.Response(status=503, text="Backend Error")
         else:
             answer = await self._forwarded(request, body)
-        self.asked.append(_asked(request, body, answer.status))
+        asked = _asked(request, body, answer.status)
+        if fails and asked.kind == self._wanted:
+            self._wanted = ""
+        self.asked.append(asked)
         return answer
 
     async def _forwarded(self, request: web.BaseRequest, body: bytes) -> web.Response:
@@ -99,6 +105,7 @@ class Relay:
         self._behind = port
         self._pumps: dict[asyncio.Task[None], tuple[asyncio.StreamWriter, ...]] = {}
         self._silent: list[asyncio.StreamWriter] = []
+        self._over = False
         self.cuts = 0
 
     async def __aenter__(self) -> Self:
@@ -107,6 +114,7 @@ class Relay:
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
+        self._over = True
         self._server.close()
         pumps = [*self._pumps]
         self.cut()
@@ -140,6 +148,10 @@ class Relay:
             on, back = await asyncio.open_connection("127.0.0.1", self._behind)
         except OSError:
             writer.transport.abort()
+            return
+        if self._over:  # meanwhile
+            for one in (writer, back):
+                one.transport.abort()
             return
         pump = asyncio.create_task(_both(reader, back, on, writer))
         self._pumps[pump] = (writer, back)

@@ -19,7 +19,7 @@ from tests.cluster.fixtures import Namespace
 from .conftest import IMAGE
 
 pytestmark = pytest.mark.timeout(180)  # the first one starts the control plane
-DEADLINE_S = 90.0
+DEADLINE_S = 120.0
 on_cluster = kinetic.run(accelerator="cpu", container_image=IMAGE, cpu=0.1)
 
 

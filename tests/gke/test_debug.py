@@ -22,8 +22,10 @@ from kinetic.debug import cleanup_port_forward
 from tests.cluster.fixtures import Namespace
 from tests.face.editor import Editor
 
+from .conftest import await_granted
+
 pytestmark = pytest.mark.timeout(240)  # the first one starts the control plane
-DEADLINE_S = 120.0
+DEADLINE_S = 180.0
 PROGRAM = """
 import os
 import kinetic
@@ -78,7 +80,7 @@ def stopped_at(
 
 
 def bind(namespace: Namespace, role: dict[str, Any], user: str) -> None:
-    """Make *role*, and give it to *user*."""
+    """Make *role*, give it to *user*, and wait until that counts."""
     namespace.call("POST", f"{ROLES}/roles", role)
     kind = {"kind": "User", "name": user, "apiGroup": "rbac.authorization.k8s.io"}
     which = {"kind": "Role", "name": role["metadata"]["name"], "apiGroup": kind["apiGroup"]}
@@ -86,6 +88,7 @@ def bind(namespace: Namespace, role: dict[str, Any], user: str) -> None:
     namespace.call(
         "POST", f"{ROLES}/rolebindings", binding | {"subjects": [kind], "roleRef": which}
     )
+    await_granted(namespace, role, user)
 
 
 async def test_the_function_stops_where_the_editor_says_for_who_may_forward_ports(
@@ -107,7 +110,7 @@ async def test_the_function_stops_where_the_editor_says_for_who_may_forward_port
         assert (frame["name"], frame["source"]["path"]) == ("doubled", project.__file__)
         assert seen == {"x": "21", "y": "42"}
         assert await job.result() == 42
-        assert await asyncio.to_thread(forwarder.wait, 20) == 0
+        assert await asyncio.to_thread(forwarder.wait, 60) == 0
         await job.cleanup()
     cleanup_port_forward(forwarder)
 

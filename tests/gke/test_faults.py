@@ -88,7 +88,7 @@ async def test_the_api_server_dies_forgets_and_knows_the_old_token_no_more(
     await sweep.begin(client)
     await sweep.reach(1 / 4)
     before = lists(configured)
-    await asyncio.to_thread(plane.compact)
+    await asyncio.to_thread(plane.forget)
     await asyncio.to_thread(plane.expire_token)  # by killing it, and starting it again
     await sweep.end()
     assert lists(configured) > before, "410: what there was to go on from is gone"
@@ -121,7 +121,7 @@ async def test_the_bucket_answers_503(
         async with aio.Client() as client:
             await sweep.begin(client)
             await sweep.reach(1 / 4)
-            front.fail(seconds)
+            front.fail(seconds, "create")
             await sweep.end()
     assert "create" in {one.kind for one in front.asked if one.status == 503}
 

@@ -17,7 +17,7 @@ from .conftest import IMAGE
 from .test_batches import until
 
 pytestmark = pytest.mark.timeout(180)  # the first one starts the control plane
-DEADLINE_S = 60.0
+DEADLINE_S = 100.0
 on_cluster = kinetic.run(accelerator="cpu", container_image=IMAGE, cpu=0.1)
 
 
@@ -35,10 +35,12 @@ def marked(folder: str) -> str:
 
 
 @on_cluster
-def fail_once(x: int) -> int:
+def fail_once(gate: str, x: int) -> int:
     attempt = os.environ["KINETIC_ATTEMPT"]
     print(f"{attempt}: here", flush=True)
     if attempt == "1":
+        while not Path(gate).exists():
+            time.sleep(0.05)
         raise ValueError(x)
     return x
 
@@ -51,11 +53,18 @@ async def test_a_log_goes_on_with_the_pod_that_replaces_a_disrupted_one(
         job = await client.submit(marked, str(tmp_path))
         found = await other.attach(job.job_id)
 
-        async def lines(of: aio.JobHandle[str]) -> list[str]:
-            return [line async for line in of.logs(follow=True)]
+        heard: list[list[str]] = [[], []]
 
-        following = [asyncio.create_task(lines(one)) for one in (job, found)]
+        async def lines(of: aio.JobHandle[str], told: list[str]) -> list[str]:
+            async for line in of.logs(follow=True):
+                told.append(line)  # noqa: PERF401 # before it has ended
+            return told
+
+        both = zip((job, found), heard, strict=True)
+        following = [asyncio.create_task(lines(*one)) for one in both]
         await until(lambda: (tmp_path / "1").exists())
+        # Else the pod, and its log, may be gone before anybody has asked for it.
+        await until(lambda: all("1: line 2" in told for told in heard))
         (pod,) = (await asyncio.to_thread(configured.call, "GET", "pods"))["items"]
         name = f"{configured.name}/{pod['metadata']['name']}"
         await asyncio.to_thread(configured.kubelet.preempt, name)
@@ -67,11 +76,17 @@ async def test_a_log_goes_on_with_the_pod_that_replaces_a_disrupted_one(
         await job.cleanup()
 
 
-async def test_a_log_goes_on_with_the_job_of_the_next_try(client: aio.Client) -> None:
+async def test_a_log_goes_on_with_the_job_of_the_next_try(
+    client: aio.Client, tmp_path: Path
+) -> None:
+    gate = tmp_path / "gate"
     async with asyncio.timeout(DEADLINE_S):
-        batch = await client.run_async_map(fail_once, [7], retries=1)
+        batch = await client.run_async_map(fail_once, [(str(gate), 7)], retries=1)
         await batch.submitted()
         job = await batch.job(0)
-        told = [line async for line in job.logs(follow=True)]
+        told = []
+        async for line in job.logs(follow=True):
+            told.append(line)
+            gate.touch()  # who comes later follows the next try alone
         assert [line for line in told if line.endswith(": here")] == ["1: here", "2: here"]
         await batch.cleanup()

@@ -19,7 +19,7 @@ from .proxy import Front
 from .test_batches import until
 
 pytestmark = pytest.mark.timeout(180)  # the first one starts the control plane
-DEADLINE_S = 90.0
+DEADLINE_S = 120.0
 RHYTHM_S = 10.0
 FIRST = ("look at lease", "get lease")
 """Once a batch: the first renewal finds out which generation the bucket has given to the lease."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +19,10 @@ from kinetic.testing import MemoryStore
 from tests.gcs.server import GcsServer
 from tests.images.services import BuildServer, RegistryServer
 
-QUICK = Pace(beat_s=0.05, look_s=0.02, patience_s=0.5)
+QUICK = Pace(beat_s=0.05, look_s=0.02, patience_s=3600.0)
+IMPATIENT = dataclasses.replace(QUICK, patience_s=0.5)
+"""For markers that nobody renews: one that is renewed late would be given up, too."""
+
 METADATA = "Metadata-Version: 2.4\nName: kinetic-aio\nVersion: 7.1\n\nSome words.\n"
 OWN = wheel({"kinetic/__init__.py": b"__version__ = '7.1'\n"}, METADATA)
 
@@ -48,7 +52,11 @@ class Cloud:
         }
 
     def images(
-        self, pace: Pace | None = QUICK, own: Callable[[], Wheel] = small_wheel, **environ: str
+        self,
+        pace: Pace | None = QUICK,
+        own: Callable[[], Wheel] = small_wheel,
+        patience: float = 60.0,
+        **environ: str,
     ) -> ContainerImages:
         """As another process would have them."""
         environ = self.environ | environ
@@ -59,7 +67,7 @@ class Cloud:
             environ=environ,
             pace=pace,
             look=(0.01, 0.02),
-            patience=1.0,
+            patience=patience,
             wheel=own,
         )
         self.opened.append(made)

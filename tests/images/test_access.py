@@ -89,16 +89,12 @@ async def test_a_login_that_is_refused_is_told(cloud: Cloud) -> None:
 
 
 async def test_a_client_of_cloud_build_that_is_closed_says_so(cloud: Cloud) -> None:
-    working = asyncio.Event()
-
-    async def script(*_: object) -> None:
-        working.set()
-
-    cloud.builds.script = script  # and it never ends
+    cloud.builds.held["create"] = asyncio.Event()  # and it never ends
     builders = [Builder(None, no_log, emulator=cloud.builds.host) for _ in range(2)]
     building = asyncio.create_task(builders[0].build(ORDER, begun=begun, told=print))
-    async with asyncio.timeout(20):
-        await working.wait()
+    async with asyncio.timeout(60):
+        while not cloud.builds.calls["create"]:
+            await asyncio.sleep(0.01)
         for builder in builders:
             await builder.aclose()
         with pytest.raises(BackendError, match="was closed meanwhile"):
@@ -123,7 +119,7 @@ async def test_who_asks_while_a_client_is_closed_is_told(trouble: faults.Handler
         server.always = trouble
         http, other = Http(None), Http(None)
         asking = asyncio.create_task(http.ask("GET", server.url, {}))
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while not server.seen:
                 await asyncio.sleep(0)
             for one in (http, other):

@@ -28,7 +28,7 @@ from kinetic.errors import (
     Unavailable,
 )
 from tests.gcs.server import Stored
-from tests.images.conftest import METADATA, OWN, QUICK, Cloud
+from tests.images.conftest import IMPATIENT, METADATA, OWN, Cloud
 from tests.images.services import BuildServer, Status, Underway
 
 
@@ -47,15 +47,23 @@ class Gate:
 
 async def called(cloud: Cloud, method: str) -> None:
     """Wait until Cloud Build was called so."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not cloud.builds.calls[method]:
             await asyncio.sleep(0.01)
 
 
 async def asked(cloud: Cloud, times: int) -> None:
     """Wait until the registry was asked so often for what it does not have."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while cloud.registry.asked[404] < times:
+            await asyncio.sleep(0.01)
+
+
+async def joined(images: ContainerImages, count: int) -> None:
+    """Wait until so many wait here for the build that was begun."""
+    assert images._bundled is not None
+    async with asyncio.timeout(60):
+        while sum(flight._waiting for flight in images._bundled._flights) < count:
             await asyncio.sleep(0.01)
 
 
@@ -136,7 +144,7 @@ async def test_the_log_is_told_while_it_is_written(
 
     cloud.builds.script = script
     resolving = asyncio.create_task(cloud.images().resolve(request_of()))
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while "[build] Step 1/9 : FROM python" not in caplog.messages:
             await asyncio.sleep(0.01)
     assert not resolving.done()
@@ -218,6 +226,7 @@ async def test_one_of_two_that_wait_here_can_be_cancelled(cloud: Cloud, request_
     images = cloud.images()
     one, other = (asyncio.create_task(images.resolve(request_of())) for _ in range(2))
     await gate.begun.wait()
+    await joined(images, 2)
     one.cancel()
     with pytest.raises(asyncio.CancelledError):
         await one
@@ -282,8 +291,8 @@ async def test_a_marker_that_stands_still_is_taken_over(cloud: Cloud, request_of
     uri = await uri_of(cloud, request_of)
     marker_of(cloud, uri)
     started = asyncio.get_running_loop().time()
-    await cloud.images().resolve(request_of())
-    assert asyncio.get_running_loop().time() - started >= QUICK.patience_s
+    await cloud.images(IMPATIENT).resolve(request_of())
+    assert asyncio.get_running_loop().time() - started >= IMPATIENT.patience_s
     assert cloud.builds.calls["create"] == 1
     assert left(cloud) == []
 
@@ -297,13 +306,13 @@ async def test_the_build_of_a_process_that_is_gone_is_gone_on_with(
     lost = asyncio.create_task(cloud.images().resolve(request_of()))
     await gate.begun.wait()
     (build_id,) = cloud.builds.builds
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while build_id.encode() not in cloud.bucket.objects[left_marker(cloud)].body:
             await asyncio.sleep(0.01)
     marker_of(cloud, uri, build=build_id)  # from here on it is not `lost`'s any more
     cloud.builds.calls.clear()
-    second = asyncio.create_task(cloud.images().resolve(request_of()))
-    async with asyncio.timeout(20):
+    second = asyncio.create_task(cloud.images(IMPATIENT).resolve(request_of()))
+    async with asyncio.timeout(60):
         while b'"token": "x"' in cloud.bucket.objects[left_marker(cloud)].body:
             await asyncio.sleep(0.01)
     if created:
@@ -324,7 +333,7 @@ async def test_the_build_of_a_process_that_is_gone_is_cancelled_if_it_cannot_be_
     marker_of(cloud, uri, build="lost")
     cloud.builds.faults["get"] = [grpc.StatusCode.PERMISSION_DENIED]
     with pytest.raises(AuthError):
-        await cloud.images().resolve(request_of())
+        await cloud.images(IMPATIENT).resolve(request_of())
     assert lost.build.status == Status.CANCELLED
     assert cloud.builds.calls["create"] == 0
     assert left(cloud) == []
@@ -376,7 +385,8 @@ async def test_what_is_cancelled_while_it_is_ordered_is_not_ordered_again(
     resolving = asyncio.create_task(cloud.images().resolve(request_of()))
     await called(cloud, "list")
     resolving.cancel()
-    await asyncio.sleep(0)
+    for _ in range(20):  # it goes from task to task, and waits for nobody
+        await asyncio.sleep(0)
     cloud.builds.held["list"].set()
     with pytest.raises(asyncio.CancelledError):
         await resolving
@@ -409,7 +419,7 @@ async def test_a_refusal_says_what_to_do(
 ) -> None:
     cloud.builds.faults["create"] = [code] * 100
     with pytest.raises(error, match=words):
-        await cloud.images().resolve(request_of())
+        await cloud.images(patience=1.0).resolve(request_of())
     assert not cloud.builds.builds
     assert [name for name in left(cloud) if not name.startswith("builders/")] == []
 
@@ -423,7 +433,7 @@ async def test_a_registry_that_says_neither_yes_nor_no_starts_no_build(
 ) -> None:
     cloud.registry.answers = answers
     with pytest.raises(error):
-        await cloud.images().resolve(request_of())
+        await cloud.images(patience=1.0).resolve(request_of())
     assert not cloud.builds.builds
 
 
@@ -463,6 +473,7 @@ async def test_closing_ends_what_is_being_built(cloud: Cloud, request_of) -> Non
     images = cloud.images()
     waiting = [asyncio.create_task(images.resolve(request_of())) for _ in range(2)]
     await gate.begun.wait()
+    await joined(images, 2)
     await images.aclose()
     for one in waiting:
         with pytest.raises(BackendError, match="was closed meanwhile"):

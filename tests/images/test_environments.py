@@ -154,7 +154,7 @@ async def test_cancelled_the_installer_is_ended(
     environ = {**os.environ, "PATH": f"{uv.parent}:{os.environ['PATH']}"}
     images = CurrentInterpreter(home, environ, wheel=small_wheel)
     resolving = asyncio.create_task(images.resolve(request_of(mode="prebuilt")))
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not pid.exists():
             await asyncio.sleep(0.01)
     resolving.cancel()
@@ -199,7 +199,7 @@ def test_a_job_runs_in_it(project: Path, environ: dict[str, str], index: Path) -
         env=online,
         capture_output=True,
         text=True,
-        timeout=55,
+        timeout=100,
         check=False,
     )
     if "Failed to fetch" in done.stderr or "Could not connect" in done.stderr:

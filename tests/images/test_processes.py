@@ -56,15 +56,17 @@ async def test_the_build_of_a_process_that_was_killed_is_gone_on_with_at_once(
 
     cloud.builds.script = script
     killed = await start(cloud, project)
+    objects = cloud.bucket.objects
     async with asyncio.timeout(50):
-        while not any(b'"build-1"' in one.body for one in cloud.bucket.objects.values()):
+        while not (marked := [name for name in objects if b'"build-1"' in objects[name].body]):
             await asyncio.sleep(0.02)
     killed.kill()
     await killed.wait()
+    (marker,) = marked
+    left = objects[marker].body
     async with asyncio.timeout(50):  # no marker's patience is needed
         resolving = asyncio.create_task(cloud.images(pace=SLOW).resolve(request_of()))
-        gets = cloud.builds.calls["get"]
-        while cloud.builds.calls["get"] == gets:
+        while objects[marker].body == left:
             await asyncio.sleep(0.01)
         go.set()
         await resolving

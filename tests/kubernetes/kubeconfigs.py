@@ -26,7 +26,7 @@ from tests.cluster import certificates
 from tests.kubernetes.faults import FaultServer
 
 PODS = "/api/v1/namespaces/default/pods"
-QUICK = Limits(connect_s=2.0, idle_s=5.0, patience=Patience(total_s=0.2))
+QUICK = Limits(connect_s=30.0, idle_s=30.0, patience=Patience(total_s=0.2))
 LOOPBACK = ipaddress.ip_address("127.0.0.1")
 ONCE = "client.authentication.k8s.io/v1"
 

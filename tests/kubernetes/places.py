@@ -23,9 +23,11 @@ from kinetic.aio.clusters.pathways import PathwaysCluster
 from kinetic.aio.ports import Cluster, Image, JobSpec, Observation, Phase, Resources
 from tests.cluster.fixtures import Namespace
 
-DEADLINE_S = 30.0
+DEADLINE_S = 60.0
 IMAGE = "example.org/python:1"
 IMPATIENT = Patience(asked_s=0.5, slow_s=2.0, told_s=1.0, hopeless_s=1.0, least_s=0.5)
+LENIENT = replace(IMPATIENT, least_s=30.0)
+"""Of a client that leaves every job some time to start, whatever its start_timeout is."""
 
 PROGRAM = """
 import json, os, sys, signal
@@ -77,10 +79,12 @@ class Place:
         self._opened.append(made)
         return made
 
-    async def open_groups(self, kind: str, namespace: str = "") -> PathwaysCluster:
+    async def open_groups(
+        self, kind: str, namespace: str = "", patience: Patience = IMPATIENT
+    ) -> PathwaysCluster:
         """One more client, for jobs on several hosts."""
         at = Placement(namespace=namespace or self.namespace.name, restarts=0)
-        made = PathwaysCluster(await self._api(), at, kind=kind, patience=IMPATIENT)
+        made = PathwaysCluster(await self._api(), at, kind=kind, patience=patience)
         self._opened.append(made)
         return made
 
@@ -178,6 +182,13 @@ async def gone(cluster: Cluster, *names: str) -> None:
     """Wait until these jobs are not there any more."""
     async with asyncio.timeout(DEADLINE_S):
         while await cluster.find(names=names):
+            await asyncio.sleep(0.05)
+
+
+async def explained(cluster: Cluster, name: str, words: str) -> None:
+    """Wait until it is known why a job waits. Nobody watches it meanwhile, so nobody ends it."""
+    async with asyncio.timeout(DEADLINE_S):
+        while not any(words in one.message for one in await cluster.find(names=[name])):
             await asyncio.sleep(0.05)
 
 

@@ -183,7 +183,7 @@ async def test_a_plugin_that_hangs_is_ended_with_all_it_started(
         with pytest.raises(AuthError, match="gave no credentials within 1 s"):
             await running
     else:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while not pids.exists() or " " not in pids.read_text():
                 await asyncio.sleep(0.01)
         running.cancel()
@@ -191,7 +191,7 @@ async def test_a_plugin_that_hangs_is_ended_with_all_it_started(
             await running
     if pids.exists():
         numbers = [int(one) for one in pids.read_text().split()]
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             while any(alive(number) for number in numbers):
                 await asyncio.sleep(0.01)
 

@@ -33,13 +33,13 @@ from tests.kubernetes.faults import FaultServer, Handler, answer, reset, silence
 
 JOBS = "/apis/batch/v1/namespaces/team/jobs"
 LIMITS = Limits(
-    connect_s=5.0,
-    idle_s=5.0,
+    connect_s=30.0,
+    idle_s=30.0,
     patience=Patience(total_s=30.0, first_s=0.005, longest_s=0.02),
 )
 """The server is in this very process: when that stands still, both do, and it counts as silence."""
 
-HASTY = replace(LIMITS, patience=replace(LIMITS.patience, total_s=1.5))
+HASTY = replace(LIMITS, patience=replace(LIMITS.patience, total_s=3.0))
 SILENCE_S = 0.3
 """Where a server is silent."""
 
@@ -68,8 +68,8 @@ def tokens() -> Tokens:
 
 
 @asynccontextmanager
-async def opened(server: FaultServer, limits: Limits) -> AsyncIterator[Api]:
-    made = Api(Access(server=server.url, name="a test", passes=Tokens().passes), limits)
+async def opened(url: str, limits: Limits) -> AsyncIterator[Api]:
+    made = Api(Access(server=url, name="a test", passes=Tokens().passes), limits)
     try:
         yield made
     finally:
@@ -83,7 +83,7 @@ async def api(server: FaultServer, tokens: Tokens) -> AsyncIterator[Api]:
     await made.aclose()
 
 
-async def lines(api: Api, idle: float | None = 5.0) -> list[bytes]:
+async def lines(api: Api, idle: float | None = 30.0) -> list[bytes]:
     return [line async for line in api.lines("/x", idle=idle)]
 
 
@@ -132,25 +132,25 @@ async def test_a_half_open_connection_is_left_after_its_silence(server: FaultSer
     server.then(silence(), stream(b'{"a"', then="silent"))
     loop = asyncio.get_running_loop()
     before = loop.time()
-    async with opened(server, replace(LIMITS, idle_s=SILENCE_S)) as api:
+    async with opened(server.url, replace(LIMITS, idle_s=SILENCE_S)) as api:
         assert await api.call("GET", JOBS) == {}
     assert len(server.seen) >= 3
     assert loop.time() - before >= 2 * SILENCE_S
 
 
 async def test_a_slow_answer_is_no_silence(server: FaultServer) -> None:
-    idle = 2.0
+    idle = 4.0
 
     async def slow(request: web.BaseRequest) -> web.StreamResponse:
         response = web.StreamResponse()
         await response.prepare(request)
-        for piece in (b"{", b'"a"', b":", b"1", b"}"):
+        for piece in (b"{", b'"a"', b":", b"1", *[b" "] * 15, b"}"):
             await response.write(piece)
-            await asyncio.sleep(idle / 4)  # together more than that
+            await asyncio.sleep(idle / 16)  # together more than that
         return response
 
     server.then(slow)
-    async with opened(server, replace(LIMITS, idle_s=idle)) as api:
+    async with opened(server.url, replace(LIMITS, idle_s=idle)) as api:
         assert await api.call("GET", JOBS) == {"a": 1}
     assert len(server.seen) == 1
 
@@ -172,11 +172,11 @@ async def test_a_server_may_say_when_to_come_again(server: FaultServer, tokens: 
 )
 async def test_patience_ends(server: FaultServer, fault: Handler, kind: type[BackendError]) -> None:
     server.always = fault
-    async with opened(server, HASTY) as api:
+    async with opened(server.url, HASTY) as api:
         with pytest.raises(kind, match=r"create jobs in namespace 'team' of a test") as caught:
             await api.call("POST", JOBS, body={})
     assert caught.value.retryable
-    assert 20 < len(server.seen) < 1000
+    assert 20 < len(server.seen) < 2000
 
 
 async def test_a_wish_beyond_patience_is_told_and_not_waited_for(
@@ -189,13 +189,14 @@ async def test_a_wish_beyond_patience_is_told_and_not_waited_for(
 
 
 async def test_a_server_that_is_not_there_is_told() -> None:
-    async with FaultServer() as gone:
-        pass
-    async with opened(gone, HASTY) as api:
-        with pytest.raises(Unavailable, match=f"{gone.url} does not answer"):
-            await api.call("GET", JOBS)
-        with pytest.raises(Unavailable, match=f"{gone.url} does not answer"):
-            await lines(api)
+    with socket.socket() as taken:  # nobody else can listen there
+        taken.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{taken.getsockname()[1]}"
+        async with opened(url, HASTY) as api:
+            with pytest.raises(Unavailable, match=f"{url} does not answer"):
+                await api.call("GET", JOBS)
+            with pytest.raises(Unavailable, match=f"{url} does not answer"):
+                await lines(api)
 
 
 @pytest.mark.parametrize(
@@ -302,12 +303,15 @@ async def test_a_silent_stream_counts_as_dead(
     server.then(stream(*pieces, then="silent"))
     with pytest.raises(Unavailable, match="does not answer as it should"):
         await lines(api, idle=0.2)
+    async with asyncio.timeout(30):
+        while not server.seen:  # the client may have been the first to have enough
+            await asyncio.sleep(0.01)
     assert len(server.seen) == 1
 
 
 async def test_a_stream_may_be_silent_where_nothing_is_said(server: FaultServer) -> None:
     server.then(stream(b"a\n", then="silent"))
-    async with opened(server, replace(LIMITS, idle_s=SILENCE_S)) as api:
+    async with opened(server.url, replace(LIMITS, idle_s=SILENCE_S)) as api:
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(2 * SILENCE_S):
                 await lines(api, idle=None)
@@ -336,7 +340,7 @@ async def test_leaving_a_stream_closes_its_connection(server: FaultServer, api: 
     server.then(stream(b"a\n", then="silent"))
     async with aclosing(api.lines("/x")) as following:
         assert await anext(following) == b"a"
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while not server.ended["/x"]:
             await asyncio.sleep(0.01)
 
@@ -382,7 +386,7 @@ async def test_who_reads_when_a_client_is_closed_is_told(server: FaultServer, ap
     asking = asyncio.create_task(api.call("GET", JOBS))
     while not server.busy:
         await asyncio.sleep(0)
-    async with aclosing(api.lines("/x", idle=None)) as told, asyncio.timeout(20):
+    async with aclosing(api.lines("/x", idle=None)) as told, asyncio.timeout(60):
         assert await anext(told) == b"a"
         reading = asyncio.ensure_future(anext(told))
         await asyncio.sleep(0)  # it waits for the next
@@ -447,7 +451,7 @@ async def test_what_is_cancelled_frees_its_connection(server: FaultServer, api: 
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while server.busy:
             await asyncio.sleep(0.01)
     server.then(*[answer({})] * 40)

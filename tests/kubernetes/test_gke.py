@@ -7,10 +7,13 @@ from dataclasses import replace
 
 import pytest
 
+from kinetic.aio.clusters._kube_inquiry import Patience
 from kinetic.aio.ports import Image, Phase, Resources
 from kinetic.errors import LaunchError, Throttled
 from kinetic.job_status import Reason
-from tests.kubernetes.places import Place, gone, log_of, names, until, watching
+from tests.cluster import orders
+from tests.cluster.rest import Refused
+from tests.kubernetes.places import Place, explained, gone, log_of, names, until, watching
 
 # --- launch ---
 
@@ -27,7 +30,7 @@ async def test_a_single_job_takes_two_writes_and_its_secret_goes_with_it(place: 
     assert "geheim" not in str(kept)
     await cluster.delete(names=["one"])
     await gone(cluster, "one")
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while await place.items("secrets"):
             await asyncio.sleep(0.05)
 
@@ -73,12 +76,15 @@ async def test_what_the_api_server_refuses_is_told_in_its_words(place: Place) ->
 
 async def test_a_quota_that_is_used_up_may_have_room_again(place: Place) -> None:
     cluster = await place.open()
+    await cluster.launch(place.job("one"))
     quota = {"metadata": {"name": "few"}, "spec": {"hard": {"count/jobs.batch": "1"}}}
     await place.call("POST", "resourcequotas", {"kind": "ResourceQuota", **quota})
-    async with asyncio.timeout(20):
-        while "hard" not in (await place.call("GET", "resourcequotas/few")).get("status", {}):
-            await asyncio.sleep(0.05)
-    await cluster.launch(place.job("one"))
+    probe = orders.job("probe", orders.pod("probe", "pass"))
+    with pytest.raises(Refused, match="exceeded quota"):  # a moment later, it counts
+        async with asyncio.timeout(60):
+            while True:
+                await place.call("POST", "batch/v1/jobs", probe, dryRun="All")
+                await asyncio.sleep(0.05)
     with pytest.raises(Throttled, match=r"two was refused: quota 'few' is used up"):
         await cluster.launch(place.job("two"))
 
@@ -119,9 +125,9 @@ async def test_find_is_by_name_by_label_or_all(place: Place) -> None:
 
 
 async def test_what_waits_or_runs_is_watched_without_any_request(place: Place) -> None:
-    cluster = await place.open()
+    cluster = await place.open(Patience(asked_s=600.0, slow_s=600.0))  # however slowly it starts
     await cluster.launch(place.job("one", gate="gate"))
-    async with asyncio.timeout(40), watching(cluster) as watch:
+    async with asyncio.timeout(90), watching(cluster) as watch:
         async for seen in watch:
             if seen.phase is Phase.RUNNING:
                 place.requests.clear()
@@ -195,6 +201,8 @@ async def test_a_job_that_waits_too_long_never_starts(place: Place) -> None:
     large = replace(place.job("late", start_timeout=0.7), resources=Resources(cpu=1000))
     await cluster.launch(large)
     await cluster.launch(replace(place.job("long"), resources=Resources(cpu=1000)))
+    for name in ("late", "long"):
+        await explained(cluster, name, "1000 CPUs")
     seen = await until(cluster, "late")
     assert (seen.phase, seen.reason, seen.executor) == (Phase.ENDED, Reason.UNSCHEDULABLE, "")
     assert "start_timeout of 0.7 s" in seen.message
@@ -208,7 +216,7 @@ async def test_a_missing_service_account_is_reported(
 ) -> None:
     cluster = await place.open(service_account="nobody")
     await cluster.launch(place.job("one"))
-    async with asyncio.timeout(30), watching(cluster) as watch:
+    async with asyncio.timeout(90), watching(cluster) as watch:
         async for seen in watch:
             if seen.reason is not None:
                 break
@@ -223,12 +231,15 @@ async def test_many_that_wait_for_the_same_are_asked_about_and_told_like_one(
     large = Resources(cpu=1000)
     jobs = [replace(place.job(f"n{number}"), resources=large) for number in range(12)]
     await asyncio.gather(*(cluster.launch(job) for job in jobs))
-    explained: set[str] = set()
+    for job in jobs:  # so that all wait for the same from the beginning
+        await explained(cluster, job.name, "1000 CPUs")
+    place.requests.clear()
+    compared: set[str] = set()
     async with asyncio.timeout(40), watching(cluster) as watch:
         async for seen in watch:
             if "the largest matching node has" in seen.message:
-                explained.add(seen.name)
-            if len(explained) == 3:
+                compared.add(seen.name)
+            if len(compared) == 3:
                 break
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(2.5):

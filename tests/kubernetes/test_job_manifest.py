@@ -8,7 +8,7 @@ import re
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kinetic import accelerators, configuration
@@ -247,6 +247,7 @@ def test_a_spec_that_shares_nothing_keeps_its_whole_environment_secret() -> None
     assert all("secretKeyRef" in env[name] for name in spec.environment)
 
 
+@settings(deadline=None)
 @given(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0")))
 def test_no_dollar_sign_of_a_value_is_taken_for_a_variable(value: str) -> None:
     spec = order(environment={"KINETIC_OUTPUT_DIR": value}, output_dir=value)
@@ -283,6 +284,7 @@ def test_the_secret_of_a_single_job_goes_with_its_job() -> None:
 # --- names --------------------------------------------------------------------------------
 
 
+@settings(deadline=None)
 @given(st.text())
 def test_any_text_makes_a_legal_name(text: str) -> None:
     name = object_name(text)
@@ -291,6 +293,7 @@ def test_any_text_makes_a_legal_name(text: str) -> None:
     assert object_name(name) == name
 
 
+@settings(deadline=None)
 @given(st.text())
 def test_any_text_makes_a_legal_label(text: str) -> None:
     value = label_value(text)
@@ -299,6 +302,7 @@ def test_any_text_makes_a_legal_label(text: str) -> None:
     assert label_value(value) == value
 
 
+@settings(deadline=None)
 @given(st.lists(st.text(), min_size=2, max_size=2, unique=True))
 def test_different_texts_have_different_names(texts: list[str]) -> None:
     assert object_name(texts[0]) != object_name(texts[1])

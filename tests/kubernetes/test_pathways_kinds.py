@@ -89,7 +89,7 @@ async def test_all_that_carry_labels_are_deleted(
 async def test_a_watch_tells_of_the_kind_there_is(
     server: FaultServer, cluster: PathwaysCluster, kind: str
 ) -> None:
-    async with asyncio.timeout(20), watching(cluster, SPEC.labels) as watch:
+    async with asyncio.timeout(60), watching(cluster, SPEC.labels) as watch:
         seen = await anext(watch)
         assert (seen.name, seen.phase) == (SPEC.name, Phase.PENDING)
         waiting = asyncio.ensure_future(anext(watch))
@@ -112,7 +112,7 @@ async def test_a_watch_where_there_are_no_sets_at_all_says_so(
     server: FaultServer, cluster: PathwaysCluster
 ) -> None:
     server.always = Sets()
-    async with asyncio.timeout(20), watching(cluster) as watch:
+    async with asyncio.timeout(60), watching(cluster) as watch:
         with pytest.raises(NotFound):
             await anext(watch)
     await cluster.delete(labels=SPEC.labels)

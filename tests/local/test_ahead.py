@@ -202,7 +202,7 @@ def apart(what: str, *words: object) -> None:
     """Call the function *what* of this module, with *words* for its arguments, in a process."""
     code = f"from tests.local.test_ahead import {what}; {what}()"
     command = [sys.executable, "-c", code, *map(str, words)]
-    subprocess.run(command, cwd=ROOT, check=True, timeout=4 * DEADLINE_S)
+    subprocess.run(command, cwd=ROOT, check=True, timeout=2 * DEADLINE_S)
 
 
 def early() -> None:

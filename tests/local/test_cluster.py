@@ -382,7 +382,7 @@ async def test_a_bad_order_is_refused(cluster: LocalCluster) -> None:
 async def test_a_thousand_jobs_are_queued_in_no_time(cluster: LocalCluster, home: Path) -> None:
     await cluster.launch(spec("wide", SLEEP, resources=Resources(cpu=2)))
     await until(cluster, "wide", Phase.RUNNING)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(DEADLINE_S):
         await asyncio.gather(*(cluster.launch(spec(f"n{i}")) for i in range(1000)))
         assert len(await cluster.find(labels={"test": "yes"})) == 1001
         memory = psutil.Process(supervisor_pid(home)).memory_info().rss

@@ -40,6 +40,8 @@ from .conftest import (
 )
 
 SLEEP = "import time; time.sleep(60)"
+AWAIT_SIGNAL = "import time\nwhile True: time.sleep(0.05)"
+"""Not in one long call: a signal that comes right before it would be handled after it."""
 
 
 async def test_a_killed_supervisor_s_jobs_are_lost_and_gone(
@@ -86,7 +88,7 @@ async def test_a_job_being_deleted_is_gone_after_the_supervisor_s_death(
     assert (await anext(watch)).phase is Phase.RUNNING
     await cluster.delete(names=["stubborn"])
     signal_supervisor(home, signal.SIGKILL)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(DEADLINE_S):
         seen = await anext(watch)
         while seen.phase is not Phase.GONE:
             seen = await anext(watch)
@@ -133,7 +135,7 @@ async def test_ending_the_supervisor_ends_jobs_politely(
     source = (
         "import signal, sys\n"
         f"def stop(*a):\n    open({str(tmp_path / 'asked')!r}, 'w'); sys.exit(0)\n"
-        "signal.signal(signal.SIGTERM, stop); print('up'); signal.pause()"
+        "signal.signal(signal.SIGTERM, stop); print('up')\n" + AWAIT_SIGNAL
     )
     await cluster.launch(spec("asked", source))
     async for _ in cluster.logs("asked", follow=True):
@@ -248,7 +250,7 @@ async def test_clients_come_while_the_supervisor_leaves(
     environ = {**environ, "KINETIC_LOCAL_IDLE_S": "0"}
     for i in range(12):
         cluster = LocalCluster(home, environ, runner=runner)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(DEADLINE_S):
             await cluster.launch(spec(f"j{i}"))
             assert len(await cluster.find(names=[f"j{i}"])) == 1
         await cluster.aclose()
@@ -300,8 +302,9 @@ async def test_a_full_disk_refuses_and_forgets_nothing(
     environ |= {"KINETIC_HOME": str(home)}
     cluster = LocalCluster(home, environ, runner=runner)
     try:
-        await cluster.launch(spec("early", SLEEP))
-        await until(cluster, "early", Phase.RUNNING)
+        await cluster.launch(spec("early", "print('up', flush=True); " + SLEEP))
+        async for _ in cluster.logs("early", follow=True):
+            break  # it has the files it needs
         with contextlib.suppress(OSError), open(home / "filler", "wb") as filler:
             while True:
                 filler.write(b"x" * 4096)
@@ -352,7 +355,7 @@ async def test_a_client_that_talks_nonsense_harms_nobody(cluster: LocalCluster, 
             sock.connect(str(Places(home).socket))
             sock.sendall(nonsense)
             sock.shutdown(socket.SHUT_WR)
-            sock.settimeout(10)
+            sock.settimeout(DEADLINE_S)
             with contextlib.suppress(ConnectionResetError):
                 assert sock.recv(100) == b""
     assert len(await cluster.find()) == 1
@@ -377,7 +380,7 @@ async def test_a_client_that_does_not_read_holds_nobody_up(
             await cluster.delete(names=[f"n{i}" for i in range(300)])
         memory = psutil.Process(supervisor_pid(home)).memory_info().rss
         assert memory < 60 << 20
-        sock.settimeout(10)
+        sock.settimeout(DEADLINE_S)
         decoder, last = Decoder(), {}
         while last.get("n299") != "gone" or last.get("wide") != "running":
             for header, _ in decoder.feed(sock.recv(1 << 20)):
@@ -410,7 +413,7 @@ async def test_random_deaths(
     watching = asyncio.create_task(watch())
     deleted: set[str] = set()
     names: list[str] = []
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(100):
         for step in range(40):
             match chance.choice(["launch"] * 5 + ["delete", "supervisor", "parent", "job", "wait"]):
                 case "launch":
@@ -450,8 +453,14 @@ async def test_random_deaths(
         if trace.exists() and trace.read_text() and ends:
             assert ends[0].executor == trace.read_text()
     await cluster.aclose()
-    with open(Places(home).starting, "rb") as lock:
+    await eventually(lambda: unlocked(Places(home).starting))  # who came too late lets go of it
+
+
+def unlocked(path: Path) -> bool:
+    with open(path, "rb") as lock, contextlib.suppress(BlockingIOError):
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return True
+    return False
 
 
 def kill(pid: int) -> None:

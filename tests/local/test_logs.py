@@ -9,7 +9,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kinetic._local.logs import LONGEST_LINE, Lines, tail_offset
@@ -17,7 +17,16 @@ from kinetic.aio.clusters.local import LocalCluster
 from kinetic.aio.ports import Phase
 from kinetic.errors import NotFound
 
-from .conftest import eventually, lines, marked, parents, signal_supervisor, spec, until
+from .conftest import (
+    DEADLINE_S,
+    eventually,
+    lines,
+    marked,
+    parents,
+    signal_supervisor,
+    spec,
+    until,
+)
 
 TEXT = st.text(st.sampled_from("aé\n€😀\r "), max_size=60)
 
@@ -32,6 +41,7 @@ def told(parts: list[bytes]) -> list[str]:
     return [line for part in parts for line in cutter.feed(part)] + [*cutter.rest()]
 
 
+@settings(deadline=None)
 @given(TEXT, st.lists(st.integers(0, 200)))
 def test_lines_are_the_same_wherever_the_bytes_are_cut(text: str, places: list[int]) -> None:
     expected = text.split("\n")
@@ -50,6 +60,7 @@ def test_an_endless_line_comes_in_pieces_of_whole_characters() -> None:
         assert max(len(piece.encode()) for piece in pieces) <= LONGEST_LINE
 
 
+@settings(deadline=None)
 @given(TEXT, st.integers(0, 6), st.sampled_from([1, 3, 65536]))
 def test_the_tail_begins_where_its_first_line_does(text: str, count: int, block: int) -> None:
     content = text.encode() * (20_000 // block if block == 65536 else 1)
@@ -82,7 +93,7 @@ async def test_following_ends_with_the_job(cluster: LocalCluster, tmp_path: Path
     )
     await cluster.launch(spec("grow", source))
     heard: list[str] = []
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(DEADLINE_S):
         async for line in cluster.logs("grow", follow=True):
             heard.append(line)
             if line == "first":
@@ -108,11 +119,11 @@ async def test_followers_of_a_deleted_job_hear_its_last_words(cluster: LocalClus
     source = (
         "import signal, sys, time\n"
         "def stop(*a):\n    print('last words'); sys.exit(0)\n"
-        "signal.signal(signal.SIGTERM, stop)\nprint('up')\nsignal.pause()"
+        "signal.signal(signal.SIGTERM, stop)\nprint('up')\nwhile True: time.sleep(0.05)"
     )
-    await cluster.launch(spec("gone", source, grace=10.0))  # as long as its last words may take
+    await cluster.launch(spec("gone", source, grace=DEADLINE_S))  # its last words take less
     heard: list[str] = []
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(DEADLINE_S):
         async for line in cluster.logs("gone", follow=True):
             heard.append(line)
             if line == "up":
@@ -125,7 +136,7 @@ async def test_followers_of_a_deleted_job_hear_its_last_words(cluster: LocalClus
 async def test_following_survives_the_supervisor(cluster: LocalCluster, home: Path) -> None:
     await cluster.launch(spec("lost", "import time; print('up'); time.sleep(60)"))
     heard: list[str] = []
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(DEADLINE_S):
         async for line in cluster.logs("lost", follow=True):
             heard.append(line)
             signal_supervisor(home, signal.SIGKILL)

@@ -11,7 +11,7 @@ import pytest
 from kinetic.aio.clusters.local import LocalCluster
 from kinetic.aio.ports import Phase
 
-from .conftest import alive, eventually, gone, parents, spec, until
+from .conftest import DEADLINE_S, alive, eventually, gone, parents, spec, until
 
 # A child in its session, one in a group of its own, a daemon that forked twice, one that was
 # executed, and one that was executed with an empty environment: each tells its number.
@@ -106,12 +106,15 @@ async def test_one_job_s_end_does_not_touch_another(cluster: LocalCluster, tmp_p
 async def test_the_grace_is_the_job_s(cluster: LocalCluster, tmp_path: Path) -> None:
     source = (
         "import signal, sys, time\n"
-        "def stop(*a):\n    time.sleep(0.1); open(order['done'], 'w').close(); sys.exit(0)\n"
-        "signal.signal(signal.SIGTERM, stop)\nprint('up', flush=True)\nsignal.pause()"
+        "def stop(*a):\n"
+        "    time.sleep(order['needs']); open(order['done'], 'w').close(); sys.exit(0)\n"
+        "signal.signal(signal.SIGTERM, stop)\nprint('up', flush=True)\n"
+        "while True: time.sleep(0.05)"
     )
-    for name, grace in (("patient", 10.0), ("hasty", 0.0)):
+    for name, grace, needs in (("patient", DEADLINE_S, 0.1), ("hasty", 0.0, 2 * DEADLINE_S)):
         done = tmp_path / name
-        job = spec(name, assignment={"source": source, "done": str(done)}, grace=grace)
+        assignment = {"source": source, "done": str(done), "needs": needs}
+        job = spec(name, assignment=assignment, grace=grace)
         await cluster.launch(job)
         async for _ in cluster.logs(name, follow=True):
             break

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kinetic import Data
@@ -33,6 +33,7 @@ value = st.recursive(
 )
 
 
+@settings(deadline=None)
 @given(
     st.lists(value, max_size=3).map(tuple), st.dictionaries(st.text(max_size=3), value, max_size=3)
 )

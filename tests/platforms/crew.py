@@ -16,7 +16,7 @@ from kinetic.aio.platforms import open_platform
 
 from .place import Place, Platform
 
-DEADLINE_S, LONG_S = 90.0, 1200.0
+DEADLINE_S, LONG_S = 150.0, 1200.0
 """Seconds after which a behaviour hangs, on a machine with other things to do."""
 
 Behaviour = Callable[[Place], Awaitable[None]]

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import kinetic
 from kinetic import aio
 from kinetic.aio.platforms import Platform as Ports
+from kinetic.job_status import JobStatus
 
 from .script import Script
 
@@ -83,6 +84,16 @@ class Place:
     async def marked(self, pattern: str, count: int = 1) -> None:
         """Return once jobs have left so many files."""
         await until(lambda: len(self.marks(pattern)) >= count)
+
+    async def running(self, job: aio.JobHandle[Any]) -> None:
+        """Return once the platform says that *job* runs: its process may be ahead of that."""
+        while await job.status() is not JobStatus.RUNNING:
+            await asyncio.sleep(PAUSE_S)
+
+    async def counted(self, batch: aio.BatchHandle[Any], **counts: int) -> None:
+        """Return once so many of the batch's jobs are told to be in each status."""
+        while await batch.status_counts() != counts:
+            await asyncio.sleep(PAUSE_S)
 
     async def objects(self, identity: str) -> list[str]:
         """All in the store that belongs to a submission."""

@@ -34,6 +34,7 @@ class Script:
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
+        self._complaints = ""
         self.pid = process.pid
 
     @classmethod
@@ -68,6 +69,15 @@ class Script:
                 await self.kill()
                 raise AssertionError(f"wanted {line!r}, got {got!r}:\n{(await self.end())[2]}")
 
+    async def complaint(self, words: str) -> None:
+        """Return once its standard error has a line with *words*."""
+        assert self._process.stderr is not None
+        line = ""
+        while words not in line:
+            line = (await self._process.stderr.readline()).decode()
+            self._complaints += line
+            assert line, f"it did not say {words!r}, but:\n{self._complaints}"
+
     def interrupt(self) -> None:
         """Press Ctrl-C."""
         self._process.send_signal(signal.SIGINT)
@@ -76,7 +86,7 @@ class Script:
         """Wait for it: its exit status, what else it printed, and its standard error."""
         out, err = await self._process.communicate()
         assert self._process.returncode is not None
-        return self._process.returncode, out.decode(), err.decode()
+        return self._process.returncode, out.decode(), self._complaints + err.decode()
 
     async def kill(self) -> None:
         """Kill it, if it is still there, and wait until it is gone."""

@@ -31,7 +31,7 @@ async def test_status_and_log_from_start_to_end(place: Place) -> None:
     async for line in job.logs(follow=True):
         assert line == "waiting", "it is told while the job runs"
         break
-    assert await job.status() is JobStatus.RUNNING
+    await place.running(job)
     gate.open()
     assert await job.result(cleanup=False) == "go"
     assert await job.status() is JobStatus.SUCCEEDED
@@ -151,9 +151,9 @@ async def test_another_client_attaches(place: Place) -> None:
         found = await other.attach(job.job_id)
         assert found == job
         assert found.to_dict() == job.to_dict()
-        assert await found.status() is JobStatus.RUNNING
+        await place.running(found)
         [listed] = [one for one in await other.list_jobs() if one == job]
-        assert await listed.status() is JobStatus.RUNNING
+        await place.running(listed)
         gate.open("seen")
         assert await found.result(cleanup=False) == "seen"
         assert await (await other.attach(job.job_id)).result(cleanup=False) == "seen"

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from kinetic import aio, errors
-from kinetic.job_status import JobStatus
 
 from .crew import behaviour, long_behaviour
 from .place import Place
@@ -164,7 +163,7 @@ async def test_a_job_outlives_its_client(place: Place) -> None:
         await script.end()
     job = await place.client.attach(job_id)
     await place.marked("project/1.1")
-    assert await job.status() is JobStatus.RUNNING
+    await place.running(job)
     (place.folder / "project" / "go").touch()
     assert await job.result() == -1
 
@@ -189,9 +188,9 @@ except kinetic.BatchError as error:
 
 @behaviour
 async def test_a_script_that_ends_submits_the_rest_first(place: Place) -> None:
-    (place.folder / "project").mkdir()
-    (place.folder / "project" / "go").touch()
     async with place.script(WORK + BATCH) as script:
+        await script.complaint("not submitted yet")
+        (place.folder / "project" / "go").touch()  # not before: all might be submitted by then
         status, out, err = await script.end()
     assert status == 0 and out.strip() in err and "not submitted yet" in err
     batch = await place.client.attach_batch(out.strip())

@@ -20,7 +20,7 @@ from typing import TextIO
 import pyte
 import pytest
 
-DEADLINE_S = 40.0
+DEADLINE_S = 60.0
 ROOT = Path(__file__).parents[2]
 DRAWN = re.compile(rb"(?<=\n)|(?<=\x1b\[J)")
 """Where something is drawn; one read may have that, and that it is taken away again."""
@@ -37,6 +37,7 @@ class Terminal:
         fcntl.ioctl(self.line, termios.TIOCSWINSZ, size)
         self.screen = pyte.HistoryScreen(columns, rows, history=1000)
         self._stream = pyte.ByteStream(self.screen)
+        self._marks = 0
 
     def open(self) -> TextIO:
         """A stream that writes to it."""
@@ -73,6 +74,18 @@ class Terminal:
             assert time.monotonic() < deadline, f"it never came to that; seen: {self.lines}"
             self.read(0.05)
 
+    def all(self) -> None:
+        """Read all that was written so far, which a pty may take its time to pass on."""
+        self._marks += 1
+        title = f"mark {self._marks}"
+        os.write(self.line, f"\x1b]2;{title}\x07".encode())
+        self.until(lambda: self.screen.title == title)
+
+    def rest(self) -> None:
+        """Read all that is there, once nobody writes to it any more."""
+        while self.read(DEADLINE_S):
+            pass
+
     def type(self, keys: bytes) -> None:
         """As a person would."""
         os.write(self._controller, keys)
@@ -101,12 +114,16 @@ def terminal() -> Iterator[Callable[..., Terminal]]:
 
 
 HEAD = """
-import kinetic, sys, threading, time
+import kinetic, os, sys, threading, time
+
+here = os.getcwd()
 
 @kinetic.run(backend="local", accelerator="cpu")
 def work(n):
-    import time
+    import os, time
     time.sleep(0.15)
+    while not os.path.exists(f"{here}/{'some' if n < 5 else 'all'}"):
+        time.sleep(0.01)
     if n == 3:
         raise ValueError(f"{n} is no good\\x1b[31m\\nat all")
     return n
@@ -114,15 +131,23 @@ def work(n):
 
 
 class Script:
-    """A process of a user."""
+    """A process of a user; with *held*, the items of its `work` wait until they are `let` go on."""
 
     def __init__(
-        self, folder: Path, body: str, environ: dict[str, str], terminal: Terminal | None
+        self,
+        folder: Path,
+        body: str,
+        environ: dict[str, str],
+        terminal: Terminal | None,
+        held: bool,
     ) -> None:
         (folder / "pyproject.toml").touch()
         path = folder / "script.py"
-        path.write_text(HEAD + textwrap.dedent(body))
+        path.write_text(HEAD + body)
         self.terminal = terminal
+        self._folder = folder
+        if not held:
+            self.let("some", "all")
         line = terminal.line if terminal is not None else None
         self.process = subprocess.Popen(
             [sys.executable, "-W", "error", path],
@@ -136,12 +161,16 @@ class Script:
         if terminal is not None:
             os.close(terminal.line)
 
+    def let(self, *which: str) -> None:
+        """Let "some" of its items go on, the first five, or "all" the others."""
+        for one in which:
+            (self._folder / one).touch()
+
     def end(self) -> int:
         """Wait for it, reading its terminal."""
         if self.terminal is not None:
             self.terminal.until(lambda: self.process.poll() is not None)
-            while self.terminal.read(0.05):
-                pass
+            self.terminal.rest()
         return self.process.wait(DEADLINE_S)
 
 
@@ -157,8 +186,14 @@ def script(tmp_path: Path) -> Iterator[Callable[..., Script]]:
     """Runs a script of a user, on a terminal or on pipes."""
     made: list[Script] = []
 
-    def start(body: str, terminal: Terminal | None = None, **environ: str) -> Script:
-        made.append(Script(tmp_path, body, environ, terminal))
+    def start(
+        body: str,
+        terminal: Terminal | None = None,
+        *,
+        held: bool = False,
+        **environ: str,
+    ) -> Script:
+        made.append(Script(tmp_path, textwrap.dedent(body), environ, terminal, held))
         return made[-1]
 
     yield start

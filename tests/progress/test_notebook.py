@@ -11,13 +11,19 @@ import pytest
 pytest.importorskip("ipykernel", reason="`pip install ipykernel` gets the kernel of a notebook")
 
 ROOT = Path(__file__).parents[2]
+DEADLINE_S = 60.0
 CELL = """
+import os
 import kinetic
+
+here = os.getcwd()
 
 @kinetic.run(backend="local", accelerator="cpu")
 def work(n):
-    import time
+    import os, time
     time.sleep(0.3)
+    while not os.path.exists(f"{here}/seen"):
+        time.sleep(0.01)
     return n
 
 batch = work.run_async_map(range(6), max_concurrent=2, name="demo <b>")
@@ -43,21 +49,25 @@ def kernel(tmp_path: Path, monkeypatch):
     client: BlockingKernelClient = manager.client()
     client.start_channels()
     try:
-        client.wait_for_ready(timeout=30)
-        yield client
+        client.wait_for_ready(timeout=DEADLINE_S)
+        yield client, project / "seen"
     finally:
         client.stop_channels()
         manager.shutdown_kernel(now=True)
 
 
-def outputs(client, code: str) -> list[tuple[str, dict]]:
+def outputs(kernel, code: str) -> list[tuple[str, dict]]:
     """Runs a cell; the type and the content of each message that came of it."""
+    client, mark = kernel
     seen = []
-    told = client.execute_interactive(
-        code,
-        timeout=40,
-        output_hook=lambda message: seen.append((message["msg_type"], message["content"])),
-    )
+
+    def hook(message: dict) -> None:
+        seen.append((message["msg_type"], message["content"]))
+        if message["msg_type"] == "display_data":
+            mark.touch()  # what the work waits for
+
+    mark.unlink(missing_ok=True)
+    told = client.execute_interactive(code, timeout=DEADLINE_S, output_hook=hook)
     assert told["content"]["status"] == "ok", told["content"]
     return seen
 

@@ -56,31 +56,47 @@ async def test_values_go_from_nothing_to_everything_and_then_end(client) -> None
     ], "of a batch that is over there is one value, whenever one looks"
 
 
-async def test_a_slow_reader_gets_the_newest_and_no_queue(client) -> None:
-    batch = await client.run_async_map(third_fails, range(20), max_concurrent=4)
+async def test_a_slow_reader_gets_the_newest_and_no_queue(client, tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    batch = await client.run_async_map(wait_for, [str(go)] * 20, max_concurrent=4)
     values = progress(batch._batch, interval=0.0)
     first = await anext(values)
+    go.touch()
     await batch.wait()
     rest = [value async for value in values]
     assert first.ended < 20 and len(rest) == 1 and rest[0].ended == 20
 
 
-async def test_values_are_an_interval_apart(client) -> None:
+async def test_values_are_an_interval_apart(client, monkeypatch) -> None:
     batch = await client.run_async_map(third_fails, range(20), max_concurrent=4)
-    loop = asyncio.get_running_loop()
-    times = [loop.time() async for _ in progress(batch._batch, interval=0.15)]
+    loop, looked = asyncio.get_running_loop(), [0.0]
+    clock = loop.time
+
+    def time() -> float:
+        looked[0] = clock()
+        return looked[0]
+
+    monkeypatch.setattr(loop, "time", time)
+    # When it looked at the clock for the value, not when that arrived: there may be a pause.
+    times = [looked[0] async for _ in progress(batch._batch, interval=0.15)]
     gaps = [after - before for before, after in itertools.pairwise(times)]
     assert all(gap > 0.1 for gap in gaps[:-1]), f"{gaps}: only the end comes at once"
 
 
 async def test_an_unknown_total_becomes_known(client) -> None:
+    looked = asyncio.Event()
+
     async def some():
         for number in range(6):
+            if number == 5:
+                await looked.wait()
             yield number
 
     batch = await client.run_async_map(third_fails, some(), max_concurrent=2)
-    seen = [value async for value in progress(batch._batch, interval=0.0)]
-    for value in seen:
+    seen = []
+    async for value in progress(batch._batch, interval=0.0):
+        looked.set()
+        seen.append(value)
         check(value)
         assert value.total in (None, 6) and (value.total or value.eta is None)
     assert (seen[0].total, seen[-1].total, seen[-1].ended) == (None, 6, 6)
@@ -142,10 +158,15 @@ async def test_a_stream_that_is_left_leaves_nothing(client) -> None:
         await anext(values)
     async with shown(inner, wanted=True), shown(inner, wanted=True):
         await batch.wait()
+    left = {
+        task
+        for task in asyncio.all_tasks() - before
+        if "progress" in task.get_name() or "failure" in task.get_name()
+    }
+    if left:  # they were cancelled just now
+        _, left = await asyncio.wait(left, timeout=60)
+    assert not left
     assert (len(inner.submission._listeners), len(inner.watchers)) <= (listeners, watchers)
-    await asyncio.sleep(0)
-    left = {task.get_name() for task in asyncio.all_tasks() - before}
-    assert not {name for name in left if "progress" in name or "failure" in name}
 
 
 async def test_what_was_not_asked_for_is_not_counted(client) -> None:

@@ -6,6 +6,8 @@ import re
 
 import pytest
 
+from tests.progress.conftest import DEADLINE_S
+
 RESULTS = """
 batch = work.run_async_map(range(12), max_concurrent=4, name="demo")
 print("got", len(batch.results(return_exceptions=True)))
@@ -17,14 +19,25 @@ def live(lines: list[str]) -> list[str]:
     return [line for line in lines if line.startswith("demo")]
 
 
+def shown_and_ended(started, batches: int = 1) -> int:
+    """Let it go on once its line is there, a line for each batch, and wait for its end."""
+    started.terminal.until(lambda: len(live(started.terminal.lines)) == batches)
+    started.let("some", "all")
+    return started.end()
+
+
 def test_a_line_lives_while_one_waits_and_its_last_state_stays(terminal, script) -> None:
     screen = terminal()
-    assert script(RESULTS, screen).end() == 0
+    started = script(RESULTS, screen, held=True)
+    screen.until(lambda: live(screen.lines))
+    started.let("some")
+    moving = re.compile(r"demo .* \d+/12 .* running .* waiting .*/(s|min)  \d+ s left")
+    screen.until(lambda: any(moving.search(line) for line in screen.lines))
+    started.let("all")
+    assert started.end() == 0
     assert re.fullmatch(r"demo  ━+  12/12  1 failed  \d+ s", screen.lines[0])
     assert screen.lines[1] == "  first failure: item 3: ValueError: 3 is no good [31m at all"
     assert screen.lines[2:] == ["got 12"]
-    seen = [line for lines in screen.history for line in live(lines)]
-    assert any(re.search(r"\d+/12 .* running .* waiting .*/s  \d+ s left", line) for line in seen)
     assert all(len(live(lines)) <= 1 for lines in screen.history), "one line, not many"
     assert b"\x1b[?25l" not in screen.raw, "the cursor was never hidden"
 
@@ -45,7 +58,7 @@ def test_what_the_user_prints_is_above_the_line_and_whole(terminal, script) -> N
             thread.start()
             thread.join()
     """
-    assert script(body, screen).end() == 0
+    assert shown_and_ended(script(body, screen, held=True)) == 0
     for n in range(12):
         assert f"half a line of {n} and the rest" in screen.lines
         assert f"to stderr {n}" in screen.lines
@@ -86,14 +99,14 @@ def test_an_exception_leaves_a_clean_terminal(terminal, script) -> None:
             if n == 8:
                 raise SystemExit("I give up")
     """
-    assert script(body, screen).end() == 1
+    assert shown_and_ended(script(body, screen, held=True)) == 1
     assert live([line for lines in screen.history for line in lines]), "it was there"
     assert live(screen.lines) == [] and screen.lines[-1] == "I give up"
 
 
 def test_a_narrow_terminal_without_colours_does_not_wrap_and_has_none(terminal, script) -> None:
     screen = terminal(20)
-    assert script(RESULTS, screen, NO_COLOR="1").end() == 0
+    assert shown_and_ended(script(RESULTS, screen, held=True, NO_COLOR="1")) == 0
     assert [len(live(lines)) for lines in screen.history if lines and live(lines)]
     assert len(screen.lines) == 3, screen.lines
     assert screen.lines[2] == "got 12"
@@ -108,7 +121,7 @@ def test_off_shows_nothing(terminal, script) -> None:
 
 def test_a_pipe_gets_no_live_line_and_nothing_of_what_is_soon_over(script) -> None:
     started = script(RESULTS)
-    out, err = started.process.communicate(timeout=40)
+    out, err = started.process.communicate(timeout=DEADLINE_S)
     assert (out, err) == (b"got 12\n", b"")
 
 
@@ -127,7 +140,7 @@ def test_a_pipe_gets_plain_lines_of_what_takes_long(script) -> None:
 
 
 def test_a_value_that_means_nothing_is_an_error_that_lists_the_values(script) -> None:
-    out, err = script(RESULTS, KINETIC_PROGRESS="liev").process.communicate(timeout=40)
+    out, err = script(RESULTS, KINETIC_PROGRESS="liev").process.communicate(timeout=DEADLINE_S)
     assert out == b""
     assert b"KINETIC_PROGRESS=liev is none of auto, live, plain, off" in err
 
@@ -144,8 +157,7 @@ def test_several_batches_share_the_display(terminal, script) -> None:
     for one in threads:
         one.join()
     """
-    assert script(body, screen).end() == 0
-    assert any(len(live(lines)) == 2 for lines in screen.history)
+    assert shown_and_ended(script(body, screen, held=True), batches=2) == 0
     assert sorted(line[:6] for line in live(screen.lines)) == ["demo 0", "demo 1"]
     assert len(screen.lines) == 4
 
@@ -163,18 +175,26 @@ def test_the_asyncio_face_shows_what_it_is_asked_to_and_its_loop_goes_on(termina
             while True:
                 await asyncio.sleep(0.01)
                 beats += 1
+                if beats == 50:
+                    open("some", "w").close()  # without it no batch ends
         async with Client(backend="local") as client:
             beating = asyncio.create_task(beat())
-            for name, asked in (("silent", None), ("demo", True)):
+            for name, items, asked in (("silent", 5, None), ("demo", 12, True)):
+                beats = -1_000_000  # those before it waits do not count
                 batch = await client.run_async_map(
-                    work, range(12), max_concurrent=2, name=name, progress=asked)
+                    work, range(items), max_concurrent=2, name=name, progress=asked)
+                beats = 0
                 await batch.results(return_exceptions=True)
+                os.remove("some")
             beating.cancel()
-        print("beats" if beats > 50 else f"only {beats} beats")
+        print("beats" if beats >= 50 else f"only {beats} beats")
 
     asyncio.run(main())
     """
-    assert script(body, screen).end() == 0
+    started = script(body, screen, held=True)
+    screen.until(lambda: live(screen.lines))
+    started.let("all")
+    assert started.end() == 0
     assert len(live(screen.lines)) == 1 and screen.lines[-1] == "beats"
     assert b"silent" not in screen.raw
 

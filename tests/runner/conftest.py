@@ -91,7 +91,7 @@ class Bench:
     def run(self, order: wire.Assignment, **options: Any) -> tuple[int, str]:
         """Exit code and output of a runner that has ended."""
         process = self.start(order, **options)
-        output, _ = process.communicate(timeout=30)
+        output, _ = process.communicate(timeout=60)
         return process.returncode, output
 
     def outcome(self, attempt: int = 1) -> wire.Outcome:

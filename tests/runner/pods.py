@@ -51,7 +51,7 @@ class Pods:
         digest = hashlib.sha256(code).hexdigest()
         self.objects.create(f"functions/{digest}.pkl", code)
         self.objects.create(wire.input_key(SCOPE, 0), arguments)
-        given: dict[str, Any] = {"group_id": "grp-1", "grace": 4.0} | changes
+        given: dict[str, Any] = {"group_id": "grp-1", "grace": 60.0} | changes
         return wire.Assignment(
             store=self.store,
             scope=SCOPE,
@@ -142,7 +142,7 @@ class Pod:
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
 
-    def wait(self, timeout: float = 40.0) -> int:
+    def wait(self, timeout: float = 60.0) -> int:
         """The exit code."""
         return self.process.wait(timeout)
 

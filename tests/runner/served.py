@@ -18,11 +18,11 @@ def served() -> Iterator[GcsServer]:
     thread.start()
     try:
         server = GcsServer()
-        asyncio.run_coroutine_threadsafe(server.__aenter__(), loop).result(10)
+        asyncio.run_coroutine_threadsafe(server.__aenter__(), loop).result(60)
         try:
             yield server
         finally:
-            asyncio.run_coroutine_threadsafe(server.__aexit__(), loop).result(10)
+            asyncio.run_coroutine_threadsafe(server.__aexit__(), loop).result(60)
     finally:
         loop.call_soon_threadsafe(loop.stop)
         thread.join()

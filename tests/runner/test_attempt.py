@@ -238,7 +238,7 @@ def started(bench, fifo: Path, **changes: Any):
 def test_sigterm_is_a_preemption_and_lets_the_code_clean_up(bench, tmp_path: Path) -> None:
     process = started(bench, tmp_path / "fifo")
     process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=20)
+    process.communicate(timeout=60)
     assert process.returncode == wire.EXIT_RETRY
     assert (bench.outcome().kind, bench.outcome().reason) == (Kind.ERROR, "preempted")
     assert (tmp_path / "fifo.cleaned").exists()
@@ -248,7 +248,7 @@ def test_sigterm_after_a_stop_is_a_cancellation(bench, tmp_path: Path) -> None:
     process = started(bench, tmp_path / "fifo")
     bench.stop()
     process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=20)
+    process.communicate(timeout=60)
     assert process.returncode == wire.EXIT_FINAL
     assert bench.outcome().kind is Kind.CANCELLED
 
@@ -256,7 +256,7 @@ def test_sigterm_after_a_stop_is_a_cancellation(bench, tmp_path: Path) -> None:
 def test_sigterm_at_the_end_of_the_time_is_a_deadline(bench, tmp_path: Path) -> None:
     process = started(bench, tmp_path / "fifo", timeout=0.001)
     process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=20)
+    process.communicate(timeout=60)
     assert bench.outcome().reason == "deadline"
     assert "0.001" in bench.error()["message"]
 

@@ -11,12 +11,13 @@ import threading
 import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kinetic._runner.gcs import NONCE, GcsObjects
@@ -31,7 +32,9 @@ from tests.gcs.server import GcsServer, Stored
 from tests.runner.served import served
 
 MIB = 1024 * 1024
-QUICK = Patience(total_s=5.0, first_s=0.005, longest_s=0.02, connect_s=2.0, idle_s=0.5)
+QUICK = Patience(total_s=60.0, first_s=0.005, longest_s=0.02, connect_s=30.0, idle_s=30.0)
+"""Tries again soon, and holds nothing that is only slow for silent."""
+
 BODY = os.urandom(MIB) * 36  # more than one part of a download, and more than two of an upload
 
 
@@ -64,6 +67,7 @@ def any_server(request: pytest.FixtureRequest) -> str:
     return found
 
 
+@settings(deadline=None)
 @given(st.text(max_size=60), st.sampled_from(["", "/folder"]))
 def test_names_are_the_clients(name: str, folder: str) -> None:
     ours, theirs = Place.from_url(f"gs://bucket{folder}"), Location.from_url(f"gs://bucket{folder}")
@@ -188,6 +192,9 @@ def operation(request: pytest.FixtureRequest, objects: GcsObjects, tmp_path: Pat
 def test_what_passes_is_sat_out(
     server: GcsServer, objects: GcsObjects, tmp_path: Path, operation: Any, how: dict[str, Any]
 ) -> None:
+    if "stall" in how:
+        short = replace(QUICK, idle_s=0.5)
+        objects = GcsObjects("gs://kn-test/jobs", {EMULATOR: server.url}, short)
     fault = server.fail("*", **how)
     operation(objects, tmp_path)
     assert fault.seen == how["times"] or "late" in how  # a content was whole before it was cut
@@ -220,7 +227,8 @@ def test_an_upload_that_is_cut_goes_on(
     assert server.objects["jobs/x"].body == BODY
     starts = [int(sent.removeprefix("bytes ").split("-")[0]) for sent in server.ranges]
     assert server.requests["begin"] == 1
-    assert 4 * MIB < starts[1] <= 5 * MIB, "it does not begin anew"
+    # What comes at once may be more than what was missing up to the cut.
+    assert 4 * MIB < starts[1] < 6 * MIB, "it does not begin anew"
 
 
 def test_an_upload_that_the_service_lost_begins_anew(
@@ -248,7 +256,10 @@ def test_a_download_that_is_cut_goes_on_where_it_was(
     server.fail("media", times=4, at=3 * MIB)
     objects.fetch("x", tmp_path / "x")
     assert (tmp_path / "x").read_bytes() == BODY
-    assert f"bytes={3 * MIB}-{32 * MIB - 1}" in server.ranges
+    asked = [one.removeprefix("bytes=").split("-") for one in server.ranges]
+    starts = [int(first) for first, last in asked if int(last) == 32 * MIB - 1]
+    # The last few bytes before the cut may be lost with the connection.
+    assert starts[0] == 0 and 2 * MIB <= starts[1] <= 3 * MIB
 
 
 @pytest.mark.parametrize("way", ["get", "fetch"])
@@ -294,7 +305,7 @@ def test_a_missing_bucket_is_no_missing_object(server: GcsServer, objects: GcsOb
 
 
 def test_patience_ends(server: GcsServer) -> None:
-    patience = Patience(total_s=0.3, first_s=0.01, longest_s=0.05)
+    patience = Patience(total_s=4.0, first_s=0.01, longest_s=0.05)
     objects = GcsObjects("gs://kn-test", {EMULATOR: server.url}, patience)
     storm = server.fail("*", times=10**6, status=503, text="Backend Error")
     with pytest.raises(OSError, match=r"503.*Backend Error"):
@@ -307,7 +318,7 @@ import json, sys
 sys.path.insert(0, {root!r})
 from kinetic._runner import gcs_http
 from kinetic._runner.gcs import GcsObjects
-patience = gcs_http.Patience(total_s=3.0, first_s=0.01)
+patience = gcs_http.Patience(total_s=60.0, first_s=0.01)
 objects = GcsObjects("gs://kn-test", {{gcs_http.OVERRIDE: {url!r}}}, patience)
 print(objects.create("x", b"1"), objects.get("x")[0])
 input()
@@ -367,7 +378,7 @@ def test_a_token_is_had_from_the_node_and_anew_when_it_is_refused(
                 env={
                     "GCE_METADATA_HOST": host,
                     "GCE_METADATA_IP": host,
-                    "GCE_METADATA_TIMEOUT": "1",
+                    "GCE_METADATA_TIMEOUT": "30",
                     "HOME": str(tmp_path),
                     "KUBERNETES_SERVICE_HOST": "10.0.0.1",
                 },
@@ -416,11 +427,16 @@ from pathlib import Path
 sys.path.insert(0, {root!r})
 from kinetic._runner.gcs import GcsObjects
 objects = GcsObjects("gs://kn-test/{folder}", {{"STORAGE_EMULATOR_HOST": {url!r}}})
+def peak():
+    if sys.platform == "darwin":
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
+    # The other number starts with what this process was forked from.
+    return int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0])
 objects.get("small")
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+before = peak()
 assert objects.create("large", Path({source!r}))
 objects.fetch("large", Path({source!r} + ".copy"))
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+print(peak() - before)
 """
 
 

@@ -85,7 +85,7 @@ def test_a_folder_of_a_bucket_comes_whole(pods: Pods, server: GcsServer) -> None
 
 def test_many_objects_come_side_by_side(pods: Pods, server: GcsServer) -> None:
     plant(server, **{f"many__{number}": b"x" for number in range(1200)})
-    server.fail("media", times=20, at=0)  # each is held for a moment, then cut
+    server.fail("media", times=20, at=0, among=5)  # each is held until five are there, then cut
     assert len(run(pods, wire.DataRef(uri="gs://kn-test/many/"))) == 1200
     assert server.most > 4
     assert server.requests["list"] == 2
@@ -170,7 +170,7 @@ def test_in_a_container_that_may_not_mount_a_volume_is_moved_to_its_path(
         env={**os.environ, **pods.environ},
         capture_output=True,
         text=True,
-        timeout=40,
+        timeout=60,
         check=False,
     )
     if there == "full":

@@ -28,6 +28,7 @@ def played(seeds: range) -> Counter[str]:
     return faults
 
 
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("first", range(0, SEEDS, BLOCK))
 def test_every_course_keeps_the_protocol(first: int, pytestconfig: pytest.Config) -> None:
     if (only := pytestconfig.getoption("--seed")) is not None:
@@ -48,7 +49,9 @@ def test_many_courses_keep_the_protocol() -> None:
     played(range(SEEDS, SEEDS + int(os.environ.get("KINETIC_SIMULATED_SEEDS", "5000"))))
 
 
-@pytest.mark.parametrize("seed", [1705, 1885, 3532, 3702, 4281, 4732, 4763, 5544, 6242, 6359, 7393, 7884])
+@pytest.mark.parametrize(
+    "seed", [1705, 1885, 3532, 3702, 4281, 4732, 4763, 5544, 6242, 6359, 7393, 7884]
+)
 def test_what_went_wrong_once_does_not_again(seed: int) -> None:
     report = play(seed)
     assert report.violation is None, report.told()

@@ -18,13 +18,15 @@ from kinetic import aio
 
 
 def work(folder: str, number: int, seconds: float) -> int:
-    """Leave a mark, which nobody else may have left, and take some time."""
+    """Leave a mark, which nobody else may have left, and take some time; longer while held."""
     name = f"{os.environ['KINETIC_JOB_ID']}.{os.environ['KINETIC_ATTEMPT']}"
     try:
         Path(folder, name).touch(exist_ok=False)
     except FileExistsError:
         Path(folder, f"twice.{name}").touch()
     time.sleep(seconds)
+    while Path(folder, f"held.{number}").exists():
+        time.sleep(0.005)
     return number * number
 
 

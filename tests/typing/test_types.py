@@ -31,7 +31,7 @@ def mypy() -> Found:
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=50,
+        timeout=110,
         check=False,
     )
     assert answer.returncode in (0, 1), answer.stderr + answer.stdout
@@ -49,7 +49,7 @@ def pyright() -> Found:
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=50,
+        timeout=110,
         check=False,
     )
     assert answer.returncode in (0, 1), answer.stderr + answer.stdout

@@ -219,7 +219,7 @@ class Pod:
         while True:
             try:
                 answer = await self._kubelet.session.call("POST", path, body)
-            except UNREACHABLE:
+            except (Refused, *UNREACHABLE):  # refused where account and namespace are just removed
                 await asyncio.sleep(RETRY_S)
             else:
                 token: str = answer["status"]["token"]

@@ -1,0 +1,44 @@
+"""Virtual time waits for worker threads, however late the machine lets them run."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import anyio.to_thread
+import pytest
+
+
+@pytest.fixture(autouse=True)
+def patience(request: pytest.FixtureRequest) -> None:
+    """Of every test on virtual time."""
+    if request.node.get_closest_marker("looptime") is not None:
+        request.getfixturevalue("threads_take_no_time")
+
+
+@pytest.fixture
+async def threads_take_no_time() -> None:
+    """Time stands still while anything is pickled, rebuilt or run in a worker thread.
+
+    Else it would jump to the next timer, and to all that follow, until the thread is done: half a
+    second in which that does not come to run is worth an hour. The thread that reads an iterator
+    is not waited for, as it may block for as long as it likes.
+    """
+    loop: Any = asyncio.get_running_loop()
+    limiter = anyio.to_thread.current_default_thread_limiter()
+    selector, start = loop._selector, loop.run_in_executor
+    jumping, waiting = selector.select, type(selector).select
+    working: set[asyncio.Future[Any]] = set()
+
+    def select(timeout: float | None = None) -> Any:
+        if (limiter.borrowed_tokens or working) and timeout != 0 and loop.looptime_on:
+            return waiting(selector, None)  # whatever is done wakes the loop
+        return jumping(timeout)
+
+    def run_in_executor(*args: Any) -> asyncio.Future[Any]:
+        future: asyncio.Future[Any] = start(*args)
+        working.add(future)
+        future.add_done_callback(working.discard)
+        return future
+
+    selector.select, loop.run_in_executor = select, run_in_executor
