@@ -75,11 +75,11 @@ def tail(log: Path, size: int = 4000) -> str:
     return log.read_bytes()[-size:].decode(errors="replace")
 
 
-def free_port() -> int:
-    """A port of loopback that nobody listens on, that no client is given, and nobody else was."""
+def free_port(host: str = "127.0.0.1") -> int:
+    """A port of *host* that nobody listens on, that no client is given, and nobody else was."""
     while True:
         port = random.SystemRandom().choice(QUIET_PORTS)
-        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+        with contextlib.suppress(OSError), socket.create_server((host, port)):
             if port not in _given:
                 _given.add(port)
                 return port

@@ -25,7 +25,7 @@ from tests.cluster import certificates, children
 from tests.cluster.binaries import Binaries
 from tests.cluster.rest import Account, Refused
 
-START_S = 120.0
+START_S, FREEZE_S = 120.0, 30.0
 """A machine that does much else: there are some two hundred requests before it is ready."""
 
 OLD = "poststarthook/rbac/bootstrap-roles"
@@ -129,8 +129,9 @@ class ControlPlane:
     # What tests do to it
 
     def kill_api(self) -> None:
-        """The API server is gone, at once; all connections with it."""
-        self._end("kube-apiserver")
+        """The API server is gone, at once; all connections with it. It may be gone already."""
+        if "kube-apiserver" in self._processes:
+            self._end("kube-apiserver")
 
     def start_api(self) -> None:
         """Start the API server again, on the same port, and wait until it is ready.
@@ -175,9 +176,11 @@ class ControlPlane:
     def _frozen(self, name: str) -> Iterator[None]:
         process = self._processes[name]
         process.send_signal(signal.SIGSTOP)
-        while not stopped(process.pid):  # one of its threads may still be about to answer
-            time.sleep(children.POLL_S)
         try:
+            until = time.monotonic() + FREEZE_S
+            while not stopped(process.pid):  # one of its threads may still be about to answer
+                assert process.poll() is None and time.monotonic() < until, f"{name} goes on"
+                time.sleep(children.POLL_S)
             yield
         finally:
             process.send_signal(signal.SIGCONT)

@@ -8,6 +8,8 @@ from typing import Any
 import anyio.to_thread
 import pytest
 
+LATEST_S = 60.0
+
 
 @pytest.fixture(autouse=True)
 def patience(request: pytest.FixtureRequest) -> None:
@@ -32,7 +34,9 @@ async def threads_take_no_time() -> None:
 
     def select(timeout: float | None = None) -> Any:
         if (limiter.borrowed_tokens or working) and timeout != 0 and loop.looptime_on:
-            return waiting(selector, None)  # whatever is done wakes the loop
+            done = waiting(selector, LATEST_S)  # whatever is done wakes the loop
+            assert done, "a worker thread waits for what only time brings"
+            return done
         return jumping(timeout)
 
     def run_in_executor(*args: Any) -> asyncio.Future[Any]:

@@ -27,7 +27,7 @@ START_S = 60.0
 @contextmanager
 def running(log: Path, host: str = "127.0.0.1") -> Iterator[str]:
     """Start it with the bucket ``kn-test``, at an address of this machine; its URL."""
-    port = str(children.free_port())  # that no client is given before the server has it
+    port = str(children.free_port(host))  # that no client is given before the server has it
     address = f"{host}:{port}"
     command = [BINARY, "-backend", "memory", "-scheme", "http", "-host", host, "-port", port]
     command += ["-external-url", f"http://{address}", "-public-host", address]

@@ -92,7 +92,7 @@ async def test_an_upload_that_comes_second_at_its_end_does_not_overwrite(
     server: GcsServer, store: GcsStore, source: Path
 ) -> None:
     fault = server.fail("put", at=MIB)
-    held = server.fail("ask", times=10**6, status=503)
+    held = server.fail("ask", times=10**6, status=503)  # it goes on only after the other
     slow = asyncio.create_task(store.create("x", source))
     while not fault.seen:
         await asyncio.sleep(0)

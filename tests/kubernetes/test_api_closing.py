@@ -39,7 +39,7 @@ async def test_a_request_that_was_cancelled_leaves_no_connection(
     namespace: Namespace, use: Any
 ) -> None:
     port, loop = urlsplit(namespace.admin.server).port, asyncio.get_running_loop()
-    left = []
+    left, late = [], 0
     for moment in MOMENTS_S:
         api = Api(await open_context("admin", {"KUBECONFIG": str(namespace.kubeconfig)}))
         using = asyncio.create_task(use(api, namespace.path("pods")))
@@ -49,8 +49,9 @@ async def test_a_request_that_was_cancelled_leaves_no_connection(
         closing = loop.time()
         await api.aclose()
         if loop.time() - closing >= GOODBYE_S:  # the server stood still; it is waited for no longer
-            async with asyncio.timeout(60):
+            late += 1
+            async with asyncio.timeout(20):
                 while connections(port):
                     await asyncio.sleep(0.01)
         left += connections(port)
-    assert not left
+    assert not left and late <= 2

@@ -83,8 +83,10 @@ class Terminal:
 
     def rest(self) -> None:
         """Read all that is there, once nobody writes to it any more."""
+        began = time.monotonic()
         while self.read(DEADLINE_S):
             pass
+        assert time.monotonic() - began < DEADLINE_S, "somebody still has the terminal"
 
     def type(self, keys: bytes) -> None:
         """As a person would."""

@@ -163,7 +163,8 @@ async def test_a_stream_that_is_left_leaves_nothing(client) -> None:
         for task in asyncio.all_tasks() - before
         if "progress" in task.get_name() or "failure" in task.get_name()
     }
-    if left:  # they were cancelled just now
+    assert all(task.cancelling() for task in left)
+    if left:
         _, left = await asyncio.wait(left, timeout=60)
     assert not left
     assert (len(inner.submission._listeners), len(inner.watchers)) <= (listeners, watchers)

@@ -141,8 +141,8 @@ class LostWithoutEvidence(Bend):
     """The end of any pod of a job is taken for that of the claimant."""
 
     def observed(self, of: ClusterOf, seen: Observation) -> Observation:
-        attempt = int(seen.labels[LABEL_INDEX]), int(seen.labels[LABEL_ATTEMPT])
-        return replace(seen, executor=of.world.oracle.batch.claims.get(attempt, ""))
+        which = int(seen.labels[LABEL_INDEX]), int(seen.labels[LABEL_ATTEMPT])
+        return replace(seen, executor=of.world.oracle.batch.claims.get(which, ""))
 
 
 class LostStaleControl(Bend):

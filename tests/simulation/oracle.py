@@ -127,10 +127,10 @@ class Oracle:
         chunks = [m for _, m in self.batch.inputs.values() if "first" in m]
         return max((int(m["first"]) + int(m["count"]) for m in chunks), default=0)
 
-    @property
-    def noted(self) -> bool:
-        """Whether how all ended is stored, with all requests: what claims after that is nothing."""
-        return len(self.batch.control) in self.batch.done
+    def claimed_too_late(self, index: int) -> bool:
+        """Whether an item was over before it was claimed once more, and all are told that it is."""
+        told = len(self.batch.control) in self.batch.done and index in self.told
+        return told and self.state(index)[0] == "cancelling"
 
     # --- the store ---
 

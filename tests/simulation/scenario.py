@@ -14,9 +14,15 @@ from typing import Any
 
 from kinetic import aio
 from kinetic._runner import wire
-from kinetic.aio._patience import is_definite
 from kinetic.aio.platforms import Platform
-from kinetic.errors import BackendError, JobCancelled, KineticError, SubmitterLost
+from kinetic.errors import (
+    BackendError,
+    Conflict,
+    JobCancelled,
+    KineticError,
+    NotFound,
+    SubmitterLost,
+)
 from kinetic.job_status import JobStatus
 
 from .oracle import FINAL, Oracle, Violation
@@ -451,7 +457,7 @@ class Scenario:
                     return None
                 refused = exc
                 await asyncio.sleep(3)
-        if refused is not None and is_definite(refused):
+        if isinstance(refused, (Conflict, NotFound)):
             raise refused
         raise AssertionError("the store does not answer for a minute")
 
@@ -484,18 +490,19 @@ class Scenario:
             if one.submitting and self._alive(name) and one.trouble is None
         ]
         for index in range(self.oracle.stored):
-            state = self.oracle.state(index)[0]
+            state = oracle.state(index)[0]
             said = STATES.get(statuses.get(index, JobStatus.PENDING), "open")
             if state in FINAL and said != state:
                 raise Violation(
                     "I1", f"the auditor hears {said} of item {index}, it is {state}: {statuses}"
                 )
-            if state not in FINAL and held and not (oracle.noted and state == "cancelling"):
+            if state not in FINAL and held and not oracle.claimed_too_late(index):
                 raise Violation("L1", f"{held} hold the batch and item {index} is {state}")
         stopped = any(one.kind == "stop" and one.items is None for one in self.oracle.batch.control)
         alive = [name for name in self.sides if self._alive(name) and name != side.name]
         for index in range(self.oracle.stored) if stopped and alive else ():
-            if oracle.state(index)[0] == "cancelling" and not oracle.noted:
+            state = oracle.state(index)[0]
+            if state == "cancelling" and not oracle.claimed_too_late(index):
                 raise Violation("L1", f"nobody of {alive} closes item {index}, which is stopped")
         if (
             held

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -32,35 +31,18 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.fixture
-def guarded(loop_guard: Any) -> Any:
-    """The guard, but for the pauses the interpreter makes over what a test itself has made."""
-
-    @contextlib.contextmanager
-    def guarded() -> Iterator[None]:
-        gc.collect()
-        gc.freeze()
-        try:
-            with loop_guard():
-                yield
-        finally:
-            gc.unfreeze()
-
-    return guarded
-
-
 def array() -> Any:
     numpy = pytest.importorskip("numpy")
     return numpy.zeros(50 * MB // 8)
 
 
-async def undisturbed(guarded: Any, work: Callable[[], Awaitable[Any]]) -> Any:
+async def undisturbed(loop_guard: Any, work: Callable[[], Awaitable[Any]]) -> Any:
     """What *work* returns once it has not held the loop; others may disturb two of three runs."""
     for _ in range(2):
         with contextlib.suppress(pytest.fail.Exception):
-            with guarded():
+            with loop_guard():
                 return await work()
-    with guarded():
+    with loop_guard():
         return await work()
 
 
@@ -78,14 +60,14 @@ LARGE: dict[str, Callable[[], Any]] = {
 
 @pytest.mark.parametrize("what", LARGE)
 async def test_while_large_arguments_are_submitted(
-    client: aio.Client, guarded: Any, what: str
+    client: aio.Client, loop_guard: Any, what: str
 ) -> None:
     value = LARGE[what]()
 
     async def submit() -> int:
         return await (await client.submit(len, value))
 
-    assert await undisturbed(guarded, submit) == len(value)
+    assert await undisturbed(loop_guard, submit) == len(value)
 
 
 RESULTS = {
@@ -100,16 +82,16 @@ RESULTS = {
 
 @pytest.mark.parametrize("what", RESULTS)
 async def test_while_a_large_result_is_collected(
-    client: aio.Client, guarded: Any, what: str
+    client: aio.Client, loop_guard: Any, what: str
 ) -> None:
     async def collect() -> int:
         return len(await (await client.submit(eval, RESULTS[what])))
 
-    assert await undisturbed(guarded, collect) == len(eval(RESULTS[what]))
+    assert await undisturbed(loop_guard, collect) == len(eval(RESULTS[what]))
 
 
 async def test_while_a_project_is_packed_first_and_again(
-    client: aio.Client, guarded: Any, project: Path
+    client: aio.Client, loop_guard: Any, project: Path
 ) -> None:
     chance = random.Random(0)
     for number in range(300):
@@ -118,13 +100,13 @@ async def test_while_a_project_is_packed_first_and_again(
         path.write_bytes(chance.randbytes(5000) + bytes(20_000))
     for content in (b"new", b"newer"):
         (project / "changed.py").write_bytes(content)
-        with guarded():
+        with loop_guard():
             job = await client.submit(abs, -1)
             assert await job == 1
 
 
-async def test_while_a_batch_runs(client: aio.Client, guarded: Any) -> None:
-    with guarded():
+async def test_while_a_batch_runs(client: aio.Client, loop_guard: Any) -> None:
+    with loop_guard():
         batch = await client.run_async_map(abs, range(-200, 0))
         await batch.status_counts()
         assert await batch.results() == [*range(200, 0, -1)]
@@ -132,20 +114,22 @@ async def test_while_a_batch_runs(client: aio.Client, guarded: Any) -> None:
         await batch.cleanup()
 
 
-async def test_while_a_batch_of_large_inputs_is_submitted(client: aio.Client, guarded: Any) -> None:
+async def test_while_a_batch_of_large_inputs_is_submitted(
+    client: aio.Client, loop_guard: Any
+) -> None:
     inputs = [bytes(MB) for _ in range(50)]
-    with guarded():
+    with loop_guard():
         batch = await client.run_async_map(len, inputs)
         assert await batch.results() == [MB] * 50
 
 
-async def test_while_another_client_looks_around(client: aio.Client, guarded: Any) -> None:
+async def test_while_another_client_looks_around(client: aio.Client, loop_guard: Any) -> None:
     batch = await client.run_async_map(abs, range(-100, 0))
     await batch.results(cleanup=False)
     jobs = [await client.submit(abs, -n) for n in range(20)]
     async with aio.Client(backend="local") as other:
         await other.list_jobs()
-        with guarded():
+        with loop_guard():
             assert len(await other.list_jobs()) == 120
             found = await other.attach_batch(batch.group_id)
             assert await found.status_counts() == {"SUCCEEDED": 100}
