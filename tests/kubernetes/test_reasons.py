@@ -279,8 +279,9 @@ def test_an_image_whose_name_sounds_like_an_error_is_not_judged_by_its_name() ->
 def test_the_api_server_refuses_in_many_ways(
     text: str, reason: Reason, outlook: Outlook, words: str
 ) -> None:
-    for prefix in ("", "Error creating: "):
+    for prefix in ("", "Error creating: ", "create Pod j-0 in StatefulSet j failed error: "):
         found = refusal(prefix + text)
+        assert "failed error" not in found.message
         assert (found.reason, found.outlook) == (reason, outlook)
         assert words in found.message
 

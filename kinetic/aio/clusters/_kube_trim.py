@@ -28,6 +28,7 @@ _POD = frozenset(
         "tolerations",
     }
 )
+_CLAIMS = frozenset({"persistentVolumeClaim", "ephemeral"})
 _CONTAINER = ("name", "image", "command", "resources", "restartPolicy")
 _METADATA = (
     "name",
@@ -36,6 +37,7 @@ _METADATA = (
     "resourceVersion",
     "creationTimestamp",
     "deletionTimestamp",
+    "deletionGracePeriodSeconds",
     "finalizers",
     "labels",
     "annotations",
@@ -52,6 +54,8 @@ def trimmed(document: Document) -> Document:
     spec = part(document, "spec")
     if "containers" in spec:
         kept: dict[str, Any] = {key: spec[key] for key in _POD & spec.keys()}
+        if claims := [one for one in parts(spec, "volumes") if _CLAIMS & one.keys()]:
+            kept["volumes"] = claims
         for field in ("initContainers", "containers"):
             if field in spec:
                 kept[field] = [

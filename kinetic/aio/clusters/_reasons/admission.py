@@ -24,6 +24,16 @@ class Refusal:
     outlook: Outlook
 
 
+_RANGE = re.compile(
+    r"(?P<bound>maximum|minimum) (?P<resource>\S+) usage per (?P<scope>\w+) is "
+    r"(?P<limit>[^,\s]+?)(?:\.|,)?(?:\s+but (?:limit|request) is (?P<asked>[^\s,\]]+)"
+    r"|\s+No (?:limit|request) is specified|(?=[\s\],]|$))"
+)
+
+
+_RATIO = re.compile(r"\S+ max limit to request (?:limit )?ratio per \w+ is \S+ but [^,\]]*")
+
+
 def refusal(text: str) -> Refusal:
     """Judge the API server's own words, such as the message of a FailedCreate event."""
     for pattern, judge in _RULES:
@@ -38,7 +48,8 @@ def refusal(text: str) -> Refusal:
 
 
 def _bare(text: str) -> str:
-    return re.sub(r'^Error creating: |pods? "[^"]*" (is|are) forbidden: ', "", text)
+    by = r"^Error creating: |^create Pod \S+ in StatefulSet \S+ failed error: "
+    return re.sub(by + r'|pods? "[^"]*" (is|are) forbidden: ', "", text)
 
 
 def _exceeded(found: re.Match[str]) -> Refusal:
@@ -81,7 +92,8 @@ def _amounts(text: str) -> dict[str, str]:
 
 
 def _unset(found: re.Match[str]) -> Refusal:
-    names = ", ".join(part.strip() for part in found["what"].split(","))
+    each = re.findall(r"([^\s;]+) for: [^;]*", found["what"]) or found["what"].split(",")
+    names = ", ".join(part.strip() for one in each for part in str(one).split(","))
     return Refusal(
         reason=Reason.QUOTA,
         message=f"quota {found['name']!r} needs {names} stated on every pod, and it is not",
@@ -91,15 +103,24 @@ def _unset(found: re.Match[str]) -> Refusal:
 
 
 def _range(found: re.Match[str]) -> Refusal:
-    bound, resource, scope = found["bound"], found["resource"], found["scope"].lower()
-    most = "at most" if bound == "maximum" else "at least"
-    asked = f", {found['asked']} is asked" if found["asked"] else ", and none is stated"
+    """All that is out of the range: a LimitRange tells every one of them."""
+    told = list(dict.fromkeys(_bound(one) for one in _RANGE.finditer(found.string)))
+    told += [one_line(one[0]) for one in _RATIO.finditer(found.string)]
+    more = {one["bound"] == "minimum" for one in _RANGE.finditer(found.string)}
+    ask = "what it allows" if len(more) > 1 else "more" if more == {True} else "less"
     return Refusal(
         reason=Reason.REFUSED,
-        message=f"the namespace allows {most} {found['limit']} of {resource} a {scope}{asked}",
-        advice=f"ask for {'less' if bound == 'maximum' else 'more'}, or have the LimitRange raised",
+        message=f"the namespace allows {'; '.join(told)}",
+        advice=f"ask for {ask}, or have the LimitRange changed",
         outlook=Outlook.FINAL,
     )
+
+
+def _bound(found: re.Match[str]) -> str:
+    most = "at most" if found["bound"] == "maximum" else "at least"
+    asked = f", {found['asked']} is asked" if found["asked"] else ", and none is stated"
+    scope = found["scope"].lower()
+    return f"{most} {found['limit']} of {found['resource']} a {scope}{asked}"
 
 
 def _ratio(found: re.Match[str]) -> Refusal:
@@ -143,11 +164,42 @@ def _class(found: re.Match[str]) -> Refusal:
 
 
 def _unreachable(found: re.Match[str]) -> Refusal:
+    causes = [part.strip() for part in (found["what"] or "").split(": ") if part.strip()]
+    why = f" ({one_line(': '.join(causes[-2:]), 160)})" if causes else ""
     return Refusal(
         reason=Reason.REFUSED,
-        message=f"admission webhook {found['name']!r} of the cluster cannot be reached, so "
+        message=f"admission webhook {found['name']!r} of the cluster cannot be reached{why}, so "
         "nothing can be created; nothing is wrong with the job",
         advice="tell the cluster's administrator; it is tried again by itself",
+        outlook=Outlook.BLOCKED,
+    )
+
+
+def _busy(found: re.Match[str]) -> Refusal:
+    return Refusal(
+        reason=Reason.REFUSED,
+        message=f"the API server could not do it just now ({one_line(found[0])}); nothing is wrong "
+        "with the job",
+        advice="it is tried again by itself",
+        outlook=Outlook.OPEN,
+    )
+
+
+def _unscoped(found: re.Match[str]) -> Refusal:
+    return Refusal(
+        reason=Reason.QUOTA,
+        message="the namespace has no quota for such pods, and needs one: insufficient quota to "
+        f"match these scopes: {one_line(found['what'])}",
+        advice="use another priority class, or have a quota made for it",
+        outlook=Outlook.FINAL,
+    )
+
+
+def _no_namespace(found: re.Match[str]) -> Refusal:
+    return Refusal(
+        reason=Reason.SETUP,
+        message=f"namespace {found['name']!r} does not exist in this cluster",
+        advice="create it or correct the name",
         outlook=Outlook.BLOCKED,
     )
 
@@ -210,17 +262,12 @@ _RULES: tuple[tuple[re.Pattern[str], Callable[[re.Match[str]], Refusal]], ...] =
             ),
             _exceeded,
         ),
-        (r"failed quota: (?P<name>[^:]+): must specify (?P<what>.+?)(?: for: .*)?$", _unset),
-        (
-            (
-                r"(?P<bound>maximum|minimum) (?P<resource>\S+) usage per (?P<scope>\w+) is "
-                r"(?P<limit>[^,\s]+?)(?:\.|,)?(?:\s+but (?:limit|request) is (?P<asked>[^\s,\]]+)"
-                r"|\s+No (?:limit|request) is specified|(?=[\s\],]|$))"
-            ),
-            _range,
-        ),
-        (r"\S+ max limit to request limit ratio per .*", _ratio),
+        (r"failed quota: (?P<name>[^:]+): must specify (?P<what>.+)$", _unset),
+        (_RANGE.pattern, _range),
+        (_RATIO.pattern, _ratio),
         (r'violates PodSecurity "(?P<level>[^"]+)": (?P<what>.*)', _security),
+        (r"insufficient quota to match these scopes: (?P<what>.*)", _unscoped),
+        (r'namespaces? "(?P<name>[^"]+)" not found', _no_namespace),
         (r'service ?account "?(?P<name>[^\s"]+)"? not found', _account),
         (r"no (?P<kind>PriorityClass) with name (?P<name>\S+) was found", _class),
         (
@@ -230,7 +277,7 @@ _RULES: tuple[tuple[re.Pattern[str], Callable[[re.Match[str]], Refusal]], ...] =
             ),
             _class,
         ),
-        (r'failed calling webhook "(?P<name>[^"]+)"', _unreachable),
+        (r'failed calling webhook "(?P<name>[^"]+)"(?:: (?P<what>.*))?', _unreachable),
         (
             (
                 r'admission webhook "(?P<name>[^"]+)" denied the request'
@@ -238,6 +285,7 @@ _RULES: tuple[tuple[re.Pattern[str], Callable[[re.Match[str]], Refusal]], ...] =
             ),
             _denied,
         ),
+        (r"(?P<name>GKE Warden) rejected the request(?P<what>.*)", _denied),
         (
             r"ValidatingAdmissionPolicy '(?P<name>[^']+)'[^:]* denied request: (?P<what>.*)",
             _denied,
@@ -251,6 +299,15 @@ _RULES: tuple[tuple[re.Pattern[str], Callable[[re.Match[str]], Refusal]], ...] =
         (
             r'User "(?P<who>[^"]+)" cannot (?P<verb>\w+) resource "(?P<what>[^"]+)"',
             _forbidden,
+        ),
+        (
+            (
+                r"etcdserver: .*|status unknown for quota.*|request did not complete within .*"
+                r"|admission plugin \S+ failed to complete.*|the server is currently unable"
+                r".*|too many requests.*|the server was unable to return a response in time.*"
+                r"|connection refused.*|context deadline exceeded.*|please apply your changes.*"
+            ),
+            _busy,
         ),
     )
 )

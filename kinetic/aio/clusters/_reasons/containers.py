@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import signal
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from kinetic._words import one_line
@@ -13,6 +13,7 @@ from kinetic.aio.clusters._reasons.documents import Document, part, parts
 from kinetic.job_status import Reason
 
 __all__ = [
+    "START_ERRORS",
     "Container",
     "Exit",
     "containers",
@@ -20,6 +21,10 @@ __all__ = [
     "start_failure",
     "tell_exit",
 ]
+
+
+START_ERRORS = frozenset({"StartError", "ContainerCannotRun", "RunContainerError"})
+"""Reasons of a container's end that say that its program never began."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +35,7 @@ class Container:
     spec: Document
     status: Document
     init: bool = False
+    pod_limits: Document = field(default_factory=dict[str, Any])
 
     @property
     def sidecar(self) -> bool:
@@ -58,6 +64,10 @@ class Container:
         """Its limit of *resource* as it was written; empty if there is none."""
         return str((part(part(self.spec, "resources"), "limits")).get(resource, ""))
 
+    def pod_limit(self, resource: str) -> str:
+        """The limit of *resource* that all containers of the pod share, if it has one."""
+        return str(self.pod_limits.get(resource, ""))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exit:
@@ -80,9 +90,14 @@ def _listed(pod: Document, field: str, init: bool) -> Iterator[Container]:
         return
     statuses = {one.get("name"): one for one in told}
     named = {one.get("name"): one for one in wanted}
+    limits = part(part(part(pod, "spec"), "resources"), "limits")
     for name in {**named, **statuses}:
         yield Container(
-            name=str(name), spec=named.get(name) or {}, status=statuses.get(name) or {}, init=init
+            name=str(name),
+            spec=named.get(name) or {},
+            status=statuses.get(name) or {},
+            init=init,
+            pod_limits=limits,
         )
 
 
@@ -96,32 +111,56 @@ def failed_container(pod: Document) -> Container | None:
 def tell_exit(container: Container, ended: Document) -> Exit:
     """What the end of a process means, by what its container's status says of it."""
     code, reason = int(ended.get("exitCode") or 0), ended.get("reason")
+    said = one_line(str(ended.get("message") or ""), 400)
     if reason == "OOMKilled":
-        limit = container.limit("memory")
-        passed = f"passed its memory limit of {limit}" if limit else "took more memory than allowed"
-        child = (
-            "" if code == 137 else f" in a child process (the program's own exit code is {code})"
-        )
-        return Exit(
-            reason=Reason.OUT_OF_MEMORY,
-            message=f"out of memory{child}: the container {passed}",
-            advice="ask for more memory (memory=), or use less",
-        )
+        return _out_of_memory(container, code)
     if reason == "ContainerStatusUnknown":
         return Exit(
             reason=Reason.NODE_LOST,
             message="the node was restarted under the program; the exit code is only a guess",
             advice="nothing is known to be wrong with the program: run it again",
         )
-    if reason in ("StartError", "ContainerCannotRun", "RunContainerError"):
-        return start_failure(container, str(ended.get("message") or ""))
-    if said := one_line(str(ended.get("message") or ""), 400):
+    if reason == "Unknown":  # containerd's word for what ended while it was not running itself
         return Exit(
-            reason=Reason.USER_ERROR,
-            message=f"the program ended with exit code {code} and said: {said}",
-            advice="see its log",
+            reason=Reason.NODE_LOST,
+            message="the node or its container runtime was restarted under the program; the exit "
+            f"code {code} is only a guess",
+            advice="nothing is known to be wrong with the program: run it again",
         )
-    return _by_code(code)
+    if reason in START_ERRORS or _FORMAT.search(said):
+        return start_failure(container, str(ended.get("message") or ""))
+    found = _by_code(code)
+    if not said:
+        return found
+    if code > 128 and found.reason is not Reason.USER_ERROR:
+        return replace(found, message=f"{found.message}; its last words: {said}")
+    if code > 128 and "signal" in found.message:
+        return replace(found, message=f"{found.message} and said: {said}")
+    return Exit(
+        reason=Reason.USER_ERROR,
+        message=f"the program ended with exit code {code} and said: {said}",
+        advice="see its log",
+    )
+
+
+def _out_of_memory(container: Container, code: int) -> Exit:
+    own, shared = container.limit("memory"), container.pod_limit("memory")
+    child = "" if code == 137 else f" in a child process (the program's own exit code is {code})"
+    if own or shared:
+        passed = (
+            f"passed its memory limit of {own}"
+            if own
+            else (f"passed the memory limit of its pod ({shared})")
+        )
+        advice = "ask for more memory (memory=), or use less"
+    else:
+        passed = "has no memory limit, so its node had no memory left"
+        advice = "state what it needs (memory=), or use a larger machine"
+    return Exit(
+        reason=Reason.OUT_OF_MEMORY,
+        message=f"out of memory{child}: the container {passed}",
+        advice=advice,
+    )
 
 
 def _by_code(code: int) -> Exit:
@@ -159,23 +198,50 @@ def _by_code(code: int) -> Exit:
 
 
 _EXEC = re.compile(r'exec: "(?P<file>[^"]+)"')
+_FORMAT = re.compile(r"exec (?P<file>[^\s:]+): exec format error")
+_FOLDER = re.compile(r'chdir to cwd \("(?P<folder>[^"]+)"\)')
+_USER = re.compile(r"unable to find (?P<kind>user|group) (?P<name>[^\s:]+)")
 
 
 def start_failure(container: Container, text: str) -> Exit:
     """Why a container's process could not be started."""
-    called = _EXEC.search(text)
+    called = _EXEC.search(text) or _FORMAT.search(text)
     command = next(iter(parts(container.spec, "command")), "")
     file = called["file"] if called else str(command)
-    if re.search(r"not found in \$?PATH|no such file or directory", text):
-        message = f"command {file!r} is not in the image"
-        advice = "correct the command or the image"
-    elif "permission denied" in text:
-        message = f"{file!r} is in the image but may not be executed (permission denied)"
-        advice = "make it executable, or call its interpreter"
+    folder = _FOLDER.search(text)
+    user = _USER.search(text)
+    reason = Reason.SETUP
+    if "OOM-killed" in text:
+        limit = container.limit("memory") or container.pod_limit("memory")
+        reason = Reason.OUT_OF_MEMORY
+        message = f"out of memory before the program began: its memory limit of {limit} is too low"
+        advice = "ask for more memory (memory=)"
+    elif folder:
+        why = "may not be entered" if "permission denied" in text else "is not there"
+        message = f"the working directory {folder['folder']!r} {why} in the image"
+        advice = "correct workingDir or the image"
+    elif user:
+        message = f"{user['kind']} {user['name']!r} is not in the image"
+        advice = "correct runAsUser, or the USER of the image"
+    elif "no space left" in text:
+        message = f"the node has no space left to make container {container.name!r}"
+        advice = "use a smaller image or a node with a larger boot disk"
+    elif "nvidia-container" in text or "nvml" in text:
+        message = f"the node's GPU driver is not ready: {one_line(text[-200:])}"
+        advice = "run it again; tell the cluster's administrator if it stays"
+    elif "no command specified" in text:
+        message = "neither the image nor the job says which command to run"
+        advice = "give a command, or an ENTRYPOINT in the image"
     elif "exec format error" in text:
         message = f"{file!r} is built for another processor than the node has"
         advice = "build the image for the node's architecture"
+    elif called and re.search(r"not found in \$?PATH|no such file or directory", text):
+        message = f"command {file!r} is not in the image"
+        advice = "correct the command or the image"
+    elif called and "permission denied" in text:
+        message = f"{file!r} is in the image but may not be executed (permission denied)"
+        advice = "make it executable, or call its interpreter"
     else:
         message = f"container {container.name!r} could not be started: {one_line(text[-200:])}"
         advice = "see the message of the container runtime"
-    return Exit(reason=Reason.SETUP, message=message, advice=advice)
+    return Exit(reason=reason, message=message, advice=advice)

@@ -11,8 +11,18 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from kinetic.aio.clusters._reasons.documents import Document, condition, part, parts, uid
-from kinetic.aio.clusters._reasons.ending import disrupted, ending, has_ended, ran, removal
+from kinetic.aio.clusters._reasons.ending import (
+    answered,
+    disrupted,
+    ending,
+    has_ended,
+    lost_node,
+    ran,
+    removal,
+)
+from kinetic.aio.clusters._reasons.held import held_back
 from kinetic.aio.clusters._reasons.starting import obstacle
+from kinetic.aio.clusters._reasons.traces import ended_unseen, fell_again, never_began
 from kinetic.aio.clusters._reasons.verdict import Outlook, Seen, Verdict
 from kinetic.aio.ports import Phase
 from kinetic.job_status import JobStatus, Reason
@@ -37,8 +47,14 @@ def past(seen: Seen, pod: Document) -> Verdict:
             return last
         held = obstacle(seen, pod)
         words = f"{last.message} before the program ever ran: {held.message}"
-        return replace(last, reason=held.reason or last.reason, message=words, advice=held.advice)
+        return replace(
+            last, reason=held.reason or last.reason, message=words, advice=_too_late(held)
+        )
     why = removal(seen, pod)
+    if _without_node(seen, pod) and (why is None or why.reason is Reason.LOST):
+        why = lost_node(
+            "the node was removed from the cluster under the pod; what the program did is unknown"
+        )
     words = why.message if why else "the pod is gone, and how its program ended was not seen"
     return Verdict(
         status=JobStatus.FAILED,
@@ -49,6 +65,13 @@ def past(seen: Seen, pod: Document) -> Verdict:
         advice=why.advice if why else "run it again",
         outlook=Outlook.FINAL,
     )
+
+
+def _without_node(seen: Seen, pod: Document) -> bool:
+    """Whether its node is there no more; a node that was never seen may be a new one."""
+    name = part(pod, "spec").get("nodeName")
+    there = {part(one, "metadata").get("name") for one in seen.nodes or ()}
+    return bool(name and there) and name not in there
 
 
 def index_of(pod: Document) -> int | None:
@@ -92,6 +115,9 @@ def succeeded(seen: Seen, done: Document) -> Verdict:
         message = f"succeeded: index {_listed(complete)} was enough{stopped}"
     elif _many(job):
         message = f"succeeded, all {spec['completions']} indexes"
+    elif good and (bad := [one for _, one in verdicts if one.status is JobStatus.FAILED]):
+        starts = "1 failed attempt" if len(bad) == 1 else f"{len(bad)} failed attempts"
+        message = f"{message}, after {starts} (the last: {bad[-1].message})"
     if condition(job, "Suspended", "False") is not None:
         message = f"was suspended and resumed; {message}"
     if not seen.pods:
@@ -127,22 +153,27 @@ def _cause(seen: Seen, target: Document) -> Verdict:
         return _cancelled(f"the namespace {_namespace(seen)!r} was deleted, with the Job in it")
     if target.get("reason") == "DeadlineExceeded":
         return _out_of_time(seen)
-    pods = [*seen.gone, *(pod for pod in seen.pods if has_ended(pod))]
+    left = [_as_it_fell(pod) for pod in seen.gone]
+    pods = [*left, *(pod for pod in seen.pods if has_ended(pod))]
     bad = [(pod, one) for pod in pods if (one := past(seen, pod)).status is JobStatus.FAILED]
     wanted = _indexes(part(seen.any_job, "status").get("failedIndexes"))
     own = [pair for pair in bad if index_of(pair[0]) in wanted] if wanted else []
     own = own or [pair for pair in bad if not swept(pair[0])] or bad
     own = own or [(pod, one) for pod in seen.pods if (one := ending(seen, pod)).exit_code]
     if not own:
-        return _unseen(target)
+        trace = ended_unseen(seen)
+        return ending(seen, trace) if trace is not None else _unseen(seen, target)
     own.sort(key=lambda pair: str(part(pair[0], "metadata").get("creationTimestamp") or ""))
     last = own[-1][1]
     if _many(seen.any_job):
         return replace(last, message=of_indexes(seen.any_job, target, own))
     code = last.exit_code
     if target.get("reason") == "PodFailurePolicy":
-        means = f"exit code {code} means 'do not retry', so the Job failed at once"
-        return replace(last, message=f"{last.message}; {means}" if code else last.message)
+        means = f"exit code {code} means" if code else "by its policy that means"
+        if "has condition" in str(target.get("message")):
+            means = "by the Job's policy that means"
+        means += " 'do not retry', so the Job failed at once"
+        return replace(last, message=f"{last.message}; {means}")
     if starts := _starts(own[-1][0]):
         return replace(last, message=f"failed in each of {starts} starts; the last: {last.message}")
     tries = len(own)
@@ -151,6 +182,19 @@ def _cause(seen: Seen, target: Document) -> Verdict:
         each = f", each with exit code {code}" if same else ""
         return replace(last, message=f"failed in {tries} attempts{each}; the last: {last.message}")
     return last
+
+
+def _as_it_fell(pod: Document) -> Document:
+    """A pod that its failed Job deleted while its program ran again: as the start before ended."""
+    if has_ended(pod) or not part(pod, "metadata").get("deletionTimestamp") or not _starts(pod):
+        return pod
+    statuses = [
+        {**one, "state": one.get("lastState") or one.get("state")}
+        for one in parts(part(pod, "status"), "containerStatuses")
+    ]
+    metadata = {**part(pod, "metadata"), "deletionTimestamp": None}
+    status = {**part(pod, "status"), "phase": "Failed", "containerStatuses": statuses}
+    return {**pod, "metadata": metadata, "status": status}
 
 
 def _starts(pod: Document) -> int:
@@ -167,12 +211,25 @@ def swept(pod: Document) -> bool:
     deleted = part(pod, "metadata").get("deletionTimestamp")
     statuses = parts(part(pod, "status"), "containerStatuses")
     ends = [part(part(one, "state"), "terminated") for one in statuses]
-    by_signal = all(one.get("exitCode") in (None, 0, 137, 143) for one in ends)
-    return bool(deleted) and by_signal and not disrupted(pod)
+    by_signal = all(
+        one.get("exitCode") in (None, 0, 137, 143) and one.get("reason") != "OOMKilled"
+        for one in ends
+    )
+    return bool(deleted) and (by_signal or answered(pod)) and not disrupted(pod)
 
 
-def _unseen(target: Document) -> Verdict:
+def _unseen(seen: Seen, target: Document) -> Verdict:
     """No pod was seen: what is left is the Job's own word."""
+    if target.get("reason") == "BackoffLimitExceeded" and fell_again(seen):
+        return Verdict(
+            status=JobStatus.FAILED,
+            phase=Phase.ENDED,
+            reason=Reason.USER_ERROR,
+            message="the program failed each time it was started; the pod is gone, and its exit "
+            "code with it",
+            advice="see its log, if one was kept",
+            outlook=Outlook.FINAL,
+        )
     said = str(target.get("message") or "")
     code = re.search(r"exit code (\d+)", said)
     policy = target.get("reason") == "PodFailurePolicy" and code is not None
@@ -199,12 +256,27 @@ def _out_of_time(seen: Seen) -> Verdict:
     last = past(seen, pods[-1]) if pods else None
     advice = "give it more time (timeout=)"
     reason = Reason.DEADLINE
-    if pods and not any(ran(pod) for pod in pods):
+    trace = never_began(seen) if not pods else None
+    if not pods and (held := held_back(seen)).reason is not None:
+        message += f" before any pod could be made: {held.message}"
+        advice, reason = _too_late(held), held.reason or reason
+    elif trace is not None:
+        asked = part(trace, "spec").get("containers")  # else the nodes do not tell either
+        held = obstacle(seen if asked else replace(seen, nodes=None), trace)
+        message += f" before the program ever ran: {held.message}"
+        advice, reason = _too_late(held), held.reason or reason
+    elif pods and not any(ran(pod) for pod in pods):
         held = obstacle(seen, pods[-1])
         message += f" before the program ever ran: {held.message}"
-        advice, reason = held.advice or advice, held.reason or reason
+        advice, reason = _too_late(held), held.reason or reason
+    elif pods and not ran(pods[-1]):
+        message += f" while a new pod waited: {obstacle(seen, pods[-1]).message}"
+    elif pods and (ends := _own_ends(seen, pods)):
+        message += f"; {len(ends)} of its starts had failed by then, the last: {ends[-1].message}"
     else:
         message += "; the program was stopped"
+        if last is not None and last.exit_code == 137:
+            message += ": it did not react to SIGTERM and was killed after its grace"
     return Verdict(
         status=JobStatus.FAILED,
         phase=Phase.ENDED,
@@ -215,6 +287,19 @@ def _out_of_time(seen: Seen) -> Verdict:
         advice=advice,
         outlook=Outlook.FINAL,
     )
+
+
+def _too_late(held: Verdict) -> str:
+    """What to do about what *held* a Job back whose time is over: nothing is tried again."""
+    if held.outlook is Outlook.OPEN or not held.advice:
+        return "give it more time (timeout=)"
+    return f"{held.advice.partition(';')[0]}, then submit it again"
+
+
+def _own_ends(seen: Seen, pods: Sequence[Document]) -> list[Verdict]:
+    """Failures of the program before the one that the end of its time made."""
+    ended = [pod for pod in pods if has_ended(pod) and not swept(pod)]
+    return [one for pod in ended if (one := ending(seen, pod)).status is JobStatus.FAILED]
 
 
 def of_indexes(job: Document, target: Document, bad: Sequence[tuple[Document, Verdict]]) -> str:
@@ -366,8 +451,12 @@ def _orphan(seen: Seen, pod: Document) -> Verdict:
             phase=Phase.RUNNING if running else Phase.PENDING,
             executor=uid(pod),
         )
+    words = "the Job object is gone, but its pod still runs, and costs"
+    if not running:
+        held = obstacle(seen, pod).message
+        words = f"the Job object is gone, but its pod is there and waits to start: {held}"
     return _cancelled(
-        "the Job object is gone, but its pod still runs, and costs",
+        words,
         phase=Phase.RUNNING if running else Phase.PENDING,
         executor=uid(pod),
         advice="delete the pod",

@@ -11,15 +11,23 @@ from kinetic.aio.clusters._reasons.verdict import Outlook, Seen, Verdict
 from kinetic.aio.ports import Phase
 from kinetic.job_status import JobStatus, Reason
 
-__all__ = ["held_back", "is_suspended", "refused_request"]
+__all__ = ["held_back", "is_gated", "is_suspended", "queued", "refused_pods", "refused_request"]
 
 _QUEUE = "kueue.x-k8s.io/queue-name"
+_GATE = "kueue.x-k8s.io/admission"
 _CONTROLLER = "kubernetes.io/job-controller"
+_REFUSED = ("FailedCreate", "JobCreationFailed")
+"""What controllers call it that the API server refused them a pod; a JobSet's, a Job."""
 
 
 def is_suspended(job: Document) -> bool:
     """Whether it may have no pods now."""
     return bool(part(job, "spec").get("suspend")) or condition(job, "Suspended") is not None
+
+
+def is_gated(pod: Document) -> bool:
+    """Whether Kueue holds this pod, and not the whole that it belongs to."""
+    return any(one.get("name") == _GATE for one in parts(part(pod, "spec"), "schedulingGates"))
 
 
 def held_back(seen: Seen) -> Verdict:
@@ -28,8 +36,8 @@ def held_back(seen: Seen) -> Verdict:
     spec: Document = part(job, "spec")
     if is_suspended(job):
         return _suspended(seen)
-    attempts = seen.about(None, "FailedCreate", "SuccessfulCreate")
-    if attempts and attempts[-1].get("reason") == "FailedCreate":
+    attempts = seen.about(None, *_REFUSED, "SuccessfulCreate")
+    if attempts and attempts[-1].get("reason") in _REFUSED:
         found = refusal(str(attempts[-1].get("message") or ""))
         return _pending(found.message, found.reason, found.advice, found.outlook)
     if spec.get("managedBy") not in (None, _CONTROLLER) and not any(conditions(job)):
@@ -46,7 +54,18 @@ def held_back(seen: Seen) -> Verdict:
         )
     if part(job, "status").get("failed"):
         return _pending("a pod failed and is gone; Kubernetes makes another one after a pause")
+    if not part(job, "status"):
+        return _pending("no pod has been made yet: the Job controller has not looked at it yet")
     return _pending("no pod has been made yet")
+
+
+def refused_pods(seen: Seen) -> Verdict | None:
+    """Why the API server did not make the last pod, if it did not."""
+    attempts = seen.about(None, "FailedCreate", "SuccessfulCreate")
+    if not attempts or attempts[-1].get("reason") != "FailedCreate":
+        return None
+    found = refusal(str(attempts[-1].get("message") or ""))
+    return _pending(found.message, found.reason, found.advice, found.outlook)
 
 
 def _pending(
@@ -74,75 +93,151 @@ def _suspended(seen: Seen) -> Verdict:
             "resume it, or see which controller suspended it",
             Outlook.BLOCKED,
         )
+    return queued(seen)
+
+
+def queued(seen: Seen) -> Verdict:
+    """Judge what Kueue holds, by as much as is known of its Workload."""
+    labels = part(part(seen.any_job, "metadata"), "labels")
     workload: Document = seen.workload or {}
-    spec: Document = part(workload, "spec")
-    queue = spec.get("queueName") or labels.get(_QUEUE) or "?"
+    queue = part(workload, "spec").get("queueName") or labels.get(_QUEUE) or "?"
     return _queued(str(queue), workload)
 
 
 def _queued(queue: str, workload: Document) -> Verdict:
     """By the Workload that Kueue keeps for the Job: the Job itself says only "suspended"."""
+    evicted = condition(workload, "Evicted")
     if part(workload, "spec").get("active") is False:
+        because = f" ({one_line(_of(evicted), 300)})" if evicted and _of(evicted) else ""
         return _pending(
-            f"its Workload in queue {queue!r} is deactivated",
+            f"its Workload in queue {queue!r} is deactivated{because}",
             Reason.QUEUED,
             "set active again, or submit again",
             Outlook.BLOCKED,
         )
+    if not workload:
+        return _pending(
+            f"waiting in queue {queue!r}; why, stands on its Workload, which was not seen",
+            Reason.QUEUED,
+            "wait, or see whether Kueue runs and knows that queue",
+        )
     found = [one for one in conditions(workload) if one.get("type") == "QuotaReserved"]
     reserved: Document = found[0] if found else {}
-    said, why = str(reserved.get("message") or ""), reserved.get("reason")
+    said, why = _of(reserved), reserved.get("reason")
     if reserved.get("status") == "True":
-        return _pending(_checks(queue, workload), Reason.QUEUED, "wait; this is not an error")
-    if why == "ExceedsMaxQuota" or "maximum capacity" in said:
+        return _checks(queue, workload)
+    if why == "ExceedsMaxQuota" or _never_fits(said):
         return _pending(
             f"queue {queue!r} can never hold it: {one_line(_cause(said), 300)}",
             Reason.QUOTA,
             "ask for less, or have the queue's quota raised",
             Outlook.FINAL,
         )
-    if why in ("Misconfigured", "Inadmissible") or "doesn't exist" in said or "inactive" in said:
+    if why in ("Misconfigured", "Inadmissible") or (
+        _UNFIT.search(said) and "insufficient unused quota" not in said
+    ):
         return _pending(
             f"queue {queue!r} cannot take it: {one_line(_cause(said), 300)}",
             Reason.QUEUED,
             "correct the queue's name, or have an administrator mend the queue",
             Outlook.BLOCKED,
         )
-    evicted = condition(workload, "Evicted")
-    before = f"it was taken back by the queue ({evicted.get('reason')}) and " if evicted else ""
     return _pending(
-        f"{before}waiting in queue {queue!r}{_needed(said)}",
+        f"{_taken_back(evicted)}waiting in queue {queue!r}{_needed(said)}",
         Reason.QUEUED,
         "wait; this is not an error",
     )
 
 
+def _of(told: Document) -> str:
+    return str(told.get("message") or "")
+
+
+_UNFIT = re.compile(
+    r"doesn't exist|does not exist|inactive|is stopped|didn't satisfy LimitRange"
+    r"|resource validation failed|doesn't match node affinity|untolerated taint"
+)
+_LACK = re.compile(
+    r"insufficient (?P<unused>unused )?quota (?:in cohort )?for (?P<what>\S+) in flavor "
+    r"(?P<flavor>[^,\s]+)(?:, (?P<more>\S+) more needed)?"
+)
+
+
+def _never_fits(said: str) -> bool:
+    """Whether some resource is beyond every flavor that was tried, and not only in use there."""
+    if "maximum capacity" not in said:
+        return False
+    lacks = [*_LACK.finditer(said)]
+    beyond = {one["what"] for one in lacks if not one["unused"]}
+    return not lacks or any(
+        all(not one["unused"] for one in lacks if one["what"] == what) for what in beyond
+    )
+
+
+_EVICTIONS = {
+    "Preempted": "it was preempted by work of higher priority",
+    "PodsReadyTimeout": "its pods were not ready in time",
+    "AdmissionCheck": "an admission check was withdrawn",
+    "ClusterQueueStopped": "the queue was stopped",
+    "LocalQueueStopped": "the queue was stopped",
+    "NodeFailures": "a node failed",
+}
+
+
+def _taken_back(evicted: Document | None) -> str:
+    if not evicted:
+        return ""
+    reason = str(evicted.get("reason"))
+    words = _EVICTIONS.get(reason)
+    return f"it was taken back by the queue ({reason}{f': {words}' if words else ''}) and is "
+
+
 def _needed(said: str) -> str:
     """What the queue lacks, as far as it says so."""
-    found = re.search(
-        r"quota for (?P<what>\S+) in flavor (?P<flavor>[^,\s]+)(?:, (?P<more>\S+) more needed)?",
-        said,
-    )
-    if not found:
+    lacks = [one for one in _LACK.finditer(said) if one["unused"] or one["more"]]
+    if not lacks and (found := _LACK.search(said)):
+        lacks = [found]
+    if not lacks:
         return f": {one_line(_cause(said), 300)}" if said else ": others are before it"
+    return ": " + "; ".join(dict.fromkeys(_lack(one) for one in lacks[:3]))
+
+
+def _lack(found: re.Match[str]) -> str:
     names = {"google.com/tpu": "TPU chips", "nvidia.com/gpu": "GPUs", "cpu": "CPUs"}
     what = names.get(found["what"], found["what"])
     if not found["more"]:
-        return f": its quota of {what} (flavor {found['flavor']}) is in use"
-    return f": {found['more']} more {what} of quota needed (flavor {found['flavor']})"
+        return f"its quota of {what} (flavor {found['flavor']}) is in use"
+    return f"{found['more']} more {what} of quota needed (flavor {found['flavor']})"
 
 
 def _cause(said: str) -> str:
-    return said.partition(": ")[2] or said
+    return re.sub(r"^couldn't assign flavors to pod set \S+: ", "", said)
 
 
-def _checks(queue: str, workload: Document) -> str:
+def _checks(queue: str, workload: Document) -> Verdict:
     """Its quota is there; what else must agree?"""
     checks = parts(part(workload, "status"), "admissionChecks")
-    open_checks = [str(one.get("name")) for one in checks if one.get("state") != "Ready"]
-    if open_checks:
-        return f"queue {queue!r} has reserved its quota and waits for {', '.join(open_checks)}"
-    return f"queue {queue!r} has admitted it; it is about to be resumed"
+    refused = [one for one in checks if one.get("state") == "Rejected"]
+    if refused:
+        said = one_line(_of(refused[0]), 300)
+        return _pending(
+            f"admission check {refused[0].get('name')!r} of queue {queue!r} has refused it"
+            + (f": {said}" if said else ""),
+            Reason.QUEUED,
+            "see the check's own message, or ask the queue's administrator",
+            Outlook.BLOCKED,
+        )
+    told = [
+        f"{one.get('name')}{f' ({one_line(_of(one))})' if _of(one) else ''}"
+        for one in checks
+        if one.get("state") != "Ready"
+    ]
+    words = (
+        f"has reserved its quota and waits for {', '.join(told)}"
+        if told
+        else ("has admitted it; it is about to be resumed")
+    )
+    return _pending(f"queue {queue!r} {words}", Reason.QUEUED, "wait; this is not an error")
 
 
 def refused_request(answer: Document) -> Verdict:

@@ -30,31 +30,43 @@ _CAUSES: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
     (cause, re.compile(pattern, re.IGNORECASE))
     for cause, pattern in (
         ("platform", r"no match for platform|no matching manifest|exec format error"),
+        ("crowded", r"\bqps exceeded"),
         ("throttled", r"too ?many ?requests|\b429\b|rate limit"),
-        ("either", r"does not exist or may require|requested access to the resource is denied"),
+        (
+            "either",
+            (
+                r"does not exist or may require|requested access to the resource is denied"
+                r"|or it may not exist"
+            ),
+        ),
         (
             "refused",
             (
-                r"unauthori[sz]ed|\b40[13]\b|forbidden|failed to authorize|denied|no basic auth"
-                r"|insufficient_scope|authentication required|permission"
+                r"unauthori[sz]ed|\b40[13]\b|forbidden|failed to authorize: .*\b4\d\d\b|denied"
+                r"|no basic auth|insufficient_scope|authentication required"
+                r"|authorization failed|permission"
             ),
         ),
         ("full", r"no space left"),
+        ("untrusted", r"x509|certificate"),
+        ("plain", r"server gave http response"),
         (
             "unreachable",
             (
-                r"connection (refused|reset)|no such host|i/o timeout|timed? ?out|tls|x509"
-                r"|certificate|network is unreachable|no route|server misbehaving|\beof\b"
-                r"|deadline exceeded|server gave http response|\b50[0-9]\b|\bdial\b"
+                r"connection (refused|reset)|no such host|i/o timeout|timed? ?out|\btls\b"
+                r"|network is unreachable|no route|server misbehaving|\beof\b"
+                r"|deadline exceeded|\bdial\b|registry is unavailable"
             ),
         ),
+        ("failing", r"\b50[0-9]\b|internal server error|bad gateway|service unavailable"),
         (
             "absent",
             (
-                r"not ?found|manifest ?unknown|name ?unknown|does not exist|repository .* unknown"
-                r"|\b404\b"
+                r"not ?found|manifest[ _]?unknown|name[ _]?unknown|does not exist"
+                r"|repository .* unknown|\b404\b"
             ),
         ),
+        ("refused", r"failed to authorize|denied"),
     )
 )
 
@@ -105,7 +117,7 @@ def pull_failure(
 
 
 def _told(cause: str, image: str, text: str, arch: str) -> PullFailure:
-    registry = image.split("/")[0] if "/" in image else "docker.io"
+    registry = _registry(image)
     match cause:
         case "platform":
             words = f"the image {image} has no variant for linux/{arch}"
@@ -128,9 +140,26 @@ def _told(cause: str, image: str, text: str, arch: str) -> PullFailure:
             words = f"the registry {registry} limits how often {image} may be pulled"
             advice = "it is tried again; a copy in a registry of your own avoids it"
             return PullFailure(message=words, advice=advice, outlook=Outlook.OPEN)
+        case "crowded":
+            words = f"the node pulls as many images as it may just now, and {image} later"
+            advice = "it is tried again; this is not an error"
+            return PullFailure(message=words, advice=advice, outlook=Outlook.OPEN)
         case "full":
             words = f"the node has no space left for the image {image}"
             advice = "use a smaller image or a node with a larger boot disk"
+        case "untrusted":
+            words = (
+                f"the registry {registry} cannot be reached safely, for the nodes do not trust "
+                f"its certificate: {_tail(text)}"
+            )
+            advice = "use a registry with a public certificate, or have the nodes trust it"
+        case "plain":
+            words = f"the registry {registry} speaks plain HTTP, and the nodes want HTTPS"
+            advice = "give the registry a certificate, or have the nodes allow plain HTTP for it"
+        case "failing":
+            words = f"the registry {registry} answers with an error of its own: {_tail(text)}"
+            advice = "it is tried again; see whether the registry works"
+            return PullFailure(message=words, advice=advice, outlook=Outlook.OPEN)
         case "unreachable":
             words = f"the registry {registry} cannot be reached from the nodes: {_tail(text)}"
             advice = f"check that the name {registry!r} is right and reachable from the nodes"
@@ -138,6 +167,13 @@ def _told(cause: str, image: str, text: str, arch: str) -> PullFailure:
             words = f"the image {image} cannot be pulled: {_tail(text)}"
             advice = "correct the image's name, or look at what the registry says"
     return PullFailure(message=words, advice=advice, outlook=Outlook.BLOCKED)
+
+
+def _registry(image: str) -> str:
+    """The host part of an image's name; one without a host is of Docker Hub."""
+    first, slash, _ = image.partition("/")
+    is_host = slash and (set(first) & set(".:") or first == "localhost")
+    return first if is_host else "docker.io"
 
 
 def _cause(text: str, image: str) -> str:

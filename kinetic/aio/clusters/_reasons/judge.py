@@ -17,13 +17,17 @@ from kinetic.aio.clusters._reasons.finished import (
     succeeded,
     swept,
 )
-from kinetic.aio.clusters._reasons.held import held_back, is_suspended
+from kinetic.aio.clusters._reasons.held import held_back, is_suspended, refused_pods
 from kinetic.aio.clusters._reasons.starting import present
+from kinetic.aio.clusters._reasons.traces import ended_unseen
 from kinetic.aio.clusters._reasons.verdict import Outlook, Seen, Verdict
 from kinetic.aio.ports import Phase
 from kinetic.job_status import JobStatus, Reason
 
 __all__ = ["judge", "judge_pod"]
+
+SHOWN = 3
+"""Causes that are told of pods of many indexes which wait."""
 
 FAILURES = "batch.kubernetes.io/job-index-failure-count"
 
@@ -35,6 +39,8 @@ def judge(seen: Seen) -> Verdict:
     pod will follow it is told at once. Give the result of `merged`, so that a
     cause outlives the pod it stood on.
     """
+    if len(seen.pods) > 1 or len(seen.gone) > 1:
+        seen = replace(seen, pods=_by_age(seen.pods), gone=_by_age(seen.gone))
     job = seen.job
     if job is None:
         return gone(seen)
@@ -47,9 +53,14 @@ def judge(seen: Seen) -> Verdict:
     alive = [pod for pod in seen.pods if not has_ended(pod)]
     over = [*seen.gone, *(pod for pod in seen.pods if has_ended(pod))]
     if is_suspended(job):
-        return _parked(seen, alive)
+        return _parked(seen, alive, "the Job was suspended")
+    if part(job, "spec").get("parallelism") == 0 and all(swept(pod) for pod in over):
+        return _parked(seen, alive, "its parallelism was set to 0")
     if condition(job, "Suspended", "False") is not None:  # what that stopped did not fail
         over = [pod for pod in over if not swept(pod)]
+    if not over and part(job, "status").get("failed"):  # before anybody looked
+        trace = ended_unseen(seen, {str(part(pod, "metadata").get("name")) for pod in alive})
+        over = [trace] if trace is not None else []
     if _completions(job) > 1:
         return _several(seen, alive, over)
     if alive:
@@ -57,18 +68,28 @@ def judge(seen: Seen) -> Verdict:
     return _between(seen, over)
 
 
+def _by_age(pods: Sequence[Document]) -> Sequence[Document]:
+    """The oldest first: the API lists them by name."""
+
+    def age(pod: Document) -> tuple[str, str]:
+        metadata = part(pod, "metadata")
+        return str(metadata.get("creationTimestamp") or ""), str(metadata.get("name") or "")
+
+    return sorted(pods, key=age)
+
+
 def judge_pod(seen: Seen, pod: Document) -> Verdict:
     """What is to be told of one pod: evidence about it, whatever becomes of its Job."""
     return ending(seen, pod) if has_ended(pod) else present(seen, pod)
 
 
-def _parked(seen: Seen, alive: Sequence[Document]) -> Verdict:
-    """A suspended Job; pods that it had are being stopped."""
+def _parked(seen: Seen, alive: Sequence[Document], why: str) -> Verdict:
+    """A Job that may have no pods; those that it had are being stopped."""
     held = held_back(seen)
     if not any(ran(pod) for pod in alive):
         return held
     now = present(seen, _foremost(alive))
-    message = f"is being stopped, because the Job was suspended; then: {held.message}"
+    message = f"is being stopped, because {why}; then: {held.message}"
     return replace(now, reason=held.reason, message=message, advice=held.advice)
 
 
@@ -195,11 +216,47 @@ def _several(seen: Seen, alive: Sequence[Document], over: Sequence[Document]) ->
     if not alive:
         now = Verdict(status=JobStatus.PENDING, phase=Phase.PENDING, message="more pods follow")
     else:
-        now = present(seen, _foremost(alive))
+        first = _foremost(alive)
+        now = _with_others(seen, present(seen, first), [pod for pod in alive if pod is not first])
+    if alive and (refused := refused_pods(seen)) is not None:
+        now = replace(
+            now,
+            message=f"{now.message}; no further pod is made: {refused.message}",
+            reason=now.reason or refused.reason,
+            advice=now.advice or refused.advice,
+        )
     counts = f"{status.get('active') or len(alive)} active, {status.get('ready') or 0} ready"
-    counts += f", {len(done)} of {total} done" if done else ""
+    succeeded_pods = len(done) or int(status.get("succeeded") or 0)
+    counts += f", {succeeded_pods} of {total} done" if succeeded_pods else ""
     counts += f", {len(failures)} failed" if failures else ""
     return replace(now, message=f"{now.message} ({counts})")
+
+
+def _with_others(seen: Seen, now: Verdict, others: Sequence[Document]) -> Verdict:
+    """*now*, with what keeps *others* from running, each cause once."""
+    held: dict[str, list[int | None]] = {}
+    first: Verdict | None = None
+    for pod in others:
+        one = present(seen, pod)
+        if one.phase is Phase.PENDING and one.reason is not None and one.message != now.message:
+            first = first or one
+            held.setdefault(one.message, []).append(index_of(pod))
+    if first is None:
+        return now
+    told = [f"{_those(who)}: {why}" for why, who in [*held.items()][:SHOWN]]
+    return replace(
+        now,
+        message="; ".join([now.message, *told]),
+        reason=now.reason or first.reason,
+        advice=now.advice or first.advice,
+    )
+
+
+def _those(indexes: Sequence[int | None]) -> str:
+    known = sorted(one for one in indexes if one is not None)
+    if known:
+        return f"index {', '.join(map(str, known))} waits"
+    return "another pod waits" if len(indexes) == 1 else f"{len(indexes)} other pods wait"
 
 
 def _settled(

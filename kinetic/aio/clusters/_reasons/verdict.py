@@ -69,6 +69,8 @@ class Seen:
     the nodes as they were when a pod was first said to be disrupted, by its uid.
     ``growing`` is whether node pools may grow or be made: False makes a request
     that no node can hold one that never will be held, None means unknown.
+    ``makers`` are kind and name of what makes the pods, where the Job is a set
+    that leaves it to others: what went wrong is told of them.
     """
 
     job: Document | None = None
@@ -82,6 +84,7 @@ class Seen:
     scenes: Mapping[str, Document] = field(default_factory=dict[str, Document])
     growing: bool | None = None
     name: str = ""
+    makers: Sequence[tuple[str, str]] = ()
 
     @property
     def any_job(self) -> Document:
@@ -94,20 +97,22 @@ class Seen:
         return self.name or str(part(self.any_job, "metadata").get("name", ""))
 
     def about(self, document: Document | None, *reasons: str) -> list[Document]:
-        """Events on a pod (or on the Job, for None) with one of *reasons*, the oldest first.
+        """Events on a pod (for None: the Job, or its makers) with one of *reasons*, in order.
 
-        Events outlive their objects: those of another uid, or older than the
-        object, are of one that had the same name.
+        Events outlive their objects: those of another uid, or (where no uid tells)
+        older than the object, are of one that had the same name.
         """
-        owner = document if document is not None else self.any_job
-        metadata: Document = part(owner, "metadata")
-        name = metadata.get("name") or (self.job_name if document is None else "")
-        kind = "Job" if document is None else "Pod"
+        metadata: Document = part(document if document is not None else self.any_job, "metadata")
+        named = [("Pod", metadata.get("name") or "")]
+        if document is None:
+            named = [*self.makers] or [("Job", metadata.get("name") or self.job_name)]
+            if self.makers:  # of which no more is known than that they came after the set
+                metadata = {"creationTimestamp": metadata.get("creationTimestamp")}
         found = [
-            event
+            _plain(event)
             for event in self.events
             if (not reasons or event.get("reason") in reasons)
-            and _is_about(event, kind, name, metadata)
+            and any(_is_about(event, kind, name, metadata) for kind, name in named)
         ]
         return sorted(found, key=_moment)  # stable: without times the order stays
 
@@ -117,17 +122,29 @@ def _is_about(event: Document, kind: str, name: object, metadata: Document) -> b
     if target.get("kind") != kind or target.get("name") != name:
         return False
     uids = target.get("uid"), metadata.get("uid")
-    if all(uids) and uids[0] != uids[1]:
-        return False
+    if all(uids):
+        return uids[0] == uids[1]  # whatever the clocks say
     born, moment = metadata.get("creationTimestamp"), _moment(event)
     return not (born and moment) or moment[:19] >= str(born)[:19]
+
+
+def _plain(event: Document) -> Document:
+    """With its own words: those of many that are alike are told with a preface."""
+    said = str(event.get("message") or event.get("note") or "")
+    return {**event, "message": said.removeprefix("(combined from similar events): ")}
 
 
 def _moment(event: Document) -> str:
     """When it was last seen, as ISO 8601 text; empty when that is not said."""
     series: Document = part(event, "series")
-    fields = series.get("lastObservedTime"), event.get("lastTimestamp"), event.get("eventTime")
-    return str(next((moment for moment in fields if moment), ""))
+    fields = (
+        series.get("lastObservedTime"),
+        event.get("lastTimestamp"),
+        event.get("eventTime"),
+        event.get("firstTimestamp"),
+        part(event, "metadata").get("creationTimestamp"),
+    )
+    return str(next((moment for moment in fields if moment), "")).removesuffix("Z")
 
 
 def merged(before: Seen, now: Seen) -> Seen:
