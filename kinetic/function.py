@@ -66,7 +66,22 @@ class Settings(TypedDict, total=False):
     memory: str | int | None
 
 
-class RemoteFunction(Generic[P, R_co]):
+if TYPE_CHECKING:
+
+    class _Look(Generic[R_co]):
+        __name__: str
+        __qualname__: str
+        __wrapped__: Callable[..., R_co]
+
+else:
+
+    class _Look(Generic[R_co]):
+        """Says nothing: what the class annotates would be taken for the function's annotations."""
+
+        __slots__ = ()
+
+
+class RemoteFunction(_Look[R_co], Generic[P, R_co]):
     """A function with settings of where it runs; `run` makes it.
 
     Called, it runs there and returns what the function returns. Pickled, it is
@@ -75,10 +90,6 @@ class RemoteFunction(Generic[P, R_co]):
 
     # Not in the instance's dict, which functools.wraps would copy to a wrapper of it.
     __slots__ = ("__dict__", "__weakref__", "_is_async", "_options", "_plain", "_receiver", "_root")
-
-    __name__: str
-    __qualname__: str
-    __wrapped__: Callable[..., R_co]
 
     def __init__(self, function: Callable[P, R_co], options: Options) -> None:
         self._plain: Callable[..., R_co] = function
@@ -89,6 +100,14 @@ class RemoteFunction(Generic[P, R_co]):
         _look_like(self, function)
         if self._is_async and sys.version_info >= (3, 12):
             inspect.markcoroutinefunction(self)
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            # From Python 3.14 on, a function computes them when asked: nothing can be copied.
+            if name == "__annotations__":
+                return _innermost(self._plain).__annotations__
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co:
         """Run it there with these arguments, print its output, and return its value.
@@ -408,9 +427,7 @@ def _refusal(function: object) -> str:
 
 def _look_like(wrapper: RemoteFunction[..., Any], function: Callable[..., Any]) -> None:
     """As functools.update_wrapper, also for callables that have no name."""
-    inner: Any = function
-    while isinstance(inner, functools.partial):
-        inner = inner.func
+    inner = _innermost(function)
     if not hasattr(inner, "__name__"):
         wrapper.__name__ = wrapper.__qualname__ = type(inner).__name__
         wrapper.__module__ = type(inner).__module__
@@ -419,6 +436,13 @@ def _look_like(wrapper: RemoteFunction[..., Any], function: Callable[..., Any]) 
         own = dir(RemoteFunction)
         wrapper.__dict__.update({k: v for k, v in vars(inner).items() if k not in own})
     wrapper.__wrapped__ = function
+
+
+def _innermost(function: Any) -> Any:
+    """What partial calls are of."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    return function
 
 
 def _is_async(function: object) -> bool:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import faulthandler
 import gc
 import importlib
 import io
@@ -62,7 +61,7 @@ def prepare(inherited: Sequence[int]) -> None:
 def preload() -> None:
     """In the parent, once: load the jobs' own code, for all forks."""
     global _make_terms, _make_site
-    faulthandler.enable()  # where a job crashes in C, its log says in which line of Python
+    remote_runner.tell_crashes()
     _make_terms = importlib.import_module(f"{__package__}.attempt").Terms
     _make_site = importlib.import_module(f"{__package__}.workspace").Site
     with contextlib.suppress(Exception):

@@ -12,17 +12,20 @@ import io
 import mmap
 import os
 import pickle
+import sys
+import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import cloudpickle
 
-from . import frames, slices
+from . import frames, hints, slices
 from .slices import FEW, KINDS  # asked for every object
 
 __all__ = [
     "OUT_OF_BAND_BYTES",
     "Gathered",
+    "OtherPythonError",
     "Pickler",
     "Unpickler",
     "dump",
@@ -32,6 +35,12 @@ __all__ = [
 ]
 
 OUT_OF_BAND_BYTES = 64 * 1024
+
+PYTHON = "python"
+"""The field that names the version whose bytecode a container has."""
+
+HERE = f"{sys.version_info[0]}.{sys.version_info[1]}"
+
 CHUNK = 4 * 1024 * 1024
 
 MANY = 5000
@@ -39,6 +48,14 @@ MANY = 5000
 
 EARLY_BYTES = 512 * 1024
 """Once the pickle has so many, smaller ones are, too: together they fill the table as well."""
+
+
+class OtherPythonError(ValueError):
+    """The pickle has bytecode, which another version of Python does not survive."""
+
+    def __init__(self, version: str) -> None:
+        super().__init__(f"it has functions or classes of Python {version}; this is Python {HERE}")
+        self.version = version
 
 
 class _Counting:
@@ -64,6 +81,7 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc,unused-ignore]
 
     def __init__(self, sink: Any) -> None:
         self.buffers: list[pickle.PickleBuffer] = []
+        self.has_code = False
         self._sink = sink
         self._seen: dict[int, tuple[Any, _Sliced | None]] = {}
         self._in_band = set[int]()
@@ -75,6 +93,21 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc,unused-ignore]
         if type(obj) in KINDS and len(obj) >= FEW:
             return self._stand_in(obj)
         return None
+
+    def reducer_override(self, obj: object) -> Any:
+        """How to pickle *obj*; called for everything but the plainest values."""
+        kind = type(obj)
+        if kind in hints.KINDS and not hints.is_found(obj):
+            return hints.KINDS[kind](obj)
+        found: Any = super().reducer_override(obj)  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+        if found is not NotImplemented and isinstance(obj, type):
+            return hints.completed(obj, found)
+        return found
+
+    def _dynamic_function_reduce(self, func: types.FunctionType) -> Any:
+        """How cloudpickle reduces a function that goes by value."""
+        self.has_code = True
+        return super()._dynamic_function_reduce(hints.carried(func))  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
 
     def _stand_in(self, obj: Any) -> _Sliced | None:
         if type(obj) is str and len(obj) < slices.LONG:
@@ -205,7 +238,8 @@ def dump(
         with buffer.raw() as view:
             counting.write(view)
             sizes.append(view.nbytes)
-    return counting.size + frames.write_footer(sink, sizes, fields or {})
+    told = {**(fields or {}), **({PYTHON: HERE} if pickling.has_code else {})}
+    return counting.size + frames.write_footer(sink, sizes, told)
 
 
 def dumps(
@@ -254,6 +288,7 @@ def load(data: bytes | bytearray | memoryview, *, unpickler: type[Unpickler] = U
 
     Raises:
         FramesError: The container is damaged.
+        OtherPythonError: It has bytecode of another version.
         Exception: Whatever the pickled classes raise while they are rebuilt.
     """
     content = frames.unpack(data)
@@ -261,6 +296,8 @@ def load(data: bytes | bytearray | memoryview, *, unpickler: type[Unpickler] = U
         content = frames.unpack(bytearray(data))  # arrays that share it must not be read-only
     if not content.frames:
         raise frames.FramesError("the container holds no pickle")
+    if (version := content.fields.get(PYTHON, HERE)) != HERE:
+        raise OtherPythonError(version)
     return _unpickled(content.frames[0], content.frames[1:], unpickler)
 
 

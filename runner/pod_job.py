@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import faulthandler
 import io
 import os
 import sys
@@ -30,7 +29,7 @@ def become(order: Order, place: str, line: Line, parent: int) -> NoReturn:
     mine, code = os.getpid(), wire.EXIT_RETRY
     try:
         processes.die_with(parent)
-        faulthandler.enable()  # where it crashes in C, its log says in which line of Python
+        remote_runner.tell_crashes()
         sys.stdout = sys.__stdout__ = _stream(1)  # type: ignore[misc]
         sys.stderr = sys.__stderr__ = _stream(2)  # type: ignore[misc]
         sys.modules["__main__"] = types.ModuleType("__main__")  # the runner's is not the job's

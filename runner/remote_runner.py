@@ -8,6 +8,7 @@ their names can hide a module of the user's.
 from __future__ import annotations
 
 import atexit
+import faulthandler
 import importlib
 import importlib.util
 import json
@@ -80,6 +81,18 @@ def main() -> int:
         order["assignment"], bytes.fromhex(order["key"]), order["executor"], site
     )
     return code
+
+
+def tell_crashes() -> None:
+    """Where this process crashes in C, its log shall say in which line of Python.
+
+    Not where in C, which Python 3.14 says, too: of what was printed before,
+    the last lines of the log would show nothing.
+    """
+    if sys.version_info >= (3, 14):
+        faulthandler.enable(c_stack=False)
+    else:
+        faulthandler.enable()
 
 
 def leave(code: int, finish: Callable[[], None] | None = None) -> None:

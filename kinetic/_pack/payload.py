@@ -125,7 +125,7 @@ def _names(function: Callable[..., Any] | None, count: int) -> list[str]:
     """What the first *count* positional arguments are called."""
     plain = [f"number {place + 1}" for place in range(count)]
     try:
-        parameters = list(inspect.signature(function).parameters.values()) if function else []
+        parameters = list(_signature(function).parameters.values()) if function else []
     except (ValueError, TypeError):
         return plain
     for place, parameter in enumerate(parameters[:count]):
@@ -135,6 +135,14 @@ def _names(function: Callable[..., Any] | None, count: int) -> list[str]:
         elif parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
             plain[place] = repr(parameter.name)
     return plain
+
+
+def _signature(function: Callable[..., Any]) -> inspect.Signature:
+    if sys.version_info >= (3, 14):  # which computes annotations only now, and may be unable to
+        from annotationlib import Format
+
+        return inspect.signature(function, annotation_format=Format.STRING)
+    return inspect.signature(function)
 
 
 def _plain(function: Any) -> types.FunctionType | None:

@@ -25,7 +25,7 @@ from kinetic._pack import installed
 from kinetic._pack.carried import Fate, Fates, register
 from kinetic._pack.datatable import DataTable
 from kinetic._pack.discover import Project
-from kinetic._runner import pickles
+from kinetic._runner import hints, pickles
 
 if TYPE_CHECKING:
     from kinetic.data import Data
@@ -34,14 +34,6 @@ __all__ = ["CallPickler"]
 
 # A module's own; what the other side makes of a module has none of it.
 _NOT_CARRIED = frozenset({"__builtins__", "__cached__", "__loader__", "__spec__"})
-
-
-# These pickle themselves as names in a module; annotations have them.
-_BY_NAME: dict[type, Callable[[Any], tuple[Any, ...]]] = {
-    typing.ParamSpec: lambda it: (typing.ParamSpec, (it.__name__,)),
-    typing.TypeVarTuple: lambda it: (typing.TypeVarTuple, (it.__name__,)),
-    typing.NewType: lambda it: (typing.NewType, (it.__name__, it.__supertype__)),
-}
 
 
 class CallPickler(pickles.Pickler):
@@ -82,8 +74,8 @@ class CallPickler(pickles.Pickler):
             return self._function(obj)
         if issubclass(kind, type) or kind is typing.TypeVar:
             return self._defined(obj)
-        if kind in _BY_NAME and self._travels(obj):
-            return _BY_NAME[kind](obj)
+        if kind in hints.KINDS and self._travels(obj):
+            return hints.KINDS[kind](obj)
         if kind is types.ModuleType:
             return self._module(obj)
         if self._data is not None and isinstance(obj, self._data):

@@ -51,6 +51,13 @@ async def value_of(store: Store, outcome: wire.Outcome, body: bytes, job_id: str
         return await anyio.to_thread.run_sync(pickles.load, body)
     except (BackendError, WireError):  # the value is there, and may be asked for again
         raise
+    except pickles.OtherPythonError as exc:
+        raise JobFailed(
+            f"{job_id} succeeded, but its value cannot be rebuilt in this process: {exc}; "
+            f"ask for it from Python {exc.version}, or return plain data",
+            job_id=job_id,
+            phase="result deserialization",
+        ) from exc
     except Exception as exc:
         raise JobFailed(
             f"{job_id} succeeded, but its value cannot be rebuilt in this process: "

@@ -8,6 +8,7 @@ import inspect
 import pickle
 import subprocess
 import sys
+import typing
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -72,6 +73,29 @@ def test_a_decorated_function_looks_like_the_function() -> None:
     assert list(inspect.signature(factorial).parameters) == ["number", "start"]
     assert inspect.unwrap(factorial) is factorial.__wrapped__
     assert repr(factorial) == "<kinetic function factorial on cpu>"
+
+
+def test_a_decorated_function_has_the_functions_annotations() -> None:
+    hints = {"number": int, "start": int, "return": int}
+    partial = kinetic.run(functools.partial(factorial.__wrapped__))
+    for one in (factorial, factorial.options(timeout=3), partial):
+        assert one.__annotations__ == factorial.__wrapped__.__annotations__
+        assert typing.get_type_hints(one) == hints
+    assert typing.get_type_hints(Model(2).predict) == {"value": int, "return": int}
+    assert not hasattr(factorial, "anything")
+
+
+@pytest.mark.skipif(sys.version_info < (3, 14), reason="computed at once before 3.14")
+def test_annotations_are_computed_when_asked_for() -> None:
+    space: dict[str, Any] = {}
+    code = "def early(x: Late) -> Late: ..."
+    exec(compile(code, "<cell>", "exec", dont_inherit=True), space)
+    decorated = kinetic.run(space["early"])
+    with pytest.raises(NameError):
+        _ = decorated.__annotations__
+    space["Late"] = int
+    assert decorated.__annotations__ == {"x": int, "return": int}
+    assert typing.get_type_hints(decorated) == {"x": int, "return": int}
 
 
 def test_attributes_of_the_function_come_along_and_hide_nothing() -> None:

@@ -230,6 +230,18 @@ def test_the_argument_that_does_not_pickle_is_named(
     assert not cloudpickle.list_registry_pickle_by_value()
 
 
+@pytest.mark.skipif(sys.version_info < (3, 14), reason="it cannot even be defined before 3.14")
+def test_an_argument_is_named_also_where_annotations_cannot_be_computed(project: Project) -> None:
+    space: dict[str, Any] = {}
+    code = "def annotated(first: missing.Name, second: missing.Name): ..."
+    exec(compile(code, "<cell>", "exec", dont_inherit=True), space)
+    with pytest.raises(PackError) as caught:
+        payload.dump_arguments(
+            (1, LOCK), {}, project, payload.DataTable(), HERE, "f", function=space["annotated"]
+        )
+    assert caught.value.culprit == "argument 'second'"
+
+
 def helper_with_lock() -> Any:
     return LOCK
 
@@ -508,3 +520,12 @@ def test_pickles_of_the_same_arguments_are_the_same(dump: Dump) -> None:
     values = [1, "a", {"k": [1.5]}, (None, True), Point(1.0)]
     assert dump(values).digest == dump(values).digest
     assert json.dumps(dump(random.Random(0).random()).size)
+
+
+def test_pickles_of_a_class_are_the_same_once_its_annotations_were_asked_for(dump: Dump) -> None:
+    space: dict[str, Any] = {}
+    code = "class Here:\n    x: int\n    y: str\n"
+    exec(compile(code, "<cell>", "exec", dont_inherit=True), space)
+    before = dump(space["Here"]).digest
+    assert list(space["Here"].__annotations__) == ["x", "y"]
+    assert dump(space["Here"]).digest == before

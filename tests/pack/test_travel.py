@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -109,6 +110,134 @@ def test_what_the_project_defines_goes_by_value(tmp_path: Path, make: Make, trav
     value, imported, _ = travel(root, "import train", call)
     assert value == [1.0, True, True, [1, 2]]
     assert not {"pkg.shapes", "train"} & set(imported)
+
+
+def test_the_annotations_of_a_class_travel(tmp_path: Path, make: Make, travel: Travel) -> None:
+    root = make(
+        tmp_path / "project",
+        {
+            "setup.py": "",
+            "train.py": """
+            import dataclasses, enum, typing
+            class Plain:
+                rate: float
+            class Named(typing.NamedTuple):
+                rate: float
+            class Entries(typing.TypedDict):
+                rate: float
+            class Mode(enum.Enum):
+                rate: float
+                TRAIN = 1
+            @dataclasses.dataclass
+            class Whole:
+                rate: float
+            def train():
+                known = [one.__annotations__ == {"rate": float}
+                         for one in (Plain, Named, Entries, Mode, Whole)]
+                return [known, dataclasses.dataclass(Plain)(2).rate, Whole(3).rate, Mode(1).name]
+            """,
+        },
+    )
+    value, _, _ = travel(root, "import train", "train.train, ()")
+    assert value == [[True] * 5, 2, 3, "TRAIN"]
+
+
+@pytest.mark.skipif(sys.version_info < (3, 14), reason="it cannot even be defined before 3.14")
+def test_annotations_that_only_type_checkers_resolve_travel_as_text(
+    tmp_path: Path, make: Make, travel: Travel
+) -> None:
+    root = make(
+        tmp_path / "project",
+        {
+            "setup.py": "",
+            "train.py": """
+            import dataclasses, functools, threading, typing
+            if typing.TYPE_CHECKING:
+                import numpy as np
+            lock = threading.Lock()  # nothing that is needed, and not to be pickled
+            class Plain:
+                rate: np.ndarray
+                def plus(self, other: np.ndarray, *, by: int = 2) -> "Plain":
+                    "Adds."
+                    return other + by
+            @dataclasses.dataclass
+            class Whole:
+                rate: np.ndarray
+            def counted(number: np.ndarray) -> list[np.ndarray]:
+                return counted(number - 1) + [number] if number else []
+            counted.mark = "mine"
+            def train(config: Whole, *rest: np.ndarray, scale: np.ndarray = 1):
+                def inner(x: np.ndarray):
+                    return x * scale + config.rate
+                return [inner(2), counted(2), counted.mark, Plain().plus(1), Plain.plus.__doc__,
+                        Plain.__annotations__, counted.__annotations__, Plain.plus.__qualname__,
+                        Whole.__init__.__annotations__, Whole.__annotations__,
+                        train.__kwdefaults__, train.__module__,
+                        dataclasses.fields(Whole)[0].type.__forward_arg__]
+            """,
+        },
+    )
+    value, _, _ = travel(root, "import train", "train.train, (train.Whole(3), 1)")
+    assert value[:5] == [5, [1, 2], "mine", 3, "Adds."]
+    assert value[5:8] == [
+        {"rate": "np.ndarray"},
+        {"number": "np.ndarray", "return": "list[np.ndarray]"},
+        "Plain.plus",
+    ]
+    assert value[8:10] == [{"rate": "np.ndarray", "return": "None"}, {"rate": "np.ndarray"}]
+    assert value[10:] == [{"scale": 1}, "train", "np.ndarray"]
+
+
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="new in 3.12")
+def test_type_aliases_travel(tmp_path: Path, make: Make, travel: Travel) -> None:
+    setup = """
+import typing
+if typing.TYPE_CHECKING:
+    import numpy as np
+type Number = int | float
+type Tree[T] = T | list[Tree[T]]
+type Even = list[Odd]
+type Odd = list[Even]
+type Array = np.ndarray
+class Box[T]:
+    def __init__(self, value: T): self.value = value
+def train[T](box: Box[T], *more: Number, tree: Tree[int] | None = None,
+             even: Even | None = None, array: Array | None = None) -> T:
+    found = typing.get_type_hints(train)["more"]
+    return [box.value, found.__name__, found is Number, str(Number.__value__),
+            [one.__name__ for one in Tree.__type_params__], Array.__name__]
+"""
+    root = make(tmp_path / "project", {"setup.py": ""})
+    value, _, _ = travel(root, setup, "train, (Box(1), 2)")
+    assert value == [1, "Number", True, "int | float", ["T"], "Array"]
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        'Name = typing.NewType("Name", str)',
+        pytest.param(
+            "type Name = str",
+            marks=pytest.mark.skipif(sys.version_info < (3, 12), reason="new in 3.12"),
+        ),
+    ],
+)
+def test_what_has_travelled_can_travel_back(
+    kind: str, tmp_path: Path, make: Make, travel: Travel
+) -> None:
+    setup = f"""
+import dataclasses, typing
+{kind}
+@dataclasses.dataclass
+class Result:
+    name: Name
+def train():
+    from kinetic_runner import pickles
+    again = pickles.load(pickles.dumps(Result("a")))
+    return [again.name, typing.get_type_hints(type(again))["name"].__name__]
+"""
+    root = make(tmp_path / "project", {"setup.py": ""})
+    assert travel(root, setup, "train, ()")[0] == ["a", "Name"]
 
 
 def test_values_changed_in_memory_travel(tmp_path: Path, make: Make, travel: Travel) -> None:
