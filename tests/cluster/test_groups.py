@@ -42,7 +42,8 @@ def test_a_group_has_its_names_labels_and_variables(namespace: Namespace) -> Non
     ready = Watched(namespace, "mh", SETS).when(
         lambda one: one.get("status", {}).get("readyReplicas") == 1
     )
-    assert ready["status"]["conditions"][0]["type"] == "Available"
+    told = {one["type"]: one["status"] for one in ready["status"]["conditions"]}
+    assert told == {"Progressing": "False", "Available": "True"}
     found = namespace.call("GET", "pods", labelSelector=f"{NAME}=mh,mine=yes")["items"]
     place = "leaderworkerset.sigs.k8s.io/worker-index"
     assert {one["metadata"]["name"]: one["metadata"]["labels"][place] for one in found} == {
@@ -62,6 +63,21 @@ def test_a_group_begins_again_when_a_host_does(namespace: Namespace) -> None:
     namespace.call("POST", SETS, leader_worker_set(code, size=2))
     first = Watched(namespace, "mh-0").until("Running")["metadata"]["uid"]
     Watched(namespace, "mh-0").when(lambda one: one["metadata"]["uid"] != first)
+
+
+def test_hosts_of_a_slice_of_tpus_are_told_of_each_other(namespace: Namespace) -> None:
+    body = leader_worker_set("import time; time.sleep(600)", size=2)
+    spec = body["spec"]["leaderWorkerTemplate"]["workerTemplate"]["spec"]
+    spec["containers"][0]["resources"] = {"limits": {"google.com/tpu": "4"}}
+    spec["containers"][0]["env"] = [{"name": "TPU_PROCESS_PORT", "value": "8471"}]
+    namespace.kubelet.add_node("tpu", tpu=4)
+    namespace.kubelet.add_node("tpu-2", tpu=4)
+    namespace.call("POST", SETS, body)
+    found = Watched(namespace, "mh-0-1").until("Running")
+    env = {one["name"]: one.get("value") for one in found["spec"]["containers"][0]["env"]}
+    assert env["TPU_WORKER_HOSTNAMES"] == "mh-0.mh,mh-0-1.mh"
+    assert (env["TPU_WORKER_ID"], env["TPU_NAME"], env["TPU_PROCESS_PORT"]) == ("1", "mh-0", "8471")
+    assert env["TPU_PROCESS_ADDRESSES"] == "mh-0.mh:8471,mh-0-1.mh:8471"
 
 
 def job_set(code: str, **spec: Any) -> Json:
@@ -94,5 +110,24 @@ def test_a_job_set_ends_with_its_jobs(namespace: Namespace, code: str, state: st
         hosts.add(pod["spec"]["hostname"])
         return len(hosts) == 2
 
+    assert "Suspended" not in {one["type"] for one in found["status"]["conditions"]}
     Watched(namespace, label=label, since=before).when(all_seen)
     assert hosts == {"mh-worker-0-0", "mh-worker-0-1"}
+
+
+def test_a_job_set_says_that_it_is_suspended_and_that_it_was(namespace: Namespace) -> None:
+    sets = "jobset.x-k8s.io/v1alpha2/jobsets"
+    namespace.call("POST", sets, job_set("", suspend=True))
+
+    def says(status: str) -> None:
+        def told(one: Json) -> bool:
+            conditions = (one.get("status") or {}).get("conditions") or ()
+            return ("Suspended", status) in {(each["type"], each["status"]) for each in conditions}
+
+        Watched(namespace, "mh", sets).when(told)
+
+    says("True")
+    namespace.call("PATCH", f"{sets}/mh", {"spec": {"suspend": False}})
+    says("False")
+    ended = Watched(namespace, "mh", sets).when(lambda one: one["status"].get("terminalState"))
+    assert {one["type"] for one in ended["status"]["conditions"]} == {"Suspended", "Completed"}

@@ -6,14 +6,15 @@ from typing import Any
 
 import pytest
 
-from kinetic.aio.clusters._group_judge import Word, word
+from kinetic.aio.clusters._group_judge import Word, judge_group, word
 from kinetic.aio.clusters._group_manifest import LIFE
 from kinetic.aio.clusters._group_table import GroupTable
 from kinetic.aio.clusters._job_manifest import Placement
 from kinetic.aio.clusters._kube_job import ENDED, End
 from kinetic.aio.clusters._kube_reflect import Changed, Listed
 from kinetic.aio.clusters._lws_manifest import WORKER_INDEX, lws_manifest
-from kinetic.aio.clusters._reasons.verdict import Seen
+from kinetic.aio.clusters._reasons.verdict import Outlook, Seen
+from kinetic.aio.clusters.pathways import KINDS
 from kinetic.aio.ports import Observation, Phase, Resources
 from kinetic.job_status import Reason
 from tests.kubernetes.orders import order
@@ -149,6 +150,83 @@ def test_a_set_that_failed_without_pods_says_what_it_says() -> None:
     failed = {"type": "Failed", "status": "True", "message": "jobset failed"}
     said = told(of={**the_set(), "status": {"conditions": [failed]}}).said
     assert (said.phase, said.message) == (Phase.ENDED, "jobset failed")
+
+
+def event(kind: str, name: str, message: str, at: str = "2026-01-01T00:00:05Z") -> Json:
+    about = {"kind": kind, "name": name, "namespace": "ns", "uid": f"{kind}-{name}"}
+    return {
+        "reason": "FailedCreate",
+        "message": message,
+        "involvedObject": about,
+        "firstTimestamp": at,
+        "lastTimestamp": at,
+    }
+
+
+REFUSED = (
+    'pods "grp-1-7-2-0" is forbidden: error looking up service account ns/kinetic: serviceaccount '
+    '"kinetic" not found'
+)
+
+
+@pytest.mark.parametrize(
+    ("kind", "about", "words"),
+    [
+        (
+            "lws",
+            ("StatefulSet", "grp-1-7-2"),
+            f"create Pod grp-1-7-2-0 in StatefulSet grp-1-7-2 failed error: {REFUSED}",
+        ),
+        ("jobset", ("Job", "grp-1-7-2-host-0"), f"Error creating: {REFUSED}"),
+    ],
+)
+def test_why_a_set_has_no_pods_is_told_of_what_should_make_them(
+    kind: str, about: tuple[str, str], words: str
+) -> None:
+    makers = KINDS[kind].makers("grp-1-7-2")
+    said = told(events=[event(*about, words)], makers=makers).said
+    assert brief(said) == (Phase.PENDING, "", Reason.SETUP)
+    assert "service account 'kinetic' does not exist" in said.message
+    before = event(*about, words, at="2025-12-31T23:59:59Z")  # of one that had the name before
+    other = event(about[0], "grp-1-7", words)
+    assert told(events=[before, other], makers=makers).said.reason is None
+
+
+def test_a_job_set_that_is_refused_its_job_says_why() -> None:
+    words = (
+        'job "grp-1-7-2-host-0" creation failed with error: jobs.batch "grp-1-7-2-host-0" is '
+        "forbidden: exceeded quota: team, requested: count/jobs.batch=1, "
+        "used: count/jobs.batch=5, limited: count/jobs.batch=5"
+    )
+    refused = event("JobSet", "grp-1-7-2", words) | {"reason": "JobCreationFailed"}
+    said = told(events=[refused], makers=KINDS["jobset"].makers("grp-1-7-2")).said
+    assert brief(said) == (Phase.PENDING, "", Reason.QUOTA)
+    assert "quota 'team' is used up" in said.message
+
+
+def gated(number: int, gate: str = "kueue.x-k8s.io/admission") -> Json:
+    """A pod that Kueue holds, as its webhook makes it."""
+    made = host(number, {}, phase="Pending")
+    del made["spec"]["nodeName"]
+    made["spec"]["schedulingGates"] = [{"name": gate}]
+    condition = {"type": "PodScheduled", "status": "False", "reason": "SchedulingGated"}
+    made["status"] = {"phase": "Pending", "conditions": [condition]}
+    return made
+
+
+def test_what_a_queue_holds_pod_by_pod_is_told_as_what_it_holds_as_a_whole() -> None:
+    made = the_set(labels={"kueue.x-k8s.io/queue-name": "research"})
+    said = told(gated(0), gated(1), of=made).said
+    assert brief(said) == (Phase.PENDING, "", Reason.QUEUED)
+    assert "waiting in queue 'research'" in said.message
+    quota = "insufficient unused quota for cpu in flavor f, 1 more needed"
+    waits = {"type": "QuotaReserved", "status": "False", "reason": "Pending", "message": quota}
+    workload = {"spec": {"queueName": "research"}, "status": {"conditions": [waits]}}
+    verdict = judge_group(Seen(job=made, pods=[gated(0)], name="grp-1-7-2", workload=workload))
+    assert "1 more CPUs of quota needed" in verdict.message
+    assert verdict.outlook is Outlook.OPEN
+    verdict = judge_group(Seen(job=made, pods=[gated(0, "example.org/other")], name="grp-1-7-2"))
+    assert verdict.outlook is Outlook.BLOCKED
 
 
 # --- the table ---

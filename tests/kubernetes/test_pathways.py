@@ -11,7 +11,7 @@ from kinetic.aio.clusters.pathways import KINDS
 from kinetic.aio.ports import Phase, Resources
 from kinetic.errors import LaunchError
 from kinetic.job_status import Reason
-from tests.kubernetes.places import Place, gone, names, until
+from tests.kubernetes.places import Place, gone, names, until, watching
 
 pytestmark = pytest.mark.usefixtures("groups")
 TWO = Resources(accelerator="cpu:hosts=2", cpu=0.1)
@@ -28,6 +28,20 @@ async def test_a_set_that_waits_too_long_never_starts(place: Place, kind: str) -
     assert [one.message for one in await other.find(names=["late"])] == [seen.message]
     await cluster.delete(labels={"test": "yes"})
     await gone(cluster, "late")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_set_that_is_refused_its_pods_says_why(place: Place, kind: str) -> None:
+    cluster = await place.open_groups(kind, service_account="nobody")
+    await cluster.launch(replace(place.job("none"), resources=TWO))
+    async with asyncio.timeout(60), watching(cluster) as watch:
+        async for seen in watch:
+            if seen.reason is not None:
+                break
+    assert (seen.phase, seen.reason) == (Phase.PENDING, Reason.SETUP)
+    assert "service account 'nobody' does not exist" in seen.message
+    await cluster.delete(names=["none"])
+    await gone(cluster, "none")
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import aclosing
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,10 +16,12 @@ from kinetic.aio.clusters._access_renewal import Fresh, Renewal
 from kinetic.aio.clusters._api import Api
 from kinetic.aio.clusters._group_manifest import LIFE
 from kinetic.aio.clusters._job_manifest import Placement
+from kinetic.aio.clusters._kube_inquiry import Patience
 from kinetic.aio.clusters._kube_reflect import Rhythm
 from kinetic.aio.clusters.pathways import KINDS, PathwaysCluster
 from kinetic.aio.ports import Phase, Resources
 from kinetic.errors import LaunchError, NotFound
+from kinetic.job_status import Reason
 from tests.kubernetes.faults import FaultServer, answer, status, stream
 from tests.kubernetes.orders import order
 from tests.kubernetes.places import watching
@@ -27,9 +31,9 @@ AT = Placement(namespace="ns", secret="s", restarts=0, annotations={LIFE: "a"})
 OTHER = {"lws": "jobset", "jobset": "lws"}
 
 
-def the_set(kind: str) -> dict[str, Any]:
+def the_set(kind: str, at: Placement = AT) -> dict[str, Any]:
     """What the cluster has of SPEC."""
-    manifest = KINDS[kind].manifest(SPEC, AT)
+    manifest = KINDS[kind].manifest(SPEC, at)
     own = {"uid": "u", "creationTimestamp": "2026-01-01T00:00:00Z", "resourceVersion": "1"}
     return {**manifest, "metadata": {**manifest["metadata"], **own}, "status": {}}
 
@@ -59,6 +63,15 @@ async def server() -> AsyncIterator[FaultServer]:
         yield running
 
 
+def access(server: FaultServer) -> Access:
+    """To that server, as nobody."""
+
+    async def fresh() -> Fresh:
+        return Fresh(shown=Pass())
+
+    return Access(server=server.url, name="a test", passes=Renewal(fresh, "a test"))
+
+
 @pytest.fixture(params=KINDS)
 def kind(request: pytest.FixtureRequest) -> str:
     return str(request.param)
@@ -68,12 +81,8 @@ def kind(request: pytest.FixtureRequest) -> str:
 async def cluster(server: FaultServer, kind: str) -> AsyncIterator[PathwaysCluster]:
     """A client of this kind, of a cluster that has only the other."""
     server.always = Sets(OTHER[kind])
-
-    async def fresh() -> Fresh:
-        return Fresh(shown=Pass())
-
-    access = Access(server=server.url, name="a test", passes=Renewal(fresh, "a test"))
-    made = PathwaysCluster(Api(access), AT, kind=kind, rhythm=Rhythm(longest_pause_s=0.02))
+    rhythm = Rhythm(longest_pause_s=0.02)
+    made = PathwaysCluster(Api(access(server)), AT, kind=kind, rhythm=rhythm)
     yield made
     await made.aclose()
 
@@ -106,6 +115,39 @@ async def test_a_watch_tells_of_the_kind_there_is(
 async def test_who_submits_is_told_what_is_missing(cluster: PathwaysCluster, kind: str) -> None:
     with pytest.raises(LaunchError, match=rf"have {KINDS[kind].name} installed"):
         await cluster.launch(SPEC)
+
+
+class Queued(Sets):
+    """A set whose pods Kueue holds, each by itself: they alone tell which Workload is theirs."""
+
+    group = "leaderworkerset-grp-0-4f2a1"
+
+    def __init__(self) -> None:
+        super().__init__("lws")
+        made = self.there["leaderworkersets"] = the_set("lws", replace(AT, queue="research"))
+        template = made["spec"]["leaderWorkerTemplate"]["leaderTemplate"]
+        labels = {"kueue.x-k8s.io/pod-group-name": self.group, KINDS["lws"].label: "grp"}
+        metadata = {**template["metadata"], "name": "grp-0", "uid": "p"}
+        metadata["labels"] = {**template["metadata"]["labels"], **labels}
+        held = {"schedulingGates": [{"name": "kueue.x-k8s.io/admission"}]}
+        pod = {"metadata": metadata, "spec": {**template["spec"], **held}}
+        self.there["pods"] = {**pod, "status": {"phase": "Pending"}}
+        said = "insufficient unused quota for cpu in flavor f, 2 more needed"
+        waits = {"type": "QuotaReserved", "status": "False", "message": said}
+        named = {"metadata": {"name": self.group}, "spec": {"queueName": "research"}}
+        self.there["workloads"] = {**named, "status": {"conditions": [waits]}}
+
+
+async def test_why_a_queue_holds_the_pods_of_a_set_is_asked(server: FaultServer) -> None:
+    server.always = Queued()
+    impatient = Patience(asked_s=0.1)
+    cluster = PathwaysCluster(Api(access(server)), AT, kind="lws", patience=impatient)
+    async with aclosing(cluster), asyncio.timeout(60), watching(cluster, SPEC.labels) as watch:
+        seen = [await anext(watch), await anext(watch)]
+    assert {(one.phase, one.reason) for one in seen} == {(Phase.PENDING, Reason.QUEUED)}
+    assert "2 more CPUs of quota needed" in seen[1].message
+    (asked,) = (one for one in server.seen if one.path.endswith("/workloads"))
+    assert asked.query == {"fieldSelector": f"metadata.name={Queued.group}"}
 
 
 async def test_a_watch_where_there_are_no_sets_at_all_says_so(

@@ -51,7 +51,7 @@ def test_each_host_has_the_pod_of_a_job_and_knows_the_others(kind: str) -> None:
         assert told["KINETIC_COORDINATOR"].endswith(":8476")
         assert told["KINETIC_ASSIGNMENT"] == usual["KINETIC_ASSIGNMENT"]
         added = {"KINETIC_HOST", "KINETIC_HOSTS", "KINETIC_COORDINATOR"}
-        added |= {"KINETIC_LWS"} if kind == "lws" else set()
+        added |= {"KINETIC_LWS", "TPU_PROCESS_PORT"} if kind == "lws" else set()
         assert set(told) ^ set(usual) == added | {"KINETIC_FAILURES", "KINETIC_DISRUPTIONS"}
         (container,) = pod["spec"]["containers"]
         assert container["resources"]["limits"]["google.com/tpu"] == "4"
@@ -75,8 +75,19 @@ def test_the_pods_of_a_leader_worker_set_are_those_of_stateful_sets() -> None:
     for pod in (leader, worker):
         assert not pod["spec"].keys() & {"restartPolicy", "activeDeadlineSeconds"}
         assert environment(pod)["KINETIC_LWS"] == manifest["metadata"]["name"]
+        assert environment(pod)["TPU_PROCESS_PORT"] == "8471"  # else it is the coordinator's
     token = "automountServiceAccountToken"
     assert (leader["spec"][token], worker["spec"][token]) == (True, False)
+
+
+def test_where_libtpu_listens_is_what_the_user_says_if_he_does() -> None:
+    own = lws_manifest(spec(environment={"TPU_PROCESS_PORT": "8500"}), AT)
+    several = lws_manifest(spec("cpu:hosts=3"), AT)
+    for pod in templates("lws", own):
+        told = [one for one in pod["spec"]["containers"][0]["env"] if "PROCESS_PORT" in one["name"]]
+        assert [one.get("value") for one in told] == ["8500"]
+    for pod in templates("lws", several):
+        assert "TPU_PROCESS_PORT" not in environment(pod)
 
 
 def test_a_job_set_ends_with_the_first_failure_and_is_removed_later() -> None:

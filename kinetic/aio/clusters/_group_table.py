@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from kinetic.aio.clusters._group_judge import judge_group, word
@@ -23,11 +23,19 @@ class GroupTable(Table):
 
     With *hints* it is told of every process that has ended, in a word of its own: one that does
     not close the attempt, but lets it be looked at. Only pods that have *label* are of these sets.
+    *makers* gives kind and name of what makes the pods of the set of a name.
     """
 
-    def __init__(self, *, label: str = "", hints: bool = True) -> None:
+    def __init__(
+        self,
+        *,
+        label: str = "",
+        hints: bool = True,
+        makers: Callable[[str], Sequence[tuple[str, str]]] = lambda name: (),
+    ) -> None:
         super().__init__()
         self._label = label
+        self._makers = makers
         self._hints = hints
         self._hinted: dict[str, frozenset[str]] = {}
 
@@ -56,6 +64,7 @@ class GroupTable(Table):
             nodes=entry.facts.nodes,
             workload=entry.facts.workload,
             name=entry.name,
+            makers=self._makers(entry.name),
         )
         entry.seen = merged(entry.seen, now)
         if not self._is_known(entry):

@@ -12,9 +12,11 @@ from kinetic.aio.clusters._group_manifest import NODE_POOL, PORT, group_of, vari
 from kinetic.aio.clusters._job_manifest import Placement
 from kinetic.aio.ports import JobSpec
 
-__all__ = ["jobset_manifest"]
+__all__ = ["HOST", "jobset_manifest"]
 
 HOST = "host"
+"""What its one replicated job is called: the name of the Job has it."""
+
 INDEX = "batch.kubernetes.io/job-completion-index"
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +16,7 @@ from kinetic.aio.clusters._kube_paths import Paths
 from kinetic.aio.clusters._kube_table import Entry
 from kinetic.aio.clusters._reasons.documents import Document, condition, part, parts, uid
 from kinetic.aio.clusters._reasons.ending import has_ended
+from kinetic.aio.clusters._reasons.held import is_gated
 from kinetic.aio.clusters._reasons.verdict import Outlook, Verdict
 from kinetic.errors import AuthError, BackendError, NotFound
 from kinetic.job_status import Reason
@@ -22,6 +24,9 @@ from kinetic.job_status import Reason
 __all__ = ["Inquiry", "Patience"]
 
 QUEUE = "kueue.x-k8s.io/queue-name"
+GROUP = "kueue.x-k8s.io/pod-group-name"
+"""The label with the name of their Workload, on pods that Kueue holds one by one."""
+
 WORKLOADS = ("v1beta2", "v1beta1")
 NODES_S = 60.0
 NODES = 500
@@ -40,7 +45,8 @@ class Patience:
     ``told_s``: it is reported at the latest then. ``hopeless_s``: it is ended
     when it was seen to wait in vain for so long. ``orphaned_s``: so long its
     Secret may take to be made. ``least_s``: no ``start_timeout`` is shorter,
-    for Kubernetes takes that long to start anything.
+    for Kubernetes takes that long to start anything. ``rights_s``: what may not
+    be asked is asked again after that: somebody may have granted it.
     """
 
     asked_s: float = 4.0
@@ -50,12 +56,14 @@ class Patience:
     orphaned_s: float = 300.0
     least_s: float = 2.0
     pause_s: float = 0.05
+    rights_s: float = 60.0
 
 
 class Inquiry:
     """Asks the API server about what waits; one for all watches of a cluster's client.
 
     *stop* is what to change in the spec of a Job, so that its pods are ended and it stays.
+    *makers* gives kind and name of what makes its pods, where it does not do that itself.
     """
 
     def __init__(
@@ -65,14 +73,16 @@ class Inquiry:
         patience: Patience,
         *,
         stop: Mapping[str, Any] | None = None,
+        makers: Callable[[str], Sequence[tuple[str, str]]] = lambda name: (),
     ) -> None:
         self.patience = patience
+        self._makers = makers
         self._stop = {"activeDeadlineSeconds": 1} if stop is None else stop
         self._api = api
         self._paths = paths
         self._nodes: list[Document] | None = None
         self._nodes_until = 0.0
-        self._closed: set[str] = set()
+        self._closed_until: dict[str, float] = {}
         self._told: dict[str, None] = {}
 
     def report(self, name: str, verdict: Verdict) -> None:
@@ -94,9 +104,9 @@ class Inquiry:
         unplaced = [pod for pod in alive if not part(pod, "spec").get("nodeName")]
         wanted = unplaced and verdict is not None and verdict.reason is Reason.UNSCHEDULABLE
         return Facts(
-            events=await self._events(uid(alive[-1]) if alive else uid(entry.job)),
+            events=await self._events(entry, alive),
             nodes=await self._all_nodes() if wanted else None,
-            workload=await self._workload(entry.job),
+            workload=await self._workload(entry.job, alive),
         )
 
     async def scene(self, pod: Document) -> Document | None:
@@ -118,10 +128,18 @@ class Inquiry:
             content_type="application/merge-patch+json",
         )
 
-    async def _events(self, about: str) -> list[Document]:
-        query = {"fieldSelector": f"involvedObject.uid={about}", "limit": str(EVENTS)}
-        found = await self._allowed("events", self._paths.events, query)
-        return [] if found is None else list(parts(found, "items"))
+    async def _events(self, entry: Entry, alive: Sequence[Document]) -> list[Document]:
+        """Those of the pod that is there, else of what should have made one."""
+        selectors = [f"involvedObject.uid={uid(alive[-1]) if alive else uid(entry.job)}"]
+        if not alive and (makers := self._makers(entry.name)):
+            names = dict.fromkeys(name for _, name in makers)
+            selectors = [f"involvedObject.name={name}" for name in names]
+        told: list[Document] = []
+        for selector in selectors:
+            query = {"fieldSelector": selector, "limit": str(EVENTS)}
+            found = await self._allowed("events", self._paths.events, query)
+            told += parts(found, "items")
+        return told
 
     async def _all_nodes(self) -> list[Document] | None:
         now = asyncio.get_running_loop().time()
@@ -132,14 +150,20 @@ class Inquiry:
             self._nodes_until = now + NODES_S
         return self._nodes
 
-    async def _workload(self, job: Document | None) -> Document | None:
-        """Kueue's object for the Job, if the Job waits in one of its queues."""
+    async def _workload(self, job: Document | None, alive: Sequence[Document]) -> Document | None:
+        """Kueue's object for the Job, if the Job or its pods wait in one of its queues."""
         suspended = part(job, "spec").get("suspend") or condition(job, "Suspended") is not None
-        if not suspended or QUEUE not in part(part(job, "metadata"), "labels"):
+        groups = [
+            part(part(pod, "metadata"), "labels").get(GROUP) for pod in alive if is_gated(pod)
+        ]
+        group = next((name for name in groups if name), None)
+        if not (suspended or group) or QUEUE not in part(part(job, "metadata"), "labels"):
             return None
+        query = {"labelSelector": f"kueue.x-k8s.io/job-uid={uid(job)}"}
+        if not suspended:
+            query = {"fieldSelector": f"metadata.name={group}"}
         for version in WORKLOADS:
             path = f"/apis/kueue.x-k8s.io/{version}/namespaces/{self._paths.namespace}/workloads"
-            query = {"labelSelector": f"kueue.x-k8s.io/job-uid={uid(job)}"}
             found = await self._allowed(path, path, query)
             if found is not None:
                 return next(iter(parts(found, "items")), None)
@@ -147,16 +171,18 @@ class Inquiry:
 
     async def _allowed(self, what: str, path: str, query: dict[str, str]) -> Document | None:
         """An answer, or None where there is none to be had: reasons are only worded worse then."""
-        if what in self._closed:
+        now = asyncio.get_running_loop().time()
+        if now < self._closed_until.get(what, 0.0):
             return None
         try:
             return await self._api.call("GET", path, query=query)
         except NotFound:
             if path == what:  # there is no such collection
-                self._closed.add(what)
+                self._closed_until[what] = math.inf
         except AuthError as exc:
-            self._closed.add(what)
-            logging.info("jobs that do not start are explained without %s: %s", what, exc)
+            if what not in self._closed_until:
+                logging.info("jobs that do not start are explained without %s: %s", what, exc)
+            self._closed_until[what] = now + self.patience.rights_s
         except BackendError as exc:
             logging.info("jobs that do not start are not explained now: %s", exc)
         return None

@@ -21,6 +21,10 @@ DOMAIN = "leaderworkerset.sigs.k8s.io"
 WORKER_INDEX = f"{DOMAIN}/worker-index"
 """The label with the number of a pod's host: the leader is 0."""
 
+TPU_PORT = {"name": "TPU_PROCESS_PORT", "value": "8471"}
+"""Where libtpu listens: on slices of TPUs the controller names `PORT` unless it is told, and there
+the first host listens for the others."""
+
 NOT_IN_STATEFUL_SETS = ("activeDeadlineSeconds", "restartPolicy")
 
 
@@ -37,6 +41,7 @@ def lws_manifest(spec: JobSpec, at: Placement) -> dict[str, Any]:
         {"name": "KINETIC_LWS", "value": group.name},
         {"name": "KINETIC_HOST", "valueFrom": index},
         {"name": "KINETIC_COORDINATOR", "value": f"$(LWS_LEADER_ADDRESS):{PORT}"},
+        *((TPU_PORT,) if group.slice and TPU_PORT["name"] not in spec.environment else ()),
     )
     own = {name: value for name, value in pod["spec"].items() if name not in NOT_IN_STATEFUL_SETS}
     metadata = dict(group.metadata)

@@ -18,7 +18,7 @@ from kinetic.aio.clusters._forward import dialled
 from kinetic.aio.clusters._group_manifest import LIFE, group_name
 from kinetic.aio.clusters._group_table import GroupTable
 from kinetic.aio.clusters._job_manifest import Placement
-from kinetic.aio.clusters._jobset_manifest import jobset_manifest
+from kinetic.aio.clusters._jobset_manifest import HOST, jobset_manifest
 from kinetic.aio.clusters._kube_inquiry import Inquiry, Patience
 from kinetic.aio.clusters._kube_launch import made
 from kinetic.aio.clusters._kube_logs import job_log
@@ -43,6 +43,7 @@ class Kind:
 
     ``stop`` is what to change in the spec of one, so that its pods are ended and it stays.
     ``label`` is one that its controller puts on the pods of these sets and of no others.
+    ``makers`` gives kind and name of what makes the pods of the set of a name, the set among them.
     """
 
     name: str
@@ -51,6 +52,7 @@ class Kind:
     collection: str
     manifest: Callable[[JobSpec, Placement], dict[str, Any]]
     stop: Mapping[str, Any]
+    makers: Callable[[str], Sequence[tuple[str, str]]]
     home: str
 
 
@@ -62,6 +64,11 @@ KINDS: Mapping[str, Kind] = {
         collection="leaderworkersets",
         manifest=lws_manifest,
         stop={"replicas": 0},
+        makers=lambda name: (
+            ("LeaderWorkerSet", name),
+            ("StatefulSet", name),
+            ("StatefulSet", f"{name}-0"),
+        ),
         home="https://lws.sigs.k8s.io",
     ),
     "jobset": Kind(
@@ -71,6 +78,7 @@ KINDS: Mapping[str, Kind] = {
         collection="jobsets",
         manifest=jobset_manifest,
         stop={"suspend": True},
+        makers=lambda name: (("JobSet", name), ("Job", f"{name}-{HOST}-0")),
         home="https://jobset.sigs.k8s.io",
     ),
 }
@@ -87,11 +95,11 @@ class _Sets:
         self.kind = kind
         self.paths = Paths(namespace)
         self.paths.jobs = f"/apis/{kind.api}/namespaces/{namespace}/{kind.collection}"
-        self.inquiry = Inquiry(api, self.paths, patience, stop=kind.stop)
+        self.inquiry = Inquiry(api, self.paths, patience, stop=kind.stop, makers=kind.makers)
 
     def table(self, *, hints: bool = True) -> GroupTable:
         """An empty one."""
-        return GroupTable(label=self.kind.label, hints=hints)
+        return GroupTable(label=self.kind.label, hints=hints, makers=self.kind.makers)
 
     def path(self, name: str) -> str:
         """Where the set of the attempt *name* is."""

@@ -72,6 +72,23 @@ class JobSets:
         for job in children(found, attempt):
             if job["metadata"]["name"] not in known:
                 await create(self._session, path, job)
+        await self._say_suspended(found, suspended=suspended)
+
+    async def _say_suspended(self, found: Json, *, suspended: bool) -> None:
+        """True as long as it is, false ever after; nothing of one that never was."""
+        conditions = (found.get("status") or {}).get("conditions") or []
+        before = [one for one in conditions if one["type"] == "Suspended"]
+        if suspended == any(one["status"] == "True" for one in before):
+            return
+        condition = {
+            "type": "Suspended",
+            "status": "True" if suspended else "False",
+            "reason": "SuspendedJobs" if suspended else "ResumeJobs",
+            "message": f"jobset is {'suspended' if suspended else 'resumed'}",
+            "lastTransitionTime": clock(),
+        }
+        others = [one for one in conditions if one["type"] != "Suspended"]
+        await self._write(found, {"conditions": [*others, condition]})
 
     async def _service(self, found: Json) -> None:
         network = found["spec"].get("network") or {}
@@ -104,7 +121,8 @@ class JobSets:
         if failed:
             why = f"first failed job: {failed[0]['metadata']['name']}"
             reason = "ReachedMaxRestarts" if policy else "FailedJobs"
-            said = "jobset failed due to reaching max number of restarts" if policy else "failed"
+            said = "jobset failed due to "
+            said += "reaching max number of restarts" if policy else "one or more job failures"
             await self._end(found, there, path, "Failed", reason, f"{said} ({why})")
             return True
         success = found["spec"].get("successPolicy") or {"operator": "All"}
@@ -128,10 +146,11 @@ class JobSets:
     ) -> None:
         condition = {"type": state, "status": "True", "reason": reason, "message": message}
         condition["lastTransitionTime"] = clock()
-        await self._write(found, {"terminalState": state, "conditions": [condition]})
+        before = (found.get("status") or {}).get("conditions") or []
+        await self._write(found, {"terminalState": state, "conditions": [*before, condition]})
         for job in there:
             if not ended(job):
-                await delete(self._session, f"{path}/{job['metadata']['name']}")
+                await delete(self._session, f"{path}/{job['metadata']['name']}", "Foreground")
         seconds = found["spec"].get("ttlSecondsAfterFinished")
         if seconds is not None:
             task = asyncio.create_task(self._expire(found, seconds), name="ttl of a JobSet")

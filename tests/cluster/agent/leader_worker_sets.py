@@ -141,14 +141,11 @@ class LeaderWorkerSets:
             for one in pod.get("status", {}).get("conditions") or ()
         )
         size, wanted = found["spec"]["leaderWorkerTemplate"]["size"], found["spec"]["replicas"]
-        available = ready >= size * wanted
-        condition = {
-            "type": "Available",
-            "status": "True" if available else "False",
-            "reason": "AllGroupsReady" if available else "GroupsNotReady",
-            "message": "All replicas are ready" if available else "Replicas are progressing",
-        }
-        status = {"replicas": wanted, "readyReplicas": ready // size, "conditions": [condition]}
+        leaders = sum(pod["metadata"]["labels"][WORKER] == "0" for pod in pods["items"])
+        before = (found.get("status") or {}).get("conditions") or []
+        conditions = _conditions(before, available=ready >= size * wanted)
+        status = {"replicas": leaders, "readyReplicas": ready // size, "conditions": conditions}
+        status["observedGeneration"] = found["metadata"]["generation"]
         if found.get("status") != status:
             await self._session.call("PATCH", f"{path}/status", {"status": status})
 
@@ -188,6 +185,37 @@ def _stateful_set(
     }
 
 
+AVAILABLE = ("Available", "AllGroupsReady", "All replicas are ready")
+PROGRESSING = ("Progressing", "GroupsProgressing", "Replicas are progressing")
+
+
+def _conditions(before: list[Json], *, available: bool) -> list[Json]:
+    """One of the two is true; the other, once it was, is false."""
+    kind, reason, message = AVAILABLE if available else PROGRESSING
+    now = {"type": kind, "status": "True", "reason": reason, "message": message}
+    kept = [one | {"status": "False"} if one["type"] != kind else now for one in before]
+    return kept if now in kept else [*kept, now]
+
+
+def _tpu(pod: Json, group: str, size: int, index: str) -> list[Json]:
+    """What a host of a slice of TPUs is told, where it was not told how: for one container."""
+    (container,) = pod["spec"]["containers"]
+    own = {one["name"]: one.get("value", "") for one in container.get("env") or ()}
+    wanted = (container.get("resources") or {}).get("limits") or {}
+    if "google.com/tpu" not in wanted or {"TPU_WORKER_ID", "TPU_WORKER_HOSTNAMES"} & own.keys():
+        return []
+    subdomain, port = pod["spec"].get("subdomain", ""), own.get("TPU_PROCESS_PORT", "8476")
+    hosts = [f"{group}.{subdomain}", *(f"{group}-{one}.{subdomain}" for one in range(1, size))]
+    told = {
+        "TPU_WORKER_HOSTNAMES": ",".join(hosts),
+        "TPU_WORKER_ID": index,
+        "TPU_NAME": group,
+        "TPU_PROCESS_ADDRESSES": ",".join(f"{host}:{port}" for host in hosts),
+        "TPU_PROCESS_PORT": port,
+    }
+    return [{"name": name, "value": value} for name, value in told.items() if name not in own]
+
+
 def _completions(pod: Json) -> list[Json]:
     """A JSON patch: the pod's place in its group, and how it finds the leader."""
     metadata = pod["metadata"]
@@ -209,8 +237,11 @@ def _completions(pod: Json) -> list[Json]:
         "LWS_WORKER_INDEX": place[WORKER],
     }
     added = [{"name": name, "value": value} for name, value in known.items()]
+    tpu = _tpu(pod, leader, int(metadata["annotations"][SIZE]), place[WORKER])
     for kind in ("initContainers", "containers"):
         for number, one in enumerate(pod["spec"].get(kind) or ()):
             path = f"/spec/{kind}/{number}/env"
-            patch.append({"op": "add", "path": path, "value": added + (one.get("env") or [])})
+            more = tpu if kind == "containers" else []
+            own = [each for each in one.get("env") or () if each["name"] not in known]
+            patch.append({"op": "add", "path": path, "value": [*added, *own, *more]})
     return patch

@@ -1,0 +1,59 @@
+"""What is asked about jobs that wait, where some of it may not be asked."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+
+import pytest
+
+from kinetic.aio.clusters._access import Access, Pass
+from kinetic.aio.clusters._access_renewal import Fresh, Renewal
+from kinetic.aio.clusters._api import Api
+from kinetic.aio.clusters._kube_inquiry import Inquiry, Patience
+from kinetic.aio.clusters._kube_paths import Paths
+from tests.kubernetes.faults import FaultServer, answer, status
+
+POD = {"spec": {"nodeName": "n1"}}
+NODE = {"metadata": {"name": "n1"}, "spec": {}, "status": {}}
+FORBIDDEN = status(403, "Forbidden", 'User "x" cannot get resource "nodes"')
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[FaultServer]:
+    async with FaultServer() as running:
+        yield running
+
+
+async def _fresh() -> Fresh:
+    return Fresh(shown=Pass())
+
+
+@pytest.fixture
+async def api(server: FaultServer) -> AsyncIterator[Api]:
+    made = Api(Access(server=server.url, name="a test", passes=Renewal(_fresh, "a test")))
+    yield made
+    await made.aclose()
+
+
+async def test_what_may_not_be_asked_is_not_asked_in_a_hurry(server: FaultServer, api: Api) -> None:
+    inquiry = Inquiry(api, Paths("ns"), Patience(rights_s=3600.0))
+    server.always = FORBIDDEN
+    for _ in range(3):
+        assert await inquiry.scene(POD) is None
+    assert len(server.seen) == 1
+
+
+async def test_a_right_that_is_granted_later_is_used(
+    server: FaultServer, api: Api, caplog: pytest.LogCaptureFixture
+) -> None:
+    inquiry = Inquiry(api, Paths("ns"), Patience(rights_s=0.01))
+    server.always = FORBIDDEN
+    with caplog.at_level(logging.INFO, logger="absl"):
+        for _ in range(3):
+            assert await inquiry.scene(POD) is None
+            await asyncio.sleep(0.02)  # so long it is not asked for
+    assert caplog.text.count("explained without nodes") == 1, "it is told once"
+    server.always = answer(NODE)
+    assert await inquiry.scene(POD) == NODE
