@@ -37,6 +37,7 @@ _REMOTE = re.compile(r"(?:git|hg|svn|bzr)\+(?!file:)\w+:|https?:|ftps?:|gs:|\w+@
 _PASSWORD = re.compile(r"://[^/\s@]*:[^/\s@$]+@")
 _ARCHIVE = re.compile(r"\.(?:whl|zip|tar(?:\.\w+)?|tgz)$")
 _FILE_OPTIONS = frozenset({"-e", "--editable", "-r", "--requirement", "-c", "--constraint"})
+_NAMING_OPTIONS = frozenset({"-e", "--editable", "-r", "--requirement"})
 _PLACE_OPTIONS = frozenset({"-f", "--find-links", "-i", "--index-url", "--extra-index-url"})
 
 
@@ -56,7 +57,7 @@ class Dependencies:
     def wanted(self) -> bool:
         """Whether there is anything to install."""
         bare = (_bare(lines) for _, lines in _logical_lines(self.text))
-        return any(line and not line.startswith("-") for line in bare)
+        return any(line and _installs(line) for line in bare)
 
 
 def find_dependencies(
@@ -185,6 +186,11 @@ def _bare(lines: list[str]) -> str:
     """One requirement or option on one line, without comments."""
     pieces = (_COMMENT.sub("", line) for line in lines)
     return " ".join(piece.removesuffix("\\").strip() for piece in pieces).strip()
+
+
+def _installs(bare: str) -> bool:
+    """Whether a line asks for something, and not only says how to install it."""
+    return not bare.startswith("-") or _option(bare)[0] in _NAMING_OPTIONS
 
 
 def _normal_name(bare: str) -> str:

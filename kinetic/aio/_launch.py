@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import getpass
 import os
-import re
 import time
 import urllib.parse
 from collections.abc import Collection, Mapping
@@ -31,7 +29,6 @@ from kinetic.errors import BackendError, Throttled
 __all__ = [
     "Launch",
     "Orders",
-    "label_value",
     "launch",
     "new_id",
     "output_base",
@@ -42,6 +39,9 @@ __all__ = [
 ]
 
 CONFIRM_PAUSE_S = 0.01
+
+LABEL_LENGTH = 200
+"""Characters of a function's name that are told; what a platform cannot take of them it changes."""
 
 
 @dataclass(slots=True)  # not frozen: one is made for each job, in a third of the time
@@ -88,7 +88,7 @@ class Orders:
             "app.kubernetes.io/name": "kinetic",
             "app.kubernetes.io/managed-by": "kinetic",
             "kinetic.dev/user": _user(),
-            "kinetic.dev/function": label_value(placed.call.name),
+            "kinetic.dev/function": placed.call.name[:LABEL_LENGTH],
             "kinetic.dev/kind": "job" if identity.single else "item",
             LABEL_SUBMISSION: identity.id,
             LABEL_CLIENT: session.client_id,
@@ -277,12 +277,9 @@ def utc_now() -> str:
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-@functools.cache
 def _user() -> str:
-    return label_value(getpass.getuser())
-
-
-@functools.lru_cache(256)
-def label_value(text: str) -> str:
-    """*text* as a legal label value: 63 of ``[A-Za-z0-9_.-]``, alphanumeric at both ends."""
-    return re.sub(r"[^A-Za-z0-9_.-]+", "-", text)[:63].strip("_.-") or "unnamed"
+    """Who submits; in a container there need be no name for that."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError, ImportError):
+        return f"uid-{os.getuid()}" if hasattr(os, "getuid") else "unnamed"

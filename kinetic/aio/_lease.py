@@ -286,8 +286,8 @@ async def until_abandoned(
 
 async def _create(store: Store, scope: str, clock: Clock) -> Hold | None:
     lease, sent = _mine(), clock()
-    generation = 1
-    if not await store.create(name_of(scope), lease.to_bytes()):
+    generation = await store.begin(name_of(scope), lease.to_bytes())
+    if generation is None:
         there = await read(store, scope)
         if there is None or there[0].nonce != lease.nonce:
             return None

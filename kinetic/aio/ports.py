@@ -83,6 +83,10 @@ class Store(Protocol):
         """
         ...
 
+    async def begin(self, name: str, body: bytes) -> int | None:
+        """`create` of what is to be replaced: its generation, or None when it already exists."""
+        ...
+
     async def replace(self, name: str, body: bytes, *, generation: int) -> int:
         """Overwrite generation *generation*, returning the new one; Conflict if it moved on."""
         ...

@@ -57,6 +57,10 @@ class MemoryStore:
         self._folders[folder].add(name)
         return True
 
+    async def begin(self, name: str, body: bytes) -> int | None:
+        """See the port."""
+        return 1 if await self.create(name, body) else None
+
     async def replace(self, name: str, body: bytes, *, generation: int) -> int:
         """See the port."""
         self.requests["replace"] += 1

@@ -131,6 +131,19 @@ async def test_only_the_known_generation_is_replaced(store: Store) -> None:
     assert (there.body, there.generation) == (b"2", second)
 
 
+async def test_what_is_begun_can_be_replaced_without_a_look(store: Store) -> None:
+    first = await store.begin("lease", b"1")
+    assert first is not None
+    assert await store.begin("lease", b"x") is None
+    second = await store.replace("lease", b"2", generation=first)
+    there = await store.get("lease")
+    assert (there.body, there.generation) == (b"2", second)
+    begun = await asyncio.gather(*(store.begin("race", bytes([number])) for number in range(20)))
+    won = [number for number, generation in enumerate(begun) if generation is not None]
+    there = await store.get("race")
+    assert [(bytes([number]), begun[number]) for number in won] == [(there.body, there.generation)]
+
+
 async def test_of_many_replacers_of_a_generation_one_wins(store: Store) -> None:
     await store.create("lease", b"")
     first = (await store.get("lease")).generation

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -28,13 +29,13 @@ class Severed:
 
     def __getattr__(self, name: str) -> Any:
         asked = getattr(self._port, name)
-        if not asyncio.iscoroutinefunction(asked):
+        if not inspect.iscoroutinefunction(asked):
             return asked
 
         async def ask(*args: Any, **kwargs: Any) -> Any:
             await self._connected()
             answer = await asked(*args, **kwargs)
-            if self._last and name == "create" and args[0].endswith(self._last):
+            if self._last and name in ("create", "begin") and args[0].endswith(self._last):
                 self._cut.set()
             await self._connected()
             return answer

@@ -195,6 +195,14 @@ async def test_of_fifty_creators_whose_replies_are_lost_one_wins(
     assert (await store.get("race")).body == bodies[won.index(True)]
 
 
+async def test_who_begins_and_loses_the_reply_knows_the_generation(
+    server: GcsServer, store: GcsStore
+) -> None:
+    server.fail("create", late=True)
+    first = await store.begin("lease", b"1")
+    assert first == (await store.get("lease")).generation
+
+
 async def test_a_replacer_whose_reply_is_lost_knows_that_it_was_him(
     server: GcsServer, store: GcsStore
 ) -> None:

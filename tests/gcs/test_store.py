@@ -7,12 +7,14 @@ import json
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kinetic.aio import _lease
 from kinetic.aio.stores._gcs_http import EMULATOR
 from kinetic.aio.stores._gcs_names import Location
 from kinetic.aio.stores.gcs import GcsStore
@@ -36,6 +38,8 @@ async def test_what_each_operation_costs(
     assert await cost(store.create("a", b"x" * 1000, {"k": "v"})) == {"create": 1}
     assert await cost(store.create("a", b"other")) == {"create": 1}
     assert await cost(store.create("large", b"x" * 100_000)) == {"begin": 1, "put": 1}
+    assert await cost(store.begin("lease", b"1")) == {"create": 1}
+    await store.delete(["lease"])
     generation = (await store.get("a")).generation
     assert await cost(store.replace("a", b"y", generation=generation)) == {"create": 1}
     assert await cost(store.get("a")) == {"metadata": 1, "media": 1}
@@ -51,6 +55,16 @@ async def test_what_each_operation_costs(
     assert await cost(store.renew([f"n/{number:04}" for number in range(2500)])) == {"batch": 25}
     assert await cost(store.delete([f"n/{number:04}" for number in range(2500)])) == {"batch": 25}
     assert server.objects == {}
+
+
+async def test_a_lease_takes_one_request_to_make_and_one_to_renew(
+    server: GcsServer, store: GcsStore
+) -> None:
+    """A bucket's generations are no small numbers: the first is told when it is made."""
+    hold = await _lease.begin(store, "batches/b/", time.monotonic)
+    await hold.renew()
+    await hold.renew()
+    assert dict(server.requests) == {"create": 3}
 
 
 async def test_a_listing_of_many_pages_is_sorted_and_whole(

@@ -6,6 +6,8 @@ import asyncio
 import dataclasses
 import json
 import logging
+import random
+from collections.abc import Callable
 from pathlib import Path
 
 import grpc
@@ -13,7 +15,7 @@ import pytest
 from google.cloud.devtools.cloudbuild_v1 import Build
 
 from kinetic.aio._owner import Owner
-from kinetic.aio.images._wheel import wheel
+from kinetic.aio.images._wheel import Wheel, wheel
 from kinetic.aio.images.bundled import COMMAND
 from kinetic.aio.images.container import ContainerImages
 from kinetic.aio.ports import Image
@@ -27,7 +29,7 @@ from kinetic.errors import (
     Unavailable,
 )
 from tests.gcs.server import Stored
-from tests.images.conftest import IMPATIENT, METADATA, OWN, Cloud
+from tests.images.conftest import IMPATIENT, METADATA, OWN, Cloud, small_wheel
 from tests.images.services import BuildServer, Status, Underway
 
 
@@ -277,9 +279,9 @@ def marker_of(cloud: Cloud, uri: str, **fields: object) -> None:
     cloud.bucket.objects[name] = Stored(content, {}, 7)
 
 
-async def uri_of(cloud: Cloud, request_of) -> str:
+async def uri_of(cloud: Cloud, request_of, own: Callable[[], Wheel] = small_wheel) -> str:
     """The name of the image, without leaving a trace of it."""
-    image = await cloud.images().resolve(request_of())
+    image = await cloud.images(own=own).resolve(request_of())
     cloud.registry.images.clear()
     cloud.builds.calls.clear()
     cloud.builds.builds.clear()
@@ -333,6 +335,36 @@ async def test_the_build_of_a_process_that_is_gone_is_cancelled_if_it_cannot_be_
     cloud.builds.faults["get"] = [grpc.StatusCode.PERMISSION_DENIED]
     with pytest.raises(AuthError):
         await cloud.images(IMPATIENT).resolve(request_of())
+    assert lost.build.status == Status.CANCELLED
+    assert cloud.builds.calls["create"] == 0
+    assert left(cloud) == []
+
+
+def large_wheel() -> Wheel:
+    """A kinetic that makes the context one that is uploaded in pieces."""
+    body = random.Random(1).randbytes(2_000_000)
+    return wheel({"kinetic/__init__.py": b"", "kinetic/large": body}, METADATA)
+
+
+@pytest.mark.parametrize("how", ["refused", "cancelled"])
+async def test_the_build_of_a_process_that_is_gone_is_cancelled_if_its_context_cannot_be_stored(
+    cloud: Cloud, request_of, how: str
+) -> None:
+    """It is ours from the moment on that we have its marker: the next one would know nothing."""
+    uri = await uri_of(cloud, request_of, large_wheel)
+    lost = Underway(Build(id="lost", status=Status.WORKING))
+    cloud.builds.builds["lost"] = lost
+    marker_of(cloud, uri, build="lost")
+    cloud.bucket.requests.clear()
+    cloud.bucket.fail("put", times=9, **({"status": 403} if how == "refused" else {"stall": True}))
+    resolving = asyncio.create_task(cloud.images(IMPATIENT, large_wheel).resolve(request_of()))
+    async with asyncio.timeout(60):
+        while not cloud.bucket.requests["put"]:
+            await asyncio.sleep(0.01)
+        if how == "cancelled":
+            resolving.cancel()
+        with pytest.raises(AuthError if how == "refused" else asyncio.CancelledError):
+            await resolving
     assert lost.build.status == Status.CANCELLED
     assert cloud.builds.calls["create"] == 0
     assert left(cloud) == []

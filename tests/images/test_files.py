@@ -117,6 +117,25 @@ def test_an_image_has_the_jax_of_its_accelerator(category: str, words: str) -> N
         assert part in install  # one resolution for all
 
 
+@pytest.mark.parametrize(
+    ("before", "library_path"),
+    [("", "/usr/local/nvidia/lib64"), ("/opt/lib", "/opt/lib:/usr/local/nvidia/lib64")],
+)
+def test_an_image_for_gpus_finds_the_driver_that_the_node_has(
+    before: str, library_path: str
+) -> None:
+    """GKE mounts it into containers; only the image can say so to what looks for it."""
+    assert not any("nvidia" in dockerfile(category) for category in ("cpu", "tpu"))
+    (line,) = [line for line in dockerfile("gpu").splitlines() if "nvidia" in line]
+    # A Dockerfile's words are put in as a shell puts them in.
+    command = f"export {line.removeprefix('ENV ')}; echo $LD_LIBRARY_PATH; echo $PATH"
+    environ = {"PATH": "/usr/bin"} | ({"LD_LIBRARY_PATH": before} if before else {})
+    shell = subprocess.run(
+        ["/bin/sh", "-c", command], env=environ, capture_output=True, text=True, check=True
+    )
+    assert shell.stdout.split() == [library_path, "/usr/bin:/usr/local/nvidia/bin"]
+
+
 def test_an_image_begins_with_what_it_is_told() -> None:
     context = _recipe.base_context("cpu", "3.12.1", OWN, {}, python_image="m.test/py:{python}")
     assert context["Dockerfile"].startswith(b"FROM m.test/py:3.12\n")

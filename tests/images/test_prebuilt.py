@@ -39,6 +39,17 @@ async def test_nothing_is_installed_where_nothing_is_wanted(
     assert not cloud.jobs.requests
 
 
+@pytest.mark.parametrize(
+    "text", ["-e git+https://example.com/a/b#egg=c\n", "--requirement https://example.com/r.txt\n"]
+)
+async def test_what_is_asked_for_by_an_option_is_installed(
+    cloud: Cloud, request_of, project: Path, text: str
+) -> None:
+    (project / "requirements.txt").write_text(text)
+    image = await cloud.images().resolve(request_of(mode="prebuilt"))
+    assert image.requirements is not None
+
+
 async def test_a_registry_that_can_be_asked_tells_what_was_not_published(
     cloud: Cloud, request_of
 ) -> None:

@@ -80,10 +80,10 @@ class Place:
         return made
 
     async def open_groups(
-        self, kind: str, namespace: str = "", patience: Patience = IMPATIENT
+        self, kind: str, namespace: str = "", patience: Patience = IMPATIENT, **placement: Any
     ) -> PathwaysCluster:
         """One more client, for jobs on several hosts."""
-        at = Placement(namespace=namespace or self.namespace.name, restarts=0)
+        at = Placement(namespace=namespace or self.namespace.name, restarts=0, **placement)
         made = PathwaysCluster(await self._api(), at, kind=kind, patience=patience)
         self._opened.append(made)
         return made

@@ -330,7 +330,7 @@ async def test_a_proxy_passes_on_what_only_the_cluster_can_read(
     [
         (None, "there is no kubeconfig at"),
         ("", "there is no kubeconfig at"),
-        ("{", "is no kubeconfig"),
+        ("{", r"is no kubeconfig \(ParserError: while parsing .* line 1, column 2\); mend it"),
         ("just words", "is no kubeconfig"),
         ("clusters: 7", "is no kubeconfig"),
         ("{}", "names 'c', which is none of the contexts in the kubeconfig; there are none"),

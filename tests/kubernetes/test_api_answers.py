@@ -69,12 +69,14 @@ def test_a_right_beyond_the_usual_is_added() -> None:
     assert 'resources: ["jobs"]' in text
 
 
-def test_what_is_in_no_namespace_takes_a_cluster_role_with_nothing_else() -> None:
-    ask = Ask(method="GET", path="/api/v1/nodes")
+@pytest.mark.parametrize("path", ["/api/v1/nodes", "/api/v1/nodes/n"])
+def test_what_is_in_no_namespace_takes_a_cluster_role_with_nothing_else(path: str) -> None:
+    """The same for all of it: what is applied for the next right must not take this one away."""
+    ask = Ask(method="GET", path=path)
     text = str(explained(said(403, 'User "a" cannot list resource "nodes"'), ask, "c"))
     assert "kind: ClusterRole\nmetadata: {name: kinetic}" in text
     assert "kind: ClusterRoleBinding" in text
-    assert '- {apiGroups: [""], resources: ["nodes"], verbs: ["list"]}' in text
+    assert '- {apiGroups: [""], resources: ["nodes"], verbs: ["get", "list"]}' in text
     assert "secrets" not in text
 
 

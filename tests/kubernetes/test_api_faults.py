@@ -296,6 +296,13 @@ async def test_lines_come_whole_whatever_the_pieces(server: FaultServer, api: Ap
     assert await lines(api) == [b"a", b"", b"bc\r", b"\xff\x00", long + long, b"end"]
 
 
+async def test_what_is_no_line_however_long_is_not_held(server: FaultServer, api: Api) -> None:
+    server.then(stream(b"a\n", *[b"x" * (1 << 20)] * 65, then="silent"))
+    with pytest.raises(Unavailable, match="a line of more than 64 MiB"):
+        async with asyncio.timeout(30):
+            await lines(api)
+
+
 @pytest.mark.parametrize("pieces", [(), (b"a\n",)], ids=["before", "after"])
 async def test_a_silent_stream_counts_as_dead(
     server: FaultServer, api: Api, pieces: tuple[bytes, ...]

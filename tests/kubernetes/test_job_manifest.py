@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -208,6 +209,24 @@ def test_what_is_in_a_bucket_is_mounted_read_only() -> None:
     assert mounts["/data"]["readOnly"] and mounts["/_kinetic/fuse-data/1"]["readOnly"]
     plain = job_manifest(order(), AT)["spec"]["template"]["metadata"]["annotations"]
     assert "gke-gcsfuse/volumes" not in plain
+
+
+def test_the_key_can_be_read_by_whatever_user_the_image_names() -> None:
+    """A volume's files belong to root, and an image of the user's own need not run as root."""
+    for user in (None, 1000):
+        pod = job_manifest(order(), replace(AT, run_as_user=user))["spec"]["template"]["spec"]
+        (key,) = [one for one in pod["volumes"] if one["name"] == "key"]
+        assert key["secret"]["defaultMode"] & 0o444 == 0o444
+
+
+@pytest.mark.parametrize("path", ["/app", "/var", "/var/run/kinetic", "/var/run/kinetic/key"])
+def test_no_volume_hides_what_a_job_needs(path: str) -> None:
+    """The runner, and the key that its outcome is signed with."""
+    data = [{"uri": "gs://b/x/", "is_dir": True, "fuse": True, "mount": path}]
+    with pytest.raises(ConfigurationError, match=f"mounted at '{path}'"):
+        job_manifest(order(data=data), AT)
+    for near in ("/app/data", "/apps", "/var/lib/x", "/data"):
+        job_manifest(order(data=[{**data[0], "mount": near}]), AT)
 
 
 def test_what_is_in_no_bucket_cannot_be_mounted() -> None:

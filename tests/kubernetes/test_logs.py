@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import random
+import tracemalloc
 from collections.abc import AsyncIterator
 
 import pytest
+from aiohttp import web
 
 from kinetic.aio.clusters._access import Access, Pass
 from kinetic.aio.clusters._access_renewal import Fresh, Renewal
@@ -15,7 +17,7 @@ from kinetic.aio.clusters._api_retry import Patience
 from kinetic.aio.clusters._kube_reflect import Rhythm
 from kinetic.aio.clusters.gke import GkeCluster
 from kinetic.errors import Unavailable
-from tests.kubernetes.faults import FaultServer
+from tests.kubernetes.faults import FaultServer, cut
 from tests.kubernetes.world import AT, World
 
 LIMITS = Limits(idle_s=30.0, patience=Patience(total_s=30.0, first_s=0.005, longest_s=0.02))
@@ -139,6 +141,66 @@ async def test_an_endless_line_comes_in_pieces(cluster: GkeCluster, world: World
     told = await log(cluster, follow=False)
     assert "".join(told) == line
     assert max(len(piece.encode()) for piece in told) <= 1 << 20
+
+
+PIECE = 1 << 20
+
+
+def _long_line(server: FaultServer, world: World, sizes: list[int], *, ends: bytes) -> None:
+    """Of a line of the last of *sizes*, in KiB, each connection tells so much, and is cut."""
+    left = iter(sizes)
+
+    async def handle(request: web.BaseRequest) -> web.StreamResponse:
+        if not request.path.endswith("/log"):
+            return await world.handle(request)
+        response = web.StreamResponse()
+        await response.prepare(request)
+        await response.write(b"2026-01-01T00:00:01.0Z ")
+        for number in range(size := next(left)):
+            await response.write(b"%07d " % number * 128)
+        await asyncio.sleep(0.01)  # what was written is on its way
+        if size < sizes[-1]:
+            return cut(request)
+        await response.write(ends)
+        return response
+
+    server.always = handle
+
+
+async def test_a_line_without_an_end_takes_no_memory(
+    server: FaultServer, cluster: GkeCluster, world: World
+) -> None:
+    world.run(1)
+    world.end(1)
+    _long_line(server, world, [64 * 1024], ends=b"")
+    size, last = 0, ""
+    tracemalloc.start()
+    try:
+        async with asyncio.timeout(DEADLINE_S):
+            async for line in cluster.logs("job-1"):
+                size, last = size + len(line), line
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert size == 64 * PIECE and last.endswith("0065535 ")
+    assert most < 16 * PIECE
+
+
+@pytest.mark.parametrize("after", [[1], [1500], [1500, 3500], [3500, 1500, 2500]])
+async def test_a_line_that_breaks_in_the_middle_is_told_once(
+    server: FaultServer, cluster: GkeCluster, world: World, after: list[int]
+) -> None:
+    world.run(1)
+    _long_line(server, world, [*after, 4000], ends=b"\n2026-01-01T00:00:01.0Z last\n")
+    told: list[str] = []
+    async with asyncio.timeout(DEADLINE_S):
+        async for line in cluster.logs("job-1", follow=True):
+            told.append(line)
+            if line == "last":
+                world.end(1)
+                server.always = world.handle
+    assert told.pop() == "last"
+    assert "".join(told) == "".join(f"{number:07} " * 128 for number in range(4000))
 
 
 async def test_a_tail_is_cut_once(cluster: GkeCluster, world: World) -> None:

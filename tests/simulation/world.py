@@ -273,6 +273,9 @@ class StoreOf:
 
         return bool(await self.gate.send(f"create {short(name)}", effect))
 
+    async def begin(self, name: str, body: bytes) -> int | None:
+        return 1 if await self.create(name, body) else None
+
     async def replace(self, name: str, body: bytes, *, generation: int) -> int:
         def effect() -> int:
             return int(self.world.bend.replace(self, name, body, generation))

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from kinetic._nearest import suggest
+from kinetic._words import one_line
 from kinetic.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -88,7 +89,8 @@ def read_context(name: str, environ: Mapping[str, str]) -> Context:
     except OSError as exc:
         raise ConfigurationError(f"the kubeconfig {exc.filename} cannot be read: {exc}") from exc
     except Exception as exc:  # what YAML and the library raise for what they did not expect
-        raise ConfigurationError(f"{named} is no kubeconfig ({exc!r}); mend it") from exc
+        words = f"{type(exc).__name__}: {one_line(str(exc))}"
+        raise ConfigurationError(f"{named} is no kubeconfig ({words}); mend it") from exc
 
 
 def _found(merged: ConfigNode, name: str) -> Context:

@@ -22,6 +22,9 @@ __all__ = ["Api", "Limits"]
 
 T = TypeVar("T")
 
+LONGEST_LINE = 64 * 1024**2
+"""No event of a watch is nearly as long: an object has 1.5 MiB at most, twice that in JSON."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
@@ -93,11 +96,38 @@ class Api:
     async def lines(
         self, path: str, *, query: Mapping[str, str] | None = None, idle: float | None = None
     ) -> AsyncGenerator[bytes]:
-        """The lines of an answer as they come, without their newlines, until the server ends it.
+        """The lines of a `stream`, without their newlines; the last needs none.
 
-        A line may be of any length, and the last needs no newline. There are
-        as many connections as streams, beside those of requests. It is not
-        repeated when it breaks: only the caller knows where to go on.
+        Raises:
+            Unavailable: The connection broke, or was silent for *idle*; or what comes
+                is no line, however long one waits for its end.
+        """
+        rest: list[bytes] = []
+        size = 0
+        async with aclosing(self.stream(path, query=query, idle=idle)) as pieces:
+            async for piece in pieces:
+                first, *others = piece.split(b"\n")
+                rest.append(first)
+                size += len(first)
+                for other in others:
+                    yield b"".join(rest)
+                    rest, size = [other], len(other)
+                if size > LONGEST_LINE:
+                    raise Unavailable(
+                        f"cannot read {path} of {self.cluster}: it tells a line of more than "
+                        f"{LONGEST_LINE >> 20} MiB; check whether a proxy stands before it",
+                        retryable=True,
+                    )
+        if last := b"".join(rest):
+            yield last
+
+    async def stream(
+        self, path: str, *, query: Mapping[str, str] | None = None, idle: float | None = None
+    ) -> AsyncGenerator[bytes]:
+        """The content of an answer in pieces, as they come, until the server ends it.
+
+        There are as many connections as streams, beside those of requests. It is
+        not repeated when it breaks: only the caller knows where to go on.
 
         Args:
             idle: The silence, in seconds, that counts as a dead connection;
@@ -116,15 +146,8 @@ class Api:
 
         once = replace(self._limits.patience, total_s=0.0)
         async with aclosing(await self._persist(begun, ask, once)) as pieces:
-            rest: list[bytes] = []
             async for piece in pieces:
-                first, *others = piece.split(b"\n")
-                rest.append(first)
-                for other in others:
-                    yield b"".join(rest)
-                    rest = [other]
-            if last := b"".join(rest):
-                yield last
+                yield piece
 
     async def tunnel(
         self, path: str, protocol: str, *, query: Mapping[str, str] | None = None

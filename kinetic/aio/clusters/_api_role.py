@@ -35,6 +35,11 @@ _NEEDED: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
 )
 """Group, resources, verbs: everything that kinetic does in a namespace."""
 
+_AROUND: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
+    ("", ("nodes",), ("get", "list")),
+)
+"""The same of what is in no namespace. It is only for saying better why a job does not start."""
+
 
 def how_to_grant(right: Right, said: str) -> str:
     """What an administrator of the cluster does about a missing *right*; *said* names the user."""
@@ -55,9 +60,9 @@ def how_to_grant(right: Right, said: str) -> str:
 def role(right: Right, user: str) -> str:
     """YAML of the Role (of a ClusterRole, for what is in no namespace) and its binding.
 
-    A Role has all that kinetic needs in the namespace, so that it is applied once.
+    It has all that kinetic needs there, so that it is applied once.
     """
-    rules = list(_NEEDED) if right.namespace else []
+    rules = list(_NEEDED if right.namespace else _AROUND)
     if not any(
         right.group == group and right.resource in resources and right.verb in verbs
         for group, resources, verbs in rules

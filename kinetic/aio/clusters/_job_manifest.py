@@ -27,6 +27,7 @@ from kinetic.aio.clusters._names import item_name, label_value, object_name
 from kinetic.aio.clusters._submission_secret import KEY, carried
 from kinetic.aio.clusters._volumes import fuse_volumes
 from kinetic.aio.ports import JobSpec, Resources
+from kinetic.errors import ConfigurationError
 
 __all__ = [
     "ATTEMPT",
@@ -114,8 +115,9 @@ def job_manifest(spec: JobSpec, at: Placement) -> dict[str, Any]:
     """The Job that carries *spec*.
 
     Raises:
-        ConfigurationError: The accelerator is unknown, or a name or value of the
-            environment cannot be an environment variable of a container.
+        ConfigurationError: The accelerator is unknown, a name or value of the
+            environment cannot be an environment variable of a container, or a
+            volume would hide what the job needs.
     """
     name = object_name(spec.name)
     own = {JOB: name, ITEM: object_name(item_name(spec.name, spec.labels.get(ATTEMPT)))}
@@ -205,6 +207,8 @@ def _pod(spec: JobSpec, at: Placement) -> dict[str, Any]:
     accelerator = accelerators.parse(spec.resources.accelerator, spot=spec.resources.spot)
     assignment = spec.assignment
     fuse = fuse_volumes(assignment.get("data") or (), str(assignment.get("store", "")))
+    for one in fuse.mounts:
+        _refuse_hiding(str(one["mountPath"]))
     pod: dict[str, Any] = {
         "restartPolicy": "Never",
         "serviceAccountName": at.service_account,
@@ -223,6 +227,16 @@ def _pod(spec: JobSpec, at: Placement) -> dict[str, Any]:
     if at.priority_class:
         pod["priorityClassName"] = at.priority_class
     return {key: value for key, value in pod.items() if value not in ({}, [])}
+
+
+def _refuse_hiding(path: str) -> None:
+    """What is mounted at *path* is all that a container sees there."""
+    hides = any(f"{needed}/".startswith(f"{path}/") for needed in (RUNNER, KEY_FOLDER))
+    if hides or path.startswith(f"{KEY_FOLDER}/"):
+        raise ConfigurationError(
+            f"a bucket cannot be mounted at {path!r}: it would hide what a job needs there; "
+            "choose another path for this volume, such as '/data'"
+        )
 
 
 def _selector(accelerator: accelerators.Accelerator) -> dict[str, str]:
@@ -357,6 +371,7 @@ def _volumes(spec: JobSpec, at: Placement) -> list[dict[str, Any]]:
     key = {
         "secretName": at.secret,
         "items": [{"key": KEY, "path": "key"}],
-        "defaultMode": 0o400 if at.run_as_user is None else 0o440,
+        # Its owner is root, and an image of anybody's may run as any user. Nobody else is there.
+        "defaultMode": 0o444,
     }
     return [{"name": "key", "secret": key}, {"name": "shm", "emptyDir": shm}]

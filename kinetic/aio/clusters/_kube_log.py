@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import datetime
+import math
 import random
 import re
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing
 from dataclasses import dataclass
 
@@ -20,7 +21,7 @@ from kinetic.aio.clusters._api import Api
 from kinetic.aio.clusters._kube_reflect import Rhythm
 from kinetic.errors import BackendError, NotFound, Refused, Throttled, Unavailable
 
-__all__ = ["Source", "container_log"]
+__all__ = ["Piece", "Pieces", "Source", "container_log"]
 
 LONGEST_LINE = 1 << 20
 IDLE_S = 300.0
@@ -32,10 +33,61 @@ TRIES = 5
 _STAMP = re.compile(rb"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.\d+)?(?:Z|\+00:00) ?")
 
 
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A line, or a part of one that is too long to be held; ``first`` and ``last`` of its line."""
+
+    content: bytes
+    first: bool
+    last: bool
+
+
+class Pieces:
+    """Cuts a stream into lines: the same stream into the same pieces, however it comes.
+
+    No more is held than the longest piece, and what was fed last.
+    """
+
+    def __init__(self, longest: int = LONGEST_LINE) -> None:
+        self._longest = longest
+        self._rest = bytearray()
+        self._first = True
+
+    def feed(self, content: bytes) -> Iterator[Piece]:
+        """What *content* completes."""
+        *lines, rest = content.split(b"\n")
+        for line in lines:
+            self._rest += line
+            yield from self._parts()
+            yield self._taken(len(self._rest), last=True)
+        self._rest += rest
+        yield from self._parts()
+
+    def end(self) -> Iterator[Piece]:
+        """What is left when nothing more comes: the last line needs no newline."""
+        if self._rest:
+            yield self._taken(len(self._rest), last=True)
+
+    def _parts(self) -> Iterator[Piece]:
+        while len(self._rest) > self._longest:
+            cut = self._longest
+            while cut > self._longest - 4 and self._rest[cut] & 0xC0 == 0x80:
+                cut -= 1  # not within a character
+            yield self._taken(cut, last=False)
+
+    def _taken(self, count: int, *, last: bool) -> Piece:
+        piece = Piece(bytes(self._rest[:count]), self._first, last)
+        del self._rest[:count]
+        self._first = last
+        return piece
+
+
 class _Memory:
     """Which lines of the last two seconds were told already.
 
     Of a log that was *cut* to its last lines, those before them are not told either.
+    Of a line that comes in pieces it is known how many of them were told when the
+    connection broke: the same will come again.
     """
 
     def __init__(self, *, cut: bool) -> None:
@@ -45,6 +97,10 @@ class _Memory:
         self._cut = cut
         self._first: tuple[str, int] | None = None
         self._skipping = False
+        self._line: tuple[str, int] | None = None  # whose pieces come
+        self._place = 0  # of the next one
+        self._known: float = 0  # how many of them were told before
+        self._open: tuple[tuple[str, int] | None, int] = None, 0  # of the line last told from
 
     @property
     def since(self) -> str:
@@ -56,12 +112,28 @@ class _Memory:
         self._again = {second: Counter(lines) for second, lines in self._told.items()}
         self._skipping = self._first is not None and self._first[0] in self._told
 
-    def text(self, line: bytes) -> bytes | None:
+    def text(self, piece: Piece) -> bytes | None:
         """What the program wrote; None when it was told before."""
+        content: bytes | None = piece.content
+        if piece.first:
+            self._line = None
+            content = self._begun(piece.content)
+            line, told = self._open
+            before = told if self._line == line else math.inf
+            self._place, self._known = 0, 0 if content is not None else before
+        self._place += 1
+        if self._place <= self._known:
+            return None
+        self._open = (None, 0) if piece.last else (self._line, self._place)
+        return content
+
+    def _begun(self, line: bytes) -> bytes | None:
+        """The same, of a whole line or the first piece of one."""
         found = _STAMP.match(line)
         if found is None:
             return line
         second, mark = found[1].decode(), hash(line)
+        self._line = second, mark
         if self._skipping and (second, mark) != self._first:
             return None
         self._skipping = False
@@ -116,13 +188,12 @@ async def container_log(
         failure: BackendError | None = None
         memory.reconnect()
         try:
-            lines = source.api.lines(source.path, query=query, idle=IDLE_S)
-            async with aclosing(lines) as stream:
-                async for line in stream:
-                    if (text := memory.text(line)) is not None:
+            pieces = _read(source.api.stream(source.path, query=query, idle=IDLE_S))
+            async with aclosing(pieces) as stream:
+                async for piece in stream:
+                    if (text := memory.text(piece)) is not None:
                         told = True
-                        for piece in _pieces(text):
-                            yield piece
+                        yield text.decode(errors="replace")
             whole = True
         except (Unavailable, Throttled) as exc:
             failure = exc
@@ -156,13 +227,11 @@ def _query(
     return query
 
 
-def _pieces(line: bytes) -> list[str]:
-    """*line* as text, cut where it is too long, but not within a character."""
-    found: list[str] = []
-    while len(line) > LONGEST_LINE:
-        cut = LONGEST_LINE
-        while cut > LONGEST_LINE - 4 and line[cut] & 0xC0 == 0x80:
-            cut -= 1
-        found.append(line[:cut].decode(errors="replace"))
-        line = line[cut:]
-    return [*found, line.decode(errors="replace")]
+async def _read(contents: AsyncGenerator[bytes]) -> AsyncGenerator[Piece]:
+    pieces = Pieces()
+    async with aclosing(contents) as stream:
+        async for content in stream:
+            for piece in pieces.feed(content):
+                yield piece
+    for piece in pieces.end():
+        yield piece

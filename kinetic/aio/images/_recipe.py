@@ -48,6 +48,12 @@ _SYSTEM = (
     " && rm -rf /var/lib/apt/lists/*)"
 )
 _UV = '(command -v uv) || python3 -m pip install --no-cache-dir "uv>=0.8"'
+_GPU = (
+    "ENV LD_LIBRARY_PATH=${LD_LIBRARY_PATH:+$LD_LIBRARY_PATH:}/usr/local/nvidia/lib64"
+    " PATH=$PATH:/usr/local/nvidia/bin"
+)
+"""GKE puts the driver there, and tells nobody: without this no package finds ``libcuda.so.1``."""
+
 _SHORT = 12
 
 
@@ -115,6 +121,7 @@ def _dockerfile(
             "WORKDIR /app",
             "COPY app/ /app/",
             "ENV KERAS_BACKEND=jax PYTHONUNBUFFERED=1",
+            *([_GPU] if category == "gpu" else []),
             f"LABEL dev.kinetic.category={category} dev.kinetic.python={minor(python)}",
             'CMD ["python3"]',
             "",

@@ -194,9 +194,7 @@ async def _taken(
 async def _created(store: Store, name: str, mine: _Marker) -> int | None:
     """The generation of our marker; None if there is one of somebody else's."""
     try:
-        if not await store.create(name, mine.to_bytes()):
-            return None
-        return (await store.get(name)).generation
+        return await store.begin(name, mine.to_bytes())
     except BaseException:
         await release(_forget(store, name, mine.token), what=f"giving up {name}")
         raise

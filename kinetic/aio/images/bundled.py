@@ -143,8 +143,7 @@ class BundledImages:
         )
         with step(f"building {plan.uri.rpartition('/')[2]}") as building:
             try:
-                content = await in_thread(_recipe.packed, plan.context)
-                await self._builds.create(source, content, shared=True)
+                await self._ship(plan, source, held)
                 logging.info("Building %s, which takes some minutes", plan.uri)
                 await self._builder.build(
                     order,
@@ -159,6 +158,21 @@ class BundledImages:
             finally:
                 await release(self._builds.delete([source]), what=f"removing {source}")
         logging.info("Built %s", plan.uri)
+
+    async def _ship(self, plan: _Plan, source: str, held: Held) -> None:
+        """Put the context where a build finds it.
+
+        If that fails, the build that we were to go on with is ended: with our marker goes
+        the only word of it.
+        """
+        try:
+            content = await in_thread(_recipe.packed, plan.context)
+            await self._builds.create(source, content, shared=True)
+        except BaseException:
+            if held.build:
+                ending = self._builder.cancel(self._places.project, held.build)
+                await release(ending, what=f"cancelling build {held.build}")
+            raise
 
 
 def _told(line: str, building: Step) -> None:

@@ -27,6 +27,9 @@ __all__ = ["DirectoryStore"]
 
 T = TypeVar("T")
 
+FIRST = 1
+"""The generation of what was created and never replaced."""
+
 SMALL_BYTES = 256 * 1024
 """Up to here a request is made on the loop: it takes less than handing it to a thread."""
 
@@ -57,6 +60,9 @@ class DirectoryStore:
             if isinstance(body, bytes) and len(body) <= SMALL_BYTES:
                 return self._objects.create(name, body, metadata)
             return await _in_thread(lambda: self._objects.create(name, body, metadata))
+
+    async def begin(self, name: str, body: bytes) -> int | None:
+        return FIRST if await self.create(name, body) else None
 
     async def replace(self, name: str, body: bytes, *, generation: int) -> int:
         with self._translated(name):

@@ -67,17 +67,21 @@ class GcsStore:
             AuthError: The credentials are missing, or lack a permission.
             Unavailable: The service did not answer for two minutes.
         """
+        used = _gcs_age.now() if shared else ""
+        return await self._made(name, body, metadata or {}, used) is not None
+
+    async def begin(self, name: str, body: bytes) -> int | None:
+        """See the port."""
+        return await self._made(name, body, {}, "")
+
+    async def _made(
+        self, name: str, body: bytes | Path, metadata: Mapping[str, str], used: str
+    ) -> int | None:
+        """The generation of a new object; None when there is one."""
         async with opened(body, self._http.limits.piece_bytes) as content:
-            made = await _gcs_upload.write(
-                self._http,
-                Verb.CREATE,
-                name,
-                content,
-                metadata or {},
-                generation=0,
-                used=_gcs_age.now() if shared else "",
+            return await _gcs_upload.write(
+                self._http, Verb.CREATE, name, content, metadata, generation=0, used=used
             )
-        return made is not None
 
     async def replace(self, name: str, body: bytes, *, generation: int) -> int:
         """See the port."""
