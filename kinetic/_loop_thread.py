@@ -120,6 +120,7 @@ class LoopThread:
     def __init__(self, hooks: list[Hook]) -> None:
         self.waiting: set[Outcome[Any]] = set()
         self.forsaken: set[Outcome[Any]] = set()
+        self.carried: set[asyncio.Task[None]] = set()
         self.ending = False
         self.news: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._hooks = hooks

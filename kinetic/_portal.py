@@ -21,6 +21,7 @@ from absl import logging
 
 from kinetic._callers import own_frames
 from kinetic._loop_thread import Hook, LoopThread, Outcome, receive
+from kinetic._running import running_loop
 from kinetic._steps import WANTED
 from kinetic.errors import PortalError
 
@@ -68,7 +69,8 @@ class Portal:
         self, function: Callable[P, Awaitable[T]], /, *args: P.args, **kwargs: P.kwargs
     ) -> T:
         """Await ``function(...)`` on the portal's loop from any loop, without blocking it."""
-        if self._home is not None and asyncio.get_running_loop() is self._home.loop:
+        loop = running_loop()
+        if self._home is not None and loop is self._home.loop:
             return await function(*args, **kwargs)
         return await self.crossing().acall(function, *args, **kwargs)
 
@@ -262,12 +264,15 @@ class Crossing:
         outcome: Outcome[T],
         context: contextvars.Context,
     ) -> None:
-        def end(_: asyncio.Task[None]) -> None:
+        def end(task: asyncio.Task[None]) -> None:
+            home.carried.discard(task)
             home.waiting.discard(outcome)
             outcome.fail(asyncio.CancelledError())  # it was cancelled before its first step
 
+        context.run(_leave_library)
         carrying = _carry_out(function, outcome)
         self._task = home.loop.create_task(carrying, name="kinetic call", context=context)
+        home.carried.add(self._task)  # once it is let go of, nothing else may refer to it
         self._task.add_done_callback(end)
 
     def _wait(self) -> None:
@@ -372,6 +377,16 @@ class Iteration(Generic[S, T]):
         if self._home is not self._portal.current:
             raise PortalError("this iteration belongs to a loop that is gone; start a new one")
         return await self._items.__anext__()
+
+
+def _leave_library() -> None:
+    """What waits under another library's loop is carried out under asyncio's, and anyio must know.
+
+    sniffio is where both look that up, if it is installed.
+    """
+    sniffio: Any = sys.modules.get("sniffio")
+    if sniffio is not None:
+        sniffio.current_async_library_cvar.set(None)
 
 
 async def _carry_out(function: Callable[[], Awaitable[T]], outcome: Outcome[T]) -> None:

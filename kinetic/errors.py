@@ -27,7 +27,7 @@ KineticError
 │   ├── Throttled                      too many requests
 │   └── Unavailable                    try again later
 ├── WireError                          runner and client disagree: version, digest or signature
-└── PortalError(RuntimeError)          the sync API was called where it would wait for itself
+└── PortalError(RuntimeError)          sync where it would wait for itself; async outside asyncio
 
 BatchError(Exception)                  from a batch: .failures  .partial_results
 """
@@ -253,7 +253,7 @@ class WireError(KineticError):
 
 
 class PortalError(KineticError, RuntimeError):
-    """The sync API was called from a place where it would wait for itself."""
+    """The sync API was called where it would wait for itself, or the async one outside asyncio."""
 
 
 class BatchError(Exception):

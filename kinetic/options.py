@@ -118,7 +118,15 @@ def settings_of(function: Callable[..., Any]) -> tuple[Callable[..., Any], Optio
 
     A decorated function keeps its settings inside ``functools.partial`` and as
     a method of whatever it is bound to.
+
+    Raises:
+        TypeError: It cannot be called.
     """
+    if not callable(function):
+        raise TypeError(
+            f"kinetic runs functions, not {type(function).__name__}; give it the function and its "
+            "arguments one by one, as in submit(train, 0.1)"
+        )
     found = _decorated(function)
     return (function, Options()) if found is None else found
 

@@ -140,6 +140,11 @@ class Batch:
             return
         left = [index for index in range(self.known) if not self._is_final(index)]
         await self.submission.look_at_each(left)
+        reopened = {*self.submission.requests.reopened}.difference(
+            left
+        )  # of which it has just read
+        if again := [index for index in reopened if not self._is_final(index)]:
+            await self.submission.look_at_each(again)
 
     def _is_final(self, index: int) -> bool:
         return self.submission.is_final(index)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Self
 from absl import logging
 
 from kinetic._runner import wire
-from kinetic.errors import KineticError, WireError
+from kinetic.errors import KineticError
 
 if TYPE_CHECKING:
     from kinetic.aio._batch import Batch
@@ -148,10 +148,9 @@ class Consumer:
         submission = self._batch.submission
         if submission.refusal(index) is not None:
             return True
-        trouble = submission.lasting_trouble(index)
-        if trouble is None:
+        if submission.lasting_trouble(index) is None:
             return False
-        return isinstance(trouble, WireError) or not self._batch.holding  # which asks further
+        return submission.is_damaged(index) or not self._batch.holding  # which asks further
 
     async def _keep_looking(self) -> None:
         """Look now and then, for what was gone from the platform before it was watched."""

@@ -15,7 +15,7 @@ from kinetic.aio import fanout
 from kinetic.aio._launching import Launcher
 from kinetic.aio._session import Session
 from kinetic.aio._submission import Submission
-from kinetic.aio.ports import Phase
+from kinetic.aio.ports import Observation, Phase
 from kinetic.errors import BackendError
 
 __all__ = ["keep_doubting"]
@@ -54,21 +54,23 @@ async def _ask(
     session: Session, submission: Submission, launcher: Launcher, doubted: set[tuple[int, int]]
 ) -> None:
     await submission.look_at_each([index for index, _ in doubted])
-    names: dict[str, tuple[int, int]] = {}
+    asked: dict[tuple[int, int], tuple[Observation | None, str | None]] = {}
     for index, number in sorted(doubted):
         item = submission.item(index)
         if item is not None and not item.state.final and item.attempt == number:
-            names[submission.identity.attempt_name(index, number)] = (index, number)
-    if not names:
+            claimant = submission.attempt(index, number).executor
+            asked[index, number] = submission.observation(index), claimant
+    if not asked:
         return
-    found = {one.name: one for one in await session.platform.cluster.find(names=[*names])}
-    for name, (index, number) in names.items():
+    names = [submission.identity.attempt_name(*one) for one in asked]
+    found = {one.name: one for one in await session.platform.cluster.find(names=names)}
+    for name, ((index, number), (before, claimant)) in zip(names, asked.items(), strict=True):
         seen = found.get(name)
         if submission.attempt(index, number).executor == wire.VOID:  # who voided it is gone
             session.settle(submission, index, number, seen)
         elif seen is not None and seen.phase not in (Phase.ENDED, Phase.GONE):
-            submission.note(index, number, seen)
+            submission.note_found(index, number, seen, before)
         elif seen is not None or submission.attempt(index, number).executor is not None:
-            session.settle(submission, index, number, seen)
+            session.settle(submission, index, number, seen, claimant)
         else:  # it never arrived; to ask once more, by the same name, costs nothing
             launcher.start(fanout.Start(index, number))

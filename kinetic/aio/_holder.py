@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
 from absl import logging
@@ -21,13 +21,13 @@ from kinetic.aio._renewal import keep_renewing
 from kinetic.aio._requests import KINDS
 from kinetic.aio._session import LABEL_ATTEMPT, LABEL_SUBMISSION
 from kinetic.aio._window import Window
+from kinetic.aio._withdrawal import withdraw, withdraw_idle
 from kinetic.errors import (
     BackendError,
     ConfigurationError,
     InputsUnfinished,
     KineticError,
     SubmitterLost,
-    WireError,
 )
 
 __all__ = ["Holder"]
@@ -126,7 +126,7 @@ class Holder:
             number = int(seen.labels.get(LABEL_ATTEMPT, 0))
             if self.state.busy.get(index) != number:  # somebody else's request came late
                 self.post(fanout.Found(index, number))
-        if isinstance(self._submission.lasting_trouble(index), WireError):
+        if self._submission.is_damaged(index):
             self.post(fanout.Refused(index))  # what is forged stays so: it counts as failed
 
     def _on_request(self, request: wire.Request) -> None:
@@ -136,9 +136,12 @@ class Holder:
         number = len(self._submission.requests.entries)
         if request.kind == "stop" and request.items is None:
             self.post(fanout.StopRequested())
-            heeding = self._heed_stop(keep_running=request.keep_running)
+            sent = {**self.state.busy}
+            heeding = self._heed_stop(sent, keep_running=request.keep_running)
         else:
-            heeding = self._heed(request, number)
+            named = [index for index in request.items or () if index in self.state.busy]
+            sent = {index: self.state.busy[index] for index in named}
+            heeding = self._heed(request, number, sent)
         self._heed_beside(heeding, f"request {number} to {self._submission.identity.id}")
 
     def _heed_beside(self, heeding: Coroutine[Any, Any, None], name: str) -> None:
@@ -209,6 +212,7 @@ class Holder:
 
     async def _close_up(self, seen: int) -> None:
         submission, total = self._submission, self.state.total
+        await self.launcher.quiet()
         if self.state.sealed and total is not None and not submission.requests.removing:
             await patiently(lambda: submission.write_done(total), "noting how all ended")
             await self._drop_secrets(total)
@@ -254,7 +258,7 @@ class Holder:
         batch = self._submission.identity.id
         lost = self.error
         if not isinstance(lost, (SubmitterLost, InputsUnfinished)):
-            why = f": {lost}" if lost is not None else ""
+            why = f": {type(lost).__name__}: {lost}" if lost is not None else ""
             lost = SubmitterLost(
                 f"{batch} is not submitted any more{why}; attach to it and resume() to go on",
                 job_id=batch,
@@ -382,7 +386,7 @@ class Holder:
         stopping = self.stop(cause, keep_running=keep_running)
         self._heed_beside(stopping, f"{cause} of {self._submission.identity.id}")
 
-    async def _heed_stop(self, *, keep_running: bool) -> None:
+    async def _heed_stop(self, sent: Mapping[int, int], *, keep_running: bool) -> None:
         if not keep_running:
             await self._delete_jobs()
         if self.intake is not None:
@@ -393,6 +397,8 @@ class Holder:
         elif self.state.total is None:
             self.post(fanout.Ended(self.stock.count, sealed=self.stock.total is not None))
         await self._look_at_the_rest()
+        if keep_running:
+            await withdraw_idle(self._session.platform.cluster, self._submission, sent)
 
     async def _delete_jobs(self) -> None:
         """To be quick: the stop alone keeps what has not begun from running."""
@@ -404,10 +410,13 @@ class Holder:
         except KineticError as exc:
             logging.warning("the jobs of %s that run end by themselves: %s", batch, exc)
 
-    async def _heed(self, request: wire.Request, number: int) -> None:
+    async def _heed(self, request: wire.Request, number: int, sent: Mapping[int, int]) -> None:
         """Look at the items that a request names; those it reopens may start."""
         items = [*(request.items or request.bases)]
         submission = self._submission
+        if request.kind == "stop" and not request.keep_running:
+            # Who has asked did not know of those that were sent since; a slot is free after them.
+            await withdraw(self._session.platform.cluster, submission, sent)
         await patiently(lambda: submission.look_at_each(items), "looking at what was asked for")
         if request.kind != "retry":
             return

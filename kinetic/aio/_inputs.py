@@ -103,6 +103,10 @@ def as_call(value: Any, mode: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
     if mode == "kwargs":
         if not issubclass(kind, dict):
             raise ConfigurationError(f'input_mode="kwargs" needs dicts, not {given}')
+        for key in value:
+            if not isinstance(key, str):
+                named = type(key).__name__
+                raise ConfigurationError(f'input_mode="kwargs" needs text for keys, not {named}')
         return (), {**value}
     if mode == "args":
         if not issubclass(kind, (list, tuple)):
@@ -172,6 +176,13 @@ class Source:
             left.append(over.result())
         return left
 
+    async def drain(self, patience: float) -> list[Any]:
+        """As `stop`; for an input that a thread is just being given it waits *patience* seconds."""
+        left = self.stop()
+        if self._reader is None:
+            return left
+        return left + await self._reader.drain(patience)
+
     async def _took(self, wanted: int, deadline: float, hurry: Callable[[], bool]) -> bool:
         """Take what comes next; False when it does not come in time, or not at all."""
         missing = wanted - len(self._taken)
@@ -234,7 +245,7 @@ class _Reader:
         self._got = 0
         self._told = False
         self._closed = False
-        self._over: BaseException | None = None
+        self._over: Exception | None = None
 
     def ready(self, wanted: int) -> list[Any]:
         """What was read and not taken yet, at most *wanted*."""
@@ -258,19 +269,35 @@ class _Reader:
         self._asked.put(0)
         return self.ready(len(self._read))
 
+    async def drain(self, patience: float) -> list[Any]:
+        """Close it, and return what it is still given within *patience* seconds."""
+        left = self.close()
+        if self._loop is not None and self._over is None and patience:
+            self._waiter = self._loop.create_future()
+            self._tell()
+            await asyncio.wait({self._waiter}, timeout=patience)
+        return left + self.ready(len(self._read))
+
     def _run(self) -> None:
         try:
             while wanted := self._asked.get():
                 for _ in range(wanted):
                     if self._closed:
-                        return
+                        break
                     self._read.append(next(self._iterator))
                     self._got += 1
                     self._say()
-        except BaseException as exc:
-            self._over = exc
-            self._told = False
-            self._say()
+        except Exception as exc:
+            self._end(exc)
+        except BaseException as exc:  # it is no task that is cancelled, and no loop that ends
+            self._end(_raised(exc))
+        else:
+            self._end(StopIteration())  # it was closed
+
+    def _end(self, over: Exception) -> None:
+        self._over = over
+        self._told = False
+        self._say()
 
     def _say(self) -> None:
         """Wake the loop, unless it was woken and has not come to it yet."""
@@ -291,6 +318,7 @@ class _Reader:
             self._waiter.set_result(_END)
         elif over is not None:
             self._waiter.set_exception(over)
+            self._waiter.exception()  # whoever waited may have given up: that is nobody's news
 
 
 _READY = object()
@@ -298,7 +326,21 @@ _END = object()
 
 
 async def _anext(source: AsyncIterator[Any]) -> Any:
-    return await anext(source, _END)
+    try:
+        return await anext(source, _END)
+    except SystemExit as exc:  # a task that raises it ends the loop, and all that goes on there
+        raise _raised(exc) from exc
+    except KeyboardInterrupt as exc:
+        if threading.current_thread() is threading.main_thread():
+            raise  # the user's, who has pressed Ctrl-C
+        raise _raised(exc) from exc
+
+
+def _raised(error: BaseException) -> RuntimeError:
+    """What stands for an exception that means something else where it would be raised again."""
+    stand_in = RuntimeError(f"the iterator of the inputs raised {error!r}")
+    stand_in.__cause__ = error
+    return stand_in
 
 
 _NO_DIGEST = hashlib.sha256().hexdigest()

@@ -35,6 +35,10 @@ AT_ONCE = 10 * CHUNK_ITEMS
 """Inputs that are all there are pickled in one go of a worker thread."""
 
 
+LAST_S = 0.25
+"""How long a batch that takes no more waits for the input that its iterator is just giving."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Feed:
     """What is to be pulled; ``length`` None when nobody knows it."""
@@ -111,7 +115,7 @@ class Intake:
         """
         try:
             await (self._pull_all() if self.known_length else self._pull_as_needed())
-            left = self._feed.source.stop()
+            left = await self._feed.source.drain(0.0 if self._state.stopping else LAST_S)
             self._pulled += len(left)
             await self._keep(left, ready=True)
             if not self.closing:
@@ -123,7 +127,7 @@ class Intake:
         """What goes wrong in the user's own clean-up ends no batch."""
         try:
             await self._feed.source.aclose()
-        except Exception as exc:
+        except (Exception, SystemExit) as exc:
             batch = self._scope.strip("/").rpartition("/")[2]
             logging.warning("closing the inputs of %s raised %r; the batch goes on", batch, exc)
 

@@ -16,6 +16,7 @@ from kinetic.aio._patience import is_definite, patiently
 from kinetic.aio._session import Session
 from kinetic.aio._stock import Stock
 from kinetic.aio._submission import Submission
+from kinetic.aio._withdrawal import withdraw, withdraw_idle
 from kinetic.errors import BackendError, KineticError, SubmitterLost, Throttled
 
 __all__ = ["LAUNCHING", "Launcher", "Order"]
@@ -68,7 +69,7 @@ class Launcher:
         self._tries: dict[int, int] = {}
         self._launched = 0
         self._first_failures: dict[int, tuple[int, float]] = {}
-        self._idle = asyncio.Event()  # of interest when nothing more is started
+        self._idle = asyncio.Event()
         self._under_way = 0
 
     @property
@@ -97,7 +98,12 @@ class Launcher:
     async def halt(self) -> None:
         """Start nothing more, and wait for the requests that are under way."""
         self.halted = True
+        await self.quiet()
+
+    async def quiet(self) -> None:
+        """Wait for the requests that are under way: their jobs come, or are taken back."""
         while self._under_way:
+            self._idle.clear()
             await self._idle.wait()
 
     async def work(self) -> None:
@@ -184,10 +190,21 @@ class Launcher:
         try:
             await self._orders.launch(one)
             self._launched += 1
+            if self._order.submission.requests.stopped(one.index):
+                await self._take_back(one.index, one.attempt)
         finally:
             self._under_way -= 1
-            if self.halted and not self._under_way:
+            if not self._under_way:
                 self._idle.set()
+
+    async def _take_back(self, index: int, attempt: int) -> None:
+        """A stop came while the request was under way: whoever heeded it found no job yet."""
+        cluster, submission = self._order.session.platform.cluster, self._order.submission
+        if submission.requests.unwanted(index):
+            await withdraw(cluster, submission, {index: attempt})
+            return
+        await patiently(lambda: submission.look(index), f"looking at item {index}")
+        await withdraw_idle(cluster, submission, {index: attempt})
 
     async def refuse(self, index: int, error: Exception, attempt: int = 1) -> None:
         """The item cannot be submitted: say so to everybody, unless it runs all the same."""

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Self, cast
 
 import anyio.to_thread
 
@@ -18,7 +17,7 @@ from kinetic.outcome import Cancelled, Failed, Lost, Outcome, Succeeded
 if TYPE_CHECKING:
     from kinetic.aio._batch import Batch
 
-__all__ = ["outcome_of", "outcomes_of"]
+__all__ = ["Outcomes", "outcome_of"]
 
 AHEAD = 32
 """Values that are read at once, and held until they are taken."""
@@ -63,39 +62,55 @@ async def outcome_of(batch: Batch, index: int) -> Outcome[Any]:
             return Failed(error)
 
 
-async def outcomes_of(
-    consumer: Consumer, batch: Batch, deadline: float | None
-) -> AsyncGenerator[tuple[int, Outcome[Any]], None]:
+class Outcomes:
     """Index and outcome of all of *batch* that *consumer* is told of, each with its value.
 
     *deadline* is a time of the loop; `TimeoutError` is raised while nothing
-    was there to be yielded. What is read ahead is dropped when the generator
-    is closed.
+    was there to be given. What is read ahead is dropped by `aclose`. This is no
+    generator: a loop that ends closes all of those at once, and one that
+    another one is about to close refuses it.
     """
-    ahead: deque[tuple[int, asyncio.Task[Outcome[Any]]]] = deque()
-    try:
+
+    def __init__(self, consumer: Consumer, batch: Batch, deadline: float | None) -> None:
+        self._consumer = consumer
+        self._batch = batch
+        self._deadline = deadline
+        self._ahead: deque[tuple[int, asyncio.Task[Outcome[Any]]]] = deque()
+        self._given = False
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> tuple[int, Outcome[Any]]:
+        if self._given:
+            self._given = False
+            self._consumer.delivered()
+        found = await self._next()
+        self._given = True
+        return found
+
+    async def _next(self) -> tuple[int, Outcome[Any]]:
+        consumer, batch, ahead = self._consumer, self._batch, self._ahead
         while True:
             while len(ahead) < AHEAD and (index := consumer.take()) is not None:
                 if not ahead and batch.submission.holds(index):
-                    yield (
-                        index,
-                        await outcome_of(batch, index),
-                    )  # at hand: reading ahead gains nothing
-                    consumer.delivered()
-                    continue
+                    return index, await outcome_of(batch, index)  # reading ahead gains nothing
                 reader = asyncio.create_task(outcome_of(batch, index), name=f"kinetic read {index}")
                 ahead.append((index, reader))
-            async with asyncio.timeout_at(deadline):
+            async with asyncio.timeout_at(self._deadline):
                 if not ahead:
                     if not await consumer.more():
-                        return
+                        raise StopAsyncIteration
                     continue
                 index, reader = ahead[0]
                 outcome = await reader
             ahead.popleft()
-            yield index, outcome
-            consumer.delivered()
-    finally:
-        for _, reader in ahead:
+            return index, outcome
+
+    async def aclose(self) -> None:
+        """Drop what was read ahead."""
+        left = [reader for _, reader in self._ahead]
+        self._ahead.clear()
+        for reader in left:
             reader.cancel()
-        await asyncio.gather(*(reader for _, reader in ahead), return_exceptions=True)
+        await asyncio.gather(*left, return_exceptions=True)

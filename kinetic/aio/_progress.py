@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from kinetic._display import Entry
     from kinetic.aio._batch import Batch
 
-__all__ = ["progress", "shown", "title_of"]
+__all__ = ["Shown", "progress", "shown", "title_of"]
 
 INTERVAL_S = 0.1
 BEAT_S = 1.0
@@ -113,24 +113,35 @@ def _setting(event: asyncio.Event) -> Callable[[], None]:
 _SHOWN: dict[Batch, _Showing] = {}
 
 
-@contextlib.asynccontextmanager
-async def shown(batch: Batch, wanted: bool | None = None) -> AsyncGenerator[None, None]:
-    """Show how far *batch* is while the block runs; *wanted* None: if the sync face asks.
+def shown(batch: Batch, wanted: bool | None = None) -> Shown:
+    """Show how far *batch* is within ``async with``; *wanted* None: if the sync face asks."""
+    return Shown(batch, _steps.WANTED.get() if wanted is None else wanted)
+
+
+class Shown:
+    """A batch that is on the display while the block runs, if it is *wanted*.
 
     Raises:
         ConfigurationError: ``KINETIC_PROGRESS`` has a value that means nothing.
     """
-    showing = _put_up(batch) if (_steps.WANTED.get() if wanted is None else wanted) else None
-    if showing is None:
-        yield
-        return
-    showing.waiting += 1
-    try:
-        yield
-    finally:
+
+    def __init__(self, batch: Batch, wanted: bool) -> None:
+        self._batch = batch
+        self._wanted = wanted
+        self._showing: _Showing | None = None
+
+    async def __aenter__(self) -> None:
+        self._showing = _put_up(self._batch) if self._wanted else None
+        if self._showing is not None:
+            self._showing.waiting += 1
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        showing = self._showing
+        if showing is None:
+            return
         showing.waiting -= 1
         if not showing.waiting:
-            _SHOWN.pop(batch, None)
+            _SHOWN.pop(self._batch, None)
             await showing.end()
 
 

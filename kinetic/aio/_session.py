@@ -189,10 +189,18 @@ class Session:
             submission.note(index, number, seen)
 
     def settle(
-        self, submission: Submission, index: int, number: int, seen: Observation | None
+        self,
+        submission: Submission,
+        index: int,
+        number: int,
+        seen: Observation | None,
+        claimant: str | None = None,
     ) -> None:
-        """Find out how an attempt has ended; None: it is gone from the platform."""
-        self._unsettled.append(_Ended(submission, index, number, seen))
+        """Find out how an attempt has ended; None: it is gone from the platform.
+
+        *claimant* is who was known to have claimed it before the platform was asked.
+        """
+        self._unsettled.append(_Ended(submission, index, number, seen, claimant))
         self._call_settler()
 
     def _call_settler(self) -> None:
@@ -235,7 +243,7 @@ class Session:
         """Ask once how an attempt has ended; False when it has to be asked again."""
         submission, index = ended.submission, ended.index
         try:
-            item = await submission.settle(index, ended.number, ended.seen)
+            item = await submission.settle(index, ended.number, ended.seen, ended.claimant)
         except BackendError as exc:
             if not is_passing(exc):
                 submission.fail(index, exc)
@@ -269,6 +277,7 @@ class _Ended:
     index: int
     number: int
     seen: Observation | None
+    claimant: str | None = None
     pause: float = FIRST_PAUSE_S
     waited: float = 0.0
     answered: bool = True

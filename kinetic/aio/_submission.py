@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
+from collections import deque
 from collections.abc import Collection, Iterable
 from contextlib import aclosing
 
@@ -26,6 +27,7 @@ __all__ = ["Identity", "Submission"]
 
 FIRST_RECHECK_S, RECHECK_S = 1.0, 10.0
 
+LOG_LINES = 20
 LOG_S = 15.0
 """The end of an attempt is told without what takes longer: a log is lost with its node."""
 
@@ -70,6 +72,10 @@ class Submission(Facts):
         """The platform's last word on an item that is open."""
         return self._seen.get(index)
 
+    def observations(self) -> dict[int, Observation]:
+        """The platform's last words on all items that are open, as they are now."""
+        return {**self._seen}
+
     def is_sure(self, index: int, number: int) -> bool:
         """Whether the platform's word on this attempt can still be relied on: it is repeated."""
         seen = self._seen.get(index)
@@ -91,6 +97,10 @@ class Submission(Facts):
     def lasting_trouble(self, index: int) -> Exception | None:
         """The same, where asking again would bring the same answer."""
         return self._troubles.get(index)
+
+    def is_damaged(self, index: int) -> bool:
+        """Whether what there is of the item is forged, or damaged: it stays so."""
+        return isinstance(self.lasting_trouble(index), WireError)
 
     def refusal(self, index: int) -> Exception | None:
         """Why the item was never submitted."""
@@ -211,6 +221,13 @@ class Submission(Facts):
             self._seen[index] = seen
             self._tell(index, None)
 
+    def note_found(
+        self, index: int, number: int, seen: Observation, before: Observation | None
+    ) -> None:
+        """`note` of an answer, unless the platform's word is not *before* any more: it is newer."""
+        if self._seen.get(index) is before:
+            self.note(index, number, seen)
+
     async def look_at_each(self, indices: Collection[int]) -> None:
         """`look_at_all`, where a forged outcome fails its item and is no trouble of the others.
 
@@ -227,14 +244,19 @@ class Submission(Facts):
                 except WireError as exc:
                     self.fail(index, exc)
 
-    async def settle(self, index: int, number: int, seen: Observation | None) -> wire.Item:
-        """Attempt *number* is over for the platform: find its outcome, or close it."""
+    async def settle(
+        self, index: int, number: int, seen: Observation | None, claimant: str | None = None
+    ) -> wire.Item:
+        """Attempt *number* is over for the platform: find its outcome, or close it.
+
+        *claimant* is who was known to have claimed it before the platform was asked.
+        """
         item = await self._sound_outcome(index, number) or await self.look(index)
         open_here = not item.state.final and item.attempt == number
         if open_here and (self.closes or item.state is wire.ItemState.CANCELLING):
-            await self._close(index, number, seen)
+            alive = await self._close(index, number, seen, claimant)
             item = await self.look(index)
-            if not item.state.final:
+            if not (item.state.final or alive):
                 self._unsure.add(index)  # that word closed nothing, and it may have been the last
         return item
 
@@ -258,8 +280,7 @@ class Submission(Facts):
         if found and found[0].phase in (Phase.ENDED, Phase.GONE):
             await self.settle(index, item.attempt, found[0])
         elif found:
-            if self._seen.get(index) is before:  # else what was told meanwhile is newer
-                self.note(index, item.attempt, found[0])
+            self.note_found(index, item.attempt, found[0], before)
         elif self._claimed(index, item.attempt) or (self.identity.single and self.identity.settled):
             await self.settle(index, item.attempt, None)
         return self._items[index]
@@ -291,49 +312,64 @@ class Submission(Facts):
     def _claimed(self, index: int, number: int) -> bool:
         return self.attempt(index, number).executor is not None
 
-    async def see_through(self, indices: Iterable[int]) -> list[int]:
+    async def see_through(self, indices: Collection[int]) -> list[int]:
         """Nobody holds the submission: close what has ended, and say what never will.
 
         What still runs commits its own outcome; the platform will tell. What
-        was stopped and still runs is taken off the platform.
+        was stopped and still runs is taken off the platform. What is forged
+        has its own error.
         """
         self.closes = True
-        await self.look_at_all(indices)
-        open_items = {
-            (index, item.attempt): self.identity.attempt_name(index, item.attempt)
+        await self.look_at_each(indices)
+        claimants = {
+            (index, item.attempt): self.attempt(index, item.attempt).executor
             for index in indices
-            if not (item := self._items[index]).state.final
+            if not self.is_damaged(index) and not (item := self._items[index]).state.final
         }
-        names = [*open_items.values()]
-        found = {seen.name: seen for seen in await self._cluster.find(names=names)} if names else {}
+        found = await self._find(claimants)
+        await self.look_at_each([one[0] for one in claimants if one not in found])  # late ones
         stuck: list[int] = []
         stopped: list[str] = []
-        for (index, number), name in open_items.items():
-            seen = found.get(name)
+        for (index, number), claimant in claimants.items():
+            seen = found.get((index, number))
             if seen is not None and seen.phase not in (Phase.ENDED, Phase.GONE):
                 cancelling = self._items[index].state is wire.ItemState.CANCELLING
                 if cancelling and self.requests.unwanted(index):
-                    stopped.append(name)
+                    stopped.append(seen.name)
                 continue
             if seen is not None or self._claimed(index, number):
-                await self.settle(index, number, seen)  # which may have been done meanwhile
-            if not self._items[index].state.final:
+                await self.settle(index, number, seen, claimant)  # who may have been closed by now
+            if not (self._items[index].state.final or self.is_sure(index, number)):
                 stuck.append(index)
         if stopped:
             await self._cluster.delete(names=stopped)
         return stuck
 
-    async def _close(self, index: int, number: int, seen: Observation | None) -> None:
+    async def _find(
+        self, attempts: Collection[tuple[int, int]]
+    ) -> dict[tuple[int, int], Observation]:
+        """What the platform says of *attempts*, asked at once."""
+        names = {self.identity.attempt_name(*one): one for one in attempts}
+        found = await self._cluster.find(names=[*names]) if names else []
+        return {names[seen.name]: seen for seen in found}
+
+    async def _close(
+        self, index: int, number: int, seen: Observation | None, known: str | None
+    ) -> bool:
+        """Close it if the evidence allows that; True when it turns out to be alive."""
         if seen is not None and seen.name != self.identity.attempt_name(index, number):
-            return  # the end of another attempt says nothing about this one
+            return False  # the end of another attempt says nothing about this one
         claimant = self.attempt(index, number).executor
-        if claimant not in (None, wire.VOID) and (seen is None or not seen.executor):
+        if claimant not in (None, wire.VOID, known) and (seen is None or not seen.executor):
             # What names no process may be of a job that was there before the claimant's.
-            found = await self._cluster.find(names=[self.identity.attempt_name(index, number)])
-            seen = found[0] if found else None
+            before = self._seen.get(index)
+            seen = (await self._find([(index, number)])).get((index, number))
+            if seen is not None and seen.phase not in (Phase.ENDED, Phase.GONE):
+                self.note_found(index, number, seen, before)
+                return True
         verdict = _closing.closing(self.attempt(index, number), seen)
         if verdict is None:
-            return
+            return False
         place = (self.identity.scope, index, number)
         if verdict.void_first:
             claim = {"executor": wire.VOID, "fence": str(self.fence)}
@@ -341,8 +377,8 @@ class Submission(Facts):
                 await self.look(index)
                 claimant = self.attempt(index, number).executor
                 if seen is not None and claimant is not None and seen.executor == claimant:
-                    await self._close(index, number, seen)  # its own end was told before its claim
-                return  # else the next word on it will close it
+                    await self._close(index, number, seen, known)  # told before its claim
+                return False  # else the next word on it will close it
         item = await self.look(index)  # requests are read after the claim was seen
         stopped = item.state in (wire.ItemState.CANCELLING, wire.ItemState.CANCELLED)
         kind = wire.Kind.CANCELLED if stopped else verdict.kind
@@ -359,17 +395,18 @@ class Submission(Facts):
         )
         metadata = outcome.signed(self.identity.key, *place)
         await self._store.create(wire.attempt_key(*place, "outcome"), body, metadata)
+        return False
 
     async def _log_tail(self, index: int, number: int) -> str:
         name = self.identity.attempt_name(index, number)
-        lines: list[str] = []
+        lines: deque[str] = deque(maxlen=LOG_LINES)  # a long one comes in pieces, which are more
         try:
             async with (
                 asyncio.timeout(LOG_S),
-                aclosing(self._cluster.logs(name, tail=20)) as log,
+                aclosing(self._cluster.logs(name, tail=LOG_LINES)) as log,
             ):
                 async for line in log:
-                    lines.append(line)  # noqa: PERF401 - what was read by then counts
+                    lines.append(line)  # what was read by then counts
         except (BackendError, TimeoutError) as exc:
             logging.debug("no log of %s: %s", self.identity.job_id(index), exc)
         return "\n".join(lines)[-8192:]

@@ -248,13 +248,11 @@ def _fingerprint() -> dict[str, str]:
 
 def log_choice(session: Session, placed: Placed) -> None:
     """Say once a submission where it runs, why, and what an accelerator became."""
-    target = session.target
-    logging.info(
-        "%s runs on %s (%s)%s",
-        placed.call.name,
-        target.backend,
-        target.why,
-        f"; {placed.resources.accelerator} becomes this machine's own processors"
-        if target.backend == "local" and placed.resources.accelerator_count
-        else "",
-    )
+    target, asked = session.target, placed.resources.accelerator
+    hosts = accelerators.parse(asked).hosts
+    level, became = logging.INFO, ""
+    if target.backend == "local" and hosts > 1:
+        level, became = logging.WARNING, f"; the {hosts} hosts of {asked} become one process here"
+    elif target.backend == "local" and placed.resources.accelerator_count:
+        became = f"; {asked} becomes this machine's own processors"
+    logging.log(level, "%s runs on %s (%s)%s", placed.call.name, target.backend, target.why, became)

@@ -10,6 +10,7 @@ from kinetic.aio._patience import patiently
 from kinetic.aio._session import LABEL_ATTEMPT, LABEL_INDEX, LABEL_SUBMISSION, Session
 from kinetic.aio._stock import Stock
 from kinetic.aio._submission import Submission
+from kinetic.aio._withdrawal import withdraw_idle
 from kinetic.aio.ports import Observation, Phase
 
 __all__ = ["survey"]
@@ -29,14 +30,17 @@ async def survey(session: Session, submission: Submission, stock: Stock) -> list
     await patiently(stock.read, f"reading the inputs of {batch}")
     count = max(stock.count, stock.total or 0)  # a stop may have come before all were stored
     unknown = [index for index in range(count) if not submission.is_final(index)]
-    await patiently(lambda: submission.look_at_all(unknown), f"reading the attempts of {batch}")
+    await patiently(lambda: submission.look_at_each(unknown), f"reading the attempts of {batch}")
+    claimants, before = await _claimants(submission, unknown), submission.observations()
     labels = {LABEL_SUBMISSION: batch}
     cluster = session.platform.cluster
     jobs = await patiently(lambda: cluster.find(labels=labels), f"asking for the jobs of {batch}")
     found = {
         (int(seen.labels[LABEL_INDEX]), int(seen.labels[LABEL_ATTEMPT])): seen for seen in jobs
     }
-    survey = _Survey(session, submission, found)
+    live = [one for one, seen in found.items() if seen.phase not in (Phase.ENDED, Phase.GONE)]
+    await withdraw_idle(cluster, submission, dict(live))  # who was stopped had no time for that
+    survey = _Survey(session, submission, found, before, claimants)
     for index in range(count):
         survey.add(index)
         if index % SLICE == SLICE - 1:
@@ -44,17 +48,41 @@ async def survey(session: Session, submission: Submission, stock: Stock) -> list
     return survey.events(count)
 
 
+async def _claimants(submission: Submission, indices: list[int]) -> dict[tuple[int, int], str]:
+    """Who has claimed the open attempts, as far as that is known."""
+    found: dict[tuple[int, int], str] = {}
+    for place, index in enumerate(indices, start=1):
+        item = submission.item(index)
+        if item is not None and not item.state.final:
+            executor = submission.attempt(index, item.attempt).executor
+            if executor is not None:
+                found[index, item.attempt] = executor
+        if place % SLICE == 0:
+            await asyncio.sleep(0)
+    return found
+
+
 class _Survey:
     def __init__(
-        self, session: Session, submission: Submission, found: dict[tuple[int, int], Observation]
+        self,
+        session: Session,
+        submission: Submission,
+        found: dict[tuple[int, int], Observation],
+        before: dict[int, Observation],
+        claimants: dict[tuple[int, int], str],
     ) -> None:
         self._session = session
         self._submission = submission
         self._found = found
+        self._before = before
+        self._claimants = claimants
         self._known: list[fanout.Event] = []
         self._fresh: list[tuple[int, int]] = []
 
     def add(self, index: int) -> None:
+        if self._submission.is_damaged(index):
+            self._known.append(fanout.Refused(index))  # it counts as failed, and is not run again
+            return
         item = self._submission.item(index)
         assert item is not None
         if item.state.final:
@@ -65,9 +93,11 @@ class _Survey:
         if seen is not None or claimed:
             self._known.append(fanout.Found(index, item.attempt))
             if seen is None or seen.phase in (Phase.ENDED, Phase.GONE):
-                self._session.settle(self._submission, index, item.attempt, seen)
+                claimant = self._claimants.get((index, item.attempt))
+                self._session.settle(self._submission, index, item.attempt, seen, claimant)
             else:
-                self._submission.note(index, item.attempt, seen)
+                before = self._before.get(index)
+                self._submission.note_found(index, item.attempt, seen, before)
         elif item.attempt > 1:
             self._known.append(fanout.Again(index, item.attempt))
         elif self._fresh and self._fresh[-1][1] == index:

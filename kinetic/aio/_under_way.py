@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncGenerator
 
+from kinetic._running import running_loop
 from kinetic.errors import ConfigurationError
 
 __all__ = ["CLOSED", "UnderWay"]
@@ -26,7 +27,9 @@ class UnderWay:
 
         Raises:
             ConfigurationError: It was ended.
+            PortalError: It does not run on asyncio.
         """
+        running_loop()
         limit = asyncio.timeout(None)
         try:
             async with limit:

@@ -16,10 +16,10 @@ from kinetic._runner import wire
 from kinetic._words import one_line
 from kinetic.aio import _manifest
 from kinetic.aio._batch import Batch
-from kinetic.aio._consumer import Consumer
 from kinetic.aio._following import Following
-from kinetic.aio._outcomes import outcomes_of
-from kinetic.aio._progress import progress, shown
+from kinetic.aio._iteration import Iteration
+from kinetic.aio._outcomes import Outcomes
+from kinetic.aio._progress import progress
 from kinetic.aio._release import release
 from kinetic.aio.job import JobHandle
 from kinetic.errors import (
@@ -27,7 +27,6 @@ from kinetic.errors import (
     BatchError,
     KineticError,
     NotFound,
-    ResultTimeout,
     SubmissionError,
     SubmitterLost,
 )
@@ -256,7 +255,7 @@ class BatchHandle(Generic[T]):
         Closed or cancelled: the batch goes on; nothing else is left behind.
         """
         async with self._consuming(timeout, ordered=ordered) as (consumer, deadline):
-            found = outcomes_of(consumer, self._batch, deadline)
+            found = Outcomes(consumer, self._batch, deadline)
             async with contextlib.aclosing(found):
                 async for index, outcome in found:
                     yield Completion(index, await self._input(index), outcome)
@@ -273,28 +272,13 @@ class BatchHandle(Generic[T]):
             logging.warning(what, index, self.group_id, exc)
             return None
 
-    @contextlib.asynccontextmanager
-    async def _consuming(
+    def _consuming(
         self, timeout: float | None, *, ordered: bool = False, windowed: bool = True
-    ) -> AsyncGenerator[tuple[Consumer, float | None]]:
-        """What ends, and the loop's time at which *timeout* is over; shown to who wants to see."""
+    ) -> Iteration:
         check(timeout=timeout)
         self._batch.submission.refuse_removed()
-        deadline = None if timeout is None else asyncio.get_running_loop().time() + timeout
-        try:
-            async with (
-                shown(self._batch, self._progress),
-                Consumer(self._batch, ordered=ordered, windowed=windowed) as consumer,
-            ):
-                yield consumer, deadline
-        except TimeoutError as exc:
-            if timeout is None or isinstance(exc, KineticError):
-                raise
-            raise ResultTimeout(
-                f"batch {self.group_id} has not ended after {timeout:g} s; it goes on, and its "
-                "handle stays valid",
-                job_id=self.group_id,
-            ) from None
+        wanted = self._progress
+        return Iteration(self._batch, wanted, timeout, ordered=ordered, windowed=windowed)
 
     async def progress(self) -> AsyncGenerator[Progress, None]:
         """How far it is: now, and again whenever something has changed, until the end.
@@ -371,8 +355,8 @@ class BatchHandle(Generic[T]):
         """
         check(ordered=ordered, cleanup=cleanup, return_exceptions=return_exceptions)
         async with self._consuming(timeout) as (consumer, deadline):
-            ended = outcomes_of(consumer, self._batch, deadline)
-            found = {index: outcome async for index, outcome in ended}
+            async with contextlib.aclosing(Outcomes(consumer, self._batch, deadline)) as ended:
+                found = {index: outcome async for index, outcome in ended}
             total = self._batch.total
             if total is not None and len(found) < total:  # a short list would look like success
                 raise KineticError(
@@ -382,14 +366,14 @@ class BatchHandle(Generic[T]):
             async with asyncio.timeout_at(deadline):
                 if cleanup:
                     await self._batch.delete_jobs()
+        refused = {i: one.error for i, one in found.items() if one.error and self._is_refused(i)}
+        self._refusals.update(refused)
         if not return_exceptions and not all(outcome.ok for outcome in found.values()):
-            raise self._error(found)
+            raise self._error(found, refused)
         order = sorted(found) if ordered else found
         return [one.value if isinstance(one := found[i], Succeeded) else one.error for i in order]
 
-    def _error(self, found: dict[int, Outcome[T]]) -> BatchError:
-        refused = {i: one.error for i, one in found.items() if one.error and self._is_refused(i)}
-        self._refusals.update(refused)
+    def _error(self, found: dict[int, Outcome[T]], refused: dict[int, Exception]) -> BatchError:
         failed = [i for i in sorted(found) if not found[i].ok and i not in refused]
         handles = [self._handle(index) for index in failed]
         partial = [

@@ -26,6 +26,7 @@ from absl import logging
 from kinetic import _steps, accelerators, configuration, options
 from kinetic._rules import check
 from kinetic._runner import wire
+from kinetic._running import running_loop
 from kinetic._words import described
 from kinetic.aio import _begin, _ids, _launch, _listing, _manifest, _submit
 from kinetic.aio._batch import Batch
@@ -75,8 +76,7 @@ class Client:
         max_concurrent: int | None = None,
         platform: Platform | None = None,
     ) -> None:
-        if max_concurrent is not None and max_concurrent < 1:
-            raise ConfigurationError(f"max_concurrent must be at least 1, not {max_concurrent}")
+        check(max_concurrent=max_concurrent)
         self._where = {
             "backend": backend,
             "project": project,
@@ -94,6 +94,7 @@ class Client:
         self.closed = False
 
     async def __aenter__(self) -> Self:
+        running_loop()
         return self
 
     async def __aexit__(
@@ -519,7 +520,7 @@ class Client:
         place = (configuration.home(os.environ), target)
         opening = self._sessions.get(place)
         if opening is None or (opening.done() and opening.exception() is not None):
-            loop = asyncio.get_running_loop()
+            loop = running_loop()
             opening = loop.create_task(self._opened(target), name="kinetic open platform")
             self._sessions[place] = opening
         return await shared(opening, "the client")
@@ -571,7 +572,7 @@ _LIFETIMES: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, AsyncGenerator[
 
 async def implicit_client() -> Client:
     """The client that module-level functions share on the running loop."""
-    loop = asyncio.get_running_loop()
+    loop = running_loop()
     client = _IMPLICIT.get(loop)
     if client is None or client.closed:
         client = _IMPLICIT[loop] = Client()

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+import kinetic
 from kinetic import aio, errors
 from kinetic.aio.platforms import Platform
 from kinetic.testing import memory_platform
@@ -26,6 +27,11 @@ async def platform() -> Platform:
 async def client(platform: Platform) -> AsyncIterator[aio.Client]:
     async with aio.Client(platform=platform) as client:
         yield client
+
+
+@pytest.fixture
+def platform_outside() -> Platform:
+    return memory_platform()
 
 
 def same(x: Any) -> Any:
@@ -167,6 +173,49 @@ async def test_an_input_of_the_wrong_kind_is_named_by_the_batch_error(client: ai
     batch = await client.run_async_map(same, [1], input_mode="kwargs")
     with pytest.raises(errors.BatchError, match='input_mode="kwargs" needs dicts, not int'):
         await batch.results()
+
+
+async def test_keywords_that_are_no_text_are_named_by_the_batch_error(client: aio.Client) -> None:
+    batch = await client.run_async_map(same, [{"x": 1}, {1: 2}], input_mode="kwargs")
+    with pytest.raises(errors.BatchError, match='"kwargs" needs text for keys, not int'):
+        await batch.results()
+
+
+@pytest.mark.parametrize("function", [3, None, same(1)], ids=str)
+async def test_what_cannot_be_called_is_refused_before_anything_is_sent(
+    client: aio.Client, platform: Platform, function: Any
+) -> None:
+    for ask in (
+        lambda: client.submit(function, 1),
+        lambda: client.run(function, 1),
+        lambda: client.run_async_map(function, [1]),
+    ):
+        with pytest.raises(TypeError, match="kinetic runs functions, not"):
+            await ask()
+    assert await platform.store.list("") == []
+
+
+@pytest.mark.parametrize("limit", [0, "4", True, 2.5])
+async def test_a_wrong_limit_of_a_client_is_refused_in_words(limit: Any) -> None:
+    with pytest.raises(errors.ConfigurationError, match="max_concurrent must be an int of at"):
+        aio.Client(max_concurrent=limit)
+
+
+async def test_whoever_asks_for_several_hosts_is_told_that_there_is_one(
+    client: aio.Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    spread = kinetic.run(backend="local", accelerator="cpu:hosts=3")(same)
+    assert await client.run(spread, 1) == 1
+    [told] = [one for one in caplog.records if "hosts" in one.getMessage()]
+    assert told.levelname == "WARNING"
+    assert "the 3 hosts of cpu:hosts=3 become one process here" in told.getMessage()
+
+
+def test_outside_asyncio_an_error_says_so(platform_outside: Platform) -> None:
+    client = aio.Client(platform=platform_outside)
+    for asked in (client.submit(same, 1), client.run_async_map(same, [1]), aio.submit(same, 1)):
+        with pytest.raises(errors.PortalError, match="runs on asyncio"):
+            asked.send(None)
 
 
 async def test_a_second_cleanup_returns_at_once(platform: Platform) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import inspect
 import itertools
 import queue
+import threading
 import weakref
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
@@ -15,6 +17,7 @@ import pytest
 
 from kinetic import aio, errors
 from kinetic._runner import wire
+from kinetic.aio._inputs import Source
 from kinetic.aio.platforms import Platform
 from kinetic.aio.ports import JobSpec, ObjectInfo
 from kinetic.testing import Run, carry_out, memory_platform
@@ -161,7 +164,7 @@ class Silent(Port):
 
     def __getattr__(self, name: str) -> Any:
         asked = getattr(self.port, name)
-        if name == "aclose" or not asyncio.iscoroutinefunction(asked):
+        if name == "aclose" or not inspect.iscoroutinefunction(asked):
             return asked
 
         async def ask(*args: Any, **kwargs: Any) -> Any:
@@ -232,7 +235,7 @@ async def test_a_batch_that_is_being_made_when_its_client_closes_is_undone(
         held = Held(platform.cluster, "keep_secret")
         opened = replace(platform, cluster=held)
     else:
-        held = Held(platform.store, "create", about)
+        held = Held(platform.store, "begin" if about == "lease" else "create", about)
         opened = replace(platform, store=held)
     async with aio.Client(platform=opened) as client:
         making = asyncio.ensure_future(client.run_async_map(echo, range(3)))
@@ -343,6 +346,28 @@ async def test_what_an_iterator_has_given_is_stored_before_it_is_sealed(
     await batch.cancel()
 
 
+async def test_what_an_iterator_is_just_giving_counts_when_it_is_closed() -> None:
+    asked, may_give = threading.Event(), threading.Event()
+
+    def inputs() -> Iterator[int]:
+        yield 1
+        asked.set()
+        may_give.wait(30)
+        yield 2
+        yield 3
+
+    source = Source(inputs())
+    assert await source.take(1) == [1]
+    taking = asyncio.ensure_future(source.take(1))
+    await until(asked.is_set)
+    taking.cancel()
+    draining = asyncio.ensure_future(source.drain(30))
+    await until(lambda: source._reader is not None and source._reader._closed)
+    may_give.set()
+    assert await draining == [2]
+    await source.aclose()
+
+
 async def test_inputs_that_cannot_be_closed_end_no_batch(client: aio.Client, caplog: Any) -> None:
     async def inputs() -> AsyncIterator[int]:
         number = 0
@@ -357,6 +382,23 @@ async def test_inputs_that_cannot_be_closed_end_no_batch(client: aio.Client, cap
     await batch.detach(seal=True)
     assert await batch.results(timeout=30) == [*range(1, batch.stored + 1)]
     assert "the connection is gone" in caplog.text
+
+
+@pytest.mark.parametrize("kind", ["as_completed", "outcomes", "progress"])
+def test_an_iteration_that_is_left_open_ends_quietly_with_its_loop(kind: str) -> None:
+    left: list[Any] = []
+    said: list[dict[str, Any]] = []
+
+    async def main() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: said.append(context))
+        async with aio.Client(platform=memory_platform()) as client:
+            batch = await client.run_async_map(echo, range(3))
+            await batch.wait()
+            left.append(getattr(batch, kind)())
+            await anext(left[0])
+
+    asyncio.run(main())
+    assert said == []
 
 
 # --- bounds and lengths ---

@@ -252,6 +252,8 @@ async def test_another_process_is_told_what_could_not_be_submitted() -> None:
         assert isinstance(told[1].outcome.error, errors.SubmissionError)
         assert "cannot be pickled" in str(told[1].outcome.error) and told[1].input is None
         assert [job.group_index async for job in found.as_completed()] == [0, 2]
+        assert len(await found.results(return_exceptions=True, cleanup=False)) == 3
+        assert [*found.submission_failures] == [1]
         with pytest.raises(errors.BatchError) as caught:
             await found.results()
         assert caught.value.failures == [] and await found.failures() == []

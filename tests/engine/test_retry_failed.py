@@ -178,6 +178,21 @@ async def test_how_all_ended_is_read_in_one_piece(client: aio.Client, platform: 
 
 
 @VIRTUAL
+async def test_what_failed_again_elsewhere_can_be_retried_by_who_saw_it_fail_first(
+    client: aio.Client, other: aio.Client
+) -> None:
+    batch = await failed(client)
+    found = await other.attach_batch(batch.group_id)
+    BROKEN.update({1, 3})
+    assert await found.retry_failed() == 2
+    with pytest.raises(errors.BatchError):
+        await found.results(cleanup=False)
+    BROKEN.clear()
+    assert await batch.retry_failed() == 2
+    assert await batch.results() == [*range(5)]
+
+
+@VIRTUAL
 async def test_a_forged_end_is_refused(client: aio.Client, platform: Platform) -> None:
     batch = await failed(client)
     scope = f"batches/{batch.group_id}/"

@@ -13,7 +13,11 @@ from typing import Any
 import pytest
 
 from kinetic import aio, errors
+from kinetic._runner import wire
+from kinetic.aio._requests import Requests
+from kinetic.aio._session import LABEL_INDEX, LABEL_SUBMISSION
 from kinetic.aio.platforms import Platform
+from kinetic.aio.ports import JobSpec, Phase
 from kinetic.job_status import JobStatus
 from kinetic.testing import MemoryCluster, MemoryStore, carry_out, memory_platform
 
@@ -170,6 +174,130 @@ async def test_a_stop_by_fail_fast_is_seen_by_all(world: World, client: aio.Clie
         assert counts == await batch.status_counts()
         assert counts["NOT_FOUND"] >= 16
     assert all(status is not JobStatus.PENDING for _, status in await batch.statuses())
+
+
+def one_fails(number: int) -> None:
+    if number == 0:
+        raise ValueError(number)
+
+
+@VIRTUAL
+async def test_what_has_not_begun_is_taken_off_the_platform_when_another_fails(
+    world: World,
+) -> None:
+    waiting = asyncio.Event()
+
+    async def work(run: Any) -> int | None:
+        if run.spec.labels[LABEL_INDEX] != "0":
+            await waiting.wait()  # as one does for which there is no machine
+        return await carry_out(run)
+
+    platform = replace(memory_platform(work), clock=asyncio.get_running_loop().time)
+    async with aio.Client(platform=platform) as client:
+        batch = await client.run_async_map(one_fails, range(5), max_concurrent=4, fail_fast=True)
+        await batch.wait()
+        assert await batch.status_counts() == {"FAILED": 1, "NOT_FOUND": 4}
+        await until_nothing_lives(platform, batch.group_id)
+    assert platform.cluster.requests["delete"] == 1  # type: ignore[attr-defined]
+
+
+@VIRTUAL
+async def test_what_goes_on_after_a_failure_is_left_alone(world: World) -> None:
+    async def work(run: Any) -> int | None:
+        while run.spec.labels[LABEL_INDEX] == "0" and not await claims(run.store):
+            await asyncio.sleep(0.2)
+        return await carry_out(run)
+
+    async def lasts(number: int) -> int:
+        if number == 0:
+            raise ValueError(number)
+        await asyncio.sleep(30)
+        return number
+
+    platform = replace(memory_platform(work), clock=asyncio.get_running_loop().time)
+    async with aio.Client(platform=platform) as client:
+        batch = await client.run_async_map(lasts, range(2), max_concurrent=2, fail_fast=True)
+        results = await batch.results(return_exceptions=True)
+    assert (type(results[0]), results[1]) == (ValueError, 1)
+
+
+async def claims(store: Any) -> bool:
+    return any(one.name.endswith(".claim") for one in await store.list("batches/"))
+
+
+async def until_nothing_lives(platform: Platform, group_id: str) -> None:
+    async with asyncio.timeout(1000):
+        while any(
+            one.phase not in (Phase.ENDED, Phase.GONE)
+            for one in await platform.cluster.find(labels={LABEL_SUBMISSION: group_id})
+        ):
+            await asyncio.sleep(0.2)
+
+
+class SlowToLaunch(MemoryCluster):
+    """Takes a job half a minute after it was asked to."""
+
+    asked = 0
+
+    async def launch(self, job: JobSpec) -> None:
+        self.asked += 1
+        await asyncio.sleep(30)
+        await super().launch(job)
+
+
+@VIRTUAL
+@pytest.mark.parametrize("single", [False, True])
+async def test_a_job_that_comes_after_the_stop_is_taken_back(world: World, single: bool) -> None:
+    cluster = SlowToLaunch(world.platform.store, world._work)
+    platform = replace(world.platform, cluster=cluster)
+    async with aio.Client(platform=platform) as client:
+        batch = await client.run_async_map(same, range(3), max_concurrent=2)
+        await until(lambda: cluster.asked == 2)
+        if single:
+            await asyncio.gather(*[(await batch.job(number)).cancel() for number in range(3)])
+        else:
+            await batch.cancel()
+        await until(lambda: cluster.requests["launch"] == 2)
+        await until_nothing_lives(platform, batch.group_id)
+        assert await batch.status_counts() == {"NOT_FOUND": 3}
+
+
+@VIRTUAL
+async def test_a_job_that_another_process_had_stopped_before_it_came_is_taken_off(
+    world: World, client: aio.Client
+) -> None:
+    """Its submitter hears of the stop at its next look, and who asked for it found no job."""
+    batch = await client.run_async_map(same, range(3), max_concurrent=1)
+    await until(lambda: world.started == 1)
+    async with aio.Client(platform=world.platform) as other:
+        found = await other.attach_batch(batch.group_id)
+        requests = Requests(world.platform.store, f"batches/{batch.group_id}/")
+        await requests.append(wire.Request(kind="stop", items=(0,), cause="cancel"))
+        assert await (await found.job(0)).status() is JobStatus.NOT_FOUND
+    await until(lambda: world.started == 2)  # the next one has its slot
+    live = await world.platform.cluster.find(labels={LABEL_SUBMISSION: batch.group_id})
+    assert [one.labels[LABEL_INDEX] for one in live] == ["1"]
+    world.gate.set()
+    assert (await batch.results(return_exceptions=True))[1:] == [1, 2]
+
+
+@VIRTUAL
+async def test_who_goes_on_with_a_batch_takes_off_what_was_stopped_before_it_began(
+    world: World, client: aio.Client
+) -> None:
+    batch = await client.run_async_map(same, range(4), max_concurrent=3)
+    await until(lambda: world.started == 3)
+    await batch._batch.let_go()
+    requests = Requests(world.platform.store, f"batches/{batch.group_id}/")
+    await requests.append(wire.Request(kind="stop", items=(0, 2), cause="cancel"))
+    async with aio.Client(platform=world.platform) as other:
+        found = await other.attach_batch(batch.group_id)
+        await found.resume()
+        await until(lambda: world.started == 4)
+        live = await world.platform.cluster.find(labels={LABEL_SUBMISSION: batch.group_id})
+        assert sorted(one.labels[LABEL_INDEX] for one in live) == ["1", "3"]
+        world.gate.set()
+        assert (await found.results(return_exceptions=True))[1::2] == [1, 3]
 
 
 class SlowToRelease(MemoryStore):

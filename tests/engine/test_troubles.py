@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import tracemalloc
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -14,7 +15,7 @@ from kinetic import aio, errors
 from kinetic._runner import wire
 from kinetic.aio._patience import patiently
 from kinetic.aio.platforms import Platform
-from kinetic.aio.ports import Observation
+from kinetic.aio.ports import Observation, Phase
 from kinetic.testing import Run, carry_out, memory_platform
 
 VIRTUAL = pytest.mark.looptime(noop_cycles=300)
@@ -463,6 +464,87 @@ async def test_a_batch_with_a_forged_outcome_can_be_cancelled() -> None:
         results = await batch.results(timeout=1000, cleanup=False, return_exceptions=True)
         assert isinstance(results[1], errors.WireError)
         assert {type(one) for one in results} <= {int, errors.WireError, errors.JobCancelled}
+
+
+class Silent(Faulty):
+    """A cluster that takes everything, and never says that anything has ended."""
+
+    async def watch(self, labels: Mapping[str, str]) -> AsyncIterator[Observation]:
+        await asyncio.Event().wait()
+        yield Observation(name="", phase=Phase.GONE)
+
+
+async def left_with_damage(world: World) -> str:
+    """A batch whose submitter has gone, with a forged outcome: two of its four items had begun."""
+    cluster: Any = Silent(world.platform.cluster)
+    async with aio.Client(platform=replace(world.platform, cluster=cluster)) as client:
+        batch = await client.run_async_map(same, range(4), max_concurrent=2)
+        await world.begun(2)
+        world.gate.set()
+        name = wire.attempt_key(f"batches/{batch.group_id}/", 1, 1, "outcome")
+        async with asyncio.timeout(1000):
+            while await world.platform.store.look(name) is None:
+                await asyncio.sleep(0.01)
+    return batch.group_id
+
+
+@VIRTUAL
+async def test_damage_keeps_nobody_waiting_for_a_submitter_that_is_gone() -> None:
+    world = World(forges)
+    group = await left_with_damage(world)
+    async with aio.Client(platform=world.platform) as other:
+        batch = await other.attach_batch(group)
+        assert await (await batch.job(0)).result(timeout=1000, cleanup=False) == 0
+        with pytest.raises(errors.WireError):
+            await (await batch.job(1)).result(timeout=1000, cleanup=False)
+        with pytest.raises(errors.SubmitterLost, match=r"2 of\s+its items"):
+            await (await batch.job(3)).result(timeout=1000, cleanup=False)
+
+
+@VIRTUAL
+async def test_a_batch_with_a_forged_outcome_can_be_resumed() -> None:
+    world = World(forges)
+    group = await left_with_damage(world)
+    async with aio.Client(platform=world.platform) as other:
+        batch = await other.attach_batch(group)
+        await batch.resume()
+        results = await batch.results(timeout=1000, cleanup=False, return_exceptions=True)
+        assert [type(one) for one in results] == [int, errors.WireError, int, int]
+
+
+class Babbling(Faulty):
+    """A cluster whose log is one line without an end, which comes in pieces."""
+
+    async def logs(
+        self, name: str, *, follow: bool = False, tail: int | None = None
+    ) -> AsyncIterator[str]:
+        for number in range(200):
+            yield f"{number:04}" * (1 << 18)
+
+
+async def dies(run: Run) -> int | None:
+    """It ends without a word, once it has begun."""
+    order = wire.Assignment.from_json(run.spec.assignment)
+    place = (order.scope, order.index, order.attempt)
+    await run.store.create(wire.attempt_key(*place, "claim"), b"", {"executor": run.executor})
+    return 9
+
+
+@VIRTUAL
+async def test_the_last_lines_of_a_job_take_no_memory_however_long_they_are() -> None:
+    world = World(dies)
+    world.gate.set()
+    cluster: Any = Babbling(world.platform.cluster)
+    async with aio.Client(platform=replace(world.platform, cluster=cluster)) as client:
+        job = await client.submit(same, 1)
+        tracemalloc.start()
+        try:
+            with pytest.raises(errors.JobLost, match=r"01990199$"):
+                await job.result(timeout=1000)
+            _, most = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+    assert most < 100 << 20
 
 
 # --- a client that is closed ---

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import gc
+import sys
 import threading
 import traceback
+import types
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -90,6 +92,25 @@ def test_context_variables_travel_in_and_do_not_come_back(portal: Portal) -> Non
         assert place.get() == "here"
     finally:
         place.reset(token)
+
+
+def test_a_call_from_under_another_library_is_carried_out_under_asyncio(
+    portal: Portal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """sniffio is where anyio looks up which library's loop runs, if it is installed."""
+    library: contextvars.ContextVar[str | None] = contextvars.ContextVar("library", default=None)
+    sniffio = types.SimpleNamespace(current_async_library_cvar=library)
+    monkeypatch.setitem(sys.modules, "sniffio", sniffio)
+
+    async def which() -> str | None:
+        return library.get()
+
+    token = library.set("trio")
+    try:
+        assert portal.call(which) is None
+        assert library.get() == "trio"
+    finally:
+        library.reset(token)
 
 
 def test_many_threads_call_at_once_and_share_one_loop(portal: Portal) -> None:

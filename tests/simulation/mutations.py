@@ -268,7 +268,7 @@ MUTATIONS: dict[str, Mutation] = {
     "check before claim": Mutation(
         CheckBeforeClaim,
         "I1",
-        odds={"errors": 0.5},
+        odds={"errors": 0.5, "late": 0.3},  # what was not begun is taken off the platform late
         events=(),
         terms={"max_concurrent": 3, "fail_fast": True, "cancel_running_on_fail": False},
     ),

@@ -50,7 +50,7 @@ def test_many_courses_keep_the_protocol() -> None:
 
 
 @pytest.mark.parametrize(
-    "seed", [1705, 1885, 3532, 3702, 4281, 4732, 4763, 5544, 6242, 6359, 7393, 7884]
+    "seed", [1705, 1885, 3532, 3702, 4281, 4732, 4763, 5544, 6242, 6359, 7393, 7884, 9976]
 )
 def test_what_went_wrong_once_does_not_again(seed: int) -> None:
     report = play(seed)

@@ -1,0 +1,231 @@
+"""What the platform answers when it is asked, beside what it tells by itself meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import os
+import sys
+from collections.abc import AsyncGenerator, Collection, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kinetic import aio, errors
+from kinetic._runner import wire
+from kinetic.aio.platforms import Platform
+from kinetic.aio.ports import JobSpec, Observation, Phase
+from kinetic.job_status import JobStatus
+from kinetic.testing import MemoryCluster, MemoryStore, Run, carry_out, memory_platform
+
+_spec = importlib.util.spec_from_file_location("severed", Path(__file__).with_name("severed.py"))
+assert _spec is not None and _spec.loader is not None
+_severed = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(_severed)
+on_loop_time, severed = _severed.on_loop_time, _severed.severed
+sys.modules.pop("severed", None)
+
+VIRTUAL = pytest.mark.looptime(noop_cycles=300)
+"""Virtual time that gives the threads which pickle a moment before it jumps."""
+
+
+async def held(x: int, gate: str) -> int:
+    """Runs until there is a file named *gate*."""
+    while not os.path.exists(gate):
+        await asyncio.sleep(1)
+    return x
+
+
+async def until(what: Any) -> None:
+    async with asyncio.timeout(1000):
+        while not what():
+            await asyncio.sleep(0.1)
+
+
+class World:
+    """A platform whose jobs claim their attempts, and run until they are let go."""
+
+    def __init__(self, folder: Path, work: Any = carry_out) -> None:
+        self.gate = folder / "gate"
+        self.store = MemoryStore()
+        self.cluster = MemoryCluster(self.store, work)
+        plain = on_loop_time(memory_platform())
+        self.platform: Platform = replace(plain, store=self.store, cluster=self.cluster)
+
+    def inputs(self, count: int) -> list[tuple[int, str]]:
+        return [(index, str(self.gate)) for index in range(count)]
+
+    async def claimed(self, count: int) -> None:
+        """Wait until so many attempts are claimed."""
+        async with asyncio.timeout(1000):
+            while await self._claims() < count:
+                await asyncio.sleep(0.1)
+
+    async def _claims(self) -> int:
+        listed = await self.store.list("batches/")
+        return sum(one.name.endswith(".claim") for one in listed)
+
+
+@pytest.fixture
+async def world(tmp_path: Path) -> World:
+    return World(tmp_path)
+
+
+class Passing:
+    """Passes everything on to a cluster; what tests change is in the classes below."""
+
+    def __init__(self, cluster: MemoryCluster) -> None:
+        self.cluster = cluster
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.cluster, name)
+
+
+async def hangs(run: Run) -> int | None:
+    """Claims its attempt, and does not hear when it is asked to end."""
+    assignment = run.spec.assignment
+    place = (assignment["scope"], assignment["index"], assignment["attempt"])
+    claim = {"executor": run.executor, "fence": "1"}
+    await run.store.create(wire.attempt_key(*place, "claim"), b"", claim)
+    await asyncio.Event().wait()
+    return 1
+
+
+async def left(world: World, count: int) -> str:
+    """A batch whose submitter has vanished while all of it ran."""
+    platform, cut = severed(world.platform)
+    client = aio.Client(platform=platform)
+    batch = await client.run_async_map(held, world.inputs(count))
+    await world.claimed(count)
+    cut.set()
+    await client.aclose()
+    return batch.group_id
+
+
+@VIRTUAL
+async def test_those_that_died_together_are_asked_about_together(tmp_path: Path) -> None:
+    world = World(tmp_path, hangs)
+    group = await left(world, 30)
+    for index in range(30):
+        world.cluster.end(f"{group}-{index}-1")
+    await world.cluster.delete(labels={})  # nothing is known of them any more
+    async with aio.Client(platform=world.platform) as client:
+        batch = await client.attach_batch(group)
+        world.cluster.requests.clear()
+        await batch.resume()
+        outcomes = [one.outcome async for one in batch.outcomes()]
+    assert {type(one).__name__ for one in outcomes} == {"Lost"}
+    assert world.cluster.requests["find"] <= 5, "not once for each"
+
+
+class TellsMeanwhile(Passing):
+    """What is asked for is found while a job waits; it begins before the answer arrives."""
+
+    def __init__(self, cluster: MemoryCluster) -> None:
+        super().__init__(cluster)
+        self.told = asyncio.Event()
+        self.late = False
+
+    async def find(
+        self, *, names: Collection[str] = (), labels: Mapping[str, str] | None = None
+    ) -> list[Observation]:
+        found = await self.cluster.find(names=names, labels=labels)
+        if not self.late:
+            return found
+        self.told.set()
+        await asyncio.sleep(1)
+        return [replace(one, phase=Phase.PENDING, executor="") for one in found]
+
+    async def watch(self, labels: Mapping[str, str]) -> AsyncGenerator[Observation]:
+        async for seen in self.cluster.watch(labels):
+            if self.late and seen.phase is Phase.RUNNING:
+                await self.told.wait()
+            yield seen
+
+
+@VIRTUAL
+async def test_whoever_resumes_takes_no_old_answer_for_what_was_told_since(
+    world: World,
+) -> None:
+    group = await left(world, 2)
+    cluster: Any = TellsMeanwhile(world.cluster)
+    async with aio.Client(platform=replace(world.platform, cluster=cluster)) as client:
+        batch = await client.attach_batch(group)
+        cluster.late = True
+        await batch.resume(force=True)
+        assert {status for _, status in await batch.statuses()} == {JobStatus.RUNNING}
+        cluster.late = False
+        world.gate.touch()
+        assert await batch.results() == [0, 1]
+
+
+@VIRTUAL
+async def test_whoever_doubts_takes_no_old_answer_for_what_was_told_since(world: World) -> None:
+    cluster: Any = TellsMeanwhile(world.cluster)
+    cluster.late = True
+    async with aio.Client(platform=replace(world.platform, cluster=cluster)) as client:
+        batch = await client.run_async_map(held, world.inputs(2))
+        await cluster.told.wait()
+        await asyncio.sleep(5)
+        assert {status for _, status in await batch.statuses()} == {JobStatus.RUNNING}
+        cluster.late = False
+        world.gate.touch()
+        assert await batch.results() == [0, 1]
+
+
+class Late(Passing):
+    """Of a request that is on its way when it is asked for, it is told nothing; then it arrives."""
+
+    def __init__(self, cluster: MemoryCluster, world: World) -> None:
+        super().__init__(cluster)
+        self.world = world
+        self.orders: list[JobSpec] = []
+
+    async def find(
+        self, *, names: Collection[str] = (), labels: Mapping[str, str] | None = None
+    ) -> list[Observation]:
+        found = await self.cluster.find(names=names, labels=labels)
+        orders, self.orders = self.orders, []
+        for order in orders:
+            await self.cluster.launch(order)
+            await self.world.claimed(2)
+        return found
+
+
+class Withheld(Passing):
+    """The second request is on its way for long."""
+
+    def __init__(self, cluster: MemoryCluster) -> None:
+        super().__init__(cluster)
+        self.held: list[JobSpec] = []
+
+    async def launch(self, job: JobSpec) -> None:
+        if job.name.endswith("-0-1"):
+            await self.cluster.launch(job)
+            return
+        self.held.append(job)
+        await asyncio.get_running_loop().create_future()
+
+
+@VIRTUAL
+async def test_what_began_while_it_was_asked_for_is_not_given_up(world: World) -> None:
+    withheld: Any = Withheld(world.cluster)
+    platform, cut = severed(replace(world.platform, cluster=withheld))
+    gone = aio.Client(platform=platform)
+    made = await gone.run_async_map(held, world.inputs(3), max_concurrent=2)
+    await world.claimed(1)
+    await until(lambda: withheld.held)
+    cut.set()
+    late: Any = Late(world.cluster, world)
+    async with aio.Client(platform=replace(world.platform, cluster=late)) as client:
+        batch = await client.attach_batch(made.group_id)
+        late.orders = withheld.held
+        with pytest.raises(errors.SubmitterLost, match="1 of its items have no outcome"):
+            await batch.wait()
+        world.gate.touch()
+        assert await (await batch.job(1)).result(timeout=100, cleanup=False) == 1
+        with pytest.raises(errors.SubmitterLost):
+            await (await batch.job(2)).result(timeout=100, cleanup=False)
+    await gone.aclose()
