@@ -36,14 +36,20 @@ class Stopping:
         self.requested = False
         self.out_of_time = False
         self._armed = False
+        self._process = 0
 
     def install(self) -> None:
         """Take the signals over, also those held back so far; call it in the main thread."""
+        self._process = os.getpid()
         for number in STOPS:
             _signal.signal(number, self._on_signal)
         _signal.pthread_sigmask(_signal.SIG_UNBLOCK, STOPS)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if os.getpid() != self._process:  # a fork of the user's, such as a worker of a pool
+            _signal.signal(number, _signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+            return
         self.requested = True
         self.out_of_time = self.out_of_time or number == signal.SIGXCPU
         if self._armed:
