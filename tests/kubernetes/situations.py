@@ -43,6 +43,43 @@ class Situation:
             assert one not in verdict.text, verdict.text
 
 
+def told_of(
+    name: str,
+    seen: Seen,
+    *words: str,
+    reason: Reason | None,
+    outlook: Outlook,
+    status: JobStatus = PENDING,
+    never: Sequence[str] = (),
+) -> Situation:
+    """What a person should be told of *seen*."""
+    return Situation(
+        name=name,
+        seen=seen,
+        status=status,
+        reason=reason,
+        outlook=outlook,
+        words=words,
+        never=never,
+    )
+
+
+def told_of_pods(
+    name: str,
+    pods: Json | list[Json],
+    *words: str,
+    job: Json | None = None,
+    events: Sequence[Json] = (),
+    nodes: Sequence[Json] | None = None,
+    gone: Sequence[Json] = (),
+    **told: Any,
+) -> Situation:
+    """The same, of a Job with these pods."""
+    there = pods if isinstance(pods, list) else [pods]
+    seen = Seen(job=job or a_job(), pods=there, events=events, nodes=nodes, gone=gone)
+    return told_of(name, seen, *words, **told)
+
+
 def a_job(status: Json | None = None, *, metadata: Json | None = None, **spec: Any) -> Json:
     return {
         "metadata": {

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from functools import partial
 
 import pytest
 
@@ -32,6 +32,7 @@ from tests.kubernetes.situations import (
     failed_job,
     failed_pod,
     not_placed,
+    told_of_pods,
     waiting,
 )
 
@@ -39,31 +40,9 @@ LIMIT = {"limits": {"memory": "64Mi"}}
 SMALL = a_container(resources=LIMIT)
 
 
-def told(
-    name: str,
-    pod: Json | list[Json],
-    *words: str,
-    job: Json | None = None,
-    events: Any = (),
-    nodes: Any = None,
-    gone: Any = (),
-    status: JobStatus = FAILED,
-    reason: Reason | None = Reason.USER_ERROR,
-    outlook: Any = FINAL,
-    never: tuple[str, ...] = (),
-) -> Situation:
-    pods = pod if isinstance(pod, list) else [pod]
-    seen = Seen(job=job or failed_job(), pods=pods, events=events, nodes=nodes, gone=gone)
-    return Situation(
-        name=name,
-        seen=seen,
-        status=status,
-        reason=reason,
-        outlook=outlook,
-        words=words,
-        never=never,
-    )
-
+told = partial(
+    told_of_pods, job=failed_job(), status=FAILED, reason=Reason.USER_ERROR, outlook=FINAL
+)
 
 PRESSED = "The node was low on resource: memory. Threshold quantity: 100Mi, available: 51200Ki. Container main was using 1567440Ki, request is 0, has larger consumption of memory. "
 

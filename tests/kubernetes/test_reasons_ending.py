@@ -3,18 +3,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from functools import partial
 
 import pytest
 
 from kinetic.aio.clusters._reasons.judge import judge
-from kinetic.aio.clusters._reasons.verdict import Seen
-from kinetic.job_status import JobStatus, Reason
+from kinetic.job_status import Reason
 from tests.kubernetes.situations import (
     FAILED,
     FINAL,
     RUNS,
-    Json,
     Situation,
     a_container,
     a_node,
@@ -24,6 +22,7 @@ from tests.kubernetes.situations import (
     event,
     failed_job,
     failed_pod,
+    told_of_pods,
     waiting,
 )
 
@@ -32,31 +31,9 @@ SMALL = a_container(resources=LIMIT)
 PROXY = a_container("proxy", image="reg.example/proxy:1")
 
 
-def told(
-    name: str,
-    pod: Json | list[Json],
-    *words: str,
-    job: Json | None = None,
-    events: Any = (),
-    nodes: Any = None,
-    gone: Any = (),
-    status: JobStatus = FAILED,
-    reason: Reason | None = Reason.USER_ERROR,
-    outlook: Any = FINAL,
-    never: tuple[str, ...] = (),
-) -> Situation:
-    pods = pod if isinstance(pod, list) else [pod]
-    seen = Seen(job=job or failed_job(), pods=pods, events=events, nodes=nodes, gone=gone)
-    return Situation(
-        name=name,
-        seen=seen,
-        status=status,
-        reason=reason,
-        outlook=outlook,
-        words=words,
-        never=never,
-    )
-
+told = partial(
+    told_of_pods, job=failed_job(), status=FAILED, reason=Reason.USER_ERROR, outlook=FINAL
+)
 
 RUNC = "failed to create containerd task: failed to create shim task: OCI runtime create failed: runc create failed: unable to start container process: "
 

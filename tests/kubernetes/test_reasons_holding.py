@@ -16,11 +16,11 @@ from tests.kubernetes.situations import (
     FINAL,
     NAME,
     OPEN,
-    PENDING,
     Json,
     Situation,
     a_job,
     event,
+    told_of,
 )
 from tests.kubernetes.test_reasons import RECORDED, row, seen_of
 from tests.kubernetes.test_reasons_afterwards import AFTERWARDS
@@ -31,24 +31,10 @@ from tests.kubernetes.test_reasons_several import SEVERAL
 from tests.kubernetes.test_reasons_starting import VOLUMES
 
 
-def told(
-    name: str, seen: Seen, *words: str, reason: Any, outlook: Any, never: tuple[str, ...] = ()
-) -> Situation:
-    return Situation(
-        name=name,
-        seen=seen,
-        status=PENDING,
-        reason=reason,
-        outlook=outlook,
-        words=words,
-        never=never,
-    )
-
-
 def refused(name: str, said: str, *words: str, **more: Any) -> Situation:
     """A pod that the API server does not make, in these words."""
     events = [event("FailedCreate", f"Error creating: {said}", kind="Job")]
-    return told(name, Seen(job=a_job(), events=events), *words, **more)
+    return told_of(name, Seen(job=a_job(), events=events), *words, **more)
 
 
 PODS = f'pods "{NAME}-x" is forbidden: '
@@ -189,7 +175,7 @@ ADMISSION = [
         reason=Reason.SETUP,
         outlook=BLOCKED,
     ),
-    told(
+    told_of(
         "the quota was used up once, now pods are made",
         Seen(
             job=a_job(),
@@ -207,7 +193,7 @@ ADMISSION = [
         outlook=OPEN,
         never=("quota",),
     ),
-    told(
+    told_of(
         "nobody has looked at the Job",
         Seen(job=a_job({})),
         "the Job controller has not looked at it yet",
@@ -239,7 +225,7 @@ def not_reserved(said: str, reason: str = "Pending") -> Json:
 
 WAITS: Json = {"reason": Reason.QUEUED, "outlook": OPEN}
 QUEUES = [
-    told(
+    told_of(
         "too much for one flavor, another is in use: it waits",
         queued(
             not_reserved(
@@ -250,7 +236,7 @@ QUEUES = [
         "3 more GPUs of quota needed (flavor h100)",
         **WAITS,
     ),
-    told(
+    told_of(
         "too much for every flavor",
         queued(
             not_reserved(
@@ -263,7 +249,7 @@ QUEUES = [
         reason=Reason.QUOTA,
         outlook=FINAL,
     ),
-    told(
+    told_of(
         "TPUs are in use, and the CPUs are too many for ever",
         queued(
             not_reserved(
@@ -275,7 +261,7 @@ QUEUES = [
         reason=Reason.QUOTA,
         outlook=FINAL,
     ),
-    told(
+    told_of(
         "two things are lacking",
         queued(
             not_reserved(
@@ -287,7 +273,7 @@ QUEUES = [
         "4 more TPU chips",
         **WAITS,
     ),
-    told(
+    told_of(
         "one flavor does not match, another is in use",
         queued(
             not_reserved(
@@ -298,14 +284,14 @@ QUEUES = [
         "1 more GPUs",
         **WAITS,
     ),
-    told(
+    told_of(
         "no flavor matches",
         queued(not_reserved(UNFIT + "flavor l4 doesn't match node affinity")),
         "cannot take it: flavor l4 doesn't match node affinity",
         reason=Reason.QUEUED,
         outlook=BLOCKED,
     ),
-    told(
+    told_of(
         "preempted in the queue",
         queued(
             not_reserved(
@@ -319,7 +305,7 @@ QUEUES = [
         "(UID: 1f, JobUID: 2e) due to prioritization in the ClusterQueue",
         **WAITS,
     ),
-    told(
+    told_of(
         "taken back, for its pods were not ready in time",
         queued(
             not_reserved("Exceeded the PodsReady timeout ml/tune-1"),
@@ -328,7 +314,7 @@ QUEUES = [
         "its pods were not ready in time",
         **WAITS,
     ),
-    told(
+    told_of(
         "deactivated, for it was requeued too often",
         queued(
             is_so(
@@ -343,14 +329,14 @@ QUEUES = [
         reason=Reason.QUEUED,
         outlook=BLOCKED,
     ),
-    told(
+    told_of(
         "the queue is stopped",
         queued(not_reserved("ClusterQueue research is inactive")),
         "ClusterQueue research is inactive",
         reason=Reason.QUEUED,
         outlook=BLOCKED,
     ),
-    told(
+    told_of(
         "quota is there, machines are asked for",
         queued(
             is_so("QuotaReserved", "QuotaReserved"),
@@ -366,7 +352,7 @@ QUEUES = [
         "ETA: 2026-01-01T01:00:00Z",
         **WAITS,
     ),
-    told(
+    told_of(
         "a check has refused it",
         queued(
             is_so("QuotaReserved", "QuotaReserved"),
@@ -379,7 +365,7 @@ QUEUES = [
         reason=Reason.QUEUED,
         outlook=BLOCKED,
     ),
-    told(
+    told_of(
         "nobody has seen its Workload",
         Seen(job=a_job({}, metadata={"labels": QUEUE}, suspend=True)),
         "queue 'research'",
@@ -399,14 +385,14 @@ def about(**more: Any) -> Json:
 
 
 CLOCKS = [
-    told(
+    told_of(
         "its own event, of a clock that is behind",
         Seen(job=a_job(), events=[about(lastTimestamp="2025-12-31T23:59:50Z")]),
         "'trainer'",
         reason=Reason.SETUP,
         outlook=BLOCKED,
     ),
-    told(
+    told_of(
         "an event with the times of the newer API",
         Seen(
             job=a_job(),
@@ -422,7 +408,7 @@ CLOCKS = [
         reason=Reason.SETUP,
         outlook=BLOCKED,
     ),
-    told(
+    told_of(
         "an event in the words of the newer API",
         Seen(
             job=a_job(),

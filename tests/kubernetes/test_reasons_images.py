@@ -3,52 +3,30 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
 
 from kinetic.aio.clusters._reasons.judge import judge
-from kinetic.aio.clusters._reasons.verdict import Seen
-from kinetic.job_status import JobStatus, Reason
+from kinetic.job_status import Reason
 from tests.kubernetes.situations import (
     BLOCKED,
     CREATING,
     FINAL,
     OPEN,
-    PENDING,
-    Json,
     Situation,
     a_container,
-    a_job,
     a_pod,
     event,
+    told_of_pods,
     waiting,
 )
 
 IMAGE = "reg.example/team/train:1"
 
 
-def told(
-    name: str,
-    pod: Json,
-    *words: str,
-    events: Any = (),
-    nodes: Any = None,
-    status: JobStatus = PENDING,
-    reason: Reason | None = Reason.SETUP,
-    outlook: Any = BLOCKED,
-    never: tuple[str, ...] = (),
-) -> Situation:
-    seen = Seen(job=a_job(), pods=[pod], events=events, nodes=nodes)
-    return Situation(
-        name=name,
-        seen=seen,
-        status=status,
-        reason=reason,
-        outlook=outlook,
-        words=words,
-        never=never,
-    )
+told = partial(told_of_pods, reason=Reason.SETUP, outlook=BLOCKED)
 
 
 def pull(name: str, said: str, *words: str, image: str = IMAGE, **more: Any) -> Situation:

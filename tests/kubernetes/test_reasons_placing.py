@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,7 +14,6 @@ from kinetic.job_status import Reason
 from tests.kubernetes.situations import (
     BLOCKED,
     OPEN,
-    PENDING,
     Json,
     Situation,
     a_container,
@@ -22,6 +22,7 @@ from tests.kubernetes.situations import (
     a_pod,
     event,
     not_placed,
+    told_of,
 )
 
 GPU = {"nvidia.com/gpu": "1"}
@@ -43,24 +44,7 @@ def affinity(key: str, *values: str) -> Json:
     return {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": terms}}
 
 
-def told(
-    name: str,
-    seen: Seen,
-    *words: str,
-    reason: Reason = Reason.UNSCHEDULABLE,
-    outlook: Any = BLOCKED,
-    never: tuple[str, ...] = (),
-) -> Situation:
-    return Situation(
-        name=name,
-        seen=seen,
-        status=PENDING,
-        reason=reason,
-        outlook=outlook,
-        words=words,
-        never=never,
-    )
-
+told = partial(told_of, reason=Reason.UNSCHEDULABLE, outlook=BLOCKED)
 
 REFUSED = "0/2 nodes are available: 2 node(s) had untolerated taint(s)." + HELPLESS
 UNMATCHED = (

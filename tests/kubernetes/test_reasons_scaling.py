@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ from tests.kubernetes.situations import (
     a_pod,
     event,
     not_placed,
+    told_of,
 )
 
 GPU = {"nvidia.com/gpu": "1"}
@@ -34,24 +36,7 @@ def waits(said: str, *, nodes: list[Json] | None = None, events: Any = (), **mor
     return Seen(job=a_job(), pods=[not_placed(said, **more)], nodes=nodes, events=events)
 
 
-def told(
-    name: str,
-    seen: Seen,
-    *words: str,
-    reason: Reason = Reason.UNSCHEDULABLE,
-    outlook: Any = BLOCKED,
-    never: tuple[str, ...] = (),
-) -> Situation:
-    return Situation(
-        name=name,
-        seen=seen,
-        status=PENDING,
-        reason=reason,
-        outlook=outlook,
-        words=words,
-        never=never,
-    )
-
+told = partial(told_of, reason=Reason.UNSCHEDULABLE, outlook=BLOCKED)
 
 CLAIMS = [
     Situation(

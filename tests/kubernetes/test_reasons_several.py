@@ -3,19 +3,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from functools import partial
 
 import pytest
 
 from kinetic.aio.clusters._reasons.judge import judge
 from kinetic.aio.clusters._reasons.verdict import Seen
-from kinetic.job_status import JobStatus, Reason
+from kinetic.job_status import Reason
 from tests.kubernetes.situations import (
     BLOCKED,
     CREATING,
     FINAL,
     OPEN,
-    PENDING,
     RUNNING,
     RUNS,
     Json,
@@ -26,6 +25,7 @@ from tests.kubernetes.situations import (
     a_pod,
     ended,
     event,
+    told_of_pods,
     waiting,
 )
 
@@ -33,28 +33,7 @@ IMAGE = "reg.example/team/train:1"
 INDEX = "batch.kubernetes.io/job-completion-index"
 
 
-def told(
-    name: str,
-    pod: Json,
-    *words: str,
-    events: Any = (),
-    nodes: Any = None,
-    status: JobStatus = PENDING,
-    reason: Reason | None = Reason.SETUP,
-    outlook: Any = BLOCKED,
-    never: tuple[str, ...] = (),
-) -> Situation:
-    seen = Seen(job=a_job(), pods=[pod], events=events, nodes=nodes)
-    return Situation(
-        name=name,
-        seen=seen,
-        status=status,
-        reason=reason,
-        outlook=outlook,
-        words=words,
-        never=never,
-    )
-
+told = partial(told_of_pods, reason=Reason.SETUP, outlook=BLOCKED)
 
 FUSE = a_container("fuse", restartPolicy="Always")
 TWO = [a_container(), a_container("proxy", image="reg.example/proxy:1")]

@@ -3,53 +3,30 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
 
 from kinetic.aio.clusters._reasons.judge import judge
-from kinetic.aio.clusters._reasons.verdict import Seen
-from kinetic.job_status import JobStatus, Reason
+from kinetic.job_status import Reason
 from tests.kubernetes.situations import (
     BLOCKED,
     CREATING,
     FINAL,
     OPEN,
-    PENDING,
-    Json,
     Situation,
-    a_job,
     a_pod,
     ended,
     event,
+    told_of_pods,
     waiting,
 )
 
 IMAGE = "reg.example/team/train:1"
 
 
-def told(
-    name: str,
-    pod: Json,
-    *words: str,
-    events: Any = (),
-    nodes: Any = None,
-    status: JobStatus = PENDING,
-    reason: Reason | None = Reason.SETUP,
-    outlook: Any = BLOCKED,
-    never: tuple[str, ...] = (),
-) -> Situation:
-    seen = Seen(job=a_job(), pods=[pod], events=events, nodes=nodes)
-    return Situation(
-        name=name,
-        seen=seen,
-        status=status,
-        reason=reason,
-        outlook=outlook,
-        words=words,
-        never=never,
-    )
-
+told = partial(told_of_pods, reason=Reason.SETUP, outlook=BLOCKED)
 
 NO_SETTINGS = 'MountVolume.SetUp failed for volume "cfg" : configmap "settings" not found'
 VAGUE = "Unable to attach or mount volumes: unmounted volumes=[cfg], unattached volumes=[], failed to process volumes=[]: timed out waiting for the condition"
