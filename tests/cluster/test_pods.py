@@ -29,8 +29,9 @@ def waiting(found: dict[str, Any]) -> str:
 
 
 def condition(found: dict[str, Any], kind: str) -> dict[str, Any]:
-    """A condition of a pod, by its type."""
-    return next((one for one in found["status"]["conditions"] if one["type"] == kind), {})
+    """A condition of a pod, by its type; a new pod has none yet."""
+    conditions = found["status"].get("conditions") or ()
+    return next((one for one in conditions if one["type"] == kind), {})
 
 
 def events(namespace: Namespace, name: str) -> dict[str, str]:

@@ -52,6 +52,10 @@ class Watched:
         self.created.append(name)
         return await self._store.create(name, body, metadata, shared=shared)
 
+    async def begin(self, name: str, body: bytes) -> int | None:
+        self.created.append(name)
+        return await self._store.begin(name, body)
+
     async def replace(self, name: str, body: bytes, *, generation: int) -> int:
         return await self._store.replace(name, body, generation=generation)
 
