@@ -385,8 +385,9 @@ def _leave_library() -> None:
     sniffio is where both look that up, if it is installed.
     """
     sniffio: Any = sys.modules.get("sniffio")
-    if sniffio is not None:
-        sniffio.current_async_library_cvar.set(None)
+    library = getattr(sniffio, "current_async_library_cvar", None)  # it may just be imported
+    if library is not None:
+        library.set(None)
 
 
 async def _carry_out(function: Callable[[], Awaitable[T]], outcome: Outcome[T]) -> None:

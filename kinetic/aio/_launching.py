@@ -16,7 +16,7 @@ from kinetic.aio._patience import is_definite, patiently
 from kinetic.aio._session import Session
 from kinetic.aio._stock import Stock
 from kinetic.aio._submission import Submission
-from kinetic.aio._withdrawal import withdraw, withdraw_idle
+from kinetic.aio._withdrawal import take_back
 from kinetic.errors import BackendError, KineticError, SubmitterLost, Throttled
 
 __all__ = ["LAUNCHING", "Launcher", "Order"]
@@ -140,7 +140,8 @@ class Launcher:
             one = _launch.Launch(index, start.attempt, place[0], output_dir, place[1], fence)
             if self._is_plain(start) or await self._is_wanted(start):
                 await self._launch(one)
-            elif self.halted:
+                return
+            if self.halted:
                 return
         except SubmitterLost:
             raise
@@ -191,20 +192,12 @@ class Launcher:
             await self._orders.launch(one)
             self._launched += 1
             if self._order.submission.requests.stopped(one.index):
-                await self._take_back(one.index, one.attempt)
+                cluster = self._order.session.platform.cluster
+                await take_back(cluster, self._order.submission, one.index, one.attempt)
         finally:
             self._under_way -= 1
             if not self._under_way:
                 self._idle.set()
-
-    async def _take_back(self, index: int, attempt: int) -> None:
-        """A stop came while the request was under way: whoever heeded it found no job yet."""
-        cluster, submission = self._order.session.platform.cluster, self._order.submission
-        if submission.requests.unwanted(index):
-            await withdraw(cluster, submission, {index: attempt})
-            return
-        await patiently(lambda: submission.look(index), f"looking at item {index}")
-        await withdraw_idle(cluster, submission, {index: attempt})
 
     async def refuse(self, index: int, error: Exception, attempt: int = 1) -> None:
         """The item cannot be submitted: say so to everybody, unless it runs all the same."""

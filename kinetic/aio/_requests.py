@@ -68,8 +68,16 @@ class Requests:
         return self._retried.get(index, 0)
 
     def unwanted(self, index: int) -> bool:
-        """Whether a stop of the item did not say that what runs may end."""
-        return any(one.kind == "stop" and not one.keep_running for one in self.of(index))
+        """Whether the item is stopped, and not so that what runs may end."""
+        unwanted = False
+        for one in self.of(index):
+            if one.kind == "retry":
+                unwanted = False
+            elif one.kind == "stop":
+                unwanted = unwanted or not one.keep_running
+                if one.cause == wire.CLEANUP:
+                    return True
+        return unwanted
 
     async def read(self) -> list[wire.Request]:
         """All of them, in order; only new ones are asked for.

@@ -6,6 +6,7 @@ have a machine made for it, only to find that out; and what it reads may be gone
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 
 from absl import logging
@@ -16,22 +17,28 @@ from kinetic.aio._submission import Submission
 from kinetic.aio.ports import Cluster
 from kinetic.errors import KineticError
 
-__all__ = ["withdraw", "withdraw_idle"]
+__all__ = ["take_back", "withdraw", "withdraw_idle"]
+
+PATIENCE_S = 30.0
+"""The batch goes on then: its end must not wait for a platform that is away."""
 
 
 async def withdraw(cluster: Cluster, submission: Submission, attempts: Mapping[int, int]) -> None:
     """Have the jobs of *attempts*, numbers by item, deleted: in one request where that is possible.
 
-    To be quick: they end by themselves, too, so what goes wrong is only logged.
+    To be quick: they end by themselves, too, so what goes wrong is only logged, and that nobody
+    has answered for half a minute.
     """
     names = [submission.identity.attempt_name(*one) for one in attempts.items()]
     if not names:
         return
     batch = submission.identity.id
     try:
-        await patiently(lambda: cluster.delete(names=names), f"deleting jobs of {batch}")
-    except KineticError as exc:
-        logging.warning("the jobs of %s that were stopped end by themselves: %s", batch, exc)
+        async with asyncio.timeout(PATIENCE_S):
+            await patiently(lambda: cluster.delete(names=names), f"deleting jobs of {batch}")
+    except (KineticError, TimeoutError) as exc:
+        why = str(exc) or "the platform does not answer"
+        logging.warning("jobs of %s that were stopped end by themselves: %s", batch, why)
 
 
 async def withdraw_idle(
@@ -44,6 +51,21 @@ async def withdraw_idle(
         if (item := submission.item(index)) is not None and _is_idle(item, number)
     }
     await withdraw(cluster, submission, idle)
+
+
+async def take_back(cluster: Cluster, submission: Submission, index: int, number: int) -> None:
+    """A stop came while a job was asked for: whoever has heeded it found none to delete yet."""
+    if submission.requests.unwanted(index):
+        await withdraw(cluster, submission, {index: number})
+        return
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            await patiently(lambda: submission.look(index), f"looking at item {index}")
+    except (KineticError, TimeoutError) as exc:
+        name = submission.identity.attempt_name(index, number)
+        logging.warning("%s was stopped while it was launched: %s", name, exc)
+        return
+    await withdraw_idle(cluster, submission, {index: number})
 
 
 def _is_idle(item: wire.Item, number: int) -> bool:

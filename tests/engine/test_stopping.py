@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -298,6 +298,43 @@ async def test_who_goes_on_with_a_batch_takes_off_what_was_stopped_before_it_beg
         assert sorted(one.labels[LABEL_INDEX] for one in live) == ["1", "3"]
         world.gate.set()
         assert (await found.results(return_exceptions=True))[1::2] == [1, 3]
+
+
+class Undeletable(MemoryCluster):
+    """Its platform does not answer who wants a job deleted."""
+
+    async def delete(
+        self, *, names: Collection[str] = (), labels: Mapping[str, str] | None = None
+    ) -> None:
+        raise errors.Unavailable("nobody answers")
+
+
+@VIRTUAL
+async def test_a_platform_that_deletes_nothing_does_not_keep_a_batch_from_its_end(
+    world: World,
+) -> None:
+    async def work(run: Any) -> int | None:
+        if run.spec.labels[LABEL_INDEX] == "1":
+            await asyncio.Event().wait()
+        return await carry_out(run)
+
+    cluster = Undeletable(world.platform.store, work)
+    async with aio.Client(platform=replace(world.platform, cluster=cluster)) as client:
+        batch = await client.run_async_map(one_fails, range(2), fail_fast=True)
+        await batch.wait()
+        async with asyncio.timeout(300):
+            assert await batch.retry_failed() == 2
+
+
+async def test_what_was_tried_again_is_wanted() -> None:
+    requests = Requests(MemoryStore(), "batches/b/")
+    await requests.append(wire.Request(kind="stop", cause="cancel"))
+    assert [requests.unwanted(index) for index in (0, 1)] == [True, True]
+    await requests.append(wire.Request(kind="retry", bases={0: 1}))
+    assert [requests.unwanted(index) for index in (0, 1)] == [False, True]
+    await requests.append(wire.Request(kind="stop", cause="fail_fast", keep_running=True))
+    assert [requests.unwanted(index) for index in (0, 1)] == [False, True]
+    assert requests.stopped(0)
 
 
 class SlowToRelease(MemoryStore):
