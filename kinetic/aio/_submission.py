@@ -370,6 +370,8 @@ class Submission(Facts):
         verdict = _closing.closing(self.attempt(index, number), seen)
         if verdict is None:
             return False
+        if self.identity.single and not await self._store.look(f"{self.identity.scope}handle.json"):
+            raise self.identity.gone  # whoever had its value has removed it, and how it ended
         place = (self.identity.scope, index, number)
         if verdict.void_first:
             claim = {"executor": wire.VOID, "fence": str(self.fence)}

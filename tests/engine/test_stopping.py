@@ -337,6 +337,25 @@ async def test_what_was_tried_again_is_wanted() -> None:
     assert requests.stopped(0)
 
 
+@VIRTUAL
+async def test_a_job_that_another_process_has_removed_is_not_closed_as_lost(
+    world: World, client: aio.Client
+) -> None:
+    """Its end may be told here after its value was taken elsewhere, and all of it removed."""
+    job = await client.submit(same, 1)
+    await until(lambda: world.started == 1)
+    store, cluster = world.platform.store, world.platform.cluster
+    assert isinstance(cluster, MemoryCluster)
+    scope = f"jobs/{job.job_id}/"
+    await store.delete([one.name for one in await store.list(scope)])
+    [there] = await cluster.find()
+    cluster.end(there.name, exit_code=0, reason=None)
+    with pytest.raises(errors.NotFound):
+        await job.result()
+    assert await job.status() is JobStatus.NOT_FOUND
+    assert await store.list(scope) == []
+
+
 class SlowToRelease(MemoryStore):
     """Its answers to a changed lease take a second."""
 
