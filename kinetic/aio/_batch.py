@@ -140,9 +140,8 @@ class Batch:
             return
         left = [index for index in range(self.known) if not self._is_final(index)]
         await self.submission.look_at_each(left)
-        reopened = {*self.submission.requests.reopened}.difference(
-            left
-        )  # of which it has just read
+        # The requests, which that look has read, may have reopened what was final until then.
+        reopened = {*self.submission.requests.reopened}.difference(left)
         if again := [index for index in reopened if not self._is_final(index)]:
             await self.submission.look_at_each(again)
 

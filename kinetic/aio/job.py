@@ -92,7 +92,10 @@ class JobHandle(JobRecord, Generic[T]):
         if not item.state.final and not await self._exists(at):
             return JobStatus.NOT_FOUND
         if not item.state.final:
-            await at.submission.reconcile(at.index)
+            try:
+                await at.submission.reconcile(at.index)
+            except NotFound:  # somebody has removed it in this moment
+                return JobStatus.NOT_FOUND
         return at.submission.status(at.index)
 
     async def _exists(self, at: Following) -> bool:

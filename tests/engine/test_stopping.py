@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import builtins
 import logging
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Collection, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -17,7 +18,7 @@ from kinetic._runner import wire
 from kinetic.aio._requests import Requests
 from kinetic.aio._session import LABEL_INDEX, LABEL_SUBMISSION
 from kinetic.aio.platforms import Platform
-from kinetic.aio.ports import JobSpec, Phase
+from kinetic.aio.ports import JobSpec, ObjectInfo, Phase
 from kinetic.job_status import JobStatus
 from kinetic.testing import MemoryCluster, MemoryStore, carry_out, memory_platform
 
@@ -354,6 +355,32 @@ async def test_a_job_that_another_process_has_removed_is_not_closed_as_lost(
         await job.result()
     assert await job.status() is JobStatus.NOT_FOUND
     assert await store.list(scope) == []
+
+
+class Fleeting(MemoryStore):
+    """``then`` happens right after somebody has looked for the record of a job."""
+
+    then: Callable[[], None] | None = None
+
+    async def list(self, prefix: str) -> builtins.list[ObjectInfo]:
+        found = await super().list(prefix)
+        if self.then is not None and prefix.endswith("handle.json"):
+            await self.delete([one.name for one in await super().list("jobs/")])
+            self.then()
+        return found
+
+
+@VIRTUAL
+async def test_the_status_of_what_is_removed_while_it_is_asked_for(world: World) -> None:
+    store = Fleeting()
+    cluster = MemoryCluster(store, world._work)
+    platform = replace(world.platform, store=store, cluster=cluster)
+    async with aio.Client(platform=platform) as client:
+        job = await client.submit(same, 1)
+        await until(lambda: world.started == 1)
+        [there] = await cluster.find()
+        store.then = lambda: cluster.end(there.name, exit_code=0, reason=None)
+        assert await job.status() is JobStatus.NOT_FOUND
 
 
 class SlowToRelease(MemoryStore):
