@@ -405,8 +405,10 @@ async def test_every_watcher_is_told_everything(place: Place) -> None:
 
 async def test_a_watcher_that_does_not_read_gets_the_latest_state(place: Place) -> None:
     async with asyncio.timeout(DEADLINE_S), watching(place.cluster) as slow:
-        await place.cluster.launch(place.job("first"))
-        assert (await anext(slow)).name == "first"
+        await place.cluster.launch(place.job("first", gate="seen"))
+        seen = await anext(slow)
+        assert (seen.name, seen.phase is Phase.ENDED) == ("first", False)
+        place.open("seen")  # not before: what had ended already would be told only once
         await place.until("first")
         await place.cluster.launch(place.job("one"))
         await place.until("one")
