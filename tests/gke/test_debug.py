@@ -20,9 +20,8 @@ import yaml
 from kinetic import aio, errors
 from kinetic.debug import cleanup_port_forward
 from tests.cluster.fixtures import Namespace
+from tests.cluster.rights import await_granted
 from tests.face.editor import Editor
-
-from .conftest import await_granted
 
 pytestmark = pytest.mark.timeout(240)  # the first one starts the control plane
 DEADLINE_S = 180.0

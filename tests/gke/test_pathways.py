@@ -13,9 +13,11 @@ import pytest
 
 import kinetic
 from kinetic import aio, errors
+from kinetic.job_status import JobStatus
 from tests.cluster.fixtures import Namespace
+from tests.cluster.rights import permit_runner
 
-from .conftest import IMAGE, await_granted
+from .conftest import IMAGE
 from .test_batches import until
 
 DEADLINE_S = 100.0
@@ -44,21 +46,8 @@ def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
 
 @pytest.fixture
 def permitted(configured: Namespace) -> Namespace:
-    """The pods' service account may delete their own set."""
-    rule = {
-        "apiGroups": ["leaderworkerset.x-k8s.io"],
-        "resources": ["leaderworkersets"],
-        "verbs": ["delete"],
-    }
-    roles = "rbac.authorization.k8s.io/v1"
-    name: dict[str, Any] = {"apiVersion": roles, "metadata": {"name": "kinetic-runner"}}
-    configured.call("POST", f"{roles}/roles", name | {"kind": "Role", "rules": [rule]})
-    whom = {"kind": "ServiceAccount", "name": "kinetic", "namespace": configured.name}
-    which = {"kind": "Role", "name": "kinetic-runner", "apiGroup": "rbac.authorization.k8s.io"}
-    binding = name | {"kind": "RoleBinding", "subjects": [whom], "roleRef": which}
-    configured.call("POST", f"{roles}/rolebindings", binding)
-    user = f"system:serviceaccount:{configured.name}:kinetic"
-    await_granted(configured, {"rules": [rule]}, user)
+    """The pods may delete their own set."""
+    permit_runner(configured)
     return configured
 
 
@@ -179,11 +168,20 @@ async def test_a_set_goes_when_the_function_ends_though_no_client_lives(
 async def test_without_the_right_to_delete_its_set_a_job_says_which_is_missing(
     client: aio.Client, configured: Namespace, tmp_path: Path
 ) -> None:
-    marks = tmp_path / "marks"
+    marks, gate = tmp_path / "marks", tmp_path / "gate"
     marks.mkdir()
+    running = asyncio.Event()
+
+    def note(status: JobStatus) -> None:
+        if status is JobStatus.RUNNING:
+            running.set()
+
     async with asyncio.timeout(DEADLINE_S):
-        job = await client.submit(met, str(marks))
-        assert (await job.result(cleanup=False))[0] == "0"
+        job = await client.submit(met, str(marks), str(gate))
+        waiting = asyncio.create_task(job.result(cleanup=False, on_status_change=note))
+        await running.wait()  # who looks only later sees no host but those that were made anew
+        gate.touch()
+        assert (await waiting)[0] == "0"
         lines: list[str] = []
         while "[0] kind: Role" not in lines:  # the set makes the host anew, which says it again
             await asyncio.sleep(0.1)

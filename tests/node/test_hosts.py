@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from typing import Any
 
 import pytest
 
 import kinetic
 from kinetic import aio
 from tests.cluster.fixtures import Namespace
+from tests.cluster.rights import permit_runner
 from tests.node.images import JOBS
 
 from .test_jobs import gone
@@ -40,19 +40,8 @@ def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
 
 @pytest.fixture
 def permitted(configured: Namespace) -> Namespace:
-    """The pods' service account may delete their own set, which it does through the API server."""
-    rule = {
-        "apiGroups": ["leaderworkerset.x-k8s.io"],
-        "resources": ["leaderworkersets"],
-        "verbs": ["delete"],
-    }
-    roles = "rbac.authorization.k8s.io/v1"
-    name: dict[str, Any] = {"apiVersion": roles, "metadata": {"name": "kinetic-runner"}}
-    configured.call("POST", f"{roles}/roles", name | {"kind": "Role", "rules": [rule]})
-    whom = {"kind": "ServiceAccount", "name": "kinetic", "namespace": configured.name}
-    which = {"kind": "Role", "name": "kinetic-runner", "apiGroup": "rbac.authorization.k8s.io"}
-    binding = name | {"kind": "RoleBinding", "subjects": [whom], "roleRef": which}
-    configured.call("POST", f"{roles}/rolebindings", binding)
+    """The pods may delete their own set."""
+    permit_runner(configured)
     return configured
 
 

@@ -18,6 +18,7 @@ from tests.cluster.fixtures import (
     fresh_bucket,
     fresh_namespace,
     gcs_server,
+    groups,
     nodes,
     pytest_collection_finish,
 )
@@ -26,13 +27,13 @@ from tests.conftest import private_home
 from .crew import Crew
 from .place import Platform
 
-__all__ = ["control_plane", "gcs_server", "nodes", "pytest_collection_finish"]
+__all__ = ["control_plane", "gcs_server", "groups", "nodes", "pytest_collection_finish"]
 
 IMAGE = "example.test/image:1"
 """Any name will do: the processes run in the interpreter of the tests."""
 
 
-@pytest.fixture(scope="module", params=["local", "gke"])
+@pytest.fixture(scope="module", params=["local", "gke", "pathways"])
 def platform(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Platform]:
@@ -57,7 +58,11 @@ def _cluster(
     request: pytest.FixtureRequest, patch: pytest.MonkeyPatch, home: Path, folder: Path
 ) -> Iterator[Platform]:
     plane, kubelet, server = map(request.getfixturevalue, ("control_plane", "nodes", "gcs_server"))
+    if request.param == "pathways":
+        request.getfixturevalue("groups")
     with fresh_namespace(plane, kubelet) as namespace:
+        if request.param == "pathways":  # a JobSet, unlike the other kind, stays for its log
+            patch.setenv("KINETIC_MULTIHOST", "jobset")
         patch.setenv("KUBECONFIG", str(namespace.kubeconfig))
         patch.setenv("KINETIC_KUBE_CONTEXT", "admin")
         patch.setenv("KINETIC_NAMESPACE", namespace.name)
@@ -65,7 +70,9 @@ def _cluster(
         patch.setenv("STORAGE_EMULATOR_HOST", server)
         kubelet.set_environment(STORAGE_EMULATOR_HOST=server)
         options = {"container_image": IMAGE, "cpu": 0.1}
-        yield Platform(name="gke", home=home, folder=folder, side_by_side=8, options=options)
+        yield Platform(
+            name=request.param, home=home, folder=folder, side_by_side=8, options=options
+        )
         kubelet.reset()
 
 
