@@ -12,11 +12,12 @@ from typing import Any
 
 import psutil
 import pytest
+from aiohttp import web
 
 from kinetic.aio.clusters._access_plugin import Plugin
 from kinetic.errors import AuthError, Unavailable
 from tests.cluster import certificates
-from tests.kubernetes.faults import FaultServer, status
+from tests.kubernetes.faults import FaultServer, answer, status
 from tests.kubernetes.kubeconfigs import ONCE, PODS, Config, opened, secured, shown
 
 
@@ -54,9 +55,14 @@ async def test_a_plugin_runs_once_and_again_when_its_token_is_refused(
 ) -> None:
     env = [{"name": "RUNS", "value": str(tmp_path / "runs")}, {"name": "UNTIL", "value": later(99)}]
     config.plugin(COUNTING, args=["--for", 7], env=env)
+
+    async def first_is_refused(request: web.BaseRequest) -> web.StreamResponse:
+        old = request.headers["Authorization"] == "Bearer token-1"
+        return await (status(401, "Unauthorized") if old else answer({}))(request)
+
     async with opened(config) as api:
         await asyncio.gather(*(api.call("GET", PODS) for _ in range(20)))
-        server.then(*[status(401, "Unauthorized")] * 10)
+        server.always = first_is_refused  # whichever of them comes when the next is there
         await asyncio.gather(*(api.call("GET", PODS) for _ in range(10)))
     assert (tmp_path / "runs").read_text() == "2"
     arguments, told = json.loads((tmp_path / "runs.told").read_text())

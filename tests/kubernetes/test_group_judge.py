@@ -146,6 +146,20 @@ def test_what_a_client_has_ended_says_why() -> None:
     assert (*brief(said), said.message) == (Phase.ENDED, "", Reason.UNSCHEDULABLE, "too large")
 
 
+def test_what_was_deleted_before_it_ran_is_explained_by_its_set_a_moment_later() -> None:
+    """Sets and pods come by different watches, and either of them may be late."""
+    going = waiting(0)
+    going["metadata"]["deletionTimestamp"] = "2026-01-01T00:02:00Z"
+    assert told(going).said.phase is Phase.PENDING
+    assert told(gone=[going]).said.phase is Phase.PENDING
+    end = End(reason=Reason.UNSCHEDULABLE, message="too large")
+    made = the_set(annotations={ENDED: end.to_text()})
+    said = told(of=made, gone=[going]).said
+    assert (*brief(said), said.message) == (Phase.ENDED, "", Reason.UNSCHEDULABLE, "too large")
+    again = host(0, RUNNING, uid="pod-0b", creationTimestamp="2026-01-01T00:03:00Z")
+    assert brief(told(again, gone=[going]).said) == (Phase.RUNNING, "pod-0b", None)
+
+
 def test_a_set_that_failed_without_pods_says_what_it_says() -> None:
     failed = {"type": "Failed", "status": "True", "message": "jobset failed"}
     said = told(of={**the_set(), "status": {"conditions": [failed]}}).said

@@ -476,9 +476,58 @@ WELL = [
     ),
 ]
 
+DONE = a_job({"succeeded": 1, "conditions": [{"type": "Complete", "status": "True"}]})
+MANY_DONE = {**DONE, "spec": {**DONE["spec"], "completions": 2}}
+GOING = {"deletionTimestamp": LATE}
+
+EARLY = [
+    told(
+        "its pod is deleted before it ran, and its Job tells a moment later why",
+        [],
+        "somebody deleted the pod before it ever ran",
+        job=a_job(),
+        gone=[not_placed(FULL, metadata=GOING)],
+        status=PENDING,
+        reason=Reason.LOST,
+        outlook=OPEN,
+    ),
+    told(
+        "its pod was deleted before it ran, and its Job has no other reason",
+        [],
+        "somebody deleted the pod before it ever ran",
+        gone=[not_placed(FULL, metadata=GOING)],
+        reason=Reason.LOST,
+    ),
+    told(
+        "its pod was deleted before it ran, for its Job was out of time",
+        [],
+        "time limit of 1 s passed before the program ever ran",
+        job=failed_job("DeadlineExceeded", activeDeadlineSeconds=1),
+        gone=[not_placed(FULL, metadata=GOING)],
+        reason=Reason.UNSCHEDULABLE,
+    ),
+]
+
 
 @pytest.mark.parametrize(
-    "case", [*AFTERWARDS, *TIMES, *TRACES, *POLICIES, *WELL], ids=lambda case: case.name
+    "case", [*AFTERWARDS, *TIMES, *TRACES, *POLICIES, *WELL, *EARLY], ids=lambda case: case.name
 )
 def test_what_follows_an_end_is_told_as_it_should_be(case: Situation) -> None:
     case.check(judge(case.seen))
+
+
+@pytest.mark.parametrize(
+    ("seen", "executor"),
+    [
+        (Seen(job=DONE, pods=[a_pod(RUNS, phase="Running")]), "pod-uid"),
+        (Seen(job=DONE, gone=[a_pod(RUNS, phase="Running")]), "pod-uid"),
+        (Seen(job=DONE, pods=[failed_pod(3), again(a_pod(RUNS, phase="Running"))]), "pod-2"),
+        (Seen(job=DONE), ""),
+        (Seen(job=MANY_DONE, pods=[a_pod(RUNS, phase="Running")]), ""),
+    ],
+)
+def test_who_has_succeeded_is_told_though_its_own_end_is_told_later(
+    seen: Seen, executor: str
+) -> None:
+    verdict = judge(seen)
+    assert (verdict.status, verdict.executor) == (SUCCEEDED, executor)

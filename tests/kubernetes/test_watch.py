@@ -15,10 +15,14 @@ from kinetic.aio.clusters._access import Access, Pass
 from kinetic.aio.clusters._access_renewal import Fresh, Renewal
 from kinetic.aio.clusters._api import Api, Limits
 from kinetic.aio.clusters._api_retry import Patience
+from kinetic.aio.clusters._job_manifest import START_TIMEOUT
+from kinetic.aio.clusters._kube_inquiry import Patience as Waiting
+from kinetic.aio.clusters._kube_job import ENDED, End
 from kinetic.aio.clusters._kube_reflect import Rhythm
 from kinetic.aio.clusters.gke import GkeCluster
 from kinetic.aio.ports import Observation, Phase
 from kinetic.errors import AuthError
+from kinetic.job_status import Reason
 from tests.kubernetes.faults import FaultServer, status
 from tests.kubernetes.places import watching
 from tests.kubernetes.world import AT, World
@@ -131,8 +135,11 @@ async def test_a_bookmark_is_where_the_next_watch_begins(world: World, told: Tol
     world.faults["jobs"].append("bookmark")
     world.run(1)
     await told.until(job_1=Phase.RUNNING)
-    marked = world.version
-    world.forgotten = marked - 1  # whoever begins before it would have to list again
+    async with asyncio.timeout(DEADLINE_S):
+        while len(world.since["jobs"]) < 2:  # the one that was told the bookmark has ended
+            await asyncio.sleep(0.01)
+    assert world.since["jobs"] == [world.version - 1, world.version]
+    world.forget()  # whoever begins before it would have to list again
     world.faults["jobs"].append("cut")
     world.end(1)
     await told.until(job_1=Phase.ENDED)
@@ -217,6 +224,70 @@ async def test_who_has_run_is_known_of_a_job_that_ends_while_the_watch_begins(
     world.faults["pods"].append("silent")
     await told.until(job_1=Phase.ENDED)
     assert told.seen.executor == "pod-1/1"
+
+
+async def test_an_end_is_told_with_who_has_run_though_the_job_tells_of_it_first(
+    world: World, told: Told
+) -> None:
+    """Jobs and pods come by different connections: one of them may be late."""
+    world.run(1)
+    await told.until(job_1=Phase.RUNNING)
+    world.job(1, conditions=[{"type": "Complete", "status": "True"}])
+    await told.until(job_1=Phase.ENDED)
+    assert told.seen.executor == "pod-1/1"
+
+
+async def test_why_a_job_never_began_is_told_though_its_pod_is_told_as_gone_first(
+    world: World, told: Told
+) -> None:
+    """Who has ended it says so in the Job; its controller deletes the pod in the next moment."""
+    job = world.job(1)
+    waits = world.pod(1, phase="Pending", containerStatuses=[])
+    await told.until(job_1=Phase.PENDING)
+    gone = {**waits["metadata"], "deletionTimestamp": "2026-01-01T00:00:09Z"}
+    world.put("pods", {**waits, "metadata": gone})
+    world.drop("pods", waits["metadata"]["name"])
+    world.run(2)
+    await told.until(job_2=Phase.RUNNING)
+    assert told.last["job-1"] is Phase.PENDING
+    end = End(reason=Reason.UNSCHEDULABLE, message="waited longer than its start_timeout of 1 s")
+    said = {**job["metadata"]["annotations"], ENDED: end.to_text()}
+    failed = [{"type": "Failed", "status": "True", "reason": "DeadlineExceeded"}]
+    about = {**job["metadata"], "annotations": said}
+    world.put("jobs", {**job, "metadata": about, "status": {"conditions": failed}})
+    await told.until(job_1=Phase.ENDED)
+    assert (told.seen.reason, told.seen.message) == (end.reason, end.message)
+
+
+async def test_a_job_that_waits_in_vain_is_ended_once(world: World, server: FaultServer) -> None:
+    """However late it is told: what it looks like until then may be a consequence of its end."""
+    access = Access(server=server.url, name="a test", passes=Renewal(_fresh, "a test"))
+    cluster = GkeCluster(Api(access, LIMITS), AT, patience=Waiting(asked_s=0.5, least_s=0.0))
+    job = world.job(1)
+    about = {**job["metadata"]["annotations"], START_TIMEOUT: "0"}
+    world.put("jobs", {**job, "metadata": {**job["metadata"], "annotations": about}})
+    world.pod(1, phase="Pending", containerStatuses=[])
+    end = f"PATCH /apis/batch/v1/namespaces/ns/jobs/{job['metadata']['name']}"
+
+    def looked_again() -> bool:
+        """Whether more was asked about it since."""
+        _, ended, since = " ".join(server.paths).partition(end)
+        return bool(ended) and "/events" in since
+
+    async def read(watch: AsyncIterator[Observation]) -> None:
+        async for _ in watch:
+            pass
+
+    async with asyncio.timeout(DEADLINE_S), watching(cluster, {}) as watch:
+        reading = asyncio.create_task(read(watch))
+        while end not in server.paths:
+            await asyncio.sleep(0.01)
+        while server.paths.count(end) < 2 and not looked_again():
+            await asyncio.sleep(0.01)
+        reading.cancel()
+        await asyncio.wait({reading})
+    assert server.paths.count(end) == 1
+    await cluster.aclose()
 
 
 async def test_whoever_reads_slowly_gets_the_latest(world: World, told: Told) -> None:

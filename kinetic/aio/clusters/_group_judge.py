@@ -17,7 +17,7 @@ from kinetic.aio.clusters._kube_job import End, by_runner, observations
 from kinetic.aio.clusters._lws_manifest import WORKER_INDEX
 from kinetic.aio.clusters._reasons.documents import Document, condition, part, parts, uid
 from kinetic.aio.clusters._reasons.ending import ending, has_ended, ran
-from kinetic.aio.clusters._reasons.finished import index_of, past
+from kinetic.aio.clusters._reasons.finished import index_of, past, swept
 from kinetic.aio.clusters._reasons.held import held_back
 from kinetic.aio.clusters._reasons.starting import present
 from kinetic.aio.clusters._reasons.verdict import Outlook, Seen, Verdict
@@ -76,7 +76,7 @@ def judge_group(seen: Seen) -> Verdict:
     alive, ends = _alive(seen), _ends(seen)
     if (end := End.of(seen.any_job)) is not None and not any(map(ran, (*seen.pods, *seen.gone))):
         return _never(end, alive=bool(alive))
-    first = next((pod for pod in _pods(seen) if host_of(pod) == 0), None)
+    first = next((pod for pod in _pods(seen) if host_of(pod) == 0 and not _vanished(pod)), None)
     own = next((one for one in ends if one.pod == uid(first)), None)
     cause = _cause(seen, ends)
     if own is not None:
@@ -93,6 +93,14 @@ def judge_group(seen: Seen) -> Verdict:
         words = str(target.get("message") or "the set failed")
         return cause or _failed(Reason.LOST, words)
     return held_back(seen)
+
+
+def _vanished(pod: Document) -> bool:
+    """Whether it was deleted before it ever ran: why, the set says, or makes another one.
+
+    Sets and pods come by different watches, of which either may be late.
+    """
+    return swept(pod) and not ran(pod)
 
 
 def _pods(seen: Seen) -> list[Document]:

@@ -48,7 +48,7 @@ class Worry:
         self._tell = tell
         self._work: deque[tuple[str, Callable[[Entry], Awaitable[None]]]] = deque()
         self._queued: set[str] = set()
-        self._given_up: set[str] = set()
+        self._ended: set[str] = set()
         self._asked: Counter[str] = Counter()
         self._telling: set[str] = set()
         self._awake = asyncio.Event()
@@ -80,7 +80,7 @@ class Worry:
         if verdict.reason is not None and (entry.asked or waited >= patience.told_s):
             self._inquiry.report(entry.current or entry.name, verdict)
         end = _vain(entry, verdict, now, patience)
-        if end is not None and uid(entry.job) not in self._given_up:
+        if end is not None and uid(entry.job) not in self._ended:
             self._queue(entry.name, partial(self._end, end=end))
             return
         first = patience.asked_s if verdict.reason is not None else patience.slow_s
@@ -127,11 +127,11 @@ class Worry:
                 await self._tell(partial(learn, name=entry.name, pod=uid(pod), node=node))
 
     async def _end(self, entry: Entry, *, end: End) -> None:
+        self._ended.add(uid(entry.job))  # once: what it does is told later, and may look otherwise
         logging.warning("%s is ended, for it cannot start: %s", entry.current, end.message)
         try:
             await self._inquiry.end(entry, end)
         except BackendError as exc:
-            self._given_up.add(uid(entry.job))
             logging.warning("%s waits in vain, and cannot be ended: %s", entry.current, exc)
 
 

@@ -126,10 +126,16 @@ def succeeded(seen: Seen, done: Document) -> Verdict:
         status=JobStatus.SUCCEEDED,
         phase=Phase.ENDED,
         exit_code=0,
-        executor=good[-1].executor if good else "",
+        executor=good[-1].executor if good else _unheard(seen),
         message=message,
         outlook=Outlook.FINAL,
     )
+
+
+def _unheard(seen: Seen) -> str:
+    """The pod that must have succeeded, though its own end is yet to be told: the last, of one."""
+    late = [pod for pod in (*seen.gone, *seen.pods) if not has_ended(pod)]
+    return uid(late[-1]) if late and not _many(seen.any_job) else ""
 
 
 def failed(seen: Seen, target: Document) -> Verdict:

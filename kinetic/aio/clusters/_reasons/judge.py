@@ -36,7 +36,8 @@ def judge(seen: Seen) -> Verdict:
     """What is to be told of a job, by everything that was seen of it so far.
 
     A pod's end precedes its Job's by a second and explains it; when no other
-    pod will follow it is told at once. Give the result of `merged`, so that a
+    pod will follow it is told at once. But Jobs and pods come by different
+    watches, either of which may be late. Give the result of `merged`, so that a
     cause outlives the pod it stood on.
     """
     if len(seen.pods) > 1 or len(seen.gone) > 1:
@@ -137,7 +138,7 @@ def _between(seen: Seen, over: Sequence[Document]) -> Verdict:
         return held_back(seen)
     last = past(seen, over[-1])
     if last.status is JobStatus.SUCCEEDED or not _replaced(seen.any_job, over):
-        return last
+        return _unexplained(last) if swept(over[-1]) and not ran(over[-1]) else last
     held = held_back(seen)
     if held.reason is not None:
         return _again(seen, held, over)
@@ -148,6 +149,16 @@ def _between(seen: Seen, over: Sequence[Document]) -> Verdict:
         phase=Phase.PENDING,
         message=f"{last.message}; {_uncounted(seen.any_job, over[-1])}{words}",
         outlook=Outlook.OPEN,
+    )
+
+
+def _unexplained(last: Verdict) -> Verdict:
+    """Of a pod that was deleted before it ever ran: its Job is about to say that it has failed.
+
+    It may have ended the pod itself, and only it knows why: a client has ended it, perhaps.
+    """
+    return replace(
+        last, status=JobStatus.PENDING, phase=Phase.PENDING, executor="", outlook=Outlook.OPEN
     )
 
 
