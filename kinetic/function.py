@@ -109,10 +109,10 @@ class RemoteFunction(_Look[R_co], Generic[P, R_co]):
                 return _innermost(self._plain).__annotations__
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co:
+    def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> R_co:
         """Run it there with these arguments, print its output, and return its value.
 
-        The call owns the job: Ctrl-C cancels it there, too. An ``async def``
+        The call owns the job: Ctrl-C cancels and removes it there, too. An ``async def``
         returns a coroutine instead, to be awaited in any loop; cancelling the
         await cancels the job. Inside a job, it is an ordinary call.
 
@@ -132,13 +132,13 @@ class RemoteFunction(_Look[R_co], Generic[P, R_co]):
 
     @overload
     def run_async(
-        self: RemoteFunction[P, Coroutine[Any, Any, T]], *args: P.args, **kwargs: P.kwargs
+        self: RemoteFunction[P, Coroutine[Any, Any, T]], /, *args: P.args, **kwargs: P.kwargs
     ) -> JobHandle[T]: ...
 
     @overload
-    def run_async(self, *args: P.args, **kwargs: P.kwargs) -> JobHandle[R_co]: ...
+    def run_async(self, /, *args: P.args, **kwargs: P.kwargs) -> JobHandle[R_co]: ...
 
-    def run_async(self, *args: Any, **kwargs: Any) -> JobHandle[Any]:
+    def run_async(self, /, *args: Any, **kwargs: Any) -> JobHandle[Any]:
         """Start it there with these arguments and return the handle of the job.
 
         Returns once the platform has accepted the job. Ctrl-C before removes it.
@@ -230,7 +230,7 @@ class RemoteFunction(_Look[R_co], Generic[P, R_co]):
             progress=progress,
         )
 
-    def local(self, *args: P.args, **kwargs: P.kwargs) -> R_co:
+    def local(self, /, *args: P.args, **kwargs: P.kwargs) -> R_co:
         """Call the function here, in this process, as if it were not decorated."""
         return self._plain(*self._receiver, *args, **kwargs)
 

@@ -8,7 +8,15 @@ import functools
 import subprocess
 import sys
 import weakref
-from collections.abc import AsyncIterable, Callable, Coroutine, Generator, Iterable, Mapping
+from collections.abc import (
+    AsyncIterable,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Generator,
+    Iterable,
+    Mapping,
+)
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Generic, Literal, ParamSpec, Self, TypeVar, Unpack, overload
@@ -19,6 +27,7 @@ from kinetic import aio
 from kinetic._loop_thread import LoopThread
 from kinetic._portal import PORTAL, Iteration
 from kinetic.aio._owned import called
+from kinetic.aio._release import release
 from kinetic.aio.client import implicit_client
 from kinetic.errors import BatchError
 from kinetic.job_record import JobRecord
@@ -43,6 +52,7 @@ P = ParamSpec("P")
 S = TypeVar("S")
 T = TypeVar("T")
 C = TypeVar("C", bound=type)
+M = TypeVar("M", aio.JobHandle[Any], aio.BatchHandle[Any])
 
 
 def _mirrors(source: type[Any]) -> Callable[[C], C]:
@@ -368,11 +378,11 @@ class BatchHandle(Generic[T]):
 
 def submit(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> JobHandle[Any]:
     """Start ``function(*args, **kwargs)``; see `kinetic.aio.Client.submit`."""
-    return JobHandle.facing(PORTAL.call(aio.submit, function, *args, **kwargs))
+    return JobHandle.facing(_made(aio.submit, function, *args, **kwargs))
 
 
 def run(function: Callable[..., T], /, *args: Any, **kwargs: Any) -> T:
-    """Submit, print the output, and return the value; Ctrl-C cancels the job."""
+    """Submit, print the output, and return the value; Ctrl-C cancels and removes the job."""
     value: T = PORTAL.call(_run_and_show, function, *args, **kwargs)
     return value
 
@@ -411,7 +421,7 @@ def run_async_map(
     progress: bool | None = None,
 ) -> BatchHandle[Any]:
     """Run *function* once for each input; see `kinetic.aio.Client.run_async_map`."""
-    batch = PORTAL.call(
+    batch = _made(
         aio.run_async_map,
         function,
         inputs,
@@ -479,6 +489,26 @@ def list_jobs(
     """Handles of the jobs the platform knows, the newest first."""
     jobs = PORTAL.call(aio.list_jobs, project, zone, cluster, namespace)
     return [JobHandle.facing(job) for job in jobs]
+
+
+def _made(begin: Callable[P, Awaitable[M]], /, *args: P.args, **kwargs: P.kwargs) -> M:
+    """Wait for what ``begin(...)`` makes: the caller gets it, or nothing of it is left."""
+    made: list[M] = []
+
+    async def make() -> M:
+        made.append(await begin(*args, **kwargs))
+        return made[0]
+
+    try:
+        return PORTAL.call(make)
+    except BaseException:
+        for one in made:  # interrupted when it was just there
+            PORTAL.call(_undo, one)
+        raise
+
+
+async def _undo(made: aio.JobHandle[Any] | aio.BatchHandle[Any]) -> None:
+    await release(made.cleanup(), what="removing what was submitted")
 
 
 async def _text_of(job: aio.JobHandle[Any]) -> str:

@@ -24,6 +24,9 @@ __all__ = ["Invocation"]
 
 SMALL = 64 * 1024
 
+RESERVE = 4 << 20
+"""Bytes that are kept back for a job which fails because it has taken all the others."""
+
 
 class Invocation:
     """One call of the user's function, with the phase it is in."""
@@ -44,6 +47,7 @@ class Invocation:
         self._phase = "startup"
         self._started = time.time()
         self._begun: tuple[bytes | None, bytes] | None = None
+        self._reserve = b""
 
     def begun(self, function: bytes | None, arguments: bytes) -> None:
         """`opening` has made the folders and checked *arguments*, the parent *function*."""
@@ -51,6 +55,7 @@ class Invocation:
 
     def run(self) -> tuple[Outcome, results.Stored]:
         """The outcome and its body. Never raises but for `Stopped`'s kind of trouble in itself."""
+        self._reserve = _reserve()
         try:
             with self._stopping.interruptible():
                 function, args, kwargs = self._prepare()
@@ -59,8 +64,10 @@ class Invocation:
                 value = self._call(function, args, kwargs)
             return self._encoded(value)
         except Stopped as stopped:
+            self._reserve = b""
             return self._stopped(stopped)
         except BaseException as error:
+            self._reserve = b""
             return self._failed(error)
 
     def _prepare(self) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
@@ -146,6 +153,7 @@ class Invocation:
         try:
             stored = results.encode_value(value, spool)
         except BaseException as error:
+            self._reserve = b""
             text = results.error_text(error, phase=self._phase, own_frames=1)
             words = f"the result cannot be pickled: {text.qualname}: {text.message}"
             text = replace(text, message=words, result_repr=results.result_repr(value))
@@ -201,6 +209,14 @@ class Invocation:
     def _in_phase(self, phase: str) -> Generator[None]:
         self._phase = phase
         yield
+
+
+def _reserve() -> bytes:
+    """Memory that is not touched, and so costs none before it is given back."""
+    try:
+        return bytes(RESERVE)
+    except MemoryError:
+        return b""
 
 
 def _load(content: bytes) -> Any:

@@ -21,6 +21,7 @@ import cloudpickle
 
 from . import frames, hints, slices
 from .slices import FEW, KINDS  # asked for every object
+from .slotted import slotted
 
 __all__ = [
     "OUT_OF_BAND_BYTES",
@@ -101,7 +102,7 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc,unused-ignore]
             return hints.KINDS[kind](obj)
         found: Any = super().reducer_override(obj)  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
         if found is not NotImplemented and isinstance(obj, type):
-            return hints.completed(obj, found)
+            return slotted(obj, hints.completed(obj, found))
         return found
 
     def _dynamic_function_reduce(self, func: types.FunctionType) -> Any:

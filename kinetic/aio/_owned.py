@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from kinetic import configuration
 from kinetic.aio import _debug
 from kinetic.aio._release import in_thread, release
-from kinetic.errors import JobError, NotFound, ResultTimeout
+from kinetic.errors import BackendError, JobError, NotFound, ResultTimeout
 
 if TYPE_CHECKING:
     from kinetic.aio.job import JobHandle
@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 __all__ = ["called"]
 
 T = TypeVar("T")
+
+GONE_S = 25.0
+"""A job that does not end within this is left to its platform, which was told to end it."""
 
 
 async def called(
@@ -32,7 +35,8 @@ async def called(
             nothing was submitted.
         Exception: As the submission, `JobHandle.debug_attach` and `JobHandle.result`.
 
-    Cancelled: so is the job.
+    Cancelled: so is the job, and nothing of it stays in the store: nobody has its
+    name. Only what it has written to its output directory is kept.
     """
     if debug:
         return await _debugged(submit)
@@ -43,7 +47,16 @@ async def _owned(job: JobHandle[T], *, stream_logs: bool) -> T:
     try:
         return await job.result(stream_logs=stream_logs)
     except asyncio.CancelledError:
-        await release(job.cancel(), what=f"cancelling {job.job_id}")
+        await release(_end(job), what=f"cancelling {job.job_id}")
+        raise
+
+
+async def _end(job: JobHandle[Any]) -> None:
+    """Stop it and remove all of it; also what it was to read, should it not end in time."""
+    try:
+        await job.cleanup(cleanup_timeout=GONE_S)
+    except BackendError:
+        await job.cleanup(k8s=False)
         raise
 
 
@@ -56,11 +69,11 @@ async def _debugged(submit: Callable[[], Awaitable[JobHandle[T]]]) -> T:
         forwarder = await job.debug_attach(port)
     except (JobError, NotFound) as exc:
         if isinstance(exc, ResultTimeout):
-            await release(job.cleanup(), what=f"removing {job.job_id}")
+            await release(_end(job), what=f"removing {job.job_id}")
             raise
         return await _owned(job, stream_logs=False)  # it has ended; there is nothing to attach to
     except BaseException:
-        await release(job.cleanup(), what=f"removing {job.job_id}")
+        await release(_end(job), what=f"removing {job.job_id}")
         raise
     try:
         return await _owned(job, stream_logs=False)

@@ -256,8 +256,9 @@ class Client:
             JobError: As `JobHandle.result`.
             Exception: Whatever the function raised.
 
-        Cancelled: the job is cancelled too, for up to 30 s. With ``debug=True``
-        `JobHandle.debug_attach` comes first, on port KINETIC_DEBUG_PORT (5678).
+        Cancelled: the job is cancelled too and removed, for up to 30 s; its output
+        directory is kept. With ``debug=True`` `JobHandle.debug_attach` comes first,
+        on port KINETIC_DEBUG_PORT (5678).
         """
         debug = options.settings_of(function)[1].debug
         return await called(lambda: self.submit(function, *args, **kwargs), debug=debug)

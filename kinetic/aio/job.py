@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import subprocess
 import sys
@@ -17,7 +18,7 @@ from absl import logging
 from kinetic._rules import check
 from kinetic._runner import wire
 from kinetic.aio import _debug, _job_log, _launch, _results
-from kinetic.aio._release import release
+from kinetic.aio._release import in_thread, release
 from kinetic.errors import ConfigurationError, JobCancelled, JobError, NotFound, ResultTimeout
 from kinetic.job_record import JobRecord
 from kinetic.job_status import JobStatus
@@ -269,6 +270,12 @@ class JobHandle(JobRecord, Generic[T]):
         item = at.submission.item(at.index)
         return at.submission.identity.attempt_name(at.index, item.attempt if item else 1)
 
+    def _attempt_names(self, at: Following) -> list[str]:
+        """All that the platform may know: what was cancelled is at an attempt that never was."""
+        item = at.submission.item(at.index)
+        numbers = range(1, (item.attempt if item else 1) + 1)
+        return [at.submission.identity.attempt_name(at.index, number) for number in numbers]
+
     async def logs(self, follow: bool = False) -> AsyncIterator[str]:
         """The lines of the job's output; with *follow* also those to come, until it ends.
 
@@ -294,7 +301,8 @@ class JobHandle(JobRecord, Generic[T]):
         if item.state.final:
             return NotFound(
                 f"{self.job_id} has no log any more: its job was removed, as cancel(), results() "
-                "and result() do; with cleanup=False the latter keep it"
+                "and result() do (with cleanup=False the latter keep it); a LeaderWorkerSet goes "
+                "by itself when its function has ended"
             )
         return NotFound(
             f"{self.job_id} has no log: it has not started yet, or its job was removed; status() "
@@ -326,7 +334,8 @@ class JobHandle(JobRecord, Generic[T]):
     async def cancel(self, cleanup_timeout: float = 180, cleanup_poll_interval: float = 2) -> None:
         """Stop the job with everything it started; its status becomes NOT_FOUND.
 
-        A value it has committed before stays. Returns when the job has ended.
+        A value it has committed before stays. Returns when the job has ended, or
+        somebody else has removed it.
 
         Raises:
             ResultTimeout: It has not ended within *cleanup_timeout* seconds.
@@ -340,22 +349,33 @@ class JobHandle(JobRecord, Generic[T]):
         except NotFound:
             return
         item = await at.submission.look(at.index)
-        if not item.state.final:
-            if at.submission.identity.single:
-                await at.submission.append(wire.Request(kind="stop", cause="cancel"))
-            else:  # many that are cancelled at once make one request
-                await at.submission.requests.stop_items((at.index,), "cancel")
-            await at.session.platform.cluster.delete(names=[self._attempt_name(at)])
-            await at.submission.look(at.index)
-            try:
-                await asyncio.wait_for(at.submission.closed(at.index), cleanup_timeout)
-            except TimeoutError:
-                raise ResultTimeout(
-                    f"{self.job_id} was asked to stop and has not ended within "
-                    f"{cleanup_timeout:g} s; it will be killed",
-                    job_id=self.job_id,
-                ) from None
-            await _launch.until_gone(at.session, [self._attempt_name(at)], cleanup_timeout)
+        if item.state.final:
+            return
+        with contextlib.suppress(NotFound):  # as of a job that is removed in this moment
+            await self._stop(at, cleanup_timeout)
+        if at.submission.identity.single and not await self._exists(at):
+            # It was removed before the stop was stored, which nobody reads any more.
+            store, scope = at.session.platform.store, at.submission.identity.scope
+            await store.delete([one.name for one in await store.list(f"{scope}control/")])
+
+    async def _stop(self, at: Following, timeout: float) -> None:
+        """Ask the job to end, and wait until it has."""
+        names = self._attempt_names(at)  # those that the stop is for: it may be tried again since
+        if at.submission.identity.single:
+            await at.submission.append(wire.Request(kind="stop", cause="cancel"))
+        else:  # many that are cancelled at once make one request
+            await at.submission.requests.stop_items((at.index,), "cancel")
+        await at.session.platform.cluster.delete(names=names)
+        await at.submission.look(at.index)
+        try:
+            await asyncio.wait_for(at.submission.closed(at.index), timeout)
+        except TimeoutError:
+            raise ResultTimeout(
+                f"{self.job_id} was asked to stop and has not ended within "
+                f"{timeout:g} s; it will be killed",
+                job_id=self.job_id,
+            ) from None
+        await _launch.until_gone(at.session, names, timeout)
 
     async def cleanup(
         self,
@@ -386,7 +406,7 @@ class JobHandle(JobRecord, Generic[T]):
         await _launch.remove(
             at.session,
             at.submission.identity.scope,
-            names=[self._attempt_name(at)],
+            names=self._attempt_names(at),
             jobs=jobs,
             objects=objects,
             timeout=timeout,
@@ -437,7 +457,11 @@ class JobHandle(JobRecord, Generic[T]):
         place = await _debug.ready(at, self.job_id, worker, ended)
         process, port = await _debug.forward(at, place, local_port)
         words = _debug.instructions(place, port, working_dir)
-        await anyio.to_thread.run_sync(_print, words)
+        try:
+            await anyio.to_thread.run_sync(_print, words)
+        except BaseException:  # nobody will have it
+            await release(in_thread(_debug.end, process), what="ending the forwarder")
+            raise
         return process
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 import uuid
 from collections.abc import AsyncIterator
@@ -238,3 +239,19 @@ async def test_a_place_that_cannot_be_used_says_what_to_do(tmp_path: Path) -> No
     (tmp_path / "file").write_text("")
     with pytest.raises(BackendError, match=r"KINETIC_STORE|check it"):
         DirectoryStore(tmp_path / "file" / "s")
+
+
+async def test_what_is_cancelled_while_it_is_created_does_not_come_later(tmp_path: Path) -> None:
+    """A directory's: whoever is cancelled removes what he has made, and must come after it."""
+    store, pipe = DirectoryStore(tmp_path / "store"), tmp_path / "pipe"
+    os.mkfifo(pipe)
+    creating = asyncio.ensure_future(store.create("a/b", pipe))
+    with await asyncio.to_thread(pipe.open, "wb") as feed:  # it is being read
+        creating.cancel()
+        for _ in range(100):
+            await asyncio.sleep(0)
+        assert not creating.done()
+        feed.write(b"the rest")
+    with pytest.raises(asyncio.CancelledError):
+        await creating
+    assert [one.name for one in await store.list("")] == ["a/b"]

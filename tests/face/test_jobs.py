@@ -321,3 +321,97 @@ except kinetic.errors.ConfigurationError as error:
     with script(code) as process:
         process.expect("True []")
         assert process.end() == (0, "", "")
+
+
+def test_objects_of_classes_with_slots_come_and_go(script) -> None:
+    code = """
+import dataclasses
+
+@dataclasses.dataclass(slots=True)
+class Point:
+    x: int
+
+class Named:
+    __slots__ = "name"
+
+    def __init__(self):
+        self.name = "n"
+
+class Private(Named):
+    __slots__ = ("__hidden", "__weakref__")
+
+    def __init__(self):
+        super().__init__()
+        self.__hidden = "h"
+
+    def __eq__(self, other):
+        return type(self) is type(other) and self.__hidden == other.__hidden
+
+class Open(Private):
+    pass
+
+@remote
+def there(one):
+    return hasattr(one, "__dict__"), one
+
+for one in (Point(1), Named(), Private(), Open()):
+    is_open, back = there(one)
+    print(type(back) is type(one), is_open, back == one or back.name)
+"""
+    with script(code) as process:
+        for line in ("True False True", "True False n", "True False True", "True True True"):
+            process.expect(line)
+        assert process.end() == (0, "", "")
+
+
+def test_arguments_may_have_any_name(script) -> None:
+    code = """
+@remote
+def names(**given):
+    return sorted(given)
+
+given = dict.fromkeys(["args", "begin", "function", "made", "options", "self"], 1)
+print(names(**given) == names.local(**given) == names.run_async(**given).result())
+"""
+    with script(code) as process:
+        process.expect("True")
+        assert process.end() == (0, "", "")
+
+
+@pytest.mark.parametrize("begin", ["run_async(1)", "run_async_map([1, 2])"])
+def test_ctrl_c_when_a_handle_is_just_there_leaves_nothing_of_it(script, begin: str) -> None:
+    """Nobody will have it. That a submission has worked is logged in the step which ends it."""
+    code = f"""
+import logging, queue
+from absl import logging as absl_logging
+
+interrupted = queue.SimpleQueue()
+
+def interrupt(number, frame):
+    interrupted.put(None)
+    raise KeyboardInterrupt
+
+class Ear(logging.Handler):
+    def emit(self, record):
+        if "runs on local" in record.getMessage():
+            os.kill(os.getpid(), signal.SIGINT)
+            interrupted.get(timeout=30)
+
+@remote
+def sleeps(number):
+    time.sleep(1000)
+
+signal.signal(signal.SIGINT, interrupt)
+absl_logging.set_verbosity(absl_logging.INFO)
+logging.getLogger("absl").addHandler(Ear())
+try:
+    sleeps.{begin}
+except KeyboardInterrupt:
+    store = pathlib.Path(os.environ["KINETIC_HOME"], "store")
+    print(*[one for one in store.glob("*/*") if one.parent.name in ("jobs", "batches", "groups")])
+    print(kinetic.list_jobs())
+"""
+    with script(code) as process:
+        process.expect("")
+        process.expect("[]")
+        assert process.end()[0] == 0

@@ -124,6 +124,8 @@ async def test_a_call_owns_its_job(place: Place) -> None:
     with pytest.raises(asyncio.CancelledError):
         await calling
     assert await job.status() is JobStatus.NOT_FOUND
+    assert await place.objects(job_id) == []
+    assert job not in await place.client.list_jobs()
 
 
 @behaviour

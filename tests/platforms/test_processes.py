@@ -79,6 +79,7 @@ async def test_ctrl_c_of_a_call_cancels_its_job_and_of_a_handle_does_not(place: 
     code = """
 @remote
 def waits(name):
+    pathlib.Path(name + ".job").write_text(os.environ["KINETIC_JOB_ID"])
     print("started")
     while not pathlib.Path(name).exists():
         time.sleep(0.02)
@@ -103,6 +104,9 @@ print(job.result())
         await script.expect("interrupted False NOT_FOUND", "went on")
         status, out, err = await script.end()  # on a busy cluster it may have told of waiting
         assert (status, out) == (0, "") and "Traceback" not in err, err
+    for name in place.marks("project/*.job"):
+        job_id = (place.folder / "project" / name).read_text()
+        assert await place.objects(job_id) == [], name
 
 
 @behaviour

@@ -352,6 +352,21 @@ def piece_by_piece() -> Any:
     return [kept, bytes(1 << 20)]
 
 
+def but_for_a_little() -> Any:
+    """Nothing is left of any size that Python keeps memory for, but what it takes to raise."""
+    kept: list[Any] = [None] * 500_000
+    sizes, place, little = (1 << 20, 1 << 16, 4096, 1024, *range(512, 0, -16)), 0, bytes(8192)
+    for size in sizes:
+        try:
+            while True:
+                kept[place] = bytes(size - 1)
+                place += 1
+        except MemoryError:
+            pass
+    del little
+    return [kept, bytes(1 << 20)]
+
+
 def in_its_pickle() -> Any:
     class Swelling:
         def __reduce__(self) -> Any:
@@ -372,7 +387,7 @@ def for_the_result() -> Any:
 
 async def test_a_job_that_takes_all_its_memory_says_so() -> None:
     async with aio.Client(backend="local") as client, asyncio.timeout(DEADLINE_S):
-        for function in (at_once, piece_by_piece, in_its_pickle, for_the_result):
+        for function in (at_once, piece_by_piece, but_for_a_little, in_its_pickle, for_the_result):
             job = await client.submit(kinetic.run(backend="local", memory=MEMORY)(function))
             with pytest.raises((MemoryError, errors.JobFailed)) as caught:
                 await job

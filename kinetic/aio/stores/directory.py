@@ -13,6 +13,7 @@ from typing import TypeVar
 import anyio.to_thread
 
 from kinetic._runner.directory import DirectoryObjects, Stored
+from kinetic.aio._release import in_thread
 from kinetic.aio.ports import Object, ObjectInfo
 from kinetic.errors import (
     AuthError,
@@ -35,7 +36,11 @@ SMALL_BYTES = 256 * 1024
 
 
 class DirectoryStore:
-    """`kinetic.aio.ports.Store` over a directory, private to the user."""
+    """`kinetic.aio.ports.Store` over a directory, private to the user.
+
+    What changes something has ended when it returns, also when it is cancelled:
+    whoever undoes it then comes after it.
+    """
 
     def __init__(self, root: Path) -> None:
         if not root.is_absolute():
@@ -59,14 +64,14 @@ class DirectoryStore:
         with self._translated(name):
             if isinstance(body, bytes) and len(body) <= SMALL_BYTES:
                 return self._objects.create(name, body, metadata)
-            return await _in_thread(lambda: self._objects.create(name, body, metadata))
+            return await in_thread(self._objects.create, name, body, metadata)
 
     async def begin(self, name: str, body: bytes) -> int | None:
         return FIRST if await self.create(name, body) else None
 
     async def replace(self, name: str, body: bytes, *, generation: int) -> int:
         with self._translated(name):
-            replaced = await _in_thread(lambda: self._objects.replace(name, body, generation))
+            replaced = await in_thread(self._objects.replace, name, body, generation)
         if replaced is None:
             raise Conflict(f"{name} is no longer of generation {generation}")
         return replaced
@@ -111,11 +116,11 @@ class DirectoryStore:
 
     async def renew(self, names: Collection[str]) -> set[str]:
         with self._translated("renew"):
-            return await _in_thread(lambda: self._objects.renew(names))
+            return await in_thread(self._objects.renew, names)
 
     async def delete(self, names: Collection[str]) -> None:
         with self._translated("delete"):
-            await _in_thread(lambda: self._objects.delete(names))
+            await in_thread(self._objects.delete, names)
 
     async def aclose(self) -> None:
         await asyncio.sleep(0)
@@ -141,6 +146,7 @@ class DirectoryStore:
 
 
 async def _in_thread(work: Callable[[], T]) -> T:
+    """Read something; who is cancelled does not wait for it."""
     return await anyio.to_thread.run_sync(work)
 
 
