@@ -20,11 +20,12 @@ from kinetic.aio._launching import Order
 from kinetic.aio._patience import patiently
 from kinetic.aio._release import release
 from kinetic.aio._renewal import renewed
-from kinetic.aio._session import LABEL_SUBMISSION, Session
+from kinetic.aio._session import Session
 from kinetic.aio._stock import Stock
 from kinetic.aio._submission import Submission
 from kinetic.aio._takeover import survey
 from kinetic.aio._terms import Terms
+from kinetic.aio._withdrawal import delete_all
 from kinetic.errors import ConfigurationError, Conflict, KineticError, NotFound, SubmitterLost
 from kinetic.job_status import JobStatus
 
@@ -59,6 +60,7 @@ class Batch:
         self._taking_over = asyncio.Lock()
         self._mourning: asyncio.Task[None] | None = None
         submission.listen(self.wake)
+        submission.requests.listeners.append(self._on_request)
 
     @property
     def group_id(self) -> str:
@@ -216,11 +218,28 @@ class Batch:
             holder.post(event)
             for news in self._since(event):
                 holder.post(news)
-        self.session.spawn(holder.run(), name=f"batch {self.group_id}")
+        self.session.spawn(self._submitting(holder), name=f"batch {self.group_id}")
         if (deadline := self.manifest.get("deadline")) is not None:
             if submission.requests.reopened:  # what is tried again has the whole time again
                 deadline = time.time() + (terms.batch_timeout or 0.0)
             self.session.spawn(self._end_at(holder, deadline), name=f"timeout of {self.group_id}")
+
+    async def _submitting(self, holder: Holder) -> None:
+        """Have *holder* at work, and hear of what goes on elsewhere when it is over."""
+        await holder.run()
+        reopened = self.submission.requests.reopened
+        if self.holder is not holder:
+            return
+        if not all(map(self._is_final, reopened)):
+            self._observe_again()
+        elif holder.hold.lost is not None and not self.submission.requests.removing:
+            self.session.watch(self.submission)  # who waits for a job hears of it further on
+            self.observe()
+
+    def _on_request(self, request: wire.Request) -> None:
+        """What somebody has tried again after this process had submitted it all runs elsewhere."""
+        if request.kind == "retry" and self.holder is not None and not self.holding:
+            self._observe_again()
 
     def _since(self, event: fanout.Event) -> Iterator[fanout.Seen]:
         """What a new holder could not hear, for it came while it looked around.
@@ -265,10 +284,14 @@ class Batch:
         async with self._taking_over:
             await self.refresh()
             self._refuse_more(inputs)
-            if self.holding:
-                if inputs is None and not seal and not force:
-                    return
-                raise Conflict(f"this client submits {self.group_id} already: it need not resume")
+            if (holder := self.holder) is not None and self.holding:
+                if not await holder.is_replaced():
+                    if inputs is None and not seal and not force:
+                        return
+                    raise Conflict(
+                        f"this client submits {self.group_id} already: it need not resume"
+                    )
+                await holder.over.wait()
             environment = await self._environment()
             placed = _manifest.placed_of(self.manifest, environment)
             identity, platform = self.submission.identity, self.session.platform
@@ -356,15 +379,19 @@ class Batch:
         Returns how many will run again.
 
         Raises:
-            NotFound: The batch has no such item.
+            NotFound: The batch has no such item, or was cleaned up.
         """
+        if not await self._is_there():
+            raise self.submission.identity.gone
         await self.refresh()
         wanted = {*range(self.known)} if indices is None else {*indices}
         if strange := [index for index in wanted if not 0 <= index < self.known]:
             raise NotFound(f"batch {self.group_id} has no item {strange[0]}; it has {self.known}")
         count = await self._request_retry(wanted)
-        if self.holder is not None and self.holding:
-            await self.holder.heeded()
+        if (holder := self.holder) is not None and self.holding:
+            await holder.heeded()
+            if await holder.is_replaced():
+                await holder.over.wait()
         reopened = self.submission.requests.reopened  # also by who died before it came to start
         is_open = any(not self._is_final(index) for index in reopened)
         if is_open and not self.holding and await self._is_free():
@@ -375,6 +402,14 @@ class Batch:
         if self.holder is not None and not self.holding and self.submission.ended < self.known:
             self._observe_again()  # what was reopened runs elsewhere
         return count
+
+    async def _is_there(self) -> bool:
+        """Whether nobody has cleaned it up: what is written into it then would stay for ever."""
+        manifest = f"{self.submission.identity.scope}manifest"
+        if self.holding or await self.session.platform.store.look(manifest) is not None:
+            return True
+        self.session.forget(self.submission)
+        return False
 
     async def _request_retry(self, wanted: Iterable[int]) -> int:
         submission, budgets = self.submission, self.submission.identity.budgets
@@ -412,20 +447,6 @@ class Batch:
                 return there is not None and there[0].held
         return False
 
-    async def let_go(self, *, seal: bool = False) -> int:
-        """Release the lease, and return how many items wait for somebody to resume it.
-
-        Raises:
-            ConfigurationError: Lazy inputs have not ended, and *seal* is false.
-        """
-        if self.holder is None or not self.holding:
-            return 0
-        holder = self.holder
-        left = await holder.let_go(seal=seal)
-        if not holder.complete:
-            self._observe_again()
-        return left
-
     async def part(self, why: str) -> None:
         """Stop submitting at once, for this process is about to leave it."""
         if self.holder is not None and self.holding:
@@ -462,21 +483,36 @@ class Batch:
             await holder.over.wait()
             if holder.unheeded is not None:
                 raise holder.unheeded
-            return
+            if holder.hold.lost is None:
+                return  # else another process has it now, and ends it
         await self.look()
         if self.total is not None and self.submission.ended >= self.total:
             return  # nothing is left to stop, and the logs stay
-        await self.submission.append(wire.Request(kind="stop", cause="cancel"))
-        await self.delete_jobs()
+        if not await self._is_there():
+            return
+        its_round = await self.submission.append(wire.Request(kind="stop", cause="cancel"))
+        await delete_all(self.session.platform.cluster, self.submission, its_round)
         await self.look()
         for index in range(self.known):
             if not self._is_final(index) and self.submission.lasting_trouble(index) is None:
-                await self.submission.closed(index)
+                await self._until_closed(index)
+
+    async def _until_closed(self, index: int) -> None:
+        """Wait for its end, of which the platform says nothing where a submitter closes it."""
+        closing = asyncio.ensure_future(self.submission.closed(index))
+        try:
+            while not (await asyncio.wait({closing}, timeout=LONGEST_LOOK_S))[0]:
+                await patiently(self.look, f"looking at {self.group_id}")
+            closing.result()
+        finally:
+            closing.cancel()
 
     async def delete_jobs(self) -> None:
-        """Take all its jobs off the platform in one request."""
-        labels = {LABEL_SUBMISSION: self.group_id}
-        await self.session.platform.cluster.delete(labels=labels)
+        """Take all its jobs off the platform, when none of them is wanted any more."""
+        submission = self.submission
+        if all(map(submission.is_final, submission.requests.reopened)):
+            cluster = self.session.platform.cluster
+            await delete_all(cluster, submission, submission.requests.round)
 
     async def remove(self, *, jobs: bool, objects: bool) -> None:
         """Stop it, and take away its jobs and its objects."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import deque
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from absl import logging
@@ -19,12 +20,11 @@ from kinetic.aio._lease import RENEW_S
 from kinetic.aio._patience import patiently
 from kinetic.aio._renewal import keep_renewing
 from kinetic.aio._requests import KINDS
-from kinetic.aio._session import LABEL_ATTEMPT, LABEL_SUBMISSION
+from kinetic.aio._session import LABEL_ATTEMPT
 from kinetic.aio._window import Window
-from kinetic.aio._withdrawal import withdraw, withdraw_idle
+from kinetic.aio._withdrawal import delete_all, withdraw, withdraw_idle
 from kinetic.errors import (
     BackendError,
-    ConfigurationError,
     InputsUnfinished,
     KineticError,
     SubmitterLost,
@@ -136,11 +136,12 @@ class Holder:
         number = len(self._submission.requests.entries)
         if request.kind == "stop" and request.items is None:
             self.post(fanout.StopRequested())
-            sent = {**self.state.busy}
-            heeding = self._heed_stop(sent, keep_running=request.keep_running)
+            sent = [*self.state.busy.items()]
+            its_round, keep_running = self._submission.requests.round, request.keep_running
+            heeding = self._heed_stop(sent, its_round, keep_running=keep_running)
         else:
-            named = [index for index in request.items or () if index in self.state.busy]
-            sent = {index: self.state.busy[index] for index in named}
+            busy = self.state.busy
+            sent = [(index, busy[index]) for index in request.items or () if index in busy]
             heeding = self._heed(request, number, sent)
         self._heed_beside(heeding, f"request {number} to {self._submission.identity.id}")
 
@@ -213,6 +214,7 @@ class Holder:
     async def _close_up(self, seen: int) -> None:
         submission, total = self._submission, self.state.total
         await self.launcher.quiet()
+        await self.launcher.take_back_doubtful()
         if self.state.sealed and total is not None and not submission.requests.removing:
             await patiently(lambda: submission.write_done(total), "noting how all ended")
             await self._drop_secrets(total)
@@ -282,35 +284,25 @@ class Holder:
             else:
                 return
 
-    async def let_go(self, *, seal: bool = False) -> int:
-        """Stop submitting and release the lease; how many items wait for a resume() then.
-
-        Inputs that are there are stored first.
-
-        Raises:
-            ConfigurationError: The inputs have not ended, and *seal* is false.
-        """
-        intake = self.intake
-        if intake is not None and not intake.finished:
-            if self._is_lazy and not seal:
-                raise ConfigurationError(
-                    f"the inputs of {self._submission.identity.id} have not ended: they are "
-                    "pulled in this process and nowhere else; detach(seal=True) ends them with "
-                    f"the {self.stock.count} that are stored"
-                )
-            await self.finish_inputs(seal=seal)
-        await self.stop_submitting()
-        return len(self.waiting)
-
     @property
     def _is_lazy(self) -> bool:
         return self.intake is not None and not self.intake.known_length
+
+    async def is_replaced(self) -> bool:
+        """Whether another process has the batch by now, which is noticed at the next renewal only.
+
+        Raises:
+            BackendError: The store does not answer.
+        """
+        with contextlib.suppress(SubmitterLost):
+            await self.hold.renew()
+        return self.hold.lost is not None
 
     async def finish_inputs(self, *, seal: bool) -> None:
         """Have all inputs stored; lazy ones are pulled no more, and end here with *seal*."""
         if self.intake is None or self.intake.finished:
             return
-        if self._is_lazy:
+        if self._is_lazy or self.intake.spare():
             self.intake.close()
         await self._fed.wait()
         if self._is_lazy and seal and self.hold.lost is None:
@@ -378,6 +370,8 @@ class Holder:
         Raises:
             BackendError: The request cannot be stored: nothing was stopped.
         """
+        if self.intake is not None:
+            self.intake.spare()
         request = wire.Request(kind="stop", cause=cause, keep_running=keep_running)
         await patiently(lambda: self._submission.append(request), "asking for the end")
 
@@ -386,9 +380,11 @@ class Holder:
         stopping = self.stop(cause, keep_running=keep_running)
         self._heed_beside(stopping, f"{cause} of {self._submission.identity.id}")
 
-    async def _heed_stop(self, sent: Mapping[int, int], *, keep_running: bool) -> None:
+    async def _heed_stop(
+        self, sent: Sequence[tuple[int, int]], its_round: int, *, keep_running: bool
+    ) -> None:
         if not keep_running:
-            await self._delete_jobs()
+            await self._delete_jobs(its_round)
         if self.intake is not None:
             self.intake.close()
             await self._fed.wait()
@@ -400,17 +396,19 @@ class Holder:
         if keep_running:
             await withdraw_idle(self._session.platform.cluster, self._submission, sent)
 
-    async def _delete_jobs(self) -> None:
+    async def _delete_jobs(self, its_round: int) -> None:
         """To be quick: the stop alone keeps what has not begun from running."""
         cluster, batch = self._session.platform.cluster, self._submission.identity.id
         try:
             await patiently(
-                lambda: cluster.delete(labels={LABEL_SUBMISSION: batch}), "deleting jobs"
+                lambda: delete_all(cluster, self._submission, its_round), "deleting jobs"
             )
         except KineticError as exc:
             logging.warning("the jobs of %s that run end by themselves: %s", batch, exc)
 
-    async def _heed(self, request: wire.Request, number: int, sent: Mapping[int, int]) -> None:
+    async def _heed(
+        self, request: wire.Request, number: int, sent: Sequence[tuple[int, int]]
+    ) -> None:
         """Look at the items that a request names; those it reopens may start."""
         items = [*(request.items or request.bases)]
         submission = self._submission
@@ -423,7 +421,7 @@ class Holder:
         for index, base in request.bases.items():
             item = submission.item(index)
             if item is not None and item.state is wire.ItemState.OPEN and item.attempt > base:
-                self.post(fanout.Reopened(index, item.attempt, number))
+                self.post(fanout.Reopened(index, item.attempt, number, base))
 
     async def _look_at_the_rest(self) -> None:
         known = max(self.stock.count, self.stock.total or 0)

@@ -18,6 +18,7 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
+from contextvars import ContextVar
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -46,6 +47,9 @@ INPUT_MODES = ("auto", "single", "args", "kwargs")
 CHUNK_ITEMS = 100
 CHUNK_BYTES = 8 * 1024 * 1024
 FLUSH_S, HURRY_S = 0.05, 0.005
+
+SPARED_S = 60.0
+"""A step that has closed what it was pulled for has its end by then; closing takes 30 s at most."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,6 +136,7 @@ class Source:
         self._reader: _Reader | None = None
         self._next: asyncio.Future[Any] | None = None
         self._taken: list[Any] = []
+        self._mark, self._spared = object(), False
         self._at = 0
         if isinstance(inputs, (tuple, range)):
             self._there = inputs
@@ -218,12 +223,25 @@ class Source:
         if self._reader is not None:
             return self._reader.ask(wanted)
         assert self._async is not None
-        return asyncio.ensure_future(_anext(self._async))
+        return asyncio.ensure_future(_anext(self._async, self._mark))
+
+    def spare(self) -> bool:
+        """Whether it is this iterator itself that asks: then its step is not waited for, nor ended.
+
+        It may close what it is pulled for, which ends when nothing is pulled any more.
+        """
+        self._spared = self._spared or _PULLED.get() is self._mark
+        return self._spared
 
     async def aclose(self) -> None:
         """Stop pulling; an async generator gets to run its ``finally``."""
         if self._reader is not None:
             self._reader.close()
+        elif self._next is not None and self._spared and not self._next.done():
+            _SPARED.add(self._next)
+            self._next.add_done_callback(_end_spared)
+            asyncio.get_running_loop().call_later(SPARED_S, self._next.cancel)
+            return
         elif self._next is not None:
             self._next.cancel()
             await asyncio.gather(self._next, return_exceptions=True)
@@ -324,8 +342,20 @@ class _Reader:
 _READY = object()
 _END = object()
 
+_PULLED: ContextVar[object] = ContextVar("mark of the inputs that are pulled", default=None)
 
-async def _anext(source: AsyncIterator[Any]) -> Any:
+_SPARED: set[asyncio.Future[Any]] = set()
+"""The last steps of iterators that are pulled no more: the loop itself would forget them."""
+
+
+def _end_spared(step: asyncio.Future[Any]) -> None:
+    _SPARED.discard(step)
+    if not step.cancelled():
+        step.exception()  # nobody is there any more to hear of it
+
+
+async def _anext(source: AsyncIterator[Any], mark: object) -> Any:
+    _PULLED.set(mark)
     try:
         return await anext(source, _END)
     except SystemExit as exc:  # a task that raises it ends the loop, and all that goes on there

@@ -91,10 +91,15 @@ class Intake:
         """There may be room, or nothing more to wait for."""
         self._room.set()
 
+    def spare(self) -> bool:
+        """Whether it is the iterator of the inputs that asks: it gives none while it waits."""
+        return self._feed.source.spare()
+
     def close(self) -> None:
         """Pull nothing more; what was pulled is stored, and so is a list, which is all here."""
         if self._feed.there is not None:
             return
+        self.spare()
         self.closing = True
         self._room.set()
         if self._taking is not None:

@@ -18,12 +18,13 @@ from kinetic.aio._session import (
     LABEL_ATTEMPT,
     LABEL_CLIENT,
     LABEL_INDEX,
+    LABEL_ROUND,
     LABEL_SUBMISSION,
     Session,
 )
 from kinetic.aio._submission import Identity
 from kinetic.aio._submit import Placed
-from kinetic.aio.ports import JobSpec, Shared
+from kinetic.aio.ports import JobSpec, Shared, Store
 from kinetic.errors import BackendError, Throttled
 
 __all__ = [
@@ -54,6 +55,7 @@ class Launch:
     output_dir: str
     data: tuple[wire.DataRef, ...] = ()
     fence: int = 1
+    round: int = 0
 
 
 class Orders:
@@ -122,7 +124,12 @@ class Orders:
             assignment["data"] = [asdict(ref) for ref in (*placed.data, *one.data)]
         return JobSpec(
             name=identity.attempt_name(one.index, one.attempt),
-            labels={**self._labels, LABEL_INDEX: index, LABEL_ATTEMPT: attempt},
+            labels={
+                **self._labels,
+                LABEL_INDEX: index,
+                LABEL_ATTEMPT: attempt,
+                LABEL_ROUND: str(one.round),
+            },
             image=placed.image,
             assignment=assignment,
             environment={
@@ -211,13 +218,20 @@ async def remove(
         if not ended:
             await until_gone(session, names, timeout, labels=labels)
     if objects:
-        listed = [one.name for one in await store.list(scope)]
-        inputs = [name for name in listed if name.startswith(f"{scope}inputs/")]
-        last = [name for name in listed if name.startswith(f"{scope}control/")]
-        last += [f"{scope}lease", f"{scope}manifest", f"{scope}handle.json"]
-        await store.delete(inputs)
-        await store.delete([name for name in listed if name not in {*inputs, *last}])
-        await store.delete(last)
+        await _remove_objects(store, scope)
+        if not ended:  # who had looked before the handle went may have told of its end since
+            await store.delete([one.name for one in await store.list(scope)])
+
+
+async def _remove_objects(store: Store, scope: str) -> None:
+    """First what jobs read, and last what tells that there is something to remove."""
+    listed = [one.name for one in await store.list(scope)]
+    inputs = [name for name in listed if name.startswith(f"{scope}inputs/")]
+    last = [name for name in listed if name.startswith(f"{scope}control/")]
+    last += [f"{scope}lease", f"{scope}manifest", f"{scope}handle.json"]
+    await store.delete(inputs)
+    await store.delete([name for name in listed if name not in {*inputs, *last}])
+    await store.delete(last)
 
 
 async def undo(session: Session, scope: str, name: str) -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from absl import logging
 
+from kinetic._runner import wire
 from kinetic.aio import _launch, _submit, fanout
 from kinetic.aio._lease import Hold
 from kinetic.aio._line import Line
@@ -16,7 +17,7 @@ from kinetic.aio._patience import is_definite, patiently
 from kinetic.aio._session import Session
 from kinetic.aio._stock import Stock
 from kinetic.aio._submission import Submission
-from kinetic.aio._withdrawal import take_back
+from kinetic.aio._withdrawal import take_back, withdraw_idle
 from kinetic.errors import BackendError, KineticError, SubmitterLost, Throttled
 
 __all__ = ["LAUNCHING", "Launcher", "Order"]
@@ -65,10 +66,11 @@ class Launcher:
         self._post = post
         self._on_change = on_change
         self._queue: Line[fanout.Start] = Line()
-        self._slots: set[int] = set()
+        self._slots: dict[int, int] = {}  # of the client's, item → the latest attempt that asked
         self._tries: dict[int, int] = {}
         self._launched = 0
         self._first_failures: dict[int, tuple[int, float]] = {}
+        self._doubtful: set[tuple[int, int]] = set()
         self._idle = asyncio.Event()
         self._under_way = 0
 
@@ -87,7 +89,7 @@ class Launcher:
         if self._tries.pop(index, None) is not None:
             self._first_failures.pop(index, None)
         if index in self._slots and self._order.limit is not None:
-            self._slots.discard(index)
+            del self._slots[index]
             self._order.limit.release()
 
     def free_all(self) -> None:
@@ -106,6 +108,12 @@ class Launcher:
             self._idle.clear()
             await self._idle.wait()
 
+    async def take_back_doubtful(self) -> None:
+        """Requests that nobody answered may have made jobs of what had its end without them."""
+        doubtful, self._doubtful = self._doubtful, set()
+        cluster = self._order.session.platform.cluster
+        await withdraw_idle(cluster, self._order.submission, doubtful)
+
     async def work(self) -> None:
         """Take from the queue, one after the other, until cancelled.
 
@@ -114,18 +122,21 @@ class Launcher:
         """
         while True:
             start = self._queue.take() or await self._queue.get()
-            if self._order.limit is not None and start.index not in self._slots:
-                await self._acquire(start.index, self._order.limit)
+            if self._order.limit is not None:
+                await self._acquire(start, self._order.limit)
             if self.halted:
                 continue
             await self._start(start)
             if not self.pending:
                 self._on_change()
 
-    async def _acquire(self, index: int, limit: asyncio.Semaphore) -> None:
+    async def _acquire(self, start: fanout.Start, limit: asyncio.Semaphore) -> None:
         """A slot of the client's; the item keeps it until its outcome is there."""
-        await limit.acquire()
-        self._slots.add(index)
+        if start.index not in self._slots:
+            await limit.acquire()
+            if start.index in self._slots:  # another attempt of it has waited for one, too
+                limit.release()
+        self._slots[start.index] = max(start.attempt, self._slots.get(start.index, 0))
 
     async def _start(self, start: fanout.Start) -> None:
         order, index = self._order, start.index
@@ -136,10 +147,8 @@ class Launcher:
                 place = await patiently(ask, f"reading input {index}")
             if not order.hold.may_start:
                 await order.hold.until_may_start()
-            output_dir, fence = f"{order.output_dir}/{index}", order.hold.fence
-            one = _launch.Launch(index, start.attempt, place[0], output_dir, place[1], fence)
             if self._is_plain(start) or await self._is_wanted(start):
-                await self._launch(one)
+                await self._launch(self._ordered(start, *place))
                 return
             if self.halted:
                 return
@@ -158,6 +167,20 @@ class Launcher:
         except KineticError as exc:
             await self.refuse(index, exc, start.attempt)
         self.unasked.discard(index)
+
+    def _ordered(
+        self, start: fanout.Start, arguments: wire.Input, data: tuple[wire.DataRef, ...]
+    ) -> _launch.Launch:
+        order = self._order
+        return _launch.Launch(
+            start.index,
+            start.attempt,
+            arguments,
+            f"{order.output_dir}/{start.index}",
+            data,
+            order.hold.fence,
+            order.submission.requests.round,
+        )
 
     def _is_hopeless(self, index: int, error: BackendError) -> bool:
         """Whether to ask once more would be once too often."""
@@ -178,7 +201,8 @@ class Launcher:
         """To be asked right before the request: much may have happened since the decision."""
         submission, index = self._order.submission, start.index
         if self._state.busy.get(index) != start.attempt:
-            self.free(index)  # it is over already, or somebody else's attempt is under way
+            if self._slots.get(index) == start.attempt:
+                self.free(index)  # it is over already, or somebody else's attempt is under way
             return False
         if self._state.halted(index) or submission.requests.stopped(index):
             await patiently(lambda: submission.look(index), f"looking at item {index}")
@@ -189,9 +213,16 @@ class Launcher:
         self._under_way += 1
         self.unasked.discard(one.index)
         try:
-            await self._orders.launch(one)
+            try:
+                await self._orders.launch(one)
+            except BackendError as exc:
+                if not (isinstance(exc, Throttled) or is_definite(exc)):
+                    self._doubtful.add((one.index, one.attempt))
+                raise
+            self._doubtful.discard((one.index, one.attempt))
             self._launched += 1
-            if self._order.submission.requests.stopped(one.index):
+            requests = self._order.submission.requests
+            if requests.stopped(one.index) or one.attempt <= requests.retired(one.index):
                 cluster = self._order.session.platform.cluster
                 await take_back(cluster, self._order.submission, one.index, one.attempt)
         finally:

@@ -22,6 +22,8 @@ class Requests:
     def __init__(self, store: Store, scope: str) -> None:
         self.entries: list[wire.Request] = []
         self.listeners: list[Callable[[wire.Request], None]] = []
+        self.round = 0
+        """How many of them let items be tried again; what is launched now is of this round."""
         self._store = store
         self._scope = scope
         self._general: list[wire.Request] = []
@@ -67,6 +69,11 @@ class Requests:
         """The number of requests up to the last one that reopened the item; 0 if none did."""
         return self._retried.get(index, 0)
 
+    def retired(self, index: int) -> int:
+        """The last attempt that never starts any more, for a request to try again came after it."""
+        number = self.retried(index)
+        return self.entries[number - 1].bases[index] if number else 0
+
     def unwanted(self, index: int) -> bool:
         """Whether the item is stopped, and not so that what runs may end."""
         unwanted = False
@@ -100,10 +107,12 @@ class Requests:
         if await self._store.look(wire.control_key(self._scope, len(self.entries))) is not None:
             await self.read()
 
-    async def append(self, request: wire.Request) -> None:
-        """Add a request at the end, after having read all before it."""
-        while not await self.append_at(len(await self.read()), request):
-            pass
+    async def append(self, request: wire.Request) -> int:
+        """Add a request at the end, after having read all before it, and return its round."""
+        while True:
+            slot, its_round = len(await self.read()), self.round
+            if await self.append_at(slot, request):
+                return its_round
 
     async def append_at(self, slot: int, request: wire.Request) -> bool:
         """Add a request at exactly *slot*; False when somebody else has one there."""
@@ -140,6 +149,7 @@ class Requests:
         self.entries.append(request)
         if _names_all(request):
             self._general.append(request)
+        self.round += request.kind == "retry"
         for index in request.items or request.bases:
             self._slots_of.setdefault(index, []).append(slot)
         for index in request.bases:

@@ -29,7 +29,14 @@ from kinetic.errors import (
 if TYPE_CHECKING:
     from kinetic.aio._batch import Batch
 
-__all__ = ["LABEL_ATTEMPT", "LABEL_CLIENT", "LABEL_INDEX", "LABEL_SUBMISSION", "Session"]
+__all__ = [
+    "LABEL_ATTEMPT",
+    "LABEL_CLIENT",
+    "LABEL_INDEX",
+    "LABEL_ROUND",
+    "LABEL_SUBMISSION",
+    "Session",
+]
 
 T = TypeVar("T")
 
@@ -37,6 +44,9 @@ LABEL_SUBMISSION = "kinetic.dev/submission"
 LABEL_CLIENT = "kinetic.dev/client"
 LABEL_INDEX = "kinetic.dev/index"
 LABEL_ATTEMPT = "kinetic.dev/attempt"
+
+LABEL_ROUND = "kinetic.dev/round"
+"""How many requests to try items again its batch had, as far as who launched it knew."""
 
 SETTLING = 64
 """Outcomes that are read at once; each is a request or two to the store."""

@@ -144,9 +144,9 @@ class Submission(Facts):
         """The same, by whoever looks now and again: mostly there is nothing new."""
         await self.requests.look()
 
-    async def append(self, request: wire.Request) -> None:
-        """Add a request at exactly the next slot."""
-        await self.requests.append(request)
+    async def append(self, request: wire.Request) -> int:
+        """Add a request at exactly the next slot, and return its round."""
+        return await self.requests.append(request)
 
     # --- telling ---
 

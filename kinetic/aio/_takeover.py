@@ -23,10 +23,20 @@ async def survey(session: Session, submission: Submission, stock: Stock) -> list
     """Read control, inputs, attempts and jobs, in this order, and say what they mean.
 
     Every job without an outcome is busy. What has ended is closed, here or by
-    the watch; what has nothing may start.
+    the watch; what has nothing may start. All is read once more when somebody
+    has asked for something meanwhile, of which no holder has heard.
     """
+    batch, requests = submission.identity.id, submission.requests
+    while True:
+        await patiently(submission.read_requests, f"reading the requests of {batch}")
+        asked = len(requests.entries)
+        events = await _surveyed(session, submission, stock)
+        if len(requests.entries) == asked:
+            return events
+
+
+async def _surveyed(session: Session, submission: Submission, stock: Stock) -> list[fanout.Event]:
     batch = submission.identity.id
-    await patiently(submission.read_requests, f"reading the requests of {batch}")
     await patiently(stock.read, f"reading the inputs of {batch}")
     count = max(stock.count, stock.total or 0)  # a stop may have come before all were stored
     unknown = [index for index in range(count) if not submission.is_final(index)]
@@ -39,7 +49,7 @@ async def survey(session: Session, submission: Submission, stock: Stock) -> list
         (int(seen.labels[LABEL_INDEX]), int(seen.labels[LABEL_ATTEMPT])): seen for seen in jobs
     }
     live = [one for one, seen in found.items() if seen.phase not in (Phase.ENDED, Phase.GONE)]
-    await withdraw_idle(cluster, submission, dict(live))  # who was stopped had no time for that
+    await withdraw_idle(cluster, submission, live)  # who was stopped had no time for that
     survey = _Survey(session, submission, found, before, claimants)
     for index in range(count):
         survey.add(index)
@@ -117,15 +127,18 @@ class _Survey:
     def _revived(self) -> list[fanout.Event]:
         """A stop keeps everything from starting but what was reopened after it."""
         requests = self._submission.requests
-        events: list[fanout.Event] = []
-        for one in self._known:
-            if isinstance(one, fanout.Again | fanout.Found) and not requests.stopped(one.index):
-                number = requests.retried(one.index)
-                events.append(fanout.Reopened(one.index, one.attempt, number))
+        events: list[fanout.Event] = [
+            self._reopened(one.index, one.attempt)
+            for one in self._known
+            if isinstance(one, fanout.Again | fanout.Found) and not requests.stopped(one.index)
+        ]
         for first, stop in self._fresh:
             for index in range(first, stop):
                 item = self._submission.item(index)
                 if item is not None and item.state is wire.ItemState.OPEN:
-                    number = requests.retried(index)
-                    events.append(fanout.Reopened(index, item.attempt, number))
+                    events.append(self._reopened(index, item.attempt))
         return events
+
+    def _reopened(self, index: int, attempt: int) -> fanout.Reopened:
+        requests = self._submission.requests
+        return fanout.Reopened(index, attempt, requests.retried(index), requests.retired(index))

@@ -28,7 +28,6 @@ from kinetic.errors import (
     KineticError,
     NotFound,
     SubmissionError,
-    SubmitterLost,
 )
 from kinetic.job_status import JobStatus
 from kinetic.outcome import Completion, Outcome, Succeeded
@@ -95,8 +94,8 @@ class BatchHandle(Generic[T]):
     async def _end(self) -> None:
         """Cancel it, unless another process has taken it over meanwhile."""
         if (holder := self._batch.holder) is not None:
-            with contextlib.suppress(BackendError, SubmitterLost):
-                await holder.hold.renew()
+            with contextlib.suppress(BackendError):
+                await holder.is_replaced()
             if holder.hold.lost is not None:
                 logging.warning("it is left alone: %s", holder.hold.lost)
                 return

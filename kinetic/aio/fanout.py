@@ -103,11 +103,15 @@ class Again:
 
 @dataclass(frozen=True, slots=True)
 class Reopened:
-    """Request number *request* lets an item be tried again, from *attempt* on."""
+    """Request number *request* lets an item be tried again.
+
+    Attempts up to *base* count no more, and *attempt*, the open one by now, may start.
+    """
 
     index: int
     attempt: int
     request: int
+    base: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,6 +284,7 @@ def _heard(state: State, event: Event) -> Sequence[Action]:
             return _reopened_early(state)
         case Ended(total, sealed):
             _ended(state, total, sealed)
+            return _reopened_early(state)  # also those whose inputs a stop has kept from coming
         case Found(index, attempt):
             _found(state, index, attempt)
         case Again(index, attempt):
@@ -319,7 +324,7 @@ def _seen(state: State, index: int, item: wire.Item) -> Sequence[Action]:
         return ()
     if item.state.final:
         succeeded = item.state is wire.ItemState.SUCCEEDED
-        if not succeeded and item.attempt < state.reopened.get(index, (0, 0))[1]:
+        if not succeeded and item.attempt <= state.reopened.get(index, (0, 0))[1]:
             return ()  # that was before it was reopened
         return _close(state, index, SUCCEEDED if succeeded else FAILED, item.state)
     running = state.busy.get(index)
@@ -365,7 +370,7 @@ def _reopened(state: State, event: Reopened) -> Sequence[Action]:
     known = index >= 0 and state.marks[index] != SUCCEEDED
     if not known or request <= state.reopened.get(index, (-1, 0))[0]:
         return ()
-    state.reopened[index] = (request, attempt)
+    state.reopened[index] = (request, event.base)
     state.revived.add(index)
     state.mark(index, BEGUN)
     state.complete = False

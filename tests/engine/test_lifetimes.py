@@ -309,16 +309,19 @@ class Slow(Port):
         await self.port.launch(job)
 
 
-async def test_what_was_decided_and_not_asked_for_is_told_as_waiting(platform: Platform) -> None:
+async def test_what_was_decided_and_not_asked_for_is_told_as_waiting(
+    platform: Platform, other: aio.Client, caplog: pytest.LogCaptureFixture
+) -> None:
     cluster = Slow(platform.cluster)
     async with aio.Client(platform=replace(platform, cluster=cluster)) as client:
         batch = await client.run_async_map(for_ever, range(100), max_concurrent=80)
         await until(lambda: cluster.asked == 32)
-        letting_go = asyncio.ensure_future(batch._batch.let_go())
-        await asyncio.sleep(0)
+        closing = asyncio.ensure_future(client.aclose())
+        await until(lambda: batch._batch.holder.launcher.halted)  # type: ignore[union-attr]
         cluster.open.set()
-        assert await letting_go == 100 - 32
-        await batch.cancel()
+        await closing
+    assert f"{100 - 32} of its items were not started" in caplog.text
+    await (await other.attach_batch(batch.group_id)).cancel()
 
 
 async def test_what_an_iterator_has_given_is_stored_before_it_is_sealed(
@@ -471,14 +474,14 @@ async def test_what_is_tried_again_has_the_whole_time_again() -> None:
 async def test_whoever_has_heard_that_nobody_submits_it_may_wait_for_who_resumes_it() -> None:
     gate = asyncio.Event()  # before it is open nothing ends
     platform = gated(gate)
-    async with aio.Client(platform=platform) as client, aio.Client(platform=platform) as other:
-        batch = await client.run_async_map(echo, range(6), max_concurrent=1)
-        observed = await other.attach_batch(batch.group_id)
-        await batch._batch.let_go()
+    async with aio.Client(platform=platform) as other, aio.Client(platform=platform) as third:
+        async with aio.Client(platform=platform) as client:
+            batch = await client.run_async_map(echo, range(6), max_concurrent=1)
+            observed = await other.attach_batch(batch.group_id)
         with pytest.raises(errors.SubmitterLost):
             await observed.wait(timeout=30)
         gate.set()
-        await batch.resume()
+        await (await third.attach_batch(batch.group_id)).resume()
         assert await observed.results(timeout=30) == [*range(6)]
 
 
@@ -505,10 +508,10 @@ async def test_who_could_not_attach_at_first_hears_all_the_same_that_nobody_subm
         with pytest.raises(errors.Unavailable):
             await observer.attach_batch(batch.group_id)
         observed = await observer.attach_batch(batch.group_id)
-        await batch._batch.let_go()
+        await client.aclose()
         with pytest.raises(errors.SubmitterLost):
             await observed.wait(timeout=30)
-    await batch.cancel()
+        await observed.cancel()
 
 
 async def test_the_newest_batch_comes_first_within_a_second_too(

@@ -13,7 +13,8 @@ import pytest
 from kinetic import aio, errors
 from kinetic._runner import wire
 from kinetic.aio.platforms import Platform
-from kinetic.testing import carry_out, memory_platform
+from kinetic.aio.ports import Object
+from kinetic.testing import MemoryCluster, MemoryStore, carry_out, memory_platform
 
 VIRTUAL = pytest.mark.looptime(noop_cycles=300)
 """Virtual time that gives the threads which pickle a moment before it jumps."""
@@ -210,3 +211,62 @@ async def until(what: Any) -> None:
     async with asyncio.timeout(300):
         while not what():
             await asyncio.sleep(0.2)
+
+
+@VIRTUAL
+async def test_nothing_is_tried_again_that_another_process_has_cleaned_up(
+    client: aio.Client, other: aio.Client, platform: Platform
+) -> None:
+    BROKEN.add(1)
+    batch = await client.run_async_map(fragile, range(3))
+    await batch.wait()
+    found = await other.attach_batch(batch.group_id)
+    await batch.cleanup()
+    with pytest.raises(errors.NotFound, match="was cleaned up"):
+        await found.retry_failed()
+    assert await platform.store.list("batches/") == []
+
+
+class SlowToTell(MemoryStore):
+    """Gives away how all ended when its gate is open."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate, self.asked = asyncio.Event(), asyncio.Event()
+
+    async def get(self, name: str) -> Object:
+        found = await super().get(name)
+        if "/done/" in name:
+            self.asked.set()
+            await self.gate.wait()
+        return found
+
+
+@VIRTUAL
+async def test_how_all_had_ended_says_nothing_of_what_is_tried_again_while_it_is_read(
+    platform: Platform,
+) -> None:
+    store, may = SlowToTell(), asyncio.Event()
+
+    async def held(run: Any) -> int | None:
+        if not run.spec.name.endswith("-1"):
+            await may.wait()
+        return await work(run)
+
+    platform = replace(platform, store=store, cluster=MemoryCluster(store, held))
+    BROKEN.add(1)
+    async with aio.Client(platform=platform) as client, aio.Client(platform=platform) as other:
+        batch = await client.run_async_map(fragile, range(3))
+        await batch.wait()
+        while not await store.list(f"batches/{batch.group_id}/done/"):
+            await asyncio.sleep(1)
+        [found] = await other.list_batches()
+        asking = asyncio.create_task(found.status_counts())
+        await store.asked.wait()
+        assert await batch.retry_failed() == 1
+        await (await found.job(1)).status()  # which reads the requests
+        store.gate.set()
+        assert "FAILED" not in await asking
+        BROKEN.clear()
+        may.set()
+        assert await found.results(cleanup=False) == [0, 1, 2]

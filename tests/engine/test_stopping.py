@@ -7,18 +7,15 @@ import builtins
 import logging
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Collection, Mapping
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from kinetic import aio, errors
-from kinetic._runner import wire
-from kinetic.aio._requests import Requests
-from kinetic.aio._session import LABEL_INDEX, LABEL_SUBMISSION
 from kinetic.aio.platforms import Platform
-from kinetic.aio.ports import JobSpec, ObjectInfo, Phase
+from kinetic.aio.ports import ObjectInfo
 from kinetic.job_status import JobStatus
 from kinetic.testing import MemoryCluster, MemoryStore, carry_out, memory_platform
 
@@ -103,6 +100,106 @@ async def test_an_item_that_was_cancelled_before_its_turn_does_not_start(
     assert world.started == 2
 
 
+async def lasts(number: int) -> int:
+    await asyncio.sleep(3600)
+    return number
+
+
+async def lingers(number: int) -> int:
+    try:
+        await asyncio.sleep(3600)
+    finally:
+        await asyncio.sleep(60)
+    return number
+
+
+async def is_there(world: World, name: str) -> bool:
+    listed = await world.platform.store.list("batches/")
+    return any(one.name.endswith(name) for one in listed)
+
+
+@VIRTUAL
+async def test_who_has_submitted_it_hears_the_end_of_what_another_process_had_tried_again(
+    client: aio.Client, world: World
+) -> None:
+    world.gate.set()
+    batch = await client.run_async_map(lasts, range(1))
+    while not await is_there(world, ".0001.claim"):
+        await asyncio.sleep(1)
+    await batch.cancel()
+    async with aio.Client(platform=world.platform) as other:
+        found = await other.attach_batch(batch.group_id)
+        assert await found.retry_failed() == 1
+        while not await is_there(world, ".0003.claim"):
+            await asyncio.sleep(1)
+        async with asyncio.timeout(300):
+            await batch.cancel()
+        assert await batch.status_counts() == {"NOT_FOUND": 1}
+
+
+@VIRTUAL
+@pytest.mark.parametrize("cancels", [False, True])
+async def test_who_has_submitted_it_may_wait_for_a_job_that_another_process_had_tried_again(
+    client: aio.Client, world: World, cancels: bool
+) -> None:
+    batch = await client.run_async_map(lasts, range(1))
+    await batch.cancel()
+    async with aio.Client(platform=world.platform) as other:
+        found = await other.attach_batch(batch.group_id)
+        assert await found.retry_failed() == 1
+        world.gate.set()
+        while not await is_there(world, ".0002.claim"):
+            await asyncio.sleep(1)
+        job = await batch.job(0)
+        assert "NOT_FOUND" not in await batch.status_counts()
+        async with asyncio.timeout(4000):
+            if cancels:
+                await job.cancel()
+            else:
+                assert await job.result(cleanup=False) == 0
+
+
+@VIRTUAL
+async def test_who_was_replaced_hears_of_what_the_next_one_tries_again() -> None:
+    dies, started = asyncio.Event(), asyncio.Event()
+
+    async def work(run: Any) -> int | None:
+        if not run.spec.name.endswith("-1"):
+            return await carry_out(run)
+        started.set()
+        await dies.wait()
+        return 9
+
+    platform = replace(memory_platform(work), clock=asyncio.get_running_loop().time)
+    async with aio.Client(platform=platform) as client, aio.Client(platform=platform) as other:
+        batch = await client.run_async_map(same, range(1), retries=1)
+        await started.wait()
+        waiting = asyncio.create_task((await batch.job(0)).result(cleanup=False))
+        found = await other.attach_batch(batch.group_id)
+        await found.resume(force=True)
+        with pytest.raises(errors.SubmitterLost):
+            await batch.wait()
+        dies.set()
+        async with asyncio.timeout(300):
+            assert await waiting == 0
+
+
+@VIRTUAL
+async def test_who_cancels_while_another_process_takes_it_hears_of_its_end(
+    client: aio.Client, world: World
+) -> None:
+    world.gate.set()
+    batch = await client.run_async_map(lingers, range(2), max_concurrent=1)
+    while not await is_there(world, ".0001.claim"):
+        await asyncio.sleep(1)
+    async with aio.Client(platform=world.platform) as other:
+        await (await other.attach_batch(batch.group_id)).resume(force=True)
+        async with asyncio.timeout(300):
+            await batch.cancel()
+        assert await is_there(world, ".0001.outcome")
+    assert await batch.status_counts() == {"NOT_FOUND": 2}
+
+
 @VIRTUAL
 async def test_a_timeout_of_the_batch_outlives_its_submitter(world: World) -> None:
     async with aio.Client(platform=world.platform) as first:
@@ -116,31 +213,25 @@ async def test_a_timeout_of_the_batch_outlives_its_submitter(world: World) -> No
 
 
 @VIRTUAL
-async def test_letting_go_says_what_waits(world: World, client: aio.Client) -> None:
+async def test_what_a_client_leaves_waits_for_who_resumes_it(
+    world: World, client: aio.Client, caplog: pytest.LogCaptureFixture
+) -> None:
     batch = await client.run_async_map(same, range(10), max_concurrent=4)
     await until(lambda: world.started == 4)
-    assert await batch._batch.let_go() == 6
+    await client.aclose()
+    assert "6 of its items were not started" in caplog.text
     world.gate.set()
-    with pytest.raises(errors.SubmitterLost, match="resume"):
-        await batch.wait()
-    assert world.started == 4
-    async with aio.Client(platform=world.platform) as other:
-        found = await other.attach_batch(batch.group_id)
-        await found.resume()
-        assert await found.results(cleanup=False) == [*range(10)]
-    again = await client.attach_batch(batch.group_id)
-    assert await again.results() == [*range(10)]
-
-
-@VIRTUAL
-async def test_lazy_inputs_are_not_let_go_of_by_accident(world: World, client: aio.Client) -> None:
-    batch = await client.run_async_map(same, iter(range(10**9)), max_concurrent=2)
-    await until(lambda: world.started == 2)
-    with pytest.raises(errors.ConfigurationError, match="seal"):
-        await batch._batch.let_go()
-    waiting = await batch._batch.let_go(seal=True)
-    assert waiting == batch.stored - 2
-    world.gate.set()
+    async with aio.Client(platform=world.platform) as watching:
+        observed = await watching.attach_batch(batch.group_id)
+        with pytest.raises(errors.SubmitterLost, match="resume"):
+            await observed.wait()
+        assert world.started == 4
+        async with aio.Client(platform=world.platform) as other:
+            found = await other.attach_batch(batch.group_id)
+            await found.resume()
+            assert await found.results(cleanup=False) == [*range(10)]
+        again = await watching.attach_batch(batch.group_id)
+        assert await again.results() == [*range(10)]
 
 
 @VIRTUAL
@@ -175,167 +266,6 @@ async def test_a_stop_by_fail_fast_is_seen_by_all(world: World, client: aio.Clie
         assert counts == await batch.status_counts()
         assert counts["NOT_FOUND"] >= 16
     assert all(status is not JobStatus.PENDING for _, status in await batch.statuses())
-
-
-def one_fails(number: int) -> None:
-    if number == 0:
-        raise ValueError(number)
-
-
-@VIRTUAL
-async def test_what_has_not_begun_is_taken_off_the_platform_when_another_fails(
-    world: World,
-) -> None:
-    waiting = asyncio.Event()
-
-    async def work(run: Any) -> int | None:
-        if run.spec.labels[LABEL_INDEX] != "0":
-            await waiting.wait()  # as one does for which there is no machine
-        return await carry_out(run)
-
-    platform = replace(memory_platform(work), clock=asyncio.get_running_loop().time)
-    async with aio.Client(platform=platform) as client:
-        batch = await client.run_async_map(one_fails, range(5), max_concurrent=4, fail_fast=True)
-        await batch.wait()
-        assert await batch.status_counts() == {"FAILED": 1, "NOT_FOUND": 4}
-        await until_nothing_lives(platform, batch.group_id)
-    assert platform.cluster.requests["delete"] == 1  # type: ignore[attr-defined]
-
-
-@VIRTUAL
-async def test_what_goes_on_after_a_failure_is_left_alone(world: World) -> None:
-    async def work(run: Any) -> int | None:
-        while run.spec.labels[LABEL_INDEX] == "0" and not await claims(run.store):
-            await asyncio.sleep(0.2)
-        return await carry_out(run)
-
-    async def lasts(number: int) -> int:
-        if number == 0:
-            raise ValueError(number)
-        await asyncio.sleep(30)
-        return number
-
-    platform = replace(memory_platform(work), clock=asyncio.get_running_loop().time)
-    async with aio.Client(platform=platform) as client:
-        batch = await client.run_async_map(lasts, range(2), max_concurrent=2, fail_fast=True)
-        results = await batch.results(return_exceptions=True)
-    assert (type(results[0]), results[1]) == (ValueError, 1)
-
-
-async def claims(store: Any) -> bool:
-    return any(one.name.endswith(".claim") for one in await store.list("batches/"))
-
-
-async def until_nothing_lives(platform: Platform, group_id: str) -> None:
-    async with asyncio.timeout(1000):
-        while any(
-            one.phase not in (Phase.ENDED, Phase.GONE)
-            for one in await platform.cluster.find(labels={LABEL_SUBMISSION: group_id})
-        ):
-            await asyncio.sleep(0.2)
-
-
-class SlowToLaunch(MemoryCluster):
-    """Takes a job half a minute after it was asked to."""
-
-    asked = 0
-
-    async def launch(self, job: JobSpec) -> None:
-        self.asked += 1
-        await asyncio.sleep(30)
-        await super().launch(job)
-
-
-@VIRTUAL
-@pytest.mark.parametrize("single", [False, True])
-async def test_a_job_that_comes_after_the_stop_is_taken_back(world: World, single: bool) -> None:
-    cluster = SlowToLaunch(world.platform.store, world._work)
-    platform = replace(world.platform, cluster=cluster)
-    async with aio.Client(platform=platform) as client:
-        batch = await client.run_async_map(same, range(3), max_concurrent=2)
-        await until(lambda: cluster.asked == 2)
-        if single:
-            await asyncio.gather(*[(await batch.job(number)).cancel() for number in range(3)])
-        else:
-            await batch.cancel()
-        await until(lambda: cluster.requests["launch"] == 2)
-        await until_nothing_lives(platform, batch.group_id)
-        assert await batch.status_counts() == {"NOT_FOUND": 3}
-
-
-@VIRTUAL
-async def test_a_job_that_another_process_had_stopped_before_it_came_is_taken_off(
-    world: World, client: aio.Client
-) -> None:
-    """Its submitter hears of the stop at its next look, and who asked for it found no job."""
-    batch = await client.run_async_map(same, range(3), max_concurrent=1)
-    await until(lambda: world.started == 1)
-    async with aio.Client(platform=world.platform) as other:
-        found = await other.attach_batch(batch.group_id)
-        requests = Requests(world.platform.store, f"batches/{batch.group_id}/")
-        await requests.append(wire.Request(kind="stop", items=(0,), cause="cancel"))
-        assert await (await found.job(0)).status() is JobStatus.NOT_FOUND
-    await until(lambda: world.started == 2)  # the next one has its slot
-    live = await world.platform.cluster.find(labels={LABEL_SUBMISSION: batch.group_id})
-    assert [one.labels[LABEL_INDEX] for one in live] == ["1"]
-    world.gate.set()
-    assert (await batch.results(return_exceptions=True))[1:] == [1, 2]
-
-
-@VIRTUAL
-async def test_who_goes_on_with_a_batch_takes_off_what_was_stopped_before_it_began(
-    world: World, client: aio.Client
-) -> None:
-    batch = await client.run_async_map(same, range(4), max_concurrent=3)
-    await until(lambda: world.started == 3)
-    await batch._batch.let_go()
-    requests = Requests(world.platform.store, f"batches/{batch.group_id}/")
-    await requests.append(wire.Request(kind="stop", items=(0, 2), cause="cancel"))
-    async with aio.Client(platform=world.platform) as other:
-        found = await other.attach_batch(batch.group_id)
-        await found.resume()
-        await until(lambda: world.started == 4)
-        live = await world.platform.cluster.find(labels={LABEL_SUBMISSION: batch.group_id})
-        assert sorted(one.labels[LABEL_INDEX] for one in live) == ["1", "3"]
-        world.gate.set()
-        assert (await found.results(return_exceptions=True))[1::2] == [1, 3]
-
-
-class Undeletable(MemoryCluster):
-    """Its platform does not answer who wants a job deleted."""
-
-    async def delete(
-        self, *, names: Collection[str] = (), labels: Mapping[str, str] | None = None
-    ) -> None:
-        raise errors.Unavailable("nobody answers")
-
-
-@VIRTUAL
-async def test_a_platform_that_deletes_nothing_does_not_keep_a_batch_from_its_end(
-    world: World,
-) -> None:
-    async def work(run: Any) -> int | None:
-        if run.spec.labels[LABEL_INDEX] == "1":
-            await asyncio.Event().wait()
-        return await carry_out(run)
-
-    cluster = Undeletable(world.platform.store, work)
-    async with aio.Client(platform=replace(world.platform, cluster=cluster)) as client:
-        batch = await client.run_async_map(one_fails, range(2), fail_fast=True)
-        await batch.wait()
-        async with asyncio.timeout(300):
-            assert await batch.retry_failed() == 2
-
-
-async def test_what_was_tried_again_is_wanted() -> None:
-    requests = Requests(MemoryStore(), "batches/b/")
-    await requests.append(wire.Request(kind="stop", cause="cancel"))
-    assert [requests.unwanted(index) for index in (0, 1)] == [True, True]
-    await requests.append(wire.Request(kind="retry", bases={0: 1}))
-    assert [requests.unwanted(index) for index in (0, 1)] == [False, True]
-    await requests.append(wire.Request(kind="stop", cause="fail_fast", keep_running=True))
-    assert [requests.unwanted(index) for index in (0, 1)] == [False, True]
-    assert requests.stopped(0)
 
 
 @VIRTUAL
@@ -402,6 +332,22 @@ async def test_cleanup_does_not_wait_long_for_its_own_lease(world: World) -> Non
         since = loop.time()
         await batch.cleanup()
     assert loop.time() - since < 4, "to look at a lease of somebody else takes 5 s"
+
+
+@VIRTUAL
+async def test_nothing_is_asked_of_a_batch_that_another_process_has_cleaned_up(
+    world: World, client: aio.Client
+) -> None:
+    batch = await client.run_async_map(same, range(2))
+    await until(lambda: world.started == 2)
+    async with aio.Client(platform=world.platform) as other:
+        [found] = await other.list_batches()  # which looks when something is asked of it
+        await batch.cleanup()
+        async with asyncio.timeout(300):
+            await found.cancel()
+        assert await world.platform.store.list("batches/") == []
+        with pytest.raises(errors.NotFound, match="was cleaned up"):
+            await found.statuses()
 
 
 @VIRTUAL

@@ -208,18 +208,6 @@ async def test_results_are_not_cut_short_by_a_client_that_closes(world: World) -
         await waiting
 
 
-@VIRTUAL
-async def test_results_are_not_cut_short_by_who_lets_go(client: aio.Client, world: World) -> None:
-    batch = await client.run_async_map(same, range(4), max_concurrent=2)
-    await world.begun(2)
-    waiting = asyncio.create_task(batch.results())
-    await asyncio.sleep(1)
-    assert await batch._batch.let_go() == 2
-    world.gate.set()
-    with pytest.raises(errors.SubmitterLost, match="2 of its items"):
-        await waiting
-
-
 # --- whoever waits for a job ---
 
 

@@ -1,4 +1,4 @@
-"""Play single seeds and tell what happened: ``python -m tests.simulation 17 [18 …]``."""
+"""Play single seeds and tell what happened: ``python -m tests.simulation [crowded] 17 [18 …]``."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ import sys
 
 from absl import logging
 
-from .scenario import play
+from .scenario import crowded, play
 
 
 def main(seeds: list[str]) -> int:
     logging.set_verbosity(logging.FATAL)
     bad = 0
-    for seed in seeds:
-        report = play(int(seed))
+    many = seeds[:1] == ["crowded"]
+    for seed in seeds[many:]:
+        report = play(int(seed), change=crowded) if many else play(int(seed))
         print(report.told())
         bad += report.violation is not None
     return 1 if bad else 0

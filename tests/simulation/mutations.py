@@ -15,7 +15,7 @@ from typing import Any
 from kinetic._runner import attempt, wire
 from kinetic._runner.opening import Opening
 from kinetic.aio import fanout
-from kinetic.aio._session import LABEL_ATTEMPT, LABEL_INDEX
+from kinetic.aio._session import LABEL_ATTEMPT, LABEL_INDEX, LABEL_ROUND
 from kinetic.aio.ports import Object, ObjectInfo, Observation, Phase
 from kinetic.errors import Conflict, KineticError, NotFound
 
@@ -212,6 +212,13 @@ class RequestsNotReread(Bend):
         return super().get(of, name)
 
 
+class StopDeletesAnyRound(Bend):
+    """What a stop deletes is whatever the batch has when that arrives."""
+
+    def selected(self, labels: Mapping[str, str] | None) -> Mapping[str, str] | None:
+        return labels and {key: one for key, one in labels.items() if key != LABEL_ROUND}
+
+
 # --- inputs and cleaning ---
 
 
@@ -313,6 +320,13 @@ MUTATIONS: dict[str, Mutation] = {
         ),
         terms={"max_concurrent": 1},
         lazy=False,
+    ),
+    "a stop deletes what was launched after it": Mutation(
+        StopDeletesAnyRound,
+        "I8",
+        odds={"slow": 0.5},
+        events=(Event(1.0, "cancel", "O"), Event(2.0, "retry", "B")),
+        terms={"max_concurrent": 3},
     ),
     "cleanup removes requests first": Mutation(
         CleanupRemovesRequestsFirst,

@@ -92,6 +92,7 @@ class Oracle:
         self.heard: dict[tuple[str, int], tuple[int, str]] = {}
         self.ran: dict[tuple[int, int], str] = {}
         self.values: dict[int, object] = {}
+        self.asked: set[tuple[int, int]] = set()
         self.active: set[tuple[int, int]] = set()
         self.reported: set[tuple[int, int]] = (
             set()
@@ -209,6 +210,8 @@ class Oracle:
         self.seen[f"control: {entry.kind} {entry.cause}".strip()] += 1
         if entry.kind == "stop" and entry.cause == "cleanup":
             self.cleaning = slot
+        if entry.kind == "retry":
+            self.was_read(actor, slot)  # who lets items run again knows that they may
         items = range(self.stored) if entry.items is None else entry.items
         for index in entry.bases if entry.kind == "retry" else items:
             if entry.kind == "retry":
@@ -226,7 +229,8 @@ class Oracle:
         outcome = wire.Outcome.parse(metadata["header"])
         batch.outcomes[key] = outcome
         closed = outcome.executor == wire.VOID and outcome.phase in ("lost", "cancelled")
-        if closed and key not in self.reported and self.cleaning < 0:
+        late = key in self.asked and key not in self.reported
+        if closed and late and self.cleaning < 0:  # what has no input is never asked for
             raise Violation("I4", f"{index}.{number} is closed, and nobody has said that it ended")
         self.active.discard(key)
         self.seen[f"outcome: {outcome.kind}"] += 1
@@ -263,6 +267,7 @@ class Oracle:
     def decided(self, party: str, index: int, number: int) -> None:
         """*party* asks the platform for an attempt."""
         fence, batch = self.fences.get(party, 0), self.batch
+        self.asked.add((index, number))
         if self.cleaning >= 0:
             return  # what is left of it was cleaned up under its holder
         now = self.clock()
@@ -315,6 +320,11 @@ class Oracle:
         """The platform says that nothing of a job runs any more."""
         self.reported.add((index, number))
         self.active.discard((index, number))
+
+    def job_deleted(self, party: str, index: int, number: int) -> None:
+        """The platform is told that nobody wants a job any more."""
+        if self.cleaning < 0 and self.state(index) == ("open", number):
+            raise Violation("I8", f"{index}.{number} may run, and {party} has its job deleted")
 
     def may_run(self, index: int, number: int) -> str:
         """Why an attempt must not run, by all that there is now; a runner decides on it."""

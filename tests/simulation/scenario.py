@@ -151,6 +151,26 @@ def plan_of(seed: int) -> Plan:
     )
 
 
+ASKED = (
+    *("cancel", "cancel item", "retry", "retry", "resume", "force"),
+    *("pause", "outage", "cancel item"),
+)
+"""What is asked for, and what is in its way, where there is a lot of both."""
+
+
+def crowded(plan: Plan) -> Plan:
+    """The same with more going on: several ask for this and that, at any time."""
+    rng = random.Random(plan.seed * 31 + 7)
+    more: list[Event] = []
+    for _ in range(rng.randint(2, 6)):
+        what = rng.choice(ASKED)
+        who = rng.choice("BO" if what in ("resume", "force") else "ABO")
+        long = what in ("pause", "outage")
+        much = rng.choice([5.0, 40.0, 70.0]) if long else rng.randrange(plan.items)
+        more.append(Event(rng.random() * 120, what, who, much))
+    return replace(plan, events=tuple(sorted((*plan.events, *more), key=lambda one: one.at)))
+
+
 def _call() -> Callable[..., Any]:
     """A function without a file: nothing is searched for or archived."""
     code = compile("def job(x):\n    return x\n", "<simulation>", "exec")
@@ -346,6 +366,7 @@ class Scenario:
         settled = await self._until(self._settled, PATIENCE)
         if self.world.violation is None and not settled:
             waiting = [task.get_name() for task in self._waiting()]
+            waiting += filter(self._submits, self.sides)
             self.world.broken(Violation("L1", f"somebody waits for ever: {waiting}"))
         if self.world.violation is None:
             await self._audit()
@@ -386,7 +407,12 @@ class Scenario:
         """Nothing is left to come: every event is over, and everybody who waits has heard."""
         if not self.world.calm or self.loop.now < 1000 + CALM_AFTER:
             return False
-        return not self._waiting()
+        return not (self._waiting() or any(map(self._submits, self.sides)))
+
+    def _submits(self, name: str) -> bool:
+        """Whether a party goes on with the batch now: who has asked for a retry does so, too."""
+        handle = self.sides[name].handle
+        return self._alive(name) and handle is not None and bool(handle._batch.holding)
 
     def _waiting(self) -> list[asyncio.Task[Any]]:
         """Whoever lives and has not heard the end of what it asked."""
@@ -455,7 +481,8 @@ class Scenario:
                 self.world.note(side.name, f"asks again: {exc}")
                 if self.oracle.inputs_gone or self.oracle.gone:
                     return None
-                refused = exc
+                if refused is None or isinstance(exc, (Conflict, NotFound)):
+                    refused = exc
                 await asyncio.sleep(3)
         if isinstance(refused, (Conflict, NotFound)):
             raise refused

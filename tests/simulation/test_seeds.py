@@ -1,28 +1,35 @@
 """Seeded courses of events with faults: every one keeps the protocol.
 
 ``KINETIC_SIMULATED_SEEDS=20000 pytest -m slow tests/simulation`` plays more of
-them; ``python -m tests.simulation 17`` shows one.
+them; ``python -m tests.simulation 17`` shows one, ``crowded 17`` the same with more requests.
 """
 
 from __future__ import annotations
 
 import os
 from collections import Counter
+from collections.abc import Callable
 
 import pytest
 
-from .scenario import CALM_AFTER, play
+from .scenario import CALM_AFTER, Plan, crowded, play
 
 SEEDS, BLOCK = 1000, 100
 
 
-def played(seeds: range) -> Counter[str]:
+def as_it_is(plan: Plan) -> Plan:
+    return plan
+
+
+def played(seeds: range, change: Callable[[Plan], Plan] = as_it_is) -> Counter[str]:
     """Play them; the first that breaks an invariant fails with its whole course."""
     faults: Counter[str] = Counter()
     for seed in seeds:
-        report = play(seed)
+        report = play(seed, change=change)
         if report.violation is not None:
-            pytest.fail(f"{report.told()}\nagain: python -m tests.simulation {seed}", pytrace=False)
+            which = f"{'crowded ' if change is crowded else ''}{seed}"
+            again = f"again: python -m tests.simulation {which}"
+            pytest.fail(f"{report.told()}\n{again}", pytrace=False)
         faults += report.faults
         faults += report.seen
     return faults
@@ -43,17 +50,51 @@ def test_every_course_keeps_the_protocol(first: int, pytestconfig: pytest.Config
         assert faults[what], f"no {what} in {BLOCK} seeds"
 
 
+@pytest.mark.timeout(300)
+def test_courses_with_many_requests_keep_the_protocol() -> None:
+    played(range(BLOCK), crowded)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-def test_many_courses_keep_the_protocol() -> None:
-    played(range(SEEDS, SEEDS + int(os.environ.get("KINETIC_SIMULATED_SEEDS", "5000"))))
+@pytest.mark.parametrize("change", [as_it_is, crowded])
+def test_many_courses_keep_the_protocol(change: Callable[[Plan], Plan]) -> None:
+    many = int(os.environ.get("KINETIC_SIMULATED_SEEDS", "5000"))
+    played(range(SEEDS, SEEDS + many), change)
 
 
 @pytest.mark.parametrize(
-    "seed", [1705, 1885, 3532, 3702, 4281, 4732, 4763, 5544, 6242, 6359, 7393, 7884, 9976]
+    "seed",
+    [
+        225,
+        1441,
+        1705,
+        1885,
+        2980,
+        3532,
+        3702,
+        3882,
+        4281,
+        4732,
+        4763,
+        5544,
+        6242,
+        6359,
+        7393,
+        7884,
+        9976,
+    ],
 )
 def test_what_went_wrong_once_does_not_again(seed: int) -> None:
     report = play(seed)
+    assert report.violation is None, report.told()
+
+
+@pytest.mark.parametrize(
+    "seed", [113, 1443, 1616, 2167, 2460, 2973, 3638, 4194, 5766, 6232, 6242, 6649]
+)
+def test_what_went_wrong_once_with_many_requests_does_not_again(seed: int) -> None:
+    report = play(seed, change=crowded)
     assert report.violation is None, report.told()
 
 

@@ -355,9 +355,9 @@ class ClusterOf:
     async def delete(
         self, *, names: Collection[str] = (), labels: Mapping[str, str] | None = None
     ) -> None:
-        wanted = tuple(names)
+        wanted, carried = tuple(names), self.world.bend.selected(labels)
         await self.gate.send(
-            "delete jobs", lambda: self.world.cluster.delete(self.party, wanted, labels)
+            "delete jobs", lambda: self.world.cluster.delete(self.party, wanted, carried)
         )
 
     async def find(
@@ -624,6 +624,7 @@ class Platform:
             job.deleting = True
             job.expected = 0
             self.world.note("platform", f"job {job.key} is deleted for {party}")
+            self.world.oracle.job_deleted(party, *job.key)
             self.world.oracle.ended(*job.key)
             left = [pod for pod in job.pods if not pod.reported]
             if not left:
@@ -886,6 +887,10 @@ class Bend:
 
     def observed(self, of: ClusterOf, seen: Observation) -> Observation:
         return seen
+
+    def selected(self, labels: Mapping[str, str] | None) -> Mapping[str, str] | None:
+        """The labels of the jobs that a party deletes."""
+        return labels
 
     def asked(self, of: ClusterOf, names: tuple[str, ...]) -> None:
         """A party asks the platform about these jobs."""

@@ -1,0 +1,416 @@
+"""What nobody wants any more is taken off the platform, and nothing else is."""
+
+from __future__ import annotations
+
+import asyncio
+import builtins
+from collections import Counter
+from collections.abc import AsyncIterator, Collection, Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from kinetic import aio, errors
+from kinetic._runner import wire
+from kinetic.aio._requests import Requests
+from kinetic.aio._session import LABEL_INDEX, LABEL_SUBMISSION
+from kinetic.aio.platforms import Platform
+from kinetic.aio.ports import JobSpec, Observation, Phase
+from kinetic.job_status import JobStatus
+from kinetic.testing import MemoryCluster, MemoryStore, carry_out, memory_platform
+
+VIRTUAL = pytest.mark.looptime(noop_cycles=300)
+"""Virtual time that gives the threads which pickle a moment before it jumps."""
+
+
+class World:
+    def __init__(self) -> None:
+        self.started = 0
+        self.gate = asyncio.Event()
+        plain = memory_platform(self._work)
+        self.platform: Platform = replace(plain, clock=asyncio.get_running_loop().time)
+        self.requests: Counter[str] = plain.cluster.requests  # type: ignore[attr-defined]
+
+    async def _work(self, run: Any) -> int | None:
+        self.started += 1
+        try:
+            await self.gate.wait()
+        except asyncio.CancelledError:
+            return 42
+        return await carry_out(run)
+
+
+@pytest.fixture
+async def world() -> World:
+    return World()
+
+
+@pytest.fixture
+async def client(world: World) -> AsyncIterator[aio.Client]:
+    async with aio.Client(platform=world.platform) as client:
+        yield client
+
+
+def same(x: int) -> int:
+    return x
+
+
+async def until(what: Any) -> None:
+    async with asyncio.timeout(1000):
+        while not what():
+            await asyncio.sleep(0.2)
+
+
+async def lives(platform: Platform, group_id: str) -> list[str]:
+    """Item and attempt of each job that has not ended."""
+    found = await platform.cluster.find(labels={LABEL_SUBMISSION: group_id})
+    over = (Phase.ENDED, Phase.GONE)
+    return sorted(one.name.removeprefix(f"{group_id}-") for one in found if one.phase not in over)
+
+
+async def until_gone(platform: Platform, group_id: str, left: int) -> None:
+    async with asyncio.timeout(1000):
+        while len(await lives(platform, group_id)) > left:
+            await asyncio.sleep(0.2)
+
+
+def one_fails(number: int) -> None:
+    if number == 0:
+        raise ValueError(number)
+
+
+@VIRTUAL
+async def test_what_has_not_begun_is_taken_off_the_platform_when_another_fails(
+    world: World,
+) -> None:
+    waiting = asyncio.Event()
+
+    async def work(run: Any) -> int | None:
+        if run.spec.labels[LABEL_INDEX] != "0":
+            await waiting.wait()  # as one does for which there is no machine
+        return await carry_out(run)
+
+    platform = replace(memory_platform(work), clock=asyncio.get_running_loop().time)
+    async with aio.Client(platform=platform) as client:
+        batch = await client.run_async_map(one_fails, range(5), max_concurrent=4, fail_fast=True)
+        await batch.wait()
+        assert await batch.status_counts() == {"FAILED": 1, "NOT_FOUND": 4}
+        await until_gone(platform, batch.group_id, 0)
+    assert platform.cluster.requests["delete"] == 1  # type: ignore[attr-defined]
+
+
+@VIRTUAL
+async def test_what_goes_on_after_a_failure_is_left_alone(world: World) -> None:
+    async def work(run: Any) -> int | None:
+        while run.spec.labels[LABEL_INDEX] == "0" and not await claims(run.store):
+            await asyncio.sleep(0.2)
+        return await carry_out(run)
+
+    async def lasts(number: int) -> int:
+        if number == 0:
+            raise ValueError(number)
+        await asyncio.sleep(30)
+        return number
+
+    platform = replace(memory_platform(work), clock=asyncio.get_running_loop().time)
+    async with aio.Client(platform=platform) as client:
+        batch = await client.run_async_map(lasts, range(2), max_concurrent=2, fail_fast=True)
+        results = await batch.results(return_exceptions=True)
+    assert (type(results[0]), results[1]) == (ValueError, 1)
+
+
+async def claims(store: Any) -> bool:
+    return any(one.name.endswith(".claim") for one in await store.list("batches/"))
+
+
+class SlowToLaunch(MemoryCluster):
+    """Takes a job half a minute after it was asked to."""
+
+    asked = 0
+
+    async def launch(self, job: JobSpec) -> None:
+        self.asked += 1
+        await asyncio.sleep(30)
+        await super().launch(job)
+
+
+@VIRTUAL
+@pytest.mark.parametrize("single", [False, True])
+async def test_a_job_that_comes_after_the_stop_is_taken_back(world: World, single: bool) -> None:
+    cluster = SlowToLaunch(world.platform.store, world._work)
+    platform = replace(world.platform, cluster=cluster)
+    async with aio.Client(platform=platform) as client:
+        batch = await client.run_async_map(same, range(3), max_concurrent=2)
+        await until(lambda: cluster.asked == 2)
+        if single:
+            await asyncio.gather(*[(await batch.job(number)).cancel() for number in range(3)])
+        else:
+            await batch.cancel()
+        await until(lambda: cluster.requests["launch"] == 2)
+        await until_gone(platform, batch.group_id, 0)
+        assert await batch.status_counts() == {"NOT_FOUND": 3}
+
+
+@VIRTUAL
+async def test_a_job_that_another_process_had_stopped_before_it_came_is_taken_off(
+    world: World, client: aio.Client
+) -> None:
+    """Its submitter hears of the stop at its next look, and who asked for it found no job."""
+    batch = await client.run_async_map(same, range(3), max_concurrent=1)
+    await until(lambda: world.started == 1)
+    async with aio.Client(platform=world.platform) as other:
+        found = await other.attach_batch(batch.group_id)
+        requests = Requests(world.platform.store, f"batches/{batch.group_id}/")
+        await requests.append(wire.Request(kind="stop", items=(0,), cause="cancel"))
+        assert await (await found.job(0)).status() is JobStatus.NOT_FOUND
+    await until(lambda: world.started == 2)  # the next one has its slot
+    live = await world.platform.cluster.find(labels={LABEL_SUBMISSION: batch.group_id})
+    assert [one.labels[LABEL_INDEX] for one in live] == ["1"]
+    world.gate.set()
+    assert (await batch.results(return_exceptions=True))[1:] == [1, 2]
+
+
+@VIRTUAL
+async def test_who_goes_on_with_a_batch_takes_off_what_was_stopped_before_it_began(
+    world: World, client: aio.Client
+) -> None:
+    batch = await client.run_async_map(same, range(4), max_concurrent=3)
+    await until(lambda: world.started == 3)
+    await client.aclose()
+    requests = Requests(world.platform.store, f"batches/{batch.group_id}/")
+    await requests.append(wire.Request(kind="stop", items=(0, 2), cause="cancel"))
+    async with aio.Client(platform=world.platform) as other:
+        found = await other.attach_batch(batch.group_id)
+        await found.resume()
+        await until(lambda: world.started == 4)
+        live = await world.platform.cluster.find(labels={LABEL_SUBMISSION: batch.group_id})
+        assert sorted(one.labels[LABEL_INDEX] for one in live) == ["1", "3"]
+        world.gate.set()
+        assert (await found.results(return_exceptions=True))[1::2] == [1, 3]
+
+
+@VIRTUAL
+async def test_who_goes_on_takes_off_every_job_of_an_item_that_was_stopped(
+    world: World, client: aio.Client
+) -> None:
+    """Also that of an attempt which will never start, for the item was tried again after it."""
+    batch = await client.run_async_map(same, range(2), max_concurrent=2)
+    await until(lambda: world.started == 2)
+    requests = Requests(world.platform.store, f"batches/{batch.group_id}/")
+    await requests.append(wire.Request(kind="stop", items=(0,), keep_running=True))
+    assert await (await batch.job(0)).status() is JobStatus.NOT_FOUND
+    assert await batch.retry_failed([0]) == 1
+    await until(lambda: world.started == 3)
+    assert await lives(world.platform, batch.group_id) == ["0-1", "0-2", "1-1"]
+    await client.aclose()
+    await requests.append(wire.Request(kind="stop", items=(0,), cause="cancel"))
+    async with aio.Client(platform=world.platform) as other:
+        found = await other.attach_batch(batch.group_id)
+        await found.resume()
+        await until_gone(world.platform, batch.group_id, 1)
+        assert await lives(world.platform, batch.group_id) == ["1-1"]
+        world.gate.set()
+        assert (await found.results(return_exceptions=True))[1] == 1
+
+
+@VIRTUAL
+async def test_a_job_that_comes_after_its_item_was_stopped_and_tried_again_is_taken_back(
+    world: World,
+) -> None:
+    cluster = SlowToLaunch(world.platform.store, world._work)
+    platform = replace(world.platform, cluster=cluster)
+    async with aio.Client(platform=platform) as client:
+        batch = await client.run_async_map(same, range(1))
+        await until(lambda: cluster.asked == 1)
+        await (await batch.job(0)).cancel()
+        assert await batch.retry_failed() == 1
+        await until(lambda: cluster.requests["launch"] == 2)
+        await until_gone(platform, batch.group_id, 1)
+        assert await lives(platform, batch.group_id) == ["0-2"]
+        world.gate.set()
+        assert await batch.results() == [0]
+
+
+class SlowToDelete(MemoryCluster):
+    """Deletes nothing before its gate is open."""
+
+    def __init__(self, store: Any, work: Any) -> None:
+        super().__init__(store, work)
+        self.gate = asyncio.Event()
+        self.asked = 0
+
+    async def delete(
+        self, *, names: Collection[str] = (), labels: Mapping[str, str] | None = None
+    ) -> None:
+        self.asked += 1
+        await self.gate.wait()
+        await super().delete(names=names, labels=labels)
+
+
+@VIRTUAL
+@pytest.mark.parametrize("who", ["holder", "observer"])
+async def test_what_is_tried_again_survives_the_late_deletion_of_what_was_stopped(
+    world: World, who: str
+) -> None:
+    cluster = SlowToDelete(world.platform.store, world._work)
+    platform = replace(world.platform, cluster=cluster)
+    async with aio.Client(platform=platform) as client, aio.Client(platform=platform) as other:
+        batch = await client.run_async_map(same, range(2), max_concurrent=2)
+        await until(lambda: world.started == 2)
+        found = await other.attach_batch(batch.group_id)
+        cancelling = asyncio.create_task((batch if who == "holder" else found).cancel())
+        await until(lambda: cluster.asked)
+        assert await found.retry_failed() == 2
+        await until(lambda: world.started == 4)
+        cluster.gate.set()
+        await until_gone(platform, batch.group_id, 2)
+        assert await lives(platform, batch.group_id) == ["0-2", "1-2"]
+        world.gate.set()
+        assert await found.results(cleanup=False) == [0, 1]
+        await cancelling
+
+
+@VIRTUAL
+async def test_results_delete_nothing_that_is_tried_again_while_they_do(world: World) -> None:
+    cluster = SlowToDelete(world.platform.store, world._work)
+    platform = replace(world.platform, cluster=cluster)
+    async with aio.Client(platform=platform) as client:
+        batch = await client.run_async_map(same, range(2), max_concurrent=2)
+        await until(lambda: world.started == 2)
+        cluster.gate.set()
+        await batch.cancel()
+        cluster.gate.clear()
+        asked = cluster.asked
+        collecting = asyncio.create_task(batch.results(return_exceptions=True))
+        await until(lambda: cluster.asked > asked)
+        assert await batch.retry_failed([1]) == 1
+        await until(lambda: world.started == 3)
+        cluster.gate.set()
+        assert {type(one) for one in await collecting} == {errors.JobCancelled}
+        assert await lives(platform, batch.group_id) == ["1-2"]
+        world.gate.set()
+        assert (await batch.results(return_exceptions=True))[1] == 1
+        assert await platform.cluster.find(labels={LABEL_SUBMISSION: batch.group_id}) == []
+
+
+@VIRTUAL
+async def test_nothing_is_deleted_together_with_what_is_tried_again(
+    world: World, client: aio.Client
+) -> None:
+    batch = await client.run_async_map(same, range(2), max_concurrent=2)
+    await until(lambda: world.started == 2)
+    await batch.cancel()
+    assert await batch.retry_failed([1]) == 1
+    await until(lambda: world.started == 3)
+    await batch._batch.delete_jobs()
+    assert await lives(world.platform, batch.group_id) == ["1-2"]
+    world.gate.set()
+    assert (await batch.results(return_exceptions=True))[1] == 1
+    assert await lives(world.platform, batch.group_id) == []
+
+
+class Mute(MemoryCluster):
+    """Takes a job half a minute after it was asked to, and says neither so nor that it is there."""
+
+    asked = 0
+
+    async def launch(self, job: JobSpec) -> None:
+        self.asked += 1
+        await asyncio.sleep(30)
+        await super().launch(job)
+        raise errors.Unavailable("the reply was lost")
+
+    async def find(
+        self, *, names: Collection[str] = (), labels: Mapping[str, str] | None = None
+    ) -> builtins.list[Observation]:
+        if names:
+            raise errors.Unavailable("nobody answers")
+        return await super().find(names=names, labels=labels)
+
+
+@VIRTUAL
+async def test_a_job_that_nobody_could_ask_about_is_taken_off_at_the_end(world: World) -> None:
+    cluster = Mute(world.platform.store, world._work)
+    platform = replace(world.platform, cluster=cluster)
+    async with aio.Client(platform=platform) as client:
+        batch = await client.run_async_map(same, range(1))
+        await until(lambda: cluster.asked == 1)
+        await batch.cancel()
+        assert cluster.requests["launch"] == 1
+        await until_gone(platform, batch.group_id, 0)
+
+
+class Refusing(MemoryCluster):
+    """Does not answer who wants the first attempt of item 0 started."""
+
+    asked = 0
+    refuses = True
+
+    async def launch(self, job: JobSpec) -> None:
+        if self.refuses and job.name.endswith("-0-1"):
+            self.asked += 1
+            raise errors.Unavailable("nobody answers")
+        await super().launch(job)
+
+
+@VIRTUAL
+async def test_an_attempt_that_is_given_up_does_not_free_the_slot_of_the_next(
+    world: World,
+) -> None:
+    async def work(run: Any) -> int | None:
+        if run.spec.labels[LABEL_INDEX] == "1":
+            return await carry_out(run)
+        return await world._work(run)
+
+    cluster = Refusing(world.platform.store, work)
+    platform = replace(world.platform, cluster=cluster)
+    async with aio.Client(platform=platform, max_concurrent=1) as client:
+        batch = await client.run_async_map(same, range(2))
+        await until(lambda: cluster.asked == 8)  # it is asked again ten seconds later
+        await (await batch.job(0)).cancel()
+        assert await batch.retry_failed() == 1
+        await until(lambda: world.started == 1)
+        cluster.refuses = False
+        after = await client.run_async_map(same, range(1))
+        await asyncio.sleep(30)
+        assert world.started == 1, "the only slot is taken"
+        world.gate.set()
+        assert [await one.results() for one in (batch, after)] == [[0, 1], [0]]
+
+
+class Undeletable(MemoryCluster):
+    """Its platform does not answer who wants a job deleted."""
+
+    async def delete(
+        self, *, names: Collection[str] = (), labels: Mapping[str, str] | None = None
+    ) -> None:
+        raise errors.Unavailable("nobody answers")
+
+
+@VIRTUAL
+async def test_a_platform_that_deletes_nothing_does_not_keep_a_batch_from_its_end(
+    world: World,
+) -> None:
+    async def work(run: Any) -> int | None:
+        if run.spec.labels[LABEL_INDEX] == "1":
+            await asyncio.Event().wait()
+        return await carry_out(run)
+
+    cluster = Undeletable(world.platform.store, work)
+    async with aio.Client(platform=replace(world.platform, cluster=cluster)) as client:
+        batch = await client.run_async_map(one_fails, range(2), fail_fast=True)
+        await batch.wait()
+        async with asyncio.timeout(300):
+            assert await batch.retry_failed() == 2
+
+
+async def test_what_was_tried_again_is_wanted() -> None:
+    requests = Requests(MemoryStore(), "batches/b/")
+    await requests.append(wire.Request(kind="stop", cause="cancel"))
+    assert [requests.unwanted(index) for index in (0, 1)] == [True, True]
+    await requests.append(wire.Request(kind="retry", bases={0: 1}))
+    assert [requests.unwanted(index) for index in (0, 1)] == [False, True]
+    await requests.append(wire.Request(kind="stop", cause="fail_fast", keep_running=True))
+    assert [requests.unwanted(index) for index in (0, 1)] == [False, True]
+    assert requests.stopped(0)
