@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import json
 import time
-from collections.abc import AsyncIterable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterable, Collection, Iterable, Mapping, Sequence
 from typing import Any, cast
 
 from absl import logging
@@ -23,7 +23,7 @@ from kinetic.aio._renewal import renewed
 from kinetic.aio._session import Session
 from kinetic.aio._stock import Stock
 from kinetic.aio._submission import Submission
-from kinetic.aio._takeover import survey
+from kinetic.aio._takeover import since, survey
 from kinetic.aio._terms import Terms
 from kinetic.aio._withdrawal import delete_all
 from kinetic.errors import ConfigurationError, Conflict, KineticError, NotFound, SubmitterLost
@@ -59,6 +59,7 @@ class Batch:
         self._followed = followed
         self._taking_over = asyncio.Lock()
         self._mourning: asyncio.Task[None] | None = None
+        self._asked: wire.Request | None = None
         submission.listen(self.wake)
         submission.requests.listeners.append(self._on_request)
 
@@ -216,7 +217,7 @@ class Batch:
         self.holder = holder
         for event in events:
             holder.post(event)
-            for news in self._since(event):
+            for news in since(submission, event):
                 holder.post(news)
         self.session.spawn(self._submitting(holder), name=f"batch {self.group_id}")
         if (deadline := self.manifest.get("deadline")) is not None:
@@ -225,38 +226,29 @@ class Batch:
             self.session.spawn(self._end_at(holder, deadline), name=f"timeout of {self.group_id}")
 
     async def _submitting(self, holder: Holder) -> None:
-        """Have *holder* at work, and hear of what goes on elsewhere when it is over."""
+        """Have *holder* at work, and hear of what goes on elsewhere when it is over.
+
+        Not if it has ended with an error of its own: that is what everybody hears then.
+        """
         await holder.run()
-        reopened = self.submission.requests.reopened
-        if self.holder is not holder:
+        requests, lost = self.submission.requests, holder.hold.lost is not None
+        if self.holder is not holder or requests.removing or not (lost or holder.complete):
             return
-        if not all(map(self._is_final, reopened)):
+        if not all(map(self._is_final, requests.reopened)):
             self._observe_again()
-        elif holder.hold.lost is not None and not self.submission.requests.removing:
+        elif lost:
             self.session.watch(self.submission)  # who waits for a job hears of it further on
             self.observe()
 
     def _on_request(self, request: wire.Request) -> None:
-        """What somebody has tried again after this process had submitted it all runs elsewhere."""
-        if request.kind == "retry" and self.holder is not None and not self.holding:
-            self._observe_again()
+        """What somebody has tried again after this process had submitted it all runs elsewhere.
 
-    def _since(self, event: fanout.Event) -> Iterator[fanout.Seen]:
-        """What a new holder could not hear, for it came while it looked around.
-
-        Also of items that nobody had asked for by then: the request of one that died may come late.
+        What this process asks for, or finds while it takes the batch over, it is about to serve.
         """
-        match event:
-            case fanout.Found(index, attempt) | fanout.Again(index, attempt):
-                attempts = {index: attempt}
-            case fanout.Stored(first, count):
-                attempts = dict.fromkeys(range(first, first + count), 1)
-            case _:
-                return
-        for index, attempt in attempts.items():
-            item = self.submission.item(index)
-            if item is not None and (item.state.final or item.attempt != attempt):
-                yield fanout.Seen(index, item)
+        if request.kind != "retry" or request == self._asked or self._taking_over.locked():
+            return
+        if self.holder is not None and not self.holding:
+            self._observe_again()
 
     async def _end_at(self, holder: Holder, deadline: float) -> None:
         """The batch's own timeout, whoever submits it."""
@@ -425,7 +417,7 @@ class Batch:
                     bases[index] = base
             if not bases:
                 return 0
-            request = wire.Request(kind="retry", bases=bases, cause="retry_failed")
+            self._asked = request = wire.Request(kind="retry", bases=bases, cause="retry_failed")
             if await submission.requests.append_at(slot, request):
                 await submission.look_at_all(bases)  # whoever waits from now on waits for these
                 return len(bases)

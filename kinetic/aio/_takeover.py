@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 
 from kinetic._runner import wire
 from kinetic.aio import fanout
@@ -13,7 +14,7 @@ from kinetic.aio._submission import Submission
 from kinetic.aio._withdrawal import withdraw_idle
 from kinetic.aio.ports import Observation, Phase
 
-__all__ = ["survey"]
+__all__ = ["since", "survey"]
 
 SLICE = 1000
 """Items that are gone through in one turn of the loop."""
@@ -33,6 +34,24 @@ async def survey(session: Session, submission: Submission, stock: Stock) -> list
         events = await _surveyed(session, submission, stock)
         if len(requests.entries) == asked:
             return events
+
+
+def since(submission: Submission, event: fanout.Event) -> Iterator[fanout.Seen]:
+    """What a new holder could not hear, for it came while it looked around and found *event*.
+
+    Also of items that nobody had asked for by then: the request of one that died may come late.
+    """
+    match event:
+        case fanout.Found(index, attempt) | fanout.Again(index, attempt):
+            attempts = {index: attempt}
+        case fanout.Stored(first, count):
+            attempts = dict.fromkeys(range(first, first + count), 1)
+        case _:
+            return
+    for index, attempt in attempts.items():
+        item = submission.item(index)
+        if item is not None and (item.state.final or item.attempt != attempt):
+            yield fanout.Seen(index, item)
 
 
 async def _surveyed(session: Session, submission: Submission, stock: Stock) -> list[fanout.Event]:

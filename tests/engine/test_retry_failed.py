@@ -270,3 +270,33 @@ async def test_how_all_had_ended_says_nothing_of_what_is_tried_again_while_it_is
         BROKEN.clear()
         may.set()
         assert await found.results(cleanup=False) == [0, 1, 2]
+
+
+@VIRTUAL
+async def test_inputs_that_raise_end_what_is_tried_again_as_well() -> None:
+    again, enough = asyncio.Event(), asyncio.Event()
+
+    async def inputs() -> AsyncIterator[int]:
+        yield 0
+        await enough.wait()
+        raise LookupError("no more")
+
+    async def fail_first(run: Any) -> int | None:
+        if run.spec.assignment["attempt"] == 1:
+            return 1
+        again.set()
+        await asyncio.Event().wait()
+        return None
+
+    platform = replace(memory_platform(fail_first), clock=asyncio.get_running_loop().time)
+    async with aio.Client(platform=platform) as client:
+        with pytest.raises(LookupError, match="no more"):
+            async with await client.run_async_map(fragile, inputs()) as batch:
+                async for job in batch.as_completed():
+                    assert job.group_index == 0
+                    break
+                assert await batch.retry_failed() == 1
+                await again.wait()
+                enough.set()
+                await batch.results()
+        assert await platform.cluster.find() == []
