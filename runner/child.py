@@ -28,9 +28,6 @@ __all__ = ["EXIT_SETUP", "Terms", "become", "preload", "prepare"]
 EXIT_SETUP = 70
 """The job's process could not be prepared; its log says why (EX_SOFTWARE of sysexits.h)."""
 
-REHEARSALS = 10
-"""As often as it takes Python to have adapted the bytecode of a function."""
-
 # What is called by its own name needs no look at a module, which would touch more of the memory.
 _signal: Any = importlib.import_module("_signal")  # `signal` without the detour over its enums
 _set_wakeup_fd, _set_handler, _SIG_DFL = _signal.set_wakeup_fd, _signal.signal, _signal.SIG_DFL
@@ -64,38 +61,6 @@ def preload() -> None:
     remote_runner.tell_crashes()
     _make_terms = importlib.import_module(f"{__package__}.attempt").Terms
     _make_site = importlib.import_module(f"{__package__}.workspace").Site
-    with contextlib.suppress(Exception):
-        _rehearse()
-
-
-def _rehearse() -> None:
-    """Do once what jobs do: what Python does the first time only, no fork has to do again."""
-    rehearsal: Any = importlib.import_module(f"{__package__}.rehearsal")
-    density: Any = importlib.import_module(f"{__package__}.density")
-    data: dict[bytes, bytes] = vars(os.environ)["_data"]
-    before = {os.fsdecode(name): os.fsdecode(value) for name, value in data.items()}
-    with rehearsal.in_a_folder(f"{_mark.directory}/work") as orders:
-        terms = Terms(orders.shared)
-        try:
-            codes = {one.__code__ for one in (become, _die_with, _release, _leave)}
-            with density.seen(codes):
-                _perform(terms, orders)
-            density.fill_holes()
-            density.draw_together(codes)
-            for _ in range(REHEARSALS):
-                _perform(terms, orders)
-        finally:
-            _enter({}, before)
-            _mark.write(processes.NOBODY)
-    density.fill_holes()
-
-
-def _perform(terms: Terms, orders: Any) -> None:
-    message = orders.next()
-    terms.prepare(message)
-    processes.become_subreaper()
-    _carry_out(terms, message, orders.arguments)
-    remote_runner.flush()
 
 
 class Terms:
