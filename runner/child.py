@@ -21,7 +21,7 @@ import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
-from . import handlers, processes, remote_runner, removal
+from . import processes, remote_runner, removal
 
 __all__ = ["EXIT_SETUP", "Terms", "become", "preload", "prepare"]
 
@@ -33,7 +33,7 @@ _signal: Any = importlib.import_module("_signal")  # `signal` without the detour
 _set_wakeup_fd, _set_handler, _SIG_DFL = _signal.set_wakeup_fd, _signal.signal, _signal.SIG_DFL
 _SIGCHLD = signal.SIGCHLD.value
 _getpid, _setsid, _close = os.getpid, os.setsid, os.close
-_die_with, _release, _collect = processes.die_with, handlers.release, gc.enable
+_die_with, _collect = processes.die_with, gc.enable
 _ENCODING = sys.getfilesystemencoding()
 _inherited: Sequence[int] = ()
 _mark = processes.Mark()
@@ -119,7 +119,6 @@ def become(terms: Terms, message: bytes, arguments: bytes | None, parent: int) -
         _set_handler(_SIGCHLD, _SIG_DFL)
         for fd in _inherited:
             _close(fd)
-        _release()
         _collect()
         code = _carry_out(terms, message, arguments)
     except BaseException:
@@ -237,7 +236,7 @@ def _report() -> None:
 def _leave(code: int) -> NoReturn:
     """Run what libraries registered for the end, flush, and end."""
     try:
-        remote_runner.leave(code, handlers.finish)
+        remote_runner.leave(code)
     finally:
         os._exit(code)
 

@@ -95,15 +95,13 @@ def tell_crashes() -> None:
         faulthandler.enable()
 
 
-def leave(code: int, finish: Callable[[], None] | None = None) -> None:
+def leave(code: int) -> None:
     """End the process now, whatever threads the user's code has left behind.
 
-    *finish* comes after what libraries have registered: uploads, flushes.
+    What libraries have registered for the end comes first: uploads, flushes.
     """
     try:
         _run_exitfuncs()
-        if finish is not None:
-            finish()
     finally:
         flush()
         os._exit(code)

@@ -17,10 +17,9 @@ def main(fd: int, *, fresh: bool) -> None:
     """Serve the supervisor at the other end of *fd*."""
     folder = Path(__file__).resolve().parent
     runpy.run_path(str(folder / "remote_runner.py"))["load_runner"](folder)
-    with importlib.import_module("kinetic_runner.handlers").held_back():
-        forks = importlib.import_module("kinetic_runner.forks")
-        if not fresh:
-            importlib.import_module("kinetic_runner.child").preload()
+    forks = importlib.import_module("kinetic_runner.forks")
+    if not fresh:
+        importlib.import_module("kinetic_runner.child").preload()
     os.chdir("/")
     forks.serve(fd)
 
