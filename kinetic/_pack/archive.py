@@ -1,8 +1,8 @@
 """Makes the archive of a project: a zip file that depends on the tree and on nothing else.
 
 The same files give the same bytes wherever and whenever they are packed (with
-the same zlib: another implementation of deflate may choose other bytes). Times
-and owners are not in it; permissions are, and so are empty directories.
+the same Python and zlib: others may choose other bytes). Times and owners are
+not in it; permissions are, and so are empty directories.
 """
 
 from __future__ import annotations
@@ -10,19 +10,21 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import stat
 import time
 import weakref
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+import zipfile
+import zlib
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from absl import logging
 
 from kinetic import configuration
-from kinetic._pack import deflate, ignore, notices
+from kinetic._pack import ignore, notices
 from kinetic._pack.shelf import FULL, Kept, Shelf
-from kinetic._pack.tree import Tree, scan
-from kinetic._pack.zipped import ZipWriter
+from kinetic._pack.tree import Entry, Stamp, Tree, scan, stamp_of
 from kinetic.errors import PackError
 
 __all__ = ["Archive", "pack"]
@@ -32,6 +34,17 @@ FRESH_NS = 50_000_000
 
 COARSE_NS = 2_000_000_000
 """The same for file systems that keep whole seconds."""
+
+BLOCK_BYTES = 1024 * 1024
+SAMPLE_BYTES = 8 * 1024
+WORTH = 0.9
+"""Deflate what shrinks to this part of itself at most: pictures and weights do not."""
+
+LEVEL = 1
+PERMISSIONS = 0o777  # set-id bits do not travel
+READS = 3
+LARGE_BYTES = 1 << 31
+"""From here on the sizes that follow a file in the archive take 8 bytes each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, weakref_slot=True)
@@ -105,7 +118,7 @@ def _packed(
         # Looked at before the files are read: a later change has a later time.
         tick = FRESH_NS if tree.newest_ns % 1_000_000_000 else COARSE_NS
         fresh = abs(time.time_ns() - tree.newest_ns) < tick
-        written = _write(tree, draft, progress)
+        written, digest, size = _write(tree, draft, progress)
         if written.refused:
             logging.warning("%s", notices.listed(f"Not shipped from {root}:", written.refused))
         if written.unsteady:
@@ -113,10 +126,10 @@ def _packed(
             logging.warning("%s", notices.listed(what, written.unsteady))
         return shelf.put(
             draft,
-            digest=written.digest,
-            size=written.size,
+            digest=digest,
+            size=size,
             files=written.files,
-            fingerprint=tree.fingerprint if written.is_steady and not fresh else "",
+            fingerprint="" if written.unsteady or written.vanished or fresh else tree.fingerprint,
         )
     except BaseException as exc:
         if draft is not None:
@@ -140,14 +153,19 @@ def _refusal(exc: OSError, root: Path, draft: Path | None, tree: Tree) -> PackEr
     return PackError(f"{root} cannot be archived{where}: {exc}", culprit=str(root))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True)
 class _Written:
-    digest: str
-    size: int
-    files: int
-    refused: tuple[str, ...]
-    unsteady: tuple[str, ...]
-    is_steady: bool
+    """What has become of the files: those that could not be read, and those that changed."""
+
+    files: int = 0
+    refused: list[str] = field(default_factory=list[str])
+    unsteady: list[str] = field(default_factory=list[str])
+    vanished: bool = False
+
+    def refuse(self, entry: Entry, exc: OSError) -> None:
+        self.refused.append(f"{entry.name} ({exc.strerror or exc})")
+        # A right to read it would come with another time of change, which the scan sees.
+        self.vanished |= not isinstance(exc, PermissionError)
 
 
 class _Ended(Exception):
@@ -159,69 +177,149 @@ class _Ended(Exception):
 
 
 class _Hashing:
-    """A file that takes a digest of what it is given."""
+    """A file that takes a digest of what it is given; without `tell`, so `zipfile` only appends."""
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("wb", buffering=1024 * 1024)
         self.sha256 = hashlib.sha256()
         self.size = 0
 
-    def write(self, data: bytes, /) -> None:
+    def write(self, data: bytes, /) -> int:
         self.sha256.update(data)
-        self._file.write(data)
         self.size += len(data)
+        return self._file.write(data)
+
+    def flush(self) -> None:
+        self._file.flush()
 
     def close(self) -> None:
         self._file.close()
 
 
-def _tell(progress: Callable[[int, int], None], done: int, total: int) -> None:
-    try:
-        progress(done, total)
-    except BaseException as exc:
-        raise _Ended(exc) from exc
+def _write(
+    tree: Tree, path: Path, progress: Callable[[int, int], None] | None
+) -> tuple[_Written, str, int]:
+    """Write the archive to *path*: what became of the files, its digest and its bytes."""
+    written, done = _Written(), 0
+
+    def tell(packed: int) -> None:
+        nonlocal done
+        done += packed
+        if progress is not None and packed:
+            try:
+                progress(done, tree.size)
+            except BaseException as exc:
+                raise _Ended(exc) from exc
+
+    with contextlib.closing(_Hashing(path)) as sink:
+        with zipfile.ZipFile(sink, "w", zipfile.ZIP_DEFLATED, compresslevel=LEVEL) as archive:
+            for entry in tree.entries:
+                if entry.is_directory:
+                    archive.writestr(_described(zipfile.ZipInfo(entry.name), entry), b"")
+                    continue
+                try:
+                    content = _Content(entry)
+                except OSError as exc:
+                    written.refuse(entry, exc)
+                    continue
+                with contextlib.closing(content):
+                    _add(archive, entry, content, tell)
+                    written.unsteady += [] if content.is_steady() else [entry.name]
+                written.files += 1
+        return written, sink.sha256.hexdigest(), sink.size
 
 
-def _write(tree: Tree, path: Path, progress: Callable[[int, int], None] | None) -> _Written:
-    total, done, files = tree.size, 0, 0
-    refused: list[str] = []
-    unsteady: list[str] = []
-    vanished = False
-    with (
-        contextlib.closing(_Hashing(path)) as sink,
-        contextlib.closing(deflate.parts(tree.entries)) as parts,
-    ):
-        writer = ZipWriter(sink)
-        for part in parts:
-            before = done
-            match part:
-                case deflate.Whole(entry, data, method, crc, size, steady):
-                    mode = entry.stamp.mode
-                    writer.file(entry.name, mode, data, method=method, crc=crc, size=size)
-                    files += not entry.is_directory
-                    done += size
-                    unsteady += [] if steady else [entry.name]
-                case deflate.Begin(entry, method):
-                    size = entry.stamp.size
-                    writer.begin(entry.name, entry.stamp.mode, method=method, size=size)
-                case deflate.Block(data, size):
-                    writer.block(data)
-                    done += size
-                case deflate.End(entry, crc, size, steady):
-                    writer.end(crc=crc, size=size)
-                    files += 1
-                    unsteady += [] if steady else [entry.name]
-                case deflate.Refused(entry, why, steady):
-                    refused.append(f"{entry.name} ({why})")
-                    vanished |= not steady
-            if progress is not None and done != before:
-                _tell(progress, done, total)
-        writer.close()
-    return _Written(
-        digest=sink.sha256.hexdigest(),
-        size=sink.size,
-        files=files,
-        refused=tuple(refused),
-        unsteady=tuple(unsteady),
-        is_steady=not (unsteady or vanished),
-    )
+def _add(
+    archive: zipfile.ZipFile, entry: Entry, content: _Content, tell: Callable[[int], None]
+) -> None:
+    # By its name alone it gets the archive's own method, which is deflate.
+    place = entry.name if content.is_worth_deflating() else zipfile.ZipInfo(entry.name)
+    with archive.open(place, "w", force_zip64=content.size >= LARGE_BYTES) as part:
+        for block in content.blocks():
+            part.write(block)
+            tell(len(block))
+    _described(archive.getinfo(entry.name), entry)
+
+
+def _described(info: zipfile.ZipInfo, entry: Entry) -> zipfile.ZipInfo:
+    """*info* with the permissions; they are written with the table of contents, at the end."""
+    kind = stat.S_IFDIR if entry.is_directory else stat.S_IFREG
+    info.external_attr = (kind | entry.stamp.mode & PERMISSIONS) << 16
+    if entry.is_directory:
+        info.external_attr |= 0x10  # what other systems call a directory
+    return info
+
+
+class _Content:
+    """What is in a file, read block by block; a small one again while it changes.
+
+    Raises:
+        OSError: It is gone, cannot be read, or is no file any more.
+    """
+
+    def __init__(self, entry: Entry) -> None:
+        self._entry = entry
+        self._open()
+        for _ in range(READS - 1):
+            if self._left or self._is_as_it_was():
+                break
+            self.close()
+            self._open()
+
+    def _open(self) -> None:
+        self._descriptor, self._before = _opened(self._entry.path)
+        self.size = self._left = self._before.size
+        try:
+            self._first = self._next()
+        except BaseException:
+            self.close()
+            raise
+
+    def _next(self) -> bytes:
+        block = _up_to(self._descriptor, min(self._left, BLOCK_BYTES))
+        self._left -= len(block)
+        return block
+
+    def _is_as_it_was(self) -> bool:
+        return not self._left and stamp_of(os.fstat(self._descriptor)) == self._before
+
+    def is_worth_deflating(self) -> bool:
+        """Whether samples of it shrink."""
+        places = (0, self.size // 2, max(0, self.size - SAMPLE_BYTES))
+        sample = b"".join(os.pread(self._descriptor, SAMPLE_BYTES, one) for one in places)
+        return len(zlib.compress(sample, LEVEL)) < WORTH * len(sample)
+
+    def blocks(self) -> Iterator[bytes]:
+        """The bytes; of a file that grows for ever, as many as there were."""
+        block = self._first
+        while block:
+            yield block
+            block = self._next()
+
+    def is_steady(self) -> bool:
+        """Whether it was all there, and what the scan saw."""
+        return self._is_as_it_was() and self._before == self._entry.stamp
+
+    def close(self) -> None:
+        """Let go of the file."""
+        os.close(self._descriptor)
+
+
+def _opened(path: str) -> tuple[int, Stamp]:
+    # Whatever has taken the file's place since: no link is followed, no pipe waited for.
+    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+    descriptor = os.open(path, flags)
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode):
+        os.close(descriptor)
+        raise OSError(0, "it is no longer a file")
+    return descriptor, stamp_of(status)
+
+
+def _up_to(descriptor: int, size: int) -> bytes:
+    """At most *size* bytes: a file that grows for ever is read only as far as it was."""
+    pieces: list[bytes] = []
+    while size and (piece := os.read(descriptor, size)):
+        pieces.append(piece)
+        size -= len(piece)
+    return b"".join(pieces)
