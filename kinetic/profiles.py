@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from kinetic._nearest import suggest
+from kinetic._runner.private import make_folder
 from kinetic.errors import ProfileError
 
 __all__ = ["SETTINGS", "Profile", "Profiles", "load", "save"]
@@ -229,7 +230,7 @@ def save(path: Path, profiles: Profiles) -> None:
     content = json.dumps(document, indent=2) + "\n"
     try:
         target = path.resolve()
-        target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_folder(target.parent)
         with _replacing(target) as descriptor, open(descriptor, "w", encoding="utf-8") as file:
             file.write(content)
             file.flush()

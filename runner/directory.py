@@ -21,6 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
+from .private import make_folder
+
 __all__ = ["DirectoryObjects", "Stored"]
 
 MAGIC = b"\x89KNO\r\n\x1a\n"
@@ -103,8 +105,9 @@ class DirectoryObjects:
     def replace(self, name: str, body: bytes, generation: int) -> int | None:
         """Overwrite *generation* of an object; None when it is another one by now."""
         target = self._file(name)
-        os.makedirs(os.path.join(self._root, TEMPORARY), mode=0o700, exist_ok=True)
-        with open(os.path.join(self._root, TEMPORARY, "replace.lock"), "wb") as lock:
+        make_folder(os.path.join(self._root, TEMPORARY))
+        place = os.path.join(self._root, TEMPORARY, "replace.lock")
+        with open(os.open(place, os.O_WRONLY | os.O_CREAT, 0o600), "wb") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if self.stat(name).generation != generation:
                 return None
@@ -275,7 +278,7 @@ class DirectoryObjects:
         try:
             fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         except FileNotFoundError:
-            os.makedirs(os.path.dirname(temporary), mode=0o700, exist_ok=True)
+            make_folder(os.path.dirname(temporary))
             fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         try:
             small = b""
@@ -306,7 +309,7 @@ class DirectoryObjects:
             except FileExistsError:
                 return False
             except FileNotFoundError:
-                os.makedirs(os.path.dirname(target), mode=0o700, exist_ok=True)
+                make_folder(os.path.dirname(target))
             else:
                 return True
         raise OSError(f"the folder of {target} vanishes as often as it is made")

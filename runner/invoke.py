@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from . import frames, opening, pickles, results, views, workspace
+from . import frames, opening, pickles, private, results, views, workspace
 from .stopping import Stopped, Stopping, running_seconds
 from .wire import Assignment, Input, Kind, Outcome, value_key
 
@@ -84,7 +84,7 @@ class Invocation:
         with self._in_phase("environment setup"):
             _check_python(order.client.get("python", ""))
             if order.output_dir.startswith("/"):
-                opening.make_folder(order.output_dir)
+                private.make_folder(order.output_dir)
         if order.requirements is not None:
             with self._in_phase("requirements"):
                 _install(order.requirements, self._objects, self._site)

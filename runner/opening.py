@@ -7,18 +7,17 @@ take them ahead, in memory that is no copy of another process's.
 from __future__ import annotations
 
 import hashlib
-import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from . import wire, workspace
+from . import private, wire, workspace
 from .trees import Held
 from .workspace import Site
 
 if TYPE_CHECKING:
     from .objects import Objects
 
-__all__ = ["Opening", "Ready", "Taken", "begin", "content", "make_folder", "make_ready"]
+__all__ = ["Opening", "Ready", "Taken", "begin", "content", "make_ready"]
 
 
 class Opening:
@@ -147,7 +146,7 @@ def begin(
     if not opening.claim() or not opening.may_run() or not opening.inputs_there():
         return None
     if order.output_dir.startswith("/"):
-        make_folder(order.output_dir)
+        private.make_folder(order.output_dir)
     return Taken(ready.arguments, ready.tree, opening)
 
 
@@ -162,11 +161,3 @@ def content(objects: Objects, part: wire.Input) -> bytes:
     if hashlib.sha256(found).hexdigest() != part.digest:
         raise ValueError(f"{part.name} is not what was submitted: its SHA-256 differs")
     return found
-
-
-def make_folder(path: str) -> None:
-    """Make a folder, private to the user, unless it is there."""
-    try:
-        os.mkdir(path, 0o700)  # nearly always its parent is there
-    except OSError:
-        os.makedirs(path, mode=0o700, exist_ok=True)

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from . import namespace
+from .private import make_folder
 
 __all__ = [
     "Held",
@@ -58,7 +59,7 @@ def shared(place: str, build: Callable[[str], Weight]) -> Shared:
     """
     if (found := find(place)) is not None:
         return found
-    os.makedirs(place, mode=0o700, exist_ok=True)
+    make_folder(place)
     lock = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from kinetic._local.places import Places
+from kinetic._runner.private import make_folder
 
 __all__ = ["SupervisorError", "connect"]
 
@@ -82,7 +83,7 @@ def _start(home: Path, places: Places, environ: Mapping[str, str], until: float)
         SupervisorError: It says that it cannot work.
     """
     try:
-        places.state.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_folder(places.state)
         diary = os.open(places.diary, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     except OSError as exc:
         raise _unusable(home, exc.strerror or str(exc), str(exc.filename)) from exc

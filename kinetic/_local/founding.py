@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import socket
 import time
@@ -14,7 +15,7 @@ from kinetic._local.jobs import Table
 from kinetic._local.journal import Journal, read, supervisor_line
 from kinetic._local.places import Places
 from kinetic._local.supervisor import Supervisor, say
-from kinetic._runner import processes
+from kinetic._runner import private, processes
 
 __all__ = ["found"]
 
@@ -33,7 +34,10 @@ def found(
     """
     places = Places(home)
     for folder in (places.state, places.logs, places.work, places.refuse, places.cache):
-        _make_private(folder)
+        private.make_folder(folder)
+    for folder in (home, places.state):
+        if words := private.objection(folder):
+            raise OSError(errno.EPERM, words, str(folder))
     os.chdir(places.state)  # a socket's path is short, a home's may not be
     with locks.holding(places.starting, wait=True):
         if locks.acquire(places.lock, wait=False) is None:
@@ -51,12 +55,6 @@ def found(
         tell({"pid": os.getpid()})
     say(f"{machine.cpus} slots, GPUs {', '.join(machine.gpus) or 'none'}")
     return Supervisor(places, listener, table, machine, journal, environ)
-
-
-def _make_private(folder: Path) -> None:
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if folder.stat().st_mode & 0o077:
-        folder.chmod(0o700)
 
 
 def _go_on(table: Table, places: Places) -> Journal:

@@ -7,6 +7,8 @@ import os
 from collections.abc import Collection
 from pathlib import Path
 
+from kinetic._runner.private import make_folder
+
 __all__ = ["KEY_BYTES", "drop", "keep", "kept", "root_key"]
 
 KEY_BYTES = 32
@@ -23,7 +25,7 @@ def root_key(home: Path) -> bytes:
     try:
         key = path.read_bytes()
     except FileNotFoundError:
-        home.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_folder(home)
         draft = home / f".key-{os.urandom(8).hex()}"
         fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         try:
@@ -47,7 +49,7 @@ def keep(home: Path, name: str, content: bytes) -> None:
         OSError: It cannot be written.
     """
     path = _path(home, name)
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    make_folder(path.parent)
     draft = path.with_name(f".{os.urandom(8).hex()}")
     fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:

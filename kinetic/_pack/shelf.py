@@ -24,6 +24,8 @@ from pathlib import Path
 
 from absl import logging
 
+from kinetic._runner.private import make_folder
+
 __all__ = ["FULL", "Kept", "Shelf"]
 
 MAX_AGE = 14 * 24 * 3600.0
@@ -78,7 +80,7 @@ class Shelf:
             OSError: No file can be made anywhere.
         """
         try:
-            _make_private(self._directory)
+            make_folder(self._directory)
             return _new_file(self._directory)
         except OSError as exc:
             if exc.errno in FULL:
@@ -165,14 +167,6 @@ class Shelf:
     def _listed(self, pattern: str) -> Iterator[Path]:
         with contextlib.suppress(OSError):
             yield from sorted(self._directory.glob(pattern))
-
-
-def _make_private(directory: Path) -> None:
-    missing = [one for one in (directory, *directory.parents) if not one.exists()]
-    for one in reversed(missing):
-        one.mkdir(mode=0o700, exist_ok=True)
-    if not directory.is_dir():
-        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(directory))
 
 
 def _new_file(directory: Path) -> Path:

@@ -298,7 +298,7 @@ async def test_a_full_disk_refuses_and_forgets_nothing(
 ) -> None:
     home = tmp_path / "home"
     home.mkdir()
-    await run("mount", "-t", "tmpfs", "-o", "size=256k", "none", str(home))
+    await run("mount", "-t", "tmpfs", "-o", "mode=700,size=256k", "none", str(home))
     environ |= {"KINETIC_HOME": str(home)}
     cluster = LocalCluster(home, environ, runner=runner)
     try:

@@ -8,11 +8,13 @@ from pathlib import Path
 import anyio.to_thread
 
 from kinetic import configuration
+from kinetic._local.places import Places
+from kinetic._runner import private
 from kinetic.aio.clusters.local import LocalCluster
 from kinetic.aio.images.current import CurrentInterpreter
 from kinetic.aio.platforms import BACKENDS, Platform
 from kinetic.aio.stores.directory import DirectoryStore
-from kinetic.errors import ConfigurationError
+from kinetic.errors import AuthError, ConfigurationError
 
 __all__ = ["open_backend"]
 
@@ -22,6 +24,7 @@ async def open_backend(target: configuration.Target, environ: Mapping[str, str])
 
     Raises:
         ConfigurationError: Its store is no directory.
+        AuthError: Others may write where it keeps its files and keys; nothing was read.
         BackendError: The directory cannot be used.
     """
     if target.store and "://" in target.store:
@@ -36,6 +39,11 @@ async def open_backend(target: configuration.Target, environ: Mapping[str, str])
 
 def _built(store: str | None, home: Path, environ: Mapping[str, str]) -> Platform:
     root = Path(store).expanduser() if store else home / "store"
+    places = Places(home)
+    for path, secret in {home: False, root: False, places.state: False, home / "key": True}.items():
+        if words := private.objection(path, secret=secret):
+            raise AuthError(words)
+    private.make_folder(home)
     return Platform(
         store=DirectoryStore(root),
         images=CurrentInterpreter(home, environ),

@@ -19,6 +19,7 @@ from typing import Any
 
 from absl import logging
 
+from kinetic._runner.private import make_folder
 from kinetic._steps import Step, step
 from kinetic._words import one_line
 from kinetic.aio._release import in_thread, release
@@ -153,7 +154,7 @@ def _name(requirements: str, own: Wheel) -> str:
 @contextlib.asynccontextmanager
 async def _locked(file: Path) -> AsyncGenerator[None]:
     """Wait for a lock that goes with the process that holds it."""
-    file.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(file.parent)
     fd = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         while True:

@@ -13,6 +13,7 @@ from typing import TypeVar
 import anyio.to_thread
 
 from kinetic._runner.directory import DirectoryObjects, Stored
+from kinetic._runner.private import make_folder
 from kinetic.aio._release import in_thread
 from kinetic.aio.ports import Object, ObjectInfo
 from kinetic.errors import (
@@ -47,7 +48,7 @@ class DirectoryStore:
             raise ConfigurationError(f"the store directory {root} must be an absolute path")
         self._objects = DirectoryObjects(root)
         with self._translated("open"):
-            os.makedirs(root, mode=0o700, exist_ok=True)
+            make_folder(root)
 
     @property
     def url(self) -> str:

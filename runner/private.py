@@ -1,0 +1,50 @@
+"""Files and folders that are this user's alone, whatever the umask says."""
+
+from __future__ import annotations
+
+import os
+import stat
+
+__all__ = ["make_folder", "objection"]
+
+
+def make_folder(path: str | os.PathLike[str]) -> None:
+    """Make a folder, and those above it that are missing, for this user alone.
+
+    Raises:
+        OSError: It cannot be made, or something else is there.
+    """
+    try:
+        os.mkdir(path, 0o700)  # nearly always its parent is there
+    except FileExistsError:
+        if not os.path.isdir(path):
+            raise
+    except FileNotFoundError:
+        make_folder(os.path.dirname(os.path.abspath(path)))
+        make_folder(path)
+
+
+def objection(path: str | os.PathLike[str], *, secret: bool = False) -> str:
+    """Why what is at *path* must not be believed, with what to type; empty if all is well.
+
+    Somebody else could plant jobs in a folder that others may write to. A
+    *secret* may not even be read by others. What is not there is fine.
+    """
+    try:
+        status = os.stat(path)
+    except FileNotFoundError:
+        return ""
+    if status.st_uid != os.geteuid():
+        return (
+            f"{path} belongs to another user (uid {status.st_uid}), who could plant jobs and keys "
+            f"there: type `chown -R {os.geteuid()} {path}` if it is to be yours, or name "
+            "another by KINETIC_HOME or KINETIC_STORE"
+        )
+    others = stat.S_IRWXG | stat.S_IRWXO if secret else stat.S_IWGRP | stat.S_IWOTH
+    if not status.st_mode & others:
+        return ""
+    may = "read or change it" if secret else "plant jobs and keys there"
+    return (
+        f"other users could {may}: {path} has the mode {stat.S_IMODE(status.st_mode):04o}; "
+        f"type `chmod go-{'rwx' if secret else 'w'} {path}`"
+    )
