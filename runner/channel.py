@@ -60,13 +60,20 @@ class Decoder:
             if len(buffer) < middle + body:
                 break
             try:
-                header = _loads(str(buffer[start + HEAD.size : middle], "utf-8"))
-            except ValueError as exc:
+                header = _header(str(buffer[start + HEAD.size : middle], "utf-8"))
+            except (ValueError, RecursionError) as exc:
                 raise ChannelError(f"a garbled message: {exc}") from exc
             start = middle + body
             messages.append((header, bytes(buffer[middle:start])))
         del buffer[:start]
         return messages
+
+
+def _header(text: str) -> dict[str, Any]:
+    header: dict[str, Any] = _loads(text)
+    if type(header) is not dict:
+        raise ValueError("its header is no object")
+    return header
 
 
 class Channel:

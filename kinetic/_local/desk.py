@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 from kinetic._local.jobs import Job, State, Stop, Table
-from kinetic._local.protocol import VERSION, Order, OrderError, Shared
+from kinetic._local.protocol import VERSION, Order, OrderError, Shared, check
 from kinetic._runner.channel import Channel, ChannelError, Message
 
 __all__ = ["Connection", "Desk", "Ending", "peer_uid"]
@@ -96,6 +96,7 @@ class Desk:
         answer = self._requests.get(str(header.get("op")))
         if answer is None:
             raise ChannelError(f"an unknown request: {header.get('op')!r}")
+        check(header)
         self.dirty.add(connection)
         answer(self, connection, header, body)
 
@@ -121,7 +122,7 @@ class Desk:
 
     def _on_hello(self, connection: Connection, header: dict[str, Any], body: bytes) -> None:
         reply: dict[str, Any] = {"id": header["id"], "protocol": VERSION, "pid": os.getpid()}
-        if header.get("protocol", [0])[0] != VERSION[0]:
+        if header["protocol"][0] != VERSION[0]:
             reply |= {"error": f"the supervisor speaks protocol {VERSION[0]}", "kind": "protocol"}
         self._reply(connection, reply)
 

@@ -17,12 +17,14 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-__all__ = ["VERSION", "Order", "OrderError", "Shared", "edition"]
+from kinetic._runner.channel import ChannelError
+
+__all__ = ["VERSION", "Order", "OrderError", "Shared", "check", "edition"]
 
 VERSION = (1, 0)
 """Major and minor; another major lives at another path and never meets this one."""
@@ -32,6 +34,43 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 
 class OrderError(ValueError):
     """A job that cannot be accepted as it was asked for."""
+
+
+def _kinds(value: Iterable[Any]) -> set[type]:
+    return {type(one) for one in value}
+
+
+def _is_names(value: Any) -> bool:
+    return _kinds([value]) == {list} and _kinds(value) <= {str}
+
+
+def _is_labels(value: Any) -> bool:
+    return _kinds([value]) == {dict} and _kinds(value.values()) <= {str}
+
+
+def _is_version(value: Any) -> bool:
+    return _kinds([value]) == {list} and _kinds(value[:1]) == {int}
+
+
+_FIELDS: Mapping[str, Callable[[Any], bool]] = {
+    "id": lambda value: isinstance(value, int),
+    "place": lambda value: isinstance(value, int),
+    "name": lambda value: isinstance(value, str),
+    "names": lambda value: value is None or _is_names(value),
+    "labels": lambda value: value is None or _is_labels(value),
+    "protocol": _is_version,
+}
+
+
+def check(header: Mapping[str, Any]) -> None:
+    """Refuse a request that says something else than it can mean, before any of it acts.
+
+    Raises:
+        ChannelError: A field is not of its kind.
+    """
+    for name, is_right in _FIELDS.items():
+        if name in header and not is_right(header[name]):
+            raise ChannelError(f"a request whose {name} is {header[name]!r:.100}")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -76,6 +115,8 @@ class Order:
             labels = {**shared.header["labels"], **own["labels"]}
             header = {**shared.header, **own, "labels": labels}
             known: dict[str, Any] = {name: header[name] for name in cls.__slots__ if name in header}
+            if not _is_labels(labels) or not _is_names(known["command"]):
+                raise TypeError("its labels or its command")
             known["command"] = tuple(known["command"])
             order = cls(**known, shared=shared)
         except (KeyError, TypeError) as exc:
@@ -88,11 +129,15 @@ class Order:
         if not order.command:
             raise OrderError("no interpreter was named")
         counts: tuple[Any, ...] = (order.cpus, order.gpus, order.memory_bytes or 0)
-        if not isinstance(order.labels, dict) or {int} != {type(count) for count in counts}:
-            raise OrderError("labels or resources are garbled")
+        if {int} != {type(count) for count in counts} or min(counts) < 0:
+            raise OrderError("its resources are garbled")
+        if [type(one) for one in (order.runner, order.edition, order.fresh)] != [str, str, bool]:
+            raise OrderError("its runner is garbled")
         for what in ("timeout", "start_timeout", "grace"):
             seconds = getattr(order, what)
-            if seconds is not None and not (seconds >= 0 and math.isfinite(seconds)):
+            if seconds is None and what != "grace":
+                continue
+            if not isinstance(seconds, int | float) or not 0 <= seconds < math.inf:
                 raise OrderError(f"{what}={seconds!r} is no time in seconds")
         return order
 

@@ -40,7 +40,7 @@ from kinetic._local.places import Places
 from kinetic._local.protocol import Order
 from kinetic._local.slots import Slots
 from kinetic._local.sweeping import Sweeper
-from kinetic._runner.channel import Channel, ChannelError
+from kinetic._runner.channel import Channel
 from kinetic.job_status import Reason
 
 __all__ = ["Supervisor", "say"]
@@ -135,8 +135,10 @@ class Supervisor:
             messages = connection.channel.receive()
             for message in messages or ():
                 self._desk.handle(connection, message)
-        except (ChannelError, KeyError, TypeError, AttributeError) as exc:
-            say(f"a client was sent away: {exc!r}")
+        except (
+            Exception
+        ) as exc:  # whatever it says, the jobs of the others are none of its business
+            say(f"a client was sent away: {exc!r:.500}")
             messages = None
         if messages is None:
             self._drop(connection)

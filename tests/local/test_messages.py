@@ -1,0 +1,132 @@
+"""Whatever is said to the supervisor, it goes on, and so do its jobs."""
+
+from __future__ import annotations
+
+import json
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from kinetic._local.places import Places
+from kinetic._local.protocol import VERSION
+from kinetic._runner.channel import HEAD, LARGEST, Decoder, encode
+from kinetic.aio.clusters.local import LocalCluster
+from kinetic.aio.ports import Phase
+
+from .conftest import spec, supervisor_pid
+
+HELLO = encode({"op": "hello", "id": 1, "protocol": VERSION})
+OPERATIONS = ("hello", "share", "launch", "delete", "find", "ended", "watch", "unheard")
+FIELDS = (
+    "id", "protocol", "place", "name", "names", "labels", "command", "runner", "edition",
+    "fresh", "cpus", "gpus", "memory_bytes", "timeout", "start_timeout", "grace",
+)  # fmt: skip
+
+
+def framed(header: bytes, body: bytes = b"") -> bytes:
+    return HEAD.pack(len(header), len(body)) + header + body
+
+
+def say(home: Path, *messages: bytes) -> bool:
+    """Say something and then hello; whether the supervisor has answered, and not hung up."""
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.settimeout(60)
+        sock.connect(str(Places(home).socket))
+        heard = Decoder()
+        try:
+            sock.sendall(b"".join(messages) + HELLO)
+            while data := sock.recv(65536):
+                if any("protocol" in header for header, _ in heard.feed(data)):
+                    return True
+        except (BrokenPipeError, ConnectionResetError):
+            pass
+        return False
+
+
+@pytest.fixture
+async def running(cluster: LocalCluster) -> LocalCluster:
+    """With a job that sleeps."""
+    await cluster.launch(spec("sleeper", "import time; print('up', flush=True); time.sleep(100)"))
+    async for _ in cluster.logs("sleeper", follow=True):
+        break
+    return cluster
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        framed(b'{"a":' * 100_000),
+        framed(b"[]"),
+        framed(b"\xff\xfe"),
+        framed(b'{"op": "hello", "id": 1, "protocol": []}'),
+        framed(b'{"op": "hello", "id": 1}'),
+        framed(b'{"op": "watch", "labels": ["a"]}'),
+        framed(b'{"op": "watch", "labels": {"a": 1}}'),
+        framed(b'{"op": "find", "id": 1, "names": 5}'),
+        framed(b'{"op": "ended", "id": 1, "name": ["a"]}'),
+        framed(b'{"op": "share", "place": {}}'),
+        HEAD.pack(LARGEST, LARGEST),
+        b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n" * 10,
+    ],
+    ids=[
+        "deep", "no object", "no text", "no version", "nothing of a version", "labels in a list",
+        "a number as label", "a number for names", "a list for a name", "an object for a place",
+        "too large", "http",
+    ],
+)  # fmt: skip
+async def test_who_talks_nonsense_is_sent_away_and_nobody_else(
+    running: LocalCluster, home: Path, message: bytes
+) -> None:
+    pid = supervisor_pid(home)
+    assert not say(home, message)
+    assert say(home), "others are heard"
+    assert supervisor_pid(home) == pid
+    [job] = await running.find(names=["sleeper"])
+    assert job.phase is Phase.RUNNING
+
+
+async def test_an_order_that_makes_no_sense_is_refused_and_starts_nothing(
+    running: LocalCluster, home: Path
+) -> None:
+    shared = {
+        "op": "share", "place": 0, "labels": {}, "command": ["python"], "runner": "/r",
+        "edition": "1", "fresh": False, "cpus": 1,
+    }  # fmt: skip
+    for field, value in {
+        "labels": [1], "command": "python", "runner": 5, "fresh": "yes", "cpus": -1, "gpus": "1",
+        "memory_bytes": 0.5, "timeout": "long", "grace": None,
+    }.items():  # fmt: skip
+        own = {"op": "launch", "id": 2, "place": 0, "name": "wrong", "labels": {}}
+        say(home, encode({**shared, field: value}, b'{"a":1}'), encode(own, b'{"a":1}'))
+    assert [one.name for one in await running.find()] == ["sleeper"]
+
+
+values = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**40), 2**40) | st.floats() | st.text(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3)
+    ),
+    max_leaves=6,
+)
+headers = st.dictionaries(st.sampled_from(FIELDS), values, max_size=6).flatmap(
+    lambda fields: st.sampled_from(OPERATIONS).map(lambda op: {"op": op, **fields})
+)
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(said=st.lists(headers, min_size=1, max_size=3), body=st.binary(max_size=20))
+def hears(home: Path, said: list[dict[str, Any]], body: bytes) -> None:
+    say(home, *(framed(json.dumps(header).encode(), body) for header in said))
+    assert say(home)
+
+
+async def test_no_message_ends_the_supervisor_or_a_job(running: LocalCluster, home: Path) -> None:
+    pid = supervisor_pid(home)
+    hears(home)
+    assert supervisor_pid(home) == pid
+    [job] = await running.find(names=["sleeper"])
+    assert job.phase is Phase.RUNNING
