@@ -5,12 +5,13 @@ from __future__ import annotations
 import functools
 import hashlib
 import hmac
+from collections.abc import Mapping
 
-__all__ = ["seal_of", "sign", "submission_key"]
+__all__ = ["is_signed", "seal_of", "sign", "submission_key"]
 
 
 def submission_key(root: bytes, scope: str) -> bytes:
-    """What one submission signs its outcomes with; a pod never sees the root."""
+    """What one submission signs its objects with; a pod never sees the root."""
     return hmac.new(root, b"kinetic submission " + scope.encode(), hashlib.sha256).digest()
 
 
@@ -18,6 +19,17 @@ def sign(key: bytes, scope: str, name: str, content: bytes) -> str:
     """A signature over an object's content and place, as hex."""
     digest = hashlib.sha256(content).hexdigest()
     return hmac.new(key, f"{scope}\n{name}\n{digest}".encode(), hashlib.sha256).hexdigest()
+
+
+def is_signed(
+    metadata: Mapping[str, str], key: bytes, scope: str, name: str, content: bytes
+) -> bool:
+    """Whether ``mac`` of *metadata* is what who has *key* wrote beside *content* under *name*.
+
+    What lies in a store acts only after this, or what is signed says its digest.
+    """
+    said = metadata.get("mac", "").encode(errors="replace")
+    return hmac.compare_digest(said, sign(key, scope, name, content).encode())
 
 
 def seal_of(key: bytes, scope: str, index: int, attempt: int, header: str) -> str:

@@ -209,9 +209,11 @@ async def remove(
     """
     store, cluster = session.platform.store, session.platform.cluster
     if objects and not ended:
-        stop = wire.Request(kind="stop", cause="cleanup").to_bytes()
+        stop, key = wire.Request(kind="stop", cause=wire.CLEANUP), await session.key(scope)
         slot = 0
-        while not await store.create(wire.control_key(scope, slot), stop):
+        while not await store.create(
+            name := wire.control_key(scope, slot), *stop.signed(key, scope, name)
+        ):
             slot += 1
     if jobs:
         await cluster.delete(names=names, labels=labels)
