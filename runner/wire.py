@@ -354,7 +354,8 @@ _decode = json.JSONDecoder().raw_decode
 # --- the inputs --------------------------------------------------------------------------
 
 
-class Slot(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Slot:
     """One slot of ``inputs/``: *count* inputs from index *first* on, or the end with the *total*.
 
     It travels as the object's metadata, so that a listing tells all. ``footer`` is the SHA-256
@@ -381,7 +382,7 @@ class Slot(NamedTuple):
         Raises:
             ValueError: The signature is missing, wrong, or for another slot.
         """
-        said = {field: metadata[field] for field in cls._fields if field in metadata}
+        said = {one: metadata[one] for one in cls.__slots__ if one in metadata}
         if not seals.is_signed(metadata, key, scope, name, _compact(said).encode()):
             raise ValueError(f"{name} is not what its submitter signed")
         if "total" in said:
