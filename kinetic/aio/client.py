@@ -209,8 +209,8 @@ class Client:
             store = session.platform.store
             manifest = _manifest.manifest_of(record, identity, output_dir)
             name = f"{scope}handle.json"
-            mac = seals.sign(identity.key, scope, name, manifest)
-            if not await store.create(name, manifest, {"mac": mac}):
+            manifest = seals.signed_json(identity.key, scope, name, manifest)
+            if not await store.create(name, manifest):
                 raise Conflict(f"{job_id} exists already in {store.url}; submit again")
             await store.create(one.arguments.name, arguments.content)
             await _launch.launch(session, identity, placed, one)
