@@ -21,7 +21,10 @@ def submission_key(root: bytes, scope: str) -> bytes:
 def sign(key: bytes, scope: str, name: str, content: bytes) -> str:
     """A signature over an object's content and place, as hex."""
     digest = hashlib.sha256(content).hexdigest()
-    return hmac.new(key, f"{scope}\n{name}\n{digest}".encode(), hashlib.sha256).hexdigest()
+    place = f"{scope}\n{name}\n{digest}".encode(
+        errors="surrogatepass"
+    )  # a forger's name may be odd
+    return hmac.new(key, place, hashlib.sha256).hexdigest()
 
 
 def is_signed(
@@ -31,7 +34,7 @@ def is_signed(
 
     What lies in a store acts only after this, or what is signed says its digest.
     """
-    said = metadata.get("mac", "").encode(errors="replace")
+    said = str(metadata.get("mac", "")).encode(errors="replace")
     return hmac.compare_digest(said, sign(key, scope, name, content).encode())
 
 

@@ -219,7 +219,7 @@ class Stock:
         return WireError(
             f"{what} is not what the submitter of {batch} signed: somebody else wrote it, or it "
             f"is damaged; nothing of it was used. See who can write to {self._store.url}, and "
-            "submit the batch again"
+            f"submit the batch again; kinetic.cleanup({batch!r}) takes this one away"
         )
 
 

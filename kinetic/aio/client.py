@@ -358,6 +358,7 @@ class Client:
         Raises:
             ConfigurationError: That is no job's id.
             NotFound: There is no such job in the store.
+            WireError: What says what it is was not signed by who may submit here.
         """
         check(job_id=job_id, project=project, cluster=cluster)
         item = _ids.item_of(job_id)
@@ -381,6 +382,7 @@ class Client:
         Raises:
             ConfigurationError: That is no batch's id.
             NotFound: There is no such batch in the store.
+            WireError: It, or its inputs, were not signed by who may submit here.
         """
         check(group_id=group_id, project=project, cluster=cluster)
         check(poll_interval=poll_interval, poll_timeout=poll_timeout)
