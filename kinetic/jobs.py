@@ -41,6 +41,7 @@ __all__ = [
     "JobHandle",
     "attach",
     "attach_batch",
+    "cleanup",
     "list_batches",
     "list_jobs",
     "run",
@@ -466,6 +467,11 @@ def attach_batch(
     return BatchHandle(
         PORTAL.call(aio.attach_batch, group_id, project, cluster, poll_interval, poll_timeout)
     )
+
+
+def cleanup(submission: str, project: str | None = None, cluster: str | None = None) -> None:
+    """Take a batch, or a job of its own, away by its id; see `Client.cleanup`."""
+    PORTAL.call(aio.cleanup, submission, project, cluster)
 
 
 def list_batches(

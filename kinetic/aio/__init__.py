@@ -21,6 +21,7 @@ __all__ = [
     "JobHandle",
     "attach",
     "attach_batch",
+    "cleanup",
     "list_batches",
     "list_jobs",
     "run",
@@ -156,6 +157,11 @@ async def attach_batch(
     return await (await _client()).attach_batch(
         group_id, project, cluster, poll_interval, poll_timeout
     )
+
+
+async def cleanup(submission: str, project: str | None = None, cluster: str | None = None) -> None:
+    """Take a batch, or a job of its own, away by its id; see `Client.cleanup`."""
+    await (await _client()).cleanup(submission, project, cluster)
 
 
 async def list_batches(

@@ -54,7 +54,8 @@ class Batch:
         self.manifest = manifest
         self.holder: Holder | None = None
         self.watchers: list[asyncio.Event] = []
-        self.stock = Stock(session.platform.store, submission.identity.scope)
+        identity = submission.identity
+        self.stock = Stock(session.platform.store, identity.scope, identity.key)
         self._limit = limit
         self._followed = followed
         self._taking_over = asyncio.Lock()

@@ -68,7 +68,7 @@ class Chunk:
     failed: Mapping[int, Exception]
 
     def body(self, first: int, refs: Mapping[int, tuple[wire.DataRef, ...]]) -> bytes:
-        """A slot's content: what a resumer needs to know is in its footer."""
+        """A slot's content: what a resumer needs to know is in its footer, which is signed."""
         fields: dict[str, Any] = {"first": first, "digests": self.digests, "how": self.how}
         if refs:
             fields["data"] = {str(at): [asdict(ref) for ref in of] for at, of in refs.items()}

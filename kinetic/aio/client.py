@@ -25,16 +25,16 @@ from absl import logging
 
 from kinetic import _steps, accelerators, configuration, options
 from kinetic._rules import check
-from kinetic._runner import wire
+from kinetic._runner import seals, wire
 from kinetic._running import running_loop
 from kinetic._words import described
-from kinetic.aio import _begin, _ids, _launch, _listing, _manifest, _submit
+from kinetic.aio import _begin, _ids, _launch, _listing, _manifest, _removal, _submit
 from kinetic.aio._batch import Batch
 from kinetic.aio._following import Following
 from kinetic.aio._owned import called
 from kinetic.aio._owner import Owner
 from kinetic.aio._release import release, shared
-from kinetic.aio._session import Session
+from kinetic.aio._session import LABEL_SUBMISSION, Session
 from kinetic.aio._submission import Identity, Submission
 from kinetic.aio._terms import Terms
 from kinetic.aio._under_way import CLOSED, UnderWay
@@ -208,7 +208,9 @@ class Client:
             session.follow(submission, ours=True)
             store = session.platform.store
             manifest = _manifest.manifest_of(record, identity, output_dir)
-            if not await store.create(f"{scope}handle.json", manifest):
+            name = f"{scope}handle.json"
+            manifest = seals.signed_json(identity.key, scope, name, manifest)
+            if not await store.create(name, manifest):
                 raise Conflict(f"{job_id} exists already in {store.url}; submit again")
             await store.create(one.arguments.name, arguments.content)
             await _launch.launch(session, identity, placed, one)
@@ -356,6 +358,7 @@ class Client:
         Raises:
             ConfigurationError: That is no job's id.
             NotFound: There is no such job in the store.
+            WireError: What says what it is was not signed by who may submit here.
         """
         check(job_id=job_id, project=project, cluster=cluster)
         item = _ids.item_of(job_id)
@@ -379,6 +382,7 @@ class Client:
         Raises:
             ConfigurationError: That is no batch's id.
             NotFound: There is no such batch in the store.
+            WireError: It, or its inputs, were not signed by who may submit here.
         """
         check(group_id=group_id, project=project, cluster=cluster)
         check(poll_interval=poll_interval, poll_timeout=poll_timeout)
@@ -387,6 +391,42 @@ class Client:
         return BatchHandle(
             self, await _begin.attach(session, group_id, limit=self.limit), attached=True
         )
+
+    async def cleanup(
+        self, submission: str, project: str | None = None, cluster: str | None = None
+    ) -> None:
+        """Take a batch, or a job of its own, away by its id: jobs and objects; outputs stay.
+
+        Nothing of what it says of itself is read: this also removes what no handle can be had
+        of, for it is damaged, or cannot be verified. What is not there is no error.
+
+        Raises:
+            ConfigurationError: That is no id, or the one of a job of a batch.
+            BackendError: Its jobs do not end within 180 s, or somebody does not answer.
+
+        Cancelled: run it again; it goes on where it was.
+        """
+        check(submission=submission, project=project, cluster=cluster)
+        batch = _ids.is_batch(submission)
+        session = await self._session_for_id(submission, project, cluster)
+        if (known := session.batches.get(submission)) is not None:
+            await known.remove(jobs=True, objects=True)
+            return
+        scope = f"batches/{submission}/" if batch else f"jobs/{submission}/"
+        if batch:
+            identity = Identity(
+                id=submission,
+                scope=scope,
+                single=False,
+                key=await session.key(scope),
+                budgets=wire.Budgets(),
+                created=0.0,
+            )
+            await _removal.remove_batch(session, identity)
+        else:
+            await _launch.remove(session, scope, labels={LABEL_SUBMISSION: submission})
+        if (followed := session.followed(submission)) is not None:
+            session.forget(followed)
 
     async def list_batches(
         self,

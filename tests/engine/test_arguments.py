@@ -124,6 +124,7 @@ async def test_a_handle_refuses_wrong_arguments_in_words(client: aio.Client) -> 
         (lambda client: client.attach(3), "job_id must be an id such as a handle has, not 3"),
         (lambda client: client.attach(""), "job_id must be an id such as a handle has, not ''"),
         (lambda client: client.attach_batch(None), "group_id must be an id"),
+        (lambda client: client.cleanup(None), "submission must be an id"),
         (lambda client: client.attach_batch("grp-1", poll_timeout="1"), "poll_timeout must be"),
     ],
 )

@@ -157,6 +157,7 @@ async def the_async_api_has_the_same_types() -> None:
         assert_type(await batch.resume(), kinetic.aio.BatchHandle[list[float]])
         assert_type(await batch.retry_failed(), int)
         assert_type(await client.list_batches("n", limit=3), list[kinetic.aio.BatchHandle[Any]])
+        await client.cleanup(batch.group_id)
     numbers = await kinetic.aio.run_async_map(fetch, ["u"], progress=True)
     async for index, _, outcome in numbers.outcomes():
         assert_type(index, int)
