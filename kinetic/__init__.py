@@ -2,11 +2,12 @@
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from kinetic import aio, debug, errors, job_status, jobs, outcome
+    from kinetic import aio, collections, data, debug, errors, job_status, jobs, outcome
+    from kinetic._verbosity import log_level
     from kinetic.aio import submit
     from kinetic.data import Data
     from kinetic.errors import BatchError, KineticError
-    from kinetic.function import RemoteFunction, run
+    from kinetic.function import RemoteCallable, RemoteFunction, run
     from kinetic.job_status import JobStatus
     from kinetic.jobs import (
         BatchHandle,
@@ -34,17 +35,21 @@ __all__ = [
     "Lost",
     "Outcome",
     "Progress",
+    "RemoteCallable",
     "RemoteFunction",
     "Succeeded",
     "aio",
     "attach",
     "attach_batch",
+    "collections",
+    "data",
     "debug",
     "errors",
     "job_status",
     "jobs",
     "list_batches",
     "list_jobs",
+    "log_level",
     "outcome",
     "run",
     "submit",
@@ -64,17 +69,21 @@ _HOMES = {
     "Lost": "kinetic.outcome",
     "Outcome": "kinetic.outcome",
     "Progress": "kinetic.progress",
+    "RemoteCallable": "kinetic.function",
     "RemoteFunction": "kinetic.function",
     "Succeeded": "kinetic.outcome",
     "aio": "",
     "attach": "kinetic.jobs",
     "attach_batch": "kinetic.jobs",
+    "collections": "",
+    "data": "",
     "debug": "",
     "errors": "",
     "job_status": "",
     "jobs": "",
     "list_batches": "kinetic.jobs",
     "list_jobs": "kinetic.jobs",
+    "log_level": "kinetic._verbosity",
     "outcome": "",
     "run": "kinetic.function",
     "submit": "kinetic.aio",

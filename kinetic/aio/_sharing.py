@@ -10,6 +10,8 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+from absl import logging
+
 from kinetic.aio.ports import ObjectInfo, Store
 
 __all__ = ["DAY_S", "RENEWED_S", "ensure", "is_fresh"]
@@ -32,5 +34,7 @@ async def ensure(store: Store, name: str, content: bytes | Path) -> None:
     """
     there = await store.look(name)
     if there is not None and (is_fresh(there) or not await store.renew([name])):
+        logging.info("In %s already: %s", store.url, name)
         return
+    logging.info("Uploading %s to %s", name, store.url)
     await store.create(name, content, shared=True)

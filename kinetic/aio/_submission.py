@@ -98,6 +98,10 @@ class Submission(Facts):
         """The same, where asking again would bring the same answer."""
         return self._troubles.get(index)
 
+    def troubled(self) -> list[int]:
+        """The items that nothing more can be found out about, in order."""
+        return sorted(self._troubles)
+
     def is_damaged(self, index: int) -> bool:
         """Whether what there is of the item is forged, or damaged: it stays so."""
         return isinstance(self.lasting_trouble(index), WireError)

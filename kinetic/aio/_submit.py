@@ -23,6 +23,7 @@ from kinetic import accelerators, configuration, environment
 from kinetic._pack import archive, discover, payload
 from kinetic._runner import wire
 from kinetic._steps import Step, step
+from kinetic._words import amount
 from kinetic.aio import _data, _sharing
 from kinetic.aio._release import all_or_none, in_thread
 from kinetic.aio._scratch import scratch_folder
@@ -92,10 +93,14 @@ async def pack(call: Call) -> Packed:
     spool = scratch_folder()
     try:
         with step(f"packing {call.name}") as packing:
-            return await in_thread(_pack, call, spool, dict(os.environ), packing)
+            packed = await in_thread(_pack, call, spool, dict(os.environ), packing)
     except BaseException:
         shutil.rmtree(spool, ignore_errors=True)
         raise
+    if (tree := packed.archive) is not None:
+        words = "Packed %s: %d files, %s"
+        logging.info(words, packed.project.root, tree.files, amount(tree.size))
+    return packed
 
 
 def _pack(call: Call, spool: Path, environ: dict[str, str], packing: Step) -> Packed:

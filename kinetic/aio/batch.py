@@ -176,6 +176,16 @@ class BatchHandle(Generic[T]):
         return {**self._refusals, **self._batch.refused}
 
     @property
+    def unavailable_children(self) -> dict[int, str]:
+        """Index → job id of items that nothing more can be found out about.
+
+        What the store has of them is damaged, or forged: that is the error of their
+        outcome. Of all others there is a handle, and an outcome sooner or later.
+        """
+        submission = self._batch.submission
+        return {index: submission.identity.job_id(index) for index in submission.troubled()}
+
+    @property
     def stored(self) -> int:
         """How many inputs are stored, as far as this process has seen.
 
