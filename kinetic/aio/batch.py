@@ -347,7 +347,8 @@ class BatchHandle(Generic[T]):
         Args:
             timeout: Seconds for everything; the batch goes on after them.
             ordered: Input order; else the order in which the jobs ended.
-            cleanup: Remove each job from the platform; outcomes stay.
+            cleanup: Remove each job from the platform; outcomes stay, and so does what
+                `statuses` and `failures` say. To this process the job itself is NOT_FOUND.
             return_exceptions: Put an exception where there is no value.
                 `outcomes` tells it from one that was returned.
 

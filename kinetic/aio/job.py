@@ -89,7 +89,10 @@ class JobHandle(JobRecord, Generic[T]):
         return self._following
 
     async def status(self) -> JobStatus:
-        """What is true now: read from the store, and from the platform while it is open."""
+        """What is true now: read from the store, and from the platform while it is open.
+
+        ``NOT_FOUND`` is a job that was cancelled, or that this process has cleaned up.
+        """
         if self._cleaned:
             return JobStatus.NOT_FOUND
         try:
@@ -97,7 +100,7 @@ class JobHandle(JobRecord, Generic[T]):
         except NotFound:
             return JobStatus.NOT_FOUND
         item = await at.submission.look(at.index)
-        if not item.state.final and not await self._exists(at):
+        if at.submission.cleaned if item.state.final else not await self._exists(at):
             return JobStatus.NOT_FOUND
         if not item.state.final:
             try:
