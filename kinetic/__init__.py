@@ -1,5 +1,7 @@
 """Run any Python function on cloud TPUs and GPUs, or isolated on this machine."""
 
+import os as _os
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from kinetic import aio, collections, data, debug, errors, job_status, jobs, outcome
@@ -99,6 +101,18 @@ def __getattr__(name: str) -> object:
     value = getattr(import_module(home), name) if home else import_module(f"kinetic.{name}")
     globals()[name] = value
     return value
+
+
+# keras-kinetic has a folder of this name, too, and files in it that take the place of ours. To look
+# for one that only it has takes microseconds.
+if _os.path.exists(_os.path.join(__path__[0], "core", "core.py")):
+    import warnings
+
+    warnings.warn(
+        f"keras-kinetic is installed in {__path__[0]}, too, and files of both are mixed there; "
+        "mend it by: pip uninstall -y keras-kinetic kinetic-aio; pip install kinetic-aio",
+        stacklevel=2,
+    )
 
 
 def __dir__() -> list[str]:
