@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import AsyncIterable, Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from kinetic.function import RemoteFunction
 
@@ -61,13 +61,13 @@ def map(
 def _submitted(submit_fn: Any) -> Callable[..., Any]:
     """The decorated function that *submit_fn* submits."""
     if isinstance(submit_fn, functools.partial):
-        inner: functools.partial[Any] = submit_fn
-        return functools.partial(_submitted(inner.func), *inner.args, **inner.keywords)
+        function = _submitted(submit_fn.func)
+        return functools.partial(function, *submit_fn.args, **submit_fn.keywords)
     if isinstance(submit_fn, RemoteFunction):
-        return submit_fn
-    owner = getattr(submit_fn, "__self__", None)
-    if isinstance(owner, RemoteFunction) and submit_fn == owner.run_async:
-        return owner
+        return cast("RemoteFunction[..., Any]", submit_fn)
+    owner: Any = getattr(submit_fn, "__self__", None)
+    if isinstance(owner, RemoteFunction) and submit_fn == cast("Any", owner).run_async:
+        return cast("RemoteFunction[..., Any]", owner)
     raise TypeError(
         f"kinetic.collections.map takes f.run_async of a function f that @kinetic.run has "
         f"decorated, not {submit_fn!r}; what it does before it submits belongs into f"

@@ -55,7 +55,7 @@ def wait_for_debug_server(
     from kinetic._rules import check
 
     check(timeout=timeout)
-    job: aio.JobHandle[Any] = aio.JobHandle.from_dict(handle.to_dict())
+    job = aio.JobHandle[Any].from_dict(handle.to_dict())
 
     async def wait() -> int:
         return (await job.debugger(timeout=timeout)).port

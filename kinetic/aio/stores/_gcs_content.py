@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import aiofiles
+from aiofiles.threadpool import wrap
 from aiofiles.threadpool.binary import AsyncBufferedReader
 
-from kinetic.aio._release import in_thread
+from kinetic.aio._release import in_thread, release
 from kinetic.aio.stores import _gcs_checksum as checksum
 from kinetic.errors import BackendError
 
@@ -61,12 +60,20 @@ async def opened(body: bytes | Path, small: int) -> AsyncGenerator[Content]:
         yield Content(len(body), value, held=body)
         return
     path = os.fspath(body)
-    async with contextlib.AsyncExitStack() as closing:
-        try:
-            file = await closing.enter_async_context(aiofiles.open(path, "rb"))
-        except OSError as exc:
-            raise _unreadable(path, exc) from exc
+    try:
+        file = _reader(path)
+    except OSError as exc:
+        raise _unreadable(path, exc) from exc
+    try:
         yield await _content_of(file, path, small)
+    finally:  # after what is just being read: the two have a lock
+        await release(file.close(), what=f"closing {path}")
+
+
+def _reader(path: str) -> AsyncBufferedReader:
+    """Opened here and now: a file must not be lost in a thread whose caller is cancelled."""
+    file: AsyncBufferedReader = wrap(open(path, "rb"))  # noqa: SIM115  # the caller closes it
+    return file
 
 
 async def _content_of(file: AsyncBufferedReader, path: str, small: int) -> Content:

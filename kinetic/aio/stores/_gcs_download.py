@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import aiofiles
+from aiofiles.threadpool import wrap
+from aiofiles.threadpool.binary import AsyncBufferedReader
 
-from kinetic.aio._release import all_or_none, in_thread
+from kinetic.aio._release import all_or_none, in_thread, release
 from kinetic.aio.ports import Object
 from kinetic.aio.stores import _gcs_checksum as checksum
 from kinetic.aio.stores._gcs_content import STRETCH
@@ -129,21 +130,31 @@ async def _filled(http: Http, name: str, about: Described, temporary: str, path:
     parts = iter(range(0, about.size, part))
 
     async def stream() -> None:
-        async with aiofiles.open(temporary, "r+b") as file:
+        file = _writer(temporary)
 
-            async def sink(content: bytes) -> None:
-                try:
-                    await file.write(content)
-                except OSError as exc:  # or it would pass for a failure of the network
-                    raise _unwritable(path, exc) from exc
+        async def sink(content: bytes) -> None:
+            try:
+                await file.write(content)
+            except OSError as exc:  # or it would pass for a failure of the network
+                raise _unwritable(path, exc) from exc
 
+        try:
             for start in parts:
                 stop = min(about.size, start + part)
                 await file.seek(start)
                 await _Stream(http, name, sink, start=start, stop=stop, about=about).run()
+            await file.flush()
+        finally:  # after what is just being written: the two have a lock
+            await release(file.close(), what=f"closing {temporary}")
 
     streams = min(http.limits.parts, -(-about.size // part))
     await all_or_none(*(stream() for _ in range(streams)))
+
+
+def _writer(path: str) -> AsyncBufferedReader:
+    """Opened here and now: a file must not be lost in a thread whose caller is cancelled."""
+    file: AsyncBufferedReader = wrap(open(path, "r+b"))  # noqa: SIM115  # the caller closes it
+    return file
 
 
 async def _checked(http: Http, name: str, about: Described, file: int) -> None:
