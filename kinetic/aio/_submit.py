@@ -215,7 +215,7 @@ async def _place_code(store: Store, packed: Packed) -> wire.Code | None:
     if packed.archive is None:
         return None
     name = f"code/{packed.archive.digest}.zip"
-    await _sharing.ensure(store, name, packed.archive.path)
+    await _upload(store, name, packed.archive.path)
     return wire.Code(
         name=name,
         digest=packed.archive.digest,
@@ -226,8 +226,13 @@ async def _place_code(store: Store, packed: Packed) -> wire.Code | None:
 
 async def _place_function(store: Store, function: payload.Pickled) -> wire.Input:
     name = f"functions/{function.digest}.pkl"
-    await _sharing.ensure(store, name, function.content)
+    await _upload(store, name, function.content)
     return wire.Input(name=name, start=0, stop=function.size, digest=function.digest)
+
+
+async def _upload(store: Store, name: str, content: bytes | Path) -> None:
+    sent = await _sharing.ensure(store, name, content)
+    logging.info("Uploaded %s to %s" if sent else "%s is in %s already", name, store.url)
 
 
 def _resources(options: Options, accelerator: accelerators.Accelerator) -> Resources:

@@ -53,13 +53,13 @@ def test_without_the_variable_nothing_is_said_but_warnings(tmp_path: Path) -> No
     assert (code, out, err.splitlines()) == (0, "WARNING\n", ["WARNING:absl:its warning"])
 
 
-def test_at_info_one_sees_what_is_packed_uploaded_and_started(tmp_path: Path) -> None:
+def test_at_info_one_sees_what_is_packed_uploaded_and_started(tmp_path: Path, home: Path) -> None:
     code, out, err = run(tmp_path, "info")
     assert (code, out) == (0, "INFO\n")
     assert f"Packed {tmp_path}: 2 files, " in err
-    for words in ("Uploading code/", "Uploading functions/", "Started job-local-", "Started batch"):
+    for words in ("Uploaded code/", "Uploaded functions/", "Started job-local-", "Started batch"):
         assert words in err
-    assert "already: code/" in err, "by the batch"
+    assert f".zip is in file://{home}/store already" in err, "the batch sends it not again"
 
 
 def test_at_info_other_libraries_are_as_quiet_as_before(tmp_path: Path) -> None:
