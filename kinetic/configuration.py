@@ -83,7 +83,7 @@ VARIABLES: Mapping[str, str] = MappingProxyType(
         "KINETIC_LOCAL_SLOTS": "how many CPUs local jobs may take together (all there are)",
         "KINETIC_LOCAL_IDLE_S": "after how many seconds without a job the supervisor ends",
         "KINETIC_LOCAL_FRESH": "1: a fresh interpreter for each local job (off; on for macOS)",
-        "KINETIC_LOG_LEVEL": "reserved for commands: the library configures no logging (INFO)",
+        "KINETIC_LOG_LEVEL": "how much of kinetic's own log is seen (what your program says)",
         "KINETIC_PROGRESS": "how progress is shown: auto, live, plain or off (auto)",
         "KINETIC_NO_TTY_DEBUG": "1: debug=True without a terminal (off)",
         "KINETIC_DEBUG_PORT": "where f() with debug=True listens for the editor (5678)",
@@ -357,15 +357,15 @@ def debug_wait_s(environ: Mapping[str, str] = os.environ) -> float:
     return float(environ.get("KINETIC_DEBUG_WAIT_S") or DEBUG_WAIT_S)
 
 
-def log_level(environ: Mapping[str, str] = os.environ) -> int:
-    """Return the level of KINETIC_LOG_LEVEL, in the numbers of the `logging` module.
-
-    It is for commands, which configure logging; the library configures and reads nothing.
+def log_level(environ: Mapping[str, str] = os.environ) -> int | None:
+    """Return the level of KINETIC_LOG_LEVEL, in the numbers of the `logging` module; else None.
 
     Raises:
         ConfigurationError: It is not DEBUG, INFO, WARNING, ERROR or FATAL.
     """
-    named = environ.get("KINETIC_LOG_LEVEL") or "INFO"
+    named = environ.get("KINETIC_LOG_LEVEL")
+    if not named:
+        return None
     level = LOG_LEVELS.get(named.strip().upper())
     if level is None:
         hint = suggest(named, LOG_LEVELS, otherwise=f"there are {', '.join(LOG_LEVELS)}")

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from kinetic.data import Data
     from kinetic.jobs import BatchHandle, JobHandle
 
-__all__ = ["Decorator", "RemoteFunction", "Settings", "run"]
+__all__ = ["Decorator", "RemoteCallable", "RemoteFunction", "Settings", "run"]
 
 P = ParamSpec("P")
 Q = ParamSpec("Q")
@@ -284,6 +284,10 @@ class RemoteFunction(_Look[R_co], Generic[P, R_co]):
     def __reduce__(self) -> tuple[Any, ...]:
         # The identity function that every Python has: kinetic need not be where this is read.
         return typing.cast, (None, self.__wrapped__)
+
+
+RemoteCallable = RemoteFunction
+"""The name that keras-kinetic has for it."""
 
 
 class Decorator(Protocol):

@@ -139,7 +139,7 @@ class JobHandle(JobRecord, Generic[T]):
         """Return the job's output so far, or with *follow* print it until the job ends.
 
         Raises:
-            NotFound: The job has not started, or its log is gone.
+            NoLog: The job has not started, or its log is gone (a ``RuntimeError``).
         """
         if not follow:
             return PORTAL.call(_text_of, self._aio)
@@ -276,6 +276,10 @@ class BatchHandle(Generic[T]):
     @property
     def submission_failures(self) -> dict[int, Exception]:
         return self._aio.submission_failures
+
+    @property
+    def unavailable_children(self) -> dict[int, str]:
+        return self._aio.unavailable_children
 
     def wait(self, *, timeout: float | None = None) -> None:
         with self._waiting():

@@ -506,6 +506,7 @@ class Batch:
         if all(map(submission.is_final, submission.requests.reopened)):
             cluster = self.session.platform.cluster
             await delete_all(cluster, submission, submission.requests.round)
+            submission.note_cleaned()
 
     async def remove(self, *, jobs: bool, objects: bool) -> None:
         """Stop it, and take away its jobs and its objects."""

@@ -71,6 +71,7 @@ async def start(
         raise
     session.batches[identity.id] = batch
     _submit.log_choice(session, placed)
+    logging.info("Started batch %s: %s", identity.id, call.name)
     return batch
 
 

@@ -23,7 +23,7 @@ from typing import Any, ParamSpec, Self, TypeVar, Unpack, overload
 
 from absl import logging
 
-from kinetic import _steps, accelerators, configuration, options
+from kinetic import _steps, _verbosity, accelerators, configuration, options
 from kinetic._rules import check
 from kinetic._runner import seals, wire
 from kinetic._running import running_loop
@@ -77,6 +77,7 @@ class Client:
         platform: Platform | None = None,
     ) -> None:
         check(max_concurrent=max_concurrent)
+        _verbosity.obey()
         self._where = {
             "backend": backend,
             "project": project,
@@ -226,6 +227,7 @@ class Client:
             waiting = session.spawn(submission.closed(0), name=f"slot of {job_id}")
             waiting.add_done_callback(self._on_closed)
         _submit.log_choice(session, placed)
+        logging.info("Started %s: %s", job_id, placed.call.name)
         at = Following(session=session, submission=submission, index=0, output_dir=output_dir)
         return JobHandle[Any].from_dict(record).bound(self, at)
 

@@ -321,6 +321,20 @@ async def test_cancelling_what_has_ended_keeps_the_logs(client: aio.Client) -> N
             pass
 
 
+async def test_what_has_no_log_is_a_runtime_error_as_well(client: aio.Client) -> None:
+    batch = await client.run_async_map(inverse, [1])
+    await batch.results()
+    single = await client.submit(inverse, 1)
+    await single.result()  # which removes it
+    for job in (await batch.job(0), single):
+        with pytest.raises(RuntimeError) as tail:
+            await job.tail()
+        with pytest.raises(RuntimeError) as logs:
+            await anext(aiter(job.logs()))
+        assert type(tail.value) is type(logs.value) is errors.NoLog
+        assert isinstance(tail.value, errors.NotFound) and job.job_id in str(tail.value)
+
+
 async def test_a_local_store_that_is_no_directory_is_named_as_it_was_given() -> None:
     async with aio.Client(backend="local", store="http://x") as client:
         with pytest.raises(errors.ConfigurationError, match="not in 'http://x': set KINETIC_STORE"):

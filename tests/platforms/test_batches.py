@@ -88,6 +88,23 @@ async def test_what_somebody_changed_in_the_store_is_refused_and_can_be_removed(
 
 
 @behaviour
+async def test_the_jobs_that_results_has_removed_are_not_found_and_failures_are_still_told(
+    place: Place,
+) -> None:
+    batch = await place.map(odd_fails, range(3))
+    with pytest.raises(errors.BatchError) as raised:
+        await batch.results()
+    children = [*filter(None, batch.jobs), *raised.value.failures]
+    assert {await job.status() for job in children} == {JobStatus.NOT_FOUND}
+    assert [job.group_index for job in await batch.failures()] == [1]
+    assert await batch.status_counts() == {"SUCCEEDED": 2, "FAILED": 1}
+    assert [await children[index].result() for index in (0, 2)] == [0, 2]
+    async with aio.Client() as other:
+        found = await other.attach_batch(batch.group_id)
+        assert await (await found.job(0)).status() is JobStatus.SUCCEEDED
+
+
+@behaviour
 async def test_each_job_completes_once_and_what_was_taken_runs_no_more(place: Place) -> None:
     count = place.size(local=12, gke=5)
     inputs = [(str(place.folder), number) for number in range(count)]
