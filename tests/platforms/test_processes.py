@@ -160,6 +160,46 @@ batch.wait()
 
 
 @behaviour
+async def test_another_process_catches_the_exceptions_of_a_job_by_its_own_classes(
+    place: Place,
+) -> None:
+    (place.folder / "project").mkdir()
+    (place.folder / "project" / "model.py").write_text(
+        """class Coded(Exception):
+    def __init__(self, code, *, where):
+        super().__init__(f"{code} at {where}")
+        self.code = code
+"""
+    )
+    code = """
+import model
+
+class Own(model.Coded):
+    def __init__(self, code):
+        super().__init__(code, where="main")
+
+@remote
+def fail(number):
+    raise model.Coded(3, where="x") if number else Own(4)
+
+if pathlib.Path("group").exists():
+    batch = kinetic.attach_batch(pathlib.Path("group").read_text())
+else:
+    batch = fail.run_async_map([0, 1])
+    pathlib.Path("group").write_text(batch.group_id)
+for number, kind in enumerate([Own, model.Coded]):
+    try:
+        batch.job(number).result()
+    except kind as error:
+        print(type(error) is kind, error.code)
+"""
+    for _ in range(2):
+        async with place.script(code) as script:
+            status, out, err = await script.end()
+            assert (status, out) == (0, "True 4\nTrue 3\n"), err
+
+
+@behaviour
 async def test_a_job_outlives_its_client(place: Place) -> None:
     code = "print(work.run_async(here, 1).job_id)\nos.kill(os.getpid(), signal.SIGKILL)"
     async with place.script(WORK + code) as script:
