@@ -24,7 +24,7 @@ from typing import (
     overload,
 )
 
-from kinetic._callers import own_frames
+from kinetic._callers import own_frames, own_frames_left_out
 from kinetic.options import Options
 
 if TYPE_CHECKING:
@@ -127,7 +127,8 @@ class RemoteFunction(_Look[R_co], Generic[P, R_co]):
 
         function: Callable[..., Any] = self._root or self
         submit_and_wait: Callable[..., Any] = aio.run if self._is_async else jobs.run
-        answer: R_co = submit_and_wait(function, *self._receiver, *args, **kwargs)
+        with own_frames_left_out:
+            answer: R_co = submit_and_wait(function, *self._receiver, *args, **kwargs)
         return answer
 
     @overload

@@ -12,6 +12,7 @@ from typing import Any
 import anyio.to_thread
 import cloudpickle
 
+from kinetic._callers import REMOTE_TRACEBACK
 from kinetic._runner import frames, pickles, wire
 from kinetic.aio.ports import Object, Store
 from kinetic.errors import BackendError, JobCancelled, JobError, JobFailed, JobLost, WireError
@@ -108,7 +109,7 @@ def failure_of(outcome: wire.Outcome, body: bytes, job_id: str) -> BaseException
             text = {**text, "withheld": f"{type(exc).__name__}: {exc}"}
         else:
             if isinstance(error, Exception):
-                note = f"Remote traceback of {job_id}:\n{trace.rstrip()}"
+                note = f"{REMOTE_TRACEBACK}{job_id}:\n{trace.rstrip()}"
                 notes = vars(error).get("__notes__", ())
                 vars(error)["__notes__"] = [*notes, note]  # also where its class is frozen
                 return error
@@ -176,5 +177,5 @@ def _failed(outcome: wire.Outcome, text: dict[str, str], job_id: str) -> JobErro
         remote_traceback=text.get("traceback", ""),
     )
     if error.remote_traceback:
-        error.add_note(f"Remote traceback of {job_id}:\n{error.remote_traceback.rstrip()}")
+        error.add_note(f"{REMOTE_TRACEBACK}{job_id}:\n{error.remote_traceback.rstrip()}")
     return error

@@ -24,6 +24,7 @@ from typing import Any, ParamSpec, Self, TypeVar, Unpack, overload
 from absl import logging
 
 from kinetic import _steps, accelerators, configuration, options
+from kinetic._callers import own_frames_left_out
 from kinetic._rules import check
 from kinetic._runner import wire
 from kinetic._running import running_loop
@@ -261,7 +262,8 @@ class Client:
         on port KINETIC_DEBUG_PORT (5678).
         """
         debug = options.settings_of(function)[1].debug
-        return await called(lambda: self.submit(function, *args, **kwargs), debug=debug)
+        with own_frames_left_out:
+            return await called(lambda: self.submit(function, *args, **kwargs), debug=debug)
 
     @overload
     async def run_async_map(

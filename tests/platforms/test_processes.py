@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import random
 from pathlib import Path
 
@@ -197,6 +198,32 @@ for number, kind in enumerate([Own, model.Coded]):
         async with place.script(code) as script:
             status, out, err = await script.end()
             assert (status, out) == (0, "True 4\nTrue 3\n"), err
+
+
+@behaviour
+async def test_keras_is_told_to_use_jax_where_it_is_unless_the_caller_says_otherwise(
+    place: Place,
+) -> None:
+    code = """
+@remote
+def backend():
+    return os.environ.get("KERAS_BACKEND")
+
+print(backend())
+os.environ["KERAS_BACKEND"] = "torch"
+print(backend.options(capture_env_vars=["KERAS_BACKEND"])())
+"""
+    installed = importlib.util.find_spec("jax") is not None
+    expected = "jax" if installed or place.name != "local" else "None"
+    async with place.script(code) as script:
+        status, out, err = await script.end()
+        assert (status, out) == (0, f"{expected}\ntorch\n"), err
+    package = place.folder / "project" / "jax"
+    package.mkdir()
+    (package / "__init__.py").write_text("raise ImportError('only looked for')")
+    async with place.script(code) as script:
+        status, out, err = await script.end()
+        assert (status, out) == (0, "jax\ntorch\n"), err
 
 
 @behaviour
