@@ -84,8 +84,9 @@ else:
 class RemoteFunction(_Look[R_co], Generic[P, R_co]):
     """A function with settings of where it runs; `run` makes it.
 
-    Called, it runs there and returns what the function returns. Pickled, it is
-    the plain function: inside a job, a call of it is an ordinary call.
+    Called, it runs there and returns what the function returns. Inside a job, a
+    call of it is an ordinary call, with any options, and starting others is refused.
+    Pickled elsewhere, it is the plain function.
     """
 
     # Not in the instance's dict, which functools.wraps would copy to a wrapper of it.

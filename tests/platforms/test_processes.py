@@ -227,6 +227,69 @@ print(backend.options(capture_env_vars=["KERAS_BACKEND"])())
 
 
 @behaviour
+async def test_a_decorated_function_in_a_job_is_itself_and_runs_in_place(place: Place) -> None:
+    """Those of the script and of the project, also async ones and methods."""
+    (place.folder / "project").mkdir()
+    (place.folder / "project" / "stages.py").write_text(
+        """import os, kinetic
+
+class Stage:
+    def __init__(self, number):
+        self.number = number
+
+    @kinetic.run("cpu")
+    def add(self, more):
+        return os.getpid(), self.number + more
+"""
+    )
+    code = """
+import inspect
+from stages import Stage
+
+@remote
+def add(number: int, *, more: int = 1):
+    "Adds."
+    return os.getpid(), number + more
+
+@remote
+async def later(number):
+    return os.getpid(), number
+
+def refused(ask, *args):
+    try:
+        ask(*args)
+    except RuntimeError as error:
+        return str(error)
+
+def submit(function):
+    import kinetic.jobs
+    kinetic.jobs.submit(function, 2)
+
+async def gathered():
+    return [*await asyncio.gather(later(3), later.local(3), later.options(spot=True)(3))]
+
+@remote
+def look(passed):
+    calls = [add(2), add.local(2), add.options(accelerator="l4", timeout=3)(2), passed(1, more=2)]
+    stage = Stage(1)
+    calls += [stage.add(2), stage.add.local(2), stage.add.options(spot=True)(2)]
+    calls += asyncio.run(gathered())
+    words = [refused(add.run_async, 2), refused(later.run_async_map, [2])]
+    words += [refused(stage.add.run_async), refused(submit, add)]
+    facts = (add.__name__, add.__doc__, str(inspect.signature(add)), add.__module__)
+    coroutine = inspect.iscoroutinefunction(later) or sys.version_info < (3, 12)
+    return set(calls) == {(os.getpid(), 3)}, words, facts, coroutine
+
+same, words, facts, coroutine = look(add)
+print(same, coroutine, all(".local(" in one for one in words), *facts)
+"""
+    async with place.script(code) as script:
+        status, out, err = await script.end()
+        facts = "add Adds. (number: int, *, more: int = 1) __main__"
+        assert (status, out) == (0, f"True True True {facts}\n"), err
+
+
+@behaviour
 async def test_a_job_outlives_its_client(place: Place) -> None:
     code = "print(work.run_async(here, 1).job_id)\nos.kill(os.getpid(), signal.SIGKILL)"
     async with place.script(WORK + code) as script:
