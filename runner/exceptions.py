@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 from . import pickles
 
@@ -17,6 +17,8 @@ __all__ = ["dumps"]
 
 HEAP_TYPE = 1 << 9
 """The flag of classes that Python code has defined."""
+
+_IDENTITY: Any = object.__eq__
 
 PART_BYTES = 16 * 1024
 """What is larger is left out, where the whole is too large."""
@@ -67,7 +69,7 @@ class _CarefulPickler(_Pickler):
         return _apart(error, kept=_travels)
 
 
-def _always(value: Any) -> bool:
+def _always(_: Any) -> bool:
     return True
 
 
@@ -87,36 +89,35 @@ def _by_its_class(
 ) -> tuple[Any, ...] | None:
     """*error* as its class pickles it, if that gives the same again."""
     try:
-        make, args, state = (*error.__reduce_ex__(5), None)[:3]
-        again = _made(make, args)
+        reduced: Any = error.__reduce_ex__(5)
+        make, args, *more = reduced
+        state = more[0] if more else None
+        again: BaseException = _made(make, args)
         _complete(again, (state, {}, {}, {}))
-        same = again.args == error.args and _alike(vars(again), vars(error))
-        if type(again) is not type(error) or not same:
+        found, wanted = ({**vars(one), **_slots(one)} for one in (again, error))
+        same = type(again) is type(error) and again.args == error.args
+        same = same and found.keys() == wanted.keys()
+        if not same or not all(_alike(found[name], one) for name, one in wanted.items()):
             return None
     except Exception:  # it is code of the user's, which the usual way does not suit
         return None
     return _made, (make, args), (state, {}, {}, _links(error, linked)), None, None, _complete
 
 
-def _alike(some: dict[str, Any], others: dict[str, Any]) -> bool:
-    """Whether all values are equal, or of a class that knows no equality (such as a lock)."""
-    return some.keys() == others.keys() and all(
-        some[name] == other
-        or (type(some[name]) is type(other) and type(other).__eq__ is object.__eq__)
-        for name, other in others.items()
-    )
+def _alike(one: Any, other: Any) -> bool:
+    """Whether they are equal, or of one class that knows no equality (such as a lock)."""
+    kind: Any = type(other)
+    return bool(one == other or (type(one) is kind and kind.__eq__ is _IDENTITY))
 
 
 def _apart(error: BaseException, kept: Callable[[Any], bool] = _always) -> tuple[Any, ...]:
     """*error* as its class, what Python itself keeps of it, and its attributes."""
-    kind = type(error)
+    kind = cast("Any", type(error))
     base: Any = next(one for one in kind.__mro__ if not one.__flags__ & HEAP_TYPE)
     _, args, *more = base.__reduce__(error)
-    members = dict(more[0] or {}) if more else {}
-    slots: Any = object.__getstate__(error)  # type: ignore[attr-defined,unused-ignore]
-    if isinstance(slots, tuple):
-        members |= slots[1]
     attributes = dict(vars(error))
+    pythons = cast("dict[str, Any]", more[0] if more and more[0] else {})  # such as `name`
+    members = {**pythons, **_slots(error)}
     members = {name: value for name, value in members.items() if name not in attributes}
     left: list[str] = []
     if base is not BaseExceptionGroup:  # those that it groups are looked at one by one
@@ -131,6 +132,11 @@ def _apart(error: BaseException, kept: Callable[[Any], bool] = _always) -> tuple
         attributes["__notes__"] = [*attributes.get("__notes__", ()), note]
     state = (None, attributes, members, _links(error, kept))
     return _put_together, (kind, base, args), state, None, None, _complete
+
+
+def _slots(error: BaseException) -> dict[str, Any]:
+    state = cast("Any", object.__getstate__(error))  # the dict, or both, or None
+    return cast("dict[str, Any]", {} if state is None or hasattr(state, "keys") else state[1])
 
 
 def _text(value: Any) -> str:

@@ -18,6 +18,7 @@ class Binding:
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self._function = function
+        self._signature: inspect.Signature | None
         try:  # what a wrapper is called with counts, not what it wraps
             self._signature = signature_of(function, follow_wrapped=False)
         except Exception:  # a builtin's cannot be read, and __signature__ may be anything

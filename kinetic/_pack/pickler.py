@@ -87,7 +87,7 @@ class CallPickler(pickles.Pickler):
             self.met_data = True
             return views.data_path, (self._table.index(typing.cast("Data", obj)),)
         if self._remote is not None and issubclass(kind, self._remote):
-            return decorated.Decorated, (typing.cast("Any", obj).__wrapped__,)
+            return decorated.Decorated, (obj.__wrapped__,)
         if issubclass(kind, _StandIn):
             return typing.cast("_StandIn", obj).reduced
         return self._usual(obj)

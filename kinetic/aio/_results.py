@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import anyio.to_thread
-import cloudpickle
 
 from kinetic._callers import REMOTE_TRACEBACK
 from kinetic._runner import frames, pickles, wire
@@ -139,7 +138,7 @@ class _Finder(pickles.Unpickler):
 
     def _made(self, make: Any, *facts: Any) -> Any:
         _, name, bases, named, tracker, *_ = facts
-        known = cloudpickle.cloudpickle._DYNAMIC_CLASS_TRACKER_BY_ID.get(tracker)
+        known = _SENT.get(tracker)
         if known is None and any(issubclass(base, BaseException) for base in bases):
             module = sys.modules.get(named.get("__module__"))
             known = getattr(module, name, None)
@@ -150,6 +149,10 @@ class _Finder(pickles.Unpickler):
 
     def _filled(self, fill: Any, made: type, state: Any) -> Any:
         return made if any(made is one for one in self._here) else fill(made, state)
+
+
+# The classes that cloudpickle has sent by value, as long as something else refers to them.
+_SENT: Any = vars(sys.modules["cloudpickle.cloudpickle"])["_DYNAMIC_CLASS_TRACKER_BY_ID"]
 
 
 def _lost(outcome: wire.Outcome, message: str, job_id: str) -> JobError:

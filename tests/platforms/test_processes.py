@@ -161,6 +161,45 @@ batch.wait()
 
 
 @behaviour
+async def test_the_traceback_of_a_jobs_exception_has_the_callers_lines_and_the_jobs(
+    place: Place,
+) -> None:
+    code = """
+@remote
+def inverse(value):
+    return 1 / value
+
+@remote
+async def later(value):
+    return 1 / value
+
+def ask(how):
+    if how == "await":
+        return asyncio.run(wait())
+    return inverse(0) if how == "call" else inverse.run_async(0).result()
+
+async def wait():
+    return await later(0)
+
+ask(pathlib.Path("how").read_text())
+"""
+    (place.folder / "project").mkdir()
+    for how, line in [
+        ("call", "return inverse(0) if"),
+        ("handle", "inverse.run_async(0).result()"),
+        ("await", "return await later(0)"),
+    ]:
+        (place.folder / "project" / "how").write_text(how)
+        async with place.script(code) as script:
+            status, _, err = await script.end()
+        local, remote = err.split("Remote traceback of ")
+        assert status == 1 and local.endswith("\nZeroDivisionError: division by zero\n"), err
+        files = [row.split('"')[1] for row in local.splitlines() if row.startswith("  File ")]
+        assert line in local and not any("/kinetic/" in file for file in files), err
+        assert remote.count("  File ") == 1 and "return 1 / value" in remote, err
+
+
+@behaviour
 async def test_another_process_catches_the_exceptions_of_a_job_by_its_own_classes(
     place: Place,
 ) -> None:

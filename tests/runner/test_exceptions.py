@@ -31,6 +31,10 @@ class Slotted(Exception):
         return self.__own
 
 
+class Ranked(Exception):
+    __slots__ = ("code",)
+
+
 @dataclasses.dataclass(frozen=True)
 class Frozen(Exception):
     code: int
@@ -102,6 +106,12 @@ def test_an_exception_keeps_its_class_its_words_and_its_attributes(error: Except
     assert (str(found), found.args, vars(found)) == (str(error), error.args, vars(error))
     for name in ("code", "own", "errno", "filename", "name", "reason"):
         assert getattr(found, name, None) == getattr(error, name, None)
+
+
+def test_a_slot_is_an_attribute_too() -> None:
+    error = Ranked("words")
+    error.code = 3
+    assert arrived(error).code == 3
 
 
 def test_an_exception_group_keeps_what_it_groups() -> None:
