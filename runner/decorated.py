@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
-import sys
+import functools
 import types
 import typing
 from typing import Any, NoReturn, Self
@@ -14,23 +13,24 @@ _OF_THE_FUNCTION = frozenset({"__doc__", "__module__"})
 """What every instance would have from its class."""
 
 
-class Decorated:
+class Decorated(functools.partial[Any]):
     """A function of the script or the project that ``kinetic.run`` decorates there.
 
-    Everything else that is asked of it is asked of the function.
+    It is made of the function alone, and what it has not itself is asked of that. A partial call,
+    as which it is made, leaves no line of its own in a traceback.
     """
 
-    def __init__(self, function: Any) -> None:
-        self.__wrapped__ = function
-        if sys.version_info >= (3, 12) and inspect.iscoroutinefunction(function):
-            inspect.markcoroutinefunction(self)
+    @property
+    def __wrapped__(self) -> Any:
+        """The function; one that is a partial call itself has become part of this."""
+        if self.args or self.keywords:
+            return functools.partial(self.func, *self.args, **self.keywords)
+        return self.func
 
-    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        return self.__wrapped__(*args, **kwargs)
-
-    def local(self, /, *args: Any, **kwargs: Any) -> Any:
-        """Call the function."""
-        return self.__wrapped__(*args, **kwargs)
+    @property
+    def local(self) -> Any:
+        """The function, to be called."""
+        return self.__wrapped__
 
     def options(self, **changes: Any) -> Self:
         """The same: there is nothing to set for a call in this process."""
@@ -50,7 +50,7 @@ class Decorated:
         self._refuse("submitting it")
 
     def _refuse(self, what: str) -> NoReturn:
-        name = getattr(self, "__name__", type(self.__wrapped__).__name__)
+        name = getattr(self, "__name__", type(self.func).__name__)
         raise RuntimeError(
             f"{name}: {what} starts jobs, and this is one already; {name}.local(...), or "
             f"{name}(...), calls it in this process"
@@ -61,16 +61,14 @@ class Decorated:
 
     def __getattribute__(self, name: str) -> Any:
         if name in _OF_THE_FUNCTION:
-            return getattr(self.__wrapped__, name)
+            return getattr(self.func, name)
         return object.__getattribute__(self, name)
 
     def __getattr__(self, name: str) -> Any:
-        if name == "__wrapped__":  # it is not even made
-            raise AttributeError(name)
-        return getattr(self.__wrapped__, name)
+        return getattr(self.func, name)
 
     def __repr__(self) -> str:
-        return f"<kinetic function {getattr(self, '__qualname__', self.__wrapped__)} in its job>"
+        return f"<kinetic function {getattr(self, '__qualname__', self.func)} in its job>"
 
     def __copy__(self) -> Self:
         return self

@@ -171,7 +171,7 @@ class Invocation:
 
     def _failed(self, error: BaseException) -> tuple[Outcome, results.Stored]:
         if self._phase == "execute":
-            text = results.error_text(error, phase=self._phase, own_frames=2)
+            text = results.error_text(error, phase=self._phase, own_frames=_own_frames(error))
             with suppress(Exception):  # the log is the user's, who may have closed it
                 sys.stderr.write(text.traceback)
         else:
@@ -233,6 +233,18 @@ def _load(content: bytes) -> Any:
 
 async def _awaited(value: Any) -> Any:
     return await value
+
+
+def _own_frames(error: BaseException) -> int:
+    """How many frames are outside of the user's: ours, and between them those of asyncio."""
+    count = own = 0
+    trace = error.__traceback__
+    while trace is not None:
+        count += 1
+        if trace.tb_frame.f_globals is globals():
+            own = count
+        trace = trace.tb_next
+    return own
 
 
 def _leaving(error: BaseException) -> bool:

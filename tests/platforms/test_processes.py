@@ -170,13 +170,17 @@ def inverse(value):
     return 1 / value
 
 @remote
+def half(value):
+    return inverse(value) / 2
+
+@remote
 async def later(value):
     return 1 / value
 
 def ask(how):
     if how == "await":
         return asyncio.run(wait())
-    return inverse(0) if how == "call" else inverse.run_async(0).result()
+    return half(0) if how == "call" else inverse.run_async(0).result()
 
 async def wait():
     return await later(0)
@@ -184,10 +188,10 @@ async def wait():
 ask(pathlib.Path("how").read_text())
 """
     (place.folder / "project").mkdir()
-    for how, line in [
-        ("call", "return inverse(0) if"),
-        ("handle", "inverse.run_async(0).result()"),
-        ("await", "return await later(0)"),
+    for how, line, *frames in [
+        ("call", "return half(0) if", "half", "inverse"),
+        ("handle", "inverse.run_async(0).result()", "inverse"),
+        ("await", "return await later(0)", "later"),
     ]:
         (place.folder / "project" / "how").write_text(how)
         async with place.script(code) as script:
@@ -196,7 +200,8 @@ ask(pathlib.Path("how").read_text())
         assert status == 1 and local.endswith("\nZeroDivisionError: division by zero\n"), err
         files = [row.split('"')[1] for row in local.splitlines() if row.startswith("  File ")]
         assert line in local and not any("/kinetic/" in file for file in files), err
-        assert remote.count("  File ") == 1 and "return 1 / value" in remote, err
+        rows = [row for row in remote.splitlines() if row.startswith("  File ")]
+        assert [row.rpartition(" ")[2] for row in rows] == [*frames], err
 
 
 @behaviour
@@ -282,13 +287,18 @@ class Stage:
 """
     )
     code = """
-import inspect
+import functools, inspect
 from stages import Stage
 
 @remote
 def add(number: int, *, more: int = 1):
     "Adds."
     return os.getpid(), number + more
+
+def plus(number, more):
+    return os.getpid(), number + more
+
+two = remote(functools.partial(plus, 1))
 
 @remote
 async def later(number):
@@ -310,6 +320,7 @@ async def gathered():
 @remote
 def look(passed):
     calls = [add(2), add.local(2), add.options(accelerator="l4", timeout=3)(2), passed(1, more=2)]
+    calls += [two(more=2), two.local(more=2), two.options(spot=True)(more=2)]
     stage = Stage(1)
     calls += [stage.add(2), stage.add.local(2), stage.add.options(spot=True)(2)]
     calls += asyncio.run(gathered())
