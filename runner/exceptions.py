@@ -106,13 +106,15 @@ def _by_its_class(
 
 def _alike(one: Any, other: Any) -> bool:
     """Whether they are equal, or of one class that knows no equality (such as a lock)."""
-    kind: Any = type(other)
-    return bool(one == other or (type(one) is kind and kind.__eq__ is _IDENTITY))
+    if one == other:
+        return True
+    kind = type(cast("object", other))
+    return type(cast("object", one)) is kind and kind.__eq__ is _IDENTITY
 
 
 def _apart(error: BaseException, kept: Callable[[Any], bool] = _always) -> tuple[Any, ...]:
     """*error* as its class, what Python itself keeps of it, and its attributes."""
-    kind = cast("Any", type(error))
+    kind: Any = type(error)
     base: Any = next(one for one in kind.__mro__ if not one.__flags__ & HEAP_TYPE)
     _, args, *more = base.__reduce__(error)
     attributes = dict(vars(error))
