@@ -24,6 +24,7 @@ from typing import Any, Generic, Literal, ParamSpec, Self, TypeVar, Unpack, over
 from absl import logging
 
 from kinetic import aio
+from kinetic._callers import own_frames_left_out
 from kinetic._loop_thread import LoopThread
 from kinetic._portal import PORTAL, Iteration
 from kinetic.aio._owned import called
@@ -92,7 +93,11 @@ class JobHandle(JobRecord, Generic[T]):
         return type(self).from_dict, (self.to_dict(),)
 
     def __await__(self) -> Generator[Any, None, T]:
-        return PORTAL.acall(self._aio.result).__await__()
+        return self._awaited().__await__()
+
+    async def _awaited(self) -> T:
+        with own_frames_left_out:
+            return await PORTAL.acall(self._aio.result)
 
     @property
     def _aio(self) -> aio.JobHandle[T]:
@@ -125,15 +130,16 @@ class JobHandle(JobRecord, Generic[T]):
         on_status_change: Callable[[JobStatus], None] | None = None,
     ) -> T:
         crossing = PORTAL.crossing()
-        return crossing.call(
-            self._aio.result,
-            timeout=timeout,
-            cleanup=cleanup,
-            cleanup_timeout=cleanup_timeout,
-            cleanup_poll_interval=cleanup_poll_interval,
-            stream_logs=stream_logs,
-            on_status_change=crossing.here(on_status_change),
-        )
+        with own_frames_left_out:
+            return crossing.call(
+                self._aio.result,
+                timeout=timeout,
+                cleanup=cleanup,
+                cleanup_timeout=cleanup_timeout,
+                cleanup_poll_interval=cleanup_poll_interval,
+                stream_logs=stream_logs,
+                on_status_change=crossing.here(on_status_change),
+            )
 
     def logs(self, follow: bool = False) -> str | None:
         """Return the job's output so far, or with *follow* print it until the job ends.
@@ -388,7 +394,8 @@ def submit(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> JobHan
 
 def run(function: Callable[..., T], /, *args: Any, **kwargs: Any) -> T:
     """Submit, print the output, and return the value; Ctrl-C cancels and removes the job."""
-    value: T = PORTAL.call(_run_and_show, function, *args, **kwargs)
+    with own_frames_left_out:
+        value: T = PORTAL.call(_run_and_show, function, *args, **kwargs)
     return value
 
 

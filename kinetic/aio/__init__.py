@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import AsyncIterable, Callable, Coroutine, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, Unpack, overload
 
+from kinetic._callers import own_frames_left_out
+
 if TYPE_CHECKING:
     from kinetic.aio.batch import BatchHandle as BatchHandle
     from kinetic.aio.client import Client as Client
@@ -84,7 +86,8 @@ async def run(function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) ->
 
 async def run(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     """Submit, wait, and return the value; see `Client.run`."""
-    return await (await _client()).run(function, *args, **kwargs)
+    with own_frames_left_out:
+        return await (await _client()).run(function, *args, **kwargs)
 
 
 @overload

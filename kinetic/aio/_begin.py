@@ -15,8 +15,9 @@ from absl import logging
 from kinetic._runner import seals, wire
 from kinetic.aio import _launch, _lease, _manifest, _removal, _submit
 from kinetic.aio._batch import Batch, feed_of
+from kinetic.aio._inputs import check_there
 from kinetic.aio._owner import Owner
-from kinetic.aio._release import all_or_none, release
+from kinetic.aio._release import all_or_none, in_thread, release
 from kinetic.aio._session import Session
 from kinetic.aio._submission import Identity, Submission
 from kinetic.aio._terms import Terms
@@ -41,6 +42,8 @@ async def start(
     """
     feed = feed_of(inputs, terms)
     terms.check_length(feed.length)
+    if feed.there is not None and call.function is not None:
+        await in_thread(check_there, call.function, feed.there, feed.mode)
     packed = await _submit.pack(replace(call, inputs=feed.there or ()))
     try:
         placed = await _submit.place(session, packed)

@@ -24,6 +24,8 @@ from typing import Any, ParamSpec, Self, TypeVar, Unpack, overload
 from absl import logging
 
 from kinetic import _steps, _verbosity, accelerators, configuration, options
+from kinetic._callers import own_frames_left_out
+from kinetic._pack.binding import Binding
 from kinetic._rules import check
 from kinetic._runner import seals, wire
 from kinetic._running import running_loop
@@ -142,6 +144,7 @@ class Client:
         Returns once the platform has accepted the job; it may not run yet.
 
         Raises:
+            TypeError: The function does not take these arguments; nothing was sent.
             ConfigurationError: A setting is wrong.
             PackError: The function or an argument cannot be shipped.
             DataError: A `Data` cannot be shipped.
@@ -152,6 +155,8 @@ class Client:
         content stays in the store.
         """
         plain, settings = options.settings_of(function)
+        if misfit := Binding(plain).misfit(args, kwargs):
+            raise TypeError(misfit)
         call = _submit.Call(
             function=plain,
             name=_name_of(plain),
@@ -265,7 +270,8 @@ class Client:
         on port KINETIC_DEBUG_PORT (5678).
         """
         debug = options.settings_of(function)[1].debug
-        return await called(lambda: self.submit(function, *args, **kwargs), debug=debug)
+        with own_frames_left_out:
+            return await called(lambda: self.submit(function, *args, **kwargs), debug=debug)
 
     @overload
     async def run_async_map(
@@ -321,7 +327,9 @@ class Client:
                 standard error. None: the sync face does, this one does not.
 
         Raises:
-            ConfigurationError: An option is wrong, or *inputs* is empty, text or a dict.
+            ConfigurationError: An option is wrong, or *inputs* is empty, text or a dict, or
+                has an input that the function cannot be called with. One of inputs whose
+                number is unknown fails by itself, as a `SubmissionError`.
             SubmissionError: What all items share cannot be shipped.
 
         Cancelled: nothing of the batch is left, but shared content.

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, cast
 import anyio.to_thread
 from absl import logging
 
+from kinetic._callers import own_frames_left_out
 from kinetic._rules import check
 from kinetic._runner import wire
 from kinetic.aio import _debug, _job_log, _launch, _results
@@ -163,6 +164,19 @@ class JobHandle(JobRecord, Generic[T]):
         Cancelled: only the waiting ends.
         """
         check(timeout=timeout)
+        with own_frames_left_out:
+            return await self._result(
+                timeout, cleanup, cleanup_timeout, stream_logs, on_status_change
+            )
+
+    async def _result(
+        self,
+        timeout: float | None,
+        cleanup: bool | None,
+        cleanup_timeout: float,
+        stream_logs: bool | None,
+        on_status_change: Callable[[JobStatus], None] | None,
+    ) -> T:
         if self._value is _UNSET:
             try:
                 at = await self._follow()

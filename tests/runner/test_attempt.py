@@ -83,19 +83,14 @@ def test_a_failure_with_retries_left_may_be_restarted(bench) -> None:
     assert code == wire.EXIT_RETRY
 
 
-class Picky(Exception):
-    def __init__(self, first: str, second: str) -> None:
-        super().__init__(f"{first} {second}")
+def test_an_exception_that_cannot_be_pickled_is_told_in_words_that_say_why(bench) -> None:
+    def fail() -> None:
+        raise type("Picky", (Exception,), {"lock": threading.Lock()})("one two")
 
-
-def raise_picky() -> None:
-    raise Picky("one", "two")
-
-
-def test_an_exception_that_cannot_be_rebuilt_is_told_in_words(bench) -> None:
-    bench.run(bench.order(raise_picky))
+    bench.run(bench.order(fail))
     assert bench.error()["message"] == "one two"
     assert bench.error()["qualname"].endswith("Picky")
+    assert "cannot pickle" in bench.error()["withheld"]
 
 
 @pytest.mark.parametrize("leaving", [None, 0])
