@@ -69,7 +69,7 @@ VARIABLES: Mapping[str, str] = MappingProxyType(
         "KINETIC_NAMESPACE": "the Kubernetes namespace (default)",
         "KINETIC_KUBE_CONTEXT": "a context of the kubeconfig, or in-cluster, and no GKE cluster",
         "KINETIC_MULTIHOST": "lws or jobset: what carries jobs on several hosts of a cluster (lws)",
-        "KINETIC_JOB_TTL_S": "after how many seconds a cluster removes a finished job (86400)",
+        "KINETIC_JOB_TTL_S": "after how many seconds a platform forgets a finished job (86400)",
         "KINETIC_QUEUE": "the Kueue queue of jobs on a cluster",
         "KINETIC_PRIORITY_CLASS": "the priority class of jobs on a cluster",
         "KINETIC_SERVICE_ACCOUNT": "the Kubernetes service account of jobs (kinetic)",

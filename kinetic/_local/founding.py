@@ -10,10 +10,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from kinetic._local import locks, slots, strays
-from kinetic._local.jobs import Table
+from kinetic._local.jobs import KEPT_S, Table
 from kinetic._local.journal import Journal, read, supervisor_line
 from kinetic._local.places import Places
-from kinetic._local.supervisor import Supervisor, say
+from kinetic._local.supervisor import Supervisor, say, seconds
 from kinetic._runner import processes
 
 __all__ = ["found"]
@@ -44,7 +44,7 @@ def found(
         if left:
             say(f"processes of an earlier supervisor do not end: {left}")
         machine = slots.Slots(slots.cpus_here(environ), slots.gpus_here(environ))
-        table = Table(machine)
+        table = Table(machine, seconds(environ.get("KINETIC_JOB_TTL_S", ""), KEPT_S))
         journal = _go_on(table, places)
         _clear(places)
         listener = _listen(places)
@@ -61,13 +61,11 @@ def _make_private(folder: Path) -> None:
 
 def _go_on(table: Table, places: Places) -> Journal:
     """Take over what is known of the jobs; nothing of them runs any more."""
-    table.restore(read(places.journal), time.time())
+    deleted = table.restore(read(places.journal), time.time())
     journal = Journal(places.journal)
+    for name in deleted:
+        places.log(name).unlink(missing_ok=True)
     journal.rewrite([supervisor_line(), *table.lines()])
-    for log in os.scandir(places.logs):
-        if log.name.removesuffix(".log") not in table.jobs:
-            with contextlib.suppress(OSError):
-                os.unlink(log.path)
     return journal
 
 

@@ -133,7 +133,9 @@ class Parents:
 
         All are made and removed here, where nothing comes between the two.
         """
-        with contextlib.suppress(ValueError, KeyError, TypeError, OSError):  # the job says so itself
+        with contextlib.suppress(
+            ValueError, KeyError, TypeError, OSError
+        ):  # the job says so itself
             folder: str = json.loads(job.body)["assignment"]["output_dir"]
             if _OUTPUTS.fullmatch(folder):
                 self._outputs[job] = folder

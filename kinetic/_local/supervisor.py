@@ -14,7 +14,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 from kinetic._local import locks
@@ -43,7 +43,7 @@ from kinetic._local.sweeping import Sweeper
 from kinetic._runner.channel import Channel, ChannelError
 from kinetic.job_status import Reason
 
-__all__ = ["Supervisor", "say"]
+__all__ = ["Supervisor", "say", "seconds"]
 
 IDLE_S = 300.0
 FIRST_CLIENT_S = 5.0
@@ -51,6 +51,9 @@ FIRST_CLIENT_S = 5.0
 
 SHUTDOWN_GRACE_S = 3.0
 SWEEP_S = 600.0
+TIMERS = 4096
+"""As often as so many were set, those that nobody needs are dropped: a time may be days."""
+
 AHEAD = 3
 """So many jobs that wait are made ready."""
 
@@ -81,7 +84,7 @@ class Supervisor:
         self._table = table
         self._gpus = bool(slots.gpus)
         self._journal = journal
-        self._desk = Desk(table, self._launch, self._delete)
+        self._desk = Desk(table, self._launch, self._delete, self._discard)
         self._sweeper = Sweeper(places.refuse)
         self._parents = Parents(places, environ, self._sweeper)
         self._kills = KernelKills(count_kills)
@@ -90,7 +93,7 @@ class Supervisor:
         self._selector = selectors.DefaultSelector()
         self._flushing: set[Parent] = set()
         self._full: set[Channel | Parent] = set()
-        self._idle_s = _seconds(environ.get("KINETIC_LOCAL_IDLE_S", ""), IDLE_S)
+        self._idle_s = seconds(environ.get("KINETIC_LOCAL_IDLE_S", ""), IDLE_S)
         self._swept_at = time.monotonic()
         self._busy_at = self._swept_at + FIRST_CLIENT_S
         self._ending = False
@@ -220,6 +223,17 @@ class Supervisor:
     def _delete(self, job: Job) -> None:
         self._perform(self._table.delete(job))
 
+    def _discard(self, names: Collection[str], submission: str) -> None:
+        """Remove the logs of jobs that are not in the table any more."""
+        found = {f"{name}.log" for name in names}
+        if submission:
+            with os.scandir(self._logs) as logs:
+                found |= {log.name for log in logs if log.name.startswith(f"{submission}-")}
+        for log in found:
+            if "/" not in log and log.removesuffix(".log") not in self._table.jobs:
+                with contextlib.suppress(OSError):
+                    os.unlink(f"{self._logs}/{log}")
+
     def _schedule(self) -> None:
         while not self._ending and (job := self._table.next()) is not None:
             self._kills.note(time.monotonic())
@@ -262,6 +276,10 @@ class Supervisor:
                     self._timers_made += 1
                     at = time.monotonic() + delay
                     heapq.heappush(self._timers, (at, self._timers_made, what, job))
+                    if self._timers_made % TIMERS == 0:  # those of jobs that are over
+                        open_ones = (State.QUEUED, State.RUNNING)
+                        self._timers = [one for one in self._timers if one[3].state in open_ones]
+                        heapq.heapify(self._timers)
                 case Discard(name):
                     with contextlib.suppress(OSError):
                         os.unlink(f"{self._logs}/{name}.log")
@@ -417,7 +435,8 @@ def _cannot(exc: OSError) -> str:
     return f"the job could not be started: {exc.strerror or exc}{what}"
 
 
-def _seconds(text: str, default: float) -> float:
+def seconds(text: str, default: float) -> float:
+    """A setting in seconds, or its default."""
     try:
         return max(0.0, float(text))
     except ValueError:

@@ -422,7 +422,9 @@ class Client:
     ) -> list[JobHandle[Any]]:
         """Handles of the jobs the platform knows, the newest first.
 
-        Of a Kubernetes cluster, those on one host and those on several.
+        Of a Kubernetes cluster, those on one host and those on several. On this
+        machine also single jobs that it has forgotten, and that nobody has
+        cleaned up.
         """
         given = {"project": project, "zone": zone, "cluster": cluster, "namespace": namespace}
         where = {**self._where, **_given(given)}

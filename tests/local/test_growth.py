@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from pathlib import Path
 
+import psutil
 import pytest
 
 import kinetic
 from kinetic import aio, errors
+from kinetic._local.jobs import KEPT_S
 
-from .conftest import eventually
+from .conftest import eventually, signal_supervisor
 
 
 def write_nothing() -> str:
@@ -72,3 +75,60 @@ async def test_an_output_directory_that_the_user_named_stays(home: Path, tmp_pat
         await (await client.run_async_map(named, [0])).results()
         await eventually(lambda: not [*(home / "local/v1/work").glob("grp-*")])
     assert (tmp_path / "mine" / "0").is_dir()
+
+
+# --- jobs that ended long ago ---
+
+
+def say() -> int:
+    print("said")
+    return 1
+
+
+async def test_a_day_after_its_end_a_job_is_forgotten_and_its_value_log_and_outputs_are_not(
+    home: Path,
+) -> None:
+    async with aio.Client(backend="local") as client:
+        job = await client.submit(say)
+        batch = await client.run_async_map(write_if_odd, [1])
+        await job.result(cleanup=False)
+        await batch.results(cleanup=False)
+    end_supervisor(home)
+    journal = home / "local/v1/journal"
+    lines = [json.loads(line) for line in journal.read_text().splitlines()]
+    for line in lines:
+        line["at"] = line.get("at", 0.0) - KEPT_S - 1  # as if all of it had been a day before
+    journal.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    async with aio.Client(backend="local") as client:
+        listed = await client.list_jobs()
+        assert [(one.job_id, one.created_at) for one in listed] == [(job.job_id, job.created_at)]
+        assert job.job_id not in journal.read_text() and batch.group_id not in journal.read_text()
+        assert await listed[0].tail() == "said"
+        assert await listed[0].status() is kinetic.JobStatus.SUCCEEDED
+        assert await listed[0].result(cleanup=False) == 1
+        attached = await client.attach_batch(batch.group_id)
+        assert await attached.results(cleanup=False) == [None]
+        assert len([*(home / "local/v1/logs").iterdir()]) == 2
+        await listed[0].cleanup()
+        await attached.cleanup()
+        assert [*(home / "local/v1/logs").iterdir()] == []
+        assert await client.list_jobs() == []
+
+
+async def test_the_time_that_jobs_are_remembered_can_be_set(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with aio.Client(backend="local") as client:
+        job = await client.submit(say)
+        await job.result(cleanup=False)
+    end_supervisor(home)
+    monkeypatch.setenv("KINETIC_JOB_TTL_S", "0")
+    async with aio.Client(backend="local") as client:
+        assert [one.job_id for one in await client.list_jobs()] == [job.job_id]
+    assert job.job_id not in (home / "local/v1/journal").read_text()
+
+
+def end_supervisor(home: Path) -> None:
+    pid = signal_supervisor(home, signal.SIGTERM)
+    psutil.wait_procs([psutil.Process(pid)] if psutil.pid_exists(pid) else [], timeout=40)
+    assert not psutil.pid_exists(pid)
