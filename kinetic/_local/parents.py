@@ -133,9 +133,7 @@ class Parents:
 
         All are made and removed here, where nothing comes between the two.
         """
-        with contextlib.suppress(
-            ValueError, KeyError, TypeError, OSError
-        ):  # the job says so itself
+        with contextlib.suppress(ValueError, KeyError, TypeError, OSError):  # the job will say so
             folder: str = json.loads(job.body)["assignment"]["output_dir"]
             if _OUTPUTS.fullmatch(folder):
                 self._outputs[job] = folder

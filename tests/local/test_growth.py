@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
+import sys
 from pathlib import Path
 
 import psutil
@@ -132,3 +134,52 @@ def end_supervisor(home: Path) -> None:
     pid = signal_supervisor(home, signal.SIGTERM)
     psutil.wait_procs([psutil.Process(pid)] if psutil.pid_exists(pid) else [], timeout=40)
     assert not psutil.pid_exists(pid)
+
+
+# --- temporary files ---
+
+READING = """
+import asyncio, sys
+from kinetic import aio
+
+async def main():
+    async with aio.Client(backend="local") as client:
+        await (await client.attach(sys.argv[1])).result()
+
+asyncio.run(main())
+"""
+
+
+class SlowToRead:
+    """Whoever rebuilds it takes as long as it needs to be killed."""
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return exec, ("import time; print('reading', flush=True); time.sleep(600)",)
+
+
+def large() -> list[object]:
+    return [os.urandom(3_000_000), SlowToRead()]
+
+
+async def test_what_a_killed_client_left_half_read_goes_with_the_next_submission(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    scratch = home / "cache" / "scratch"
+    async with aio.Client(backend="local") as client:
+        assert await client.run(say) == 1
+        assert [*scratch.iterdir()] == [], "each removes its own"
+        job = await client.submit(large)
+        other = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", READING, job.job_id, stdout=asyncio.subprocess.PIPE
+        )
+        assert other.stdout is not None
+        assert await asyncio.wait_for(other.stdout.readline(), 40) == b"reading\n"
+        left = [*scratch.iterdir()]
+        assert len(left) == 1 and [*tmp_path.iterdir()] == []
+        await client.run(say)
+        assert [*scratch.iterdir()] == left, "its process lives"
+        other.kill()
+        await other.wait()
+        await client.run(say)
+        assert [*scratch.iterdir()] == []
