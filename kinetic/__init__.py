@@ -13,6 +13,7 @@ if TYPE_CHECKING:
         JobHandle,
         attach,
         attach_batch,
+        collect,
         list_batches,
         list_jobs,
     )
@@ -39,6 +40,7 @@ __all__ = [
     "aio",
     "attach",
     "attach_batch",
+    "collect",
     "debug",
     "errors",
     "job_status",
@@ -69,6 +71,7 @@ _HOMES = {
     "aio": "",
     "attach": "kinetic.jobs",
     "attach_batch": "kinetic.jobs",
+    "collect": "kinetic.jobs",
     "debug": "",
     "errors": "",
     "job_status": "",

@@ -51,6 +51,7 @@ FIRST_CLIENT_S = 5.0
 
 SHUTDOWN_GRACE_S = 3.0
 SWEEP_S = 600.0
+FIRST_COLLECTION_S, COLLECTION_S = 60.0, 3600.0
 TIMERS = 4096
 """As often as so many were set, those that nobody needs are dropped: a time may be days."""
 
@@ -94,7 +95,9 @@ class Supervisor:
         self._flushing: set[Parent] = set()
         self._full: set[Channel | Parent] = set()
         self._idle_s = seconds(environ.get("KINETIC_LOCAL_IDLE_S", ""), IDLE_S)
+        self._environ = environ
         self._swept_at = time.monotonic()
+        self._collection_at = self._swept_at + min(FIRST_COLLECTION_S, self._idle_s)
         self._busy_at = self._swept_at + FIRST_CLIENT_S
         self._ending = False
 
@@ -205,8 +208,18 @@ class Supervisor:
         if now - self._swept_at > SWEEP_S:
             self._swept_at = now
             self._perform(self._table.expired(time.time()))
+        if now >= self._collection_at:
+            self._collection_at = now + COLLECTION_S
+            self._sweeper.aside(self._collect)
         if self._table.busy or self._desk.connections or self._parents.dying:
             self._busy_at = now
+
+    def _collect(self) -> None:
+        """In a process of its own."""
+        from kinetic import _collector
+
+        store = _collector.local_store(self._places.home, self._environ)
+        _collector.collect(self._places.home, store, _collector.Limits.of(self._environ))
 
     # --- what is done about it -----------------------------------------------------------------
 
@@ -349,7 +362,7 @@ class Supervisor:
 
     def _patience(self) -> float | None:
         now = time.monotonic()
-        moments = [self._swept_at + SWEEP_S]
+        moments = [self._swept_at + SWEEP_S, self._collection_at]
         if self._timers:
             moments.append(self._timers[0][0])
         if self._parents.dying or self._parents.settling():

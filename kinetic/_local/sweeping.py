@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 from kinetic._runner import removal
@@ -34,6 +35,11 @@ class Sweeper:
             with contextlib.suppress(OSError):  # no process to be had: later
                 self.helpers.add(removal.remove_aside(self._waiting))
                 self._waiting = []
+
+    def aside(self, work: Callable[[], object]) -> None:
+        """Have something else done that may take long."""
+        with contextlib.suppress(OSError):  # no process to be had: another time
+            self.helpers.add(removal.aside(work))
 
     def helped(self, pid: int) -> None:
         """A child of the supervisor has ended; it may have been a helper."""

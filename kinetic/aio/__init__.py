@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from kinetic.aio.batch import BatchHandle as BatchHandle
     from kinetic.aio.client import Client as Client
     from kinetic.aio.job import JobHandle as JobHandle
+    from kinetic.collection import Collection
     from kinetic.options import MapOptions
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "JobHandle",
     "attach",
     "attach_batch",
+    "collect",
     "list_batches",
     "list_jobs",
     "run",
@@ -177,3 +179,8 @@ async def list_jobs(
 ) -> list[JobHandle[Any]]:
     """Handles of the jobs the platform knows; see `Client.list_jobs`."""
     return await (await _client()).list_jobs(project, zone, cluster, namespace)
+
+
+async def collect() -> Collection:
+    """Remove what nobody has used for long from this machine's caches; see `Client.collect`."""
+    return await (await _client()).collect()

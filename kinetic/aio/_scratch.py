@@ -62,7 +62,7 @@ def _prefix(owner: Owner) -> str:
 
 def _is_orphan(name: str) -> bool:
     me = _me(os.getpid())
-    place, pid, started, *_ = [*name.split("-"), "", "", ""]
+    _, pid, started, *_ = [*name.split("-"), "", "", ""]
     if not pid.isdecimal():
         return False
     owner = replace(me, pid=int(pid), started=started)
