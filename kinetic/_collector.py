@@ -123,10 +123,11 @@ def _from_store(objects: DirectoryObjects, limits: Limits) -> Iterator[Unit]:
             for unit, members in _units_of(objects, kind):
                 units.append(unit)
                 names[unit.name] = members
-    if not chosen(units, (), limits, STORE_KEPT_S, now):
+    kinds = {unit.kind for unit in chosen(units, (), limits, STORE_KEPT_S, now)}
+    if not kinds:
         return  # the usual case: nothing else has to be read
     try:
-        needed = _needed(objects)
+        needed = _needed(objects, data="store/data" in kinds)
     except OSError:
         return
     for unit in chosen(units, needed, limits, STORE_KEPT_S, now):
@@ -147,12 +148,13 @@ def _units_of(objects: DirectoryObjects, kind: str) -> Iterator[tuple[Unit, list
         yield Unit(f"store/{kind}", name, len(found), size, used), [one[0] for one in found]
 
 
-def _needed(objects: DirectoryObjects) -> set[str]:
-    """The shared content that batches name, and jobs without an outcome."""
+def _needed(objects: DirectoryObjects, *, data: bool) -> set[str]:
+    """The shared content that batches name, and jobs without an outcome; `Data` if asked for."""
     needed: set[str] = set()
     ended: set[str] = set()
     listed = [one.name for one in objects.list("batches/")]
-    speaking = [name for name in listed if name.split("/")[2] in ("manifest", "inputs")]
+    telling = ("manifest", "inputs") if data else ("manifest",)  # inputs may be large
+    speaking = [name for name in listed if name.split("/")[2] in telling]
     for one in objects.list("jobs/"):
         if one.name.endswith(".outcome"):
             ended.add(one.name.split("/")[1])

@@ -53,7 +53,7 @@ SHUTDOWN_GRACE_S = 3.0
 SWEEP_S = 600.0
 FIRST_COLLECTION_S, COLLECTION_S = 60.0, 3600.0
 TIMERS = 4096
-"""As often as so many were set, those that nobody needs are dropped: a time may be days."""
+"""As often as so many were set, those of jobs that are over are dropped: a time may be days."""
 
 AHEAD = 3
 """So many jobs that wait are made ready."""
@@ -65,6 +65,39 @@ def say(text: str) -> None:
     with contextlib.suppress(OSError, ValueError):
         sys.stderr.write(f"{stamp} supervisor {os.getpid()}: {text}\n")
         sys.stderr.flush()
+
+
+class Timers:
+    """What has to be done to open jobs, and when; moments are those of the monotonic clock."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[float, int, Due, Job]] = []
+        self._made = 0
+
+    def __len__(self) -> int:
+        return len(self._heap)
+
+    @property
+    def first(self) -> float | None:
+        """The next moment at which there is something to do."""
+        return self._heap[0][0] if self._heap else None
+
+    def set(self, at: float, what: Due, job: Job) -> None:
+        """Have *what* told of *job* at this moment."""
+        self._made += 1
+        heapq.heappush(self._heap, (at, self._made, what, job))
+        if self._made % TIMERS == 0:
+            self._heap = [
+                one for one in self._heap if one[3].state in (State.QUEUED, State.RUNNING)
+            ]
+            heapq.heapify(self._heap)
+
+    def due(self, now: float) -> tuple[Due, Job] | None:
+        """One whose moment has come, and is over with that."""
+        if not self._heap or self._heap[0][0] > now:
+            return None
+        _, _, what, job = heapq.heappop(self._heap)
+        return what, job
 
 
 class Supervisor:
@@ -89,8 +122,7 @@ class Supervisor:
         self._sweeper = Sweeper(places.refuse)
         self._parents = Parents(places, environ, self._sweeper)
         self._kills = KernelKills(count_kills)
-        self._timers: list[tuple[float, int, Due, Job]] = []
-        self._timers_made = 0
+        self._timers = Timers()
         self._selector = selectors.DefaultSelector()
         self._flushing: set[Parent] = set()
         self._full: set[Channel | Parent] = set()
@@ -194,9 +226,8 @@ class Supervisor:
 
     def _keep_time(self) -> None:
         now = time.monotonic()
-        while self._timers and self._timers[0][0] <= now:
-            _, _, what, job = heapq.heappop(self._timers)
-            self._perform(self._table.due(what, job, time.time()))
+        while (due := self._timers.due(now)) is not None:
+            self._perform(self._table.due(*due, time.time()))
         for parent in self._parents.settling():
             self._learn(parent.settle())
             self._flushing.add(parent)
@@ -286,13 +317,7 @@ class Supervisor:
                     if (parent := self._parents.signal(job, number)) is not None:
                         self._flushing.add(parent)
                 case Arm(delay, what, job):
-                    self._timers_made += 1
-                    at = time.monotonic() + delay
-                    heapq.heappush(self._timers, (at, self._timers_made, what, job))
-                    if self._timers_made % TIMERS == 0:  # those of jobs that are over
-                        open_ones = (State.QUEUED, State.RUNNING)
-                        self._timers = [one for one in self._timers if one[3].state in open_ones]
-                        heapq.heapify(self._timers)
+                    self._timers.set(time.monotonic() + delay, what, job)
                 case Discard(name):
                     with contextlib.suppress(OSError):
                         os.unlink(f"{self._logs}/{name}.log")
@@ -363,8 +388,8 @@ class Supervisor:
     def _patience(self) -> float | None:
         now = time.monotonic()
         moments = [self._swept_at + SWEEP_S, self._collection_at]
-        if self._timers:
-            moments.append(self._timers[0][0])
+        if (first := self._timers.first) is not None:
+            moments.append(first)
         if self._parents.dying or self._parents.settling():
             moments.append(now + 0.2)
         if not self._table.busy and not self._desk.connections:

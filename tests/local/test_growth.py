@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -16,7 +18,7 @@ import kinetic
 from kinetic import aio, errors
 from kinetic._local.jobs import KEPT_S
 
-from .conftest import eventually, signal_supervisor
+from .conftest import eventually, signal_supervisor, supervisors
 
 
 def write_nothing() -> str:
@@ -128,6 +130,22 @@ async def test_the_time_that_jobs_are_remembered_can_be_set(
     async with aio.Client(backend="local") as client:
         assert [one.job_id for one in await client.list_jobs()] == [job.job_id]
     assert job.job_id not in (home / "local/v1/journal").read_text()
+
+
+async def test_the_documented_command_ends_the_supervisor_of_one_home_and_no_other(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = home / "other"
+    for each in (other, home):
+        monkeypatch.setenv("KINETIC_HOME", str(each))
+        async with aio.Client(backend="local") as client:
+            await client.list_jobs()
+    guide = Path(__file__).parents[2] / "docs/guides/local.md"
+    (command,) = re.findall(r"pkill -f -- .*", guide.read_text())
+    assert len(supervisors(other)) == 1
+    subprocess.run(command.replace("$HOME/.kinetic", str(home)), shell=True, check=True)
+    await eventually(lambda: not supervisors(home))
+    assert len(supervisors(other)) == 1
 
 
 def end_supervisor(home: Path) -> None:

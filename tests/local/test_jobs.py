@@ -26,6 +26,7 @@ from kinetic._local.jobs import (
 )
 from kinetic._local.protocol import Order, Shared
 from kinetic._local.slots import Grant, Need, Slots
+from kinetic._local.supervisor import TIMERS, Timers
 from kinetic.job_status import Reason
 
 
@@ -168,6 +169,18 @@ def test_what_was_forgotten_is_not_remembered_by_the_next_supervisor() -> None:
     table = Table(Slots(1))
     assert table.restore(lines, 6.0) == ["b"], "only a log of a job that was deleted goes"
     assert table.jobs == {}
+
+
+def test_the_deadline_of_a_job_that_is_over_is_not_kept_until_its_moment() -> None:
+    table, timers = Table(Slots(1)), Timers()
+    for number in range(3 * TIMERS):
+        job = started(table, name=f"j{number}", timeout=86400.0)
+        timers.set(86400.0 + number, Due.DEADLINE, job)
+        table.ended(job, 2.0, status=0, out_of_memory=False)
+    last = started(table, name="last", timeout=9.0)
+    timers.set(9.0, Due.DEADLINE, last)
+    assert len(timers) <= TIMERS
+    assert timers.due(8.9) is None and timers.due(9.0) == (Due.DEADLINE, last)
 
 
 class Machine(RuleBasedStateMachine):
