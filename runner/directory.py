@@ -17,7 +17,7 @@ import os
 import struct
 import time
 import urllib.parse
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -206,7 +206,7 @@ class DirectoryObjects:
             return True
 
     @contextlib.contextmanager
-    def _collecting(self, how: int) -> Iterator[None]:
+    def _collecting(self, how: int) -> Generator[None]:
         os.makedirs(os.path.join(self._root, TEMPORARY), mode=0o700, exist_ok=True)
         with open(os.path.join(self._root, TEMPORARY, "collect.lock"), "ab") as lock:
             fcntl.flock(lock, how)

@@ -173,7 +173,8 @@ class Desk:
                 self._reply(waiting, {"id": held["id"]})  # it was there, and is deleted again
         for job in self._selected(names, header.get("labels")):
             self._delete(job)
-        self._discard(names, str((header.get("labels") or {}).get(SUBMISSION, "")))
+        labels: Mapping[str, str] = header.get("labels") or {}
+        self._discard(names, labels.get(SUBMISSION, ""))
         self._reply(connection, {"id": header["id"]})
 
     def _on_find(self, connection: Connection, header: dict[str, Any], body: bytes) -> None:

@@ -87,9 +87,8 @@ class Timers:
         self._made += 1
         heapq.heappush(self._heap, (at, self._made, what, job))
         if self._made % TIMERS == 0:
-            self._heap = [
-                one for one in self._heap if one[3].state in (State.QUEUED, State.RUNNING)
-            ]
+            over = (State.ENDED, State.GONE)
+            self._heap = [one for one in self._heap if one[3].state not in over]
             heapq.heapify(self._heap)
 
     def due(self, now: float) -> tuple[Due, Job] | None:

@@ -7,7 +7,6 @@ import json
 import os
 import re
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
@@ -143,7 +142,8 @@ async def test_the_documented_command_ends_the_supervisor_of_one_home_and_no_oth
     guide = Path(__file__).parents[2] / "docs/guides/local.md"
     (command,) = re.findall(r"pkill -f -- .*", guide.read_text())
     assert len(supervisors(other)) == 1
-    subprocess.run(command.replace("$HOME/.kinetic", str(home)), shell=True, check=True)
+    ending = await asyncio.create_subprocess_shell(command.replace("$HOME/.kinetic", str(home)))
+    assert await ending.wait() == 0
     await eventually(lambda: not supervisors(home))
     assert len(supervisors(other)) == 1
 
