@@ -19,6 +19,8 @@ from kinetic._runner import processes
 __all__ = ["found"]
 
 WAITING_CLIENTS = 512
+DIARY_BYTES = 1 << 20
+"""A supervisor begins its log anew when those before it have written more."""
 
 
 def found(
@@ -70,7 +72,10 @@ def _go_on(table: Table, places: Places) -> Journal:
 
 
 def _clear(places: Places) -> None:
-    """Put aside what jobs that are gone have left in their folders."""
+    """Put aside what jobs that are gone have left in their folders; empty a log that is long."""
+    with contextlib.suppress(OSError):
+        if places.diary.stat().st_size > DIARY_BYTES:
+            os.truncate(places.diary, 0)
     for entry in os.scandir(places.work):
         with contextlib.suppress(OSError):
             os.rename(entry.path, places.refuse / os.urandom(8).hex())

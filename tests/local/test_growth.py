@@ -131,6 +131,16 @@ async def test_the_time_that_jobs_are_remembered_can_be_set(
     assert job.job_id not in (home / "local/v1/journal").read_text()
 
 
+async def test_the_supervisor_s_own_log_begins_anew_when_it_is_long(home: Path) -> None:
+    log = home / "local/v1/supervisor.log"
+    log.parent.mkdir(parents=True)
+    log.write_text("an old line\n" * 100_000)
+    async with aio.Client(backend="local") as client:
+        await client.list_jobs()
+    await eventually(lambda: " slots, " in log.read_text())
+    assert "an old line" not in log.read_text()
+
+
 async def test_the_documented_command_ends_the_supervisor_of_one_home_and_no_other(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
