@@ -43,7 +43,7 @@ from kinetic._local.sweeping import Sweeper
 from kinetic._runner.channel import Channel, ChannelError
 from kinetic.job_status import Reason
 
-__all__ = ["Supervisor", "say", "seconds"]
+__all__ = ["TIMERS", "Supervisor", "Timers", "say", "seconds"]
 
 IDLE_S = 300.0
 FIRST_CLIENT_S = 5.0
