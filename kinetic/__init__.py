@@ -17,6 +17,7 @@ if TYPE_CHECKING:
         attach,
         attach_batch,
         cleanup,
+        collect,
         list_batches,
         list_jobs,
     )
@@ -45,6 +46,7 @@ __all__ = [
     "attach",
     "attach_batch",
     "cleanup",
+    "collect",
     "collections",
     "data",
     "debug",
@@ -82,6 +84,7 @@ _HOMES = {
     "cleanup": "kinetic.jobs",
     "collections": "",
     "data": "",
+    "collect": "kinetic.jobs",
     "debug": "",
     "errors": "",
     "job_status": "",

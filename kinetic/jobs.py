@@ -30,6 +30,7 @@ from kinetic._portal import PORTAL, Iteration
 from kinetic.aio._owned import called
 from kinetic.aio._release import release
 from kinetic.aio.client import implicit_client
+from kinetic.collection import Collection
 from kinetic.errors import BatchError
 from kinetic.job_record import JobRecord
 from kinetic.job_status import JobStatus
@@ -43,6 +44,7 @@ __all__ = [
     "attach",
     "attach_batch",
     "cleanup",
+    "collect",
     "list_batches",
     "list_jobs",
     "run",
@@ -506,6 +508,14 @@ def list_jobs(
     """Handles of the jobs the platform knows, the newest first."""
     jobs = PORTAL.call(aio.list_jobs, project, zone, cluster, namespace)
     return [JobHandle.facing(job) for job in jobs]
+
+
+def collect() -> Collection:
+    """Remove what nobody has used for long from this machine's caches.
+
+    See `kinetic.aio.Client.collect`.
+    """
+    return PORTAL.call(aio.collect)
 
 
 def _made(begin: Callable[P, Awaitable[M]], /, *args: P.args, **kwargs: P.kwargs) -> M:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from kinetic.aio.batch import BatchHandle as BatchHandle
     from kinetic.aio.client import Client as Client
     from kinetic.aio.job import JobHandle as JobHandle
+    from kinetic.collection import Collection
     from kinetic.options import MapOptions
 
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "attach",
     "attach_batch",
     "cleanup",
+    "collect",
     "list_batches",
     "list_jobs",
     "run",
@@ -186,3 +188,8 @@ async def list_jobs(
 ) -> list[JobHandle[Any]]:
     """Handles of the jobs the platform knows; see `Client.list_jobs`."""
     return await (await _client()).list_jobs(project, zone, cluster, namespace)
+
+
+async def collect() -> Collection:
+    """Remove what nobody has used for long from this machine's caches; see `Client.collect`."""
+    return await (await _client()).collect()

@@ -131,7 +131,9 @@ def record_of(session: Session, identity: Identity, placed: Placed, index: int) 
     return record.to_dict()
 
 
-def manifest_of(record: dict[str, Any], identity: Identity, output_dir: str) -> bytes:
+def manifest_of(
+    record: dict[str, Any], identity: Identity, placed: Placed, output_dir: str
+) -> bytes:
     """``handle.json``: the handle's fields, and what it takes to go on from anywhere."""
     budgets = {
         "user": identity.budgets.user,
@@ -143,8 +145,16 @@ def manifest_of(record: dict[str, Any], identity: Identity, output_dir: str) -> 
         "created": identity.created,
         "output_dir": output_dir,
         "submitter": asdict(identity.submitter) if identity.submitter is not None else None,
+        "shared": _shared_names(placed),
     }
     return json.dumps({**record, **more}, sort_keys=True).encode()
+
+
+def _shared_names(placed: Placed) -> list[str]:
+    """What its job reads of the shared content, which is not collected before its outcome."""
+    parts = (placed.function, placed.code, placed.image.requirements)
+    names = [one.name for one in parts if one is not None]
+    return [*names, *(ref.uri for ref in placed.data)]
 
 
 def batch_manifest(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import hashlib
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ import anyio.to_thread
 
 from kinetic._callers import REMOTE_TRACEBACK
 from kinetic._runner import frames, pickles, wire
+from kinetic.aio._scratch import Scratch
 from kinetic.aio.ports import Object, Store
 from kinetic.errors import BackendError, JobCancelled, JobError, JobFailed, JobLost, WireError
 
@@ -71,8 +71,8 @@ async def value_of(store: Store, outcome: wire.Outcome, body: bytes, job_id: str
 
 
 async def _large_value(store: Store, name: str, digest: str) -> Any:
-    with tempfile.TemporaryDirectory(prefix="kinetic-value-") as folder:
-        path = Path(folder) / "value"
+    with Scratch() as scratch:
+        path = scratch.folder / "value"
         await store.fetch(name, path)
         return await anyio.to_thread.run_sync(_load_verified, path, name, digest)
 

@@ -23,11 +23,12 @@ from typing import Any, ParamSpec, Self, TypeVar, Unpack, overload
 
 from absl import logging
 
-from kinetic import _steps, _verbosity, accelerators, configuration, options
+from kinetic import _collector, _steps, _verbosity, accelerators, configuration, options
 from kinetic._callers import own_frames_left_out
 from kinetic._pack.binding import Binding
 from kinetic._rules import check
 from kinetic._runner import seals, wire
+from kinetic._runner.directory import DirectoryObjects
 from kinetic._running import running_loop
 from kinetic._words import described
 from kinetic.aio import _begin, _ids, _launch, _listing, _manifest, _removal, _submit
@@ -35,7 +36,8 @@ from kinetic.aio._batch import Batch
 from kinetic.aio._following import Following
 from kinetic.aio._owned import called
 from kinetic.aio._owner import Owner
-from kinetic.aio._release import release, shared
+from kinetic.aio._release import in_thread, release, shared
+from kinetic.aio._scratch import sweep_scratch
 from kinetic.aio._session import LABEL_SUBMISSION, Session
 from kinetic.aio._submission import Identity, Submission
 from kinetic.aio._terms import Terms
@@ -43,6 +45,7 @@ from kinetic.aio._under_way import CLOSED, UnderWay
 from kinetic.aio.batch import BatchHandle
 from kinetic.aio.job import JobHandle
 from kinetic.aio.platforms import BACKENDS, Platform, open_platform
+from kinetic.collection import Collection
 from kinetic.errors import ConfigurationError, Conflict
 from kinetic.job_record import JobRecord
 
@@ -213,7 +216,7 @@ class Client:
         try:
             session.follow(submission, ours=True)
             store = session.platform.store
-            manifest = _manifest.manifest_of(record, identity, output_dir)
+            manifest = _manifest.manifest_of(record, identity, placed, output_dir)
             name = f"{scope}handle.json"
             manifest = seals.signed_json(identity.key, scope, name, manifest)
             if not await store.create(name, manifest):
@@ -472,7 +475,9 @@ class Client:
     ) -> list[JobHandle[Any]]:
         """Handles of the jobs the platform knows, the newest first.
 
-        Of a Kubernetes cluster, those on one host and those on several.
+        Of a Kubernetes cluster, those on one host and those on several. On this
+        machine also single jobs that it has forgotten, and that nobody has
+        cleaned up.
         """
         given = {"project": project, "zone": zone, "cluster": cluster, "namespace": namespace}
         where = {**self._where, **_given(given)}
@@ -482,6 +487,29 @@ class Client:
         found = await _listing.records(session, beside)
         handles = (JobHandle[Any].from_dict(one).bound(self, None) for one in found)
         return sorted(handles, key=lambda job: (job.created_at, job.job_id), reverse=True)
+
+    async def collect(self) -> Collection:
+        """Remove what nobody has used for long from this machine's caches; what that has freed.
+
+        These are the unpacked projects and `Data` in ``KINETIC_HOME/cache``, and
+        of a store in a directory code, functions, requirements and `Data`.
+        KINETIC_CACHE_AGE_S and KINETIC_CACHE_SIZE_MB say how much is kept; the
+        local supervisor does the same by itself, once an hour. What a batch that
+        is not cleaned up refers to, or a job that has not ended, stays, and so
+        does what was used in the last hour, in a store in the last 8 days. A
+        bucket is left alone: it has a lifecycle rule of its own.
+
+        Raises:
+            ConfigurationError: A setting is wrong.
+
+        Cancelled: it ends first, and what it has removed is gone.
+        """
+        session = await self._open(self._where)
+        url = session.platform.store.url
+        store = DirectoryObjects.from_url(url).root if url.startswith("file://") else None
+        home = configuration.home(os.environ)
+        await in_thread(sweep_scratch)
+        return await in_thread(_collector.collect, home, store, _collector.Limits.of(os.environ))
 
     async def _item(self, session: Session, group_id: str, index: int) -> JobHandle[Any]:
         batch = await _begin.attach(session, group_id, limit=self.limit)
