@@ -26,7 +26,7 @@ from kinetic._steps import Step, step
 from kinetic._words import amount
 from kinetic.aio import _data, _sharing
 from kinetic.aio._release import all_or_none, in_thread
-from kinetic.aio._scratch import scratch_folder, sweep_scratch
+from kinetic.aio._scratch import scratch_folder
 from kinetic.aio._session import Session
 from kinetic.aio.ports import Image, ImageRequest, Resources, Store
 from kinetic.data import Data
@@ -105,7 +105,6 @@ async def pack(call: Call) -> Packed:
 
 def _pack(call: Call, spool: Path, environ: dict[str, str], packing: Step) -> Packed:
     assert call.function is not None
-    sweep_scratch()
     captured = environment.capture(call.options.capture_env_vars or (), environ)
     project = discover.find_project(call.function, environ=environ, cwd=Path.cwd())
     volumes = call.options.volumes or {}

@@ -21,6 +21,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, ParamSpec, Self, TypeVar, Unpack, overload
 
+import anyio.to_thread
 from absl import logging
 
 from kinetic import _collector, _steps, _verbosity, accelerators, configuration, options
@@ -606,6 +607,7 @@ class Client:
 
     async def _opened(self, target: configuration.Target) -> Session:
         platform = self._platform or await open_platform(target)
+        await anyio.to_thread.run_sync(sweep_scratch, abandon_on_cancel=True)
         return Session(target, platform, self._id)
 
 
