@@ -1,18 +1,23 @@
 """Run any Python function on cloud TPUs and GPUs, or isolated on this machine."""
 
+import os as _os
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from kinetic import aio, debug, errors, job_status, jobs, outcome
+    from kinetic import aio, collections, data, debug, errors, job_status, jobs, outcome
+    from kinetic._verbosity import log_level
     from kinetic.aio import submit
     from kinetic.data import Data
     from kinetic.errors import BatchError, KineticError
-    from kinetic.function import RemoteFunction, run
+    from kinetic.function import RemoteCallable, RemoteFunction, run
     from kinetic.job_status import JobStatus
     from kinetic.jobs import (
         BatchHandle,
         JobHandle,
         attach,
         attach_batch,
+        cleanup,
+        collect,
         list_batches,
         list_jobs,
     )
@@ -34,17 +39,23 @@ __all__ = [
     "Lost",
     "Outcome",
     "Progress",
+    "RemoteCallable",
     "RemoteFunction",
     "Succeeded",
     "aio",
     "attach",
     "attach_batch",
+    "cleanup",
+    "collect",
+    "collections",
+    "data",
     "debug",
     "errors",
     "job_status",
     "jobs",
     "list_batches",
     "list_jobs",
+    "log_level",
     "outcome",
     "run",
     "submit",
@@ -64,17 +75,23 @@ _HOMES = {
     "Lost": "kinetic.outcome",
     "Outcome": "kinetic.outcome",
     "Progress": "kinetic.progress",
+    "RemoteCallable": "kinetic.function",
     "RemoteFunction": "kinetic.function",
     "Succeeded": "kinetic.outcome",
     "aio": "",
     "attach": "kinetic.jobs",
     "attach_batch": "kinetic.jobs",
+    "cleanup": "kinetic.jobs",
+    "collections": "",
+    "data": "",
+    "collect": "kinetic.jobs",
     "debug": "",
     "errors": "",
     "job_status": "",
     "jobs": "",
     "list_batches": "kinetic.jobs",
     "list_jobs": "kinetic.jobs",
+    "log_level": "kinetic._verbosity",
     "outcome": "",
     "run": "kinetic.function",
     "submit": "kinetic.aio",
@@ -90,6 +107,18 @@ def __getattr__(name: str) -> object:
     value = getattr(import_module(home), name) if home else import_module(f"kinetic.{name}")
     globals()[name] = value
     return value
+
+
+# keras-kinetic has a folder of this name, too, and files in it that take the place of ours. To look
+# for one that only it has takes microseconds.
+if _os.path.exists(_os.path.join(__path__[0], "core", "core.py")):
+    import warnings
+
+    warnings.warn(
+        f"keras-kinetic is installed in {__path__[0]}, too, and files of both are mixed there; "
+        "mend it by: pip uninstall -y keras-kinetic kinetic-aio; pip install kinetic-aio",
+        stacklevel=2,
+    )
 
 
 def __dir__() -> list[str]:

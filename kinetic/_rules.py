@@ -93,6 +93,7 @@ _RULES = {
     "retries": _int_of(0),
     "return_exceptions": _FLAG,
     "seal": _FLAG,
+    "submission": _ID,
     "tags": _or_none(_TAGS),
     "timeout": _or_none(_WAIT),
     "window": _or_none(_int_of(1)),

@@ -69,7 +69,7 @@ VARIABLES: Mapping[str, str] = MappingProxyType(
         "KINETIC_NAMESPACE": "the Kubernetes namespace (default)",
         "KINETIC_KUBE_CONTEXT": "a context of the kubeconfig, or in-cluster, and no GKE cluster",
         "KINETIC_MULTIHOST": "lws or jobset: what carries jobs on several hosts of a cluster (lws)",
-        "KINETIC_JOB_TTL_S": "after how many seconds a cluster removes a finished job (86400)",
+        "KINETIC_JOB_TTL_S": "after how many seconds a platform forgets a finished job (86400)",
         "KINETIC_QUEUE": "the Kueue queue of jobs on a cluster",
         "KINETIC_PRIORITY_CLASS": "the priority class of jobs on a cluster",
         "KINETIC_SERVICE_ACCOUNT": "the Kubernetes service account of jobs (kinetic)",
@@ -83,7 +83,9 @@ VARIABLES: Mapping[str, str] = MappingProxyType(
         "KINETIC_LOCAL_SLOTS": "how many CPUs local jobs may take together (all there are)",
         "KINETIC_LOCAL_IDLE_S": "after how many seconds without a job the supervisor ends",
         "KINETIC_LOCAL_FRESH": "1: a fresh interpreter for each local job (off; on for macOS)",
-        "KINETIC_LOG_LEVEL": "reserved for commands: the library configures no logging (INFO)",
+        "KINETIC_CACHE_AGE_S": "how long caches keep what nobody uses, in seconds (2592000)",
+        "KINETIC_CACHE_SIZE_MB": "how large the caches may be, in MB (20000)",
+        "KINETIC_LOG_LEVEL": "how much of kinetic's own log is seen (what your program says)",
         "KINETIC_PROGRESS": "how progress is shown: auto, live, plain or off (auto)",
         "KINETIC_NO_TTY_DEBUG": "1: debug=True without a terminal (off)",
         "KINETIC_DEBUG_PORT": "where f() with debug=True listens for the editor (5678)",
@@ -227,6 +229,8 @@ _NUMBERS: Mapping[str, tuple[type[int | float], int]] = MappingProxyType(
         "KINETIC_LOCAL_SLOTS": (int, 1),
         "KINETIC_LOCAL_IDLE_S": (float, 0),
         "KINETIC_JOB_TTL_S": (int, 0),
+        "KINETIC_CACHE_AGE_S": (float, 0),
+        "KINETIC_CACHE_SIZE_MB": (float, 0),
         "KINETIC_DEBUG_PORT": (int, 0),
         "KINETIC_DEBUG_WAIT_S": (float, 0),
         "KINETIC_CONTEXT_SIZE_WARN_MB": (float, 0),
@@ -357,15 +361,15 @@ def debug_wait_s(environ: Mapping[str, str] = os.environ) -> float:
     return float(environ.get("KINETIC_DEBUG_WAIT_S") or DEBUG_WAIT_S)
 
 
-def log_level(environ: Mapping[str, str] = os.environ) -> int:
-    """Return the level of KINETIC_LOG_LEVEL, in the numbers of the `logging` module.
-
-    It is for commands, which configure logging; the library configures and reads nothing.
+def log_level(environ: Mapping[str, str] = os.environ) -> int | None:
+    """Return the level of KINETIC_LOG_LEVEL, in the numbers of the `logging` module; else None.
 
     Raises:
         ConfigurationError: It is not DEBUG, INFO, WARNING, ERROR or FATAL.
     """
-    named = environ.get("KINETIC_LOG_LEVEL") or "INFO"
+    named = environ.get("KINETIC_LOG_LEVEL")
+    if not named:
+        return None
     level = LOG_LEVELS.get(named.strip().upper())
     if level is None:
         hint = suggest(named, LOG_LEVELS, otherwise=f"there are {', '.join(LOG_LEVELS)}")

@@ -6,14 +6,14 @@ import os
 import re
 import threading
 import urllib.parse
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from kinetic.errors import DataError
 
 if TYPE_CHECKING:
     from kinetic._snapshot import Snapshot
 
-__all__ = ["Data"]
+__all__ = ["Data", "is_data_ref", "make_data_ref", "parse_gcs_uri"]
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]")
@@ -200,3 +200,40 @@ def _check_hf(uri: str, rest: str) -> None:
             raise DataError(words, path=uri)
         if len(values) != 1 or not values[0]:
             raise DataError(f"{uri}: {option} needs exactly one value", path=uri)
+
+
+def make_data_ref(
+    uri: str,
+    is_dir: bool,
+    mount_path: str | None = None,
+    fuse: bool = False,
+    hf_trust_remote_code: bool = False,
+) -> dict[str, object]:
+    """The plain dict that keras-kinetic puts for a `Data` into what it sends.
+
+    For code that makes or reads such dicts; kinetic itself sends references of another form.
+    """
+    return {
+        "__data_ref__": True,
+        "uri": uri,
+        "is_dir": is_dir,
+        "mount_path": mount_path,
+        "fuse": fuse,
+        "hf_trust_remote_code": hf_trust_remote_code,
+    }
+
+
+def is_data_ref(obj: object) -> bool:
+    """Whether *obj* is a dict as `make_data_ref` makes it."""
+    if not isinstance(obj, dict):
+        return False
+    return cast("dict[object, object]", obj).get("__data_ref__") is True
+
+
+def parse_gcs_uri(gcs_uri: str) -> tuple[str, str]:
+    """Bucket and prefix of ``gs://bucket/prefix/``; the prefix without slashes around it.
+
+    The prefix of a whole bucket is empty.
+    """
+    bucket, _, prefix = gcs_uri.removeprefix("gs://").partition("/")
+    return bucket, prefix.strip("/")

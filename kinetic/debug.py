@@ -1,10 +1,116 @@
-"""What belongs to debugging a job."""
+"""What belongs to debugging a job, step by step; `JobHandle.debug_attach` does it all.
+
+::
+
+    port = wait_for_debug_server(job)
+    forwarder = start_port_forward(job.k8s_name, job.namespace, 5678, port)
+    print_attach_instructions(5678)
+"""
 
 from __future__ import annotations
 
 import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["cleanup_port_forward"]
+from kinetic.configuration import DEBUG_PORT, DEBUG_WAIT_S
+
+if TYPE_CHECKING:
+    from kinetic.aio._debug import Forwarder
+    from kinetic.jobs import JobHandle
+
+__all__ = [
+    "DEBUGPY_PORT",
+    "DEBUG_WAIT_TIMEOUT",
+    "cleanup_port_forward",
+    "print_attach_instructions",
+    "start_port_forward",
+    "wait_for_debug_server",
+]
+
+DEBUGPY_PORT = DEBUG_PORT
+"""The port that a blocking call with ``debug=True`` forwards, unless KINETIC_DEBUG_PORT says so."""
+
+DEBUG_WAIT_TIMEOUT = DEBUG_WAIT_S
+"""Seconds that a job waits for its debugger, and `wait_for_debug_server` for the job."""
+
+
+def wait_for_debug_server(
+    handle: JobHandle[Any], timeout: float = DEBUG_WAIT_TIMEOUT, poll_interval: float = 5
+) -> int:
+    """Wait until the debugger of a job listens, and return the port that it has there.
+
+    Args:
+        handle: A job with ``debug=True``.
+        timeout: Seconds to wait; the job goes on after them.
+        poll_interval: Accepted for compatibility; the store is asked as often as it takes.
+
+    Raises:
+        ConfigurationError: The job was not submitted with ``debug=True``.
+        ResultTimeout: *timeout* is over (a ``TimeoutError``).
+        JobError: The job has ended (a ``RuntimeError``).
+    """
+    from kinetic import aio
+    from kinetic._portal import PORTAL
+    from kinetic._rules import check
+
+    check(timeout=timeout)
+    job = aio.JobHandle[Any].from_dict(handle.to_dict())
+
+    async def wait() -> int:
+        return (await job.debugger(timeout=timeout)).port
+
+    return PORTAL.call(wait)
+
+
+def start_port_forward(
+    pod_name: str, namespace: str, local_port: int, remote_port: int
+) -> Forwarder:
+    """Forward *local_port* of this machine's loopback to *remote_port* of a job's, without kubectl.
+
+    It ends with the job, with this process, and by `cleanup_port_forward`.
+
+    Args:
+        pod_name: The job's name on its platform: `JobHandle.k8s_name`.
+        namespace: Where it runs; the rest of that is told by environment and profile.
+        local_port: 0 for any that is free.
+        remote_port: What `wait_for_debug_server` has returned.
+
+    Raises:
+        ConfigurationError: The port is taken (a ``ValueError``).
+        NotFound: No such job is running.
+        AuthError: A right is missing.
+        Unavailable: The platform does not answer.
+    """
+    from kinetic import configuration
+    from kinetic._portal import PORTAL
+    from kinetic.aio import _debug
+    from kinetic.aio._forwarder import Order
+
+    _debug.require_port(local_port)
+    order = Order(
+        target=configuration.resolve(namespace=namespace or None),
+        name=pod_name,
+        labels={},
+        host=0,
+        port=remote_port,
+        local_port=local_port,
+    )
+    forwarder, _ = PORTAL.call(_debug.carry_out, order)
+    return forwarder
+
+
+def print_attach_instructions(local_port: int, working_dir: str | None = None) -> None:
+    """Print what VS Code needs to attach to *local_port* of this machine.
+
+    *working_dir* is the folder where the editor finds the project; None for the one it has open.
+    """
+    from kinetic.aio._debug import Place, instructions
+
+    # To debugpy, a dot is the working directory of the program that is debugged.
+    place = Place(name="the job", host=0, port=0, root=".", project="")
+    sys.stdout.write(instructions(place, local_port, working_dir) + "\n")
+    sys.stdout.flush()
 
 
 def cleanup_port_forward(proc: subprocess.Popen[bytes] | None) -> None:

@@ -20,6 +20,7 @@ KineticError
 │   ├── AuthError                      not allowed
 │   ├── StoreFull                      no room for what has to be stored
 │   ├── NotFound(FileNotFoundError)    no such job, batch or object
+│   │   └── NoLog(RuntimeError)        a job that has no log yet, or none any more
 │   ├── Conflict                       somebody else was faster
 │   │   └── AlreadyThere               what was to be created exists
 │   ├── Refused                        the platform will not take it: .answer
@@ -57,6 +58,7 @@ __all__ = [
     "JobLost",
     "KineticError",
     "LaunchError",
+    "NoLog",
     "NotFound",
     "PackError",
     "PortalError",
@@ -211,6 +213,10 @@ class AuthError(BackendError):
 
 class NotFound(BackendError, FileNotFoundError):
     """There is no such job, batch or object."""
+
+
+class NoLog(NotFound, RuntimeError):
+    """The job has no log: it has not started yet, or was removed with its log."""
 
 
 class Conflict(BackendError):

@@ -24,14 +24,14 @@ from typing import (
     overload,
 )
 
-from kinetic._callers import own_frames
+from kinetic._callers import own_frames, own_frames_left_out
 from kinetic.options import Options
 
 if TYPE_CHECKING:
     from kinetic.data import Data
     from kinetic.jobs import BatchHandle, JobHandle
 
-__all__ = ["Decorator", "RemoteFunction", "Settings", "run"]
+__all__ = ["Decorator", "RemoteCallable", "RemoteFunction", "Settings", "run"]
 
 P = ParamSpec("P")
 Q = ParamSpec("Q")
@@ -84,8 +84,9 @@ else:
 class RemoteFunction(_Look[R_co], Generic[P, R_co]):
     """A function with settings of where it runs; `run` makes it.
 
-    Called, it runs there and returns what the function returns. Pickled, it is
-    the plain function: inside a job, a call of it is an ordinary call.
+    Called, it runs there and returns what the function returns. Inside a job, a
+    call of it is an ordinary call, with any options, and starting others is refused.
+    Pickled elsewhere, it is the plain function.
     """
 
     # Not in the instance's dict, which functools.wraps would copy to a wrapper of it.
@@ -127,7 +128,8 @@ class RemoteFunction(_Look[R_co], Generic[P, R_co]):
 
         function: Callable[..., Any] = self._root or self
         submit_and_wait: Callable[..., Any] = aio.run if self._is_async else jobs.run
-        answer: R_co = submit_and_wait(function, *self._receiver, *args, **kwargs)
+        with own_frames_left_out:
+            answer: R_co = submit_and_wait(function, *self._receiver, *args, **kwargs)
         return answer
 
     @overload
@@ -284,6 +286,10 @@ class RemoteFunction(_Look[R_co], Generic[P, R_co]):
     def __reduce__(self) -> tuple[Any, ...]:
         # The identity function that every Python has: kinetic need not be where this is read.
         return typing.cast, (None, self.__wrapped__)
+
+
+RemoteCallable = RemoteFunction
+"""The name that keras-kinetic has for it."""
 
 
 class Decorator(Protocol):

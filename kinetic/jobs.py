@@ -24,11 +24,13 @@ from typing import Any, Generic, Literal, ParamSpec, Self, TypeVar, Unpack, over
 from absl import logging
 
 from kinetic import aio
+from kinetic._callers import own_frames_left_out
 from kinetic._loop_thread import LoopThread
 from kinetic._portal import PORTAL, Iteration
 from kinetic.aio._owned import called
 from kinetic.aio._release import release
 from kinetic.aio.client import implicit_client
+from kinetic.collection import Collection
 from kinetic.errors import BatchError
 from kinetic.job_record import JobRecord
 from kinetic.job_status import JobStatus
@@ -41,6 +43,8 @@ __all__ = [
     "JobHandle",
     "attach",
     "attach_batch",
+    "cleanup",
+    "collect",
     "list_batches",
     "list_jobs",
     "run",
@@ -91,7 +95,11 @@ class JobHandle(JobRecord, Generic[T]):
         return type(self).from_dict, (self.to_dict(),)
 
     def __await__(self) -> Generator[Any, None, T]:
-        return PORTAL.acall(self._aio.result).__await__()
+        return self._awaited().__await__()
+
+    async def _awaited(self) -> T:
+        with own_frames_left_out:
+            return await PORTAL.acall(self._aio.result)
 
     @property
     def _aio(self) -> aio.JobHandle[T]:
@@ -124,21 +132,22 @@ class JobHandle(JobRecord, Generic[T]):
         on_status_change: Callable[[JobStatus], None] | None = None,
     ) -> T:
         crossing = PORTAL.crossing()
-        return crossing.call(
-            self._aio.result,
-            timeout=timeout,
-            cleanup=cleanup,
-            cleanup_timeout=cleanup_timeout,
-            cleanup_poll_interval=cleanup_poll_interval,
-            stream_logs=stream_logs,
-            on_status_change=crossing.here(on_status_change),
-        )
+        with own_frames_left_out:
+            return crossing.call(
+                self._aio.result,
+                timeout=timeout,
+                cleanup=cleanup,
+                cleanup_timeout=cleanup_timeout,
+                cleanup_poll_interval=cleanup_poll_interval,
+                stream_logs=stream_logs,
+                on_status_change=crossing.here(on_status_change),
+            )
 
     def logs(self, follow: bool = False) -> str | None:
         """Return the job's output so far, or with *follow* print it until the job ends.
 
         Raises:
-            NotFound: The job has not started, or its log is gone.
+            NoLog: The job has not started, or its log is gone (a ``RuntimeError``).
         """
         if not follow:
             return PORTAL.call(_text_of, self._aio)
@@ -276,6 +285,10 @@ class BatchHandle(Generic[T]):
     def submission_failures(self) -> dict[int, Exception]:
         return self._aio.submission_failures
 
+    @property
+    def unavailable_children(self) -> dict[int, str]:
+        return self._aio.unavailable_children
+
     def wait(self, *, timeout: float | None = None) -> None:
         with self._waiting():
             PORTAL.call(self._aio.wait, timeout=timeout)
@@ -383,7 +396,8 @@ def submit(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> JobHan
 
 def run(function: Callable[..., T], /, *args: Any, **kwargs: Any) -> T:
     """Submit, print the output, and return the value; Ctrl-C cancels and removes the job."""
-    value: T = PORTAL.call(_run_and_show, function, *args, **kwargs)
+    with own_frames_left_out:
+        value: T = PORTAL.call(_run_and_show, function, *args, **kwargs)
     return value
 
 
@@ -468,6 +482,11 @@ def attach_batch(
     )
 
 
+def cleanup(submission: str, project: str | None = None, cluster: str | None = None) -> None:
+    """Take a batch, or a job of its own, away by its id; see `Client.cleanup`."""
+    PORTAL.call(aio.cleanup, submission, project, cluster)
+
+
 def list_batches(
     name: str | None = None,
     tags: Mapping[str, str] | None = None,
@@ -489,6 +508,14 @@ def list_jobs(
     """Handles of the jobs the platform knows, the newest first."""
     jobs = PORTAL.call(aio.list_jobs, project, zone, cluster, namespace)
     return [JobHandle.facing(job) for job in jobs]
+
+
+def collect() -> Collection:
+    """Remove what nobody has used for long from this machine's caches.
+
+    See `kinetic.aio.Client.collect`.
+    """
+    return PORTAL.call(aio.collect)
 
 
 def _made(begin: Callable[P, Awaitable[M]], /, *args: P.args, **kwargs: P.kwargs) -> M:

@@ -8,6 +8,7 @@ disk: objects survive every process, not a power cut.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import io
@@ -16,7 +17,7 @@ import os
 import struct
 import time
 import urllib.parse
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -188,12 +189,31 @@ class DirectoryObjects:
     def renew(self, names: Iterable[str]) -> set[str]:
         """These are in use now; those of them that are not there."""
         absent: set[str] = set()
-        for name in names:
-            try:
-                os.utime(self._file(name))
-            except (FileNotFoundError, NotADirectoryError):
-                absent.add(name)
+        with self._collecting(fcntl.LOCK_SH):
+            for name in names:
+                try:
+                    os.utime(self._file(name))
+                except (FileNotFoundError, NotADirectoryError):
+                    absent.add(name)
         return absent
+
+    def collect(self, names: Sequence[str], before: float) -> bool:
+        """Delete these, which belong together, in this order, if none was used since *before*.
+
+        No `renew` comes between the look and the deletion: it sees all of them, or none.
+        """
+        with self._collecting(fcntl.LOCK_EX):
+            if any((one.used or 0.0) >= before for one in self.look_up(names)):
+                return False
+            self.delete(names)
+            return True
+
+    @contextlib.contextmanager
+    def _collecting(self, how: int) -> Generator[None]:
+        os.makedirs(os.path.join(self._root, TEMPORARY), mode=0o700, exist_ok=True)
+        with open(os.path.join(self._root, TEMPORARY, "collect.lock"), "ab") as lock:
+            fcntl.flock(lock, how)
+            yield
 
     def delete(self, names: Iterable[str]) -> None:
         """Delete objects, and the folders that this leaves empty."""

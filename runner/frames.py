@@ -14,7 +14,16 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-__all__ = ["Frames", "FramesError", "Sink", "pack", "pack_one", "unpack", "write_footer"]
+__all__ = [
+    "Frames",
+    "FramesError",
+    "Sink",
+    "footer_of",
+    "pack",
+    "pack_one",
+    "unpack",
+    "write_footer",
+]
 
 MAGIC = b"KNF1"
 TAIL = struct.Struct("<I4s")
@@ -71,11 +80,11 @@ def _read_footer(footer: bytes) -> tuple[dict[str, Any], list[int]]:
     return fields, fields.pop("frames")
 
 
-def unpack(data: bytes | bytearray | memoryview) -> Frames:
-    """Read a container.
+def footer_of(data: bytes | bytearray | memoryview) -> bytes:
+    """The bytes of a container's footer, unread: what may be signed in place of the whole.
 
     Raises:
-        FramesError: It is truncated, or no container at all.
+        FramesError: As `unpack`.
     """
     view = memoryview(data).cast("B")
     if view.nbytes < TAIL.size:
@@ -84,8 +93,19 @@ def unpack(data: bytes | bytearray | memoryview) -> Frames:
     body = view.nbytes - TAIL.size - length
     if magic != MAGIC or body < 0:
         raise FramesError("the container's end is missing or damaged")
+    return bytes(view[body : body + length])
+
+
+def unpack(data: bytes | bytearray | memoryview) -> Frames:
+    """Read a container.
+
+    Raises:
+        FramesError: It is truncated, or no container at all.
+    """
+    footer, view = footer_of(data), memoryview(data).cast("B")
+    body = view.nbytes - TAIL.size - len(footer)
     try:
-        fields, sizes = _read_footer(bytes(view[body : body + length]))
+        fields, sizes = _read_footer(footer)
     except (ValueError, KeyError) as exc:
         raise FramesError("the container's footer is damaged") from exc
     if sizes == [body]:  # most containers

@@ -11,6 +11,7 @@ import time
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from importlib.machinery import PathFinder
 from typing import TYPE_CHECKING, Any
 
 from . import frames, opening, pickles, private, results, views, workspace
@@ -75,6 +76,7 @@ class Invocation:
         if self._begun is not None:
             self._phase = "context extract"
             self._enter()
+            _prefer_jax()
             known, arguments = self._begun
             content = known if known is not None else self._content(order.function)
             self._phase = "payload unpickle"
@@ -92,6 +94,7 @@ class Invocation:
             views.prepare(order.data, self._objects, self._site)
         with self._in_phase("context extract"):
             workspace.prepare(order.code, self._objects, self._site)
+        _prefer_jax()
         self._join()
         with self._in_phase("artifact download"):
             function_bytes = self._content(order.function)
@@ -168,7 +171,7 @@ class Invocation:
 
     def _failed(self, error: BaseException) -> tuple[Outcome, results.Stored]:
         if self._phase == "execute":
-            text = results.error_text(error, phase=self._phase, own_frames=2)
+            text = results.error_text(error, phase=self._phase, own_frames=_own_frames(error))
             with suppress(Exception):  # the log is the user's, who may have closed it
                 sys.stderr.write(text.traceback)
         else:
@@ -232,6 +235,18 @@ async def _awaited(value: Any) -> Any:
     return await value
 
 
+def _own_frames(error: BaseException) -> int:
+    """How many frames are outside of the user's: ours, and between them those of asyncio."""
+    count = own = 0
+    trace = error.__traceback__
+    while trace is not None:
+        count += 1
+        if trace.tb_frame.f_globals is globals():
+            own = count
+        trace = trace.tb_next
+    return own
+
+
 def _leaving(error: BaseException) -> bool:
     """Exceptions that must not be raised in the caller's process as themselves."""
     return isinstance(error, (SystemExit, KeyboardInterrupt, GeneratorExit))
@@ -251,6 +266,12 @@ def _check_python(submitted: str) -> None:
             f"the job was submitted from Python {submitted} and runs on Python {here}; "
             "use an image (or interpreter) with the same minor version"
         )
+
+
+def _prefer_jax() -> None:
+    """Have Keras use JAX where it is, as in a pod: nothing else is expected to be installed."""
+    if "KERAS_BACKEND" not in os.environ and PathFinder.find_spec("jax") is not None:
+        os.environ["KERAS_BACKEND"] = "jax"
 
 
 def _install(part: Input, objects: Objects, site: workspace.Site) -> None:

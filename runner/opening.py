@@ -86,8 +86,13 @@ class Opening:
         return wire.Item(wire.ItemState.OPEN, 1)
 
     def _requests(self) -> list[wire.Request]:
-        slots = self._objects.list(f"{self._order.scope}control/")
-        return [wire.Request.from_bytes(self._objects.get(slot.name)[0]) for slot in slots]
+        scope = self._order.scope
+        return [
+            wire.Request.verified(
+                self._objects.get(slot.name)[0], slot.metadata, self._key, scope, slot.name
+            )
+            for slot in self._objects.list(f"{scope}control/")
+        ]
 
     def _name(self, what: str) -> str:
         order = self._order

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from . import processes
 
-__all__ = ["remove_aside", "remove_if_small"]
+__all__ = ["aside", "remove_aside", "remove_if_small"]
 
 
 def remove_if_small(folder: str, entries: int = 256) -> bool:
@@ -29,7 +29,17 @@ def remove_if_small(folder: str, entries: int = 256) -> bool:
 
 
 def remove_aside(folders: Sequence[str]) -> int:
-    """Fork a process that removes *folders* and ends; its id.
+    """Fork a process that removes *folders* and ends; its id. See `aside`."""
+
+    def remove() -> None:
+        for folder in folders:
+            _remove(folder)
+
+    return aside(remove)
+
+
+def aside(work: Callable[[], object]) -> int:
+    """Fork a process that does *work* in nobody's way, and ends; its id.
 
     Call it in a single-threaded process only.
     """
@@ -39,8 +49,7 @@ def remove_aside(folders: Sequence[str]) -> int:
     try:
         processes.close_inherited()  # no lock and no socket of the parent's
         os.nice(10)
-        for folder in folders:
-            _remove(folder)
+        work()
     finally:
         os._exit(0)
 

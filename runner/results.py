@@ -12,11 +12,11 @@ import io
 import os
 import pickle
 import traceback
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from . import frames, pickles, wire
+from . import exceptions, frames, pickles, wire
 
 __all__ = [
     "ErrorText",
@@ -47,7 +47,8 @@ class Stored:
 class ErrorText:
     """An exception in words; ``qualname`` is dotted with its module.
 
-    ``log`` holds the last lines of the job's log where they would be gone with it.
+    ``log`` holds the last lines of the job's log where they would be gone with it,
+    ``withheld`` why the exception itself is not there although it was to be.
     """
 
     qualname: str
@@ -56,6 +57,7 @@ class ErrorText:
     phase: str = "execute"
     result_repr: str = ""
     log: str = ""
+    withheld: str = ""
 
 
 def _is_plain(value: Any) -> bool:
@@ -119,16 +121,13 @@ def encode_value(value: Any, spool: str | Path, limit: int = wire.INLINE_BYTES) 
 
 
 def encode_error(text: ErrorText, error: BaseException | None) -> Stored:
-    """An error in words, and the exception itself if it survives a round trip."""
+    """An error in words, and the exception itself, or why it could not come along."""
     parts: list[bytes] = []
     if error is not None:
         try:
-            pickled = pickles.dumps(error)
-            if len(pickled) <= wire.INLINE_BYTES:
-                pickles.load(pickled)
-                parts.append(pickled)
-        except Exception:  # any class may refuse in any way; the text stays
-            pass
+            parts.append(exceptions.dumps(error, wire.INLINE_BYTES))
+        except Exception as exc:  # any class may refuse in any way; the text stays
+            text = replace(text, withheld=_clip(f"{type(exc).__name__}: {_words(exc)}", 1000))
     body = frames.pack(parts, {"error": fields_of(text)})
     return Stored(body, digest(body), len(body))
 

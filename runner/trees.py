@@ -7,6 +7,7 @@ overlay whose upper layer takes everything that it writes.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import os
@@ -22,6 +23,7 @@ __all__ = [
     "Weight",
     "copy",
     "copy_file",
+    "discard",
     "find",
     "hold",
     "shared",
@@ -55,14 +57,26 @@ def shared(place: str, build: Callable[[str], Weight]) -> Shared:
     """The tree of *place*, made by *build* in an empty directory if it is not there.
 
     Processes that want the same tree wait for one that makes it; when that one
-    is killed, the next begins anew.
+    is killed, the next begins anew. Nobody can `discard` it as long as this
+    process lives.
     """
-    if (found := find(place)) is not None:
-        return found
+    while True:
+        found = find(place) or _made(place, build)
+        if found is not None and _kept(place, found):
+            return found
+
+
+def _made(place: str, build: Callable[[str], Weight]) -> Shared | None:
+    """Make the tree, unless somebody else has; None: the place was discarded meanwhile."""
     make_folder(place)
-    lock = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        lock = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (os.path.isdir(place) and os.path.samestat(os.fstat(lock), os.stat(place))):
+            return None
         if (found := find(place)) is not None:
             return found
         part = os.path.join(place, "part")
@@ -80,6 +94,44 @@ def shared(place: str, build: Callable[[str], Weight]) -> Shared:
         return Shared(tree, weight)
     finally:
         os.close(lock)
+
+
+def _kept(place: str, tree: Shared) -> bool:
+    """Hold *tree* until this process ends; False: it is gone.
+
+    By a lock on the tree, which may be mounted: the descriptor stays open on purpose.
+    """
+    try:
+        held = os.open(tree.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    fcntl.flock(held, fcntl.LOCK_SH)
+    if not os.path.isdir(tree.path):
+        os.close(held)
+        return False
+    os.utime(place)
+    return True
+
+
+def discard(place: str, before: float) -> bool:
+    """Remove the tree of *place*, unless a process holds it or one began to since *before*."""
+    with contextlib.ExitStack() as locks:
+        try:
+            for path in (place, *(f"{place}/{name}" for name in os.listdir(place))):
+                if path == place or os.path.basename(path).startswith("tree-"):
+                    lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+                    locks.callback(os.close, lock)
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.stat(place).st_mtime >= before:
+                return False
+            for name in os.listdir(place):
+                if name.startswith("tree-"):
+                    _discard(f"{place}/part")
+                    os.rename(f"{place}/{name}", f"{place}/part")  # in one step it is no tree
+        except OSError:  # somebody has it, or was faster
+            return False
+        _discard(place)
+        return True
 
 
 def find(place: str) -> Shared | None:

@@ -38,6 +38,7 @@ __all__ = [
     "Orders",
     "Outcome",
     "Request",
+    "Slot",
     "attempt_key",
     "attempt_keys",
     "attempts_of",
@@ -54,11 +55,11 @@ __all__ = [
     "version_fields",
 ]
 
-VERSION = (1, 0)
+VERSION = (1, 1)
 """Major and minor of the format; a reader refuses an unknown major."""
 
-MIN_READER = 0
-"""The least minor version that can read what this one writes."""
+MIN_READER = 1
+"""The least minor version that can read what this one writes: one before signs no requests."""
 
 BLOCK = 500
 INLINE_BYTES = 256 * 1024
@@ -69,6 +70,9 @@ EXIT_VALUE, EXIT_FINAL, EXIT_RETRY = 0, 42, 43
 INFRASTRUCTURE = frozenset({"preempted", "node lost", "evicted"})
 SUBMISSION = "submission"
 """The reason of an item that could not be submitted: no budget covers it, for nothing ran."""
+
+UNSIGNED = "unsigned"
+"""The kind of a request that cannot be verified: its slot is taken, and says nothing."""
 
 CLEANUP = "cleanup"
 """The cause of a stop that comes before the objects are removed: no retry comes after it."""
@@ -347,6 +351,45 @@ _compact = json.JSONEncoder(separators=(",", ":"), sort_keys=True).encode
 _decode = json.JSONDecoder().raw_decode
 
 
+# --- the inputs --------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """One slot of ``inputs/``: *count* inputs from index *first* on, or the end with the *total*.
+
+    It travels as the object's metadata, so that a listing tells all. ``footer`` is the SHA-256
+    of a chunk's footer, which has the digest of each input.
+    """
+
+    first: int = 0
+    count: int = 0
+    footer: str = ""
+    total: int | None = None
+
+    def signed(self, key: bytes, scope: str, name: str) -> dict[str, str]:
+        """As metadata, with a signature over all of it and the slot *name*."""
+        if self.total is not None:
+            said = {"total": str(self.total)}
+        else:
+            said = {"first": str(self.first), "count": str(self.count), "footer": self.footer}
+        return {**said, "mac": seals.sign(key, scope, name, _compact(said).encode())}
+
+    @classmethod
+    def verified(cls, metadata: Mapping[str, str], key: bytes, scope: str, name: str) -> Slot:
+        """Read signed metadata.
+
+        Raises:
+            ValueError: The signature is missing, wrong, or for another slot.
+        """
+        said = {one: metadata[one] for one in cls.__slots__ if one in metadata}
+        if not seals.is_signed(metadata, key, scope, name, _compact(said).encode()):
+            raise ValueError(f"{name} is not what its submitter signed")
+        if "total" in said:
+            return cls(total=int(said["total"]))
+        return cls(int(said["first"]), int(said["count"]), said["footer"])
+
+
 # --- the outcome -------------------------------------------------------------------------
 
 
@@ -449,9 +492,23 @@ class Request:
         content = {**_shallow(self), "bases": bases}
         return json.dumps(content).encode()
 
+    def signed(self, key: bytes, scope: str, name: str) -> tuple[bytes, dict[str, str]]:
+        """Content and metadata of the slot *name*."""
+        content = self.to_bytes()
+        return content, {"mac": seals.sign(key, scope, name, content)}
+
+    @classmethod
+    def verified(
+        cls, content: bytes, metadata: Mapping[str, str], key: bytes, scope: str, name: str
+    ) -> Request:
+        """What the slot *name* says: nothing (`UNSIGNED`), unless it was signed for that place."""
+        if not seals.is_signed(metadata, key, scope, name, content):
+            return cls(kind=UNSIGNED)
+        return cls.from_bytes(content)
+
     @classmethod
     def from_bytes(cls, content: bytes) -> Request:
-        """The inverse of `to_bytes`; unknown fields are ignored."""
+        """The inverse of `to_bytes`; unknown fields are ignored, and nothing is verified."""
         known = _known(cls, json.loads(content))
         if known.get("items") is not None:
             known["items"] = tuple(sorted(known["items"]))

@@ -74,6 +74,7 @@ def held(code: Code, site: Site) -> trees.Held | None:
         while len(_held) >= HELD:
             del _held[next(iter(_held))]
         _held[place] = trees.hold(tree)
+        os.utime(place)
     return _held[place]
 
 

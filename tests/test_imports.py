@@ -45,6 +45,40 @@ def test_import_kinetic_loads_exactly_one_module() -> None:
     assert loaded_by("import kinetic", ROOT) == {"kinetic"}
 
 
+@pytest.fixture
+def site(tmp_path: Path) -> Path:
+    """A folder of packages with ours as it is installed."""
+    ignored = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(ROOT / "kinetic", tmp_path / "kinetic", ignore=ignored)
+    return tmp_path
+
+
+def said_by(code: str, site: Path) -> list[str]:
+    """The lines on standard error of a program in an interpreter that has *site*."""
+    setup = f"import sys; sys.path.insert(0, {str(site)!r})"
+    command = [sys.executable, "-I", "-c", f"{setup}\n{code}"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=110, check=True)
+    return done.stderr.splitlines()
+
+
+def test_keras_kinetic_in_the_same_place_is_told_once_with_what_mends_it(site: Path) -> None:
+    (site / "keras_kinetic-0.0.4.dist-info").mkdir()
+    (site / "kinetic" / "core").mkdir()
+    (site / "kinetic" / "core" / "core.py").touch()
+    code = "import kinetic; kinetic.run; import kinetic.aio; kinetic.aio.Client"
+    (told,) = [line for line in said_by(code, site) if "Warning" in line]
+    assert "pip uninstall -y keras-kinetic kinetic-aio; pip install kinetic-aio" in told
+    assert str(site / "kinetic") in told
+
+
+def test_keras_kinetic_in_another_place_is_no_matter(site: Path, tmp_path: Path) -> None:
+    (tmp_path / "else" / "kinetic" / "core").mkdir(parents=True)
+    (tmp_path / "else" / "kinetic" / "core" / "core.py").touch()
+    (tmp_path / "else" / "keras_kinetic-0.0.4.dist-info").mkdir()
+    code = f"sys.path.append({str(tmp_path / 'else')!r}); import kinetic; kinetic.run"
+    assert said_by(code, site) == []
+
+
 @pytest.mark.parametrize(
     "code",
     [

@@ -6,7 +6,7 @@ import itertools
 import os
 import socket
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, ClassVar
 
 from kinetic._local.jobs import Job, State, Stop, Table
@@ -22,6 +22,9 @@ JOBS_A_MESSAGE = 200
 PAUSE_S = 0.02
 """While jobs are open, a watching client hears of them as often as this: each time costs it, and
 us, the more the less it hears at once."""
+
+SUBMISSION = "kinetic.dev/submission"
+"""The label with whose value the names of a submission's jobs begin."""
 
 PLACES = 64
 """How many different things the orders of one connection can have in common at once."""
@@ -70,19 +73,21 @@ class Connection:
 
 
 class Desk:
-    """Answers requests; *launch* and *delete* carry out what they ask."""
+    """Answers requests; *launch*, *delete* and *discard* carry out what they ask."""
 
     def __init__(
         self,
         table: Table,
         launch: Callable[[Order, bytes], None],
         delete: Callable[[Job], None],
+        discard: Callable[[Collection[str], str], None],
     ) -> None:
         self.connections: set[Connection] = set()
         self.dirty: set[Connection] = set()
         self._table = table
         self._launch = launch
         self._delete = delete
+        self._discard = discard
         self._enders: dict[str, list[tuple[Connection, int]]] = {}
         self._held: dict[str, list[tuple[Connection, dict[str, Any], bytes, Shared]]] = {}
 
@@ -169,6 +174,8 @@ class Desk:
                 self._reply(waiting, {"id": held["id"]})  # it was there, and is deleted again
         for job in self._selected(names, header.get("labels")):
             self._delete(job)
+        labels: Mapping[str, str] = header.get("labels") or {}
+        self._discard(names, labels.get(SUBMISSION, ""))
         self._reply(connection, {"id": header["id"]})
 
     def _on_find(self, connection: Connection, header: dict[str, Any], body: bytes) -> None:

@@ -11,15 +11,17 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from kinetic._local import locks, slots, strays
-from kinetic._local.jobs import Table
+from kinetic._local.jobs import KEPT_S, Table
 from kinetic._local.journal import Journal, read, supervisor_line
 from kinetic._local.places import Places
-from kinetic._local.supervisor import Supervisor, say
+from kinetic._local.supervisor import Supervisor, say, seconds
 from kinetic._runner import private, processes
 
 __all__ = ["found"]
 
 WAITING_CLIENTS = 512
+DIARY_BYTES = 1 << 20
+"""A supervisor begins its log anew when those before it have written more."""
 
 
 def found(
@@ -48,7 +50,7 @@ def found(
         if left:
             say(f"processes of an earlier supervisor do not end: {left}")
         machine = slots.Slots(slots.cpus_here(environ), slots.gpus_here(environ))
-        table = Table(machine)
+        table = Table(machine, seconds(environ.get("KINETIC_JOB_TTL_S", ""), KEPT_S))
         journal = _go_on(table, places)
         _clear(places)
         listener = _listen(places)
@@ -59,18 +61,19 @@ def found(
 
 def _go_on(table: Table, places: Places) -> Journal:
     """Take over what is known of the jobs; nothing of them runs any more."""
-    table.restore(read(places.journal), time.time())
+    deleted = table.restore(read(places.journal), time.time())
     journal = Journal(places.journal)
+    for name in deleted:
+        places.log(name).unlink(missing_ok=True)
     journal.rewrite([supervisor_line(), *table.lines()])
-    for log in os.scandir(places.logs):
-        if log.name.removesuffix(".log") not in table.jobs:
-            with contextlib.suppress(OSError):
-                os.unlink(log.path)
     return journal
 
 
 def _clear(places: Places) -> None:
-    """Put aside what jobs that are gone have left in their folders."""
+    """Put aside what jobs that are gone have left in their folders; empty a log that is long."""
+    with contextlib.suppress(OSError):
+        if places.diary.stat().st_size > DIARY_BYTES:
+            os.truncate(places.diary, 0)
     for entry in os.scandir(places.work):
         with contextlib.suppress(OSError):
             os.rename(entry.path, places.refuse / os.urandom(8).hex())

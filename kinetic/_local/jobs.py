@@ -19,6 +19,7 @@ from kinetic._local.slots import Grant, Need, Slots
 from kinetic.job_status import Reason
 
 __all__ = [
+    "KEPT",
     "KEPT_S",
     "Action",
     "Arm",
@@ -36,7 +37,14 @@ __all__ = [
 ]
 
 KEPT_S = 24 * 3600.0
-"""How long an ended job and its log are remembered."""
+"""How long an ended job is remembered; its log stays until the job is deleted."""
+
+KEPT = 4096
+"""So many jobs that have ended are remembered; beyond that, the first that ended is forgotten.
+
+Nothing hangs on it: what became of a job is in the store, and one whose name is launched again
+finds the claim of the first.
+"""
 
 
 class State(enum.StrEnum):
@@ -153,9 +161,11 @@ Action = Record | Start | Send | Arm | Tell | Discard
 class Table:
     """All jobs that are known, and the queue for *slots*."""
 
-    def __init__(self, slots: Slots) -> None:
+    def __init__(self, slots: Slots, kept_s: float = KEPT_S) -> None:
         self.jobs: dict[str, Job] = {}
         self._slots = slots
+        self._kept_s = kept_s
+        self._ended: dict[str, Job] = {}  # in the order of their ends
         self._running: dict[str, Job] = {}
         self._waiting: dict[bool, deque[Job]] = {True: deque(), False: deque()}
         self._queued = 0
@@ -284,9 +294,9 @@ class Table:
     def expired(self, now: float) -> list[Action]:
         """Forget what ended long ago."""
         actions: list[Action] = []
-        for job in [*self.jobs.values()]:
-            if job.state is State.ENDED and job.ended < now - KEPT_S:
-                actions += self.delete(job)
+        for job in [*self._ended.values()]:
+            if job.ended < now - self._kept_s:
+                actions += self._forget(job)
         return actions
 
     def _ask(self, job: Job, number: signal.Signals = signal.SIGTERM) -> list[Action]:
@@ -299,16 +309,27 @@ class Table:
             self._leave_queue(job)
         self._release(job)
         job.state, job.ended = State.ENDED, now
-        job.reason, job.message, job.body = reason, message, b""
+        job.reason, job.message, job.body, job.order = reason, message, b"", None
         if job.stopping is Stop.DELETED:
             return [Record({"was": "gone", "name": job.name}), *self._gone(job)]
-        return [Record(ended_line(job)), Tell(job)]
+        self._ended[job.name] = job
+        actions: list[Action] = [Record(ended_line(job)), Tell(job)]
+        if len(self._ended) > KEPT:
+            actions += self._forget(next(iter(self._ended.values())))
+        return actions
+
+    def _forget(self, job: Job) -> list[Action]:
+        """Drop what is known of a job that has ended; its log stays."""
+        job.state = State.GONE
+        del self.jobs[job.name], self._ended[job.name]
+        return [Record({"was": "forgotten", "name": job.name}), Tell(job)]
 
     def _gone(self, job: Job) -> list[Action]:
         if job.state is State.QUEUED:
             self._leave_queue(job)
         job.state, job.body = State.GONE, b""
         del self.jobs[job.name]
+        self._ended.pop(job.name, None)
         return [Tell(job), Discard(job.name)]
 
     def _leave_queue(self, job: Job) -> None:
@@ -324,7 +345,7 @@ class Table:
     # --- what another supervisor has left behind -------------------------------------------
 
     def restore(self, lines: Iterable[Mapping[str, Any]], now: float) -> list[str]:
-        """Read a journal; the names of jobs that are gone since, whose logs can go.
+        """Read a journal; the names of jobs that were deleted, whose logs can go.
 
         Of jobs that had not ended, nothing runs any more: they are lost.
         """
@@ -356,6 +377,8 @@ class Table:
                     unfinished.discard(name)
                     deleted.discard(name)
                     dropped.append(name)
+                case "forgotten":
+                    self.jobs.pop(name, None)
                 case _:
                     continue
         for name in unfinished:
@@ -364,11 +387,15 @@ class Table:
             then = "the job was ended with it" if job.executor else "it never started"
             job.state, job.ended, job.reason = State.ENDED, now, Reason.LOST
             job.message = f"{job.message} died {what}; {then}"
-        for job in [*self.jobs.values()]:
-            if job.name in deleted & unfinished or job.ended < now - KEPT_S:
+        for job in sorted(self.jobs.values(), key=lambda job: job.ended):
+            if job.name in deleted & unfinished:
                 del self.jobs[job.name]
                 dropped.append(job.name)
-        return dropped
+            elif job.ended < now - self._kept_s:
+                del self.jobs[job.name]
+            else:
+                self._ended[job.name] = job
+        return [name for name in dropped if name not in self.jobs]
 
     def lines(self) -> Iterator[Mapping[str, Any]]:
         """A journal that says what is known now, and nothing else."""

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
+import re
 import signal
 import socket
 import sys
 import time
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,6 +22,7 @@ from kinetic._local.places import Places
 from kinetic._local.protocol import Order
 from kinetic._local.strays import end_strays
 from kinetic._local.sweeping import Sweeper
+from kinetic._runner import private
 from kinetic._runner.processes import LINUX, MARK, NOBODY, children
 
 __all__ = ["Parents"]
@@ -28,6 +33,9 @@ SPARE = 4
 LAST_WORDS = 2000
 _BASE = ("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "TMPDIR", "TZ", "KINETIC_HOME")
 _SOCKET_FD = 3
+
+_OUTPUTS = re.compile(r"(/.*/outputs/(?:job|grp)-(?:local-)?[0-9a-f]{12})(/[0-9]+)?")
+"""The output directories that kinetic has named; one that the user has is the user's."""
 
 
 class Parents:
@@ -50,6 +58,8 @@ class Parents:
         self._homes: dict[Job, Parent] = {}
         self._dead: list[Parent] = []
         self._left: dict[str, Job] = {}
+        self._outputs: dict[Job, str] = {}
+        self._writers: Counter[str] = Counter()
 
     def make_ready(self, job: Job, order: Order) -> None:
         """Do beforehand what *job*, which still waits, can have done before its turn."""
@@ -68,6 +78,7 @@ class Parents:
         if parent is None:
             parent = self._parents[key] = self._spawn(key)
         self._homes[job] = parent
+        self._make_outputs(job)
         own = {
             "overrides": environment,
             "executor": job.executor,
@@ -114,7 +125,35 @@ class Parents:
         for job in self._left.values():
             if not self._ahead.clear(job):
                 self._sweeper.put_aside(self.work(job), job.executor)
+            self._drop_outputs(job)
         self._left.clear()
+
+    def _make_outputs(self, job: Job) -> None:
+        """Make the output directory of *job*, in which its function may open a file at once.
+
+        All are made and removed here, where nothing comes between the two.
+        """
+        with contextlib.suppress(ValueError, KeyError, TypeError, OSError):  # the job will say so
+            folder: str = json.loads(job.body)["assignment"]["output_dir"]
+            if _OUTPUTS.fullmatch(folder):
+                self._outputs[job] = folder
+                self._writers[folder] += 1
+                private.make_folder(folder)
+
+    def _drop_outputs(self, job: Job) -> None:
+        """Remove the output directory of *job* if nothing is in it, and that of its batch so."""
+        folder = self._outputs.pop(job, None)
+        if folder is None:
+            return
+        self._writers[folder] -= 1
+        if self._writers[folder]:  # the next attempt has it
+            return
+        del self._writers[folder]
+        named = _OUTPUTS.fullmatch(folder)
+        with contextlib.suppress(OSError):  # there is something in it
+            os.rmdir(folder)
+            if named is not None and named[2]:
+                os.rmdir(named[1])
 
     def forget(self, job: Job) -> None:
         """*job* never had its turn, and will not."""

@@ -14,7 +14,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 from kinetic._local import locks
@@ -43,7 +43,7 @@ from kinetic._local.sweeping import Sweeper
 from kinetic._runner.channel import Channel
 from kinetic.job_status import Reason
 
-__all__ = ["Supervisor", "say"]
+__all__ = ["TIMERS", "Supervisor", "Timers", "say", "seconds"]
 
 IDLE_S = 300.0
 FIRST_CLIENT_S = 5.0
@@ -51,6 +51,10 @@ FIRST_CLIENT_S = 5.0
 
 SHUTDOWN_GRACE_S = 3.0
 SWEEP_S = 600.0
+FIRST_COLLECTION_S, COLLECTION_S = 60.0, 3600.0
+TIMERS = 4096
+"""As often as so many were set, those of jobs that are over are dropped: a time may be days."""
+
 AHEAD = 3
 """So many jobs that wait are made ready."""
 
@@ -61,6 +65,38 @@ def say(text: str) -> None:
     with contextlib.suppress(OSError, ValueError):
         sys.stderr.write(f"{stamp} supervisor {os.getpid()}: {text}\n")
         sys.stderr.flush()
+
+
+class Timers:
+    """What has to be done to open jobs, and when; moments are those of the monotonic clock."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[float, int, Due, Job]] = []
+        self._made = 0
+
+    def __len__(self) -> int:
+        return len(self._heap)
+
+    @property
+    def first(self) -> float | None:
+        """The next moment at which there is something to do."""
+        return self._heap[0][0] if self._heap else None
+
+    def set(self, at: float, what: Due, job: Job) -> None:
+        """Have *what* told of *job* at this moment."""
+        self._made += 1
+        heapq.heappush(self._heap, (at, self._made, what, job))
+        if self._made % TIMERS == 0:
+            over = (State.ENDED, State.GONE)
+            self._heap = [one for one in self._heap if one[3].state not in over]
+            heapq.heapify(self._heap)
+
+    def due(self, now: float) -> tuple[Due, Job] | None:
+        """One whose moment has come, and is over with that."""
+        if not self._heap or self._heap[0][0] > now:
+            return None
+        _, _, what, job = heapq.heappop(self._heap)
+        return what, job
 
 
 class Supervisor:
@@ -81,17 +117,18 @@ class Supervisor:
         self._table = table
         self._gpus = bool(slots.gpus)
         self._journal = journal
-        self._desk = Desk(table, self._launch, self._delete)
+        self._desk = Desk(table, self._launch, self._delete, self._discard)
         self._sweeper = Sweeper(places.refuse)
         self._parents = Parents(places, environ, self._sweeper)
         self._kills = KernelKills(count_kills)
-        self._timers: list[tuple[float, int, Due, Job]] = []
-        self._timers_made = 0
+        self._timers = Timers()
         self._selector = selectors.DefaultSelector()
         self._flushing: set[Parent] = set()
         self._full: set[Channel | Parent] = set()
-        self._idle_s = _seconds(environ.get("KINETIC_LOCAL_IDLE_S", ""), IDLE_S)
+        self._idle_s = seconds(environ.get("KINETIC_LOCAL_IDLE_S", ""), IDLE_S)
+        self._environ = environ
         self._swept_at = time.monotonic()
+        self._collection_at = self._swept_at + min(FIRST_COLLECTION_S, self._idle_s)
         self._busy_at = self._swept_at + FIRST_CLIENT_S
         self._ending = False
 
@@ -190,9 +227,8 @@ class Supervisor:
 
     def _keep_time(self) -> None:
         now = time.monotonic()
-        while self._timers and self._timers[0][0] <= now:
-            _, _, what, job = heapq.heappop(self._timers)
-            self._perform(self._table.due(what, job, time.time()))
+        while (due := self._timers.due(now)) is not None:
+            self._perform(self._table.due(*due, time.time()))
         for parent in self._parents.settling():
             self._learn(parent.settle())
             self._flushing.add(parent)
@@ -204,8 +240,18 @@ class Supervisor:
         if now - self._swept_at > SWEEP_S:
             self._swept_at = now
             self._perform(self._table.expired(time.time()))
+        if now >= self._collection_at:
+            self._collection_at = now + COLLECTION_S
+            self._sweeper.aside(self._collect)
         if self._table.busy or self._desk.connections or self._parents.dying:
             self._busy_at = now
+
+    def _collect(self) -> None:
+        """In a process of its own."""
+        from kinetic import _collector
+
+        store = _collector.local_store(self._places.home, self._environ)
+        _collector.collect(self._places.home, store, _collector.Limits.of(self._environ))
 
     # --- what is done about it -----------------------------------------------------------------
 
@@ -221,6 +267,17 @@ class Supervisor:
 
     def _delete(self, job: Job) -> None:
         self._perform(self._table.delete(job))
+
+    def _discard(self, names: Collection[str], submission: str) -> None:
+        """Remove the logs of jobs that are not in the table any more."""
+        found = {f"{name}.log" for name in names}
+        if submission:
+            with os.scandir(self._logs) as logs:
+                found |= {log.name for log in logs if log.name.startswith(f"{submission}-")}
+        for log in found:
+            if "/" not in log and log.removesuffix(".log") not in self._table.jobs:
+                with contextlib.suppress(OSError):
+                    os.unlink(f"{self._logs}/{log}")
 
     def _schedule(self) -> None:
         while not self._ending and (job := self._table.next()) is not None:
@@ -261,9 +318,7 @@ class Supervisor:
                     if (parent := self._parents.signal(job, number)) is not None:
                         self._flushing.add(parent)
                 case Arm(delay, what, job):
-                    self._timers_made += 1
-                    at = time.monotonic() + delay
-                    heapq.heappush(self._timers, (at, self._timers_made, what, job))
+                    self._timers.set(time.monotonic() + delay, what, job)
                 case Discard(name):
                     with contextlib.suppress(OSError):
                         os.unlink(f"{self._logs}/{name}.log")
@@ -333,9 +388,9 @@ class Supervisor:
 
     def _patience(self) -> float | None:
         now = time.monotonic()
-        moments = [self._swept_at + SWEEP_S]
-        if self._timers:
-            moments.append(self._timers[0][0])
+        moments = [self._swept_at + SWEEP_S, self._collection_at]
+        if (first := self._timers.first) is not None:
+            moments.append(first)
         if self._parents.dying or self._parents.settling():
             moments.append(now + 0.2)
         if not self._table.busy and not self._desk.connections:
@@ -419,7 +474,8 @@ def _cannot(exc: OSError) -> str:
     return f"the job could not be started: {exc.strerror or exc}{what}"
 
 
-def _seconds(text: str, default: float) -> float:
+def seconds(text: str, default: float) -> float:
+    """A setting in seconds, or its default."""
     try:
         return max(0.0, float(text))
     except ValueError:

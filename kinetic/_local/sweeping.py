@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 from kinetic._runner import removal
@@ -16,6 +17,7 @@ class Sweeper:
 
     def __init__(self, refuse: Path) -> None:
         self.helpers: set[int] = set()
+        self._sweeping = 0
         self._refuse = str(refuse)
         self._waiting = [entry.path for entry in os.scandir(refuse)]
 
@@ -30,10 +32,16 @@ class Sweeper:
 
     def sweep(self) -> None:
         """Begin to remove what waits, unless that is going on."""
-        if self._waiting and not self.helpers:
+        if self._waiting and self._sweeping not in self.helpers:
             with contextlib.suppress(OSError):  # no process to be had: later
-                self.helpers.add(removal.remove_aside(self._waiting))
+                self._sweeping = removal.remove_aside(self._waiting)
+                self.helpers.add(self._sweeping)
                 self._waiting = []
+
+    def aside(self, work: Callable[[], object]) -> None:
+        """Have something else done that may take long."""
+        with contextlib.suppress(OSError):  # no process to be had: another time
+            self.helpers.add(removal.aside(work))
 
     def helped(self, pid: int) -> None:
         """A child of the supervisor has ended; it may have been a helper."""

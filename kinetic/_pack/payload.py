@@ -9,7 +9,6 @@ values that were changed in memory do not travel then.
 from __future__ import annotations
 
 import functools
-import inspect
 import os
 import sys
 import types
@@ -20,6 +19,7 @@ from typing import Any, cast
 from absl import logging
 
 from kinetic._pack import culprit, notices
+from kinetic._pack.binding import signature_of
 from kinetic._pack.carried import Fate, Fates, importable_there
 from kinetic._pack.culprit import Part
 from kinetic._pack.datatable import DataTable, refuse_hidden
@@ -125,7 +125,7 @@ def _names(function: Callable[..., Any] | None, count: int) -> list[str]:
     """What the first *count* positional arguments are called."""
     plain = [f"number {place + 1}" for place in range(count)]
     try:
-        parameters = list(_signature(function).parameters.values()) if function else []
+        parameters = list(signature_of(function).parameters.values()) if function else []
     except (ValueError, TypeError):
         return plain
     for place, parameter in enumerate(parameters[:count]):
@@ -135,14 +135,6 @@ def _names(function: Callable[..., Any] | None, count: int) -> list[str]:
         elif parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
             plain[place] = repr(parameter.name)
     return plain
-
-
-def _signature(function: Callable[..., Any]) -> inspect.Signature:
-    if sys.version_info >= (3, 14):  # which computes annotations only now, and may be unable to
-        from annotationlib import Format
-
-        return inspect.signature(function, annotation_format=Format.STRING)
-    return inspect.signature(function)
 
 
 def _plain(function: Any) -> types.FunctionType | None:

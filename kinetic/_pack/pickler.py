@@ -9,6 +9,7 @@ Beyond cloudpickle:
   to a global is seen through the module, and modules may refer to each other.
 - ``__file__`` of the project's modules names the file in the job's workspace.
 - A `Data` becomes the path of its content in the job.
+- A decorated function becomes one that runs in the job's own process.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from kinetic._pack import installed
 from kinetic._pack.carried import Fate, Fates, register
 from kinetic._pack.datatable import DataTable
 from kinetic._pack.discover import Project
-from kinetic._runner import hints, pickles
+from kinetic._runner import decorated, hints, pickles
 
 if TYPE_CHECKING:
     from kinetic.data import Data
@@ -58,6 +59,8 @@ class CallPickler(pickles.Pickler):
         self._skeletons: dict[str, _Skeleton] = {}
         # Without the module there are no instances.
         self._data: type[Any] | None = getattr(sys.modules.get("kinetic.data"), "Data", None)
+        decorating = sys.modules.get("kinetic.function")
+        self._remote: type[Any] | None = getattr(decorating, "RemoteFunction", None)
 
     def close(self) -> None:
         """Take the modules that were met off cloudpickle's list."""
@@ -83,6 +86,8 @@ class CallPickler(pickles.Pickler):
 
             self.met_data = True
             return views.data_path, (self._table.index(typing.cast("Data", obj)),)
+        if self._remote is not None and issubclass(kind, self._remote):
+            return decorated.Decorated, (obj.__wrapped__,)
         if issubclass(kind, _StandIn):
             return typing.cast("_StandIn", obj).reduced
         return self._usual(obj)

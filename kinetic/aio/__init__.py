@@ -9,10 +9,13 @@ from __future__ import annotations
 from collections.abc import AsyncIterable, Callable, Coroutine, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, Unpack, overload
 
+from kinetic._callers import own_frames_left_out
+
 if TYPE_CHECKING:
     from kinetic.aio.batch import BatchHandle as BatchHandle
     from kinetic.aio.client import Client as Client
     from kinetic.aio.job import JobHandle as JobHandle
+    from kinetic.collection import Collection
     from kinetic.options import MapOptions
 
 __all__ = [
@@ -21,6 +24,8 @@ __all__ = [
     "JobHandle",
     "attach",
     "attach_batch",
+    "cleanup",
+    "collect",
     "list_batches",
     "list_jobs",
     "run",
@@ -83,7 +88,8 @@ async def run(function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) ->
 
 async def run(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     """Submit, wait, and return the value; see `Client.run`."""
-    return await (await _client()).run(function, *args, **kwargs)
+    with own_frames_left_out:
+        return await (await _client()).run(function, *args, **kwargs)
 
 
 @overload
@@ -158,6 +164,11 @@ async def attach_batch(
     )
 
 
+async def cleanup(submission: str, project: str | None = None, cluster: str | None = None) -> None:
+    """Take a batch, or a job of its own, away by its id; see `Client.cleanup`."""
+    await (await _client()).cleanup(submission, project, cluster)
+
+
 async def list_batches(
     name: str | None = None,
     tags: Mapping[str, str] | None = None,
@@ -177,3 +188,8 @@ async def list_jobs(
 ) -> list[JobHandle[Any]]:
     """Handles of the jobs the platform knows; see `Client.list_jobs`."""
     return await (await _client()).list_jobs(project, zone, cluster, namespace)
+
+
+async def collect() -> Collection:
+    """Remove what nobody has used for long from this machine's caches; see `Client.collect`."""
+    return await (await _client()).collect()

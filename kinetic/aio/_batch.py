@@ -54,7 +54,8 @@ class Batch:
         self.manifest = manifest
         self.holder: Holder | None = None
         self.watchers: list[asyncio.Event] = []
-        self.stock = Stock(session.platform.store, submission.identity.scope)
+        identity = submission.identity
+        self.stock = Stock(session.platform.store, identity.scope, identity.key)
         self._limit = limit
         self._followed = followed
         self._taking_over = asyncio.Lock()
@@ -505,6 +506,7 @@ class Batch:
         if all(map(submission.is_final, submission.requests.reopened)):
             cluster = self.session.platform.cluster
             await delete_all(cluster, submission, submission.requests.round)
+            submission.note_cleaned()
 
     async def remove(self, *, jobs: bool, objects: bool) -> None:
         """Stop it, and take away its jobs and its objects."""

@@ -12,11 +12,12 @@ from typing import Any
 
 from absl import logging
 
-from kinetic._runner import wire
+from kinetic._runner import seals, wire
 from kinetic.aio import _launch, _lease, _manifest, _removal, _submit
 from kinetic.aio._batch import Batch, feed_of
+from kinetic.aio._inputs import check_there
 from kinetic.aio._owner import Owner
-from kinetic.aio._release import all_or_none, release
+from kinetic.aio._release import all_or_none, in_thread, release
 from kinetic.aio._session import Session
 from kinetic.aio._submission import Identity, Submission
 from kinetic.aio._terms import Terms
@@ -41,6 +42,8 @@ async def start(
     """
     feed = feed_of(inputs, terms)
     terms.check_length(feed.length)
+    if feed.there is not None and call.function is not None:
+        await in_thread(check_there, call.function, feed.there, feed.mode)
     packed = await _submit.pack(replace(call, inputs=feed.there or ()))
     try:
         placed = await _submit.place(session, packed)
@@ -71,6 +74,7 @@ async def start(
         raise
     session.batches[identity.id] = batch
     _submit.log_choice(session, placed)
+    logging.info("Started batch %s: %s", identity.id, call.name)
     return batch
 
 
@@ -87,7 +91,8 @@ async def _found(
         "created": f"{identity.created:017.6f}",  # sorts as text, also within a second
     }
     await store.create(wire.group_key(identity.id), b"", entry)
-    await store.create(f"{scope}manifest", json.dumps(manifest, sort_keys=True).encode())
+    name, body = f"{scope}manifest", json.dumps(manifest, sort_keys=True).encode()
+    await store.create(name, seals.signed_json(identity.key, scope, name, body))
     return await _lease.begin(store, scope, session.platform.clock)
 
 
@@ -123,7 +128,7 @@ async def attach(
 
     Raises:
         NotFound: There is no such batch.
-        WireError: It is of a format that this version does not know.
+        WireError: Nobody who may submit here has signed it, or its format is unknown.
     """
     name = f"batches/{group_id}/manifest"
     manifest = await _manifest.read_manifest(session, name, group_id)
@@ -156,8 +161,10 @@ async def list_batches(
 ) -> list[Batch]:
     """The newest *count* batches that carry *name* and *tags*; followed when they are asked.
 
-    Entries whose manifest is missing or cannot be read are left out.
+    Entries whose manifest is missing are left out; of those that cannot be
+    read or verified, a warning has the names.
     """
+    refused: dict[str, WireError] = {}
     found: list[tuple[str, str]] = []
     for one in await session.platform.store.list(wire.group_key("")):
         carried = json.loads(one.metadata.get("tags", "{}"))
@@ -168,18 +175,33 @@ async def list_batches(
     listed: list[Batch] = []
     for at in range(0, len(found), LISTING):
         ids = [group_id for _, group_id in found[at : at + LISTING]]
-        opened = await all_or_none(*(_listed(session, group_id, limit) for group_id in ids))
+        opened = await all_or_none(
+            *(_listed(session, group_id, limit, refused) for group_id in ids)
+        )
         listed += [batch for batch in opened if batch is not None]
         if count is not None and len(listed) >= count:
             break
+    if refused:
+        names, first = ", ".join(refused), next(iter(refused.values()))
+        logging.warning("%d batches were left out, %s: %s", len(refused), names, first)
     return listed[:count]
 
 
-async def _listed(session: Session, group_id: str, limit: asyncio.Semaphore | None) -> Batch | None:
+async def _listed(
+    session: Session,
+    group_id: str,
+    limit: asyncio.Semaphore | None,
+    refused: dict[str, WireError],
+) -> Batch | None:
     if (known := session.batches.get(group_id)) is not None:
         return known
-    manifest = await _manifest_of(session, group_id)
-    if manifest is None:
+    try:
+        name = f"batches/{group_id}/manifest"
+        manifest = await _manifest.read_manifest(session, name, group_id)
+    except NotFound:
+        return None
+    except WireError as exc:
+        refused[group_id] = exc
         return None
     identity = await _identity_of(session, manifest)
     if (known := session.batches.get(group_id)) is not None:
@@ -189,16 +211,6 @@ async def _listed(session: Session, group_id: str, limit: asyncio.Semaphore | No
     try:
         await batch.stock.read()  # how much is stored, which whoever resumes it has to know
     except WireError as exc:
-        logging.warning("a batch was left out: %s", exc)
+        refused[group_id] = exc
         return None
     return session.batches.setdefault(group_id, batch)
-
-
-async def _manifest_of(session: Session, group_id: str) -> Mapping[str, Any] | None:
-    try:
-        return await _manifest.read_manifest(session, f"batches/{group_id}/manifest", group_id)
-    except NotFound:
-        return None
-    except WireError as exc:
-        logging.warning("a batch was left out: %s", exc)
-        return None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from kinetic._runner.manifest import Entry, Manifest, prefix
 from kinetic._runner.wire import DataRef
 from kinetic._steps import step
 from kinetic.aio import _sharing
+from kinetic.aio._scratch import Scratch
 from kinetic.errors import BackendError, DataError, NotFound
 
 if TYPE_CHECKING:
@@ -234,8 +234,8 @@ class _Transfer:
         return created
 
     async def _is_right(self, one: _File) -> bool:
-        with tempfile.TemporaryDirectory(prefix="kinetic-", ignore_cleanup_errors=True) as folder:
-            copy = os.path.join(folder, "content")
+        with Scratch() as scratch:
+            copy = os.path.join(scratch.folder, "content")
             try:
                 await self._store.fetch(one.name, Path(copy))
             except NotFound:  # somebody else found it damaged

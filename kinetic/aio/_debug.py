@@ -28,6 +28,7 @@ from kinetic.aio._session import LABEL_INDEX, LABEL_SUBMISSION
 __all__ = [
     "Forwarder",
     "Place",
+    "carry_out",
     "end",
     "forward",
     "instructions",
@@ -110,16 +111,20 @@ def require_worker(worker: int, accelerator: str, job_id: str) -> None:
 
 
 async def ready(
-    at: Following, job_id: str, host: int, ended: Callable[[wire.Item], Awaitable[Exception]]
+    at: Following,
+    job_id: str,
+    host: int,
+    ended: Callable[[wire.Item], Awaitable[Exception]],
+    timeout: float | None = None,
 ) -> Place:
     """Wait until the debugger on host number *host* of the job listens.
 
-    *ended* makes the error for a job that is over.
+    *ended* makes the error for a job that is over. None waits as long as a job does.
 
     Raises:
         ResultTimeout: It does not in the time that a job waits for a debugger; the job goes on.
     """
-    seconds = configuration.debug_wait_s()
+    seconds = configuration.debug_wait_s() if timeout is None else timeout
     clock = asyncio.get_running_loop().time
     begun, pause, looks = clock(), FIRST_LOOK_S, 0
     submission = at.submission
@@ -176,13 +181,7 @@ def _place(at: Following, attempt: int, host: int, said: Mapping[str, str]) -> P
 async def forward(at: Following, place: Place, local_port: int) -> tuple[Forwarder, int]:
     """Start a forwarder to *place*, and wait until it listens: on the port that is returned.
 
-    Raises:
-        ConfigurationError: The port is taken.
-        NotFound: The job has ended meanwhile.
-        AuthError: A right is missing.
-        Unavailable: The platform does not answer.
-
-    Cancelled: it is ended.
+    Raises and cancelled: as `carry_out`.
     """
     order = Order(
         target=at.session.target,
@@ -195,6 +194,20 @@ async def forward(at: Following, place: Place, local_port: int) -> tuple[Forward
         port=place.port,
         local_port=local_port,
     )
+    return await carry_out(order)
+
+
+async def carry_out(order: Order) -> tuple[Forwarder, int]:
+    """Start a forwarder, and wait until it listens: on the port that is returned.
+
+    Raises:
+        ConfigurationError: The port is taken.
+        NotFound: The job is not running.
+        AuthError: A right is missing.
+        Unavailable: The platform does not answer.
+
+    Cancelled: it is ended.
+    """
     made: list[Forwarder] = []
     try:
         await in_thread(lambda: made.append(_started(order)))
@@ -202,11 +215,11 @@ async def forward(at: Following, place: Place, local_port: int) -> tuple[Forward
         said = await anyio.to_thread.run_sync(_first_line, process, abandon_on_cancel=True)
         if "port" not in said:
             kind = getattr(errors, str(said.get("error")), errors.Unavailable)
-            words = f"the forwarder to {place.name} has ended, or does not begin; try again"
+            words = f"the forwarder to {order.name} has ended, or does not begin; try again"
             raise kind(str(said.get("message") or words))
     except BaseException:
         for process in made:
-            await release(in_thread(end, process), what=f"ending the forwarder to {place.name}")
+            await release(in_thread(end, process), what=f"ending the forwarder to {order.name}")
         raise
     return process, int(said["port"])
 

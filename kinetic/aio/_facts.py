@@ -86,7 +86,7 @@ class Facts:
 
     def __init__(self, identity: Identity, store: Store) -> None:
         self.identity = identity
-        self.requests = Requests(store, identity.scope)
+        self.requests = Requests(store, identity.scope, identity.key)
         self.ended = 0
         """How many items are final."""
         self._store = store
@@ -241,7 +241,7 @@ class Facts:
         if all(one.name != name for one in listed):
             return False
         content = await self._store.get(name)
-        if content.metadata.get("mac") != seals.sign(key, scope, name, content.body):
+        if not seals.is_signed(content.metadata, key, scope, name, content.body):
             raise WireError(f"{name} is forged or damaged; nothing of it was used")
         for index, item in enumerate(_unpacked(json.loads(content.body))):
             if asked < len(self.requests.entries):

@@ -88,6 +88,7 @@ class Holder:
             self.window,
             self.state,
             order.hold,
+            order.submission.identity.key,
             self.post,
             self.launcher.refuse,
         )

@@ -7,7 +7,7 @@ import re
 from kinetic._words import one_line
 from kinetic.errors import ConfigurationError
 
-__all__ = ["item_of", "refuse_job"]
+__all__ = ["is_batch", "item_of", "refuse_job"]
 
 _ID = re.compile(r"(?:job|grp)-[0-9a-z-]+", re.ASCII)
 _BATCH = re.compile(r"grp-(?:[a-z]+-)?[0-9a-f]{12}", re.ASCII)
@@ -49,6 +49,22 @@ def refuse_job(group_id: str) -> None:
         raise ConfigurationError(
             f"{group_id} is the id of a job, no batch's: attach({group_id!r}) returns its handle"
         )
+
+
+def is_batch(submission: str) -> bool:
+    """Whether it names a batch; else it names a job of its own.
+
+    Raises:
+        ConfigurationError: It names neither.
+    """
+    _refuse_others(submission)
+    item = None if _BATCH.fullmatch(submission) else _ITEM.fullmatch(submission)
+    if item is not None:
+        raise ConfigurationError(
+            f"{submission} is the id of one job of a batch, whose objects go with the batch: "
+            f"cleanup({item[1]!r}) removes it"
+        )
+    return submission.startswith("grp-")
 
 
 def _refuse_others(text: str) -> None:

@@ -25,12 +25,13 @@ from typing import Any
 import anyio.to_thread
 
 from kinetic._pack import payload
+from kinetic._pack.binding import Binding
 from kinetic._pack.plain import plain_call
 from kinetic._runner import frames, wire
 from kinetic.aio._scratch import Scratch
 from kinetic.aio._submit import Placed
 from kinetic.data import Data
-from kinetic.errors import ConfigurationError, KineticError
+from kinetic.errors import ConfigurationError, KineticError, SubmissionError
 
 __all__ = [
     "CHUNK_ITEMS",
@@ -38,6 +39,7 @@ __all__ = [
     "Chunk",
     "Source",
     "as_call",
+    "check_there",
     "encode",
     "size_of",
     "way_of",
@@ -68,7 +70,7 @@ class Chunk:
     failed: Mapping[int, Exception]
 
     def body(self, first: int, refs: Mapping[int, tuple[wire.DataRef, ...]]) -> bytes:
-        """A slot's content: what a resumer needs to know is in its footer."""
+        """A slot's content: what a resumer needs to know is in its footer, which is signed."""
         fields: dict[str, Any] = {"first": first, "digests": self.digests, "how": self.how}
         if refs:
             fields["data"] = {str(at): [asdict(ref) for ref in of] for at, of in refs.items()}
@@ -117,6 +119,37 @@ def as_call(value: Any, mode: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
             raise ConfigurationError(f'input_mode="args" needs lists or tuples, not {given}')
         return (*value,), {}
     return (value,), {}
+
+
+def _misfit(binding: Binding, value: Any, mode: str) -> str:
+    """Why the function cannot be called with this input; empty when it can."""
+    way = way_of(value, mode)
+    words = binding.misfit(*as_call(value, way))
+    if not words:
+        return ""
+    if way != "single" and not binding.misfit((value,), {}):
+        what = (
+            "the items of a dict become keywords" if way == "kwargs" else "its elements go singly"
+        )
+        words += f'; {what}, input_mode="single" passes it as the only argument'
+    return words
+
+
+def check_there(function: Callable[..., Any], values: Iterable[Any], mode: str) -> None:
+    """Refuse inputs that are all there, if the function cannot be called with one of them.
+
+    Those that are no call at all are left to `encode`.
+
+    Raises:
+        ConfigurationError: It cannot.
+    """
+    binding = Binding(function)
+    for at, value in enumerate(values):
+        words = ""
+        with contextlib.suppress(KineticError, ValueError, TypeError):
+            words = _misfit(binding, value, mode)
+        if words:
+            raise ConfigurationError(f"input {at} does not fit {words}. Nothing was sent")
 
 
 def _is_name(key: object) -> bool:
@@ -399,12 +432,16 @@ def _encode(placed: Placed, values: Sequence[Any], mode: str) -> Chunk:
     data: dict[int, tuple[Data, ...]] = {}
     failed: dict[int, Exception] = {}
     size = 0
+    function = placed.call.function
+    binding = None if function is None else Binding(function)
     with Scratch() as scratch:
         for at, value in enumerate(values):
             added: tuple[Data, ...] = ()
             content, digest, way = b"", _NO_DIGEST, way_of(value, mode)
             try:
                 args, kwargs = as_call(value, way)
+                if binding is not None and binding.misfit(args, kwargs):
+                    raise SubmissionError(f"the input does not fit {_misfit(binding, value, mode)}")
                 if (plain := plain_call(args, kwargs)) is not None:
                     content, digest = plain, hashlib.sha256(plain).hexdigest()
                 else:

@@ -7,6 +7,7 @@ never give the same index to different inputs.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -15,7 +16,7 @@ from typing import Any
 
 from absl import logging
 
-from kinetic._runner import wire
+from kinetic._runner import frames, wire
 from kinetic.aio import _submit, fanout
 from kinetic.aio._inputs import CHUNK_ITEMS, Chunk, Source, encode
 from kinetic.aio._lease import Hold
@@ -61,6 +62,7 @@ class Intake:
         window: Window,
         state: fanout.State,
         hold: Hold,
+        key: bytes,
         post: Callable[[fanout.Event], None],
         refuse: Callable[[int, Exception], Awaitable[None]],
     ) -> None:
@@ -74,6 +76,7 @@ class Intake:
         self._post = post
         self._refuse = refuse
         self._scope = hold.scope
+        self._key = key
         self._pulled = stock.count
         self._first = stock.count
         self._room = asyncio.Event()
@@ -149,7 +152,8 @@ class Intake:
                 total = max(total, self._first + (self._feed.length or 0))
             content = {"kind": "end", "total": total, "sealed_by": self._hold.fence}
             name = wire.input_key(self._scope, self._stock.slots)
-            body, metadata = json.dumps(content).encode(), {"total": str(total)}
+            body, slot = json.dumps(content).encode(), wire.Slot(total=total)
+            metadata = slot.signed(self._key, self._scope, name)
             if not await create(self._session.platform.store, name, body, metadata):
                 await self._adopt(())
             else:
@@ -267,13 +271,14 @@ class Intake:
         while True:
             first = self._stock.count
             body = chunk.body(first, refs)
-            metadata = {"first": str(first), "count": str(len(chunk.parts))}
+            footer = hashlib.sha256(frames.footer_of(body)).hexdigest()
+            slot = wire.Slot(first, len(chunk.parts), footer)
             name = wire.input_key(self._scope, self._stock.slots)
-            if await create(store, name, body, metadata):
+            if await create(store, name, body, slot.signed(self._key, self._scope, name)):
                 break
             await self._adopt(values)
         self._stock.add(
-            first,
+            slot,
             (len(part) for part in chunk.parts),
             chunk.digests,
             refs,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import getpass
+import itertools
 import os
 import time
 import urllib.parse
@@ -209,10 +210,11 @@ async def remove(
     """
     store, cluster = session.platform.store, session.platform.cluster
     if objects and not ended:
-        stop = wire.Request(kind="stop", cause="cleanup").to_bytes()
-        slot = 0
-        while not await store.create(wire.control_key(scope, slot), stop):
-            slot += 1
+        stop, key = wire.Request(kind="stop", cause=wire.CLEANUP), await session.key(scope)
+        for slot in itertools.count():
+            name = wire.control_key(scope, slot)
+            if await store.create(name, *stop.signed(key, scope, name)):
+                break
     if jobs:
         await cluster.delete(names=names, labels=labels)
         if not ended:

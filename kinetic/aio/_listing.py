@@ -27,6 +27,10 @@ async def records(session: Session, beside: Iterable[Session]) -> list[dict[str,
             await _look(other, found)
         except AuthError as exc:  # who has none of them needs no right to see them
             logging.info("jobs of %s are not listed: %s", other.target.backend, exc)
+    if session.platform.store.url.startswith("file://"):  # a bucket's listing would be all objects
+        for one in await session.platform.store.list("jobs/"):
+            if one.name.endswith("/handle.json"):
+                found.setdefault(one.name.split("/")[1], {0})
     names = [*found]
     listed: list[dict[str, Any]] = []
     for start in range(0, len(names), LISTING):

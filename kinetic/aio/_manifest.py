@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any, cast
 
 from kinetic._pack.discover import Project
-from kinetic._runner import wire
+from kinetic._runner import seals, wire
 from kinetic.aio import _launch
 from kinetic.aio._session import Session
 from kinetic.aio._submission import Identity
 from kinetic.aio._submit import Call, Placed
 from kinetic.aio._terms import Terms
-from kinetic.aio.ports import Image, Resources
+from kinetic.aio.ports import Image, Object, Resources
 from kinetic.data import Data
 from kinetic.errors import NotFound, WireError
 from kinetic.job_record import JobRecord
@@ -33,11 +33,12 @@ __all__ = [
 
 
 async def read_manifest(session: Session, name: str, identity: str) -> dict[str, Any]:
-    """The immutable description of a submission.
+    """The immutable description of a submission, verified before anything of it is read.
 
     Raises:
         NotFound: There is none.
-        WireError: It is damaged, or of a format this version does not know.
+        WireError: It is not signed by who may submit here, damaged, or of a format that this
+            version does not know.
     """
     try:
         content = await session.platform.store.get(name)
@@ -46,8 +47,9 @@ async def read_manifest(session: Session, name: str, identity: str) -> dict[str,
             f"there is no {identity} in {session.platform.store.url}: it was cleaned up, or "
             "belongs to another project, cluster or KINETIC_HOME"
         ) from None
+    body = await _verified(session, content, identity)
     try:
-        manifest = cast("dict[str, Any]", json.loads(content.body))
+        manifest = cast("dict[str, Any]", json.loads(body))
     except ValueError as exc:
         raise WireError(f"{name} is damaged: {exc}; remove {identity} with its objects") from exc
     try:
@@ -57,12 +59,33 @@ async def read_manifest(session: Session, name: str, identity: str) -> dict[str,
     return manifest
 
 
+async def _verified(session: Session, content: Object, identity: str) -> bytes:
+    """A description as who may submit *identity* here has signed it."""
+    name, store = content.name, session.platform.store.url
+    scope = f"{name.rpartition('/')[0]}/"
+    key, removal = await session.key(scope), f"kinetic.cleanup({identity!r}) takes it away"
+    try:
+        return seals.verified_json(key, scope, name, content.body)
+    except KeyError as exc:
+        raise WireError(
+            f"{name} in {store} is not signed: it was written by a kinetic of an earlier format, "
+            "which signed none, or by somebody else; nothing of it was used. Ask for results with "
+            f"the version that submitted it; {removal}"
+        ) from exc
+    except ValueError as exc:
+        raise WireError(
+            f"{name} in {store} is not what its submitter signed: it was changed, or is of another "
+            "submission, namespace or KINETIC_HOME; nothing of it was used. See who can write to "
+            f"that store; {removal}"
+        ) from exc
+
+
 async def find_manifest(session: Session, submission: str) -> dict[str, Any]:
     """The description of a job or a batch by its id.
 
     Raises:
         NotFound: There is none.
-        WireError: It is damaged, or of a format this version does not know.
+        WireError: As `read_manifest`.
     """
     batch = submission.startswith("grp-")
     name = f"batches/{submission}/manifest" if batch else f"jobs/{submission}/handle.json"
@@ -108,7 +131,9 @@ def record_of(session: Session, identity: Identity, placed: Placed, index: int) 
     return record.to_dict()
 
 
-def manifest_of(record: dict[str, Any], identity: Identity, output_dir: str) -> bytes:
+def manifest_of(
+    record: dict[str, Any], identity: Identity, placed: Placed, output_dir: str
+) -> bytes:
     """``handle.json``: the handle's fields, and what it takes to go on from anywhere."""
     budgets = {
         "user": identity.budgets.user,
@@ -120,8 +145,16 @@ def manifest_of(record: dict[str, Any], identity: Identity, output_dir: str) -> 
         "created": identity.created,
         "output_dir": output_dir,
         "submitter": asdict(identity.submitter) if identity.submitter is not None else None,
+        "shared": _shared_names(placed),
     }
     return json.dumps({**record, **more}, sort_keys=True).encode()
+
+
+def _shared_names(placed: Placed) -> list[str]:
+    """What its job reads of the shared content, which is not collected before its outcome."""
+    parts = (placed.function, placed.code, placed.image.requirements)
+    names = [one.name for one in parts if one is not None]
+    return [*names, *(ref.uri for ref in placed.data)]
 
 
 def batch_manifest(

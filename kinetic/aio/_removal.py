@@ -40,7 +40,8 @@ async def remove_batch(
     # The manifest goes after everything that can be waited for, and comes before the lease.
     nobody = alone or not await store.list(f"{scope}manifest")
     if objects and (alone or not nobody):
-        await Requests(store, scope).append(wire.Request(kind="stop", cause=wire.CLEANUP))
+        stop = wire.Request(kind="stop", cause=wire.CLEANUP)
+        await Requests(store, scope, identity.key).append(stop)
     labels = {LABEL_SUBMISSION: identity.id}
     if jobs:
         await cluster.delete(labels=labels)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
 
+from absl import logging
+
 from kinetic._runner import wire
-from kinetic.aio.ports import Store
+from kinetic.aio.ports import Object, Store
 from kinetic.errors import NotFound, WireError
 
 __all__ = ["KINDS", "Requests"]
@@ -19,13 +21,14 @@ MERGE_S = 1.0
 class Requests:
     """The control slots, as far as they were read; ``listeners`` hear of each new one."""
 
-    def __init__(self, store: Store, scope: str) -> None:
+    def __init__(self, store: Store, scope: str, key: bytes) -> None:
         self.entries: list[wire.Request] = []
         self.listeners: list[Callable[[wire.Request], None]] = []
         self.round = 0
         """How many of them let items be tried again; what is launched now is of this round."""
         self._store = store
         self._scope = scope
+        self._key = key
         self._general: list[wire.Request] = []
         self._slots_of: dict[int, list[int]] = {}
         self._retried: dict[int, int] = {}
@@ -100,7 +103,7 @@ class Requests:
             except NotFound:
                 return self.entries
             if known == len(self.entries):  # else somebody else has read it meanwhile
-                self._note(_parsed(name, content.body))
+                self._note(self._parsed(content))
 
     async def look(self) -> None:
         """As `read`; where there is nothing new, one small request finds that out."""
@@ -116,7 +119,9 @@ class Requests:
 
     async def append_at(self, slot: int, request: wire.Request) -> bool:
         """Add a request at exactly *slot*; False when somebody else has one there."""
-        if not await self._store.create(wire.control_key(self._scope, slot), request.to_bytes()):
+        name = wire.control_key(self._scope, slot)
+        body, metadata = request.signed(self._key, self._scope, name)
+        if not await self._store.create(name, body, metadata):
             return False
         if slot == len(self.entries):  # else it was read back meanwhile
             self._note(request)
@@ -144,6 +149,28 @@ class Requests:
                 raise
             self._sent = loop.time()
 
+    def _parsed(self, content: Object) -> wire.Request:
+        name = content.name
+        try:
+            request = wire.Request.verified(
+                content.body, content.metadata, self._key, self._scope, name
+            )
+        except (ValueError, KeyError, TypeError) as exc:
+            raise WireError(f"the request {name} is damaged: {exc}; cancel the batch anew") from exc
+        if request.kind == wire.UNSIGNED:
+            logging.warning(
+                "the request %s is not signed by anybody who may submit here: it is ignored; see "
+                "who else can write to %s",
+                name,
+                self._store.url,
+            )
+        if request.must and request.kind not in KINDS:
+            raise WireError(
+                f"somebody asks for {request.kind!r} by {name}, which this kinetic does not know "
+                "and must not ignore; go on with the version that asked for it"
+            )
+        return request
+
     def _note(self, request: wire.Request) -> None:
         slot = len(self.entries)
         self.entries.append(request)
@@ -160,16 +187,3 @@ class Requests:
 
 def _names_all(request: wire.Request) -> bool:
     return request.kind == "stop" and request.items is None
-
-
-def _parsed(name: str, body: bytes) -> wire.Request:
-    try:
-        request = wire.Request.from_bytes(body)
-    except (ValueError, KeyError, TypeError) as exc:
-        raise WireError(f"the request {name} is damaged: {exc}; cancel the batch anew") from exc
-    if request.must and request.kind not in KINDS:
-        raise WireError(
-            f"somebody asks for {request.kind!r} by {name}, which this kinetic does not know and "
-            "must not ignore; go on with the version that asked for it"
-        )
-    return request

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
-import tempfile
+import sys
 from pathlib import Path
 from typing import Any
 
 import anyio.to_thread
 
+from kinetic._callers import REMOTE_TRACEBACK
 from kinetic._runner import frames, pickles, wire
+from kinetic.aio._scratch import Scratch
 from kinetic.aio.ports import Object, Store
 from kinetic.errors import BackendError, JobCancelled, JobError, JobFailed, JobLost, WireError
 
@@ -68,8 +71,8 @@ async def value_of(store: Store, outcome: wire.Outcome, body: bytes, job_id: str
 
 
 async def _large_value(store: Store, name: str, digest: str) -> Any:
-    with tempfile.TemporaryDirectory(prefix="kinetic-value-") as folder:
-        path = Path(folder) / "value"
+    with Scratch() as scratch:
+        path = scratch.folder / "value"
         await store.fetch(name, path)
         return await anyio.to_thread.run_sync(_load_verified, path, name, digest)
 
@@ -98,18 +101,58 @@ def failure_of(outcome: wire.Outcome, body: bytes, job_id: str) -> BaseException
     message, trace = text.get("message", ""), text.get("traceback", "")
     if outcome.kind is wire.Kind.LOST:
         return _lost(outcome, message, job_id)
-    if content.frames and (error := _rebuilt(content.frames[0])) is not None:
-        error.add_note(f"Remote traceback of {job_id}:\n{trace.rstrip()}")
-        return error
+    if content.frames:
+        try:
+            error = pickles.load(content.frames[0], unpickler=_Finder)
+        except Exception as exc:
+            text = {**text, "withheld": f"{type(exc).__name__}: {exc}"}
+        else:
+            if isinstance(error, Exception):
+                note = f"{REMOTE_TRACEBACK}{job_id}:\n{trace.rstrip()}"
+                notes = vars(error).get("__notes__", ())
+                vars(error)["__notes__"] = [*notes, note]  # also where its class is frozen
+                return error
     return _failed(outcome, text, job_id)
 
 
-def _rebuilt(pickled: memoryview) -> BaseException | None:
-    try:
-        error = pickles.load(pickled)
-    except Exception:
-        return None
-    return error if isinstance(error, Exception) else None
+class _Finder(pickles.Unpickler):
+    """Finds the classes that this process has, so that its ``except`` knows them again.
+
+    A class of a script or a project travels by value. One that came from here is the very one
+    again; one that another process sent is that of the same name in the same module, if this
+    process has loaded it.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._here: list[type] = []
+
+    def find_class(self, module: str, name: str, /) -> Any:
+        found = super().find_class(module, name)
+        if module == "cloudpickle.cloudpickle":
+            if name == "_make_skeleton_class":
+                return functools.partial(self._made, found)
+            if name == "_class_setstate":
+                return functools.partial(self._filled, found)
+        return found
+
+    def _made(self, make: Any, *facts: Any) -> Any:
+        _, name, bases, named, tracker, *_ = facts
+        known = _SENT.get(tracker)
+        if known is None and any(issubclass(base, BaseException) for base in bases):
+            module = sys.modules.get(named.get("__module__"))
+            known = getattr(module, name, None)
+        if not isinstance(known, type):
+            return make(*facts)
+        self._here.append(known)
+        return known
+
+    def _filled(self, fill: Any, made: type, state: Any) -> Any:
+        return made if any(made is one for one in self._here) else fill(made, state)
+
+
+# The classes that cloudpickle has sent by value, as long as something else refers to them.
+_SENT: Any = vars(sys.modules["cloudpickle.cloudpickle"])["_DYNAMIC_CLASS_TRACKER_BY_ID"]
 
 
 def _lost(outcome: wire.Outcome, message: str, job_id: str) -> JobError:
@@ -127,6 +170,8 @@ def _failed(outcome: wire.Outcome, text: dict[str, str], job_id: str) -> JobErro
     told = f"{remote}: {message}" if outcome.phase == "execute" and remote else message
     if shown := text.get("result_repr"):
         told += f"\nThe result was: {shown}"
+    if why := text.get("withheld"):
+        told += f"\nIt is told in words, for it cannot be rebuilt here: {why}"
     error = JobFailed(
         f"{job_id} failed ({outcome.reason}): {told}",
         job_id=job_id,
@@ -135,5 +180,5 @@ def _failed(outcome: wire.Outcome, text: dict[str, str], job_id: str) -> JobErro
         remote_traceback=text.get("traceback", ""),
     )
     if error.remote_traceback:
-        error.add_note(f"Remote traceback of {job_id}:\n{error.remote_traceback.rstrip()}")
+        error.add_note(f"{REMOTE_TRACEBACK}{job_id}:\n{error.remote_traceback.rstrip()}")
     return error

@@ -1,39 +1,73 @@
-"""A private folder for what is on its way to the store."""
+"""A private folder for what is on its way to or from the store.
+
+It is named after its process, so that whoever comes later removes what a killed
+one has left.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import functools
+import hashlib
 import os
 import shutil
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Self
 
 from kinetic import configuration
+from kinetic._runner.private import make_folder
+from kinetic.aio._owner import Owner
 
-__all__ = ["Scratch", "scratch_folder"]
+__all__ = ["Scratch", "scratch_folder", "sweep_scratch"]
 
 STALE_S = 24 * 3600.0
-"""A folder that old belongs to a process that was killed over it."""
+"""A folder that old was left by its process, also where nobody can tell whether that lives."""
 
 
 def scratch_folder() -> Path:
     """Make one, under the user's own cache where that can be written; the caller removes it."""
-    parent = configuration.home(os.environ) / "cache" / "scratch"
+    parent = _parent()
     try:
-        parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with contextlib.suppress(OSError):
-            _sweep(parent)
-        return Path(tempfile.mkdtemp(dir=parent))
+        make_folder(parent)
+        return Path(tempfile.mkdtemp(prefix=_prefix(_me(os.getpid())), dir=parent))
     except OSError:
         return Path(tempfile.mkdtemp(prefix="kinetic-scratch-"))
 
 
-def _sweep(parent: Path) -> None:
-    for entry in os.scandir(parent):
-        if entry.stat(follow_symlinks=False).st_mtime < time.time() - STALE_S:
-            shutil.rmtree(entry.path, ignore_errors=True)
+def sweep_scratch() -> None:
+    """Remove what processes that were killed have left. Blocking: it may be much."""
+    with contextlib.suppress(OSError):
+        for entry in os.scandir(_parent()):
+            old = entry.stat(follow_symlinks=False).st_mtime < time.time() - STALE_S
+            if old or _is_orphan(entry.name):
+                shutil.rmtree(entry.path, ignore_errors=True)
+
+
+def _parent() -> Path:
+    return configuration.home(os.environ) / "cache" / "scratch"
+
+
+@functools.lru_cache(1)
+def _me(pid: int) -> Owner:
+    return Owner.me()  # not that of the process this one was forked from
+
+
+def _prefix(owner: Owner) -> str:
+    """What the names of *owner*'s folders begin with; no other process, of any machine, has it."""
+    place = hashlib.sha256(f"{owner.host} {owner.boot}".encode()).hexdigest()[:12]
+    return f"{place}-{owner.pid}-{owner.started}-"
+
+
+def _is_orphan(name: str) -> bool:
+    me = _me(os.getpid())
+    _, pid, started, *_ = [*name.split("-"), "", "", ""]
+    if not pid.isdecimal():
+        return False
+    owner = replace(me, pid=int(pid), started=started)
+    return name.startswith(_prefix(owner)) and not owner.alive
 
 
 class Scratch:

@@ -25,12 +25,12 @@ def is_fresh(info: ObjectInfo, within: float = RENEWED_S) -> bool:
     return info.used is not None and time.time() - info.used < within
 
 
-async def ensure(store: Store, name: str, content: bytes | Path) -> None:
-    """Have content-addressed *name* in the store for some time to come.
+async def ensure(store: Store, name: str, content: bytes | Path) -> bool:
+    """Have content-addressed *name* in the store for some time to come; whether it was sent.
 
     A look at it costs less than its body. Cancelled: it is there whole or not at all.
     """
     there = await store.look(name)
     if there is not None and (is_fresh(there) or not await store.renew([name])):
-        return
-    await store.create(name, content, shared=True)
+        return False
+    return await store.create(name, content, shared=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import hashlib
 from array import array
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -25,12 +26,13 @@ DIGEST_BYTES = 32
 
 @dataclass(slots=True)
 class _Stored:
-    """A slot; ``offsets`` is None until its footer was needed."""
+    """A chunk by its signed slot; ``offsets`` is None until its footer was needed."""
 
     slot: int
     name: str
     first: int
     count: int
+    footer: str
     offsets: array[int] | None = None
     digests: bytes = b""
     data: Mapping[int, tuple[wire.DataRef, ...]] = field(
@@ -40,13 +42,18 @@ class _Stored:
 
 
 class Stock:
-    """The slots of the inputs, in order: chunks, and the end when it was reached."""
+    """The slots of the inputs, in order: chunks, and the end when it was reached.
 
-    def __init__(self, store: Store, scope: str) -> None:
+    Each is signed by who submitted it, and nothing of one that is not is used:
+    its metadata tell the digest of its footer, and that the digest of each input.
+    """
+
+    def __init__(self, store: Store, scope: str, key: bytes) -> None:
         self.total: int | None = None
         self.slots = 0
         self._store = store
         self._scope = scope
+        self._key = key
         self._chunks: list[_Stored] = []
         self._firsts: list[int] = []
         self._bodies: dict[int, frames.Frames] = {}
@@ -61,28 +68,35 @@ class Stock:
         self.learn(await self._store.list(f"{self._scope}inputs/"))
 
     def learn(self, listed: Iterable[ObjectInfo]) -> None:
-        """Take in a listing of the slots; what is known of them already is not read again."""
+        """Take in a listing of the slots; what is known of them already is not read again.
+
+        Raises:
+            WireError: One was not signed for its place by who submits the batch.
+        """
         for one in listed:
-            slot = int(one.name.rpartition("/")[2])
-            if slot != self.slots:
+            if one.name != wire.input_key(self._scope, self.slots):
                 continue
-            if "total" in one.metadata:
-                self.total = int(one.metadata["total"])
+            try:
+                slot = wire.Slot.verified(one.metadata, self._key, self._scope, one.name)
+            except ValueError as exc:
+                raise self._forged(one.name) from exc
+            if slot.total is not None:
+                self.total = slot.total
                 self.slots += 1
             else:
-                first, count = int(one.metadata["first"]), int(one.metadata["count"])
-                self._add(_Stored(slot, one.name, first, count))
+                self._add(_Stored(self.slots, one.name, slot.first, slot.count, slot.footer))
 
     def add(
         self,
-        first: int,
+        slot: wire.Slot,
         sizes: Iterable[int],
         digests: Iterable[str],
         data: Mapping[int, tuple[wire.DataRef, ...]],
         failed: Mapping[int, Exception],
     ) -> None:
         """Take in the slot that was won just now; *data* and *failed* by place in the chunk."""
-        stored = _Stored(self.slots, wire.input_key(self._scope, self.slots), first, 0)
+        name = wire.input_key(self._scope, self.slots)
+        stored = _Stored(self.slots, name, slot.first, slot.count, slot.footer)
         _describe(stored, sizes, digests, data, failed)
         self._add(stored)
 
@@ -102,6 +116,7 @@ class Stock:
         Raises:
             SubmissionError: It could not be pickled when it was stored.
             NotFound: It is not there.
+            WireError: It is not what its submitter signed.
         """
         stored = self._chunk_of(index)
         if stored.offsets is None:
@@ -133,6 +148,7 @@ class Stock:
         Raises:
             NotFound: It is not there.
             SubmissionError: It could not be pickled when it was stored.
+            WireError: It is not what its submitter signed; nothing of it was rebuilt.
             Exception: What rebuilding it raises.
         """
         stored = self._chunk_of(index)
@@ -142,7 +158,13 @@ class Stock:
         if (failed := stored.failed.get(at)) is not None:
             raise failed
         body = await self._body(stored)
-        part = body.frames[at]
+        part, digest = body.frames[at], stored.digests[at * DIGEST_BYTES : (at + 1) * DIGEST_BYTES]
+        if len(part) > INLINE_BYTES:
+            same = await anyio.to_thread.run_sync(_has_digest, part, digest)
+        else:
+            same = _has_digest(part, digest)
+        if not same:
+            raise self._forged(f"input {index} in {stored.name}")
         if len(part) <= INLINE_BYTES and STACK_GLOBAL not in bytes(part):
             args, kwargs = pickles.load(part)  # names no class, so it imports nothing
         else:
@@ -180,11 +202,29 @@ class Stock:
         held = self._bodies.get(stored.slot)
         if held is None:
             content = await self._store.get(stored.name)
-            held = frames.unpack(content.body)
+            try:
+                footer = frames.footer_of(content.body)
+                if not _has_digest(footer, bytes.fromhex(stored.footer)):
+                    raise self._forged(stored.name)
+                held = frames.unpack(content.body)
+            except ValueError as exc:
+                raise self._forged(stored.name) from exc
             while len(self._bodies) >= CACHED:
                 self._bodies.pop(next(iter(self._bodies)))
             self._bodies[stored.slot] = held
         return held
+
+    def _forged(self, what: str) -> WireError:
+        batch = self._scope.strip("/").rpartition("/")[2]
+        return WireError(
+            f"{what} is not what the submitter of {batch} signed: somebody else wrote it, or it "
+            f"is damaged; nothing of it was used. See who can write to {self._store.url}, and "
+            f"submit the batch again; kinetic.cleanup({batch!r}) takes this one away"
+        )
+
+
+def _has_digest(part: bytes | memoryview, digest: bytes) -> bool:
+    return hashlib.sha256(part).digest() == digest
 
 
 def _describe(

@@ -46,6 +46,7 @@ class Submission(Facts):
         self.fence = 1
         self.abandoned: KineticError | None = None
         self.removed = False
+        self._cleaned_round: int | None = None
         self._cluster = cluster
         self._seen: dict[int, Observation] = {}
         self._unsure: set[int] = set()
@@ -98,6 +99,10 @@ class Submission(Facts):
         """The same, where asking again would bring the same answer."""
         return self._troubles.get(index)
 
+    def troubled(self) -> list[int]:
+        """The items that nothing more can be found out about, in order."""
+        return sorted(self._troubles)
+
     def is_damaged(self, index: int) -> bool:
         """Whether what there is of the item is forged, or damaged: it stays so."""
         return isinstance(self.lasting_trouble(index), WireError)
@@ -124,6 +129,15 @@ class Submission(Facts):
                 seen = self._seen.get(index)
                 running = seen is not None and seen.phase is Phase.RUNNING
                 return JobStatus.RUNNING if running else JobStatus.PENDING
+
+    @property
+    def cleaned(self) -> bool:
+        """Whether this process has taken all its jobs off the platform, and none was made since."""
+        return self._cleaned_round == self.requests.round
+
+    def note_cleaned(self) -> None:
+        """All its jobs are off the platform, until some are tried again."""
+        self._cleaned_round = self.requests.round
 
     def refuse_removed(self) -> None:
         """Nothing can be asked of what is not there.

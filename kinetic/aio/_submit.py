@@ -23,6 +23,7 @@ from kinetic import accelerators, configuration, environment
 from kinetic._pack import archive, discover, payload
 from kinetic._runner import wire
 from kinetic._steps import Step, step
+from kinetic._words import amount
 from kinetic.aio import _data, _sharing
 from kinetic.aio._release import all_or_none, in_thread
 from kinetic.aio._scratch import scratch_folder
@@ -92,10 +93,14 @@ async def pack(call: Call) -> Packed:
     spool = scratch_folder()
     try:
         with step(f"packing {call.name}") as packing:
-            return await in_thread(_pack, call, spool, dict(os.environ), packing)
+            packed = await in_thread(_pack, call, spool, dict(os.environ), packing)
     except BaseException:
         shutil.rmtree(spool, ignore_errors=True)
         raise
+    if (tree := packed.archive) is not None:
+        words = "Packed %s: %d files, %s"
+        logging.info(words, packed.project.root, tree.files, amount(tree.size))
+    return packed
 
 
 def _pack(call: Call, spool: Path, environ: dict[str, str], packing: Step) -> Packed:
@@ -210,7 +215,7 @@ async def _place_code(store: Store, packed: Packed) -> wire.Code | None:
     if packed.archive is None:
         return None
     name = f"code/{packed.archive.digest}.zip"
-    await _sharing.ensure(store, name, packed.archive.path)
+    await _upload(store, name, packed.archive.path)
     return wire.Code(
         name=name,
         digest=packed.archive.digest,
@@ -221,8 +226,13 @@ async def _place_code(store: Store, packed: Packed) -> wire.Code | None:
 
 async def _place_function(store: Store, function: payload.Pickled) -> wire.Input:
     name = f"functions/{function.digest}.pkl"
-    await _sharing.ensure(store, name, function.content)
+    await _upload(store, name, function.content)
     return wire.Input(name=name, start=0, stop=function.size, digest=function.digest)
+
+
+async def _upload(store: Store, name: str, content: bytes | Path) -> None:
+    sent = await _sharing.ensure(store, name, content)
+    logging.info("Uploaded %s to %s" if sent else "%s is in %s already", name, store.url)
 
 
 def _resources(options: Options, accelerator: accelerators.Accelerator) -> Resources:

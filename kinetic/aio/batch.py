@@ -176,6 +176,16 @@ class BatchHandle(Generic[T]):
         return {**self._refusals, **self._batch.refused}
 
     @property
+    def unavailable_children(self) -> dict[int, str]:
+        """Index → job id of items that nothing more can be found out about.
+
+        What the store has of them is damaged, or forged: that is the error of their
+        outcome. Of all others there is a handle, and an outcome sooner or later.
+        """
+        submission = self._batch.submission
+        return {index: submission.identity.job_id(index) for index in submission.troubled()}
+
+    @property
     def stored(self) -> int:
         """How many inputs are stored, as far as this process has seen.
 
@@ -337,7 +347,8 @@ class BatchHandle(Generic[T]):
         Args:
             timeout: Seconds for everything; the batch goes on after them.
             ordered: Input order; else the order in which the jobs ended.
-            cleanup: Remove each job from the platform; outcomes stay.
+            cleanup: Remove each job from the platform; outcomes stay, and so does what
+                `statuses` and `failures` say. To this process the job itself is NOT_FOUND.
             return_exceptions: Put an exception where there is no value.
                 `outcomes` tells it from one that was returned.
 

@@ -21,26 +21,32 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, ParamSpec, Self, TypeVar, Unpack, overload
 
+import anyio.to_thread
 from absl import logging
 
-from kinetic import _steps, accelerators, configuration, options
+from kinetic import _collector, _steps, _verbosity, accelerators, configuration, options
+from kinetic._callers import own_frames_left_out
+from kinetic._pack.binding import Binding
 from kinetic._rules import check
-from kinetic._runner import wire
+from kinetic._runner import seals, wire
+from kinetic._runner.directory import DirectoryObjects
 from kinetic._running import running_loop
 from kinetic._words import described
-from kinetic.aio import _begin, _ids, _launch, _listing, _manifest, _submit
+from kinetic.aio import _begin, _ids, _launch, _listing, _manifest, _removal, _submit
 from kinetic.aio._batch import Batch
 from kinetic.aio._following import Following
 from kinetic.aio._owned import called
 from kinetic.aio._owner import Owner
-from kinetic.aio._release import release, shared
-from kinetic.aio._session import Session
+from kinetic.aio._release import in_thread, release, shared
+from kinetic.aio._scratch import sweep_scratch
+from kinetic.aio._session import LABEL_SUBMISSION, Session
 from kinetic.aio._submission import Identity, Submission
 from kinetic.aio._terms import Terms
 from kinetic.aio._under_way import CLOSED, UnderWay
 from kinetic.aio.batch import BatchHandle
 from kinetic.aio.job import JobHandle
 from kinetic.aio.platforms import BACKENDS, Platform, open_platform
+from kinetic.collection import Collection
 from kinetic.errors import ConfigurationError, Conflict
 from kinetic.job_record import JobRecord
 
@@ -77,6 +83,7 @@ class Client:
         platform: Platform | None = None,
     ) -> None:
         check(max_concurrent=max_concurrent)
+        _verbosity.obey()
         self._where = {
             "backend": backend,
             "project": project,
@@ -141,6 +148,7 @@ class Client:
         Returns once the platform has accepted the job; it may not run yet.
 
         Raises:
+            TypeError: The function does not take these arguments; nothing was sent.
             ConfigurationError: A setting is wrong.
             PackError: The function or an argument cannot be shipped.
             DataError: A `Data` cannot be shipped.
@@ -151,6 +159,8 @@ class Client:
         content stays in the store.
         """
         plain, settings = options.settings_of(function)
+        if misfit := Binding(plain).misfit(args, kwargs):
+            raise TypeError(misfit)
         call = _submit.Call(
             function=plain,
             name=_name_of(plain),
@@ -207,8 +217,10 @@ class Client:
         try:
             session.follow(submission, ours=True)
             store = session.platform.store
-            manifest = _manifest.manifest_of(record, identity, output_dir)
-            if not await store.create(f"{scope}handle.json", manifest):
+            manifest = _manifest.manifest_of(record, identity, placed, output_dir)
+            name = f"{scope}handle.json"
+            manifest = seals.signed_json(identity.key, scope, name, manifest)
+            if not await store.create(name, manifest):
                 raise Conflict(f"{job_id} exists already in {store.url}; submit again")
             await store.create(one.arguments.name, arguments.content)
             await _launch.launch(session, identity, placed, one)
@@ -224,6 +236,7 @@ class Client:
             waiting = session.spawn(submission.closed(0), name=f"slot of {job_id}")
             waiting.add_done_callback(self._on_closed)
         _submit.log_choice(session, placed)
+        logging.info("Started %s: %s", job_id, placed.call.name)
         at = Following(session=session, submission=submission, index=0, output_dir=output_dir)
         return JobHandle[Any].from_dict(record).bound(self, at)
 
@@ -261,7 +274,8 @@ class Client:
         on port KINETIC_DEBUG_PORT (5678).
         """
         debug = options.settings_of(function)[1].debug
-        return await called(lambda: self.submit(function, *args, **kwargs), debug=debug)
+        with own_frames_left_out:
+            return await called(lambda: self.submit(function, *args, **kwargs), debug=debug)
 
     @overload
     async def run_async_map(
@@ -317,7 +331,9 @@ class Client:
                 standard error. None: the sync face does, this one does not.
 
         Raises:
-            ConfigurationError: An option is wrong, or *inputs* is empty, text or a dict.
+            ConfigurationError: An option is wrong, or *inputs* is empty, text or a dict, or
+                has an input that the function cannot be called with. One of inputs whose
+                number is unknown fails by itself, as a `SubmissionError`.
             SubmissionError: What all items share cannot be shipped.
 
         Cancelled: nothing of the batch is left, but shared content.
@@ -356,6 +372,7 @@ class Client:
         Raises:
             ConfigurationError: That is no job's id.
             NotFound: There is no such job in the store.
+            WireError: What says what it is was not signed by who may submit here.
         """
         check(job_id=job_id, project=project, cluster=cluster)
         item = _ids.item_of(job_id)
@@ -379,6 +396,7 @@ class Client:
         Raises:
             ConfigurationError: That is no batch's id.
             NotFound: There is no such batch in the store.
+            WireError: It, or its inputs, were not signed by who may submit here.
         """
         check(group_id=group_id, project=project, cluster=cluster)
         check(poll_interval=poll_interval, poll_timeout=poll_timeout)
@@ -387,6 +405,42 @@ class Client:
         return BatchHandle(
             self, await _begin.attach(session, group_id, limit=self.limit), attached=True
         )
+
+    async def cleanup(
+        self, submission: str, project: str | None = None, cluster: str | None = None
+    ) -> None:
+        """Take a batch, or a job of its own, away by its id: jobs and objects; outputs stay.
+
+        Nothing of what it says of itself is read: this also removes what no handle can be had
+        of, for it is damaged, or cannot be verified. What is not there is no error.
+
+        Raises:
+            ConfigurationError: That is no id, or the one of a job of a batch.
+            BackendError: Its jobs do not end within 180 s, or somebody does not answer.
+
+        Cancelled: run it again; it goes on where it was.
+        """
+        check(submission=submission, project=project, cluster=cluster)
+        batch = _ids.is_batch(submission)
+        session = await self._session_for_id(submission, project, cluster)
+        if (known := session.batches.get(submission)) is not None:
+            await known.remove(jobs=True, objects=True)
+            return
+        scope = f"batches/{submission}/" if batch else f"jobs/{submission}/"
+        if batch:
+            identity = Identity(
+                id=submission,
+                scope=scope,
+                single=False,
+                key=await session.key(scope),
+                budgets=wire.Budgets(),
+                created=0.0,
+            )
+            await _removal.remove_batch(session, identity)
+        else:
+            await _launch.remove(session, scope, labels={LABEL_SUBMISSION: submission})
+        if (followed := session.followed(submission)) is not None:
+            session.forget(followed)
 
     async def list_batches(
         self,
@@ -422,7 +476,9 @@ class Client:
     ) -> list[JobHandle[Any]]:
         """Handles of the jobs the platform knows, the newest first.
 
-        Of a Kubernetes cluster, those on one host and those on several.
+        Of a Kubernetes cluster, those on one host and those on several. On this
+        machine also single jobs that it has forgotten, and that nobody has
+        cleaned up.
         """
         given = {"project": project, "zone": zone, "cluster": cluster, "namespace": namespace}
         where = {**self._where, **_given(given)}
@@ -432,6 +488,29 @@ class Client:
         found = await _listing.records(session, beside)
         handles = (JobHandle[Any].from_dict(one).bound(self, None) for one in found)
         return sorted(handles, key=lambda job: (job.created_at, job.job_id), reverse=True)
+
+    async def collect(self) -> Collection:
+        """Remove what nobody has used for long from this machine's caches; what that has freed.
+
+        These are the unpacked projects and `Data` in ``KINETIC_HOME/cache``, and
+        of a store in a directory code, functions, requirements and `Data`.
+        KINETIC_CACHE_AGE_S and KINETIC_CACHE_SIZE_MB say how much is kept; the
+        local supervisor does the same by itself, once an hour. What a batch that
+        is not cleaned up refers to, or a job that has not ended, stays, and so
+        does what was used in the last hour, in a store in the last 8 days. A
+        bucket is left alone: it has a lifecycle rule of its own.
+
+        Raises:
+            ConfigurationError: A setting is wrong.
+
+        Cancelled: it ends first, and what it has removed is gone.
+        """
+        session = await self._open(self._where)
+        url = session.platform.store.url
+        store = DirectoryObjects.from_url(url).root if url.startswith("file://") else None
+        home = configuration.home(os.environ)
+        await in_thread(sweep_scratch)
+        return await in_thread(_collector.collect, home, store, _collector.Limits.of(os.environ))
 
     async def _item(self, session: Session, group_id: str, index: int) -> JobHandle[Any]:
         batch = await _begin.attach(session, group_id, limit=self.limit)
@@ -528,6 +607,7 @@ class Client:
 
     async def _opened(self, target: configuration.Target) -> Session:
         platform = self._platform or await open_platform(target)
+        await anyio.to_thread.run_sync(sweep_scratch, abandon_on_cancel=True)
         return Session(target, platform, self._id)
 
 

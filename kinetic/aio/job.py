@@ -15,11 +15,19 @@ from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, cast
 import anyio.to_thread
 from absl import logging
 
+from kinetic._callers import own_frames_left_out
 from kinetic._rules import check
 from kinetic._runner import wire
 from kinetic.aio import _debug, _job_log, _launch, _results
 from kinetic.aio._release import in_thread, release
-from kinetic.errors import ConfigurationError, JobCancelled, JobError, NotFound, ResultTimeout
+from kinetic.errors import (
+    ConfigurationError,
+    JobCancelled,
+    JobError,
+    NoLog,
+    NotFound,
+    ResultTimeout,
+)
 from kinetic.job_record import JobRecord
 from kinetic.job_status import JobStatus
 
@@ -82,7 +90,10 @@ class JobHandle(JobRecord, Generic[T]):
         return self._following
 
     async def status(self) -> JobStatus:
-        """What is true now: read from the store, and from the platform while it is open."""
+        """What is true now: read from the store, and from the platform while it is open.
+
+        ``NOT_FOUND`` is a job that was cancelled, or that this process has cleaned up.
+        """
         if self._cleaned:
             return JobStatus.NOT_FOUND
         try:
@@ -90,7 +101,7 @@ class JobHandle(JobRecord, Generic[T]):
         except NotFound:
             return JobStatus.NOT_FOUND
         item = await at.submission.look(at.index)
-        if not item.state.final and not await self._exists(at):
+        if at.submission.cleaned if item.state.final else not await self._exists(at):
             return JobStatus.NOT_FOUND
         if not item.state.final:
             try:
@@ -153,6 +164,19 @@ class JobHandle(JobRecord, Generic[T]):
         Cancelled: only the waiting ends.
         """
         check(timeout=timeout)
+        with own_frames_left_out:
+            return await self._result(
+                timeout, cleanup, cleanup_timeout, stream_logs, on_status_change
+            )
+
+    async def _result(
+        self,
+        timeout: float | None,
+        cleanup: bool | None,
+        cleanup_timeout: float,
+        stream_logs: bool | None,
+        on_status_change: Callable[[JobStatus], None] | None,
+    ) -> T:
         if self._value is _UNSET:
             try:
                 at = await self._follow()
@@ -284,9 +308,9 @@ class JobHandle(JobRecord, Generic[T]):
         those of the last attempt.
 
         Raises:
-            NotFound: The job has not started, or was removed with its log.
+            NoLog: The job has not started, or was removed with its log (a ``RuntimeError``).
         """
-        at = await self._follow()
+        at = await self._follow_log()
         cluster = at.session.platform.cluster
         told = _job_log.followed(at) if follow else cluster.logs(self._attempt_name(at))
         try:
@@ -296,15 +320,21 @@ class JobHandle(JobRecord, Generic[T]):
         except NotFound as exc:
             raise await self._without_log(at) from exc
 
-    async def _without_log(self, at: Following) -> NotFound:
+    async def _follow_log(self) -> Following:
+        try:
+            return await self._follow()
+        except NotFound as exc:
+            raise NoLog(str(exc)) from exc
+
+    async def _without_log(self, at: Following) -> NoLog:
         item = at.submission.item(at.index) or await at.submission.look(at.index)
         if item.state.final:
-            return NotFound(
+            return NoLog(
                 f"{self.job_id} has no log any more: its job was removed, as cancel(), results() "
                 "and result() do (with cleanup=False the latter keep it); a LeaderWorkerSet goes "
                 "by itself when its function has ended"
             )
-        return NotFound(
+        return NoLog(
             f"{self.job_id} has no log: it has not started yet, or its job was removed; status() "
             "and reason() tell"
         )
@@ -314,10 +344,10 @@ class JobHandle(JobRecord, Generic[T]):
 
         Raises:
             ConfigurationError: *n* is no int of at least 0.
-            NotFound: The job has not started, or was removed with its log.
+            NoLog: The job has not started, or was removed with its log (a ``RuntimeError``).
         """
         check(n=n)
-        at = await self._follow()
+        at = await self._follow_log()
         lines = at.session.platform.cluster.logs(self._attempt_name(at), tail=n)
         try:
             return "\n".join([line async for line in lines])
@@ -439,12 +469,32 @@ class JobHandle(JobRecord, Generic[T]):
 
         Cancelled: nothing is forwarded; the job goes on.
         """
+        self._require_debugger()
+        _debug.require_port(local_port)
+        place = await self.debugger(worker)
+        process, port = await _debug.forward(await self._follow(), place, local_port)
+        words = _debug.instructions(place, port, working_dir)
+        try:
+            await anyio.to_thread.run_sync(_print, words)
+        except BaseException:  # nobody will have it
+            await release(in_thread(_debug.end, process), what="ending the forwarder")
+            raise
+        return process
+
+    def _require_debugger(self) -> None:
         if not self.debug:
             raise ConfigurationError(
                 f"{self.job_id} has no debugger: it was not submitted with debug=True; submit it "
                 "again with .options(debug=True)"
             )
-        _debug.require_port(local_port)
+
+    async def debugger(self, worker: int = 0, timeout: float | None = None) -> _debug.Place:
+        """Wait until the job's debugger listens; not for users.
+
+        Raises:
+            ConfigurationError, ResultTimeout, JobError: As `debug_attach`.
+        """
+        self._require_debugger()
         _debug.require_worker(worker, self.accelerator, self.job_id)
         at = await self._follow()
 
@@ -454,15 +504,7 @@ class JobHandle(JobRecord, Generic[T]):
                 words += f": {await self._failure(at, item)}"
             return JobError(words, job_id=self.job_id)
 
-        place = await _debug.ready(at, self.job_id, worker, ended)
-        process, port = await _debug.forward(at, place, local_port)
-        words = _debug.instructions(place, port, working_dir)
-        try:
-            await anyio.to_thread.run_sync(_print, words)
-        except BaseException:  # nobody will have it
-            await release(in_thread(_debug.end, process), what="ending the forwarder")
-            raise
-        return process
+        return await _debug.ready(at, self.job_id, worker, ended, timeout)
 
     @property
     def output_dir(self) -> str:

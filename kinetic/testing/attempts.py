@@ -75,10 +75,15 @@ async def commit(run: Run, order: wire.Assignment, outcome: wire.Outcome, body: 
 async def _standing(run: Run, order: wire.Assignment) -> wire.Item:
     """What the objects say of our item, now."""
     listed = await run.store.list(wire.item_prefix(order.scope, order.index))
-    slots = await run.store.list(f"{order.scope}control/")
-    requests = [wire.Request.from_bytes((await run.store.get(one.name)).body) for one in slots]
+    key, scope = run.spec.key, order.scope
+    requests = [
+        wire.Request.verified(
+            (await run.store.get(one.name)).body, one.metadata, key, scope, one.name
+        )
+        for one in await run.store.list(f"{scope}control/")
+    ]
     entries = [(one.name, one.metadata) for one in listed]
-    attempts = wire.attempts_of(entries, run.spec.key, order.scope)
+    attempts = wire.attempts_of(entries, key, scope)
     return wire.item(order.index, requests, attempts.get(order.index, {}), order.budgets)
 
 

@@ -8,7 +8,6 @@ from tests.cluster.fixtures import (
     kubelet,
     namespace,
     nodes,
-    pytest_collection_finish,
 )
 
 __all__ = [
@@ -19,5 +18,4 @@ __all__ = [
     "kubelet",
     "namespace",
     "nodes",
-    "pytest_collection_finish",
 ]

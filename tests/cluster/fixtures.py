@@ -20,7 +20,7 @@ from typing import Any, Generic, TypeVar
 
 import pytest
 
-from tests.cluster.binaries import MissingBinaries, build, find
+from tests.cluster.binaries import MissingBinaries, find
 from tests.cluster.control_plane import ControlPlane
 from tests.cluster.kubelet import Kubelet
 from tests.cluster.rest import Account, Json, Refused
@@ -59,14 +59,6 @@ def absent(reason: str) -> None:
     if os.environ.get("CI"):
         pytest.fail(reason, pytrace=False)
     pytest.skip(reason)
-
-
-def pytest_collection_finish(session: pytest.Session) -> None:
-    """Where there is Go, what is missing is built now: no test has minutes for it."""
-    wanted = any("control_plane" in getattr(item, "fixturenames", ()) for item in session.items)
-    if wanted and not session.config.option.collectonly:
-        with contextlib.suppress(MissingBinaries):
-            build()
 
 
 _plane = Once(lambda: ControlPlane(find()))

@@ -9,7 +9,6 @@ import urllib.error
 
 import pytest
 
-from tests.cluster.binaries import NAMES, MissingBinaries, find
 from tests.cluster.control_plane import ControlPlane
 from tests.cluster.fixtures import Namespace
 from tests.cluster.orders import Json, Watched, pod
@@ -98,9 +97,3 @@ def test_a_frozen_api_server_keeps_the_line_and_says_nothing(namespace: Namespac
             assert plane.call("GET", "/readyz")["text"] == "ok"
             break
         assert time.monotonic() < until
-
-
-def test_without_binaries_it_is_said_how_to_get_them() -> None:
-    with pytest.raises(MissingBinaries, match=r"(?s)KUBEBUILDER_ASSETS.*tests.cluster.binaries"):
-        find({"PATH": "/nowhere", "XDG_CACHE_HOME": "/nowhere"})
-    assert find().apiserver.name in NAMES

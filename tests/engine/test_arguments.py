@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import pickle
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
@@ -124,6 +125,7 @@ async def test_a_handle_refuses_wrong_arguments_in_words(client: aio.Client) -> 
         (lambda client: client.attach(3), "job_id must be an id such as a handle has, not 3"),
         (lambda client: client.attach(""), "job_id must be an id such as a handle has, not ''"),
         (lambda client: client.attach_batch(None), "group_id must be an id"),
+        (lambda client: client.cleanup(None), "submission must be an id"),
         (lambda client: client.attach_batch("grp-1", poll_timeout="1"), "poll_timeout must be"),
     ],
 )
@@ -193,6 +195,71 @@ async def test_what_cannot_be_called_is_refused_before_anything_is_sent(
         with pytest.raises(TypeError, match="kinetic runs functions, not"):
             await ask()
     assert await platform.store.list("") == []
+
+
+def train(config: dict[str, float], *, steps: int = 1) -> Any:
+    return config, steps
+
+
+def wrapped(function: Callable[..., Any]) -> Callable[..., Any]:
+    """It gives the first argument itself."""
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return function({}, *args, **kwargs)
+
+    return call
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs", "words"),
+    [
+        ((), {}, "missing a required argument: 'config'"),
+        (({}, 1), {}, "too many positional arguments"),
+        (({},), {"step": 1}, "unexpected keyword argument 'step'"),
+    ],
+)
+async def test_a_call_that_does_not_fit_the_function_is_a_type_error_before_anything_is_sent(
+    client: aio.Client, platform: Platform, args: Any, kwargs: Any, words: str
+) -> None:
+    for function in (train, kinetic.run("cpu")(train), functools.partial(train)):
+        with pytest.raises(TypeError, match=words):
+            await client.submit(function, *args, **kwargs)
+        with pytest.raises(TypeError, match=words):
+            await client.run(function, *args, **kwargs)
+    assert await platform.store.list("") == []
+
+
+async def test_a_call_is_bound_to_what_is_called_and_not_to_what_that_wraps(
+    client: aio.Client,
+) -> None:
+    assert await client.run(wrapped(train), steps=3) == ({}, 3)
+    assert await client.run(functools.partial(train, {}), steps=4) == ({}, 4)
+    assert await client.run(max, 1, 2) == 2
+
+
+async def test_a_list_with_an_input_that_does_not_fit_is_refused_before_anything_is_sent(
+    client: aio.Client, platform: Platform
+) -> None:
+    with pytest.raises(errors.ConfigurationError, match="input 1 does not fit") as caught:
+        await client.run_async_map(train, [{"config": {}}, {"lr": 0.1}])
+    assert "train(config" in str(caught.value) and 'input_mode="single"' in str(caught.value)
+    with pytest.raises(errors.ConfigurationError, match=r'its elements .*input_mode="single"'):
+        await client.run_async_map(train, [(1, 2)])
+    with pytest.raises(errors.ConfigurationError) as caught:
+        await client.run_async_map(train, [{"config": {}, "lr": 0.1}], input_mode="kwargs")
+    assert await platform.store.list("") == []
+    batch = await client.run_async_map(train, [{"lr": 0.1}], input_mode="single")
+    assert await batch.results() == [({"lr": 0.1}, 1)]
+
+
+async def test_a_lazy_input_that_does_not_fit_fails_by_itself(client: aio.Client) -> None:
+    batch = await client.run_async_map(train, iter([{"config": {}}, {"lr": 0.1}, {"config": {}}]))
+    first, second, third = await batch.results(return_exceptions=True)
+    assert first == third == ({}, 1)
+    assert isinstance(second, errors.SubmissionError)
+    assert 'input_mode="single"' in str(second)
+    assert list(batch.submission_failures) == [1]
 
 
 @pytest.mark.parametrize("limit", [0, "4", True, 2.5])
@@ -318,6 +385,20 @@ async def test_cancelling_what_has_ended_keeps_the_logs(client: aio.Client) -> N
     with pytest.raises(errors.NotFound, match="cleanup=False"):
         async for _ in job.logs():
             pass
+
+
+async def test_what_has_no_log_is_a_runtime_error_as_well(client: aio.Client) -> None:
+    batch = await client.run_async_map(inverse, [1])
+    await batch.results()
+    single = await client.submit(inverse, 1)
+    await single.result()  # which removes it
+    for job in (await batch.job(0), single):
+        with pytest.raises(RuntimeError) as tail:
+            await job.tail()
+        with pytest.raises(RuntimeError) as logs:
+            await anext(aiter(job.logs()))
+        assert type(tail.value) is type(logs.value) is errors.NoLog
+        assert isinstance(tail.value, errors.NotFound) and job.job_id in str(tail.value)
 
 
 async def test_a_local_store_that_is_no_directory_is_named_as_it_was_given() -> None:

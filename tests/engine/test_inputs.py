@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import tracemalloc
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 
 from kinetic import aio, errors
-from kinetic._runner import wire
+from kinetic._runner import frames, seals, wire
 from kinetic.aio.platforms import Platform
 from kinetic.testing import memory_platform
 
@@ -37,6 +38,13 @@ def same(x: Any) -> Any:
 async def chunks(platform: Platform, group: str) -> list[int]:
     listed = await platform.store.list(f"batches/{group}/inputs/")
     return [int(one.metadata["count"]) for one in listed if "count" in one.metadata]
+
+
+async def signed(platform: Platform, group: str, name: str, slot: wire.Slot) -> dict[str, str]:
+    """The metadata of a slot as another process that submits the batch writes them."""
+    scope = f"batches/{group}/"
+    key = seals.submission_key(await platform.cluster.root_key(), scope)
+    return slot.signed(key, scope, name)
 
 
 async def at_work() -> None:
@@ -182,8 +190,9 @@ async def test_a_slot_that_somebody_else_has_won_is_taken_in(
         await strange.wait()
         there = await platform.store.get(f"batches/{strange.group_id}/inputs/00000000")
     await asyncio.sleep(1)
-    late = {"first": "1", "count": "1"}
-    assert await platform.store.create(f"batches/{group}/inputs/00000001", there.body, late)
+    footer = hashlib.sha256(frames.footer_of(there.body)).hexdigest()
+    late, name = wire.Slot(first=1, count=1, footer=footer), f"batches/{group}/inputs/00000001"
+    assert await platform.store.create(name, there.body, await signed(platform, group, name, late))
     gate.set()
     assert await batch.results() == ["a", "late", "b"]
     assert await chunks(platform, group) == [1, 1, 1]
@@ -201,7 +210,8 @@ async def test_nothing_comes_after_the_end(client: aio.Client, platform: Platfor
     batch = await client.run_async_map(same, inputs())
     await asyncio.sleep(1)
     name = wire.input_key(f"batches/{batch.group_id}/", 1)
-    assert await platform.store.create(name, b"{}", {"total": "1"})
+    end = await signed(platform, batch.group_id, name, wire.Slot(total=1))
+    assert await platform.store.create(name, b"{}", end)
     gate.set()
     with pytest.raises(errors.InputsUnfinished, match="sealed with 1 inputs"):
         await batch.results()

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from kinetic import aio
-from kinetic._runner import wire
+from kinetic._runner import seals, wire
 from kinetic.aio._requests import Requests
 from kinetic.aio.platforms import Platform
 from kinetic.aio.ports import Observation
@@ -248,7 +248,9 @@ async def test_what_was_stopped_is_cleaned_up_with_its_job() -> None:
         job = await client.submit(for_ever, 1)
         await until_there_is(store, "claim")
         stop = wire.Request(kind="stop", cause="cancel")
-        await Requests(store, f"jobs/{job.job_id}/").append(stop)
+        scope = f"jobs/{job.job_id}/"
+        key = seals.submission_key(await platform.cluster.root_key(), scope)
+        await Requests(store, scope, key).append(stop)
         cluster.end(job.k8s_name, exit_code=-15, reason=None)
         await until_there_is(store, "outcome")
         assert await job.status() is JobStatus.NOT_FOUND

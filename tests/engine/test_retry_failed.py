@@ -14,6 +14,7 @@ from kinetic import aio, errors
 from kinetic._runner import wire
 from kinetic.aio.platforms import Platform
 from kinetic.aio.ports import Object
+from kinetic.job_status import JobStatus
 from kinetic.testing import MemoryCluster, MemoryStore, carry_out, memory_platform
 
 VIRTUAL = pytest.mark.looptime(noop_cycles=300)
@@ -82,6 +83,21 @@ async def test_only_what_failed_runs_again(client: aio.Client) -> None:
     assert await batch.results() == [0, 1, 2, 3, 4]
     assert RUNS == {0: 1, 1: 2, 2: 1, 3: 2, 4: 1}
     assert await batch.retry_failed() == 0
+
+
+@VIRTUAL
+async def test_what_is_tried_again_is_there_again_until_it_is_cleaned_up_too(
+    client: aio.Client,
+) -> None:
+    batch = await failed(client)
+    job = await batch.job(1)
+    await batch.results(return_exceptions=True)
+    assert await job.status() is JobStatus.NOT_FOUND
+    await batch.retry_failed()
+    await batch.wait()
+    assert await job.status() is JobStatus.SUCCEEDED
+    await batch.results()
+    assert await job.status() is JobStatus.NOT_FOUND and await job.result() == 1
 
 
 @VIRTUAL

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from kinetic import aio, errors
-from kinetic._runner import wire
+from kinetic._runner import seals, wire
 from kinetic.aio import _lease
 from kinetic.aio.platforms import Platform
 from kinetic.testing import carry_out, memory_platform
@@ -280,9 +280,11 @@ async def test_a_batch_of_another_version_is_taken_or_refused(
     name = f"batches/{group}/manifest"
     there = await world.platform.store.get(name)
     manifest = json.loads(there.body) | {"version": version, "unheard of": [1]}
-    await world.platform.store.replace(
-        name, json.dumps(manifest).encode(), generation=there.generation
-    )
+    manifest.pop("mac")
+    scope, body = f"batches/{group}/", json.dumps(manifest).encode()
+    key = seals.submission_key(await world.platform.cluster.root_key(), scope)
+    await world.platform.store.delete([name])
+    await world.platform.store.create(name, seals.signed_json(key, scope, name, body))
     async with aio.Client(platform=world.platform) as client:
         if words is not None:
             with pytest.raises(errors.WireError, match=words):
@@ -301,9 +303,11 @@ async def test_a_request_that_must_not_be_ignored_stops_the_holder(world: World)
         batch = await client.run_async_map(square, range(3), max_concurrent=1)
         await until(lambda: world.running == 1)
         for number, must in enumerate([False, True]):
-            body = wire.Request(kind="hibernate", must=must).to_bytes()
-            name = wire.control_key(f"batches/{batch.group_id}/", number)
-            await world.platform.store.create(name, body)
+            scope = f"batches/{batch.group_id}/"
+            key = seals.submission_key(await world.platform.cluster.root_key(), scope)
+            name = wire.control_key(scope, number)
+            request = wire.Request(kind="hibernate", must=must)
+            await world.platform.store.create(name, *request.signed(key, scope, name))
         with pytest.raises(errors.WireError, match="hibernate"):
             await batch.wait()
 
@@ -421,8 +425,9 @@ async def test_what_comes_late_of_one_that_died_is_heard_of(world: World) -> Non
 class RemovedBetween:
     """A store in which somebody asks for the removal right after the lease is let go."""
 
-    def __init__(self, store: Any) -> None:
+    def __init__(self, store: Any, root: bytes) -> None:
         self._store = store
+        self._root = root
         self.let_go = False
         self.holdings = 0
 
@@ -435,16 +440,18 @@ class RemovedBetween:
         self.holdings += held and self.let_go  # before, it is renewed as often as time goes by
         if not held:
             self.let_go = True
-            stop = wire.Request(kind="stop", cause=wire.CLEANUP).to_bytes()
             scope = name.removesuffix("lease")
-            await self._store.create(wire.control_key(scope, 0), stop)
+            key = seals.submission_key(self._root, scope)
+            stop, slot = wire.Request(kind="stop", cause=wire.CLEANUP), wire.control_key(scope, 0)
+            await self._store.create(slot, *stop.signed(key, scope, slot))
         return made
 
 
 @VIRTUAL
 async def test_nothing_is_written_into_a_batch_that_is_being_removed(world: World) -> None:
     """Whoever let go of it and finds that request does not take the lease again for it."""
-    store: Any = RemovedBetween(world.platform.store)
+    root = await world.platform.cluster.root_key()
+    store: Any = RemovedBetween(world.platform.store, root)
     async with aio.Client(platform=replace(world.platform, store=store)) as client:
         batch = await client.run_async_map(square, range(3))
         await batch.wait()

@@ -422,6 +422,8 @@ async def test_damage_is_told_to_who_observes() -> None:
         world.gate.set()
         results = await asyncio.wait_for(waiting, 1000)
         assert [type(one) for one in results] == [int, errors.WireError, int, int]
+        damaged = await observed.job(1)
+        assert observed.unavailable_children == {1: damaged.job_id}
 
 
 @VIRTUAL

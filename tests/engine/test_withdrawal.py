@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from kinetic import aio, errors
-from kinetic._runner import wire
+from kinetic._runner import seals, wire
 from kinetic.aio._requests import Requests
 from kinetic.aio._session import LABEL_INDEX, LABEL_SUBMISSION
 from kinetic.aio.platforms import Platform
@@ -60,6 +60,13 @@ async def until(what: Any) -> None:
     async with asyncio.timeout(1000):
         while not what():
             await asyncio.sleep(0.2)
+
+
+async def requests_of(world: World, group_id: str) -> Requests:
+    """What another process asks for."""
+    scope = f"batches/{group_id}/"
+    key = seals.submission_key(await world.platform.cluster.root_key(), scope)
+    return Requests(world.platform.store, scope, key)
 
 
 async def lives(platform: Platform, group_id: str) -> list[str]:
@@ -161,7 +168,7 @@ async def test_a_job_that_another_process_had_stopped_before_it_came_is_taken_of
     await until(lambda: world.started == 1)
     async with aio.Client(platform=world.platform) as other:
         found = await other.attach_batch(batch.group_id)
-        requests = Requests(world.platform.store, f"batches/{batch.group_id}/")
+        requests = await requests_of(world, batch.group_id)
         await requests.append(wire.Request(kind="stop", items=(0,), cause="cancel"))
         assert await (await found.job(0)).status() is JobStatus.NOT_FOUND
     await until(lambda: world.started == 2)  # the next one has its slot
@@ -178,7 +185,7 @@ async def test_who_goes_on_with_a_batch_takes_off_what_was_stopped_before_it_beg
     batch = await client.run_async_map(same, range(4), max_concurrent=3)
     await until(lambda: world.started == 3)
     await client.aclose()
-    requests = Requests(world.platform.store, f"batches/{batch.group_id}/")
+    requests = await requests_of(world, batch.group_id)
     await requests.append(wire.Request(kind="stop", items=(0, 2), cause="cancel"))
     async with aio.Client(platform=world.platform) as other:
         found = await other.attach_batch(batch.group_id)
@@ -197,7 +204,7 @@ async def test_who_goes_on_takes_off_every_job_of_an_item_that_was_stopped(
     """Also that of an attempt which will never start, for the item was tried again after it."""
     batch = await client.run_async_map(same, range(2), max_concurrent=2)
     await until(lambda: world.started == 2)
-    requests = Requests(world.platform.store, f"batches/{batch.group_id}/")
+    requests = await requests_of(world, batch.group_id)
     await requests.append(wire.Request(kind="stop", items=(0,), keep_running=True))
     assert await (await batch.job(0)).status() is JobStatus.NOT_FOUND
     assert await batch.retry_failed([0]) == 1
@@ -406,7 +413,7 @@ async def test_a_platform_that_deletes_nothing_does_not_keep_a_batch_from_its_en
 
 
 async def test_what_was_tried_again_is_wanted() -> None:
-    requests = Requests(MemoryStore(), "batches/b/")
+    requests = Requests(MemoryStore(), "batches/b/", b"key")
     await requests.append(wire.Request(kind="stop", cause="cancel"))
     assert [requests.unwanted(index) for index in (0, 1)] == [True, True]
     await requests.append(wire.Request(kind="retry", bases={0: 1}))

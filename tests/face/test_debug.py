@@ -228,3 +228,67 @@ input()
         forwarder = psutil.Process(int(words.split()[-1]))
         psutil.Process(process.pid).kill()
         forwarder.wait(DEADLINE_S)
+
+
+def test_the_steps_of_attaching_can_be_taken_one_by_one(tmp_path: Path) -> None:
+    """Wait, forward, tell; a job without a debugger, or one that has ended, is told."""
+    with listener() as taken:
+        local = taken.getsockname()[1]
+    code = f"""
+from kinetic.debug import *
+
+job = doubled.run_async(4)
+port = wait_for_debug_server(job)
+forwarder = start_port_forward(job.k8s_name, job.namespace, {local}, port)
+print_attach_instructions({local}, working_dir={str(tmp_path)!r})
+print("value", job.result())
+print("ended", forwarder.wait(60))
+cleanup_port_forward(forwarder)
+for wrong in (job, doubled.options(debug=False).run_async(1)):
+    try:
+        wait_for_debug_server(wrong, timeout=60)
+    except (RuntimeError, ValueError) as error:
+        print(type(error).__name__)
+try:
+    start_port_forward(job.k8s_name, job.namespace, {local}, port)
+except kinetic.errors.NotFound as error:
+    print(job.k8s_name in str(error))
+job.cleanup()
+"""
+    with Child(CALL + code, folder=tmp_path, deadline=DEADLINE_S) as process:
+        assert f"127.0.0.1:{local}" in process.line()
+        entry = process.line()
+        while not entry.endswith("\n}"):
+            entry += "\n" + process.line()
+        told = json.loads(entry)
+        assert told["pathMappings"] == [{"localRoot": str(tmp_path), "remoteRoot": "."}]
+        with Editor(local) as editor:
+            assert editor.begin(told, tmp_path / "script.py", 8)
+            frame, variables = editor.stopped()
+            assert (frame["source"]["path"], variables["x"]) == (str(tmp_path / "script.py"), "4")
+            editor.go_on()
+            editor.event("terminated")
+        process.expect("value 8")
+        process.expect("ended 0")
+        process.expect("JobError")
+        process.expect("ConfigurationError")
+        process.expect("True")
+        assert process.end()[0] == 0
+
+
+def test_waiting_for_a_debugger_ends_with_its_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KINETIC_LOCAL_SLOTS", "1")
+    code = """
+first, second = doubled.run_async(1), doubled.run_async(2)
+try:
+    kinetic.debug.wait_for_debug_server(second, timeout=0.2)
+except TimeoutError as error:
+    print(second.job_id in str(error), second.status().value)
+for job in (first, second):
+    job.cancel()
+"""
+    with Child(CALL + code, folder=tmp_path, deadline=DEADLINE_S) as process:
+        process.expect("True PENDING")
+        assert process.end()[0] == 0

@@ -12,6 +12,8 @@ import pytest
 
 import kinetic
 import kinetic.aio
+import kinetic.collections
+import kinetic.data
 import kinetic.debug
 import kinetic.job_status
 import kinetic.jobs
@@ -23,7 +25,7 @@ PAIRS = {
     "module": (kinetic.jobs, kinetic.aio),
 }
 ONLY_HERE = {"JobHandle": {"facing"}, "BatchHandle": {"group_id", "name", "tags"}, "module": set()}
-ONLY_THERE = {"JobHandle": {"bound"}, "BatchHandle": {"let_run"}, "module": {"Client"}}
+ONLY_THERE = {"JobHandle": {"bound", "debugger"}, "BatchHandle": {"let_run"}, "module": {"Client"}}
 
 # The promised signatures, as `name: default` in order; a bare name has none, a star is a star.
 RUN = """
@@ -95,7 +97,22 @@ PROMISED: dict[str, tuple[Callable[..., Any], str]] = {
         "group_id, project=None, cluster=None, poll_interval=10.0, poll_timeout=None",
     ),
     "RemoteFunction.run_async_map": (kinetic.RemoteFunction.run_async_map, "self, " + MAP),
+    "collections.map": (kinetic.collections.map, MAP.replace("inputs", "submit_fn, inputs", 1)),
     "cleanup_port_forward": (kinetic.debug.cleanup_port_forward, "proc"),
+    "start_port_forward": (
+        kinetic.debug.start_port_forward,
+        "pod_name, namespace, local_port, remote_port",
+    ),
+    "print_attach_instructions": (
+        kinetic.debug.print_attach_instructions,
+        "local_port, working_dir=None",
+    ),
+    "make_data_ref": (
+        kinetic.data.make_data_ref,
+        "uri, is_dir, mount_path=None, fuse=False, hf_trust_remote_code=False",
+    ),
+    "is_data_ref": (kinetic.data.is_data_ref, "obj"),
+    "parse_gcs_uri": (kinetic.data.parse_gcs_uri, "gcs_uri"),
 }
 
 
@@ -206,6 +223,13 @@ def test_every_name_of_the_package_is_lazy_listed_and_seen_by_type_checkers() ->
 def test_a_name_that_is_not_there_says_so() -> None:
     with pytest.raises(AttributeError, match="no attribute 'Runner'"):
         kinetic.Runner  # type: ignore[attr-defined]  # noqa: B018
+
+
+def test_waiting_for_a_debugger_takes_what_it_took() -> None:
+    found = parameters(kinetic.debug.wait_for_debug_server)
+    assert [name for name, _, _ in found] == ["handle", "timeout", "poll_interval"]
+    assert [default for _, _, default in found[1:]] == [kinetic.debug.DEBUG_WAIT_TIMEOUT, 5]
+    assert (kinetic.debug.DEBUGPY_PORT, kinetic.debug.DEBUG_WAIT_TIMEOUT) == (5678, 600)
 
 
 def test_the_names_are_the_same_objects_wherever_they_are_taken_from() -> None:

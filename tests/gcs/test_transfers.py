@@ -8,6 +8,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 
 from kinetic.aio.stores._gcs_http import EMULATOR
@@ -165,6 +166,32 @@ async def test_a_cancelled_download_leaves_no_file(
     with pytest.raises(asyncio.CancelledError):
         await fetching
     assert [path.name for path in tmp_path.iterdir()] == ["source"]
+
+
+def open_below(folder: Path) -> list[str]:
+    """The files there that this process has open."""
+    return [one.path for one in psutil.Process().open_files() if one.path.startswith(str(folder))]
+
+
+@pytest.mark.parametrize("way", ["create", "fetch"])
+async def test_a_cancelled_transfer_leaves_no_file_open(
+    server: GcsServer, store: GcsStore, tmp_path: Path, source: Path, way: str
+) -> None:
+    await store.create("x", source)
+    kind = {"create": "put", "fetch": "media"}[way]
+    stalled = server.fail(kind, times=10, at=700_000, stall=True)
+    moving: asyncio.Task[bool | None]
+    if way == "create":
+        moving = asyncio.create_task(store.create("y", source))
+    else:
+        moving = asyncio.create_task(store.fetch("x", tmp_path / "copy"))
+    while not stalled.seen:
+        await asyncio.sleep(0)
+    assert open_below(tmp_path)
+    moving.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await moving
+    assert not open_below(tmp_path)
 
 
 async def test_a_large_object_comes_in_several_streams(

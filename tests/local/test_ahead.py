@@ -222,7 +222,8 @@ def signal_at_once(
     parent = parents.start(job, job.order, {})
     assert objects.exists(CLAIM)
     if stopped:
-        objects.create(wire.control_key(SCOPE, 0), wire.Request(kind="stop").to_bytes())
+        name = wire.control_key(SCOPE, 0)
+        objects.create(name, *wire.Request(kind="stop").signed(KEY, SCOPE, name))
     parent.signal(job, signal.SIGTERM)
     (end,) = heard(parent)
     assert isinstance(end, Ended)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import signal
 from typing import Any
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
 
 from kinetic._local.jobs import (
+    KEPT,
     KEPT_S,
     Action,
     Arm,
@@ -24,6 +26,7 @@ from kinetic._local.jobs import (
 )
 from kinetic._local.protocol import Order, Shared
 from kinetic._local.slots import Grant, Need, Slots
+from kinetic._local.supervisor import TIMERS, Timers
 from kinetic.job_status import Reason
 
 
@@ -133,13 +136,51 @@ def test_a_name_that_was_deleted_may_be_used_again_before_a_death() -> None:
     assert table.jobs["a"].executor == "e"
 
 
-def test_old_jobs_are_forgotten() -> None:
-    table = Table(Slots(2))
+@pytest.mark.parametrize(("kept_s", "table"), [(KEPT_S, Table(Slots(2))), (9, Table(Slots(2), 9))])
+def test_old_jobs_are_forgotten_and_their_logs_stay(kept_s: float, table: Table) -> None:
     job = started(table)
     table.ended(job, 100.0, status=0, out_of_memory=False)
-    assert table.expired(100.0 + KEPT_S) == []
-    assert kinds(table.expired(101.0 + KEPT_S)) == ["Record", "Tell", "Discard"]
+    assert table.expired(100.0 + kept_s) == []
+    assert kinds(table.expired(101.0 + kept_s)) == ["Record", "Tell"]
+    assert table.jobs == {} and [*table.lines()] == []
+
+
+def test_a_supervisor_remembers_so_many_ended_jobs_and_no_more() -> None:
+    table, journal = Table(Slots(1)), list[Any]()
+    for number in range(KEPT + 10):
+        job = started(table, name=f"j{number}")
+        for action in table.ended(job, float(number), status=0, out_of_memory=False):
+            journal += [action.line] if isinstance(action, Record) else []
+    assert [*table.jobs] == [f"j{number}" for number in range(10, KEPT + 10)]
+    assert all(job.order is None and job.body == b"" for job in table.jobs.values())
+    assert [line["name"] for line in journal if line["was"] == "forgotten"] == [
+        f"j{number}" for number in range(10)
+    ]
+
+
+def test_what_was_forgotten_is_not_remembered_by_the_next_supervisor() -> None:
+    lines = [
+        {"was": "created", "name": "a"},
+        {"was": "ended", "name": "a", "at": 5.0},
+        {"was": "forgotten", "name": "a"},
+        {"was": "created", "name": "b"},
+        {"was": "gone", "name": "b"},
+    ]
+    table = Table(Slots(1))
+    assert table.restore(lines, 6.0) == ["b"], "only a log of a job that was deleted goes"
     assert table.jobs == {}
+
+
+def test_the_deadline_of_a_job_that_is_over_is_not_kept_until_its_moment() -> None:
+    table, timers = Table(Slots(1)), Timers()
+    for number in range(3 * TIMERS):
+        job = started(table, name=f"j{number}", timeout=86400.0)
+        timers.set(86400.0 + number, Due.DEADLINE, job)
+        table.ended(job, 2.0, status=0, out_of_memory=False)
+    last = started(table, name="last", timeout=9.0)
+    timers.set(9.0, Due.DEADLINE, last)
+    assert len(timers) <= TIMERS
+    assert timers.due(8.9) is None and timers.due(9.0) == (Due.DEADLINE, last)
 
 
 class Machine(RuleBasedStateMachine):

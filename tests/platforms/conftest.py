@@ -20,14 +20,13 @@ from tests.cluster.fixtures import (
     gcs_server,
     groups,
     nodes,
-    pytest_collection_finish,
 )
 from tests.conftest import private_home
 
 from .crew import Crew
 from .place import Platform
 
-__all__ = ["control_plane", "gcs_server", "groups", "nodes", "pytest_collection_finish"]
+__all__ = ["control_plane", "gcs_server", "groups", "nodes"]
 
 IMAGE = "example.test/image:1"
 """Any name will do: the processes run in the interpreter of the tests."""

@@ -87,9 +87,12 @@ class Custom(Exception):
     """Of this module, which is the user's project."""
 
 
-class Picky(Exception):
-    def __init__(self, first: str, second: str) -> None:
-        super().__init__(f"{first} {second}")
+class Coded(Exception):
+    """Its ``args`` are not what its ``__init__`` takes."""
+
+    def __init__(self, code: int, *, where: str) -> None:
+        super().__init__(f"{code} at {where}")
+        self.code = code
 
 
 @behaviour
@@ -146,9 +149,33 @@ async def test_the_users_exception_comes_back_as_itself(place: Place) -> None:
 
 
 @behaviour
+async def test_an_exception_keeps_its_type_whatever_its_class_takes(place: Place) -> None:
+    def fail(code: int) -> None:
+        raise Coded(code, where="there")
+
+    def gather() -> None:
+        raise ExceptionGroup("some", [Coded(2, where="there"), KeyError("k")]) from Coded(
+            3, where="x"
+        )
+
+    single, group = await asyncio.gather(place.submit(fail, 1), place.submit(gather))
+    with pytest.raises(Coded, match="1 at there") as caught:
+        await single
+    assert caught.value.code == 1
+    with pytest.raises(ExceptionGroup) as grouped:
+        await group
+    first, second = grouped.value.exceptions
+    assert (type(first), type(second)) == (Coded, KeyError)
+    assert type(grouped.value.__cause__) is Coded
+    batch = await place.map(fail, [4])
+    [error] = await batch.results(return_exceptions=True)
+    assert type(error) is Coded and error.code == 4
+
+
+@behaviour
 async def test_what_cannot_be_rebuilt_or_pickled_is_told_in_words(place: Place) -> None:
     def raise_it() -> None:
-        raise Picky("no", "way")
+        raise type("Picky", (Exception,), {"lock": threading.Lock()})("no way")
 
     def lock() -> Any:
         return {"lock": threading.Lock()}
@@ -162,7 +189,7 @@ async def test_what_cannot_be_rebuilt_or_pickled_is_told_in_words(place: Place) 
         place.submit(leave, 0),
         place.submit(leave, 3),
     )
-    with pytest.raises(errors.JobFailed, match=r"Picky: no way") as caught:
+    with pytest.raises(errors.JobFailed, match=r"Picky: no way\n.*cannot pickle") as caught:
         await picky
     assert caught.value.remote_type.endswith("Picky")
     assert "in raise_it" in caught.value.remote_traceback

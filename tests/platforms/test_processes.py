@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import random
 from pathlib import Path
 
@@ -157,6 +158,185 @@ batch.wait()
     await batch.resume(inputs=[(folder, 7)])
     assert await batch.results() == [0, -0.5, -7]
     assert place.marks("project/*.1") == ["0.1", "0.5.1", "7.1"]
+
+
+@behaviour
+async def test_the_traceback_of_a_jobs_exception_has_the_callers_lines_and_the_jobs(
+    place: Place,
+) -> None:
+    code = """
+@remote
+def inverse(value):
+    return 1 / value
+
+@remote
+def half(value):
+    return inverse(value) / 2
+
+@remote
+async def later(value):
+    return 1 / value
+
+def ask(how):
+    if how == "await":
+        return asyncio.run(wait())
+    return half(0) if how == "call" else inverse.run_async(0).result()
+
+async def wait():
+    return await later(0)
+
+ask(pathlib.Path("how").read_text())
+"""
+    (place.folder / "project").mkdir()
+    for how, line, *frames in [
+        ("call", "return half(0) if", "half", "inverse"),
+        ("handle", "inverse.run_async(0).result()", "inverse"),
+        ("await", "return await later(0)", "later"),
+    ]:
+        (place.folder / "project" / "how").write_text(how)
+        async with place.script(code) as script:
+            status, _, err = await script.end()
+        local, remote = err.split("Remote traceback of ")
+        assert status == 1 and local.endswith("\nZeroDivisionError: division by zero\n"), err
+        files = [row.split('"')[1] for row in local.splitlines() if row.startswith("  File ")]
+        assert line in local and not any("/kinetic/" in file for file in files), err
+        rows = [row for row in remote.splitlines() if row.startswith("  File ")]
+        assert [row.rpartition(" ")[2] for row in rows] == [*frames], err
+
+
+@behaviour
+async def test_another_process_catches_the_exceptions_of_a_job_by_its_own_classes(
+    place: Place,
+) -> None:
+    (place.folder / "project").mkdir()
+    (place.folder / "project" / "model.py").write_text(
+        """class Coded(Exception):
+    def __init__(self, code, *, where):
+        super().__init__(f"{code} at {where}")
+        self.code = code
+"""
+    )
+    code = """
+import model
+
+class Own(model.Coded):
+    def __init__(self, code):
+        super().__init__(code, where="main")
+
+@remote
+def fail(number):
+    raise model.Coded(3, where="x") if number else Own(4)
+
+if pathlib.Path("group").exists():
+    batch = kinetic.attach_batch(pathlib.Path("group").read_text())
+else:
+    batch = fail.run_async_map([0, 1])
+    pathlib.Path("group").write_text(batch.group_id)
+for number, kind in enumerate([Own, model.Coded]):
+    try:
+        batch.job(number).result()
+    except kind as error:
+        print(type(error) is kind, error.code)
+"""
+    for _ in range(2):
+        async with place.script(code) as script:
+            status, out, err = await script.end()
+            assert (status, out) == (0, "True 4\nTrue 3\n"), err
+
+
+@behaviour
+async def test_keras_is_told_to_use_jax_where_it_is_unless_the_caller_says_otherwise(
+    place: Place,
+) -> None:
+    code = """
+@remote
+def backend():
+    return os.environ.get("KERAS_BACKEND")
+
+print(backend())
+os.environ["KERAS_BACKEND"] = "torch"
+print(backend.options(capture_env_vars=["KERAS_BACKEND"])())
+"""
+    installed = importlib.util.find_spec("jax") is not None
+    expected = "jax" if installed or place.name != "local" else "None"
+    async with place.script(code) as script:
+        status, out, err = await script.end()
+        assert (status, out) == (0, f"{expected}\ntorch\n"), err
+    package = place.folder / "project" / "jax"
+    package.mkdir()
+    (package / "__init__.py").write_text("raise ImportError('only looked for')")
+    async with place.script(code) as script:
+        status, out, err = await script.end()
+        assert (status, out) == (0, "jax\ntorch\n"), err
+
+
+@behaviour
+async def test_a_decorated_function_in_a_job_is_itself_and_runs_in_place(place: Place) -> None:
+    """Those of the script and of the project, also async ones and methods."""
+    (place.folder / "project").mkdir()
+    (place.folder / "project" / "stages.py").write_text(
+        """import os, kinetic
+
+class Stage:
+    def __init__(self, number):
+        self.number = number
+
+    @kinetic.run("cpu")
+    def add(self, more):
+        return os.getpid(), self.number + more
+"""
+    )
+    code = """
+import functools, inspect
+from stages import Stage
+
+@remote
+def add(number: int, *, more: int = 1):
+    "Adds."
+    return os.getpid(), number + more
+
+def plus(number, more):
+    return os.getpid(), number + more
+
+two = remote(functools.partial(plus, 1))
+
+@remote
+async def later(number):
+    return os.getpid(), number
+
+def refused(ask, *args):
+    try:
+        ask(*args)
+    except RuntimeError as error:
+        return str(error)
+
+def submit(function):
+    import kinetic.jobs
+    kinetic.jobs.submit(function, 2)
+
+async def gathered():
+    return [*await asyncio.gather(later(3), later.local(3), later.options(spot=True)(3))]
+
+@remote
+def look(passed):
+    calls = [add(2), add.local(2), add.options(accelerator="l4", timeout=3)(2), passed(1, more=2)]
+    calls += [two(more=2), two.local(more=2), two.options(spot=True)(more=2)]
+    stage = Stage(1)
+    calls += [stage.add(2), stage.add.local(2), stage.add.options(spot=True)(2)]
+    calls += asyncio.run(gathered())
+    words = [refused(add.run_async, 2), refused(later.run_async_map, [2])]
+    words += [refused(stage.add.run_async), refused(submit, add)]
+    facts = (add.__name__, add.__doc__, str(inspect.signature(add)), add.__module__)
+    coroutine = inspect.iscoroutinefunction(later) or sys.version_info < (3, 12)
+    return set(calls) == {(os.getpid(), 3)}, words, facts, coroutine
+
+same, words, facts, coroutine = look(add)
+print(same, coroutine, all(".local(" in one for one in words), *facts)
+"""
+    async with place.script(code) as script:
+        status, out, err = await script.end()
+        facts = "add Adds. (number: int, *, more: int = 1) __main__"
+        assert (status, out) == (0, f"True True True {facts}\n"), err
 
 
 @behaviour

@@ -114,7 +114,8 @@ class Pods:
 
     def stop(self) -> None:
         """Ask for a stop of everything."""
-        self.objects.create(wire.control_key(SCOPE, 0), wire.Request(kind="stop").to_bytes())
+        name = wire.control_key(SCOPE, 0)
+        self.objects.create(name, *wire.Request(kind="stop").signed(self.key, SCOPE, name))
 
 
 class Pod:

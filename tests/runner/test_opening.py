@@ -149,7 +149,8 @@ def test_whatever_came_in_between_is_left_to_the_job(
         case "claimed":
             objects.create(CLAIM, b"", {"executor": "other", "fence": "1"})
         case "stopped":
-            objects.create(wire.control_key(SCOPE, 0), wire.Request(kind="stop").to_bytes())
+            name = wire.control_key(SCOPE, 0)
+            objects.create(name, *wire.Request(kind="stop").signed(KEY, SCOPE, name))
         case "closed":
             signed = wire.Outcome(kind=wire.Kind.LOST).signed(KEY, SCOPE, 0, 1)
             objects.create(wire.attempt_key(SCOPE, 0, 1, "outcome"), b"", signed)

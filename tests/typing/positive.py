@@ -22,6 +22,7 @@ from kinetic import (
     RemoteFunction,
     Succeeded,
 )
+from kinetic.collection import Collection
 
 
 @kinetic.run(accelerator="tpu-v6e-8", spot=True, memory="4Gi", timeout=3600)
@@ -93,6 +94,7 @@ def handles_know_what_they_will_return() -> None:
     assert_type(batch.resume(inputs=[0.3], seal=True), BatchHandle[list[float]])
     assert_type(batch.retry_failed([1, 2]), int)
     assert_type(kinetic.list_batches(tags={"a": "b"}), list[BatchHandle[Any]])
+    assert_type(kinetic.collect(), Collection)
     for one in batch.progress():
         assert_type(one, Progress)
 
@@ -157,11 +159,13 @@ async def the_async_api_has_the_same_types() -> None:
         assert_type(await batch.resume(), kinetic.aio.BatchHandle[list[float]])
         assert_type(await batch.retry_failed(), int)
         assert_type(await client.list_batches("n", limit=3), list[kinetic.aio.BatchHandle[Any]])
+        await client.cleanup(batch.group_id)
     numbers = await kinetic.aio.run_async_map(fetch, ["u"], progress=True)
     async for index, _, outcome in numbers.outcomes():
         assert_type(index, int)
         assert_type(outcome, Outcome[bytes])
     assert_type(await kinetic.aio.run_async_map(bare, ["u"]), kinetic.aio.BatchHandle[int])
+    assert_type(await kinetic.aio.collect(), Collection)
     assert_type(await kinetic.aio.list_batches(), list[kinetic.aio.BatchHandle[Any]])
 
 

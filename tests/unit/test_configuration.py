@@ -242,8 +242,8 @@ def test_the_log_level_is_the_one_named(name: str) -> None:
     assert log_level({"KINETIC_LOG_LEVEL": name.lower()}) == getattr(logging, name)
 
 
-def test_the_log_level_has_a_default_and_a_limit() -> None:
-    assert log_level({}) == log_level({"KINETIC_LOG_LEVEL": ""}) == logging.INFO
+def test_the_log_level_may_be_left_to_the_program_and_has_a_limit() -> None:
+    assert log_level({}) is None and log_level({"KINETIC_LOG_LEVEL": ""}) is None
     assert log_level({"KINETIC_LOG_LEVEL": "FATAL"}) == logging.FATAL
     with pytest.raises(ConfigurationError, match="did you mean 'WARNING'"):
         log_level({"KINETIC_LOG_LEVEL": "warnign"})

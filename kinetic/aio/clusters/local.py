@@ -210,8 +210,8 @@ class LocalCluster:
     ) -> AsyncGenerator[str]:
         """Lines of the job's output; with *follow*, until it has ended and all is read.
 
-        A line of more than 1 MiB comes in pieces. The log is kept as long as
-        the job is known: until it is deleted, or for 24 hours after its end.
+        A line of more than 1 MiB comes in pieces. The log is kept until the job
+        is deleted, also when nothing else is known of it any more.
 
         Raises:
             NotFound: There is no such job.
@@ -221,9 +221,9 @@ class LocalCluster:
         from kinetic._local import logs
         from kinetic._local.places import Places
 
-        if not await self.find(names=[name]):
-            raise NotFound(f"there is no job {name!r} on this machine, or it was deleted")
         path = Places(self._home).log(name)
+        if not (await self.find(names=[name]) or path.exists()):
+            raise NotFound(f"there is no job {name!r} on this machine, or it was deleted")
         ended: asyncio.Task[dict[str, Any]] | None = None
         if follow:
             ended = asyncio.create_task(self._ask({"op": "ended", "name": name}))

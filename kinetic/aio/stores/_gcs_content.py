@@ -8,7 +8,10 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from kinetic.aio._release import in_thread
+from aiofiles.threadpool import wrap
+from aiofiles.threadpool.binary import AsyncBufferedReader
+
+from kinetic.aio._release import in_thread, release
 from kinetic.aio.stores import _gcs_checksum as checksum
 from kinetic.errors import BackendError
 
@@ -20,16 +23,16 @@ STRETCH = 64 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """Something of *size* bytes with a checksum; ``file`` is a descriptor, else ``held`` is all."""
+    """Something of *size* bytes with a checksum; ``file`` has them, else ``held`` is all."""
 
     size: int
     crc32c: str
     held: bytes = b""
-    file: int | None = None
+    file: AsyncBufferedReader | None = None
     path: str = ""
 
-    async def read(self, start: int, stop: int) -> bytes:
-        """The bytes from *start* to *stop*.
+    async def read(self, start: int, stop: int, *, goes_on: bool = False) -> bytes:
+        """The bytes from *start* to *stop*; *goes_on* where the last ones read ended at *start*.
 
         Raises:
             BackendError: The file has fewer by now, or cannot be read.
@@ -37,7 +40,9 @@ class Content:
         if self.file is None:
             return self.held[start:stop]
         try:
-            piece = await in_thread(os.pread, self.file, stop - start, start)
+            if not goes_on:
+                await self.file.seek(start)
+            piece = await self.file.read(stop - start)
         except OSError as exc:
             raise _unreadable(self.path, exc) from exc
         if len(piece) < stop - start:
@@ -56,25 +61,31 @@ async def opened(body: bytes | Path, small: int) -> AsyncGenerator[Content]:
         return
     path = os.fspath(body)
     try:
-        file = os.open(path, os.O_RDONLY)  # a descriptor must not be lost in a thread
+        file = _reader(path)
     except OSError as exc:
         raise _unreadable(path, exc) from exc
     try:
         yield await _content_of(file, path, small)
-    finally:
-        os.close(file)
+    finally:  # after what is just being read: the two have a lock
+        await release(file.close(), what=f"closing {path}")
 
 
-async def _content_of(file: int, path: str, small: int) -> Content:
-    size = os.fstat(file).st_size
+def _reader(path: str) -> AsyncBufferedReader:
+    """Opened here and now: a file must not be lost in a thread whose caller is cancelled."""
+    file: AsyncBufferedReader = wrap(open(path, "rb"))  # noqa: SIM115  # the caller closes it
+    return file
+
+
+async def _content_of(file: AsyncBufferedReader, path: str, small: int) -> Content:
+    size = os.fstat(file.fileno()).st_size
     try:
         if size <= small:
-            held = await in_thread(os.pread, file, small + 1, 0)
+            held = await file.read(small + 1)
             return Content(len(held), checksum.of(held), held=held)
         value = 0
         for start in range(0, size, STRETCH):
             stop = min(size, start + STRETCH)
-            value = await in_thread(checksum.of_file, file, start, stop, value)
+            value = await in_thread(checksum.of_file, file.fileno(), start, stop, value)
     except OSError as exc:
         raise _unreadable(path, exc) from exc
     return Content(size, checksum.text(value), file=file, path=path)

@@ -12,7 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kinetic.aio._release import all_or_none, in_thread
+from aiofiles.threadpool import wrap
+from aiofiles.threadpool.binary import AsyncBufferedReader
+
+from kinetic.aio._release import all_or_none, in_thread, release
 from kinetic.aio.ports import Object
 from kinetic.aio.stores import _gcs_checksum as checksum
 from kinetic.aio.stores._gcs_content import STRETCH
@@ -34,7 +37,7 @@ LONG = 8 * 1024 * 1024
 CHANGES = 10
 """How often an object that is replaced each time is read again."""
 
-Sink = Callable[[int, bytes], Awaitable[None]]
+Sink = Callable[[bytes], Awaitable[None]]
 
 
 async def get(http: Http, name: str) -> Object:
@@ -100,7 +103,9 @@ async def _fetched(http: Http, name: str, about: Described, path: Path) -> None:
     file, temporary = tempfile.mkstemp(prefix=".kinetic-", dir=path.parent)
     try:
         try:
-            await _filled(http, name, about, file, path)
+            os.ftruncate(file, about.size)
+            await _filled(http, name, about, temporary, path)
+            await _checked(http, name, about, file)
         finally:
             os.close(file)
         _publish(temporary, path)
@@ -120,38 +125,46 @@ def _publish(temporary: str, path: Path) -> None:
         os.replace(temporary, path)
 
 
-async def _filled(http: Http, name: str, about: Described, file: int, path: Path) -> None:
-    os.ftruncate(file, about.size)
-
-    async def sink(offset: int, content: bytes) -> None:
-        try:
-            await in_thread(_write, file, content, offset)
-        except OSError as exc:  # or it would pass for a failure of the network
-            raise _unwritable(path, exc) from exc
-
+async def _filled(http: Http, name: str, about: Described, temporary: str, path: Path) -> None:
     part = http.limits.part_bytes
     parts = iter(range(0, about.size, part))
 
     async def stream() -> None:
-        for start in parts:
-            stop = min(about.size, start + part)
-            await _Stream(http, name, sink, start=start, stop=stop, about=about).run()
+        file = _writer(temporary)
+
+        async def sink(content: bytes) -> None:
+            try:
+                await file.write(content)
+            except OSError as exc:  # or it would pass for a failure of the network
+                raise _unwritable(path, exc) from exc
+
+        try:
+            for start in parts:
+                stop = min(about.size, start + part)
+                await file.seek(start)
+                await _Stream(http, name, sink, start=start, stop=stop, about=about).run()
+            await file.flush()
+        finally:  # after what is just being written: the two have a lock
+            await release(file.close(), what=f"closing {temporary}")
 
     streams = min(http.limits.parts, -(-about.size // part))
     await all_or_none(*(stream() for _ in range(streams)))
-    # From the file, not from the stream: what is checked is what will be read.
+
+
+def _writer(path: str) -> AsyncBufferedReader:
+    """Opened here and now: a file must not be lost in a thread whose caller is cancelled."""
+    file: AsyncBufferedReader = wrap(open(path, "r+b"))  # noqa: SIM115  # the caller closes it
+    return file
+
+
+async def _checked(http: Http, name: str, about: Described, file: int) -> None:
+    """From the file, not from the stream: what is checked is what will be read."""
     value = 0
     for start in range(0, about.size, STRETCH):
         stop = min(about.size, start + STRETCH)
         value = await in_thread(checksum.of_file, file, start, stop, value)
     if about.crc32c and checksum.text(value) != about.crc32c:
         raise _damaged(http, name)
-
-
-def _write(file: int, content: bytes, offset: int) -> None:
-    while content:
-        written = os.pwrite(file, content, offset)
-        content, offset = content[written:], offset + written
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +176,7 @@ class _Body:
 async def _body(http: Http, name: str) -> _Body:
     pieces: list[bytes] = []
 
-    async def sink(_: int, content: bytes) -> None:
+    async def sink(content: bytes) -> None:
         pieces.append(content)
 
     stream = _Stream(http, name, sink)
@@ -245,7 +258,7 @@ class _Stream:
 
     async def _take(self, content: bytes) -> None:
         if content:
-            await self._sink(self._offset, content)
+            await self._sink(content)
             self._offset += len(content)
 
     def _cut(self, how: str) -> Unavailable:

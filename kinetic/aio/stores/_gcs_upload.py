@@ -272,6 +272,7 @@ class _Pieces:
         """Why the content cannot be read; aiohttp calls it a failure of the connection."""
         self._content = content
         self._offset = offset
+        self._begun = False
         self._limits = limits
         self._idle = idle
 
@@ -282,7 +283,9 @@ class _Pieces:
         start, stop = self._offset, self._offset + self._limits.piece_bytes
         stop = min(self._content.size, stop)
         try:
-            piece = await self._content.read(start, stop) if start < stop else b""
+            piece = b""
+            if start < stop:
+                piece = await self._content.read(start, stop, goes_on=self._begun)
         except Exception as exc:
             self.failure = exc
             raise
@@ -290,5 +293,5 @@ class _Pieces:
             self._idle.reschedule(asyncio.get_running_loop().time() + self._limits.idle_s)
         if not piece:
             raise StopAsyncIteration
-        self._offset = stop
+        self._offset, self._begun = stop, True
         return piece

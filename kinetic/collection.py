@@ -1,0 +1,36 @@
+"""What a collection has removed: caches and shared content that nobody has used for long."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+__all__ = ["Collection", "Freed"]
+
+
+@dataclass(frozen=True, slots=True)
+class Freed:
+    """How many files went, and their size in bytes."""
+
+    files: int = 0
+    size: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Collection:
+    """What went, by the folder that it was in: ``store/code``, ``cache/data``, ….
+
+    A folder of which nothing went is not in ``freed``.
+    """
+
+    freed: Mapping[str, Freed]
+
+    @property
+    def files(self) -> int:
+        """All files that went."""
+        return sum(one.files for one in self.freed.values())
+
+    @property
+    def size(self) -> int:
+        """Their size in bytes."""
+        return sum(one.size for one in self.freed.values())

@@ -1,0 +1,177 @@
+"""Exceptions as themselves, on the way from a job to whoever waits for it.
+
+Pickled the usual way, an exception is made by calling its class with ``args``, which many an
+``__init__`` does not take; and it loses what caused it. So one goes as its class says only where
+that gives the same again. Else it is taken apart, and put together without ``__init__``.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from typing import Any, cast
+
+from . import pickles
+
+__all__ = ["dumps"]
+
+HEAP_TYPE = 1 << 9
+"""The flag of classes that Python code has defined."""
+
+_IDENTITY: Any = object.__eq__
+
+PART_BYTES = 16 * 1024
+"""What is larger is left out, where the whole is too large."""
+
+
+def dumps(error: BaseException, limit: int) -> bytes:
+    """A container of at most *limit* bytes with *error*, what caused it and what it groups.
+
+    Attributes that cannot be pickled, or are too large, are left out: a note names them.
+
+    Raises:
+        Exception: It cannot be pickled, or not be rebuilt.
+    """
+    try:
+        return _dumps(error, limit, _Pickler)
+    except Exception:
+        return _dumps(error, limit, _CarefulPickler)
+
+
+def _dumps(error: BaseException, limit: int, pickler: type[pickles.Pickler]) -> bytes:
+    pickled = pickles.dumps(error, pickler=pickler)
+    if len(pickled) > limit:
+        raise ValueError(f"it has {len(pickled):,} bytes when pickled, more than {limit:,}")
+    pickles.load(pickled)
+    return pickled
+
+
+class _Pickler(pickles.Pickler):
+    """Pickles exceptions, wherever they are met, with what makes them what they are."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        """How to pickle *obj*; called for everything but the plainest values."""
+        if issubclass(type(obj), BaseException):
+            return self._reduced(obj)
+        return super().reducer_override(obj)
+
+    def _reduced(self, error: BaseException) -> tuple[Any, ...]:
+        return _by_its_class(error) or _apart(error)
+
+
+class _CarefulPickler(_Pickler):
+    """Leaves out what does not travel."""
+
+    def _reduced(self, error: BaseException) -> tuple[Any, ...]:
+        own = _by_its_class(error, linked=_travels)
+        if own is not None and _travels((own[1], own[2][:3])):
+            return own
+        return _apart(error, kept=_travels)
+
+
+def _always(_: Any) -> bool:
+    return True
+
+
+def _travels(value: Any) -> bool:
+    sink = io.BytesIO()
+    careful = isinstance(value, BaseException)
+    try:
+        pickles.dump(value, sink, pickler=_CarefulPickler if careful else _Pickler)
+        pickles.load(sink.getvalue())
+    except Exception:  # any class may refuse in any way
+        return False
+    return len(sink.getvalue()) <= PART_BYTES
+
+
+def _by_its_class(
+    error: BaseException, linked: Callable[[Any], bool] = _always
+) -> tuple[Any, ...] | None:
+    """*error* as its class pickles it, if that gives the same again."""
+    try:
+        reduced: Any = error.__reduce_ex__(5)
+        make, args, *more = reduced
+        state = more[0] if more else None
+        again: BaseException = _made(make, args)
+        _complete(again, (state, {}, {}, {}))
+        found, wanted = ({**vars(one), **_slots(one)} for one in (again, error))
+        same = type(again) is type(error) and again.args == error.args
+        same = same and found.keys() == wanted.keys()
+        if not same or not all(_alike(found[name], one) for name, one in wanted.items()):
+            return None
+    except Exception:  # it is code of the user's, which the usual way does not suit
+        return None
+    return _made, (make, args), (state, {}, {}, _links(error, linked)), None, None, _complete
+
+
+def _alike(one: Any, other: Any) -> bool:
+    """Whether they are equal, or of one class that knows no equality (such as a lock)."""
+    if one == other:
+        return True
+    kind = type(cast("object", other))
+    return type(cast("object", one)) is kind and kind.__eq__ is _IDENTITY
+
+
+def _apart(error: BaseException, kept: Callable[[Any], bool] = _always) -> tuple[Any, ...]:
+    """*error* as its class, what Python itself keeps of it, and its attributes."""
+    kind: Any = type(error)
+    base: Any = next(one for one in kind.__mro__ if not one.__flags__ & HEAP_TYPE)
+    _, args, *more = base.__reduce__(error)
+    attributes = dict(vars(error))
+    pythons = cast("dict[str, Any]", more[0] if more and more[0] else {})  # such as `name`
+    members = {**pythons, **_slots(error)}
+    members = {name: value for name, value in members.items() if name not in attributes}
+    left: list[str] = []
+    if base is not BaseExceptionGroup:  # those that it groups are looked at one by one
+        goes = [kept(one) for one in args]
+        left += [f"args[{at}]" for at, one in enumerate(goes) if not one]
+        args = tuple(one if whole else _text(one) for one, whole in zip(args, goes, strict=True))
+    for facts in (attributes, members):
+        for name in [name for name, value in facts.items() if not kept(value)]:
+            left.append(f"{name} ({type(facts.pop(name)).__qualname__})")
+    if left:
+        note = f"Left out in the job, as it cannot be pickled or is large: {', '.join(left)}"
+        attributes["__notes__"] = [*attributes.get("__notes__", ()), note]
+    state = (None, attributes, members, _links(error, kept))
+    return _put_together, (kind, base, args), state, None, None, _complete
+
+
+def _slots(error: BaseException) -> dict[str, Any]:
+    state = cast("Any", object.__getstate__(error))  # the dict, or both, or None
+    return cast("dict[str, Any]", {} if state is None or hasattr(state, "keys") else state[1])
+
+
+def _text(value: Any) -> str:
+    try:
+        return f"{value}"[:1000]
+    except Exception as exc:
+        return f"<{type(value).__qualname__} that has no text ({type(exc).__name__})>"
+
+
+def _links(error: BaseException, kept: Callable[[Any], bool]) -> dict[str, Any]:
+    """What a traceback would tell before *error*."""
+    hidden = error.__suppress_context__
+    found = {"__cause__": error.__cause__, "__context__": None if hidden else error.__context__}
+    links: dict[str, Any] = {
+        name: one for name, one in found.items() if one is not None and kept(one)
+    }
+    return {**links, "__suppress_context__": hidden}  # the last: a cause sets it
+
+
+def _made(make: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    return make(*args)
+
+
+def _put_together(kind: type[BaseException], base: Any, args: tuple[Any, ...]) -> Any:
+    error = base.__new__(kind, *args)
+    base.__init__(error, *args)
+    return error
+
+
+def _complete(error: BaseException, state: tuple[Any, dict[str, Any], Any, Any]) -> None:
+    own, attributes, members, links = state
+    if own is not None:
+        error.__setstate__(own)
+    vars(error).update(attributes)
+    for name, value in {**members, **links}.items():
+        object.__setattr__(error, name, value)  # the class may refuse to have any set

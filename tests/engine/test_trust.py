@@ -1,0 +1,363 @@
+"""Whoever can write to the store, and has no key, steers nothing: it is verified before it acts."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import logging
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kinetic import aio, errors
+from kinetic._runner import frames, pickles, seals, wire
+from kinetic.aio.platforms import Platform
+from kinetic.aio.ports import Object
+from kinetic.job_status import JobStatus
+from kinetic.testing import carry_out, memory_platform
+
+VIRTUAL = pytest.mark.looptime(noop_cycles=300)
+"""Virtual time that gives the threads which pickle a moment before it jumps."""
+
+RAN: list[str] = []
+
+
+class Trap:
+    """Rebuilding it runs code: what somebody who replaces a pickle wants."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return RAN.append, ("somebody else's code",)
+
+
+class World:
+    """One platform in memory, whose jobs may be held up; starts are counted."""
+
+    def __init__(self) -> None:
+        self.starts = 0
+        self.open = asyncio.Event()
+        self.open.set()
+        self.platform: Platform = replace(
+            memory_platform(self._work), clock=asyncio.get_running_loop().time
+        )
+
+    async def _work(self, run: Any) -> int | None:
+        self.starts += 1
+        await self.open.wait()
+        return await carry_out(run)
+
+    async def put(self, name: str, body: bytes, metadata: dict[str, str]) -> None:
+        """Write what is in nobody's way, as who can write to the store."""
+        await self.platform.store.delete([name])
+        assert await self.platform.store.create(name, body, metadata)
+
+    async def change(self, name: str, change: Callable[[Object], bytes]) -> None:
+        """Replace the content of an object, and leave what is beside it."""
+        there = await self.platform.store.get(name)
+        await self.put(name, change(there), dict(there.metadata))
+
+    async def left(self, name: str) -> list[str]:
+        return [one.name for one in await self.platform.store.list("") if name in one.name]
+
+
+@pytest.fixture
+async def world() -> World:
+    RAN.clear()
+    return World()
+
+
+@pytest.fixture
+async def client(world: World) -> AsyncIterator[aio.Client]:
+    async with aio.Client(platform=world.platform) as client:
+        yield client
+
+
+def same(x: Any) -> Any:
+    return x
+
+
+def trap(there: Object) -> bytes:
+    """The same inputs, but for the first: it runs code, and the footer has its digest or not."""
+    held = frames.unpack(there.body)
+    bad = pickles.dumps(((Trap(),), {}))
+    return frames.pack([bad, *held.frames[1:]], held.fields)
+
+
+def trap_with_digest(there: Object) -> bytes:
+    held = frames.unpack(there.body)
+    bad = pickles.dumps(((Trap(),), {}))
+    digests = [hashlib.sha256(bad).hexdigest(), *held.fields["digests"][1:]]
+    return frames.pack([bad, *held.frames[1:]], {**held.fields, "digests": digests})
+
+
+def trap_of_equal_length(there: Object) -> bytes:
+    """Also its offsets are those that were signed."""
+    held = frames.unpack(there.body)
+    bad = pickles.dumps(((Trap(),), {}))
+    assert len(bad) <= len(held.frames[0])
+    part = bad + bytes(len(held.frames[0]) - len(bad))  # what follows a pickle's end is not read
+    return frames.pack([part, *held.frames[1:]], held.fields)
+
+
+@VIRTUAL
+@pytest.mark.parametrize("how", [trap, trap_with_digest, trap_of_equal_length])
+async def test_a_replaced_input_runs_nothing_in_the_client(
+    world: World,
+    client: aio.Client,
+    how: Callable[[Object], bytes],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    batch = await client.run_async_map(same, ["long" * 100, "two"])
+    await batch.wait()
+    name = wire.input_key(f"batches/{batch.group_id}/", 0)
+    await world.change(name, how)
+    async with aio.Client(platform=world.platform) as other:
+        found = await other.attach_batch(batch.group_id)
+        given = {one.index: (one.input, one.outcome.unwrap()) async for one in found.outcomes()}
+        with pytest.raises(errors.WireError, match="is not what the submitter of"):
+            await found._batch.input_of(0)
+    assert given[0] == (None, "long" * 100)  # its outcome is signed by itself
+    assert "inputs/00000000 is not what the submitter" in caplog.text
+    assert RAN == []
+
+
+@VIRTUAL
+async def test_inputs_that_nobody_touched_are_given_back(world: World, client: aio.Client) -> None:
+    batch = await client.run_async_map(same, [1, "two" * 100_000, Path("three")])
+    await batch.wait()
+    async with aio.Client(platform=world.platform) as other:
+        found = await other.attach_batch(batch.group_id)
+        given = {one.index: one.input async for one in found.outcomes()}
+    assert given == {0: 1, 1: "two" * 100_000, 2: Path("three")}
+
+
+@VIRTUAL
+@pytest.mark.parametrize("what", ["another batch", "another slot", "first", "count", "unsigned"])
+async def test_a_slot_that_was_not_signed_for_its_place_is_refused(
+    world: World, client: aio.Client, what: str
+) -> None:
+    """Also one that is genuine, and was moved there from elsewhere."""
+    batch = await client.run_async_map(same, range(150))
+    other = await client.run_async_map(same, range(150))
+    await batch.wait()
+    await other.wait()
+    scope = f"batches/{batch.group_id}/"
+    name = wire.input_key(scope, 0)
+    there = await world.platform.store.get(name)
+    metadata = dict(there.metadata)
+    match what:
+        case "another batch":
+            there = await world.platform.store.get(wire.input_key(f"batches/{other.group_id}/", 0))
+            metadata = dict(there.metadata)
+        case "another slot":
+            there = await world.platform.store.get(wire.input_key(scope, 1))
+            metadata = dict(there.metadata)
+        case "unsigned":
+            del metadata["mac"]
+        case _:
+            metadata[what] = "99"
+    await world.put(name, there.body, metadata)
+    async with aio.Client(platform=world.platform) as reader:
+        with pytest.raises(errors.WireError, match="is not what the submitter of"):
+            await reader.attach_batch(batch.group_id)
+
+
+@VIRTUAL
+async def test_a_forged_end_of_the_inputs_ends_nothing(world: World, client: aio.Client) -> None:
+    batch = await client.run_async_map(same, range(3))
+    await batch.wait()
+    name = wire.input_key(f"batches/{batch.group_id}/", 1)
+    there = await world.platform.store.get(name)
+    await world.put(name, there.body, {**there.metadata, "total": "1"})
+    async with aio.Client(platform=world.platform) as reader:
+        with pytest.raises(errors.WireError, match="inputs/00000001 is not what"):
+            await reader.attach_batch(batch.group_id)
+
+
+def other_command(there: Object) -> bytes:
+    manifest = json.loads(there.body)
+    manifest["placed"]["image"]["command"] = ["/bin/sh", "-c", "touch /tmp/chosen"]
+    return json.dumps(manifest).encode()
+
+
+def other_function(there: Object) -> bytes:
+    manifest = json.loads(there.body)
+    manifest["placed"]["function"]["name"] = "functions/chosen.pkl"
+    return json.dumps(manifest).encode()
+
+
+@VIRTUAL
+@pytest.mark.parametrize("how", [other_command, other_function])
+async def test_a_changed_manifest_starts_nothing(
+    world: World, how: Callable[[Object], bytes]
+) -> None:
+    world.open.clear()
+    async with aio.Client(platform=world.platform) as client:
+        batch = await client.run_async_map(same, range(4), max_concurrent=1)
+        while not world.starts:
+            await asyncio.sleep(0.2)
+    begun = world.starts
+    await world.change(f"batches/{batch.group_id}/manifest", how)
+    async with aio.Client(platform=world.platform) as other:
+        with pytest.raises(errors.WireError) as refusal:
+            await (await other.attach_batch(batch.group_id)).resume(force=True)
+        assert "is not what its submitter signed" in str(refusal.value)
+        assert f"kinetic.cleanup({batch.group_id!r})" in str(refusal.value)
+        with pytest.raises(errors.WireError, match="is not what its submitter signed"):
+            await other.attach(f"{batch.group_id}-0")
+        await asyncio.sleep(100)
+        assert world.starts == begun
+        await other.cleanup(batch.group_id)
+        assert await world.left(batch.group_id) == []
+
+
+@VIRTUAL
+async def test_the_manifest_of_another_batch_is_refused(world: World, client: aio.Client) -> None:
+    batch, other = [await client.run_async_map(same, range(2)) for _ in range(2)]
+    await batch.wait()
+    await other.wait()
+    there = await world.platform.store.get(f"batches/{other.group_id}/manifest")
+    await world.put(f"batches/{batch.group_id}/manifest", there.body, dict(there.metadata))
+    async with aio.Client(platform=world.platform) as reader:
+        with pytest.raises(errors.WireError, match="of another submission"):
+            await reader.attach_batch(batch.group_id)
+        assert await (await reader.attach_batch(other.group_id)).results() == [0, 1]
+
+
+@VIRTUAL
+async def test_a_batch_without_a_signature_is_refused_and_can_be_removed(
+    world: World, client: aio.Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As those are that an earlier version has left."""
+    batch, good = [await client.run_async_map(same, range(2)) for _ in range(2)]
+    await batch.wait()
+    await good.wait()
+    group = batch.group_id
+    there = await world.platform.store.get(f"batches/{group}/manifest")
+    manifest = json.loads(there.body)
+    assert manifest.pop("mac")
+    await world.put(f"batches/{group}/manifest", json.dumps(manifest).encode(), {})
+    async with aio.Client(platform=world.platform) as other:
+        with pytest.raises(errors.WireError) as refusal:
+            await other.attach_batch(group)
+        for words in ("is not signed", "an earlier format", f"kinetic.cleanup({group!r})"):
+            assert words in str(refusal.value)
+        with caplog.at_level(logging.WARNING):
+            assert [one.group_id for one in await other.list_batches()] == [good.group_id]
+        [told] = [one.getMessage() for one in caplog.records if "left out" in one.getMessage()]
+        assert group in told and "is not signed" in told
+        await other.cleanup(group)
+        assert await world.left(group) == []
+        assert await other.attach_batch(good.group_id)
+
+
+@VIRTUAL
+async def test_a_job_whose_record_was_changed_is_refused_and_can_be_removed(
+    world: World, client: aio.Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    world.open.clear()
+    job = await client.submit(same, 1)
+    name = f"jobs/{job.job_id}/handle.json"
+    record = json.loads((await world.platform.store.get(name)).body)
+    assert record["job_id"] == job.job_id  # the object is the JSON that it always was
+    changed = json.dumps({**record, "output_dir": "/elsewhere"}).encode()
+    await world.change(name, lambda there: changed)
+    async with aio.Client(platform=world.platform) as other:
+        with pytest.raises(errors.WireError, match="is not what its submitter signed"):
+            await other.attach(job.job_id)
+        unbound = aio.JobHandle.from_dict(record).bound(other, None)
+        for what in (unbound.status, unbound.result, unbound.cancel, unbound.reason):
+            with pytest.raises(errors.WireError, match="is not what its submitter signed"):
+                await what()
+        assert await other.list_jobs() == []
+        assert name in caplog.text
+        await other.cleanup(job.job_id)
+        assert await world.left(job.job_id) == []
+        assert await world.platform.cluster.find() == []
+
+
+@VIRTUAL
+async def test_forged_requests_say_nothing(
+    world: World, client: aio.Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Neither to who submits the batch, nor to its jobs, nor to who observes it; later ones do."""
+    world.open.clear()
+    batch = await client.run_async_map(same, range(3), max_concurrent=1)
+    while not world.starts:
+        await asyncio.sleep(0.2)
+    scope = f"batches/{batch.group_id}/"
+    stop = wire.Request(kind="stop", cause=wire.CLEANUP)
+    elsewhere = seals.submission_key(await world.platform.cluster.root_key(), "batches/grp-x/")
+    for slot, (body, metadata) in enumerate(
+        [
+            (stop.to_bytes(), {}),
+            stop.signed(b"x" * 32, scope, wire.control_key(scope, 1)),
+            stop.signed(elsewhere, "batches/grp-x/", wire.control_key("batches/grp-x/", 2)),
+            (b"no request at all", {}),
+            (wire.Request(kind="unheard of", must=True).to_bytes(), {"mac": "\udc80"}),
+        ]
+    ):
+        name = wire.control_key(scope, slot)
+        assert await world.platform.store.create(name, body, metadata)
+    await asyncio.sleep(60)
+    async with aio.Client(platform=world.platform) as other:
+        found = await other.attach_batch(batch.group_id)
+        assert await (await found.job(0)).status() is JobStatus.RUNNING
+        world.open.set()
+        assert await batch.results() == [0, 1, 2]
+        assert await found.results() == [0, 1, 2]
+    told = [one for one in caplog.records if "is not signed by anybody" in one.getMessage()]
+    assert len(told) == 2 * 5  # each process that reads it, once
+
+
+@VIRTUAL
+async def test_a_request_after_a_forged_one_is_heeded(world: World, client: aio.Client) -> None:
+    world.open.clear()
+    batch = await client.run_async_map(same, range(3), max_concurrent=1)
+    while not world.starts:
+        await asyncio.sleep(0.2)
+    scope = f"batches/{batch.group_id}/"
+    stop = wire.Request(kind="stop").to_bytes()
+    assert await world.platform.store.create(wire.control_key(scope, 0), stop)
+    async with aio.Client(platform=world.platform) as other:
+        await (await other.attach_batch(batch.group_id)).cancel()
+    assert await world.platform.store.look(wire.control_key(scope, 1)) is not None
+    await batch.wait()
+    assert {await (await batch.job(index)).status() for index in range(3)} == {JobStatus.NOT_FOUND}
+
+
+async def test_what_is_no_id_is_not_cleaned_up(client: aio.Client) -> None:
+    with pytest.raises(errors.ConfigurationError, match="is no id"):
+        await client.cleanup("../x")
+    with pytest.raises(errors.ConfigurationError, match=r"cleanup\('grp-123456789012'\)"):
+        await client.cleanup("grp-123456789012-3")
+
+
+async def test_cleaning_up_what_is_not_there_does_nothing(world: World, client: aio.Client) -> None:
+    await client.cleanup("job-123456789012")
+    await client.cleanup("grp-123456789012")
+    assert await world.platform.store.list("") == []
+
+
+async def test_a_local_batch_with_a_changed_manifest_runs_no_command(
+    home: Path, tmp_path: Path
+) -> None:
+    """What is not believed steers no process of this machine."""
+    chosen = tmp_path / "chosen"
+    async with aio.Client(backend="local") as client:
+        batch = await client.run_async_map(same, [1, 2])
+        assert await batch.results() == [1, 2]
+    path = home / "store" / "batches" / batch.group_id / "manifest"
+    content = path.read_bytes()
+    bad = content.replace(b'"command": [', b'"command": ["/bin/touch", "%b", ' % bytes(chosen), 1)
+    assert bad != content
+    path.unlink()
+    path.write_bytes(bad)
+    async with aio.Client(backend="local") as other:
+        with pytest.raises(errors.WireError, match="signed"):
+            await (await other.attach_batch(batch.group_id)).resume(force=True)
+        await other.cleanup(batch.group_id)
+    assert not chosen.exists() and not path.parent.exists()

@@ -1,0 +1,104 @@
+"""The names by which keras-kinetic starts batches and names its data."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+
+import pytest
+
+import kinetic
+from kinetic import RemoteCallable, RemoteFunction, collections, data
+from tests.face.test_batches import script
+
+__all__ = ["script"]
+
+
+@kinetic.run(accelerator="cpu")
+def scaled(by: int, number: int) -> int:
+    return by * number
+
+
+class Model:
+    @kinetic.run(accelerator="cpu")
+    def predict(self, value: int) -> int:
+        return value
+
+
+def test_a_decorated_function_is_a_remote_callable() -> None:
+    assert RemoteCallable is RemoteFunction and isinstance(scaled, kinetic.RemoteCallable)
+
+
+def test_map_is_run_async_map_of_the_function_whose_run_async_it_is_given(script) -> None:
+    code = """
+import functools
+
+@remote
+def scaled(by, number):
+    return by * number
+
+class Model:
+    by = 5
+
+    @remote
+    def predict(self, number):
+        return self.by * number
+
+for given in (functools.partial(scaled.run_async, 2), functools.partial(scaled, 3)):
+    print(kinetic.collections.map(given, [1, 2], name="scaled").results())
+print(kinetic.collections.map(Model().predict.run_async, [1, 2]).results())
+print(kinetic.collections.map(scaled.run_async, [{"by": 1, "number": 2}], tags={"k": "v"}).tags)
+print([batch.name for batch in kinetic.list_batches(name="scaled")])
+"""
+    with script(code) as process:
+        process.expect("[2, 4]")
+        process.expect("[3, 6]")
+        process.expect("[5, 10]")
+        process.expect("{'k': 'v'}")
+        process.expect("['scaled', 'scaled']")
+        assert process.end() == (0, "", "")
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        None,
+        lambda number: scaled.run_async(2, number),
+        functools.partial(scaled.local, 2),
+        scaled.run_async_map,
+        Model().predict.local,
+    ],
+)
+def test_map_refuses_what_submits_in_ways_of_its_own(given: object, home: Path) -> None:
+    with pytest.raises(TypeError, match=r"takes f.run_async of a function f"):
+        collections.map(given, [1])  # type: ignore[arg-type]
+    assert not (home / "store").exists()
+
+
+def test_a_data_reference_is_known_by_its_mark() -> None:
+    made = data.make_data_ref("gs://b/x/", True, "/mnt", fuse=True)
+    assert data.is_data_ref(made)
+    assert made == {
+        "__data_ref__": True,
+        "uri": "gs://b/x/",
+        "is_dir": True,
+        "mount_path": "/mnt",
+        "fuse": True,
+        "hf_trust_remote_code": False,
+    }
+    assert not any(map(data.is_data_ref, ({}, None, {"__data_ref__": 1}, ["__data_ref__"])))
+
+
+@pytest.mark.parametrize(
+    ("uri", "parts"),
+    [
+        ("gs://bucket/some/prefix/", ("bucket", "some/prefix")),
+        ("gs://bucket/object.h5", ("bucket", "object.h5")),
+        ("gs://bucket", ("bucket", "")),
+        ("gs://bucket/", ("bucket", "")),
+    ],
+)
+def test_a_gcs_uri_is_a_bucket_and_a_prefix_without_slashes(
+    uri: str, parts: tuple[str, str]
+) -> None:
+    assert data.parse_gcs_uri(uri) == parts

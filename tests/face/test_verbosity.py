@@ -1,0 +1,88 @@
+"""KINETIC_LOG_LEVEL: kinetic's own log, nobody else's, and only where it is set."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+PROGRAM = """
+import logging
+import kinetic
+from absl import logging as absl_logging
+
+@kinetic.run(backend="local", accelerator="cpu")
+def square(x):
+    return x * x
+
+if __name__ == "__main__":
+    assert square.run_async(3).result() == 9
+    assert square.run_async_map([1, 2]).results() == [1, 4]
+    absl_logging.info("another library")
+    absl_logging.warning("its warning")
+    assert logging.getLogger().level == logging.WARNING
+    {after}
+    print(kinetic.log_level)
+"""
+
+
+def run(folder: Path, level: str | None, after: str = "") -> tuple[int, str, str]:
+    """What a program says with this KINETIC_LOG_LEVEL."""
+    (folder / "pyproject.toml").touch()
+    (folder / "program.py").write_text(PROGRAM.format(after=after))
+    given = {} if level is None else {"KINETIC_LOG_LEVEL": level}
+    done = subprocess.run(
+        [sys.executable, "program.py"],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "KINETIC_PROGRESS": "off", **given},
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+def test_without_the_variable_nothing_is_said_but_warnings(tmp_path: Path) -> None:
+    code, out, err = run(tmp_path, None)
+    assert (code, out, err.splitlines()) == (0, "WARNING\n", ["WARNING:absl:its warning"])
+
+
+def test_at_info_one_sees_what_is_packed_uploaded_and_started(tmp_path: Path, home: Path) -> None:
+    code, out, err = run(tmp_path, "info")
+    assert (code, out) == (0, "INFO\n")
+    assert f"Packed {tmp_path}: 2 files, " in err
+    for words in ("Uploaded code/", "Uploaded functions/", "Started job-local-", "Started batch"):
+        assert words in err
+    assert f".zip is in file://{home}/store already" in err, "the batch sends it not again"
+
+
+def test_at_info_other_libraries_are_as_quiet_as_before(tmp_path: Path) -> None:
+    _, _, err = run(tmp_path, "DEBUG")
+    assert "another library" not in err and "its warning" in err
+
+
+def test_what_the_program_says_later_holds_for_the_others(tmp_path: Path) -> None:
+    later = "absl_logging.set_verbosity(absl_logging.INFO); absl_logging.info('now heard')"
+    _, _, err = run(tmp_path, "DEBUG", later)
+    assert "now heard" in err and "another library" not in err
+
+
+def test_at_error_kinetic_is_quieter_and_the_others_are_not(tmp_path: Path) -> None:
+    later = "kinetic.Data('gs://bucket/folder')"
+    assert "is taken as one object" in run(tmp_path, None, later)[2]
+    assert run(tmp_path, "ERROR", later)[2].splitlines() == ["WARNING:absl:its warning"]
+
+
+@pytest.mark.parametrize("level", ["warnign", "17"])
+def test_a_level_that_there_is_not_is_refused_before_anything_is_sent(
+    tmp_path: Path, home: Path, level: str
+) -> None:
+    code, _, err = run(tmp_path, level)
+    assert code == 1 and f"KINETIC_LOG_LEVEL has no level '{level}'" in err
+    assert not (home / "store").exists()

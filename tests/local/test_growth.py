@@ -1,0 +1,215 @@
+"""What jobs leave on this machine's disk and in its supervisor, and what bounds it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import signal
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+import kinetic
+from kinetic import aio, errors
+from kinetic._local.jobs import KEPT_S
+
+from .conftest import eventually, signal_supervisor, supervisors
+
+
+def write_nothing() -> str:
+    assert os.path.isdir(os.environ["KINETIC_OUTPUT_DIR"]), "a file can be opened at once"
+    return os.environ["KINETIC_OUTPUT_DIR"]
+
+
+def write_if_odd(x: int) -> None:
+    if x % 2:
+        with open(os.path.join(os.environ["KINETIC_OUTPUT_DIR"], "x"), "w"):
+            pass
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def outputs(home: Path) -> set[str]:
+    root = home / "store" / "outputs"
+    return {str(one.relative_to(root)) for one in root.rglob("*")}
+
+
+async def test_a_job_without_output_leaves_no_output_directory(home: Path) -> None:
+    async with aio.Client(backend="local") as client:
+        job = await client.submit(write_nothing)
+        assert await job.result(cleanup=False) == job.output_dir
+        await eventually(lambda: outputs(home) == set())
+        assert await job.outputs() == []
+
+
+async def test_of_a_batch_only_output_directories_with_content_are_left(home: Path) -> None:
+    async with aio.Client(backend="local") as client:
+        batch = await client.run_async_map(write_if_odd, range(4))
+        await batch.results()
+        named = batch.group_id
+        left = {named, f"{named}/1", f"{named}/1/x", f"{named}/3", f"{named}/3/x"}
+        await eventually(lambda: outputs(home) == left)
+        empty = await client.run_async_map(write_if_odd, [0, 2])
+        await empty.results()
+        await eventually(lambda: outputs(home) == left)
+
+
+@pytest.mark.parametrize("fresh", ["0", "1"])
+async def test_a_killed_job_leaves_no_empty_output_directory(
+    home: Path, fresh: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KINETIC_LOCAL_FRESH", fresh)
+    async with aio.Client(backend="local") as client:
+        job = await client.submit(die)
+        with pytest.raises(errors.JobLost):
+            await job.result()
+        await eventually(lambda: outputs(home) == set())
+
+
+async def test_an_output_directory_that_the_user_named_stays(home: Path, tmp_path: Path) -> None:
+    named = kinetic.run(backend="local", output_dir=str(tmp_path / "mine"))(write_if_odd)
+    async with aio.Client(backend="local") as client:
+        await (await client.run_async_map(named, [0])).results()
+        await eventually(lambda: not [*(home / "local/v1/work").glob("grp-*")])
+    assert (tmp_path / "mine" / "0").is_dir()
+
+
+# --- jobs that ended long ago ---
+
+
+def say() -> int:
+    print("said")
+    return 1
+
+
+async def test_a_day_after_its_end_a_job_is_forgotten_and_its_value_log_and_outputs_are_not(
+    home: Path,
+) -> None:
+    async with aio.Client(backend="local") as client:
+        job = await client.submit(say)
+        batch = await client.run_async_map(write_if_odd, [1])
+        await job.result(cleanup=False)
+        await batch.results(cleanup=False)
+    end_supervisor(home)
+    journal = home / "local/v1/journal"
+    lines = [json.loads(line) for line in journal.read_text().splitlines()]
+    for line in lines:
+        line["at"] = line.get("at", 0.0) - KEPT_S - 1  # as if all of it had been a day before
+    journal.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    async with aio.Client(backend="local") as client:
+        listed = await client.list_jobs()
+        assert [(one.job_id, one.created_at) for one in listed] == [(job.job_id, job.created_at)]
+        assert job.job_id not in journal.read_text() and batch.group_id not in journal.read_text()
+        assert await listed[0].tail() == "said"
+        assert await listed[0].status() is kinetic.JobStatus.SUCCEEDED
+        assert await listed[0].result(cleanup=False) == 1
+        attached = await client.attach_batch(batch.group_id)
+        assert await attached.results(cleanup=False) == [None]
+        assert len([*(home / "local/v1/logs").iterdir()]) == 2
+        await listed[0].cleanup()
+        await attached.cleanup()
+        assert [*(home / "local/v1/logs").iterdir()] == []
+        assert await client.list_jobs() == []
+
+
+async def test_the_time_that_jobs_are_remembered_can_be_set(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with aio.Client(backend="local") as client:
+        job = await client.submit(say)
+        await job.result(cleanup=False)
+    end_supervisor(home)
+    monkeypatch.setenv("KINETIC_JOB_TTL_S", "0")
+    async with aio.Client(backend="local") as client:
+        assert [one.job_id for one in await client.list_jobs()] == [job.job_id]
+    assert job.job_id not in (home / "local/v1/journal").read_text()
+
+
+async def test_the_supervisor_s_own_log_begins_anew_when_it_is_long(home: Path) -> None:
+    log = home / "local/v1/supervisor.log"
+    log.parent.mkdir(parents=True)
+    log.write_text("an old line\n" * 100_000)
+    async with aio.Client(backend="local") as client:
+        await client.list_jobs()
+    await eventually(lambda: " slots, " in log.read_text())
+    assert "an old line" not in log.read_text()
+
+
+async def test_the_documented_command_ends_the_supervisor_of_one_home_and_no_other(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = home / "other"
+    for each in (other, home):
+        monkeypatch.setenv("KINETIC_HOME", str(each))
+        async with aio.Client(backend="local") as client:
+            await client.list_jobs()
+    guide = Path(__file__).parents[2] / "docs/guides/local.md"
+    (command,) = re.findall(r"pkill -f -- .*", guide.read_text())
+    assert len(supervisors(other)) == 1
+    ending = await asyncio.create_subprocess_shell(command.replace("$HOME/.kinetic", str(home)))
+    assert await ending.wait() == 0
+    await eventually(lambda: not supervisors(home))
+    assert len(supervisors(other)) == 1
+
+
+def end_supervisor(home: Path) -> None:
+    pid = signal_supervisor(home, signal.SIGTERM)
+    psutil.wait_procs([psutil.Process(pid)] if psutil.pid_exists(pid) else [], timeout=40)
+    assert not psutil.pid_exists(pid)
+
+
+# --- temporary files ---
+
+READING = """
+import asyncio, sys
+from kinetic import aio
+
+async def main():
+    async with aio.Client(backend="local") as client:
+        await (await client.attach(sys.argv[1])).result()
+
+asyncio.run(main())
+"""
+
+
+class SlowToRead:
+    """Whoever rebuilds it takes as long as it needs to be killed."""
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return exec, ("import time; print('reading', flush=True); time.sleep(600)",)
+
+
+def large() -> list[object]:
+    return [os.urandom(3_000_000), SlowToRead()]
+
+
+async def test_what_a_killed_client_left_half_read_goes_with_the_next_client(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    scratch = home / "cache" / "scratch"
+    async with aio.Client(backend="local") as client:
+        assert await client.run(say) == 1
+        assert [*scratch.iterdir()] == [], "each removes its own"
+        job = await client.submit(large)
+        other = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", READING, job.job_id, stdout=asyncio.subprocess.PIPE
+        )
+        assert other.stdout is not None
+        assert await asyncio.wait_for(other.stdout.readline(), 40) == b"reading\n"
+        left = [*scratch.iterdir()]
+        assert len(left) == 1 and [*tmp_path.iterdir()] == []
+    async with aio.Client(backend="local") as client:
+        await client.list_jobs()
+        assert [*scratch.iterdir()] == left, "its process lives"
+    other.kill()
+    await other.wait()
+    async with aio.Client(backend="local") as client:
+        await client.list_jobs()
+        assert [*scratch.iterdir()] == []
