@@ -91,6 +91,8 @@ class LocalCluster:
             "environment": _beyond(job.environment, shared.environment),
         }
         header = {"op": "launch", "name": job.name, "labels": _beyond(job.labels, shared.labels)}
+        if job.owned:
+            header["owned"] = True
         answer = await self._ask(header, _dumps(content).encode(), (shared, job))
         if "error" in answer:
             raise LaunchError(
