@@ -36,5 +36,5 @@ def peer_process(sock: socket.socket) -> int:
     """The process at the other end, as it was when it connected; 0 if its end cannot be seen."""
     if not hasattr(os, "pidfd_open"):
         return 0
-    pid, _, _ = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-    return max(0, pid)  # 0, too, in a namespace where it is not
+    packed = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+    return int(struct.unpack("3i", packed)[0])  # 0, too, where it is in another namespace

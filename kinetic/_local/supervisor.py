@@ -240,7 +240,8 @@ class Supervisor:
         owner.jobs.add(job)
 
     def _on_owner_gone(self, client: int) -> None:
-        for job in [*self._owners[client].jobs]:
+        owner = self._owners.get(client)  # its last job may have ended in this very turn
+        for job in [*owner.jobs] if owner is not None else []:
             say(f"{job.name} ends with process {client}, which waited for it")
             self._orphan(job)
 

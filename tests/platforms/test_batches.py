@@ -166,7 +166,7 @@ async def test_the_log_of_an_earlier_attempt_can_be_read_after_a_retry(place: Pl
     await place.ports.cluster.delete(names=[f"{batch.group_id}-0-1"])
     while await place.ports.cluster.find(names=[f"{batch.group_id}-0-1"]):
         await asyncio.sleep(0.05)
-    with pytest.raises(errors.NotFound, match="attempt 1 of .* has no log"):
+    with pytest.raises(errors.NotFound, match=r"attempt 1 of .* has no log"):
         [line async for line in job.logs(attempt=1)]
     await batch.cleanup()
 
