@@ -43,10 +43,14 @@ async def called(
     job that had ended before all of it was printed. The same when SIGTERM, which
     nobody else handles, is to end this process.
     """
-    with _termination.awaited(_cancel_this()):
-        if debug:
-            return await _debugged(submit)
-        return await _owned(await submit(), stream_logs=stream_logs)
+    with _termination.awaited(_cancel_this()) as sigterm:
+        try:
+            if debug:
+                return await _debugged(submit)
+            return await _owned(await submit(), stream_logs=stream_logs)
+        finally:
+            if sigterm is not None:
+                await sigterm.all_ready()
 
 
 def _cancel_this() -> Callable[[], object]:
