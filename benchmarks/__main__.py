@@ -12,6 +12,7 @@ QUESTIONS = {  # and what makes it quick
     "imports": ["--quick"],
     "sync_overhead": ["--quick"],
     "latency": ["--quick"],
+    "printing": ["--quick"],
     "throughput": ["--quick"],
     "fanout": ["--quick"],
     "pack": ["--rounds", "1"],

@@ -70,6 +70,7 @@ _INPUTS = Rule(
 )
 
 _RULES = {
+    "attempt": _or_none(_int_of(1)),
     "batch_timeout": _or_none(_SPAN),
     "cancel_running_on_fail": _FLAG,
     "cleanup": _FLAG,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from kinetic._terminal import unstyled
+
 __all__ = ["amount", "described", "one_line", "span"]
 
 LONGEST = 200
@@ -35,6 +37,7 @@ def described(error: BaseException) -> str:
 
 def one_line(text: str, longest: int = LONGEST) -> str:
     """*text* on one line that no terminal takes for a command, *longest* characters at most."""
-    shown = "".join(one if one.isprintable() else " " for one in text[: 8 * longest])
+    text = unstyled(text[: 8 * longest])
+    shown = "".join(one if one.isprintable() else " " for one in text)
     words = " ".join(shown.split())
     return words if len(words) <= longest else f"{words[: longest - 1].rstrip()}…"

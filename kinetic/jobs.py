@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import signal
 import subprocess
-import sys
 import weakref
 from collections.abc import (
     AsyncIterable,
@@ -27,7 +27,9 @@ from kinetic import aio
 from kinetic._callers import own_frames_left_out
 from kinetic._loop_thread import LoopThread
 from kinetic._portal import PORTAL, Iteration
+from kinetic.aio import _termination
 from kinetic.aio._owned import called
+from kinetic.aio._printing import Printing
 from kinetic.aio._release import release
 from kinetic.aio.client import implicit_client
 from kinetic.collection import Collection
@@ -132,29 +134,35 @@ class JobHandle(JobRecord, Generic[T]):
         on_status_change: Callable[[JobStatus], None] | None = None,
     ) -> T:
         crossing = PORTAL.crossing()
-        with own_frames_left_out:
-            return crossing.call(
-                self._aio.result,
-                timeout=timeout,
-                cleanup=cleanup,
-                cleanup_timeout=cleanup_timeout,
-                cleanup_poll_interval=cleanup_poll_interval,
-                stream_logs=stream_logs,
-                on_status_change=crossing.here(on_status_change),
-            )
+        try:
+            with own_frames_left_out:
+                return crossing.call(
+                    self._aio.result,
+                    timeout=timeout,
+                    cleanup=cleanup,
+                    cleanup_timeout=cleanup_timeout,
+                    cleanup_poll_interval=cleanup_poll_interval,
+                    stream_logs=stream_logs,
+                    on_status_change=crossing.here(on_status_change),
+                )
+        except KeyboardInterrupt:
+            if self._twin is None or not self._twin.log_owed:
+                words = "interrupted: %s is not ended by this; kinetic.attach(%r) finds it"
+                logging.warning(words, self.job_id, self.job_id)
+            raise
 
-    def logs(self, follow: bool = False) -> str | None:
+    def logs(self, follow: bool = False, *, attempt: int | None = None) -> str | None:
         """Return the job's output so far, or with *follow* print it until the job ends.
 
+        With *attempt*, counted from 1, that of this attempt only.
+
         Raises:
+            ConfigurationError: *attempt* is no int of at least 1, or None.
             NoLog: The job has not started, or its log is gone (a ``RuntimeError``).
         """
         if not follow:
-            return PORTAL.call(_text_of, self._aio)
-        for line in PORTAL.iterate(functools.partial(self._aio.logs, follow=True), str):
-            sys.stdout.write(f"{line}\n")
-            sys.stdout.flush()
-        return None
+            return PORTAL.call(_text_of, self._aio, attempt)
+        return PORTAL.call(_print, self._aio, attempt)
 
     def tail(self, n: int = 100) -> str:
         return PORTAL.call(self._aio.tail, n)
@@ -396,9 +404,13 @@ def submit(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> JobHan
 
 def run(function: Callable[..., T], /, *args: Any, **kwargs: Any) -> T:
     """Submit, print the output, and return the value; Ctrl-C cancels and removes the job."""
-    with own_frames_left_out:
+    with own_frames_left_out, _termination.awaited(_interrupt):
         value: T = PORTAL.call(_run_and_show, function, *args, **kwargs)
-    return value
+        return value
+
+
+def _interrupt() -> None:
+    raise SystemExit(128 + signal.SIGTERM)
 
 
 @overload
@@ -538,8 +550,12 @@ async def _undo(made: aio.JobHandle[Any] | aio.BatchHandle[Any]) -> None:
     await release(made.cleanup(), what="removing what was submitted")
 
 
-async def _text_of(job: aio.JobHandle[Any]) -> str:
-    return "\n".join([line async for line in job.logs()])
+async def _text_of(job: aio.JobHandle[Any], attempt: int | None) -> str:
+    return "\n".join([line async for line in job.logs(attempt=attempt)])
+
+
+async def _print(job: aio.JobHandle[Any], attempt: int | None) -> None:
+    await Printing().run(job.logs(follow=True, attempt=attempt))
 
 
 async def _output_dir_of(job: aio.JobHandle[Any]) -> str:
@@ -549,7 +565,8 @@ async def _output_dir_of(job: aio.JobHandle[Any]) -> str:
 
 async def _run_and_show(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     debug = settings_of(function)[1].debug
-    submit = functools.partial(aio.submit, function, *args, **kwargs)
+    client = await implicit_client()
+    submit = functools.partial(client.submit_owned, function, *args, **kwargs)
     return await called(submit, debug=debug, stream_logs=True)
 
 

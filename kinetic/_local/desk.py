@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any, ClassVar
 
 from kinetic._local.jobs import Job, State, Stop, Table
+from kinetic._local.owners import peer_process
 from kinetic._local.protocol import VERSION, Order, OrderError, Shared, check
 from kinetic._runner.channel import Channel, ChannelError, Message
 
@@ -35,9 +36,10 @@ class Ending(Exception):
 
 
 class Connection:
-    """A client; it may watch jobs beside its requests."""
+    """A client, the process ``process``; it may watch jobs beside its requests."""
 
     def __init__(self, sock: socket.socket) -> None:
+        self.process = peer_process(sock)
         self.channel = Channel(sock)
         self.labels: Mapping[str, str] | None = None
         self.changes: dict[Job, None] = {}
@@ -78,7 +80,7 @@ class Desk:
     def __init__(
         self,
         table: Table,
-        launch: Callable[[Order, bytes], None],
+        launch: Callable[[Order, bytes, int], None],
         delete: Callable[[Job], None],
         discard: Callable[[Collection[str], str], None],
     ) -> None:
@@ -158,7 +160,7 @@ class Desk:
                 self._held.setdefault(order.name, []).append(held)
                 return
             if there is None:
-                self._launch(order, body)
+                self._launch(order, body, connection.process)
         except OrderError as exc:
             reply |= {"error": str(exc), "kind": "order"}
         except Ending:

@@ -6,7 +6,8 @@ this supervisor was told to end, and that the next one may be asked:
 
 ``share``   a ``place`` and what orders have in common, its body too (assignment, environment,
             key); not answered; later orders of this connection refer to the place
-``launch``  an order: its ``place``, name and labels; its body the job's own part of the same
+``launch``  an order: its ``place``, name and labels; its body the job's own part of the same;
+            one that is ``owned`` is deleted, with its objects, when the client's process ends
 ``delete``  ``names`` and/or ``labels``
 ``find``    ``names`` or ``labels``, or neither for all; answered by ``jobs``
 ``ended``   ``name``; answered when that job has ended or is gone
@@ -87,7 +88,8 @@ class Order:
 
     ``command`` starts the job's interpreter; ``runner`` is the folder of the
     runner's code, and ``edition`` tells one content of that folder from
-    another. ``timeout``, ``start_timeout`` and ``grace`` are seconds.
+    another. ``timeout``, ``start_timeout`` and ``grace`` are seconds. A job that is
+    ``owned`` ends with the process that ordered it.
     """
 
     name: str
@@ -103,6 +105,7 @@ class Order:
     timeout: float | None = None
     start_timeout: float | None = None
     grace: float = 30.0
+    owned: bool = False
 
     @classmethod
     def from_json(cls, own: Mapping[str, Any], shared: Shared) -> Order:

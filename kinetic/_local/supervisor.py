@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import heapq
+import json
 import os
 import selectors
 import signal
@@ -34,6 +35,7 @@ from kinetic._local.jobs import (
 )
 from kinetic._local.journal import Journal, supervisor_line
 from kinetic._local.memory import KernelKills, count_kills
+from kinetic._local.owners import Owner
 from kinetic._local.parent import Ended, Parent, Refused
 from kinetic._local.parents import Parents
 from kinetic._local.places import Places
@@ -41,6 +43,7 @@ from kinetic._local.protocol import Order
 from kinetic._local.slots import Slots
 from kinetic._local.sweeping import Sweeper
 from kinetic._runner.channel import Channel
+from kinetic._runner.directory import DirectoryObjects
 from kinetic.job_status import Reason
 
 __all__ = ["TIMERS", "Supervisor", "Timers", "say", "seconds"]
@@ -123,6 +126,8 @@ class Supervisor:
         self._kills = KernelKills(count_kills)
         self._timers = Timers()
         self._selector = selectors.DefaultSelector()
+        self._owners: dict[int, Owner] = {}
+        self._orphans: set[Job] = set()
         self._flushing: set[Parent] = set()
         self._full: set[Channel | Parent] = set()
         self._idle_s = seconds(environ.get("KINETIC_LOCAL_IDLE_S", ""), IDLE_S)
@@ -255,7 +260,7 @@ class Supervisor:
 
     # --- what is done about it -----------------------------------------------------------------
 
-    def _launch(self, order: Order, body: bytes) -> None:
+    def _launch(self, order: Order, body: bytes, client: int) -> None:
         if self._ending:
             raise Ending
         actions = self._table.add(order, body, time.time())
@@ -264,6 +269,42 @@ class Supervisor:
         except OSError:
             self._table.forget_unwritten(self._table.jobs[order.name])
             raise
+        if order.owned and client:
+            self._own(self._table.jobs[order.name], client)
+
+    def _own(self, job: Job, client: int) -> None:
+        """Have *job* end with the process *client*."""
+        owner = self._owners.get(client)
+        if owner is None:
+            try:
+                owner = self._owners[client] = Owner(client)
+            except ProcessLookupError:
+                self._orphan(job)
+                return
+            except OSError as exc:  # it goes on then, as if there was a handle of it
+                say(f"{job.name} will not end with process {client}: {exc}")
+                return
+            self._select(owner, lambda: self._on_owner_gone(client))
+        owner.jobs.add(job)
+
+    def _on_owner_gone(self, client: int) -> None:
+        owner = self._owners.get(client)  # its last job may have ended in this very turn
+        for job in [*owner.jobs] if owner is not None else []:
+            say(f"{job.name} ends with process {client}, which waited for it")
+            self._orphan(job)
+
+    def _orphan(self, job: Job) -> None:
+        """Nobody else knows of *job*: end it, and remove its objects when it is gone."""
+        self._orphans.add(job)
+        self._disown(job)
+        self._delete(job)
+
+    def _disown(self, job: Job) -> None:
+        for client, owner in [*self._owners.items()]:
+            owner.jobs.discard(job)
+            if not owner.jobs:
+                self._selector.unregister(owner)
+                self._owners.pop(client).close()
 
     def _delete(self, job: Job) -> None:
         self._perform(self._table.delete(job))
@@ -311,6 +352,11 @@ class Supervisor:
                 case Tell(job):
                     if not job.executor and job.state in (State.ENDED, State.GONE):
                         self._parents.forget(job)
+                    if job.state in (State.ENDED, State.GONE):
+                        self._disown(job)
+                    if job.state is State.GONE and job in self._orphans:
+                        self._orphans.discard(job)
+                        _remove_objects(job)
                     self._desk.tell(job)
                 case Start(job):
                     self._start(job)
@@ -443,6 +489,17 @@ class Supervisor:
             self._parents.reap()
         self._parents.kill_all()
         self._journal.close()
+
+
+def _remove_objects(job: Job) -> None:
+    """Take the objects of a single job out of its store; what cannot be waits for `cleanup`."""
+    try:
+        assert job.order is not None
+        about = json.loads(job.order.shared.body)["assignment"]
+        objects = DirectoryObjects.from_url(about["store"])
+        objects.delete([one.name for one in objects.list(about["scope"])])
+    except (OSError, ValueError, KeyError) as exc:
+        say(f"the objects of {job.name} could not be removed: {exc}")
 
 
 def _wake_on_signals() -> socket.socket:

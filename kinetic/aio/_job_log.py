@@ -8,9 +8,9 @@ from contextlib import aclosing
 
 from kinetic._runner import wire
 from kinetic.aio._following import Following
-from kinetic.errors import NotFound
+from kinetic.errors import NoLog, NotFound
 
-__all__ = ["followed"]
+__all__ = ["followed", "of_attempt"]
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 10.0
 """How long to wait for word of an attempt that is about to start, before looking for it."""
@@ -48,6 +48,32 @@ async def followed(at: Following) -> AsyncGenerator[str]:
         if not await _goes_on(at, number):
             return
         number, closed, pause = number + 1, False, FIRST_PAUSE_S
+
+
+async def of_attempt(at: Following, number: int, *, follow: bool) -> AsyncGenerator[str]:
+    """The lines of attempt *number* only.
+
+    Raises:
+        NoLog: It has not been, or its log is gone.
+    """
+    item, cluster = await at.submission.look(at.index), at.session.platform.cluster
+    who = at.submission.identity.job_id(at.index)
+    if number > item.attempt:
+        raise NoLog(f"{who} has no attempt {number}: it is at attempt {item.attempt}")
+    name, told = at.submission.identity.attempt_name(at.index, number), False
+    gone = NoLog(
+        f"attempt {number} of {who} has no log: it never started, or the platform does not "
+        f"keep it any more; logs() has that of attempt {item.attempt}"
+    )
+    try:
+        async with aclosing(cluster.logs(name, follow=follow)) as lines:
+            async for line in lines:
+                told = True
+                yield line
+    except NotFound as exc:
+        raise gone from exc
+    if not told and not await cluster.find(names=[name]):
+        raise gone
 
 
 async def _goes_on(at: Following, number: int) -> bool:

@@ -145,6 +145,7 @@ class Orders:
             timeout=placed.call.options.timeout,
             start_timeout=placed.call.options.start_timeout,
             shared=self._shared,
+            owned=placed.call.owned,
         )
 
     async def launch(self, one: Launch) -> None:

@@ -6,8 +6,11 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from absl import logging
+
 from kinetic import configuration
-from kinetic.aio import _debug
+from kinetic._steps import WANTED
+from kinetic.aio import _debug, _termination
 from kinetic.aio._release import in_thread, release
 from kinetic.errors import BackendError, JobError, NotFound, ResultTimeout
 
@@ -36,19 +39,40 @@ async def called(
         Exception: As the submission, `JobHandle.debug_attach` and `JobHandle.result`.
 
     Cancelled: so is the job, and nothing of it stays in the store: nobody has its
-    name. Only what it has written to its output directory is kept.
+    name. Only what it has written to its output directory is kept, and the log of a
+    job that had ended before all of it was printed. The same when SIGTERM, which
+    nobody else handles, is to end this process.
     """
-    if debug:
-        return await _debugged(submit)
-    return await _owned(await submit(), stream_logs=stream_logs)
+    with _termination.awaited(_cancel_this()) as sigterm:
+        try:
+            if debug:
+                return await _debugged(submit)
+            return await _owned(await submit(), stream_logs=stream_logs)
+        finally:
+            if sigterm is not None:
+                await sigterm.all_ready()
+
+
+def _cancel_this() -> Callable[[], object]:
+    """What cancels the running task from outside its loop."""
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    assert task is not None
+    return lambda: loop.call_soon_threadsafe(task.cancel)
 
 
 async def _owned(job: JobHandle[T], *, stream_logs: bool) -> T:
     try:
         return await job.result(stream_logs=stream_logs)
     except asyncio.CancelledError:
-        await release(_end(job), what=f"cancelling {job.job_id}")
+        if not job.log_owed:
+            await release(_ended(job), what=f"cancelling {job.job_id}")
         raise
+
+
+async def _ended(job: JobHandle[Any]) -> None:
+    await _end(job)
+    level = logging.WARNING if WANTED.get() else logging.INFO  # does somebody sit and wait?
+    logging.log(level, "interrupted: %s was cancelled and removed", job.job_id)
 
 
 async def _end(job: JobHandle[Any]) -> None:
@@ -69,11 +93,11 @@ async def _debugged(submit: Callable[[], Awaitable[JobHandle[T]]]) -> T:
         forwarder = await job.debug_attach(port)
     except (JobError, NotFound) as exc:
         if isinstance(exc, ResultTimeout):
-            await release(_end(job), what=f"removing {job.job_id}")
+            await release(_ended(job), what=f"removing {job.job_id}")
             raise
         return await _owned(job, stream_logs=False)  # it has ended; there is nothing to attach to
     except BaseException:
-        await release(_end(job), what=f"removing {job.job_id}")
+        await release(_ended(job), what=f"removing {job.job_id}")
         raise
     try:
         return await _owned(job, stream_logs=False)

@@ -42,7 +42,8 @@ class Call:
     ``function`` is None when it was shipped by another process.
 
     ``inputs`` are those of a batch that are there already: the `Data` in them
-    is kept out of the project's archive.
+    is kept out of the project's archive. ``owned`` is a single job that ends with
+    this process.
     """
 
     function: Callable[..., Any] | None
@@ -50,6 +51,7 @@ class Call:
     options: Options
     arguments: tuple[tuple[Any, ...], dict[str, Any]] | None = None
     inputs: Sequence[Any] = ()
+    owned: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -158,6 +158,25 @@ class Client:
         Cancelled: the job and its objects are removed, for up to 30 s; shared
         content stays in the store.
         """
+        return await self._begin(function, args, kwargs, owned=False)
+
+    async def submit_owned(
+        self, function: Callable[..., Any], /, *args: Any, **kwargs: Any
+    ) -> JobHandle[Any]:
+        """`submit` for who awaits the job at once; not for users.
+
+        The job ends with this process, on a platform that can tell when that dies.
+        """
+        return await self._begin(function, args, kwargs, owned=True)
+
+    async def _begin(
+        self,
+        function: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        *,
+        owned: bool,
+    ) -> JobHandle[Any]:
         plain, settings = options.settings_of(function)
         if misfit := Binding(plain).misfit(args, kwargs):
             raise TypeError(misfit)
@@ -166,6 +185,7 @@ class Client:
             name=_name_of(plain),
             options=settings,
             arguments=(args, kwargs),
+            owned=owned,
         )
         async with self._under_way.block():
             return await self._submit_single(call)
@@ -275,7 +295,7 @@ class Client:
         """
         debug = options.settings_of(function)[1].debug
         with own_frames_left_out:
-            return await called(lambda: self.submit(function, *args, **kwargs), debug=debug)
+            return await called(lambda: self.submit_owned(function, *args, **kwargs), debug=debug)
 
     @overload
     async def run_async_map(

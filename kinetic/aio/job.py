@@ -7,7 +7,7 @@ import contextlib
 import os
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable, Generator
+from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, cast
@@ -19,8 +19,10 @@ from kinetic._callers import own_frames_left_out
 from kinetic._rules import check
 from kinetic._runner import wire
 from kinetic.aio import _debug, _job_log, _launch, _results
+from kinetic.aio._printing import Printing
 from kinetic.aio._release import in_thread, release
 from kinetic.errors import (
+    AuthError,
     ConfigurationError,
     JobCancelled,
     JobError,
@@ -40,8 +42,8 @@ __all__ = ["JobHandle"]
 T = TypeVar("T")
 _UNSET = object()
 
-PRINTING_S = 10.0
-"""How long the output of a job that has ended is waited for."""
+SILENCE_S = 10.0
+"""How long the log of a job that has ended may bring nothing before it is given up."""
 
 
 @dataclass(eq=False)
@@ -58,6 +60,8 @@ class JobHandle(JobRecord, Generic[T]):
         self._value: Any = _UNSET
         self._reading = asyncio.Lock()
         self._cleaned = False
+        self.log_owed = False
+        """Whether it has ended, and a log of it is kept that was to be shown; not for users."""
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, JobHandle) and other.job_id == self.job_id
@@ -144,11 +148,12 @@ class JobHandle(JobRecord, Generic[T]):
         Args:
             timeout: Seconds to wait; the job goes on after them.
             cleanup: Remove the job and its objects once the value has arrived;
-                None means yes, unless it is a debug job. A failed job is kept.
+                None means yes, unless it is a debug job. A failed job is kept, and
+                so is one whose output was to be printed and could not be, whole.
             cleanup_timeout: Seconds the removal may take.
             cleanup_poll_interval: Accepted for compatibility; nothing is polled.
-            stream_logs: Print the job's output while waiting; where that does
-                not work, it is logged.
+            stream_logs: Print the job's output while waiting, and all of it
+                before returning; where that does not work, it is logged.
             on_status_change: Called with each new status, the first and the
                 last included; what it raises is logged.
 
@@ -183,7 +188,7 @@ class JobHandle(JobRecord, Generic[T]):
                 item = await self._ended(at, timeout, stream_logs, on_status_change)
                 if item.state is not wire.ItemState.SUCCEEDED:
                     raise await self._failure(at, item)
-                cleans = cleanup or (cleanup is None and not self.debug)
+                cleans = (cleanup or (cleanup is None and not self.debug)) and not self.log_owed
                 return cast("T", await self._take(at, item, cleanup_timeout if cleans else None))
             except NotFound:
                 if self._value is _UNSET:
@@ -199,19 +204,53 @@ class JobHandle(JobRecord, Generic[T]):
     ) -> wire.Item:
         """Wait for its end, and tell meanwhile what was asked for."""
         stop_telling = self._tell(at, on_status_change)
-        printing = at.session.spawn(self._print_logs(), name="print logs") if stream_logs else None
+        printing = Printing()
+        shown = at.session.spawn(self._print(printing), name="print logs") if stream_logs else None
         try:
             item = await self._closed(at, timeout)
-            if printing is not None:
-                _, late = await asyncio.wait({printing}, timeout=PRINTING_S)
-                if late:
-                    words = "not all of the output of %s is shown: it takes longer than %g s"
-                    logging.warning(words, self.job_id, PRINTING_S)
+            if shown is not None:
+                await self._shown_whole(printing, shown)
             return item
         finally:
             stop_telling()
-            if printing is not None:
-                printing.cancel()
+            if shown is not None:
+                shown.cancel()
+
+    async def _shown_whole(self, printing: Printing, shown: asyncio.Task[str]) -> None:
+        """Wait until the output of the job, which has ended, is printed; else keep its log."""
+        why, lines = "", -1
+        self.log_owed = True  # if it is cancelled here
+        try:
+            while not shown.done() and (printing.behind or printing.lines != lines):
+                lines = printing.lines
+                await asyncio.wait({shown}, timeout=SILENCE_S)
+            why = shown.result() if shown.done() else f"nothing came for {SILENCE_S:g} s"
+        except asyncio.CancelledError:
+            why = "interrupted"
+            raise
+        finally:
+            self.log_owed = bool(why)
+            if why:
+                logging.warning(
+                    "not all of the output of %s is shown, but %d lines: %s; its log is kept: "
+                    "kinetic.attach(%r).logs() reads it, cleanup() removes it",
+                    self.job_id,
+                    printing.lines,
+                    why,
+                    self.job_id,
+                )
+
+    async def _print(self, printing: Printing) -> str:
+        """Why not all of the output was printed, though there may be more."""
+        try:
+            await printing.run(self.logs(follow=True))
+        except (NotFound, AuthError) as exc:  # nobody here can read it later, either
+            logging.warning("the output of %s cannot be shown: %s", self.job_id, exc)
+        except BrokenPipeError:
+            return "nobody reads it any more"
+        except Exception as exc:  # of the job itself result() tells
+            return str(exc)
+        return ""
 
     async def _take(self, at: Following, item: wire.Item, cleanup_timeout: float | None) -> Any:
         """Read the value, and clean up if there is a time for it; what one call took, all get."""
@@ -300,25 +339,34 @@ class JobHandle(JobRecord, Generic[T]):
         numbers = range(1, (item.attempt if item else 1) + 1)
         return [at.submission.identity.attempt_name(at.index, number) for number in numbers]
 
-    async def logs(self, follow: bool = False) -> AsyncIterator[str]:
+    async def logs(
+        self, follow: bool = False, *, attempt: int | None = None
+    ) -> AsyncGenerator[str]:
         """The lines of the job's output; with *follow* also those to come, until it ends.
 
         *follow* goes on with the next attempt when the platform replaces the
         job's process, or when it is tried again. Without it, the lines are
-        those of the last attempt.
+        those of the last attempt. With *attempt*, counted from 1, they are those
+        of that attempt only, for as long as the platform keeps them.
 
         Raises:
-            NoLog: The job has not started, or was removed with its log (a ``RuntimeError``).
+            ConfigurationError: *attempt* is no int of at least 1, or None.
+            NoLog: The job has not started, there was no such attempt, or it was removed with its
+                log (a ``RuntimeError``).
         """
+        check(attempt=attempt)
         at = await self._follow_log()
         cluster = at.session.platform.cluster
-        told = _job_log.followed(at) if follow else cluster.logs(self._attempt_name(at))
+        if attempt is not None:
+            told = _job_log.of_attempt(at, attempt, follow=follow)
+        else:
+            told = _job_log.followed(at) if follow else cluster.logs(self._attempt_name(at))
         try:
             async with aclosing(told) as lines:
                 async for line in lines:
                     yield line
         except NotFound as exc:
-            raise await self._without_log(at) from exc
+            raise (exc if attempt is not None else await self._without_log(at)) from exc
 
     async def _follow_log(self) -> Following:
         try:
@@ -353,13 +401,6 @@ class JobHandle(JobRecord, Generic[T]):
             return "\n".join([line async for line in lines])
         except NotFound as exc:
             raise await self._without_log(at) from exc
-
-    async def _print_logs(self) -> None:
-        try:
-            async for line in self.logs(follow=True):
-                await anyio.to_thread.run_sync(_print, line)  # a full pipe may block
-        except Exception as exc:  # of the job itself result() tells
-            logging.warning("the output of %s cannot be shown: %s", self.job_id, exc)
 
     async def cancel(self, cleanup_timeout: float = 180, cleanup_poll_interval: float = 2) -> None:
         """Stop the job with everything it started; its status becomes NOT_FOUND.

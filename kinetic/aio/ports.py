@@ -190,6 +190,8 @@ class JobSpec:
     repeated launch meets itself. ``assignment`` is the runner's whole order
     (`kinetic._runner.wire.Assignment` as a JSON-safe dict). ``environment``
     may hold the user's secrets: it goes to the job's process and nowhere else.
+    One that is ``owned`` ends when the process that launches it dies, and nothing
+    of it stays, where the platform can tell.
     """
 
     name: str
@@ -203,6 +205,7 @@ class JobSpec:
     start_timeout: float | None = None
     grace: float = 30.0
     shared: Shared | None = None
+    owned: bool = False
 
 
 class Phase(enum.Enum):

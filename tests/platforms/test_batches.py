@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import os
 import threading
@@ -186,6 +187,31 @@ async def test_what_failed_is_retried_from_elsewhere(place: Place) -> None:
         assert await found.results() == ["2", "2"]
         assert await found.retry_failed() == 0
         await found.cleanup()
+
+
+@behaviour
+async def test_the_log_of_an_earlier_attempt_can_be_read_after_a_retry(place: Place) -> None:
+    def says() -> None:
+        print("attempt", os.environ["KINETIC_ATTEMPT"])
+        if os.environ["KINETIC_ATTEMPT"] == "1":
+            raise RuntimeError("once")
+
+    batch = await place.map(lambda _: says(), [0], retries=1)
+    job = await batch.job(0)
+    assert await job.result(cleanup=False) is None
+    for number in (1, 2):
+        lines = [line async for line in job.logs(attempt=number)]
+        assert lines[0] == f"attempt {number}"
+        assert lines == [line async for line in job.logs(follow=True, attempt=number)]
+    assert [line async for line in job.logs()] == ["attempt 2"]
+    with pytest.raises(errors.NotFound, match="no attempt 3"):
+        [line async for line in job.logs(attempt=3)]
+    await place.ports.cluster.delete(names=[f"{batch.group_id}-0-1"])
+    while await place.ports.cluster.find(names=[f"{batch.group_id}-0-1"]):
+        await asyncio.sleep(0.05)
+    with pytest.raises(errors.NotFound, match=r"attempt 1 of .* has no log"):
+        [line async for line in job.logs(attempt=1)]
+    await batch.cleanup()
 
 
 @behaviour

@@ -90,7 +90,10 @@ class LocalCluster:
             "assignment": _beyond(job.assignment, shared.assignment),
             "environment": _beyond(job.environment, shared.environment),
         }
-        header = {"op": "launch", "name": job.name, "labels": _beyond(job.labels, shared.labels)}
+        labels = _beyond(job.labels, shared.labels)
+        header: dict[str, Any] = {"op": "launch", "name": job.name, "labels": labels}
+        if job.owned:
+            header["owned"] = True
         answer = await self._ask(header, _dumps(content).encode(), (shared, job))
         if "error" in answer:
             raise LaunchError(

@@ -1,0 +1,58 @@
+"""What a terminal is sent of a job's output."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kinetic._terminal import shown, unstyled
+
+STYLE = re.compile(r"\x1b\[[0-9;:]*m")
+CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+tokens = st.sampled_from(
+    ["\x1b", "[", "]", "m", "31", ";", ":", "?", ">", " ", "P", "\\", "\x07", "\x9b", "\x9c",
+     "\x9d", "\x90", "\r", "\n", "\t", "c", "(", "B", "\x00", "\x7f", "\x18", "text", "\x1b[31m",
+     "\x1b[2J"]
+)  # fmt: skip
+texts = st.lists(tokens | st.text(max_size=3), max_size=30).map("".join)
+
+
+@given(texts)
+def test_nothing_but_styles_survives(text: str) -> None:
+    assert not CONTROL.search(STYLE.sub("", shown(text)))
+    assert not CONTROL.search(unstyled(text))
+
+
+@given(st.lists(texts, max_size=5))
+def test_sequences_that_are_split_across_blocks_do_not_survive_either(blocks: list[str]) -> None:
+    assert not CONTROL.search(STYLE.sub("", "".join(shown(block) for block in blocks)))
+
+
+@given(texts)
+def test_what_is_shown_once_stays_and_lines_stay_lines(text: str) -> None:
+    assert shown(shown(text)) == shown(text)
+    assert shown(text).count("\n") == text.count("\n")
+
+
+@given(st.text(st.characters(exclude_categories=["Cc"])))
+def test_ordinary_text_stays_as_it_is(text: str) -> None:
+    assert shown(f"{text}\t\n") == f"{text}\t\n"
+
+
+@pytest.mark.parametrize(
+    ("written", "seen"),
+    [
+        ("\x1b[1;31mred\x1b[0m", "\x1b[1;31mred\x1b[0m"),
+        ("a\x1b[2Jb\x1b[?25lc\x1b[>4;1md", "abcd"),
+        ("\x1b]0;title\x07a\x1b]8;;http://x\x1b\\b", "ab"),
+        ("\x1bP1;2q###\x1b\\a\x1bcb\x9b31mc", "abc"),
+        ("10%\r50%\r100%\r\ndone\r\n", "100%\ndone\n"),
+        ("\x1b[32m50%\x1b[0m\r100%", "\x1b[32m\x1b[0m100%"),
+    ],
+)
+def test_a_line_is_shown_as_a_terminal_would_have_left_it(written: str, seen: str) -> None:
+    assert shown(written) == seen
