@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
 
@@ -16,12 +17,13 @@ def make_folder(path: str | os.PathLike[str]) -> None:
     """
     try:
         os.mkdir(path, 0o700)  # nearly always its parent is there
+    except FileNotFoundError:
+        make_folder(os.path.dirname(os.path.abspath(path)))
+        with contextlib.suppress(FileExistsError):  # somebody else was quicker
+            os.mkdir(path, 0o700)
     except FileExistsError:
         if not os.path.isdir(path):
             raise
-    except FileNotFoundError:
-        make_folder(os.path.dirname(os.path.abspath(path)))
-        make_folder(path)
 
 
 def objection(path: str | os.PathLike[str], *, secret: bool = False) -> str:
