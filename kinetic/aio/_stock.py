@@ -201,7 +201,7 @@ class Stock:
     async def _body(self, stored: _Stored) -> frames.Frames:
         held = self._bodies.get(stored.slot)
         if held is None:
-            content = await self._store.get(stored.name)
+            content = await self._store.get(stored.name, limit=None)
             try:
                 footer = frames.footer_of(content.body)
                 if not _has_digest(footer, bytes.fromhex(stored.footer)):
