@@ -359,7 +359,8 @@ _decode = json.JSONDecoder().raw_decode
 # --- the inputs --------------------------------------------------------------------------
 
 
-class Slot(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Slot:
     """One slot of ``inputs/``: *count* inputs from index *first* on, or the end with the *total*.
 
     It travels as the object's metadata, so that a listing tells all. ``footer`` is the SHA-256
@@ -369,6 +370,7 @@ class Slot(NamedTuple):
     first: int = 0
     count: int = 0
     footer: str = ""
+    size: int = 0
     total: int | None = None
 
     def signed(self, key: bytes, scope: str, name: str) -> dict[str, str]:
@@ -376,7 +378,8 @@ class Slot(NamedTuple):
         if self.total is not None:
             said = {"total": str(self.total)}
         else:
-            said = {"first": str(self.first), "count": str(self.count), "footer": self.footer}
+            counts = {"first": str(self.first), "count": str(self.count), "size": str(self.size)}
+            said = {**counts, "footer": self.footer}
         return {**said, "mac": seals.sign(key, scope, name, _compact(said).encode())}
 
     @classmethod
@@ -386,12 +389,13 @@ class Slot(NamedTuple):
         Raises:
             ValueError: The signature is missing, wrong, or for another slot.
         """
-        said = {field: metadata[field] for field in cls._fields if field in metadata}
+        said = {one: metadata[one] for one in cls.__slots__ if one in metadata}
         if not seals.is_signed(metadata, key, scope, name, _compact(said).encode()):
             raise ValueError(f"{name} is not what its submitter signed")
         if "total" in said:
             return cls(total=int(said["total"]))
-        return cls(int(said["first"]), int(said["count"]), said["footer"])
+        first, count, size = (int(said[one]) for one in ("first", "count", "size"))
+        return cls(first, count, said["footer"], size)
 
 
 # --- the outcome -------------------------------------------------------------------------

@@ -89,7 +89,7 @@ async def _found(
     }
     await store.create(wire.group_key(identity.id), b"", entry)
     name, body = f"{scope}manifest", json.dumps(manifest, sort_keys=True).encode()
-    await store.create(name, body, {"mac": seals.sign(identity.key, scope, name, body)})
+    await store.create(name, seals.signed_json(identity.key, scope, name, body))
     return await _lease.begin(store, scope, session.platform.clock)
 
 

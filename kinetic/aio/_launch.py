@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import getpass
+import itertools
 import os
 import time
 import urllib.parse
@@ -210,11 +211,10 @@ async def remove(
     store, cluster = session.platform.store, session.platform.cluster
     if objects and not ended:
         stop, key = wire.Request(kind="stop", cause=wire.CLEANUP), await session.key(scope)
-        slot = 0
-        while not await store.create(
-            name := wire.control_key(scope, slot), *stop.signed(key, scope, name)
-        ):
-            slot += 1
+        for slot in itertools.count():
+            name = wire.control_key(scope, slot)
+            if await store.create(name, *stop.signed(key, scope, name)):
+                break
     if jobs:
         await cluster.delete(names=names, labels=labels)
         if not ended:

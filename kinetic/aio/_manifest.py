@@ -48,9 +48,9 @@ async def read_manifest(session: Session, name: str, identity: str) -> dict[str,
             f"there is no {identity} in {session.platform.store.url}: it was cleaned up, or "
             "belongs to another project, cluster or KINETIC_HOME"
         ) from None
-    await _verify(session, content, identity)
+    body = await _verified(session, content, identity)
     try:
-        manifest = cast("dict[str, Any]", json.loads(content.body))
+        manifest = cast("dict[str, Any]", json.loads(body))
     except MALFORMED as exc:
         raise WireError(f"{name} is damaged: {exc}; remove {identity} with its objects") from exc
     try:
@@ -60,24 +60,25 @@ async def read_manifest(session: Session, name: str, identity: str) -> dict[str,
     return manifest
 
 
-async def _verify(session: Session, content: Object, identity: str) -> None:
-    """Refuse a description that was not written by who may submit *identity* here."""
+async def _verified(session: Session, content: Object, identity: str) -> bytes:
+    """A description as who may submit *identity* here has signed it."""
     name, store = content.name, session.platform.store.url
     scope = f"{name.rpartition('/')[0]}/"
-    if seals.is_signed(content.metadata, await session.key(scope), scope, name, content.body):
-        return
-    removal = f"kinetic.cleanup({identity!r}) takes it away"
-    if "mac" not in content.metadata:
+    key, removal = await session.key(scope), f"kinetic.cleanup({identity!r}) takes it away"
+    try:
+        return seals.verified_json(key, scope, name, content.body)
+    except KeyError as exc:
         raise WireError(
             f"{name} in {store} is not signed: it was written by a kinetic of an earlier format, "
             "which signed none, or by somebody else; nothing of it was used. Ask for results with "
             f"the version that submitted it; {removal}"
-        )
-    raise WireError(
-        f"{name} in {store} is not what its submitter signed: it was changed, or is of another "
-        "submission, namespace or KINETIC_HOME; nothing of it was used. See who can write to "
-        f"that store; {removal}"
-    )
+        ) from exc
+    except ValueError as exc:
+        raise WireError(
+            f"{name} in {store} is not what its submitter signed: it was changed, or is of another "
+            "submission, namespace or KINETIC_HOME; nothing of it was used. See who can write to "
+            f"that store; {removal}"
+        ) from exc
 
 
 async def find_manifest(session: Session, submission: str) -> dict[str, Any]:

@@ -209,8 +209,8 @@ class Client:
             store = session.platform.store
             manifest = _manifest.manifest_of(record, identity, output_dir)
             name = f"{scope}handle.json"
-            mac = seals.sign(identity.key, scope, name, manifest)
-            if not await store.create(name, manifest, {"mac": mac}):
+            manifest = seals.signed_json(identity.key, scope, name, manifest)
+            if not await store.create(name, manifest):
                 raise Conflict(f"{job_id} exists already in {store.url}; submit again")
             await store.create(one.arguments.name, arguments.content)
             await _launch.launch(session, identity, placed, one)
@@ -358,6 +358,7 @@ class Client:
         Raises:
             ConfigurationError: That is no job's id.
             NotFound: There is no such job in the store.
+            WireError: What says what it is was not signed by who may submit here.
         """
         check(job_id=job_id, project=project, cluster=cluster)
         item = _ids.item_of(job_id)
@@ -381,6 +382,7 @@ class Client:
         Raises:
             ConfigurationError: That is no batch's id.
             NotFound: There is no such batch in the store.
+            WireError: It, or its inputs, were not signed by who may submit here.
         """
         check(group_id=group_id, project=project, cluster=cluster)
         check(poll_interval=poll_interval, poll_timeout=poll_timeout)

@@ -96,6 +96,19 @@ async def test_a_running_job_can_be_cleaned_up(place: Place) -> None:
 
 
 @behaviour
+async def test_a_running_job_can_be_cleaned_up_by_its_id(place: Place) -> None:
+    gate = place.gate()
+    job = await place.submit(wait_at, gate.path)
+    await gate.entered()
+    async with aio.Client() as other:
+        await other.cleanup(job.job_id)
+        await other.cleanup(job.job_id)
+    assert await job.status() is JobStatus.NOT_FOUND
+    assert await place.objects(job.job_id) == []
+    assert job not in await place.client.list_jobs()
+
+
+@behaviour
 async def test_waiting_neither_ends_a_job_nor_owns_it(place: Place) -> None:
     gate = place.gate()
     job = await place.submit(wait_at, gate.path)

@@ -17,6 +17,7 @@ import pytest
 
 from kinetic._runner import pickles, wire
 from kinetic._runner.wire import Budgets, Kind
+from tests.runner.pods import KEY
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -194,6 +195,31 @@ def test_a_stop_before_the_start_means_not_started(bench, tmp_path: Path) -> Non
     code, _ = bench.run(order)
     assert code == wire.EXIT_FINAL
     assert bench.outcome().kind is Kind.CANCELLED
+    assert not mark.exists()
+
+
+def test_a_forged_stop_stops_no_job(bench) -> None:
+    """It lies in a slot of control, and was not signed for it by who may ask."""
+    order = bench.order(add, 1, b=1)
+    stop, first = wire.Request(kind="stop"), wire.control_key(order.scope, 0)
+    bench.objects.create(first, stop.to_bytes())
+    bench.objects.create(
+        wire.control_key(order.scope, 1), *stop.signed(b"x" * 32, order.scope, first)
+    )
+    bench.objects.create(wire.control_key(order.scope, 2), *stop.signed(KEY, order.scope, first))
+    bench.objects.create(f"{order.scope}control/\udcff", b"no request", {"mac": "\xe9"})
+    code, _ = bench.run(order)
+    assert (code, bench.value()) == (0, 2)
+
+
+def test_a_stop_after_a_forged_one_is_heeded(bench, tmp_path: Path) -> None:
+    mark = tmp_path / "ran"
+    order = bench.order(mark.touch)
+    bench.objects.create(wire.control_key(order.scope, 0), b"no request")
+    name = wire.control_key(order.scope, 1)
+    bench.objects.create(name, *wire.Request(kind="stop").signed(KEY, order.scope, name))
+    code, _ = bench.run(order)
+    assert (code, bench.outcome().kind) == (wire.EXIT_FINAL, Kind.CANCELLED)
     assert not mark.exists()
 
 

@@ -1,4 +1,7 @@
-"""Play single seeds and tell what happened: ``python -m tests.simulation [crowded] 17 [18 …]``."""
+"""Play single seeds and tell what happened: ``python -m tests.simulation [crowded] 17 [18 …]``.
+
+In place of ``crowded`` it may say ``forged``.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +9,15 @@ import sys
 
 from absl import logging
 
-from .scenario import crowded, play
+from .scenario import crowded, forged, play
 
 
 def main(seeds: list[str]) -> int:
     logging.set_verbosity(logging.FATAL)
     bad = 0
-    many = seeds[:1] == ["crowded"]
-    for seed in seeds[many:]:
-        report = play(int(seed), change=crowded) if many else play(int(seed))
+    change = {"crowded": crowded, "forged": forged}.get(seeds[0] if seeds else "")
+    for seed in seeds[change is not None :]:
+        report = play(int(seed), change=change) if change else play(int(seed))
         print(report.told())
         bad += report.violation is not None
     return 1 if bad else 0

@@ -12,13 +12,14 @@ from collections.abc import Generator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from kinetic._runner import attempt, wire
+from kinetic._runner import attempt, seals, wire
 from kinetic._runner.opening import Opening
 from kinetic.aio import fanout
 from kinetic.aio._session import LABEL_ATTEMPT, LABEL_INDEX, LABEL_ROUND
 from kinetic.aio.ports import Object, ObjectInfo, Observation, Phase
 from kinetic.errors import Conflict, KineticError, NotFound
 
+from .oracle import ROOT
 from .scenario import Event, Plan
 from .world import Bend, ClusterOf, ObjectsOf, Odds, StoreOf, now
 
@@ -212,6 +213,25 @@ class RequestsNotReread(Bend):
         return super().get(of, name)
 
 
+class UnsignedRequestsHeeded(Bend):
+    """Whoever wrote a request, it is taken as if who may ask had signed it."""
+
+    def get(self, of: Of, name: str) -> Object:
+        found = super().get(of, name)
+        return replace(found, metadata=self._signed(of, name)) if "/control/" in name else found
+
+    def list(self, of: Of, prefix: str) -> list[ObjectInfo]:
+        return [
+            replace(one, metadata=self._signed(of, one.name)) if "/control/" in one.name else one
+            for one in super().list(of, prefix)
+        ]
+
+    def _signed(self, of: Of, name: str) -> Mapping[str, str]:
+        scope = of.world.oracle.scope
+        body = now(of.world.store.get(name)).body
+        return {"mac": seals.sign(seals.submission_key(ROOT, scope), scope, name, body)}
+
+
 class StopDeletesAnyRound(Bend):
     """What a stop deletes is whatever the batch has when that arrives."""
 
@@ -320,6 +340,13 @@ MUTATIONS: dict[str, Mutation] = {
         ),
         terms={"max_concurrent": 1},
         lazy=False,
+    ),
+    "unsigned requests heeded": Mutation(
+        UnsignedRequestsHeeded,
+        "L1",
+        odds={},
+        events=(Event(0.5, "forge", "X"), Event(1.5, "forge", "X", 1)),
+        terms={"max_concurrent": 1},
     ),
     "a stop deletes what was launched after it": Mutation(
         StopDeletesAnyRound,

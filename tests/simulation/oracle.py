@@ -13,10 +13,12 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from kinetic._runner import frames, pickles, wire
+from kinetic._runner import frames, pickles, seals, wire
 
 NAME = re.compile(r"attempts/\d+/(\d+)\.(\d+)\.(claim|outcome)$")
 FINAL = ("succeeded", "failed", "cancelled")
+ROOT = b"k" * 32
+"""The root key; nobody who forges anything has it."""
 
 
 class Violation(AssertionError):
@@ -146,7 +148,7 @@ class Oracle:
         elif rest.startswith("inputs/"):
             self._input(int(rest.removeprefix("inputs/")[:8]), body, metadata)
         elif rest.startswith("control/"):
-            self._control(actor, int(rest.removeprefix("control/")), body)
+            self._control(actor, name, body, metadata)
         elif rest.startswith("done/"):
             self.batch.done.add(int(rest.removeprefix("done/")))
         elif found := NAME.search(name):
@@ -199,12 +201,17 @@ class Oracle:
             raise Violation("I7", f"the end at slot {slot} was written before others")
         inputs[slot] = body, metadata
 
-    def _control(self, actor: str, slot: int, body: bytes) -> None:
-        batch = self.batch
+    def _control(self, actor: str, name: str, body: bytes, metadata: dict[str, str]) -> None:
+        batch, slot = self.batch, int(name.rpartition("/")[2])
         if slot != len(batch.control):
             raise Violation(
                 "I7", f"slot {slot} of control was written, {len(batch.control)} is next"
             )
+        key = seals.submission_key(ROOT, self.scope)
+        if metadata.get("mac") != seals.sign(key, self.scope, name, body):
+            batch.control.append(wire.Request(kind="forged"))  # taken, and it says nothing
+            self.seen["control: forged"] += 1
+            return
         entry = wire.Request.from_bytes(body)
         batch.control.append(entry)
         self.seen[f"control: {entry.kind} {entry.cause}".strip()] += 1

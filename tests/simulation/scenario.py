@@ -27,7 +27,7 @@ from kinetic.job_status import JobStatus
 
 from .oracle import FINAL, Oracle, Violation
 from .virtual import Frozen, Runaway, VirtualLoop, virtual_clocks
-from .world import Bend, ClusterOf, Gate, ImagesOf, Odds, StoreOf, World
+from .world import Bend, ClusterOf, Gate, ImagesOf, Odds, StoreOf, World, now
 
 CALM_AFTER = 240.0
 """After so many seconds nothing goes wrong any more."""
@@ -168,6 +168,13 @@ def crowded(plan: Plan) -> Plan:
         long = what in ("pause", "outage")
         much = rng.choice([5.0, 40.0, 70.0]) if long else rng.randrange(plan.items)
         more.append(Event(rng.random() * 120, what, who, much))
+    return replace(plan, events=tuple(sorted((*plan.events, *more), key=lambda one: one.at)))
+
+
+def forged(plan: Plan) -> Plan:
+    """The same, and somebody without a key asks for this and that as well, at any time."""
+    rng = random.Random(plan.seed * 31 + 11)
+    more = [Event(rng.random() * 60, "forge", "X", rng.randrange(4)) for _ in range(4)]
     return replace(plan, events=tuple(sorted((*plan.events, *more), key=lambda one: one.at)))
 
 
@@ -429,6 +436,9 @@ class Scenario:
     def _happens(self, event: Event) -> None:
         world, loop = self.world, self.loop
         world.faults[event.what] += 1
+        if event.what == "forge":
+            self._forge(event.who, int(event.much))
+            return
         side = self.side(event.who)
         party = loop.party(event.who)
         world.note("world", f"{event.what} {event.who} {event.much:.0f}")
@@ -446,6 +456,23 @@ class Scenario:
             party.wall += event.much
         elif not party.dead:
             self._asks(event, side)
+
+    def _forge(self, who: str, what: int) -> None:
+        """Take the next slot of control: by a request unsigned, signed by another, or moved."""
+        control, scope = self.oracle.batch.control, self.oracle.scope
+        if self.oracle.cleaning >= 0:
+            return
+        slot = len(control)
+        request = wire.Request(kind="stop", cause=wire.CLEANUP if what == 1 else "")
+        if what == 2:
+            request = wire.Request(kind="retry", bases=dict.fromkeys(range(self.plan.items), 1))
+        body, metadata = request.to_bytes(), {}
+        if what == 3 and slot:
+            there = now(self.world.store.get(wire.control_key(scope, slot - 1)))
+            body, metadata = there.body, dict(there.metadata)
+        elif what:
+            metadata = request.signed(b"x" * 32, scope, wire.control_key(scope, slot))[1]
+        self.world.create(who, wire.control_key(scope, slot), body, metadata)
 
     def _asks(self, event: Event, side: Side) -> None:
         what = event.what

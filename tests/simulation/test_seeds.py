@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import pytest
 
-from .scenario import CALM_AFTER, Plan, crowded, play
+from .scenario import CALM_AFTER, Plan, crowded, forged, play
 
 SEEDS, BLOCK = 1000, 100
 
@@ -27,7 +27,7 @@ def played(seeds: range, change: Callable[[Plan], Plan] = as_it_is) -> Counter[s
     for seed in seeds:
         report = play(seed, change=change)
         if report.violation is not None:
-            which = f"{'crowded ' if change is crowded else ''}{seed}"
+            which = f"{'' if change is as_it_is else f'{change.__name__} '}{seed}"
             again = f"again: python -m tests.simulation {which}"
             pytest.fail(f"{report.told()}\n{again}", pytrace=False)
         faults += report.faults
@@ -55,9 +55,14 @@ def test_courses_with_many_requests_keep_the_protocol() -> None:
     played(range(BLOCK), crowded)
 
 
+@pytest.mark.timeout(300)
+def test_requests_that_are_forged_change_no_course() -> None:
+    assert played(range(BLOCK), forged)["control: forged"] > BLOCK
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("change", [as_it_is, crowded])
+@pytest.mark.parametrize("change", [as_it_is, crowded, forged])
 def test_many_courses_keep_the_protocol(change: Callable[[Plan], Plan]) -> None:
     many = int(os.environ.get("KINETIC_SIMULATED_SEEDS", "5000"))
     played(range(SEEDS, SEEDS + many), change)

@@ -32,7 +32,7 @@ from kinetic.errors import NotFound, Unavailable
 from kinetic.job_status import Reason
 from kinetic.testing import MemoryStore
 
-from .oracle import Oracle, Violation
+from .oracle import ROOT, Oracle, Violation
 from .virtual import PARTY, VirtualLoop, _context
 
 
@@ -408,7 +408,7 @@ class ClusterOf:
             yield line
 
     async def root_key(self) -> bytes:
-        return b"k" * 32
+        return ROOT
 
     async def keep_secret(self, name: str, content: bytes) -> None:
         await self.gate.send("keep secret", lambda: self.world.secrets.__setitem__(name, content))

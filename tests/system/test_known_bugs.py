@@ -44,6 +44,8 @@ import pytest
 
 import kinetic
 from kinetic import aio, errors
+from kinetic._local.secret import root_key
+from kinetic._runner import seals
 from kinetic._runner.directory import DirectoryObjects
 from kinetic.aio._lease import EXPIRY_S
 from kinetic.aio.clusters.local import LocalCluster
@@ -426,9 +428,12 @@ async def test_unknown_fields_of_a_handle_are_ignored(client, home: Path) -> Non
     job = await client.submit(abs, -1)
     await job.result(cleanup=False)
     path = home / "store" / "jobs" / job.job_id / "handle.json"
-    content = json.loads(path.read_text())
+    content = json.loads(path.read_text()) | {"of_a_later_version": [1], "submitter": None}
+    content.pop("mac")
+    scope, name = f"jobs/{job.job_id}/", f"jobs/{job.job_id}/handle.json"
+    key = seals.submission_key(root_key(home), scope)
     path.chmod(0o600)
-    path.write_text(json.dumps(content | {"of_a_later_version": [1], "submitter": None}))
+    path.write_bytes(seals.signed_json(key, scope, name, json.dumps(content).encode()))
     async with aio.Client() as other:
         found = await other.attach(job.job_id)
         assert found == job and found.func_name == "abs"

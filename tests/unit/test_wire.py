@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kinetic._runner import frames, receipts, wire
+from kinetic._runner import frames, receipts, seals, wire
 from kinetic._runner.manifest import Manifest
 from kinetic._runner.wire import Attempt, Budgets, ItemState, Kind, Outcome, Request, item
 from kinetic.aio._lease import Lease
@@ -130,6 +130,49 @@ def test_an_order_survives_json_and_ignores_what_it_does_not_know() -> None:
 def test_a_request_survives_bytes() -> None:
     request = Request(kind="retry", items=(1, 2), bases={1: 3}, cause="c", keep_running=True)
     assert Request.from_bytes(request.to_bytes()) == request
+
+
+def test_what_is_signed_holds_for_its_place_only() -> None:
+    key, scope = b"key", "batches/g/"
+    name, other = wire.control_key(scope, 0), wire.control_key(scope, 1)
+    body, metadata = STOP.signed(key, scope, name)
+    assert Request.verified(body, metadata, key, scope, name) == STOP
+    nothing = Request(kind=wire.UNSIGNED)
+    assert Request.verified(body, metadata, key, scope, other) == nothing
+    assert Request.verified(body, metadata, key, "batches/h/", name) == nothing
+    assert Request.verified(body, metadata, b"another", scope, name) == nothing
+    assert Request.verified(body.replace(b"stop", b"halt"), metadata, key, scope, name) == nothing
+    assert Request.verified(body, {}, key, scope, name) == nothing
+
+
+@pytest.mark.parametrize("slot", [wire.Slot(3, 4, "f" * 64), wire.Slot(total=0)])
+def test_a_slot_of_the_inputs_survives_its_metadata_and_no_change_of_them(slot: wire.Slot) -> None:
+    key, scope = b"key", "batches/g/"
+    name = wire.input_key(scope, 2)
+    metadata = slot.signed(key, scope, name)
+    more = {**metadata, "nonce": "of who created it"}
+    assert wire.Slot.verified(more, key, scope, name) == slot
+    changed = [{**metadata, field: "1"} for field in ("first", "count", "footer", "total", "mac")]
+    left_out = [{f: v for f, v in metadata.items() if f != field} for field in metadata]
+    for bad in (*changed, *left_out, {}):
+        with pytest.raises(ValueError, match="not what its submitter signed"):
+            wire.Slot.verified(bad, key, scope, name)
+
+
+def test_signed_json_is_json_and_holds_for_its_place_only() -> None:
+    key, scope, name = b"key", "jobs/j/", "jobs/j/handle.json"
+    content = json.dumps({"a": [1], "mac": "a field of this name"}).encode()
+    signed = seals.signed_json(key, scope, name, content)
+    assert json.loads(signed).keys() == {"a", "mac"}
+    assert seals.verified_json(key, scope, name, signed) == content
+    for bad in (signed.replace(b"1", b"2"), signed.replace(b"[1]", b"[1] ")):
+        with pytest.raises(ValueError, match=name):
+            seals.verified_json(key, scope, name, bad)
+    with pytest.raises(ValueError, match="elsewhere"):
+        seals.verified_json(key, scope, "jobs/j/elsewhere", signed)
+    for bad in (content, b"", signed + b" ", b"[]"):
+        with pytest.raises(KeyError):
+            seals.verified_json(key, scope, name, bad)
 
 
 def test_listings_become_attempts_and_forged_ones_are_failures() -> None:
