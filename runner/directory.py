@@ -61,6 +61,7 @@ class Stored:
 
 
 Listing = list[Stored]
+Entries = list[tuple[str, bool]]
 
 
 class DirectoryObjects:
@@ -247,7 +248,7 @@ class DirectoryObjects:
             else:
                 yield name
 
-    def _entries(self, folder: str) -> list[tuple[str, bool]]:
+    def _entries(self, folder: str) -> Entries:
         """What is in *folder*, and whether it is a folder itself; none that a link leads to."""
         place = self._file(folder) if folder else self._root
         at = place

@@ -149,8 +149,9 @@ class _Transfer:
         # Not the manifests: what they name has to be younger than they are.
         infos = [one for one in listed if not one.name.startswith(f"{root}manifest")]
         if infos:
-            wrong = await _in_thread(self._of_another_size, infos)
-            await self._store.delete(wrong)
+            wrong = await _in_thread(lambda: self._of_another_size(infos))
+            if wrong:
+                await self._store.delete(wrong)
             infos = [info for info in infos if info.name not in wrong]
         aged = [info.name for info in infos if not _sharing.is_fresh(info, _sharing.DAY_S)]
         gone = await self._store.renew(aged) if aged else set[str]()

@@ -85,7 +85,9 @@ class Stock:
                 self.total = slot.total
                 self.slots += 1
             else:
-                self._add(_Stored(self.slots, one.name, slot.first, slot.count, slot.footer, slot.size))
+                self._add(
+                    _Stored(self.slots, one.name, slot.first, slot.count, slot.footer, slot.size)
+                )
 
     def add(
         self,

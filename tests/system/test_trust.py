@@ -6,14 +6,13 @@ Whatever lies in a store ends nobody's wait, takes no memory, runs nothing, and 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import hashlib
 import json
 import os
 import re
 import resource
 import shutil
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,8 +20,8 @@ from typing import Any
 import pytest
 
 from kinetic import Data, aio, errors
-from kinetic._runner import frames, pickles, receipts, wire
-from kinetic._runner.directory import DirectoryObjects
+from kinetic._runner import pickles, receipts, wire
+from kinetic.aio import _sharing
 from kinetic.aio.images import _turn
 from kinetic.aio.stores.directory import DirectoryStore
 from tests.conftest import private_home
@@ -69,10 +68,13 @@ class Made:
     other_job: str
     copies: int = 0
 
-    def copy(self) -> Path:
+    def copy(self, patch: pytest.MonkeyPatch) -> Path:
+        """A store as it was, for whoever asks next."""
         self.copies += 1
         place = self.work / f"store-{self.copies}"
         shutil.copytree(self.home / "store", place)
+        patch.setenv("KINETIC_HOME", str(self.home))
+        patch.setenv("KINETIC_STORE", str(place))
         return place
 
     @property
@@ -189,7 +191,7 @@ def with_a_bit_flipped(case: Case) -> None:
 def oversized(case: Case) -> None:
     content = case.path.read_bytes()
     case.put(content)
-    os.truncate(case.path, 1 << 36)
+    os.truncate(case.path, 1 << 29)
 
 
 def a_pipe(case: Case) -> None:
@@ -287,33 +289,207 @@ def either(*allowed: Callable[[Attached], bool]) -> Callable[[Attached], bool]:
 
 @dataclass(frozen=True)
 class Kind:
-    """Where it lies in a batch, where others of it lie, and what reading the batch comes to.
-
-    ``body``: its metadata are right when only its end is damaged.
-    """
+    """Where it lies in a batch, what may be moved there, and what reading the batch comes to."""
 
     name: str
     allowed: Callable[[Attached], bool]
-    sibling: str = ""
-    elsewhere: str = ""
+    sibling: str
 
 
-ATTEMPT = "batches/{}/attempts/000000/{:08d}.0001.{}"
+ATTEMPT = "batches/{}/attempts/000000/0000000%d.0001.%s"
 
 READ = {
-    "manifest": Kind("batches/{}/manifest", refused, "batches/{}/inputs/00000000"),
+    "manifest": Kind("batches/{}/manifest", refused, "batches/{}/lease"),
     # A body that was cut or swapped is no concern of who reads results.
     "inputs": Kind(
         "batches/{}/inputs/00000000", either(refused, untouched), "batches/{}/inputs/00000001"
     ),
     "control": Kind("batches/{}/control/00000000", untouched, "batches/{}/manifest"),
     "lease": Kind("batches/{}/lease", untouched, "batches/{}/manifest"),
-    "claim": Kind(
-        ATTEMPT.format("{}", 0, "claim"), untouched, ATTEMPT.format("{}", 2, "claim")
-    ),
-    "outcome": Kind(
-        ATTEMPT.format("{}", 0, "outcome"), one_fails(0), ATTEMPT.format("{}", 2, "outcome")
-    ),
+    "claim": Kind(ATTEMPT % (0, "claim"), untouched, ATTEMPT % (2, "claim")),
+    "outcome": Kind(ATTEMPT % (0, "outcome"), one_fails(0), ATTEMPT % (2, "outcome")),
+    "value": Kind("batches/{}/values/*", one_fails(1), "batches/{}/manifest"),
     "entry": Kind("groups/{}", untouched, "batches/{}/manifest"),
     "end": Kind("batches/{}/done/00000000", refused, "batches/{}/manifest"),
 }
+
+
+def _case(made: Made, kind: Kind, patch: pytest.MonkeyPatch) -> Case:
+    store = made.copy(patch)
+
+    def found(name: str, batch: str) -> str:
+        here = name.format(batch)
+        return str(next(store.glob(here)).relative_to(store)) if "*" in here else here
+
+    case = Case(
+        made,
+        store,
+        found(kind.name, made.batch),
+        found(kind.sibling, made.batch),
+        found(kind.name, made.other),
+    )
+    for name in (case.name, case.elsewhere):  # there is no request yet: one that says nothing
+        if not (store / name).exists():
+            (store / name).parent.mkdir()
+            shutil.copy(store / case.sibling, store / name)
+    return case
+
+
+def _peak() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+FEW = [
+    forged_with_a_signature_in_no_alphabet,
+    nested_too_deep,
+    moved_from_another_item,
+    cut,
+    emptied,
+    oversized,
+    a_pipe,
+    a_device,
+]
+"""Of each way one, for what is looked at in the same way as an outcome or is not signed."""
+
+WALK = [
+    (what, damage)
+    for what in READ
+    for damage in (DAMAGES if what in ("outcome", "manifest", "inputs") else FEW)
+]
+
+
+@pytest.mark.parametrize(("what", "damage"), WALK)
+async def test_what_is_read_of_a_store_harms_nothing_else(
+    made: Made, what: str, damage: Callable[[Case], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = _case(made, READ[what], monkeypatch)
+    if what in ("outcome", "claim"):  # they are looked at, and not only what was said of them
+        shutil.rmtree(case.store / "batches" / made.batch / "done")
+    damage(case)
+    before = _peak()
+    async with asyncio.timeout(DEADLINE_S):
+        found = await _read(case)
+    assert READ[what].allowed(found), found
+    assert _peak() - before < MEMORY_KIB
+    assert not made.mark.exists(), "somebody else's code ran"
+    shutil.rmtree(case.store)
+
+
+@pytest.mark.parametrize("damage", FEW)
+async def test_a_handle_that_is_not_its_submitters_is_refused(
+    made: Made, damage: Callable[[Case], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kind = Kind("jobs/{}/handle.json", refused, "jobs/{}/inputs/00000000")
+    store = made.copy(monkeypatch)
+    names = [kind.name.format(made.job), kind.sibling.format(made.job)]
+    case = Case(made, store, *names, kind.name.format(made.other_job))
+    damage(case)
+    before = _peak()
+    async with asyncio.timeout(DEADLINE_S), aio.Client(backend="local") as client:
+        with pytest.raises(errors.WireError, match="signed"):
+            await client.attach(made.job)
+        listed = {one.job_id for one in await client.list_jobs()}
+        assert made.job not in listed
+        assert await (await client.attach(made.other_job)).result(cleanup=False) == "other job"
+    assert _peak() - before < MEMORY_KIB
+    assert not made.mark.exists()
+    shutil.rmtree(store)
+
+
+# --- what jobs read ---
+
+
+def _stored(home: Path, pattern: str) -> Path:
+    [found] = (home / "store").glob(pattern)
+    return found
+
+
+@pytest.mark.parametrize("damage", [with_a_bit_flipped, forged_without_a_signature])
+@pytest.mark.parametrize("what", ["code", "function", "data"])
+async def test_what_a_job_reads_is_verified_before_it_runs(
+    home: Path, tmp_path: Path, what: str, damage: Callable[[Case], None]
+) -> None:
+    """Of the same size it fails the job; of another it is sent again, and the job runs."""
+    tree = tmp_path / "tree"
+    tree.mkdir()
+    (tree / "file").write_bytes(b"content" * 1000)
+    pattern = {"code": "code/*", "function": "functions/*", "data": "data/*/files/file"}[what]
+    async with asyncio.timeout(DEADLINE_S), aio.Client(backend="local") as client:
+        assert await (await client.submit(size_of, Data(str(tree)))) == 7000
+        path = _stored(home, pattern)
+        case = Case(Made(home, tmp_path, "", "", "", ""), home / "store", "", "", "")
+        case.name = str(path.relative_to(case.store))
+        damage(case)
+        for cache in (home / "cache").glob("*"):
+            shutil.rmtree(cache)
+        for manifest in case.store.glob("data/*/manifest*"):
+            os.utime(manifest, (0, 0))  # old: its files are looked at again
+        job = await client.submit(size_of, Data(str(tree)))
+        if damage is with_a_bit_flipped:
+            with pytest.raises(errors.JobFailed, match="is not what was submitted"):
+                await job
+        else:
+            assert await job == 7000
+    assert not (tmp_path / "mark").exists()
+
+
+@pytest.mark.parametrize("damage", [emptied, cut, a_pipe, a_device, a_link_to_all_files])
+async def test_a_shared_object_of_another_size_is_written_again(
+    tmp_path: Path, damage: Callable[[Case], None]
+) -> None:
+    """As a power cut leaves it, or somebody else."""
+    store = DirectoryStore(tmp_path / "store")
+    await _sharing.ensure(store, "functions/f", b"a function" * 100)
+    case = Case(Made(tmp_path, tmp_path, "", "", "", ""), tmp_path / "store", "functions/f", "", "")
+    damage(case)
+    await _sharing.ensure(store, "functions/f", b"a function" * 100)
+    assert (await store.get("functions/f")).body == b"a function" * 100
+
+
+# --- what is no object of a batch ---
+
+
+def test_a_receipt_is_verified_as_the_outcome_it_copies() -> None:
+    scope, header = (
+        "batches/g/",
+        wire.Outcome(wire.Kind.VALUE).signed(b"x" * 32, "batches/g/", 0, 1),
+    )
+    text = receipts.Receipt(index=0, attempt=1, metadata=header).to_text()
+    for said in (text, text[:50], text.replace("value", "error"), '{"kinetic":' + "[" * 4000):
+        receipt = receipts.parse(said)
+        if receipt is not None:
+            with pytest.raises(ValueError, match="forged"):
+                wire.Outcome.verified(receipt.metadata, b"key", scope, 0, 1)
+
+
+@pytest.mark.parametrize("damage", [emptied, nested_too_deep, a_pipe, a_device])
+async def test_a_build_marker_that_cannot_be_read_is_given_up(
+    tmp_path: Path, damage: Callable[[Case], None]
+) -> None:
+    store = DirectoryStore(tmp_path / "store")
+    case = Case(Made(tmp_path, tmp_path, "", "", "", ""), tmp_path / "store", "turn", "", "")
+    case.put(b"")
+    damage(case)
+
+    async def undone() -> bool:
+        return False
+
+    pace = _turn.Pace(beat_s=0.01, look_s=0.01, patience_s=0.05)
+    async with asyncio.timeout(DEADLINE_S), _turn.turn(store, "turn", undone, pace=pace) as held:
+        assert held is not None and held.build == ""
+
+
+def test_caches_and_keys_are_private_to_the_user(made: Made) -> None:
+    assert made.home.joinpath("key").stat().st_mode & 0o077 == 0
+    for place in (made.home, made.home / "store"):
+        assert place.stat().st_mode & 0o077 == 0
+
+
+ELSEWHERE = {"handle", "code", "function", "data", "receipt", "build marker", "caches"}
+"""Kinds that have a test of their own above."""
+
+
+def test_the_guide_names_every_kind_and_each_is_walked() -> None:
+    rows = re.findall(r"^\| ([a-z ]+?) \|", GUIDE.read_text(), re.MULTILINE)
+    assert rows[0] == "object" and len(rows) == len({*rows})
+    assert {*rows[1:]} == {*READ} | ELSEWHERE
