@@ -149,7 +149,7 @@ class _Transfer:
         # Not the manifests: what they name has to be younger than they are.
         infos = [one for one in listed if not one.name.startswith(f"{root}manifest")]
         if infos:
-            wrong = await _in_thread(lambda: self._of_another_size(infos))
+            wrong = await anyio.to_thread.run_sync(self._of_another_size, infos)
             if wrong:
                 await self._store.delete(wrong)
             infos = [info for info in infos if info.name not in wrong]

@@ -72,7 +72,7 @@ class Lease:
         counts = (lease.fence, lease.beat, lease.control_seen)
         if any(type(one) is not int for one in counts) or type(lease.held) is not bool:
             return UNREADABLE
-        return lease if isinstance(lease.nonce, str) else UNREADABLE
+        return lease if type(lease.nonce) is str else UNREADABLE
 
     @property
     def who(self) -> str:
