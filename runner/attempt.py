@@ -208,7 +208,11 @@ class Attempt:
                 waited, pause = waited + pause, min(60.0, pause * 1.5)
                 continue
             place = (self._order.scope, self._order.index, self._order.attempt)
-            outcome = wire.Outcome.verified(metadata, self._key, *place)
+            try:
+                outcome = wire.Outcome.verified(metadata, self._key, *place)
+            except ValueError as exc:
+                print(f"kinetic: {exc}", file=sys.stderr)
+                break
             return self._code(outcome, None, b"")
         return wire.EXIT_FINAL
 

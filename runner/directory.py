@@ -4,6 +4,11 @@ An object without metadata is a plain file with exactly its content. Metadata,
 and the generation of an object that was replaced, go into a header before the
 content, so that both appear by the same atomic step. Nothing is synced to the
 disk: objects survive every process, not a power cut.
+
+Whatever lies there may be damaged, or put there by somebody else. A header that
+cannot be read is none: the file is all content, and has no metadata. What is no
+regular file (a link, a pipe, a device) is an object without content, is never
+read and never followed. So who verifies an object finds that it is not signed.
 """
 
 from __future__ import annotations
@@ -14,14 +19,16 @@ import fcntl
 import io
 import json
 import os
+import stat
 import struct
 import time
 import urllib.parse
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, cast
 
+from .frames import MALFORMED
 from .private import make_folder
 
 __all__ = ["DirectoryObjects", "Stored"]
@@ -34,6 +41,10 @@ PLAIN = bytes(c for c in range(128) if chr(c).isalnum() or chr(c) in "_-./")
 SMALL = 64 * 1024
 _json = json.encoder.encode_basestring_ascii
 LONGEST = 240  # bytes of one file name; most file systems stop at 255
+READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # waits for no pipe's writer
+NO_FILE = (errno.ELOOP, errno.ENXIO, errno.ENODEV, errno.EOPNOTSUPP)  # a link, a socket, a device
+HEADER_BYTES = 4 * 1024 * 1024
+"""No header is as long as this."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +63,7 @@ class Stored:
 
 
 Listing = list[Stored]
+Entries = list[tuple[str, bool]]
 
 
 class DirectoryObjects:
@@ -132,19 +144,17 @@ class DirectoryObjects:
     def read(self, name: str, limit: int) -> tuple[Stored, bytes | None]:
         """An object and its content, or None in its place when that exceeds *limit* bytes."""
         with self._open(name) as file:
-            metadata, generation, offset = _head(file)
-            status = os.fstat(file.fileno())
-            size = status.st_size - offset
-            stored = Stored(name, size, metadata, generation, status.st_mtime)
-            if size > limit:
+            stored, offset = _described(name, file)
+            if stored.size > limit:
                 return stored, None
             file.seek(offset)
-            return stored, file.read()
+            return stored, file.read(limit)
 
     def path(self, name: str) -> Path | None:
-        """The file that holds exactly the content; None if it also holds a header."""
+        """The file that holds exactly the content; None if there is none."""
         with self._open(name) as file:
-            return Path(self._file(name)) if _head(file)[2] == 0 else None
+            whole = not isinstance(file, io.BytesIO) and _head(file)[2] == 0
+            return Path(self._file(name)) if whole else None
 
     def fetch(self, name: str, path: Path) -> None:
         """Copy the content to a new file."""
@@ -155,14 +165,14 @@ class DirectoryObjects:
     def stat(self, name: str) -> Stored:
         """What a listing tells, of one object."""
         with self._open(name) as file:
-            metadata, generation, offset = _head(file)
-            status = os.fstat(file.fileno())
-            size = status.st_size - offset
-            return Stored(name, size, metadata, generation, status.st_mtime)
+            return _described(name, file)[0]
 
     def exists(self, name: str) -> bool:
         """Whether there is such an object."""
-        return os.path.isfile(self._file(name))
+        try:
+            return not stat.S_ISDIR(os.lstat(self._file(name)).st_mode)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
 
     def holds(self, folder: str) -> bool:
         """Whether there is an object below *folder*; True also for what is no object there."""
@@ -192,7 +202,7 @@ class DirectoryObjects:
         with self._collecting(fcntl.LOCK_SH):
             for name in names:
                 try:
-                    os.utime(self._file(name))
+                    os.utime(self._file(name), follow_symlinks=False)
                 except (FileNotFoundError, NotADirectoryError):
                     absent.add(name)
         return absent
@@ -210,8 +220,9 @@ class DirectoryObjects:
 
     @contextlib.contextmanager
     def _collecting(self, how: int) -> Generator[None]:
-        os.makedirs(os.path.join(self._root, TEMPORARY), mode=0o700, exist_ok=True)
-        with open(os.path.join(self._root, TEMPORARY, "collect.lock"), "ab") as lock:
+        make_folder(os.path.join(self._root, TEMPORARY))
+        place = os.path.join(self._root, TEMPORARY, "collect.lock")
+        with open(os.open(place, os.O_WRONLY | os.O_CREAT, 0o600), "wb") as lock:
             fcntl.flock(lock, how)
             yield
 
@@ -240,33 +251,39 @@ class DirectoryObjects:
 
     def _names(self, folder: str, start: str) -> Iterator[str]:
         quoted = urllib.parse.quote(start, safe=SAFE, errors="surrogateescape")
-        try:
-            entries = os.listdir(self._file(folder) if folder else self._root)
-        except (FileNotFoundError, NotADirectoryError):
-            return
-        for entry in entries:
+        for entry, is_folder in self._entries(folder):
             if not entry.startswith((quoted, "%")) or (entry == TEMPORARY and not folder):
                 continue
             segment = _unquoted(entry)
             if not segment.startswith(start):
                 continue
             name = f"{folder}/{segment}" if folder else segment
-            if os.path.isdir(self._file(name)):
+            if is_folder:
                 yield from self._within(name)
             else:
                 yield name
 
     def _within(self, folder: str) -> Iterator[str]:
-        try:
-            entries = os.listdir(self._file(folder))
-        except (FileNotFoundError, NotADirectoryError):
-            return  # deleted meanwhile
-        for entry in entries:
+        for entry, is_folder in self._entries(folder):
             name = f"{folder}/{_unquoted(entry)}"
-            if os.path.isdir(self._file(name)):
+            if is_folder:
                 yield from self._within(name)
             else:
                 yield name
+
+    def _entries(self, folder: str) -> Entries:
+        """What is in *folder*, and whether it is a folder itself; none that a link leads to."""
+        place = self._file(folder) if folder else self._root
+        at = place
+        while len(at) > len(self._root):
+            if os.path.islink(at):
+                return []
+            at = os.path.dirname(at)
+        try:
+            with os.scandir(place) as entries:
+                return [(one.name, one.is_dir(follow_symlinks=False)) for one in entries]
+        except (FileNotFoundError, NotADirectoryError):
+            return []  # or it was deleted meanwhile
 
     def _file(self, name: str) -> str:
         if _is_plain(name):  # what kinetic itself names
@@ -274,22 +291,34 @@ class DirectoryObjects:
         return os.path.join(self._root, *map(_segment, name.split("/")))
 
     def _beginning(self, name: str) -> bytes:
-        try:
-            fd = os.open(self._file(name), os.O_RDONLY | os.O_CLOEXEC)
-        except (FileNotFoundError, NotADirectoryError):
-            raise KeyError(name) from None
+        if (fd := self._opened(name)) is None:
+            return b""
         try:
             return os.read(fd, SMALL)
-        except IsADirectoryError:
-            raise KeyError(name) from None
         finally:
             os.close(fd)
 
     def _open(self, name: str) -> BinaryIO:
+        fd = self._opened(name)
+        return io.BytesIO() if fd is None else cast(BinaryIO, io.FileIO(fd))
+
+    def _opened(self, name: str) -> int | None:
+        """A descriptor of the object's file; None where that is no file but a link or a device."""
         try:
-            return open(self._file(name), "rb", buffering=0)
-        except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+            fd = os.open(self._file(name), READ)
+        except (FileNotFoundError, NotADirectoryError):
             raise KeyError(name) from None
+        except OSError as exc:
+            if exc.errno not in NO_FILE:
+                raise
+            return None
+        mode = os.fstat(fd).st_mode
+        if stat.S_ISREG(mode):
+            return fd
+        os.close(fd)
+        if stat.S_ISDIR(mode):
+            raise KeyError(name)
+        return None
 
     def _write(self, body: bytes | Path, metadata: Mapping[str, str], generation: int) -> str:
         self._made += 1
@@ -379,11 +408,26 @@ def _copy(source: BinaryIO, target: BinaryIO) -> None:
         target.write(part)
 
 
+def _described(name: str, file: BinaryIO) -> tuple[Stored, int]:
+    """What a listing tells of an object, and the offset of its content."""
+    if isinstance(file, io.BytesIO):
+        return Stored(name, 0, {}, 1, 0.0), 0
+    metadata, generation, offset = _head(file)
+    status = os.fstat(file.fileno())
+    return Stored(name, status.st_size - offset, metadata, generation, status.st_mtime), offset
+
+
 def _head(file: BinaryIO) -> tuple[Mapping[str, str], int, int]:
     """Metadata, generation and the offset of the content."""
     start = file.read(HEAD.size)
     if len(start) < HEAD.size or not start.startswith(MAGIC):
         return {}, 1, 0
     length = HEAD.unpack(start)[1]
-    content = json.loads(file.read(length))
-    return content["m"], content["g"], HEAD.size + length
+    try:
+        content = json.loads(file.read(length) if length < HEADER_BYTES else b"")
+        metadata, generation = content["m"], content["g"]
+        if type(generation) is int and all(type(one) is str for one in metadata.values()):
+            return metadata, generation, HEAD.size + length
+    except MALFORMED:
+        pass
+    return {}, 1, 0

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 __all__ = [
+    "MALFORMED",
     "Frames",
     "FramesError",
     "Sink",
@@ -27,6 +28,16 @@ __all__ = [
 
 MAGIC = b"KNF1"
 TAIL = struct.Struct("<I4s")
+
+MALFORMED = (
+    ValueError,
+    LookupError,
+    TypeError,
+    AttributeError,
+    OverflowError,
+    RecursionError,
+)
+"""What reading JSON raises that somebody else may have written, and taking apart what it says."""
 
 
 class FramesError(ValueError):
@@ -106,11 +117,12 @@ def unpack(data: bytes | bytearray | memoryview) -> Frames:
     body = view.nbytes - TAIL.size - len(footer)
     try:
         fields, sizes = _read_footer(footer)
-    except (ValueError, KeyError) as exc:
+        whole = all(type(size) is int and size >= 0 for size in sizes)
+    except MALFORMED as exc:
         raise FramesError("the container's footer is damaged") from exc
     if sizes == [body]:  # most containers
         return Frames(fields, (view[:body],))
-    if sum(sizes) != body:
+    if not whole or sum(sizes) != body:
         raise FramesError("the container's frames do not add up")
     frames: list[memoryview] = []
     offset = 0

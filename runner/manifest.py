@@ -14,6 +14,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from .frames import MALFORMED
+
 __all__ = ["Entry", "Manifest", "file_hash", "prefix"]
 
 VERSION = 1
@@ -111,7 +113,7 @@ class Manifest:
             )
             empty = tuple(_relative(path) for path in fields["empty"])
             return cls(is_dir=fields["kind"] == "dir", entries=entries, empty=empty)
-        except (ValueError, KeyError, TypeError, AttributeError) as exc:
+        except MALFORMED as exc:
             raise ValueError(f"a manifest cannot be read: {exc}") from exc
 
 

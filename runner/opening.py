@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Opening", "Ready", "Taken", "begin", "content", "make_ready"]
 
+REQUEST_BYTES = 64 * 1024 * 1024
+"""No request is longer; one that is said to be is read so far, and not signed."""
+
 
 class Opening:
     """The objects of one attempt, as far as they are there before it."""
@@ -89,7 +92,11 @@ class Opening:
         scope = self._order.scope
         return [
             wire.Request.verified(
-                self._objects.get(slot.name)[0], slot.metadata, self._key, scope, slot.name
+                self._objects.get(slot.name, 0, REQUEST_BYTES)[0],
+                slot.metadata,
+                self._key,
+                scope,
+                slot.name,
             )
             for slot in self._objects.list(f"{scope}control/")
         ]

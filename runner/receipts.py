@@ -7,10 +7,11 @@ it checks the signature as of the outcome itself.
 from __future__ import annotations
 
 import base64
-import binascii
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+
+from .frames import MALFORMED
 
 __all__ = ["LIMIT", "Receipt", "parse"]
 
@@ -59,5 +60,5 @@ def parse(text: str) -> Receipt | None:
             metadata={"header": str(fields["header"]), "mac": str(fields["mac"])},
             body=None if body is None else base64.b85decode(body),
         )
-    except (ValueError, KeyError, TypeError, binascii.Error):
+    except MALFORMED:
         return None

@@ -245,7 +245,7 @@ def _build_file(target: str, entry: manifest.Entry, name: str, objects: Objects)
     source = objects.path(name) if entry.size > SMALL else None
     digest = manifest.file_hash(entry.path)
     if entry.size <= SMALL:
-        body = objects.get(name)[0]
+        body = objects.get(name, 0, SMALL + 1)[0]
         digest.update(body)
         fd = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, entry.mode)
         with open(fd, "wb") as file:

@@ -18,6 +18,7 @@ from enum import StrEnum
 from typing import Any, NamedTuple, cast
 
 from . import seals
+from .frames import MALFORMED
 
 __all__ = [
     "EXIT_FINAL",
@@ -70,6 +71,10 @@ EXIT_VALUE, EXIT_FINAL, EXIT_RETRY = 0, 42, 43
 INFRASTRUCTURE = frozenset({"preempted", "node lost", "evicted"})
 SUBMISSION = "submission"
 """The reason of an item that could not be submitted: no budget covers it, for nothing ran."""
+
+UNVERIFIED = "unverified"
+"""The reason of an attempt whose outcome nobody signed for it: forged, damaged, or emptied by a
+power cut. Nothing of what it says counts, and no budget covers it; a retry goes past it."""
 
 UNSIGNED = "unsigned"
 """The kind of a request that cannot be verified: its slot is taken, and says nothing."""
@@ -365,6 +370,7 @@ class Slot:
     first: int = 0
     count: int = 0
     footer: str = ""
+    size: int = 0
     total: int | None = None
 
     def signed(self, key: bytes, scope: str, name: str) -> dict[str, str]:
@@ -372,7 +378,8 @@ class Slot:
         if self.total is not None:
             said = {"total": str(self.total)}
         else:
-            said = {"first": str(self.first), "count": str(self.count), "footer": self.footer}
+            counts = {"first": str(self.first), "count": str(self.count), "size": str(self.size)}
+            said = {**counts, "footer": self.footer}
         return {**said, "mac": seals.sign(key, scope, name, _compact(said).encode())}
 
     @classmethod
@@ -387,7 +394,8 @@ class Slot:
             raise ValueError(f"{name} is not what its submitter signed")
         if "total" in said:
             return cls(total=int(said["total"]))
-        return cls(int(said["first"]), int(said["count"]), said["footer"])
+        first, count, size = (int(said[one]) for one in ("first", "count", "size"))
+        return cls(first, count, said["footer"], size)
 
 
 # --- the outcome -------------------------------------------------------------------------
@@ -436,23 +444,34 @@ class Outcome(NamedTuple):
         Raises:
             ValueError: The signature is missing, wrong, or for another place.
         """
-        header, mac = metadata.get("header", ""), metadata.get("mac", "")
-        if not hmac.compare_digest(mac, seals.seal_of(key, scope, index, attempt, header)):
+        header, mac = metadata.get("header", ""), metadata.get("mac", "").encode(errors="replace")
+        try:
+            seal = seals.seal_of(key, scope, index, attempt, header).encode()
+        except UnicodeEncodeError:
+            seal = b""
+        if not (seal and hmac.compare_digest(mac, seal)):
             name = attempt_key(scope, index, attempt, "outcome")
-            raise ValueError(f"the outcome {name} is forged")
+            raise ValueError(f"the outcome {name} is forged or damaged")
         return cls.parse(header)
 
     @classmethod
     def parse(cls, header: str) -> Outcome:
-        """Read a header without checking its signature."""
-        fields, end = _decode(header)
-        if end != len(header):
-            raise ValueError(f"the header of an outcome goes on after its end: {header!r}")
-        known = _UNSAID | fields  # what is unknown here is left out below
-        known["kind"] = _KINDS.get(known["kind"]) or Kind(known["kind"])
-        if known["value"]:
-            known["value"] = tuple(known["value"])
-        return cls._make(_in_order(known))
+        """Read a header without checking its signature.
+
+        Raises:
+            ValueError: It is damaged.
+        """
+        try:
+            fields, end = _decode(header)
+            if end != len(header):
+                raise ValueError("it goes on after its end")
+            known = _UNSAID | fields  # what is unknown here is left out below
+            known["kind"] = _KINDS.get(known["kind"]) or Kind(known["kind"])
+            if known["value"]:
+                known["value"] = tuple(known["value"])
+            return cls._make(_in_order(known))
+        except MALFORMED as exc:
+            raise ValueError(f"the header of an outcome is damaged: {exc}") from exc
 
 
 _KINDS = {kind.value: kind for kind in Kind}
@@ -551,6 +570,7 @@ class Item(NamedTuple):
 
 
 _NOTHING = Attempt()
+_UNVERIFIED = Outcome(Kind.ERROR, UNVERIFIED)
 
 
 def item(
@@ -574,7 +594,7 @@ def item(
             return Item(ItemState.SUCCEEDED, number, outcome)
         if outcome is not None and number > base and outcome.kind is not Kind.CANCELLED:
             spent[outcome.reason in INFRASTRUCTURE] += 1
-            hopeless = outcome.reason == SUBMISSION
+            hopeless = outcome.reason in (SUBMISSION, UNVERIFIED)
             failed = (number, outcome)
         number += 1
     exhausted = spent[False] > budgets.user or spent[True] > budgets.infrastructure
@@ -637,8 +657,7 @@ def attempts_of(
 ) -> dict[int, dict[int, Attempt]]:
     """Item → attempt number → what is there, from a listing of names and metadata.
 
-    Raises:
-        ValueError: An outcome was not signed with *key* for its place.
+    An outcome that was not signed with *key* for its place is a failure, for `UNVERIFIED`.
     """
     found: dict[int, dict[int, Attempt]] = {}
     for name, metadata in entries:
@@ -649,7 +668,10 @@ def attempts_of(
         if match[3] == "claim":
             there = Attempt(metadata.get("executor", ""), there.outcome)
         else:
-            header = Outcome.verified(metadata, key, scope, int(match[1]), int(match[2]))
+            try:
+                header = Outcome.verified(metadata, key, scope, int(match[1]), int(match[2]))
+            except ValueError:
+                header = _UNVERIFIED
             there = Attempt(there.executor, header)
         of_item[int(match[2])] = there
     return found

@@ -39,7 +39,7 @@ from kinetic._local.owners import Owner
 from kinetic._local.parent import Ended, Parent, Refused
 from kinetic._local.parents import Parents
 from kinetic._local.places import Places
-from kinetic._local.protocol import Order
+from kinetic._local.protocol import Order, Shared
 from kinetic._local.slots import Slots
 from kinetic._local.sweeping import Sweeper
 from kinetic._runner.channel import Channel
@@ -127,7 +127,7 @@ class Supervisor:
         self._timers = Timers()
         self._selector = selectors.DefaultSelector()
         self._owners: dict[int, Owner] = {}
-        self._orphans: set[Job] = set()
+        self._orphans: dict[Job, Shared] = {}
         self._flushing: set[Parent] = set()
         self._full: set[Channel | Parent] = set()
         self._idle_s = seconds(environ.get("KINETIC_LOCAL_IDLE_S", ""), IDLE_S)
@@ -295,7 +295,8 @@ class Supervisor:
 
     def _orphan(self, job: Job) -> None:
         """Nobody else knows of *job*: end it, and remove its objects when it is gone."""
-        self._orphans.add(job)
+        if job.order is not None:  # else it has just ended
+            self._orphans[job] = job.order.shared
         self._disown(job)
         self._delete(job)
 
@@ -354,9 +355,8 @@ class Supervisor:
                         self._parents.forget(job)
                     if job.state in (State.ENDED, State.GONE):
                         self._disown(job)
-                    if job.state is State.GONE and job in self._orphans:
-                        self._orphans.discard(job)
-                        _remove_objects(job)
+                    if job.state is State.GONE and (terms := self._orphans.pop(job, None)):
+                        _remove_objects(job.name, terms)
                     self._desk.tell(job)
                 case Start(job):
                     self._start(job)
@@ -491,15 +491,14 @@ class Supervisor:
         self._journal.close()
 
 
-def _remove_objects(job: Job) -> None:
+def _remove_objects(name: str, terms: Shared) -> None:
     """Take the objects of a single job out of its store; what cannot be waits for `cleanup`."""
     try:
-        assert job.order is not None
-        about = json.loads(job.order.shared.body)["assignment"]
+        about = json.loads(terms.body)["assignment"]
         objects = DirectoryObjects.from_url(about["store"])
         objects.delete([one.name for one in objects.list(about["scope"])])
     except (OSError, ValueError, KeyError) as exc:
-        say(f"the objects of {job.name} could not be removed: {exc}")
+        say(f"the objects of {name} could not be removed: {exc}")
 
 
 def _wake_on_signals() -> socket.socket:

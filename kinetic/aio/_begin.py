@@ -13,6 +13,7 @@ from typing import Any
 from absl import logging
 
 from kinetic._runner import seals, wire
+from kinetic._runner.frames import MALFORMED
 from kinetic.aio import _launch, _lease, _manifest, _removal, _submit
 from kinetic.aio._batch import Batch, feed_of
 from kinetic.aio._inputs import check_there
@@ -167,10 +168,14 @@ async def list_batches(
     refused: dict[str, WireError] = {}
     found: list[tuple[str, str]] = []
     for one in await session.platform.store.list(wire.group_key("")):
-        carried = json.loads(one.metadata.get("tags", "{}"))
-        named = name is None or one.metadata.get("name") == name
-        if named and (tags or {}).items() <= carried.items():
-            found.append((one.metadata.get("created", ""), one.name.rpartition("/")[2]))
+        group_id = one.name.rpartition("/")[2]
+        try:
+            carried = (tags or {}).items() <= json.loads(one.metadata["tags"]).items()
+        except MALFORMED:
+            refused[group_id] = WireError(f"its entry {one.name} is damaged")
+            continue
+        if carried and (name is None or one.metadata.get("name") == name):
+            found.append((one.metadata.get("created", ""), group_id))
     found.sort(reverse=True)
     listed: list[Batch] = []
     for at in range(0, len(found), LISTING):

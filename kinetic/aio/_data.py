@@ -25,7 +25,7 @@ from kinetic.errors import BackendError, DataError, NotFound
 
 if TYPE_CHECKING:
     from kinetic._snapshot import Snapshot, Stamp
-    from kinetic.aio.ports import Store
+    from kinetic.aio.ports import ObjectInfo, Store
     from kinetic.data import Data
 
 __all__ = ["Progress", "renew", "upload"]
@@ -80,7 +80,7 @@ async def upload(store: Store, data: Data, *, progress: Progress | None = None) 
         snapshot = await _in_thread(data.__kinetic_snapshot__)
     async with _lock(store, snapshot.name):
         there = await store.look(snapshot.name)
-        if there is not None and _sharing.is_fresh(there):
+        if there is not None and there.size and _sharing.is_fresh(there):
             logging.info("Data cache hit: %s (%s)", data.path, snapshot.digest[:12])
         else:
             with step(f"uploading {os.path.basename(snapshot.path)}") as sending:
@@ -103,8 +103,11 @@ async def renew(store: Store, name: str) -> bool:
     there = await store.look(name)
     if there is None or _sharing.is_fresh(there):
         return there is not None
-    content = (await store.get(name)).body
-    manifest = await anyio.to_thread.run_sync(Manifest.from_bytes, content)
+    content = (await store.get(name, limit=None)).body
+    try:
+        manifest = await anyio.to_thread.run_sync(Manifest.from_bytes, content)
+    except ValueError:
+        return False  # damaged: what it named is sent again, and so is it
     files = {file for _, file in manifest.objects(name.split("/")[1])}
     return not (await store.renew(files) or await store.renew([name]))
 
@@ -145,6 +148,11 @@ class _Transfer:
         listed = await self._store.list(root)
         # Not the manifests: what they name has to be younger than they are.
         infos = [one for one in listed if not one.name.startswith(f"{root}manifest")]
+        if infos:
+            wrong = await anyio.to_thread.run_sync(self._of_another_size, infos)
+            if wrong:
+                await self._store.delete(wrong)
+            infos = [info for info in infos if info.name not in wrong]
         aged = [info.name for info in infos if not _sharing.is_fresh(info, _sharing.DAY_S)]
         gone = await self._store.renew(aged) if aged else set[str]()
         self._there = frozenset(info.name for info in infos) - gone
@@ -155,6 +163,12 @@ class _Transfer:
                     group.create_task(self._work(batches), name=f"kinetic data upload {number}")
         except BaseExceptionGroup as failures:
             raise failures.exceptions[0]  # noqa: B904 - its own cause says more than its siblings
+
+    def _of_another_size(self, infos: list[ObjectInfo]) -> set[str]:
+        """Those that a power cut has emptied, or that are somebody else's: they are sent again."""
+        named = self._snapshot.manifest.objects(self._snapshot.digest)
+        sizes = {name: entry.size for entry, name in named}
+        return {info.name for info in infos if sizes.get(info.name, info.size) != info.size}
 
     def _batches(self) -> Iterator[list[_File]]:
         """Small files some at a time, so that one thread reads them; a big one alone."""

@@ -205,7 +205,7 @@ class Facts:
         groups: dict[int, list[ObjectInfo]] = {index: [] for index in members}
         for one in await self._store.list(prefix):
             number = one.name[len(prefix) :].partition(".")[0]
-            if number.isdigit() and int(number) in groups:
+            if number.isdecimal() and int(number) in groups:
                 groups[int(number)].append(one)
         return groups
 
@@ -297,10 +297,7 @@ class Facts:
 
     def _parsed(self, listed: Iterable[ObjectInfo]) -> dict[int, dict[int, wire.Attempt]]:
         entries = [(one.name, one.metadata) for one in listed]
-        try:
-            return wire.attempts_of(entries, self.identity.key, self.identity.scope)
-        except (ValueError, KeyError) as exc:
-            raise WireError(f"{self.identity.id}: {exc}; nothing of it was used") from exc
+        return wire.attempts_of(entries, self.identity.key, self.identity.scope)
 
     def _grown(self, index: int, found: dict[int, wire.Attempt]) -> dict[int, wire.Attempt]:
         for number, known in self._attempts.get(index, {}).items():

@@ -272,7 +272,7 @@ class Intake:
             first = self._stock.count
             body = chunk.body(first, refs)
             footer = hashlib.sha256(frames.footer_of(body)).hexdigest()
-            slot = wire.Slot(first, len(chunk.parts), footer)
+            slot = wire.Slot(first, len(chunk.parts), footer, len(body))
             name = wire.input_key(self._scope, self._stock.slots)
             if await create(store, name, body, slot.signed(self._key, self._scope, name)):
                 break

@@ -17,6 +17,7 @@ from typing import Any
 
 from absl import logging
 
+from kinetic._runner.frames import MALFORMED
 from kinetic.aio._owner import Owner
 from kinetic.aio.ports import Store
 from kinetic.errors import BackendError, Conflict, NotFound, SubmitterLost
@@ -57,16 +58,29 @@ class Lease:
 
     @classmethod
     def from_bytes(cls, content: bytes) -> Lease:
-        """The inverse of `to_bytes`; unknown fields are ignored."""
-        fields: dict[str, Any] = json.loads(content)
-        known = {name: fields[name] for name in cls.__slots__ if name in fields}
-        known["owner"] = Owner.named(fields["owner"])
-        return cls(**known)
+        """The inverse of `to_bytes`; unknown fields are ignored.
+
+        Nobody holds what cannot be read, whether it is damaged or forged: it can be taken.
+        """
+        try:
+            fields: dict[str, Any] = json.loads(content)
+            known = {name: fields[name] for name in cls.__slots__ if name in fields}
+            known["owner"] = Owner.named(fields["owner"])
+            lease = cls(**known)
+        except MALFORMED:
+            return UNREADABLE
+        counts = (lease.fence, lease.beat, lease.control_seen)
+        if any(type(one) is not int for one in counts) or type(lease.held) is not bool:
+            return UNREADABLE
+        return lease if type(lease.nonce) is str else UNREADABLE
 
     @property
     def who(self) -> str:
         """Its owner, for messages."""
         return f"process {self.owner.pid} on {self.owner.host}"
+
+
+UNREADABLE = Lease(owner=Owner("an unknown machine", "", 0, ""), held=False)
 
 
 def name_of(scope: str) -> str:

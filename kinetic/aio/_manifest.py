@@ -10,6 +10,7 @@ from typing import Any, cast
 
 from kinetic._pack.discover import Project
 from kinetic._runner import seals, wire
+from kinetic._runner.frames import MALFORMED
 from kinetic.aio import _launch
 from kinetic.aio._session import Session
 from kinetic.aio._submission import Identity
@@ -50,11 +51,11 @@ async def read_manifest(session: Session, name: str, identity: str) -> dict[str,
     body = await _verified(session, content, identity)
     try:
         manifest = cast("dict[str, Any]", json.loads(body))
-    except ValueError as exc:
+    except MALFORMED as exc:
         raise WireError(f"{name} is damaged: {exc}; remove {identity} with its objects") from exc
     try:
         wire.check_version(manifest.get("version", {}), identity)
-    except (ValueError, AttributeError) as exc:
+    except MALFORMED as exc:
         raise WireError(str(exc)) from exc
     return manifest
 

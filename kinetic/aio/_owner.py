@@ -30,8 +30,25 @@ class Owner:
 
     @classmethod
     def named(cls, fields: dict[str, Any] | None) -> Owner | None:
-        """The one a manifest names; those of earlier versions name nobody."""
-        return cls(**{name: fields[name] for name in cls.__slots__}) if fields else None
+        """The one a manifest names; those of earlier versions name nobody.
+
+        Raises:
+            ValueError: That is no process.
+        """
+        if not fields:
+            return None
+        try:
+            owner = cls(**{name: fields[name] for name in cls.__slots__})
+        except (LookupError, TypeError) as exc:
+            raise ValueError(f"{fields!r} names no process") from exc
+        texts = (owner.host, owner.boot, owner.started)
+        if (
+            type(owner.pid) is not int
+            or owner.pid < 0
+            or not all(type(one) is str for one in texts)
+        ):
+            raise ValueError(f"{fields!r} names no process")
+        return owner
 
     @property
     def here(self) -> bool:

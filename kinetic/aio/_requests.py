@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from absl import logging
 
-from kinetic._runner import wire
+from kinetic._runner import frames, wire
 from kinetic.aio.ports import Object, Store
 from kinetic.errors import NotFound, WireError
 
@@ -155,7 +155,7 @@ class Requests:
             request = wire.Request.verified(
                 content.body, content.metadata, self._key, self._scope, name
             )
-        except (ValueError, KeyError, TypeError) as exc:
+        except frames.MALFORMED as exc:
             raise WireError(f"the request {name} is damaged: {exc}; cancel the batch anew") from exc
         if request.kind == wire.UNSIGNED:
             logging.warning(

@@ -28,9 +28,14 @@ def is_fresh(info: ObjectInfo, within: float = RENEWED_S) -> bool:
 async def ensure(store: Store, name: str, content: bytes | Path) -> bool:
     """Have content-addressed *name* in the store for some time to come; whether it was sent.
 
-    A look at it costs less than its body. Cancelled: it is there whole or not at all.
+    A look at it costs less than its body. One of another size is none, and is written anew:
+    a power cut has emptied it, or somebody else put it there. Cancelled: it is there whole or
+    not at all.
     """
     there = await store.look(name)
-    if there is not None and (is_fresh(there) or not await store.renew([name])):
+    size = len(content) if isinstance(content, bytes) else content.stat().st_size  # noqa: ASYNC240
+    if there is not None and there.size != size:
+        await store.delete([name])
+    elif there is not None and (is_fresh(there) or not await store.renew([name])):
         return False
     return await store.create(name, content, shared=True)

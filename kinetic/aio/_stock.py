@@ -33,6 +33,7 @@ class _Stored:
     first: int
     count: int
     footer: str
+    size: int
     offsets: array[int] | None = None
     digests: bytes = b""
     data: Mapping[int, tuple[wire.DataRef, ...]] = field(
@@ -84,7 +85,9 @@ class Stock:
                 self.total = slot.total
                 self.slots += 1
             else:
-                self._add(_Stored(self.slots, one.name, slot.first, slot.count, slot.footer))
+                self._add(
+                    _Stored(self.slots, one.name, slot.first, slot.count, slot.footer, slot.size)
+                )
 
     def add(
         self,
@@ -96,7 +99,7 @@ class Stock:
     ) -> None:
         """Take in the slot that was won just now; *data* and *failed* by place in the chunk."""
         name = wire.input_key(self._scope, self.slots)
-        stored = _Stored(self.slots, name, slot.first, slot.count, slot.footer)
+        stored = _Stored(self.slots, name, slot.first, slot.count, slot.footer, slot.size)
         _describe(stored, sizes, digests, data, failed)
         self._add(stored)
 
@@ -201,7 +204,7 @@ class Stock:
     async def _body(self, stored: _Stored) -> frames.Frames:
         held = self._bodies.get(stored.slot)
         if held is None:
-            content = await self._store.get(stored.name)
+            content = await self._store.get(stored.name, limit=stored.size)
             try:
                 footer = frames.footer_of(content.body)
                 if not _has_digest(footer, bytes.fromhex(stored.footer)):

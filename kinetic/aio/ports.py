@@ -59,6 +59,10 @@ class Object:
     generation: int
 
 
+RECORD_BYTES = 64 * 1024 * 1024
+"""What is read whole is not longer: outcomes, manifests, requests, leases. Inputs may be."""
+
+
 class Store(Protocol):
     """Objects under names, created once, strongly consistent."""
 
@@ -91,8 +95,11 @@ class Store(Protocol):
         """Overwrite generation *generation*, returning the new one; Conflict if it moved on."""
         ...
 
-    async def get(self, name: str) -> Object:
-        """The whole object; NotFound if there is none."""
+    async def get(self, name: str, *, limit: int | None = RECORD_BYTES) -> Object:
+        """The object; NotFound if there is none.
+
+        One of more than *limit* bytes comes without its content: nobody here has written it.
+        """
         ...
 
     async def fetch(self, name: str, path: Path) -> None:

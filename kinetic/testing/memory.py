@@ -6,9 +6,10 @@ import bisect
 import time
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
-from kinetic.aio.ports import Object, ObjectInfo
+from kinetic.aio.ports import RECORD_BYTES, Object, ObjectInfo
 from kinetic.errors import Conflict, NotFound
 
 __all__ = ["MemoryStore"]
@@ -69,10 +70,11 @@ class MemoryStore:
         self._objects[name] = Object(name=name, body=body, metadata={}, generation=generation + 1)
         return generation + 1
 
-    async def get(self, name: str) -> Object:
+    async def get(self, name: str, *, limit: int | None = RECORD_BYTES) -> Object:
         """See the port."""
         self.requests["get"] += 1
-        return self._get(name)
+        there = self._get(name)
+        return there if limit is None or len(there.body) <= limit else replace(there, body=b"")
 
     async def fetch(self, name: str, path: Path) -> None:
         """See the port."""

@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -59,8 +59,8 @@ class Watched:
     async def replace(self, name: str, body: bytes, *, generation: int) -> int:
         return await self._store.replace(name, body, generation=generation)
 
-    async def get(self, name: str) -> Object:
-        return await self._store.get(name)
+    async def get(self, name: str, **where: Any) -> Object:
+        return await self._store.get(name, **where)
 
     async def fetch(self, name: str, path: Path) -> None:
         await self._store.fetch(name, path)

@@ -191,7 +191,8 @@ async def test_a_slot_that_somebody_else_has_won_is_taken_in(
         there = await platform.store.get(f"batches/{strange.group_id}/inputs/00000000")
     await asyncio.sleep(1)
     footer = hashlib.sha256(frames.footer_of(there.body)).hexdigest()
-    late, name = wire.Slot(first=1, count=1, footer=footer), f"batches/{group}/inputs/00000001"
+    late = wire.Slot(first=1, count=1, footer=footer, size=len(there.body))
+    name = f"batches/{group}/inputs/00000001"
     assert await platform.store.create(name, there.body, await signed(platform, group, name, late))
     gate.set()
     assert await batch.results() == ["a", "late", "b"]

@@ -250,8 +250,8 @@ class SlowToTell(MemoryStore):
         super().__init__()
         self.gate, self.asked = asyncio.Event(), asyncio.Event()
 
-    async def get(self, name: str) -> Object:
-        found = await super().get(name)
+    async def get(self, name: str, **where: Any) -> Object:
+        found = await super().get(name, **where)
         if "/done/" in name:
             self.asked.set()
             await self.gate.wait()

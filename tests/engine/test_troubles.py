@@ -362,6 +362,45 @@ async def forges_later(run: Run) -> int | None:
     return 9 if (order.index, order.attempt) == (1, 1) else await forges(run)
 
 
+async def puts(run: Run, metadata: dict[str, str]) -> int | None:
+    """Beside the claim of item 1's first attempt lies an outcome with *metadata*, and no body."""
+    order = wire.Assignment.from_json(run.spec.assignment)
+    if (order.index, order.attempt) != (1, 1):
+        return await carry_out(run)
+    place = (order.scope, order.index, order.attempt)
+    await run.store.create(wire.attempt_key(*place, "claim"), b"", {"executor": run.executor})
+    await run.store.create(wire.attempt_key(*place, "outcome"), b"", metadata)
+    return wire.EXIT_VALUE
+
+
+async def empties(run: Run) -> int | None:
+    """As a power cut leaves it."""
+    return await puts(run, {})
+
+
+async def signs_in_no_alphabet(run: Run) -> int | None:
+    return await puts(run, {"header": "\udc80", "mac": "ä"})
+
+
+@VIRTUAL
+@pytest.mark.parametrize("work", [empties, signs_in_no_alphabet, forges])
+async def test_what_cannot_be_verified_is_tried_again_by_who_asks_for_it(work: Any) -> None:
+    """It fails its item at once, whatever the budget; the retry goes past it."""
+    world = World(work)
+    world.gate.set()
+    async with aio.Client(platform=world.platform) as client:
+        batch = await client.run_async_map(same, range(3), retries=2)
+        live = {one.index: one.outcome async for one in batch.outcomes()}
+        assert [live[0].unwrap(), live[2].unwrap()] == [0, 2]
+        with pytest.raises(errors.WireError):
+            live[1].unwrap()
+        await batch.retry_failed()
+        results = await batch.results(timeout=1000, cleanup=False, return_exceptions=True)
+        if work is forges:  # again
+            assert isinstance(results.pop(1), errors.WireError)
+        assert results in ([0, 1, 2], [0, 2])
+
+
 class Swapping(Faulty):
     """A store that keeps something else than the body of an outcome."""
 

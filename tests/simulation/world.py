@@ -282,7 +282,7 @@ class StoreOf:
 
         return int(await self.gate.send(f"replace {short(name)}", effect, again=False))
 
-    async def get(self, name: str) -> Object:
+    async def get(self, name: str, **where: Any) -> Object:
         def effect() -> Object:
             found: Object = self.world.bend.get(self, name)
             return found

@@ -82,11 +82,11 @@ class Store(DirectoryStore):
             await asyncio.Event().wait()
         await super().fetch(name, path)
 
-    async def get(self, name: str) -> Object:
+    async def get(self, name: str, **where: Any) -> Object:
         if self.fails and self.fails in name:
             self.fails = ""
             raise errors.Unavailable("the network is down")
-        return await super().get(name)
+        return await super().get(name, **where)
 
 
 class Cluster(LocalCluster):

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import struct
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kinetic._runner import seals, wire
+from kinetic._runner import frames, receipts, seals, wire
+from kinetic._runner.manifest import Manifest
 from kinetic._runner.wire import Attempt, Budgets, ItemState, Kind, Outcome, Request, item
+from kinetic.aio._lease import Lease
+from kinetic.aio.images import _turn
 
 ERROR = Outcome(kind=Kind.ERROR, reason="user error")
 PREEMPTED = Outcome(kind=Kind.LOST, reason="preempted")
@@ -170,7 +175,7 @@ def test_signed_json_is_json_and_holds_for_its_place_only() -> None:
             seals.verified_json(key, scope, name, bad)
 
 
-def test_listings_become_attempts_and_forged_ones_are_refused() -> None:
+def test_listings_become_attempts_and_forged_ones_are_failures() -> None:
     scope, key = "batches/g/", b"key"
     entries = [
         (wire.attempt_key(scope, 7, 1, "claim"), {"executor": "pod-1"}),
@@ -180,8 +185,62 @@ def test_listings_become_attempts_and_forged_ones_are_refused() -> None:
     found = wire.attempts_of(entries, key, scope)
     assert found == {7: {1: Attempt("pod-1", ERROR), 2: Attempt("pod-2", None)}}
     moved = [(wire.attempt_key(scope, 8, 1, "outcome"), entries[1][1])]
-    with pytest.raises(ValueError, match="forged"):
-        wire.attempts_of(moved, key, scope)
+    emptied = [(wire.attempt_key(scope, 9, 1, "outcome"), {})]
+    unverified = Outcome(kind=Kind.ERROR, reason=wire.UNVERIFIED)
+    assert wire.attempts_of(moved, key, scope) == {8: {1: Attempt(None, unverified)}}
+    assert wire.attempts_of(emptied, key, scope) == {9: {1: Attempt(None, unverified)}}
+
+
+def test_an_attempt_nobody_signed_for_ends_its_item_and_a_retry_goes_past_it() -> None:
+    attempts = {1: Attempt("pod", Outcome(kind=Kind.ERROR, reason=wire.UNVERIFIED))}
+    budgets = wire.Budgets(user=3)
+    assert wire.item(0, [], attempts, budgets).state is wire.ItemState.FAILED
+    assert wire.retry_base(0, [], attempts, budgets) == 1
+    retry = Request(kind="retry", bases={0: 1})
+    assert wire.item(0, [retry], attempts, budgets) == wire.Item(wire.ItemState.OPEN, 2)
+
+
+TEXTS = st.text() | st.sampled_from(["é", "\udc80", "[" * 5000, "null", "1e999", '{"kind": []}'])
+
+
+@given(st.dictionaries(st.sampled_from(["header", "mac", "executor"]), TEXTS))
+def test_no_metadata_stops_a_reader(metadata: dict[str, str]) -> None:
+    name = wire.attempt_key("batches/g/", 7, 1, "outcome")
+    [found] = wire.attempts_of([(name, metadata)], b"key", "batches/g/").values()
+    assert found[1].outcome == Outcome(kind=Kind.ERROR, reason=wire.UNVERIFIED)
+    with pytest.raises(ValueError, match="is not what its submitter signed"):
+        wire.Slot.verified(metadata, b"key", "batches/g/", "batches/g/inputs/0")
+    with contextlib.suppress(ValueError):
+        Outcome.parse(metadata.get("header", ""))
+
+
+NESTED = b"[" * 100_000
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner),
+    max_leaves=5,
+)
+FIELDS = ["frames", "version", "kind", "entries", "empty", "owner", "fence", "beat", "pid"]
+FIELDS += ["token", "index", "attempt", "header", "mac", "body", "host", "boot", "started"]
+BODIES = (
+    st.binary(max_size=50)
+    | st.just(NESTED)
+    | st.dictionaries(st.sampled_from(FIELDS), VALUES).map(json.dumps).map(str.encode)
+)
+
+
+@given(BODIES)
+def test_no_content_stops_a_reader(body: bytes) -> None:
+    """What says something is read, all else is damaged: no reader raises anything of its own."""
+    text = body.decode("latin-1").lstrip("{")
+    receipts.parse('{"kinetic":' + text)
+    receipts.parse('{"kinetic":1,' + text)
+    with contextlib.suppress(frames.FramesError):
+        frames.unpack(body + struct.pack("<I4s", len(body), frames.MAGIC))
+    with contextlib.suppress(ValueError):
+        Manifest.from_bytes(body)
+    assert isinstance(Lease.from_bytes(body), Lease)
+    assert isinstance(_turn._Marker.from_bytes(body), _turn._Marker)
 
 
 def test_headers_of_a_later_minor_version_are_read() -> None:

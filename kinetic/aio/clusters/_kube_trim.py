@@ -97,6 +97,6 @@ def _without_receipt(container: Document) -> Document:
     if receipt is None:
         return container
     said = {key: value for key, value in ended.items() if key != "message"}
-    with contextlib.suppress(ValueError, KeyError, TypeError):  # of another version
+    with contextlib.suppress(ValueError):  # of another version
         said[OUTCOME] = wire.Outcome.parse(receipt.metadata["header"]).reason
     return {**container, "state": {"terminated": said}}

@@ -23,6 +23,7 @@ from typing import Any
 
 from absl import logging
 
+from kinetic._runner.frames import MALFORMED
 from kinetic.aio._owner import Owner, lifetime
 from kinetic.aio._release import release
 from kinetic.aio.ports import Object, Store
@@ -57,8 +58,17 @@ class _Marker:
 
     @classmethod
     def from_bytes(cls, content: bytes) -> _Marker:
-        fields = json.loads(content)
-        return cls(**{name: fields[name] for name in cls.__slots__ if name in fields})
+        """The inverse of `to_bytes`; what cannot be read is nobody's, and is given up in time."""
+        try:
+            fields = json.loads(content)
+            marker = cls(**{name: fields[name] for name in cls.__slots__ if name in fields})
+            Owner.named(marker.owner or None)
+        except MALFORMED:
+            return cls(token="", owner={})
+        texts = (marker.token, marker.build, marker.failure, marker.log_url)
+        if type(marker.beat) is not int or not all(type(text) is str for text in texts):
+            return cls(token="", owner={})
+        return marker
 
     def gone(self) -> bool:
         """Whether its holder has certainly ended."""

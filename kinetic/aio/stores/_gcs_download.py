@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import os
 import re
 import tempfile
@@ -40,15 +41,17 @@ CHANGES = 10
 Sink = Callable[[bytes], Awaitable[None]]
 
 
-async def get(http: Http, name: str) -> Object:
-    """The whole object, in memory."""
+async def get(http: Http, name: str, limit: int | None) -> Object:
+    """The whole object, in memory; one of more than *limit* bytes without its content."""
     damaged = 0
     for _ in range(CHANGES):
         # Together, for the API gives the metadata and the content by two requests. Both run to
         # their end, whatever the other says: a connection that is left alone is lost.
         about, body = await asyncio.gather(
-            described(http, name), _body(http, name), return_exceptions=True
+            described(http, name), _body(http, name, limit), return_exceptions=True
         )
+        if isinstance(about, Described) and isinstance(body, _TooLong):
+            return Object(name=name, body=b"", metadata=about.metadata, generation=about.generation)
         for failure in (about, body):
             if isinstance(failure, Refusal):
                 raise http.explained(failure, Verb.GET, name) from None
@@ -173,10 +176,19 @@ class _Body:
     generation: int
 
 
-async def _body(http: Http, name: str) -> _Body:
+class _TooLong(Exception):
+    """More comes than there may be."""
+
+
+async def _body(http: Http, name: str, limit: int | None) -> _Body:
     pieces: list[bytes] = []
+    left: float = math.inf if limit is None else limit
 
     async def sink(content: bytes) -> None:
+        nonlocal left
+        left -= len(content)
+        if left < 0:
+            raise _TooLong
         pieces.append(content)
 
     stream = _Stream(http, name, sink)

@@ -15,7 +15,7 @@ import anyio.to_thread
 from kinetic._runner.directory import DirectoryObjects, Stored
 from kinetic._runner.private import make_folder
 from kinetic.aio._release import in_thread
-from kinetic.aio.ports import Object, ObjectInfo
+from kinetic.aio.ports import RECORD_BYTES, Object, ObjectInfo
 from kinetic.errors import (
     AuthError,
     BackendError,
@@ -77,13 +77,15 @@ class DirectoryStore:
             raise Conflict(f"{name} is no longer of generation {generation}")
         return replaced
 
-    async def get(self, name: str) -> Object:
+    async def get(self, name: str, *, limit: int | None = RECORD_BYTES) -> Object:
         with self._translated(name):
             info, small = self._objects.read(name, SMALL_BYTES)
             if small is not None:
                 body = small
+            elif limit is not None and info.size > limit:
+                body = b""
             else:
-                body, _ = await _in_thread(lambda: self._objects.get(name))
+                body, _ = await _in_thread(lambda: self._objects.get(name, 0, info.size))
         return Object(name=name, body=body, metadata=info.metadata, generation=info.generation)
 
     async def fetch(self, name: str, path: Path) -> None:

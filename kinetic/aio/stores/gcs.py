@@ -6,7 +6,7 @@ import os
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
-from kinetic.aio.ports import Object, ObjectInfo
+from kinetic.aio.ports import RECORD_BYTES, Object, ObjectInfo
 from kinetic.aio.stores import _gcs_age, _gcs_batch, _gcs_download, _gcs_list, _gcs_upload
 from kinetic.aio.stores._gcs_content import opened
 from kinetic.aio.stores._gcs_errors import Refusal, Verb
@@ -97,9 +97,9 @@ class GcsStore:
             raise self._http.explained(refusal, Verb.GET, name) from None
         raise Conflict(f"{name} is no longer of generation {generation}")
 
-    async def get(self, name: str) -> Object:
+    async def get(self, name: str, *, limit: int | None = RECORD_BYTES) -> Object:
         """See the port. Two requests at once: the API gives metadata and content by one each."""
-        return await _gcs_download.get(self._http, name)
+        return await _gcs_download.get(self._http, name, limit)
 
     async def fetch(self, name: str, path: Path) -> None:
         """See the port. A large object comes in several ranges at once."""

@@ -1,0 +1,495 @@
+"""The table of the guide to security, walked: each kind of object forged, moved, cut, put in place.
+
+Whatever lies in a store ends nobody's wait, takes no memory, runs nothing, and harms no other item.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import os
+import re
+import resource
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kinetic import Data, aio, errors
+from kinetic._runner import pickles, receipts, wire
+from kinetic.aio import _sharing
+from kinetic.aio.images import _turn
+from kinetic.aio.stores.directory import DirectoryStore
+from tests.conftest import private_home
+
+GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "security.md"
+DEADLINE_S = 60.0
+"""Only what hangs comes to it."""
+
+MEMORY_KIB = 400 * 1024
+"""More than is read of any object at once, and far less than what is put there."""
+
+LARGE = "large" * 100_000
+
+ENDED = ["one", LARGE, "three"]
+
+
+class Trap:
+    """Rebuilding it makes a file: what somebody who replaces a pickle wants."""
+
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, (str(self.mark),)
+
+
+def same(x: Any) -> Any:
+    return x
+
+
+def size_of(data: str) -> int:
+    return len((Path(data) / "file").read_bytes())
+
+
+@dataclass
+class Made:
+    """Two ended batches and a job in a home of their own; damage is done to copies of its store."""
+
+    home: Path
+    work: Path
+    batch: str
+    other: str
+    job: str
+    other_job: str
+    copies: int = 0
+
+    def copy(self, patch: pytest.MonkeyPatch) -> Path:
+        """A store as it was, for whoever asks next."""
+        self.copies += 1
+        place = self.work / f"store-{self.copies}"
+        shutil.copytree(self.home / "store", place)
+        patch.setenv("KINETIC_HOME", str(self.home))
+        patch.setenv("KINETIC_STORE", str(place))
+        return place
+
+    @property
+    def trap(self) -> bytes:
+        return pickles.dumps(Trap(self.mark))
+
+    @property
+    def mark(self) -> Path:
+        return self.work / "mark"
+
+
+async def _make(home: Path, work: Path) -> Made:
+    async with aio.Client(backend="local") as client:
+        batches = [await client.run_async_map(same, ENDED) for _ in range(2)]
+        jobs = [await client.submit(same, text) for text in ("job", "other job")]
+        for batch in batches:
+            assert await batch.results(cleanup=False) == ENDED
+        assert [await job.result(cleanup=False) for job in jobs] == ["job", "other job"]
+    ids = [*(one.group_id for one in batches), *(one.job_id for one in jobs)]
+    return Made(home, work, *ids)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Made]:
+    with pytest.MonkeyPatch.context() as patch, private_home(patch) as home:
+        yield asyncio.run(_make(home, tmp_path_factory.mktemp("trust")))
+
+
+# --- what is done to an object ---
+
+
+@dataclass
+class Case:
+    """The object *name* in a copy of the store, and those whose content may be put in its place."""
+
+    made: Made
+    store: Path
+    name: str
+    sibling: str
+    elsewhere: str
+
+    @property
+    def path(self) -> Path:
+        return self.store / self.name
+
+    def put(self, content: bytes) -> None:
+        self.path.unlink(missing_ok=True)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self.path.write_bytes(content)
+
+    def forge(self, metadata: Any) -> None:
+        """A trap beside *metadata*, which need not be any."""
+        self.put(_with_header(json.dumps({"m": metadata, "g": 1}).encode(), self.made.trap))
+
+
+def _with_header(header: bytes, body: bytes) -> bytes:
+    return b"\x89KNO\r\n\x1a\n" + len(header).to_bytes(4, "little") + header + body
+
+
+def forged_with_another_key(case: Case) -> None:
+    body = case.made.trap
+    outcome = wire.Outcome(wire.Kind.VALUE, body=hashlib.sha256(body).hexdigest())
+    header = outcome.signed(b"x" * 32, f"batches/{case.made.batch}/", 0, 1)
+    case.forge({"nonce": "x", "executor": "x", "first": "0", "count": "3", **header})
+
+
+def forged_with_a_signature_in_no_alphabet(case: Case) -> None:
+    case.forge({"header": "\udc80", "mac": "ä" * 64, "executor": "\udc80", "tags": "[]"})
+
+
+def forged_without_a_signature(case: Case) -> None:
+    case.put(case.made.trap)
+
+
+def forged_with_metadata_of_other_types(case: Case) -> None:
+    case.forge([{"mac": 1}])
+
+
+def nested_too_deep(case: Case) -> None:
+    case.put(_with_header(b"[" * 100_000, b"[" * 100_000))
+
+
+def with_a_header_longer_than_the_file(case: Case) -> None:
+    case.put(b"\x89KNO\r\n\x1a\n" + b"\xff\xff\xff\xff" + b"{}")
+
+
+def moved_from_another_item(case: Case) -> None:
+    case.put((case.store / case.sibling).read_bytes())
+
+
+def moved_from_another_batch(case: Case) -> None:
+    case.put((case.store / case.elsewhere).read_bytes())
+
+
+def cut(case: Case) -> None:
+    content = case.path.read_bytes()
+    case.put(content[: len(content) // 2])
+
+
+def cut_in_its_header(case: Case) -> None:
+    case.put(case.path.read_bytes()[:20])
+
+
+def emptied(case: Case) -> None:
+    case.put(b"")
+
+
+def with_a_bit_flipped(case: Case) -> None:
+    content = bytearray(case.path.read_bytes())
+    content[-1 if len(content) > 2000 else len(content) // 2] ^= 1
+    case.put(bytes(content))
+
+
+def oversized(case: Case) -> None:
+    content = case.path.read_bytes()
+    case.put(content)
+    os.truncate(case.path, 1 << 29)
+
+
+def a_pipe(case: Case) -> None:
+    case.path.unlink(missing_ok=True)
+    os.mkfifo(case.path)
+
+
+def _linked(case: Case, target: Path) -> None:
+    case.path.unlink(missing_ok=True)
+    case.path.symlink_to(target)
+
+
+def a_device(case: Case) -> None:
+    _linked(case, Path("/dev/zero"))
+
+
+def a_link_to_a_genuine_one(case: Case) -> None:
+    genuine = case.made.work / f"genuine-{case.made.copies}"
+    shutil.copy(case.path, genuine)
+    _linked(case, genuine)
+
+
+def a_link_to_all_files(case: Case) -> None:
+    _linked(case, Path("/"))
+
+
+DAMAGES: list[Callable[[Case], None]] = [
+    forged_with_another_key,
+    forged_with_a_signature_in_no_alphabet,
+    forged_without_a_signature,
+    forged_with_metadata_of_other_types,
+    nested_too_deep,
+    with_a_header_longer_than_the_file,
+    moved_from_another_item,
+    moved_from_another_batch,
+    cut,
+    cut_in_its_header,
+    emptied,
+    with_a_bit_flipped,
+    oversized,
+    a_pipe,
+    a_device,
+    a_link_to_a_genuine_one,
+    a_link_to_all_files,
+]
+
+
+# --- what each kind may come to ---
+
+Attached = list[Any] | errors.WireError
+
+
+async def _read(case: Case) -> Attached:
+    """All that there is to ask of an ended batch, by a process that knows nothing of it."""
+    made = case.made
+    async with aio.Client(backend="local") as client:
+        listed = await client.list_batches()
+        assert {one.group_id for one in listed} <= {made.batch, made.other}
+        assert made.other in {one.group_id for one in listed}, "the other batch is listed"
+        await client.list_jobs()
+        other = await client.attach_batch(made.other)
+        assert await other.results(cleanup=False) == ENDED
+        try:
+            batch = await client.attach_batch(made.batch)
+        except errors.WireError as exc:
+            return exc
+        found = {one.index: one.outcome async for one in batch.outcomes()}
+        assert sorted(found) == [0, 1, 2]
+        return [_told(found[index]) for index in range(3)]
+
+
+def _told(outcome: Any) -> Any:
+    try:
+        return outcome.unwrap()
+    except errors.WireError as exc:
+        return type(exc)
+
+
+def refused(found: Attached) -> bool:
+    return isinstance(found, errors.WireError)
+
+
+def untouched(found: Attached) -> bool:
+    return found == ENDED
+
+
+def one_fails(index: int) -> Callable[[Attached], bool]:
+    expected = [errors.WireError if at == index else value for at, value in enumerate(ENDED)]
+    return lambda found: found == expected
+
+
+def either(*allowed: Callable[[Attached], bool]) -> Callable[[Attached], bool]:
+    return lambda found: any(one(found) for one in allowed)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Where it lies in a batch, what may be moved there, and what reading the batch comes to."""
+
+    name: str
+    allowed: Callable[[Attached], bool]
+    sibling: str
+
+
+ATTEMPT = "batches/{}/attempts/000000/0000000%d.0001.%s"
+
+READ = {
+    "manifest": Kind("batches/{}/manifest", refused, "batches/{}/lease"),
+    # A body that was cut or swapped is no concern of who reads results.
+    "inputs": Kind(
+        "batches/{}/inputs/00000000", either(refused, untouched), "batches/{}/inputs/00000001"
+    ),
+    "control": Kind("batches/{}/control/00000000", untouched, "batches/{}/manifest"),
+    "lease": Kind("batches/{}/lease", untouched, "batches/{}/manifest"),
+    "claim": Kind(ATTEMPT % (0, "claim"), untouched, ATTEMPT % (2, "claim")),
+    "outcome": Kind(ATTEMPT % (0, "outcome"), one_fails(0), ATTEMPT % (2, "outcome")),
+    "value": Kind("batches/{}/values/*", one_fails(1), "batches/{}/manifest"),
+    "entry": Kind("groups/{}", untouched, "batches/{}/manifest"),
+    "end": Kind("batches/{}/done/00000000", refused, "batches/{}/manifest"),
+}
+
+
+def _case(made: Made, kind: Kind, patch: pytest.MonkeyPatch) -> Case:
+    store = made.copy(patch)
+
+    def found(name: str, batch: str) -> str:
+        here = name.format(batch)
+        return str(next(store.glob(here)).relative_to(store)) if "*" in here else here
+
+    case = Case(
+        made,
+        store,
+        found(kind.name, made.batch),
+        found(kind.sibling, made.batch),
+        found(kind.name, made.other),
+    )
+    for name in (case.name, case.elsewhere):  # there is no request yet: one that says nothing
+        if not (store / name).exists():
+            (store / name).parent.mkdir()
+            shutil.copy(store / case.sibling, store / name)
+    return case
+
+
+def _peak() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+FEW = [
+    forged_with_a_signature_in_no_alphabet,
+    nested_too_deep,
+    moved_from_another_item,
+    cut,
+    emptied,
+    oversized,
+    a_pipe,
+    a_device,
+]
+"""Of each way one, for what is looked at in the same way as an outcome or is not signed."""
+
+WALK = [
+    (what, damage)
+    for what in READ
+    for damage in (DAMAGES if what in ("outcome", "manifest", "inputs") else FEW)
+]
+
+
+@pytest.mark.parametrize(("what", "damage"), WALK)
+async def test_what_is_read_of_a_store_harms_nothing_else(
+    made: Made, what: str, damage: Callable[[Case], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = _case(made, READ[what], monkeypatch)
+    if what in ("outcome", "claim"):  # they are looked at, and not only what was said of them
+        shutil.rmtree(case.store / "batches" / made.batch / "done")
+    damage(case)
+    before = _peak()
+    async with asyncio.timeout(DEADLINE_S):
+        found = await _read(case)
+    assert READ[what].allowed(found), found
+    assert _peak() - before < MEMORY_KIB
+    assert not made.mark.exists(), "somebody else's code ran"
+    shutil.rmtree(case.store)
+
+
+@pytest.mark.parametrize("damage", FEW)
+async def test_a_handle_that_is_not_its_submitters_is_refused(
+    made: Made, damage: Callable[[Case], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kind = Kind("jobs/{}/handle.json", refused, "jobs/{}/inputs/00000000")
+    store = made.copy(monkeypatch)
+    names = [kind.name.format(made.job), kind.sibling.format(made.job)]
+    case = Case(made, store, *names, kind.name.format(made.other_job))
+    damage(case)
+    before = _peak()
+    async with asyncio.timeout(DEADLINE_S), aio.Client(backend="local") as client:
+        with pytest.raises(errors.WireError, match="signed"):
+            await client.attach(made.job)
+        listed = {one.job_id for one in await client.list_jobs()}
+        assert made.job not in listed
+        assert await (await client.attach(made.other_job)).result(cleanup=False) == "other job"
+    assert _peak() - before < MEMORY_KIB
+    assert not made.mark.exists()
+    shutil.rmtree(store)
+
+
+# --- what jobs read ---
+
+
+def _stored(home: Path, pattern: str) -> Path:
+    [found] = (home / "store").glob(pattern)
+    return found
+
+
+@pytest.mark.parametrize("damage", [with_a_bit_flipped, forged_without_a_signature])
+@pytest.mark.parametrize("what", ["code", "function", "data"])
+async def test_what_a_job_reads_is_verified_before_it_runs(
+    home: Path, tmp_path: Path, what: str, damage: Callable[[Case], None]
+) -> None:
+    """Of the same size it fails the job; of another it is sent again, and the job runs."""
+    tree = tmp_path / "tree"
+    tree.mkdir()
+    (tree / "file").write_bytes(b"content" * 1000)
+    pattern = {"code": "code/*", "function": "functions/*", "data": "data/*/files/file"}[what]
+    async with asyncio.timeout(DEADLINE_S), aio.Client(backend="local") as client:
+        assert await (await client.submit(size_of, Data(str(tree)))) == 7000
+        path = _stored(home, pattern)
+        case = Case(Made(home, tmp_path, "", "", "", ""), home / "store", "", "", "")
+        case.name = str(path.relative_to(case.store))
+        damage(case)
+        for cache in (home / "cache").glob("*"):
+            shutil.rmtree(cache)
+        for manifest in case.store.glob("data/*/manifest*"):
+            os.utime(manifest, (0, 0))  # old: its files are looked at again
+        job = await client.submit(size_of, Data(str(tree)))
+        if damage is with_a_bit_flipped:
+            with pytest.raises(errors.JobFailed, match="is not what was submitted"):
+                await job
+        else:
+            assert await job == 7000
+    assert not (tmp_path / "mark").exists()
+
+
+@pytest.mark.parametrize("damage", [emptied, cut, a_pipe, a_device, a_link_to_all_files])
+async def test_a_shared_object_of_another_size_is_written_again(
+    tmp_path: Path, damage: Callable[[Case], None]
+) -> None:
+    """As a power cut leaves it, or somebody else."""
+    store = DirectoryStore(tmp_path / "store")
+    await _sharing.ensure(store, "functions/f", b"a function" * 100)
+    case = Case(Made(tmp_path, tmp_path, "", "", "", ""), tmp_path / "store", "functions/f", "", "")
+    damage(case)
+    await _sharing.ensure(store, "functions/f", b"a function" * 100)
+    assert (await store.get("functions/f")).body == b"a function" * 100
+
+
+# --- what is no object of a batch ---
+
+
+def test_a_receipt_is_verified_as_the_outcome_it_copies() -> None:
+    scope, header = (
+        "batches/g/",
+        wire.Outcome(wire.Kind.VALUE).signed(b"x" * 32, "batches/g/", 0, 1),
+    )
+    text = receipts.Receipt(index=0, attempt=1, metadata=header).to_text()
+    for said in (text, text[:50], text.replace("value", "error"), '{"kinetic":' + "[" * 4000):
+        receipt = receipts.parse(said)
+        if receipt is not None:
+            with pytest.raises(ValueError, match="forged"):
+                wire.Outcome.verified(receipt.metadata, b"key", scope, 0, 1)
+
+
+@pytest.mark.parametrize("damage", [emptied, nested_too_deep, a_pipe, a_device])
+async def test_a_build_marker_that_cannot_be_read_is_given_up(
+    tmp_path: Path, damage: Callable[[Case], None]
+) -> None:
+    store = DirectoryStore(tmp_path / "store")
+    case = Case(Made(tmp_path, tmp_path, "", "", "", ""), tmp_path / "store", "turn", "", "")
+    case.put(b"")
+    damage(case)
+
+    async def undone() -> bool:
+        return False
+
+    pace = _turn.Pace(beat_s=0.01, look_s=0.01, patience_s=0.05)
+    async with asyncio.timeout(DEADLINE_S), _turn.turn(store, "turn", undone, pace=pace) as held:
+        assert held is not None and held.build == ""
+
+
+def test_caches_and_keys_are_private_to_the_user(made: Made) -> None:
+    assert made.home.joinpath("key").stat().st_mode & 0o077 == 0
+    for place in (made.home, made.home / "store"):
+        assert place.stat().st_mode & 0o077 == 0
+
+
+ELSEWHERE = {"handle", "code", "function", "data", "receipt", "build marker", "caches"}
+"""Kinds that have a test of their own above."""
+
+
+def test_the_guide_names_every_kind_and_each_is_walked() -> None:
+    rows = re.findall(r"^\| ([a-z ]+?) \|", GUIDE.read_text(), re.MULTILINE)
+    assert rows[0] == "object" and len(rows) == len({*rows})
+    assert {*rows[1:]} == {*READ} | ELSEWHERE
