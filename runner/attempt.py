@@ -7,11 +7,14 @@ that request is the commit, and nothing overrides it.
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 import sys
 import time
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from . import frames, results, seals, wire
@@ -22,12 +25,13 @@ from .opening import Opening, content
 from .stopping import Stopping
 from .workspace import Site
 
-__all__ = ["EXIT_UNCOMMITTED", "Attempt", "Terms", "exit_code", "main"]
-
-EXIT_UNCOMMITTED = 74
-"""The outcome could not be written; the log says why (EX_IOERR of sysexits.h)."""
+__all__ = ["Attempt", "Terms", "exit_code", "main"]
 
 PATIENCE_S = 600.0
+FULL_S, FULL_PAUSE_S = 60.0, 1.0
+"""How long, and how often, what has ended is written again to a disk that is full."""
+
+FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 SMALL = 64 * 1024
 """A function of more bytes is read by each job's own process."""
 
@@ -160,7 +164,7 @@ class Attempt:
     def _commit(self, outcome: wire.Outcome, body: results.Stored) -> int:
         try:
             if outcome.value is not None and not isinstance(body.content, bytes):
-                self._objects.create(outcome.value[0], body.content, consume=True)
+                self._create(outcome.value[0], body.content, consume=True)
                 content = frames.pack([])
             else:
                 content = body.content if isinstance(body.content, bytes) else b""
@@ -168,12 +172,37 @@ class Attempt:
             outcome = outcome._replace(body=known or results.digest(content))
             place = (self._order.scope, self._order.index, self._order.attempt)
             metadata = outcome.signed(self._key, *place)
-            created = self._objects.create(self._name("outcome"), content, metadata)
+            created = self._create(self._name("outcome"), content, metadata)
         except OSError as exc:
             return self._uncommitted(outcome, exc)
         if not created:
             print("kinetic: this attempt was closed by somebody else", file=sys.stderr)
         return self._code(outcome, metadata if created else None, content)
+
+    def _create(
+        self,
+        name: str,
+        content: bytes | Path,
+        metadata: Mapping[str, str] | None = None,
+        *,
+        consume: bool = False,
+    ) -> bool:
+        """Create an object; on a full disk again and again for a minute, if it can ever hold it.
+
+        The work is done: a minute is little beside it, and enough to free some space.
+        """
+        until, told = time.monotonic() + FULL_S, False
+        while True:
+            try:
+                return self._objects.create(name, content, metadata, consume=consume)
+            except OSError as exc:
+                late = time.monotonic() > until or self._stopping.requested
+                if exc.errno not in FULL or late or not _can_hold(exc.filename or "/", content):
+                    raise
+                if not told:
+                    _tell_full(exc)
+                told = True
+                time.sleep(FULL_PAUSE_S)
 
     def _code(
         self, outcome: wire.Outcome, metadata: Mapping[str, str] | None, content: bytes
@@ -184,7 +213,7 @@ class Attempt:
     def _uncommitted(self, outcome: wire.Outcome, exc: OSError) -> int:
         print(f"kinetic: the outcome could not be written: {exc}", file=sys.stderr)
         if outcome.kind is not wire.Kind.VALUE:
-            return EXIT_UNCOMMITTED
+            return wire.EXIT_UNCOMMITTED
         text = results.error_text(exc, phase="commit")
         words = f"the job ended well, but its result could not be stored: {text.message}"
         failed = outcome._replace(kind=wire.Kind.ERROR, reason="setup", phase="commit", value=None)
@@ -219,6 +248,23 @@ class Attempt:
     def _name(self, what: str) -> str:
         order = self._order
         return wire.attempt_key(order.scope, order.index, order.attempt, what)
+
+
+def _can_hold(place: str, content: bytes | Path) -> bool:
+    """Whether the disk of *place* could, if it were empty."""
+    size = len(content) if isinstance(content, bytes) else content.stat().st_size
+    disk = os.statvfs(place)
+    return size < disk.f_blocks * disk.f_frsize
+
+
+def _tell_full(exc: OSError) -> None:
+    with contextlib.suppress(OSError):  # the log may lie on the same disk
+        print(
+            f"kinetic: the job has ended, and what came of it cannot be written: {exc}; it is "
+            f"tried again for {FULL_S:.0f} s: free some space",
+            file=sys.stderr,
+            flush=True,
+        )
 
 
 def exit_code(outcome: wire.Outcome, order: wire.Assignment) -> int:

@@ -21,12 +21,9 @@ import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
-from . import processes, remote_runner, removal
+from . import processes, remote_runner, removal, wire
 
-__all__ = ["EXIT_SETUP", "Terms", "become", "preload", "prepare"]
-
-EXIT_SETUP = 70
-"""The job's process could not be prepared; its log says why (EX_SOFTWARE of sysexits.h)."""
+__all__ = ["Terms", "become", "preload", "prepare"]
 
 # What is called by its own name needs no look at a module, which would touch more of the memory.
 _signal: Any = importlib.import_module("_signal")  # `signal` without the detour over its enums
@@ -110,7 +107,7 @@ def become(terms: Terms, message: bytes, arguments: bytes | None, parent: int) -
     *message* is what the job has beside its *terms*. With *arguments* its
     folder and all else before the call is made.
     """
-    code = EXIT_SETUP
+    code = wire.EXIT_SETUP
     mine = _getpid()
     try:
         _setsid()

@@ -346,8 +346,10 @@ class DirectoryObjects:
                         _copy(source, file)
                 else:
                     file.write(small)
-        except BaseException:
+        except BaseException as exc:
             os.unlink(temporary)
+            if isinstance(exc, OSError) and exc.filename is None:
+                exc.filename = self._root  # a write does not say to what
             raise
         return temporary
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from . import frames, receipts, results, wire
-from .attempt import EXIT_UNCOMMITTED, Attempt
+from .attempt import Attempt
 from .objects import Objects
 from .opening import Opening
 from .pod_guard import Ended
@@ -255,7 +255,7 @@ def close_dead(
         created = objects.create(name, content, metadata)
     except OSError as exc:
         print(f"kinetic: the outcome could not be written: {exc}", file=sys.stderr)
-        return EXIT_UNCOMMITTED
+        return wire.EXIT_UNCOMMITTED
     return _leave_with(opening, order, outcome, metadata if created else None, content, receipt)
 
 

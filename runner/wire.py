@@ -23,6 +23,8 @@ from .frames import MALFORMED
 __all__ = [
     "EXIT_FINAL",
     "EXIT_RETRY",
+    "EXIT_SETUP",
+    "EXIT_UNCOMMITTED",
     "EXIT_VALUE",
     "INLINE_BYTES",
     "VERSION",
@@ -68,6 +70,10 @@ VOID = "void"
 """The executor of a claim that was made to close an attempt which will not start."""
 
 EXIT_VALUE, EXIT_FINAL, EXIT_RETRY = 0, 42, 43
+EXIT_SETUP, EXIT_UNCOMMITTED = 70, 74
+"""The job's process could not be prepared; its outcome could not be written. Its log says why
+(EX_SOFTWARE and EX_IOERR of sysexits.h)."""
+
 INFRASTRUCTURE = frozenset({"preempted", "node lost", "evicted"})
 SUBMISSION = "submission"
 """The reason of an item that could not be submitted: no budget covers it, for nothing ran."""

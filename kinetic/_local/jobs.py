@@ -239,11 +239,17 @@ class Table:
             actions.append(Arm(job.order.timeout, Due.DEADLINE, job))
         return actions
 
-    def ended(self, job: Job, now: float, *, status: int, out_of_memory: bool) -> list[Action]:
-        """The process of *job* is gone, with exit code *status* (negative: a signal)."""
+    def ended(
+        self, job: Job, now: float, *, status: int, out_of_memory: bool, meaning: str = ""
+    ) -> list[Action]:
+        """The process of *job* is gone, with exit code *status* (negative: a signal).
+
+        *meaning* is what its runner says by that code.
+        """
         job.exit_code = status
         reason, message = _verdict(job, status, out_of_memory=out_of_memory)
-        return self._end(job, now, reason, message)
+        more = f", by which its runner says that {meaning}" if meaning and not reason else ""
+        return self._end(job, now, reason, message + more)
 
     def failed(self, job: Job, now: float, reason: Reason, message: str) -> list[Action]:
         """*job* has no process (any more), and nobody knows an exit code."""

@@ -42,6 +42,7 @@ from kinetic._local.places import Places
 from kinetic._local.protocol import Order, Shared
 from kinetic._local.slots import Slots
 from kinetic._local.sweeping import Sweeper
+from kinetic._runner import wire
 from kinetic._runner.channel import Channel
 from kinetic._runner.directory import DirectoryObjects
 from kinetic.job_status import Reason
@@ -201,7 +202,13 @@ class Supervisor:
             self._parents.ended(one.job)
             if isinstance(one, Ended):
                 memory = one.status == -signal.SIGKILL and self._kills.happened()
-                actions = self._table.ended(one.job, now, status=one.status, out_of_memory=memory)
+                actions = self._table.ended(
+                    one.job,
+                    now,
+                    status=one.status,
+                    out_of_memory=memory,
+                    meaning=_meaning(one.job, one.status, self._places),
+                )
             else:
                 words = f"no process could be made for the job: {one.error}"
                 actions = self._table.failed(one.job, now, Reason.SETUP, words)
@@ -489,6 +496,21 @@ class Supervisor:
             self._parents.reap()
         self._parents.kill_all()
         self._journal.close()
+
+
+def _meaning(job: Job, status: int, places: Places) -> str:
+    """What the runner of *job* says by leaving with *status*; empty if that is not its own."""
+    if job.order is None or status not in (wire.EXIT_FINAL, wire.EXIT_SETUP, wire.EXIT_UNCOMMITTED):
+        return ""
+    if status == wire.EXIT_SETUP:
+        return f"it could not prepare the job in {places.work}: see its log, and its disk's space"
+    try:
+        store: str = json.loads(job.order.shared.body)["assignment"]["store"]
+    except (ValueError, KeyError, TypeError):
+        return ""
+    if status == wire.EXIT_UNCOMMITTED:
+        return f"it could not write to the store {store}: see its log, and its disk's space"
+    return f"there was nothing for it to do in the store {store}: was it removed, or cleaned up?"
 
 
 def _remove_objects(name: str, terms: Shared) -> None:

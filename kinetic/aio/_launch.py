@@ -26,7 +26,7 @@ from kinetic.aio._session import (
 from kinetic.aio._submission import Identity
 from kinetic.aio._submit import Placed
 from kinetic.aio.ports import JobSpec, Shared, Store
-from kinetic.errors import BackendError, Throttled
+from kinetic.errors import BackendError, StoreFull, Throttled
 
 __all__ = [
     "Launch",
@@ -207,15 +207,16 @@ async def remove(
     """Take a submission away: its jobs, then its objects.
 
     A late process finds a stop request, or finds no inputs, at every moment in
-    between. With *ended* its processes are known to be gone already.
+    between. With *ended* its processes are known to be gone already. Where a
+    store is too full for the request, the platform ends them without it.
     """
     store, cluster = session.platform.store, session.platform.cluster
     if objects and not ended:
-        stop, key = wire.Request(kind="stop", cause=wire.CLEANUP), await session.key(scope)
-        for slot in itertools.count():
-            name = wire.control_key(scope, slot)
-            if await store.create(name, *stop.signed(key, scope, name)):
-                break
+        try:
+            await _store_stop(session, scope)
+        except StoreFull:
+            if not jobs:
+                raise
     if jobs:
         await cluster.delete(names=names, labels=labels)
         if not ended:
@@ -224,6 +225,14 @@ async def remove(
         await _remove_objects(store, scope)
         if not ended:  # who had looked before the handle went may have told of its end since
             await store.delete([one.name for one in await store.list(scope)])
+
+
+async def _store_stop(session: Session, scope: str) -> None:
+    stop, key = wire.Request(kind="stop", cause=wire.CLEANUP), await session.key(scope)
+    for slot in itertools.count():
+        name = wire.control_key(scope, slot)
+        if await session.platform.store.create(name, *stop.signed(key, scope, name)):
+            return
 
 
 async def _remove_objects(store: Store, scope: str) -> None:

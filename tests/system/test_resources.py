@@ -11,10 +11,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 import kinetic
@@ -164,35 +165,83 @@ async def test_a_result_that_does_not_fit_into_the_store(disk: Disk) -> None:
         assert not [*(disk.path / "store" / ".tmp").glob("[0-9]*")]
 
 
-async def test_a_job_that_cannot_say_how_it_ended(
-    disk: Disk, scene: Scene, caplog: pytest.LogCaptureFixture
-) -> None:
-    marks, store = scene.marks, disk.path / "store"
+@pytest.fixture
+def ending(disk: Disk, scene: Scene) -> Callable[[aio.Client], Awaitable[aio.JobHandle]]:
+    """Submits a job that ends when the disk has just become full, and waits for it to try."""
+    marks = scene.marks
 
     def wait_for_go() -> str:
-        (marks / "started").touch()
+        (marks / "started").write_text(str(os.getpid()))
         while not (marks / "go").exists():
             time.sleep(0.005)
-        return "never told"
+        return "told at last"
 
-    async with aio.Client(backend="local", store=str(store)) as client:
+    async def submit(client: aio.Client) -> aio.JobHandle:
         job = await client.submit(wait_for_go)
         await soon((marks / "started").exists)
         disk.fill()
         (marks / "go").touch()
         async with asyncio.timeout(DEADLINE_S):
+            async for line in job.logs(follow=True):
+                if "cannot be written" in line:
+                    assert "No space left" in line and str(disk.path) in line
+                    return job
+        raise AssertionError("it did not say that it cannot tell its outcome")
+
+    return submit
+
+
+async def test_what_ends_on_a_full_disk_is_written_when_there_is_space_again(
+    disk: Disk, ending: Callable[[aio.Client], Awaitable[aio.JobHandle]]
+) -> None:
+    async with aio.Client(backend="local", store=str(disk.path / "store")) as client:
+        job = await ending(client)
+        disk.free()
+        async with asyncio.timeout(DEADLINE_S):
+            assert await job == "told at last"
+
+
+async def test_a_job_that_cannot_say_how_it_ended_is_told_with_the_place_and_why(
+    disk: Disk,
+    scene: Scene,
+    ending: Callable[[aio.Client], Awaitable[aio.JobHandle]],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    store = disk.path / "store"
+    async with aio.Client(backend="local", store=str(store)) as client:
+        job = await ending(client)
+        async with asyncio.timeout(DEADLINE_S):
             waiting = asyncio.ensure_future(job.result())
+            os.kill(int((scene.marks / "started").read_text()), signal.SIGTERM)  # it gives up
             await soon(lambda: f"the store {store} failed" in caplog.text)
             assert "No space left" in caplog.text
-            with pytest.raises(errors.ResultTimeout):
-                await job.result(timeout=0.0)
             assert not waiting.done()
             disk.free()
             with pytest.raises(errors.JobLost, match="exit code 74") as caught:
                 await waiting
-        assert "the outcome could not be written" in str(caught.value)
+        assert f"it could not write to the store file://{store}" in str(caught.value)
         assert "No space left" in str(caught.value)
         assert await job.status() is JobStatus.FAILED
+
+
+async def test_a_call_that_is_cancelled_on_a_full_disk_ends_its_job_and_leaves_nothing(
+    disk: Disk, scene: Scene
+) -> None:
+    marks, store = scene.marks, disk.path / "store"
+
+    def wait_for_ever() -> None:
+        (marks / "started").write_text(str(os.getpid()))
+        time.sleep(1000)
+
+    async with aio.Client(backend="local", store=str(store)) as client:
+        call = asyncio.ensure_future(client.run(wait_for_ever))
+        await soon((marks / "started").exists)
+        disk.fill()
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        assert not psutil.pid_exists(int((marks / "started").read_text()))
+        assert left_in(store) == []
 
 
 # --- nothing may be written ---------------------------------------------------------------------
