@@ -45,6 +45,7 @@ from kinetic._local.sweeping import Sweeper
 from kinetic._runner import wire
 from kinetic._runner.channel import Channel
 from kinetic._runner.directory import DirectoryObjects
+from kinetic._runner.private import make_folder
 from kinetic.job_status import Reason
 
 __all__ = ["TIMERS", "Supervisor", "Timers", "say", "seconds"]
@@ -321,7 +322,7 @@ class Supervisor:
         """Remove the logs of jobs that are not in the table any more."""
         found = {f"{name}.log" for name in names}
         if submission:
-            with os.scandir(self._logs) as logs:
+            with contextlib.suppress(FileNotFoundError), os.scandir(self._logs) as logs:
                 found |= {log.name for log in logs if log.name.startswith(f"{submission}-")}
         for log in found:
             if "/" not in log and log.removesuffix(".log") not in self._table.jobs:
@@ -332,11 +333,19 @@ class Supervisor:
         while not self._ending and (job := self._table.next()) is not None:
             self._kills.note(time.monotonic())
             try:
+                self._make_folders()
                 self._perform(self._table.start(job, _new_executor(), time.time()))
             except OSError as exc:
                 self._parents.never_began(job)
                 self._parents.ended(job)
                 self._perform(self._table.failed(job, time.time(), Reason.SETUP, _cannot(exc)))
+
+    def _make_folders(self) -> None:
+        """Somebody may have deleted them: people clean up."""
+        for folder in (self._places.logs, self._places.work):
+            if not os.path.isdir(folder):
+                make_folder(folder)
+                say(f"{folder} was deleted, with what jobs had there; it is made again")
 
     def _look_ahead(self) -> None:
         """While all slots are taken: what the next jobs need before theirs."""

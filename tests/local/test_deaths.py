@@ -7,6 +7,7 @@ import contextlib
 import fcntl
 import os
 import random
+import shutil
 import signal
 import socket
 import sys
@@ -327,6 +328,23 @@ async def test_a_full_disk_refuses_and_forgets_nothing(
         signal_supervisor(home, signal.SIGTERM)
         await eventually(lambda: not supervisor_pid(home))
         await run("umount", str(home))
+
+
+@pytest.mark.parametrize("name", ["logs", "work"])
+async def test_a_folder_that_is_deleted_under_the_supervisor_is_made_again_and_that_is_said(
+    cluster: LocalCluster, home: Path, name: str
+) -> None:
+    await cluster.launch(spec("before", "print('up')"))
+    await until(cluster, "before")
+    folder = Places(home).state / name
+    shutil.rmtree(folder)
+    await cluster.launch(spec("after", "print('fine')"))
+    assert (await until(cluster, "after")).exit_code == 0
+    assert await lines(cluster, "after") == ["fine"]
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert Places(home).diary.read_text().count(f"{folder} was deleted") == 1
+    await cluster.delete(names=["before", "after"])
+    await gone(cluster, "after")
 
 
 async def run(*words: str) -> None:
