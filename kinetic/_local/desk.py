@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 from kinetic._local.jobs import Job, State, Stop, Table
 from kinetic._local.owners import peer_process
-from kinetic._local.protocol import VERSION, Order, OrderError, Shared, check
+from kinetic._local.protocol import SUBMISSION, VERSION, Order, OrderError, Shared, check
 from kinetic._runner.channel import Channel, ChannelError, Message
 
 __all__ = ["Connection", "Desk", "Ending", "peer_uid"]
@@ -23,9 +23,6 @@ JOBS_A_MESSAGE = 200
 PAUSE_S = 0.02
 """While jobs are open, a watching client hears of them as often as this: each time costs it, and
 us, the more the less it hears at once."""
-
-SUBMISSION = "kinetic.dev/submission"
-"""The label with whose value the names of a submission's jobs begin."""
 
 PLACES = 64
 """How many different things the orders of one connection can have in common at once."""

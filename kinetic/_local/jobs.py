@@ -47,6 +47,14 @@ finds the claim of the first.
 """
 
 
+TOLD_S = 3.0
+"""After how many seconds a job that waits is told what for."""
+
+NAMED = 3
+TOLD_AT_ONCE = 100
+"""So many of those that wait are told; the others would hear the same."""
+
+
 class State(enum.StrEnum):
     """What is told of a job; the values are those of `kinetic.aio.ports.Phase`."""
 
@@ -176,6 +184,11 @@ class Table:
         return bool(self._running or self._queued)
 
     @property
+    def queued(self) -> bool:
+        """Whether a job waits for its slots."""
+        return self._queued > 0
+
+    @property
     def running(self) -> list[Job]:
         """The jobs that have a process."""
         return [*self._running.values()]
@@ -228,10 +241,22 @@ class Table:
                 if job.state is State.QUEUED:
                     yield job
 
+    def held_up(self, now: float) -> Iterator[Action]:
+        """Tell the first of those that have waited for some seconds what they wait for."""
+        for job in self.coming(TOLD_AT_ONCE):
+            if now - job.created < TOLD_S:
+                continue
+            names = [one.name for one in self._running.values()]
+            more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+            words = f"{self._slots.taken(job.need)} with {', '.join(names[:NAMED])}{more}"
+            if names and job.message != words:
+                job.message = words
+                yield Tell(job)
+
     def start(self, job: Job, executor: str, now: float) -> list[Action]:
         """*job*, which has its slots, becomes the process *executor*."""
         self._queued -= 1
-        job.state, job.executor = State.RUNNING, executor
+        job.state, job.executor, job.message = State.RUNNING, executor, ""
         self._running[executor] = job
         line = {"was": "started", "name": job.name, "executor": executor, "at": now}
         actions: list[Action] = [Record(line, vital=True), Start(job), Tell(job)]

@@ -25,10 +25,13 @@ from typing import Any
 
 from kinetic._runner.channel import ChannelError
 
-__all__ = ["VERSION", "Order", "OrderError", "Shared", "check", "edition"]
+__all__ = ["SUBMISSION", "VERSION", "Order", "OrderError", "Shared", "check", "edition"]
 
 VERSION = (1, 0)
 """Major and minor; another major lives at another path and never meets this one."""
+
+SUBMISSION = "kinetic.dev/submission"
+"""The label with whose value the names of a submission's jobs begin."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 

@@ -54,6 +54,17 @@ class Slots:
         self._free_cpus += grant.cpus
         self._free_gpus = sorted([*self._free_gpus, *grant.gpus], key=self.gpus.index)
 
+    def taken(self, need: Need) -> str:
+        """How much is taken of what *need* waits for, in words."""
+        if need.gpus > len(self._free_gpus):
+            what, free, there = "GPU", len(self._free_gpus), len(self.gpus)
+            wanted = need.gpus
+        else:
+            what, free, there = "slot", self._free_cpus, self.cpus
+            wanted = need.cpus
+        wish = f"a {what}" if wanted == 1 else f"{wanted} {what}s"
+        return f"waiting for {wish}: {there - free} of {there} busy"
+
     def has_gpus(self, need: Need) -> bool:
         """Whether CPUs are all that *need* may have to wait for."""
         return need.gpus <= len(self._free_gpus)

@@ -21,6 +21,7 @@ from typing import Any
 from kinetic._local import locks
 from kinetic._local.desk import Connection, Desk, Ending, peer_uid
 from kinetic._local.jobs import (
+    TOLD_S,
     Action,
     Arm,
     Discard,
@@ -137,6 +138,7 @@ class Supervisor:
         self._swept_at = time.monotonic()
         self._collection_at = self._swept_at + min(FIRST_COLLECTION_S, self._idle_s)
         self._busy_at = self._swept_at + FIRST_CLIENT_S
+        self._told_at = 0.0
         self._ending = False
 
     def run(self) -> None:
@@ -250,6 +252,9 @@ class Supervisor:
         self._sweeper.sweep()
         if self._parents.dying:
             self._mourn()
+        if self._table.queued and now >= self._told_at + TOLD_S:
+            self._told_at = now
+            self._perform(self._table.held_up(time.time()))
         if now - self._swept_at > SWEEP_S:
             self._swept_at = now
             self._perform(self._table.expired(time.time()))
@@ -450,7 +455,8 @@ class Supervisor:
 
     def _patience(self) -> float | None:
         now = time.monotonic()
-        moments = [self._swept_at + SWEEP_S, self._collection_at]
+        moments = [self._told_at + TOLD_S] if self._table.queued else []
+        moments += [self._swept_at + SWEEP_S, self._collection_at]
         if (first := self._timers.first) is not None:
             moments.append(first)
         if self._parents.dying or self._parents.settling():

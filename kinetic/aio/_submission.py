@@ -226,6 +226,16 @@ class Submission(Facts):
             self._raise_to_waiters(index, error)
         self._tell(0, None)
 
+    def held_up(self) -> str:
+        """What the platform says of an item that waits; empty if it says nothing, or one runs."""
+        waits = ""
+        for seen in self._seen.values():
+            if seen.phase is Phase.RUNNING:
+                return ""
+            if seen.phase is Phase.PENDING:
+                waits = waits or seen.message
+        return waits
+
     # --- the platform's word ---
 
     def note(self, index: int, number: int, seen: Observation) -> None:

@@ -106,7 +106,7 @@ class Watch:
             total=total if total is not None else self._batch.manifest["total"],
             known=self._batch.known,
             first_failure=self._first_failure(),
-            step=_steps.current(),
+            step=_steps.current() or one_line(self._batch.submission.held_up()),
         )
 
     async def last(self) -> Progress:

@@ -13,6 +13,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
 from kinetic._local.jobs import (
     KEPT,
     KEPT_S,
+    TOLD_S,
     Action,
     Arm,
     Due,
@@ -73,6 +74,25 @@ def test_a_deleted_job_keeps_its_slot_until_it_is_gone() -> None:
     assert kinds(actions) == ["Record", "Tell", "Discard"]
     assert (job.state, job.reason) == (State.GONE, Reason.CANCELLED)
     assert table.next() is not None
+
+
+def test_who_waits_for_some_seconds_is_told_what_for_and_again_when_that_changes() -> None:
+    table = Table(Slots(2, ("0",)))
+    first, _ = (started(table, name=name, executor=name) for name in ("first", "second"))
+    table.add(order("third"), b"{}", 10.0)
+    table.add(order("wide", cpus=2), b"{}", 10.0)
+    third, wide = table.jobs["third"], table.jobs["wide"]
+    assert [*table.held_up(10.0 + TOLD_S / 2)] == []
+    assert [*table.held_up(10.0 + TOLD_S)] == [Tell(third), Tell(wide)]
+    assert third.message == "waiting for a slot: 2 of 2 busy with first, second"
+    assert wide.message == "waiting for 2 slots: 2 of 2 busy with first, second"
+    assert [*table.held_up(100.0)] == [], "nothing new"
+    table.ended(first, 101.0, status=0, out_of_memory=False)
+    assert table.next() is third
+    table.start(third, "e", 102.0)
+    assert third.message == ""
+    assert [*table.held_up(103.0)] == [Tell(wide)]
+    assert wide.message == "waiting for 2 slots: 2 of 2 busy with second, third"
 
 
 def test_deleting_after_the_deadline_does_not_ask_twice() -> None:

@@ -244,6 +244,38 @@ async def test_a_call_that_is_cancelled_on_a_full_disk_ends_its_job_and_leaves_n
         assert left_in(store) == []
 
 
+# --- no slot is free ---------------------------------------------------------------------------
+
+
+async def test_what_waits_for_a_slot_says_so_in_its_reason_the_log_and_the_progress(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("KINETIC_LOCAL_SLOTS", "1")
+    marks = scene.marks
+
+    def wait_for_go() -> None:
+        (marks / "started").touch()
+        while not (marks / "go").exists():
+            time.sleep(0.005)
+
+    async with aio.Client(backend="local") as client:
+        busy = await client.submit(wait_for_go)
+        await soon((marks / "started").exists)
+        words = f"waiting for a slot: 1 of 1 busy with {busy.k8s_name}"
+        job = await client.submit(abs, -1)
+        batch = await client.run_async_map(abs, [-2])
+        async with asyncio.timeout(DEADLINE_S):
+            async for progress in batch.progress():
+                if progress.step.startswith(words):
+                    break
+            while not (await job.reason()).startswith(words):
+                await asyncio.sleep(0.05)
+        assert sum(words in one for one in caplog.messages) == 2, "once for each"
+        (marks / "go").touch()
+        assert await job == 1
+        assert await batch.results() == [2]
+
+
 # --- nothing may be written ---------------------------------------------------------------------
 
 ASK = """

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import anyio
 from absl import logging
 
+from kinetic._local.protocol import SUBMISSION
 from kinetic.aio import _release
 from kinetic.aio.ports import JobSpec, Observation, Phase, Shared
 from kinetic.errors import (
@@ -72,7 +73,17 @@ class LocalCluster:
         self._connecting: asyncio.Task[Connection] | None = None
         self._watches: set[Connection] = set()
         self._closed = False
+        self._reported = set[str]()
         self._fresh = _wants_fresh(environ)
+
+    def _report(self, seen: Observation) -> None:
+        """Say once of a submission that it waits for jobs of others."""
+        submission = seen.labels.get(SUBMISSION, seen.name)
+        if seen.phase is not Phase.PENDING or not seen.message or submission in seen.message:
+            return
+        if submission not in self._reported:
+            self._reported.add(submission)
+            logging.warning("%s is %s", seen.name, seen.message)
 
     async def launch(self, job: JobSpec) -> None:
         """Start *job*; one with this name already there is success.
@@ -197,6 +208,7 @@ class LocalCluster:
                             known.pop(seen.name, None)
                         else:
                             known[seen.name] = seen
+                            self._report(seen)
                         yield seen
                     if message.get("synced"):
                         for name in sorted(missing):
