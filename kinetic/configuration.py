@@ -55,7 +55,6 @@ DEFAULTS: Mapping[str, str] = MappingProxyType(
         "zone": "us-central1-a",
         "cluster": "kinetic-cluster",
         "namespace": "default",
-        "base_image_repo": "kinetic",
     }
 )
 
@@ -74,7 +73,7 @@ VARIABLES: Mapping[str, str] = MappingProxyType(
         "KINETIC_PRIORITY_CLASS": "the priority class of jobs on a cluster",
         "KINETIC_SERVICE_ACCOUNT": "the Kubernetes service account of jobs (kinetic)",
         "KINETIC_STORE": "the bucket or directory of jobs, instead of the backend's own",
-        "KINETIC_BASE_IMAGE_REPO": "where prebuilt base images are (kinetic)",
+        "KINETIC_BASE_IMAGE_REPO": "where prebuilt base images are; on a cluster they need it",
         "KINETIC_PYTHON_IMAGE": "what built images begin with (python:{python}-slim)",
         "KINETIC_OUTPUT_DIR": "where jobs write what is kept; in a job, its own directory",
         "KINETIC_PROFILE": "the profile to use, instead of the current one",
@@ -129,7 +128,7 @@ class Target:
     cluster: str
     namespace: str
     store: str | None
-    base_image_repo: str
+    base_image_repo: str | None
     output_dir: str | None
     kube_context: str | None
 
@@ -218,7 +217,7 @@ def resolve(
         cluster=settings.text("cluster"),
         namespace=settings.text("namespace"),
         store=settings.value("store"),
-        base_image_repo=settings.text("base_image_repo"),
+        base_image_repo=settings.value("base_image_repo"),
         output_dir=settings.value("output_dir"),
         kube_context=kube_context,
     )

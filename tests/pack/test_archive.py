@@ -586,13 +586,21 @@ PEM = "-----BEGIN RSA " + "PRIVATE KEY-----\nMIIE\n"
 ACCOUNT = '{"type": "service_account",\n "private_key": "..."}'
 CREDENTIALS = {
     **dict.fromkeys([".env", "a/.env", ".netrc", "k/id_rsa", "k/id_ed25519_work", "id_dsa"], ""),
-    **{"id_ecdsa": "", ".aws/credentials": "", "a/.ssh/config": ""},
-    **{"server.pem": PEM, "a/tls.key": "-----BEGIN CERTIFICATE-----\n" * 99 + PEM},
-    **{"a/key.json": ACCOUNT, "id_rsa_alias.pem": PEM},
+    "id_ecdsa": "",
+    ".aws/credentials": "",
+    "a/.ssh/config": "",
+    "server.pem": PEM,
+    "a/tls.key": "-----BEGIN CERTIFICATE-----\n" * 99 + PEM,
+    "a/key.json": ACCOUNT,
+    "id_rsa_alias.pem": PEM,
 }
 HARMLESS = {
-    **{"id_rsa.pub": "", "id_rsa_reader.py": "", ".env.example": "", "notes.txt": PEM + ACCOUNT},
-    **{"ca.pem": "-----BEGIN CERTIFICATE-----\n", "a/data.json": '{"private_key": 1}'},
+    "id_rsa.pub": "",
+    "id_rsa_reader.py": "",
+    ".env.example": "",
+    "notes.txt": PEM + ACCOUNT,
+    "ca.pem": "-----BEGIN CERTIFICATE-----\n",
+    "a/data.json": '{"private_key": 1}',
 }
 
 

@@ -31,7 +31,6 @@ DEFAULTS = {
     "zone": "us-central1-a",
     "cluster": "kinetic-cluster",
     "namespace": "default",
-    "base_image_repo": "kinetic",
 }
 
 
