@@ -199,7 +199,7 @@ def resolve(
             "output_dir": output_dir,
         },
         environ=environ,
-        profile=profiles.load(profiles_file(environ)).active(environ),
+        profile=_profiles(environ).active(environ),
     )
     chosen, why = _backend(settings, accelerator)
     named_project = settings.value("project") or environ.get("GOOGLE_CLOUD_PROJECT") or None
@@ -320,6 +320,11 @@ def profiles_file(environ: Mapping[str, str] = os.environ) -> Path:
     """Return the file of profiles: KINETIC_PROFILES_FILE, else one in `home`."""
     named = environ.get("KINETIC_PROFILES_FILE")
     return _absolute(named, environ) if named else home(environ) / "profiles.json"
+
+
+def _profiles(environ: Mapping[str, str]) -> profiles.Profiles:
+    named = bool(environ.get("KINETIC_PROFILES_FILE"))
+    return profiles.load(profiles_file(environ), required=named)
 
 
 def _absolute(named: str, environ: Mapping[str, str]) -> Path:

@@ -486,7 +486,7 @@ class Client:
 
         Of a Kubernetes cluster, those on one host and those on several. On this
         machine also single jobs that it has forgotten, and that nobody has
-        cleaned up.
+        cleaned up. Those whose objects are in another store are left out.
         """
         given = {"project": project, "zone": zone, "cluster": cluster, "namespace": namespace}
         where = {**self._where, **_given(given)}
