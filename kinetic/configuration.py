@@ -55,7 +55,6 @@ DEFAULTS: Mapping[str, str] = MappingProxyType(
         "zone": "us-central1-a",
         "cluster": "kinetic-cluster",
         "namespace": "default",
-        "base_image_repo": "kinetic",
     }
 )
 
@@ -74,7 +73,7 @@ VARIABLES: Mapping[str, str] = MappingProxyType(
         "KINETIC_PRIORITY_CLASS": "the priority class of jobs on a cluster",
         "KINETIC_SERVICE_ACCOUNT": "the Kubernetes service account of jobs (kinetic)",
         "KINETIC_STORE": "the bucket or directory of jobs, instead of the backend's own",
-        "KINETIC_BASE_IMAGE_REPO": "where prebuilt base images are (kinetic)",
+        "KINETIC_BASE_IMAGE_REPO": "where prebuilt base images are; on a cluster they need it",
         "KINETIC_PYTHON_IMAGE": "what built images begin with (python:{python}-slim)",
         "KINETIC_OUTPUT_DIR": "where jobs write what is kept; in a job, its own directory",
         "KINETIC_PROFILE": "the profile to use, instead of the current one",
@@ -129,7 +128,7 @@ class Target:
     cluster: str
     namespace: str
     store: str | None
-    base_image_repo: str
+    base_image_repo: str | None
     output_dir: str | None
     kube_context: str | None
 
@@ -200,7 +199,7 @@ def resolve(
             "output_dir": output_dir,
         },
         environ=environ,
-        profile=profiles.load(profiles_file(environ)).active(environ),
+        profile=_profiles(environ).active(environ),
     )
     chosen, why = _backend(settings, accelerator)
     named_project = settings.value("project") or environ.get("GOOGLE_CLOUD_PROJECT") or None
@@ -218,7 +217,7 @@ def resolve(
         cluster=settings.text("cluster"),
         namespace=settings.text("namespace"),
         store=settings.value("store"),
-        base_image_repo=settings.text("base_image_repo"),
+        base_image_repo=settings.value("base_image_repo"),
         output_dir=settings.value("output_dir"),
         kube_context=kube_context,
     )
@@ -321,6 +320,11 @@ def profiles_file(environ: Mapping[str, str] = os.environ) -> Path:
     """Return the file of profiles: KINETIC_PROFILES_FILE, else one in `home`."""
     named = environ.get("KINETIC_PROFILES_FILE")
     return _absolute(named, environ) if named else home(environ) / "profiles.json"
+
+
+def _profiles(environ: Mapping[str, str]) -> profiles.Profiles:
+    named = bool(environ.get("KINETIC_PROFILES_FILE"))
+    return profiles.load(profiles_file(environ), required=named)
 
 
 def _absolute(named: str, environ: Mapping[str, str]) -> Path:

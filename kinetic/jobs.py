@@ -486,6 +486,9 @@ def attach_batch(
 ) -> BatchHandle[Any]:
     """The handle of a batch that any process submitted; it observes and submits nothing.
 
+    Waiting on it with no ``timeout=`` of its own ends after *poll_timeout*
+    seconds with `ResultTimeout`, and the batch goes on.
+
     Raises:
         NotFound: There is no such batch.
     """

@@ -6,7 +6,8 @@ The file, private to the user::
                                               "cluster": "c", "namespace": "default"}}}
 
 Each setting may be absent, null or empty, which all mean that the profile does
-not say. Keys that this version does not know are kept when the file is written.
+not say. Keys that this version does not know are kept when the file is written;
+a warning names those of a profile.
 
 Reading and changing are apart: `load` and `save` touch the disk, the methods of
 `Profiles` return another value.
@@ -15,6 +16,7 @@ Reading and changing are apart: `load` and `save` touch the disk, the methods of
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import re
@@ -141,17 +143,22 @@ class Profiles:
         return replace(self, current=current, profiles=rest)
 
 
-def load(path: Path) -> Profiles:
-    """Read the profiles; there are none where there is no file.
+def load(path: Path, *, required: bool = False) -> Profiles:
+    """Read the profiles; there are none where there is no file, unless it is *required*.
 
-    A ``current`` that names no profile counts as none.
+    A ``current`` that names no profile counts as none. Of that, and of unknown
+    settings, a warning is logged once a process.
 
     Raises:
         ProfileError: The file cannot be read, or is not a file of profiles.
     """
     try:
         text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
+    except FileNotFoundError as error:
+        if required:
+            raise ProfileError(
+                f"there is no file of profiles {path}; correct KINETIC_PROFILES_FILE or unset it"
+            ) from error
         return Profiles()
     except (OSError, ValueError) as error:  # ValueError: no UTF-8, or a NUL in the path
         raise ProfileError(f"the profiles in {path} cannot be read: {error}") from error
@@ -170,6 +177,12 @@ def _profiles(content: object, path: Path) -> Profiles:
     current = document.get("current")
     if current is not None and not isinstance(current, str):
         raise _malformed(path, '"current" must be the name of a profile, or null')
+    if current and current not in profiles:
+        names = ", ".join(profiles)
+        hint = suggest(
+            current, profiles, otherwise=f"there are {names}" if names else "it has none"
+        )
+        _warn(f'{path}: "current" is {current!r}, which is no profile, so none is in use; {hint}')
     return Profiles(
         current=current if current in profiles else None,
         profiles=profiles,
@@ -188,11 +201,19 @@ def _profile(name: str, entry: object, path: Path) -> Profile:
             settings[setting] = value
         elif value not in (None, ""):
             raise _malformed(path, f'"{setting}" of the profile {name!r} must be text')
-    return Profile(
-        name=name,
-        settings=settings,
-        extra={key: one for key, one in said.items() if key not in SETTINGS},
-    )
+    extra = {key: one for key, one in said.items() if key not in SETTINGS}
+    for key in extra:
+        hint = suggest(key, SETTINGS, otherwise=f"there are {', '.join(SETTINGS)}")
+        _warn(f"{path}: the profile {name!r} has {key!r}, which is no setting; {hint}")
+    return Profile(name=name, settings=settings, extra=extra)
+
+
+@functools.lru_cache
+def _warn(message: str) -> None:
+    """Log it, once: the file is read for each submission."""
+    from absl import logging  # what is right costs no import
+
+    logging.warning("%s", message)
 
 
 def _mapping(value: object, path: Path, what: str) -> dict[str, Any]:

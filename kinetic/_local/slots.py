@@ -79,6 +79,11 @@ def cpus_here(environ: Mapping[str, str]) -> int:
     return len(affinity(0)) if affinity is not None else os.cpu_count() or 1
 
 
+def memory_here() -> int:
+    """The bytes of memory this machine has."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
 def gpus_here(environ: Mapping[str, str]) -> tuple[str, ...]:
     """The ids in ``CUDA_VISIBLE_DEVICES``, or the GPUs that the NVIDIA driver lists."""
     visible = environ.get("CUDA_VISIBLE_DEVICES")

@@ -22,7 +22,7 @@ from pathlib import Path
 from absl import logging
 
 from kinetic import configuration
-from kinetic._pack import ignore, notices
+from kinetic._pack import credentials, ignore, notices
 from kinetic._pack.shelf import FULL, Kept, Shelf
 from kinetic._pack.tree import Entry, Stamp, Tree, scan, stamp_of
 from kinetic.errors import PackError
@@ -119,6 +119,10 @@ def _packed(
         tick = FRESH_NS if tree.newest_ns % 1_000_000_000 else COARSE_NS
         fresh = abs(time.time_ns() - tree.newest_ns) < tick
         written, digest, size = _write(tree, draft, progress)
+        shipped = [one.name for one in tree.entries if one.name not in written.private]
+        private = sorted({*tree.private, *written.private})
+        for notice in notices.about_credentials(shipped, private, root):
+            logging.warning("%s", notice)
         if written.refused:
             logging.warning("%s", notices.listed(f"Not shipped from {root}:", written.refused))
         if written.unsteady:
@@ -155,9 +159,10 @@ def _refusal(exc: OSError, root: Path, draft: Path | None, tree: Tree) -> PackEr
 
 @dataclass(slots=True)
 class _Written:
-    """What has become of the files: those that could not be read, and those that changed."""
+    """What has become of the files: those with a key, unreadable ones, and those that changed."""
 
     files: int = 0
+    private: set[str] = field(default_factory=set[str])
     refused: list[str] = field(default_factory=list[str])
     unsteady: list[str] = field(default_factory=list[str])
     vanished: bool = False
@@ -223,6 +228,9 @@ def _write(
                     written.refuse(entry, exc)
                     continue
                 with contextlib.closing(content):
+                    if not entry.wanted and credentials.has_key(entry.name, content.head):
+                        written.private.add(entry.name)
+                        continue
                     _add(archive, entry, content, tell)
                     written.unsteady += [] if content.is_steady() else [entry.name]
                 written.files += 1
@@ -274,6 +282,11 @@ class _Content:
         except BaseException:
             self.close()
             raise
+
+    @property
+    def head(self) -> bytes:
+        """Its first bytes."""
+        return self._first[: credentials.HEAD_BYTES]
 
     def _next(self) -> bytes:
         block = _up_to(self._descriptor, min(self._left, BLOCK_BYTES))

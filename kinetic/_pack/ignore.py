@@ -1,12 +1,13 @@
 """Which files of a project stay here.
 
-Three layers, the first one that has a word decides:
+The first of these layers that has a word decides:
 
 1. Never shipped, whatever anybody says: ``.git``, ``__pycache__``, and virtual
    environments, which the scan recognises by what is in them.
 2. ``.kineticignore`` at the project's root, in the syntax of ``.gitignore``.
-   A ``!pattern`` brings back what the defaults leave out.
+   A ``!pattern`` brings back what the layers below leave out.
 3. The defaults, unless `KINETIC_NO_DEFAULT_EXCLUDES` is set.
+4. Credentials, by name in the scan and by content while files are packed.
 """
 
 from __future__ import annotations
@@ -60,16 +61,19 @@ class Rules:
     files: pathspec.GitIgnoreSpec | None = None
     directories: pathspec.GitIgnoreSpec | None = None
 
-    def leaves_out(self, relative: str, name: str, *, is_directory: bool) -> bool:
+    def leave_out(self, relative: str, name: str, *, is_directory: bool) -> bool | None:
         """Whether *relative* (with ``/``, no leading one) does not ship.
 
+        False when a ``!pattern`` brings it back, None when nothing has a word.
         A directory that is left out is not looked into, so nothing in it can
         be brought back: git's own rule.
         """
         if name in NEVER:
             return True
         spec = self.directories if is_directory else self.files
-        return name in self.defaults if spec is None else spec.match_file(relative)
+        if spec is None:
+            return True if name in self.defaults else None
+        return spec.check_file(relative).include
 
 
 def read_rules(root: Path, environ: Mapping[str, str]) -> Rules:

@@ -2,46 +2,21 @@
 
 from __future__ import annotations
 
-import fnmatch
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from kinetic._pack.tree import Entry, Tree
+from kinetic._pack import credentials
+from kinetic._pack.tree import Tree
 from kinetic.errors import ConfigurationError
 
-__all__ = ["about", "amount", "listed", "megabytes", "secrets"]
+__all__ = ["about", "about_credentials", "amount", "listed", "megabytes"]
 
 SIZE_VARIABLE = "KINETIC_CONTEXT_SIZE_WARN_MB"
 MEGABYTE = 1_000_000
 
-_SECRETS = (
-    ".env",
-    ".env.*",
-    ".envrc",
-    ".git-credentials",
-    ".netrc",
-    ".pgpass",
-    ".pypirc",
-    "*.key",
-    "*.keystore",
-    "*.p12",
-    "*.pem",
-    "*.pfx",
-    "application_default_credentials.json",
-    "client_secret*.json",
-    "credentials.json",
-    "id_dsa*",
-    "id_ecdsa*",
-    "id_ed25519*",
-    "id_rsa*",
-    "service-account*.json",
-    "service_account*.json",
-)
-_HARMLESS = ("*.pub", "*.example", "*.sample", "*.template", "*.dist")
-
 
 def about(tree: Tree, root: Path, environ: Mapping[str, str]) -> list[str]:
-    """Sentences: what was left out, what looks like a secret, what is large.
+    """Sentences: what was left out, and what is large.
 
     Raises:
         ConfigurationError: `KINETIC_CONTEXT_SIZE_WARN_MB` is not a number.
@@ -49,9 +24,6 @@ def about(tree: Tree, root: Path, environ: Mapping[str, str]) -> list[str]:
     said: list[str] = []
     if tree.left:
         said.append(listed(f"Not shipped from {root}:", tree.left))
-    if found := secrets(tree.entries):
-        what = f"These files of {root} look like secrets and are shipped with the code:"
-        said.append(listed(what, found) + " List them in .kineticignore to keep them here.")
     limit = megabytes(environ, SIZE_VARIABLE, 100)
     if tree.size > limit * MEGABYTE:
         files = [one for one in tree.entries if not one.is_directory]
@@ -65,18 +37,19 @@ def about(tree: Tree, root: Path, environ: Mapping[str, str]) -> list[str]:
     return said
 
 
-def secrets(entries: Iterable[Entry]) -> list[str]:
-    """The names of files that look like credentials or private keys."""
-    found: list[str] = []
-    for entry in entries:
-        name = entry.name.rpartition("/")[2].lower()  # empty for a directory
-        if _matches(name, _SECRETS) and not _matches(name, _HARMLESS):
-            found.append(entry.name)
-    return found
-
-
-def _matches(name: str, patterns: Iterable[str]) -> bool:
-    return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+def about_credentials(shipped: Iterable[str], private: Sequence[str], root: Path) -> list[str]:
+    """Sentences: which credentials, *private*, stay here, and which files may be some and ship."""
+    said: list[str] = []
+    if private:
+        said.append(
+            listed(f"Not shipped from {root}, because they are credentials:", private)
+            + " A line in .kineticignore with a ! before the name ships one; one without keeps it "
+            "here unsaid."
+        )
+    if found := [one for one in shipped if credentials.look_private(one.rpartition("/")[2])]:
+        what = f"These files of {root} look like secrets and are shipped with the code:"
+        said.append(listed(what, found) + " List them in .kineticignore to keep them here.")
+    return said
 
 
 def listed(what: str, items: Sequence[str], most: int = 10) -> str:

@@ -22,12 +22,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from kinetic._pack import ignore, installed
+from kinetic._pack import credentials, ignore, installed
 from kinetic.errors import PackError
 
 __all__ = ["Entry", "Stamp", "Tree", "scan", "stamp_of"]
 
-FORMAT = b"kinetic tree 1\n"
+FORMAT = b"kinetic tree 2\n"
 MAX_LINKS = 4
 
 # What an environment made in place puts beside the project's own files.
@@ -45,11 +45,15 @@ class Stamp(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """A file or directory that ships; the name of a directory ends with ``/``."""
+    """A file or directory that ships; the name of a directory ends with ``/``.
+
+    *wanted*: a ``!pattern`` asks for this file, whatever is in it.
+    """
 
     name: str
     path: str
     stamp: Stamp
+    wanted: bool = False
 
     @property
     def is_directory(self) -> bool:
@@ -60,11 +64,13 @@ class Entry(NamedTuple):
 class Tree:
     """What ships, ordered by the bytes of the names, parents before children.
 
-    ``left`` says, one sentence each, what was left out and why that may matter.
+    ``left`` says, one sentence each, what was left out and why that may matter,
+    ``private`` has the names of the credentials among it.
     """
 
     entries: tuple[Entry, ...]
     left: tuple[str, ...]
+    private: tuple[str, ...] = ()
 
     @property
     def size(self) -> int:
@@ -75,10 +81,10 @@ class Tree:
     def fingerprint(self) -> str:
         """Changes when a file does, without a look into it."""
         digest = hashlib.sha256(FORMAT)
-        for name, _, stamp in self.entries:
+        for name, _, stamp, wanted in self.entries:
             # The times of a directory change with files that do not ship.
             facts = f"{stamp.mode:o}" if name.endswith("/") else " ".join(map(str, stamp))
-            digest.update(f"{name}\0{facts}\n".encode())
+            digest.update(f"{name}\0{facts}{' !' * wanted}\n".encode())
         return digest.hexdigest()
 
     @property
@@ -124,6 +130,7 @@ class _Scan:
         self._excluded = {path for path in excluded if not installed.is_within(root, path)}
         self._entries: list[Entry] = []
         self._left: list[str] = []
+        self._private: list[str] = []
 
     def run(self) -> Tree:
         status = self._status_of_root()
@@ -138,7 +145,11 @@ class _Scan:
                     self._entries.append(entry)
                 case _Directory() as directory:
                     stack.extend(reversed(self._children(directory)))
-        return Tree(entries=tuple(self._entries), left=tuple(sorted(self._left)))
+        return Tree(
+            entries=tuple(self._entries),
+            left=tuple(sorted(self._left)),
+            private=tuple(sorted(self._private)),
+        )
 
     def _status_of_root(self) -> os.stat_result:
         try:
@@ -199,16 +210,19 @@ class _Scan:
         try:
             status = os.stat(path)
         except OSError as exc:
-            if not self._rules.leaves_out(relative, name, is_directory=False):
+            if not self._rules.leave_out(relative, name, is_directory=False):
                 self._left.append(f"{relative} is a link to {target} ({exc.strerror})")
             return None
         is_directory = stat.S_ISDIR(status.st_mode)
-        if self._rules.leaves_out(relative, name, is_directory=is_directory):
+        if self._rules.leave_out(relative, name, is_directory=is_directory):
             return None
         if not installed.is_within(target, self._root):
             self._left.append(f"{relative} is a link out of the project, to {target}")
             return None
         if self._is_left_out(target, is_directory):
+            return None
+        if self._is_private(target, is_directory):
+            self._private.append(relative)
             return None
         if is_directory and (
             (status.st_dev, status.st_ino) in parent.above or parent.links >= MAX_LINKS
@@ -227,6 +241,15 @@ class _Scan:
             or installed.in_environment(directory, self._root)
         )
 
+    def _is_private(self, target: str, is_directory: bool) -> bool:
+        """Whether the target of a link is a credential that nobody asks for."""
+        relative = os.path.relpath(target, self._root)
+        parts = relative.split(os.sep)
+        return any(map(credentials.is_private, parts)) and (
+            self._rules.leave_out("/".join(parts), parts[-1], is_directory=is_directory)
+            is not False
+        )
+
     def _admitted(
         self,
         parent: _Directory,
@@ -239,7 +262,11 @@ class _Scan:
         is_directory = stat.S_ISDIR(status.st_mode)
         if path in self._excluded:
             return None
-        if self._rules.leaves_out(relative, name, is_directory=is_directory):
+        out = self._rules.leave_out(relative, name, is_directory=is_directory)
+        if out:
+            return None
+        if out is None and credentials.is_private(name):
+            self._private.append(f"{relative}/" if is_directory else relative)
             return None
         if is_directory:
             above = parent.above | {(status.st_dev, status.st_ino)}
@@ -247,7 +274,7 @@ class _Scan:
         if not stat.S_ISREG(status.st_mode):
             self._left.append(f"{relative} is neither a file nor a directory")
             return None
-        return Entry(relative, path, stamp_of(status))
+        return Entry(relative, path, stamp_of(status), out is False)
 
 
 def _without_environment(found: Iterable[os.DirEntry[str]]) -> list[os.DirEntry[str]]:

@@ -286,7 +286,9 @@ def output_base(session: Session, configured: str | None, identity_id: str) -> s
     """Where KINETIC_OUTPUT_DIR points to: a path of this machine, or a ``gs://`` prefix."""
     if configured:
         remote = "://" in configured
-        return configured.rstrip("/") if remote else os.path.abspath(configured)
+        if remote:
+            return configured.rstrip("/")
+        return os.path.abspath(os.path.expanduser(configured))
     url = session.platform.store.url
     if url.startswith("file://"):
         url = urllib.parse.unquote(url.removeprefix("file://"))

@@ -7,6 +7,7 @@ packed and placed once.
 
 from __future__ import annotations
 
+import math
 import os
 import platform
 import shutil
@@ -28,8 +29,10 @@ from kinetic.aio import _data, _sharing
 from kinetic.aio._release import all_or_none, in_thread
 from kinetic.aio._scratch import scratch_folder
 from kinetic.aio._session import Session
+from kinetic.aio.platforms import Capacity
 from kinetic.aio.ports import Image, ImageRequest, Resources, Store
 from kinetic.data import Data
+from kinetic.errors import ConfigurationError
 from kinetic.options import Options
 
 __all__ = ["Call", "Packed", "Placed", "log_choice", "pack", "place", "upload_all"]
@@ -151,6 +154,7 @@ async def place(session: Session, packed: Packed) -> Placed:
     """Upload code, function and data where they are missing, and find the image.
 
     Raises:
+        ConfigurationError: The backend cannot give what the options ask for.
         DataError: A `Data` changed while it was uploaded.
         BackendError: The store failed.
 
@@ -160,6 +164,10 @@ async def place(session: Session, packed: Packed) -> Placed:
     store, options = session.platform.store, packed.call.options
     target = session.target
     accelerator = accelerators.parse(options.accelerator)
+    if session.platform.capacity is not None:
+        _refuse_more_than(session.platform.capacity, options)
+    if target.backend == "local":
+        _refuse_elsewhere(options.output_dir or target.output_dir)
     request = ImageRequest(
         mode=options.container_image or "bundled",
         category=accelerator.kind,
@@ -259,12 +267,50 @@ def _fingerprint() -> dict[str, str]:
 
 
 def log_choice(session: Session, placed: Placed) -> None:
-    """Say once a submission where it runs, why, and what an accelerator became."""
+    """Say once a submission where it runs and why, once a process what an accelerator became."""
     target, asked = session.target, placed.resources.accelerator
-    hosts = accelerators.parse(asked).hosts
-    level, became = logging.INFO, ""
-    if target.backend == "local" and hosts > 1:
-        level, became = logging.WARNING, f"; the {hosts} hosts of {asked} become one process here"
-    elif target.backend == "local" and placed.resources.accelerator_count:
-        became = f"; {asked} becomes this machine's own processors"
-    logging.log(level, "%s runs on %s (%s)%s", placed.call.name, target.backend, target.why, became)
+    logging.info("%s runs on %s (%s)", placed.call.name, target.backend, target.why)
+    if target.backend == "local" and asked not in _stood_in:
+        _stood_in.add(asked)
+        if became := _stand_in(accelerators.parse(asked), session.platform.capacity):
+            logging.warning("%s", became)
+
+
+_stood_in: set[str] = set()
+"""The accelerators of which this process has said what they become on this machine."""
+
+
+def _stand_in(asked: accelerators.Accelerator, capacity: Capacity | None) -> str:
+    """What this machine has instead of *asked*; empty when it is just that."""
+    said: list[str] = []
+    gpus = capacity.gpus if capacity is not None else 0
+    if asked.kind == "tpu" or (asked.kind == "gpu" and not gpus):
+        cpus = "" if capacity is None else f" ({capacity.cpus})"
+        here = f"GPUs ({gpus})" if gpus else f"processors{cpus}"
+        said.append(f"{asked} becomes this machine's own {here}")
+    if asked.hosts > 1:
+        said.append(f"the {asked.hosts} hosts of {asked} become one process here")
+    return f'backend="local": {", ".join(said)}' if said else ""
+
+
+def _refuse_more_than(capacity: Capacity, options: Options) -> None:
+    cpus, memory = capacity.cpus, capacity.memory_bytes
+    if options.cpu is not None and math.ceil(options.cpu) > cpus:
+        raise ConfigurationError(
+            f"cpu={options.cpu:g} is more than local jobs may take of this machine, {cpus}; ask "
+            'for less, raise KINETIC_LOCAL_SLOTS, or choose another backend than "local"'
+        )
+    if options.memory_bytes is not None and options.memory_bytes > memory:
+        raise ConfigurationError(
+            f"memory={options.memory!r} is more than this machine has, {memory >> 20}Mi; ask for "
+            'less, or choose another backend than "local"'
+        )
+
+
+def _refuse_elsewhere(output_dir: str | None) -> None:
+    if output_dir and "://" in output_dir:
+        raise ConfigurationError(
+            f"output_dir={output_dir!r} is not on this machine, where local jobs write what they "
+            "keep; name a directory, leave it out for one in the store, or choose another backend "
+            'than "local"'
+        )

@@ -57,6 +57,7 @@ class BatchHandle(Generic[T]):
         *,
         attached: bool = False,
         progress: bool | None = None,
+        timeout: float | None = None,
     ) -> None:
         self.group_id: str = batch.group_id
         self.name: str | None = batch.manifest["name"]
@@ -68,6 +69,7 @@ class BatchHandle(Generic[T]):
         self._refusals: dict[int, Exception] = {}
         self._detached = attached
         self._progress = progress
+        self._timeout = timeout  # of whoever waits and names none
 
     def __repr__(self) -> str:
         return f"BatchHandle({self.group_id!r}, name={self.name!r})"
@@ -285,6 +287,7 @@ class BatchHandle(Generic[T]):
         self, timeout: float | None, *, ordered: bool = False, windowed: bool = True
     ) -> Iteration:
         check(timeout=timeout)
+        timeout = self._timeout if timeout is None else timeout
         self._batch.submission.refuse_removed()
         wanted = self._progress
         return Iteration(self._batch, wanted, timeout, ordered=ordered, windowed=windowed)

@@ -413,6 +413,15 @@ class Client:
     ) -> BatchHandle[Any]:
         """The handle of a batch that any process submitted; it observes and submits nothing.
 
+        Args:
+            group_id: The batch's id.
+            project: Where it runs, as in the settings.
+            cluster: Where it runs, as in the settings.
+            poll_interval: Accepted for compatibility; nothing is polled.
+            poll_timeout: Seconds after which waiting on this handle, with no
+                ``timeout=`` of its own, ends with `ResultTimeout`; the batch
+                goes on. None waits for ever.
+
         Raises:
             ConfigurationError: That is no batch's id.
             NotFound: There is no such batch in the store.
@@ -422,9 +431,8 @@ class Client:
         check(poll_interval=poll_interval, poll_timeout=poll_timeout)
         _ids.refuse_job(group_id)
         session = await self._session_for_id(group_id, project, cluster)
-        return BatchHandle(
-            self, await _begin.attach(session, group_id, limit=self.limit), attached=True
-        )
+        batch = await _begin.attach(session, group_id, limit=self.limit)
+        return BatchHandle(self, batch, attached=True, timeout=poll_timeout)
 
     async def cleanup(
         self, submission: str, project: str | None = None, cluster: str | None = None
@@ -498,7 +506,7 @@ class Client:
 
         Of a Kubernetes cluster, those on one host and those on several. On this
         machine also single jobs that it has forgotten, and that nobody has
-        cleaned up.
+        cleaned up. Those whose objects are in another store are left out.
         """
         given = {"project": project, "zone": zone, "cluster": cluster, "namespace": namespace}
         where = {**self._where, **_given(given)}

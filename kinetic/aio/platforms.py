@@ -19,7 +19,16 @@ from kinetic.aio._owner import lifetime
 from kinetic.aio.ports import Cluster, Images, Store
 from kinetic.errors import ConfigurationError
 
-__all__ = ["BACKENDS", "Backend", "Platform", "open_platform"]
+__all__ = ["BACKENDS", "Backend", "Capacity", "Platform", "open_platform"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capacity:
+    """All there is on a platform that is one machine; more can be given to no job."""
+
+    cpus: int
+    gpus: int
+    memory_bytes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +38,8 @@ class Platform:
     ``restarts`` says whether the platform itself replaces an attempt that was
     disrupted; ``marker`` is what tells its job ids from those of others.
     ``clock`` is in seconds and counts those in which the machine sleeps: by it
-    leases are kept and seen to stand still.
+    leases are kept and seen to stand still. ``capacity`` is None where machines
+    come and go.
     """
 
     store: Store
@@ -38,6 +48,7 @@ class Platform:
     restarts: bool = False
     marker: str = ""
     clock: Callable[[], float] = field(default=lifetime, repr=False)
+    capacity: Capacity | None = None
 
     async def aclose(self) -> None:
         """Close the three, also when one fails; the store last: the others may write to it."""

@@ -136,7 +136,7 @@ class ImageRequest:
 
     mode: str
     category: str
-    base_image_repo: str
+    base_image_repo: str | None
     python: str
     entry_dir: Path | None = None
     root: Path | None = None

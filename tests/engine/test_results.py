@@ -49,6 +49,19 @@ async def test_all_who_ask_at_once_for_one_result_get_it(
     assert await client.list_jobs() == []
 
 
+async def test_jobs_of_another_store_are_left_out_of_a_list_in_silence(
+    platform: Platform, client: aio.Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As those of this machine are, when a program names another store than the one before."""
+    elsewhere = replace(platform, store=memory_platform().store)
+    async with aio.Client(platform=elsewhere) as other:
+        theirs = await other.submit(listed, 1)
+        ours = await client.submit(listed, 2)
+        assert await other.list_jobs() == [theirs]
+        assert [job.job_id for job in await client.list_jobs()] == [ours.job_id]
+    assert [one for one in caplog.records if one.levelname == "WARNING"] == []
+
+
 async def test_all_who_ask_at_once_for_what_an_item_returned_get_it(client: aio.Client) -> None:
     batch = await client.run_async_map(listed, [1])
     job = await batch.job(0)

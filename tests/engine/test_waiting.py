@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from kinetic import aio
+from kinetic import aio, errors
 from kinetic.aio.platforms import Platform
 from kinetic.testing import carry_out, memory_platform
 
@@ -91,3 +91,22 @@ async def test_a_batch_costs_two_requests_in_ten_seconds(client: aio.Client, wor
     assert asked == {"replace": beats, "look": beats}
     world.gate.set()
     assert await waiting == [*range(50)]
+
+
+@VIRTUAL
+async def test_waiting_for_an_attached_batch_ends_after_its_poll_timeout(
+    world: World, client: aio.Client
+) -> None:
+    batch = await client.run_async_map(same, [1, 2])
+    loop = asyncio.get_running_loop()
+    async with aio.Client(platform=world.platform) as other:
+        found = await other.attach_batch(batch.group_id, poll_timeout=30)
+        for waiting in (found.wait, found.results, lambda: anext(found.as_completed())):
+            since = loop.time()
+            with pytest.raises(errors.ResultTimeout, match="not ended after 30 s; it goes on"):
+                await waiting()
+            assert 30 <= loop.time() - since < 35
+        with pytest.raises(errors.ResultTimeout, match="after 5 s"):
+            await found.results(timeout=5)
+        world.gate.set()
+        assert await found.results() == [1, 2]

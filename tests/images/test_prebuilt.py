@@ -50,6 +50,15 @@ async def test_what_is_asked_for_by_an_option_is_installed(
     assert image.requirements is not None
 
 
+@pytest.mark.parametrize("unnamed", [None, ""])
+async def test_a_base_image_of_nobody_is_refused(
+    cloud: Cloud, request_of, unnamed: str | None
+) -> None:
+    with pytest.raises(ConfigurationError, match=r"KINETIC_BASE_IMAGE_REPO.*container_image out"):
+        await cloud.images().resolve(request_of(mode="prebuilt", base_image_repo=unnamed))
+    assert not cloud.jobs.requests
+
+
 async def test_a_registry_that_can_be_asked_tells_what_was_not_published(
     cloud: Cloud, request_of
 ) -> None:

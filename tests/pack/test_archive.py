@@ -572,14 +572,79 @@ def test_what_crashed_processes_left_goes(tmp_path: Path) -> None:
 def test_what_looks_like_a_secret_is_named_once(
     tmp_path: Path, make: Make, pack: Pack, caplog: pytest.LogCaptureFixture
 ) -> None:
-    secret = [".env", "a/.env.local", "k/id_rsa", "server.pem", "tls.key", "credentials.json"]
+    secret = ["a/.env.local", "server.pem", "tls.key", "credentials.json"]
     plain = [".env.example", "id_rsa.pub", "keys.py", "environment.yml", "monkey.txt"]
     root = make(tmp_path / "project", dict.fromkeys([*secret, *plain], ""))
-    assert set(secret) <= set(names(pack(root)))
+    assert {*secret, *plain} <= set(names(pack(root)))
     (record,) = (one for one in caplog.records if "secrets" in one.getMessage())
     assert all(one in record.getMessage() for one in secret)
     assert not any(one in record.getMessage() for one in plain)
     assert ".kineticignore" in record.getMessage()
+
+
+PEM = "-----BEGIN RSA " + "PRIVATE KEY-----\nMIIE\n"
+ACCOUNT = '{"type": "service_account",\n "private_key": "..."}'
+CREDENTIALS = {
+    **dict.fromkeys([".env", "a/.env", ".netrc", "k/id_rsa", "k/id_ed25519_work", "id_dsa"], ""),
+    "id_ecdsa": "",
+    ".aws/credentials": "",
+    "a/.ssh/config": "",
+    "server.pem": PEM,
+    "a/tls.key": "-----BEGIN CERTIFICATE-----\n" * 99 + PEM,
+    "a/key.json": ACCOUNT,
+    "id_rsa_alias.pem": PEM,
+}
+HARMLESS = {
+    "id_rsa.pub": "",
+    "id_rsa_reader.py": "",
+    ".env.example": "",
+    "notes.txt": PEM + ACCOUNT,
+    "ca.pem": "-----BEGIN CERTIFICATE-----\n",
+    "a/data.json": '{"private_key": 1}',
+}
+
+
+def test_credentials_stay_here_and_one_line_says_which(
+    tmp_path: Path, make: Make, pack: Pack, caplog: pytest.LogCaptureFixture
+) -> None:
+    root = make(tmp_path / "project", CREDENTIALS | HARMLESS)
+    (root / "settings").symlink_to(".env")
+    (root / "ssh").symlink_to("a/.ssh")
+    environ = {"HOME": str(tmp_path), "KINETIC_NO_DEFAULT_EXCLUDES": "1"}
+    packed = pack(root, environ=environ)
+    assert {one for one in names(packed) if not one.endswith("/")} == set(HARMLESS)
+    assert packed.files == len(HARMLESS)
+    (said,) = (one for one in caplog.records if "they are cred" in one.getMessage())
+    assert ".aws/, .env, .netrc, a/.env, a/.ssh/, a/key.json, a/tls.key" in said.getMessage()
+    assert "server.pem" not in "".join(
+        one.getMessage() for one in caplog.records if one is not said
+    )
+
+
+def test_kineticignore_takes_credentials_in(
+    tmp_path: Path, make: Make, pack: Pack, caplog: pytest.LogCaptureFixture
+) -> None:
+    root = make(tmp_path / "project", CREDENTIALS)
+    lines = [f"!{name}" for name in [*CREDENTIALS, ".aws", ".ssh"]]
+    # Nothing that ships says that the rules have changed.
+    rules = root / ".kineticignore"
+    rules.write_text(".kineticignore\n")
+    assert names(pack(root)) == ["a/", "k/"]
+    rules.write_text("\n".join([".kineticignore", *lines]))
+    caplog.clear()
+    wanted = names(pack(root))
+    assert set(CREDENTIALS) <= set(wanted)
+    assert not [one for one in caplog.records if "they are cred" in one.getMessage()]
+    rules.write_text("\n".join([".kineticignore", *(one for one in lines if "pem" not in one)]))
+    assert "server.pem" not in names(pack(root))
+
+
+def test_a_credential_that_is_listed_is_left_out_in_silence(
+    tmp_path: Path, make: Make, pack: Pack, caplog: pytest.LogCaptureFixture
+) -> None:
+    root = make(tmp_path / "project", {".env": "", "m.py": "", ".kineticignore": ".env\n"})
+    assert names(pack(root)) == [".kineticignore", "m.py"]
+    assert not caplog.records
 
 
 def test_a_large_project_is_said_with_its_largest_files(

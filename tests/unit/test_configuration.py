@@ -31,7 +31,6 @@ DEFAULTS = {
     "zone": "us-central1-a",
     "cluster": "kinetic-cluster",
     "namespace": "default",
-    "base_image_repo": "kinetic",
 }
 
 
@@ -201,6 +200,14 @@ def test_a_profile_that_does_not_exist_is_an_error(machine: Machine) -> None:
     machine.environ["KINETIC_PROFILE"] = "wokr"
     with pytest.raises(ProfileError, match="did you mean 'work'"):
         machine.resolve()
+
+
+def test_a_file_of_profiles_that_is_named_must_exist(machine: Machine, tmp_path: Path) -> None:
+    file = machine.environ["KINETIC_PROFILES_FILE"] = str(tmp_path / "team.json")
+    with pytest.raises(ProfileError, match=rf"{file}; correct KINETIC_PROFILES_FILE or unset it"):
+        machine.resolve()
+    machine.profile(zone="z")
+    assert machine.resolve().zone == "z"
 
 
 def test_targets_differ_by_where_not_by_why(machine: Machine) -> None:

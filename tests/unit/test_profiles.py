@@ -70,9 +70,27 @@ def test_what_this_version_does_not_know_survives_a_change(path: Path) -> None:
     assert document["current"] == "work"
 
 
-def test_a_current_profile_that_is_gone_counts_as_none(path: Path) -> None:
-    write(path, {"current": "gone", "profiles": {"work": {}}})
+def test_a_current_profile_that_is_gone_counts_as_none_and_is_said_once(
+    path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    write(path, {"current": "wrok", "profiles": {"work": {}}})
     assert load(path).current is None
+    assert load(path).current is None
+    (record,) = caplog.records
+    assert record.levelname == "WARNING"
+    assert f"{path}: \"current\" is 'wrok', which is no profile" in record.getMessage()
+    assert "did you mean 'work'?" in record.getMessage()
+
+
+def test_a_key_of_a_profile_that_is_no_setting_is_said_once_and_kept(
+    path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    write(path, {"profiles": {"work": {"zome": "z", "zone": "y"}}})
+    save(path, load(path))
+    assert load(path)["work"].settings == {"zone": "y"}
+    assert json.loads(path.read_text())["profiles"]["work"]["zome"] == "z"
+    (record,) = caplog.records
+    assert "'work' has 'zome', which is no setting; did you mean 'zone'" in record.getMessage()
 
 
 def test_the_variable_wins_over_the_current_profile() -> None:

@@ -9,10 +9,11 @@ import anyio.to_thread
 
 from kinetic import configuration
 from kinetic._local.places import Places
+from kinetic._local.slots import cpus_here, gpus_here, memory_here
 from kinetic._runner import private
 from kinetic.aio.clusters.local import LocalCluster
 from kinetic.aio.images.current import CurrentInterpreter
-from kinetic.aio.platforms import BACKENDS, Platform
+from kinetic.aio.platforms import BACKENDS, Capacity, Platform
 from kinetic.aio.stores.directory import DirectoryStore
 from kinetic.errors import AuthError, ConfigurationError
 
@@ -49,4 +50,9 @@ def _built(store: str | None, home: Path, environ: Mapping[str, str]) -> Platfor
         images=CurrentInterpreter(home, environ),
         cluster=LocalCluster(home, environ),
         marker=BACKENDS["local"].marker,
+        capacity=Capacity(
+            cpus=cpus_here(environ),
+            gpus=len(gpus_here(environ)),
+            memory_bytes=memory_here(),
+        ),
     )

@@ -5,9 +5,6 @@ from __future__ import annotations
 import hashlib
 import time
 
-from absl import logging
-
-from kinetic import configuration
 from kinetic._runner.wire import Input
 from kinetic.aio import _sharing
 from kinetic.aio._release import in_thread
@@ -20,7 +17,6 @@ from kinetic.errors import AuthError, ConfigurationError
 
 __all__ = ["PrebuiltImages", "base_uri"]
 
-UNNAMED = configuration.DEFAULTS["base_image_repo"]
 GOOGLE = ".pkg.dev"
 BELIEVED_S = 600.0
 """How long dependencies that were stored are believed to be there."""
@@ -47,20 +43,21 @@ class PrebuiltImages:
 
         Raises:
             PackError: The dependencies cannot be read, or are on this machine only.
-            ConfigurationError: The base image was not published.
+            ConfigurationError: No place of base images is named, or this one was
+                not published there.
             Unavailable: Its registry, or the store, does not answer.
 
         Cancelled: the dependencies may be left in the store; they are shared.
         """
-        found = await in_thread(dependencies_of, request, self._said)
-        uri = base_uri(request.base_image_repo, request.category)
-        if request.base_image_repo == UNNAMED and UNNAMED not in self._said:
-            self._said.add(UNNAMED)
-            logging.warning(
-                "no base_image_repo= is named, so jobs run in %s of Docker Hub, which is nobody's "
-                "you know; set KINETIC_BASE_IMAGE_REPO to where you push yours",
-                uri,
+        if not request.base_image_repo:
+            raise ConfigurationError(
+                'container_image="prebuilt" needs to know where your base images are, and nobody '
+                "says: pass base_image_repo=, or set KINETIC_BASE_IMAGE_REPO, to the registry and "
+                "path you push them to (the guide on images says how to build one), or leave "
+                "container_image out to have an image built"
             )
+        uri = base_uri(request.base_image_repo, request.category)
+        found = await in_thread(dependencies_of, request, self._said)
         await self._check(uri)
         requirements = None
         if found.wanted:

@@ -1,0 +1,82 @@
+"""What is asked of this machine that it does not have: refused, or said."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import kinetic
+from kinetic import aio, errors
+
+
+def write_here(number: int = 0) -> str:
+    folder = os.environ["KINETIC_OUTPUT_DIR"]
+    Path(folder, "x").write_text("x")
+    return folder
+
+
+def sent(home: Path) -> list[Path]:
+    return [one for one in (home / "store").rglob("*") if one.is_file()]
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        (
+            {"cpu": 1000},
+            r"cpu=1000 is more than .* take of this machine, \d+; .*KINETIC_LOCAL_SLOTS",
+        ),
+        ({"memory": "900Ti"}, r"memory='900Ti' is more than this machine has, \d+Mi; ask for less"),
+        ({"output_dir": "gs://b/o"}, "output_dir='gs://b/o' is not on this machine"),
+    ],
+)
+async def test_what_this_machine_does_not_have_is_refused_before_anything_is_sent(
+    home: Path, asked: dict[str, Any], words: str
+) -> None:
+    function = kinetic.run(backend="local", accelerator="cpu", **asked)(write_here)
+    async with aio.Client() as client:
+        with pytest.raises(errors.ConfigurationError, match=words):
+            await client.submit(function)
+        with pytest.raises(errors.ConfigurationError, match=words):
+            await client.run_async_map(function, [1])
+    assert sent(home) == []
+
+
+async def test_an_output_directory_of_the_configuration_is_refused_as_well(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KINETIC_OUTPUT_DIR", "gs://b/o")
+    async with aio.Client(backend="local") as client:
+        with pytest.raises(errors.ConfigurationError, match="not on this machine"):
+            await client.submit(kinetic.run(accelerator="cpu")(write_here))
+    assert sent(home) == []
+
+
+async def test_a_tilde_in_an_output_directory_is_the_home_directory(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    function = kinetic.run(backend="local", accelerator="cpu", output_dir="~/kept")(write_here)
+    async with aio.Client() as client:
+        job = await client.submit(function)
+        assert await job.result() == job.output_dir == str(tmp_path / "kept")
+    assert (tmp_path / "kept" / "x").read_text() == "x"
+
+
+async def test_an_accelerator_that_becomes_processors_is_said_once(
+    home: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setenv("KINETIC_LOCAL_SLOTS", "3")
+    for _ in range(2):
+        async with aio.Client(backend="local") as client:
+            for accelerator in ("tpu-v6e-8", "gpu-t4", "cpu", "tpu-v6e-8"):
+                await client.run(kinetic.run(accelerator=accelerator)(os.getpid))
+    told = [one.getMessage() for one in caplog.records if one.levelname == "WARNING"]
+    assert told == [
+        f'backend="local": {asked} becomes this machine\'s own processors (3)'
+        for asked in ("tpu-v6e-8", "gpu-t4")
+    ]
