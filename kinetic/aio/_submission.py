@@ -101,7 +101,12 @@ class Submission(Facts):
 
     def troubled(self) -> list[int]:
         """The items that nothing more can be found out about, in order."""
-        return sorted(self._troubles)
+        unverified = (
+            index
+            for index, item in self._items.items()
+            if item.outcome is not None and item.outcome.reason == wire.UNVERIFIED
+        )
+        return sorted({*self._troubles, *unverified})
 
     def is_damaged(self, index: int) -> bool:
         """Whether what there is of the item is forged, or damaged: it stays so."""

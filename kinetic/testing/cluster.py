@@ -110,14 +110,17 @@ class MemoryCluster:
     *work* is what every job does: it gets a `Run` and returns the exit code,
     None for 0. A job that is deleted, or out of time, has its task cancelled,
     and once more when its grace is over. At most *slots* jobs run at once, all
-    of them with None; the others wait in order.
+    of them with None; the others wait in order. *key* is the root key; clusters
+    that share a store share it, too.
 
     Jobs live as long as the loop, whoever closes the cluster. They are
     coroutines, not processes: they share this interpreter, ``os.environ`` and
     the working directory.
     """
 
-    def __init__(self, store: Store, work: Work, *, slots: int | None = None) -> None:
+    def __init__(
+        self, store: Store, work: Work, *, slots: int | None = None, key: bytes = b""
+    ) -> None:
         self.requests: Counter[str] = Counter()
         self._store = store
         self._work = work
@@ -128,7 +131,7 @@ class MemoryCluster:
         self._watches: set[_Watch] = set()
         self._numbers = itertools.count(1)
         self._secrets: dict[str, bytes] = {}
-        self._key = os.urandom(32)
+        self._key = key or os.urandom(32)
 
     # --- the port ---
 

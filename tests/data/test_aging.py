@@ -127,6 +127,9 @@ def nothing() -> None:
     pass
 
 
+KEY = bytes(32)
+
+
 async def idle(run: Run) -> None:
     """A job that never ends by itself."""
     await asyncio.Event().wait()
@@ -134,7 +137,9 @@ async def idle(run: Run) -> None:
 
 @pytest.fixture
 async def client(place: Place) -> AsyncIterator[aio.Client]:
-    platform = Platform(store=place, images=MemoryImages(), cluster=MemoryCluster(place, idle))
+    platform = Platform(
+        store=place, images=MemoryImages(), cluster=MemoryCluster(place, idle, key=KEY)
+    )
     async with aio.Client(platform=platform) as client:
         yield client
 
@@ -164,7 +169,9 @@ async def test_a_batch_whose_function_was_collected_is_not_resumed(
 ) -> None:
     batch = await client.run_async_map(abs, [1, 2])
     await batch.submitted()
-    platform = Platform(store=place, images=MemoryImages(), cluster=MemoryCluster(place, idle))
+    platform = Platform(
+        store=place, images=MemoryImages(), cluster=MemoryCluster(place, idle, key=KEY)
+    )
     async with aio.Client(platform=platform) as other:
         await client.aclose()
         await platform.cluster.keep_secret(batch.group_id, b"{}")

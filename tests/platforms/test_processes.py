@@ -71,7 +71,7 @@ batch.cleanup()
             "True True",
             "24 JobStatus.NOT_FOUND",
             "[1.0, None, 0.25] [1]",
-            "['FAILED', 'SUCCEEDED', 'SUCCEEDED']",
+            "['NOT_FOUND', 'NOT_FOUND', 'NOT_FOUND']",
         ]
 
 

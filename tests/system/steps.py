@@ -143,7 +143,7 @@ async def one(mode: str, folder: str) -> None:
 
 
 if __name__ == "__main__":
-    for name in ("archive", "deflate", "payload", "tree", "zipped"):
+    for name in ("archive", "payload", "tree"):
         importlib.import_module(f"kinetic._pack.{name}")  # once, for all forks
     number, died = 0, True
     while died:
