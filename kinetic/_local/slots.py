@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-__all__ = ["Grant", "Need", "Slots", "cpus_here", "gpus_here"]
+__all__ = ["Grant", "Need", "Slots", "cpus_here", "gpus_here", "memory_here"]
 
 _GPUS = "/proc/driver/nvidia/gpus"
 

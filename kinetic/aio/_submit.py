@@ -268,11 +268,11 @@ def _fingerprint() -> dict[str, str]:
 
 def log_choice(session: Session, placed: Placed) -> None:
     """Say once a submission where it runs and why, once a process what an accelerator became."""
-    target, asked = session.target, placed.resources.accelerator
+    target, asked = session.target, placed.call.options.accelerator
     logging.info("%s runs on %s (%s)", placed.call.name, target.backend, target.why)
     if target.backend == "local" and asked not in _stood_in:
         _stood_in.add(asked)
-        if became := _stand_in(accelerators.parse(asked), session.platform.capacity):
+        if became := _stand_in(asked, session.platform.capacity):
             logging.warning("%s", became)
 
 
@@ -280,16 +280,16 @@ _stood_in: set[str] = set()
 """The accelerators of which this process has said what they become on this machine."""
 
 
-def _stand_in(asked: accelerators.Accelerator, capacity: Capacity | None) -> str:
+def _stand_in(asked: str, capacity: Capacity | None) -> str:
     """What this machine has instead of *asked*; empty when it is just that."""
-    said: list[str] = []
-    gpus = capacity.gpus if capacity is not None else 0
-    if asked.kind == "tpu" or (asked.kind == "gpu" and not gpus):
-        cpus = "" if capacity is None else f" ({capacity.cpus})"
-        here = f"GPUs ({gpus})" if gpus else f"processors{cpus}"
-        said.append(f"{asked} becomes this machine's own {here}")
-    if asked.hosts > 1:
-        said.append(f"the {asked.hosts} hosts of {asked} become one process here")
+    accelerator, said = accelerators.parse(asked), list[str]()
+    if capacity is not None and accelerator.kind != "cpu":
+        if not capacity.gpus:
+            said.append(f"{asked} becomes this machine's own processors ({capacity.cpus})")
+        elif accelerator.kind == "tpu":
+            said.append(f"{asked} becomes this machine's own GPUs ({capacity.gpus})")
+    if accelerator.hosts > 1:
+        said.append(f"the {accelerator.hosts} hosts of {asked} become one process here")
     return f'backend="local": {", ".join(said)}' if said else ""
 
 

@@ -73,10 +73,10 @@ async def test_an_accelerator_that_becomes_processors_is_said_once(
     monkeypatch.setenv("KINETIC_LOCAL_SLOTS", "3")
     for _ in range(2):
         async with aio.Client(backend="local") as client:
-            for accelerator in ("tpu-v6e-8", "gpu-t4", "cpu", "tpu-v6e-8"):
+            for accelerator in ("tpu-v6e-8", "gpu-t4", "cpu", "tpu-v5e-4"):
                 await client.run(kinetic.run(accelerator=accelerator)(os.getpid))
     told = [one.getMessage() for one in caplog.records if one.levelname == "WARNING"]
     assert told == [
         f'backend="local": {asked} becomes this machine\'s own processors (3)'
-        for asked in ("tpu-v6e-8", "gpu-t4")
+        for asked in ("tpu-v6e-8", "gpu-t4", "tpu-v5e-4")
     ]
