@@ -157,6 +157,10 @@ class Portal:
             asyncio.get_running_loop()
         except RuntimeError:
             return
+        from kinetic._display.choice import in_notebook
+
+        if in_notebook():  # a cell is to wait, and its loop has nothing else to do meanwhile
+            return
         warnings.warn(
             "this call blocks the event loop that runs in this thread until it returns; "
             "await its twin in kinetic.aio instead",

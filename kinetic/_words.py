@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import html
+from collections.abc import Mapping
+
 from kinetic._terminal import unstyled
 
-__all__ = ["amount", "described", "one_line", "span"]
+__all__ = ["amount", "described", "handle_repr", "handle_table", "one_line", "span"]
 
 LONGEST = 200
 
@@ -33,6 +36,22 @@ def amount(size: float) -> str:
 def described(error: BaseException) -> str:
     """An exception with its type and notes, for a log that has no traceback of it."""
     return ". ".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", ())])
+
+
+def handle_repr(kind: str, facts: Mapping[str, object]) -> str:
+    """A handle on one line: its id, which comes first, and what else is known of it."""
+    identity, *rest = [(name, one_line(repr(one), 60)) for name, one in facts.items() if one]
+    return f"{kind}({', '.join([identity[1], *(f'{name}={one}' for name, one in rest)])})"
+
+
+def handle_table(kind: str, facts: Mapping[str, object]) -> str:
+    """The same as a table of HTML, for a notebook."""
+    rows = "".join(
+        f"<tr><th>{html.escape(name)}</th><td>{html.escape(one_line(str(one)))}</td></tr>"
+        for name, one in facts.items()
+        if one
+    )
+    return f"<table><caption>{html.escape(kind)}</caption>{rows}</table>"
 
 
 def one_line(text: str, longest: int = LONGEST) -> str:

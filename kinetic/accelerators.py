@@ -44,7 +44,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, NoReturn, TypeAlias
 
 from kinetic._accelerator_table import BARE_GPUS, BARE_TPUS, GPUS, TPUS, Gpu, Slice, Tpu
-from kinetic._nearest import suggest
+from kinetic._nearest import nearest, suggest
 from kinetic.errors import ConfigurationError
 
 __all__ = ["Accelerator", "Kind", "catalogue", "markdown", "parse"]
@@ -174,7 +174,7 @@ def parse(text: str, *, spot: bool = False) -> Accelerator:
     kind, rest = _kind(body)
     found = _cpu(rest) if kind == "cpu" else _gpu(kind, rest) or _tpu(kind, rest)
     if found is None:
-        _unknown(text, body)
+        _unknown(text, body, f":hosts={hosts}" * bool(hosts) + ":spot" * named_spot)
     if hosts is not None:
         found = _spread(found, hosts)
     return replace(found, spot=spot or named_spot)
@@ -316,7 +316,7 @@ def _listed(names: Iterable[str]) -> str:
     return f"{', '.join(first)} or {last}" if first else last
 
 
-def _unknown(text: str, body: str) -> NoReturn:
+def _unknown(text: str, body: str, options: str) -> NoReturn:
     names = {str(one) for one in catalogue()}
     known = names | {one.partition("-")[2] or one for one in names} | {*GPU_NAMES} | {*TPU_NAMES}
     shown = text if len(text) <= 60 else f"{text[:57]}..."
@@ -324,9 +324,23 @@ def _unknown(text: str, body: str) -> NoReturn:
         "names are like 'tpu-v6e-8', 'gpu-a100x4' and 'cpu'; the GPUs are "
         f"{', '.join(GPUS)} and the TPUs {', '.join(TPUS)}"
     )
-    raise ConfigurationError(
-        f"there is no accelerator {shown!r}; {suggest(body, sorted(known), otherwise=otherwise)}"
-    )
+    if body in _ANY_GPU:
+        hint = "for a GPU write its model, such as 'gpu-l4', 'gpu-a100' or 'gpu-h100'"
+    else:
+        body, options = _nearly(body, options)
+        hint = suggest(body + options, sorted(one + options for one in known), otherwise=otherwise)
+    raise ConfigurationError(f"there is no accelerator {shown!r}; {hint}")
+
+
+_ANY_GPU = frozenset({"cuda", "nvidia", "cuda:0", "gpu:cuda", "gpu-cuda"})
+
+
+def _nearly(body: str, options: str) -> tuple[str, str]:
+    """A last option with a slip in it goes to the others."""
+    head, colon, last = body.rpartition(":")
+    if colon and nearest(last, ["spot"]):
+        return head, f"{options}:spot"
+    return body, options
 
 
 def markdown() -> str:

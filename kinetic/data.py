@@ -45,6 +45,7 @@ class Data:
         hf_trust_remote_code: Let a Hugging Face dataset run its own code in the job.
 
     Raises:
+        TypeError: An argument is of a wrong type.
         ValueError: The path is empty, a URI is malformed, or ``hf://`` is to be mounted.
         FileNotFoundError: There is nothing at the local path.
     """
@@ -58,9 +59,12 @@ class Data:
     _snapshot: Snapshot | None
 
     def __init__(self, path: str, fuse: bool = False, hf_trust_remote_code: bool = False) -> None:
-        given = os.fspath(path)
+        given = os.fspath(path) if hasattr(path, "__fspath__") else path
         if not isinstance(given, str):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise TypeError(f"Data takes a path as text, not {type(path).__name__}")
+            raise TypeError(f"the path of Data must be text or a pathlib.Path, not {path!r:.80}")
+        for name, flag in (("fuse", fuse), ("hf_trust_remote_code", hf_trust_remote_code)):
+            if not isinstance(flag, bool):  # pyright: ignore[reportUnnecessaryIsInstance]
+                raise TypeError(f"{name} of Data must be True or False, not {flag!r:.80}")
         if not given:
             raise DataError("Data needs a path: it was given an empty one")
         is_dir = _of_uri(given, fuse) if _SCHEME.match(given) else None

@@ -268,7 +268,8 @@ class BatchError(Exception):
     ``failures`` are the handles of failed jobs, ``partial_results`` has the
     values in input order and None where there is none, ``submission_failures``
     maps the index of an input that was never submitted to its exception. The
-    message has *first_failure*, one line about the first of them.
+    message has *first_failure*, one line about the first of them, and how many of
+    them were *cancelled*, for which *cause*.
     """
 
     def __init__(
@@ -279,13 +280,17 @@ class BatchError(Exception):
         submission_failures: Mapping[int, Exception] | None = None,
         *,
         first_failure: str = "",
+        cancelled: int = 0,
+        cause: str = "",
     ) -> None:
         self.group_id = group_id
         self.failures = list(failures)
         self.partial_results = partial_results
         self.submission_failures = dict(submission_failures or {})
-        failed = len(self.failures) + len(self.submission_failures)
+        failed = len(self.failures) + len(self.submission_failures) - cancelled
         message = f"Batch {group_id}: {failed} of {len(partial_results)} jobs failed"
+        if cancelled:
+            message += f", {cancelled} were cancelled" + (f" ({cause})" if cause else "")
         if first_failure:
             message += (
                 f"; first of all {first_failure.rstrip('.')}. outcomes() tells of each, "

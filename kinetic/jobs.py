@@ -27,6 +27,7 @@ from kinetic import aio
 from kinetic._callers import own_frames_left_out
 from kinetic._loop_thread import LoopThread
 from kinetic._portal import PORTAL, Iteration
+from kinetic._words import handle_repr, handle_table
 from kinetic.aio import _termination
 from kinetic.aio._owned import called
 from kinetic.aio._printing import Printing
@@ -74,7 +75,7 @@ def _mirrors(source: type[Any]) -> Callable[[C], C]:
 
 
 @_mirrors(aio.JobHandle)
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class JobHandle(JobRecord, Generic[T]):
     """A submitted job: wait for it, watch it, cancel it, clean it up.
 
@@ -92,6 +93,16 @@ class JobHandle(JobRecord, Generic[T]):
 
     def __hash__(self) -> int:
         return hash(self.job_id)
+
+    def __repr__(self) -> str:
+        return handle_repr("JobHandle", self._facts())
+
+    def _repr_html_(self) -> str:
+        return handle_table("JobHandle", self._facts())
+
+    def _facts(self) -> dict[str, object]:
+        # Asked of the handle that is there, of whichever loop it is: it asks nobody.
+        return (self._twin or aio.JobHandle[T].from_dict(self.to_dict())).facts()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self).from_dict, (self.to_dict(),)
@@ -206,6 +217,7 @@ class BatchHandle(Generic[T]):
         self.group_id = batch.group_id
         self.name = batch.name
         self.tags = batch.tags
+        self.created_at = batch.created_at
         self._home = PORTAL.current
         self._twin = batch
         self._faces: weakref.WeakValueDictionary[int, JobHandle[T]]
@@ -214,7 +226,10 @@ class BatchHandle(Generic[T]):
         """Blocks that are open, and will end it."""
 
     def __repr__(self) -> str:
-        return f"BatchHandle({self.group_id!r}, name={self.name!r})"
+        return handle_repr("BatchHandle", self._twin.facts())
+
+    def _repr_html_(self) -> str:
+        return handle_table("BatchHandle", self._twin.facts())
 
     def __enter__(self) -> Self:
         self._owned += 1

@@ -86,6 +86,9 @@ class Options:
         for name in _NAMES:
             _check_text(name, getattr(self, name))
         _check_backend(self.backend)
+        for name in ("timeout", "start_timeout"):
+            if getattr(self, name) == math.inf:  # which is how others write that there is none
+                object.__setattr__(self, name, None)
         for name in ("timeout", "start_timeout", "cpu"):
             _check_positive(name, getattr(self, name))
         for name in ("spot", "debug"):

@@ -22,7 +22,7 @@ __all__ = ["Live", "compose"]
 
 MOST_LINES = 8
 WIDEST = 120
-TITLE = 24
+TITLE, SHORTEST_TITLE = 24, 8
 BAR, SHORTEST_BAR = 24, 8
 
 
@@ -107,7 +107,8 @@ def compose(title: str, value: Progress | Step | None, width: int) -> list[Text]
     from rich.text import Text
 
     parts = _parts_of_step(value) if isinstance(value, Step) else _parts(value or Progress())
-    parts = [(0, _cut(title, TITLE)), *parts]
+    over = max(0, TITLE + 2 + _wide(parts) - width)  # the name gives way before a count does
+    parts = [(0, _cut(title, max(SHORTEST_TITLE, TITLE - over))), *parts]
     bar = SHORTEST_BAR if value is not None and value.fraction is not None else 0
     while len(parts) > 1 and (bar + 2 if bar else 0) + _wide(parts) > width:
         if bar and max(rank for rank, _ in parts) < BAR_RANK:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -37,6 +38,8 @@ class Terms:
     batch_timeout: float | None = None
 
     def __post_init__(self) -> None:
+        if self.batch_timeout == math.inf:
+            object.__setattr__(self, "batch_timeout", None)
         for name in self.__slots__:
             check(**{name: getattr(self, name)})
         if self.input_mode not in INPUT_MODES:

@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import AsyncGenerator
 
 from kinetic._running import running_loop
-from kinetic.errors import ConfigurationError
+from kinetic.errors import ClientClosed
 
 __all__ = ["CLOSED", "UnderWay"]
 
@@ -26,7 +26,7 @@ class UnderWay:
         """One of them; `end` cancels it as a timeout does.
 
         Raises:
-            ConfigurationError: It was ended.
+            ClientClosed: It was ended.
             PortalError: It does not run on asyncio.
         """
         running_loop()
@@ -37,7 +37,7 @@ class UnderWay:
                 yield
         except TimeoutError:
             if limit.expired():
-                raise ConfigurationError(CLOSED) from None
+                raise ClientClosed(CLOSED) from None
             raise
         finally:
             self._limits.discard(limit)

@@ -13,7 +13,7 @@ from absl import logging
 
 from kinetic._rules import check, check_indices
 from kinetic._runner import wire
-from kinetic._words import one_line
+from kinetic._words import handle_repr, handle_table, one_line
 from kinetic.aio import _manifest
 from kinetic.aio._batch import Batch
 from kinetic.aio._following import Following
@@ -30,7 +30,7 @@ from kinetic.errors import (
     SubmissionError,
 )
 from kinetic.job_status import JobStatus
-from kinetic.outcome import Completion, Outcome, Succeeded
+from kinetic.outcome import Cancelled, Completion, Outcome, Succeeded
 from kinetic.progress import Progress
 
 if TYPE_CHECKING:
@@ -62,6 +62,7 @@ class BatchHandle(Generic[T]):
         self.group_id: str = batch.group_id
         self.name: str | None = batch.manifest["name"]
         self.tags: dict[str, str] = batch.manifest["tags"]
+        self.created_at: str = batch.manifest["created_at"]
         self._client = client
         self._batch = batch
         self._handles: weakref.WeakValueDictionary[int, JobHandle[T]]
@@ -72,7 +73,21 @@ class BatchHandle(Generic[T]):
         self._timeout = timeout  # of whoever waits and names none
 
     def __repr__(self) -> str:
-        return f"BatchHandle({self.group_id!r}, name={self.name!r})"
+        return handle_repr("BatchHandle", self.facts())
+
+    def _repr_html_(self) -> str:
+        return handle_table("BatchHandle", self.facts())
+
+    def facts(self) -> dict[str, object]:
+        """What is known of it without asking anybody; for people, not for programs."""
+        batch = self._batch
+        of = f" of {batch.total}" if batch.total is not None else ""
+        return {
+            "group_id": self.group_id,
+            "name": self.name,
+            "ended": f"{batch.submission.ended}{of}",
+            "created_at": self.created_at,
+        }
 
     async def __aenter__(self) -> Self:
         return self
@@ -392,10 +407,28 @@ class BatchHandle(Generic[T]):
         partial = [
             one.value if isinstance(one := found[i], Succeeded) else None for i in sorted(found)
         ]
-        first = min((i for i in found if not found[i].ok), default=0)
+        cancelled = {i for i in failed if isinstance(found[i], Cancelled)}
+        # What was cancelled for a failure is not the first that anybody wants to know of.
+        bad = {i for i in found if not found[i].ok}
+        first = min(bad - cancelled or bad, default=0)
         error = found[first].error
         words = one_line(f"item {first}: {type(error).__name__}: {error}")
-        return BatchError(self.group_id, handles, partial, refused, first_failure=words)
+        return BatchError(
+            self.group_id,
+            handles,
+            partial,
+            refused,
+            first_failure=words,
+            cancelled=len(cancelled),
+            cause=self._cause(),
+        )
+
+    def _cause(self) -> str:
+        """Why the batch was stopped, in words; empty when somebody did it by hand, or nobody."""
+        stops = [one for one in self._batch.submission.requests.entries if one.kind == "stop"]
+        limit = self._batch.manifest["terms"].get("batch_timeout")
+        words = {"timeout": f"batch_timeout={limit} s was over", "fail_fast": "fail_fast"}
+        return next((words[one.cause] for one in stops if one.cause in words), "")
 
     async def failures(self) -> list[JobHandle[T]]:
         """The handles of jobs that failed for good or were lost, from their outcomes."""

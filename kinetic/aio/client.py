@@ -47,7 +47,7 @@ from kinetic.aio.batch import BatchHandle
 from kinetic.aio.job import JobHandle
 from kinetic.aio.platforms import BACKENDS, Platform, open_platform
 from kinetic.collection import Collection
-from kinetic.errors import ConfigurationError, Conflict
+from kinetic.errors import ClientClosed, Conflict
 from kinetic.job_record import JobRecord
 
 __all__ = ["Client", "implicit_client"]
@@ -614,7 +614,7 @@ class Client:
         accelerator: accelerators.Accelerator | None = None,
     ) -> Session:
         if self.closed:
-            raise ConfigurationError(CLOSED)
+            raise ClientClosed(CLOSED)
         target = configuration.resolve(
             backend=where["backend"],
             project=where["project"],

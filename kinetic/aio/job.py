@@ -18,6 +18,7 @@ from absl import logging
 from kinetic._callers import own_frames_left_out
 from kinetic._rules import check
 from kinetic._runner import wire
+from kinetic._words import handle_repr, handle_table
 from kinetic.aio import _debug, _job_log, _launch, _results
 from kinetic.aio._printing import Printing
 from kinetic.aio._release import in_thread, release
@@ -46,7 +47,7 @@ SILENCE_S = 10.0
 """How long the log of a job that has ended may bring nothing before it is given up."""
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class JobHandle(JobRecord, Generic[T]):
     """A submitted job: wait for it, watch it, cancel it, clean it up.
 
@@ -68,6 +69,24 @@ class JobHandle(JobRecord, Generic[T]):
 
     def __hash__(self) -> int:
         return hash(self.job_id)
+
+    def __repr__(self) -> str:
+        return handle_repr("JobHandle", self.facts())
+
+    def _repr_html_(self) -> str:
+        return handle_table("JobHandle", self.facts())
+
+    def facts(self) -> dict[str, object]:
+        """What is known of it without asking anybody, the status seen last; for people."""
+        at = self._following
+        seen = at.submission.status(at.index).value if at is not None else ""
+        status = JobStatus.NOT_FOUND.value if self._cleaned else seen
+        return {
+            "job_id": self.job_id,
+            "function": self.func_name,
+            "status": status,
+            "created_at": self.created_at,
+        }
 
     def __await__(self) -> Generator[Any, None, T]:
         return self.result().__await__()
@@ -132,7 +151,8 @@ class JobHandle(JobRecord, Generic[T]):
         if item.outcome.kind is wire.Kind.VALUE:
             return ""
         error = await self._failure(at, item)
-        return f"{item.outcome.reason}: {error}"
+        told = error if isinstance(error, JobError) else f"{type(error).__name__}: {error}"
+        return f"{item.outcome.reason}: {told}"
 
     async def result(
         self,

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -239,3 +240,13 @@ def test_names_that_are_no_unicode_hash_like_others(plant: Plant) -> None:
     root = plant("tree", {"a": b"1"})
     (root / os.fsdecode(b"\xff\xfe")).write_bytes(b"2")
     assert Data(str(root)).content_hash() == documented_hash(root)
+
+
+def test_an_argument_of_a_wrong_type_is_named(tmp_path: Path) -> None:
+    wrong: Any = 5
+    with pytest.raises(TypeError, match=r"the path of Data must be text .*, not 5"):
+        Data(wrong)
+    for name in ("fuse", "hf_trust_remote_code"):
+        options: Any = {name: "yes"}
+        with pytest.raises(TypeError, match=f"{name} of Data must be True or False, not 'yes'"):
+            Data(str(tmp_path), **options)

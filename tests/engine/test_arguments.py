@@ -405,3 +405,75 @@ async def test_a_local_store_that_is_no_directory_is_named_as_it_was_given() -> 
     async with aio.Client(backend="local", store="http://x") as client:
         with pytest.raises(errors.ConfigurationError, match="not in 'http://x': set KINETIC_STORE"):
             await client.submit(same, 1)
+
+
+async def test_a_batch_that_failed_fast_counts_the_cancelled_apart(client: aio.Client) -> None:
+    batch = await client.run_async_map(
+        inverse, [0, 1, 2, 3], max_concurrent=1, fail_fast=True, cancel_running_on_fail=True
+    )
+    with pytest.raises(errors.BatchError) as caught:
+        await batch.results()
+    text = str(caught.value)
+    assert "1 of 4 jobs failed, 3 were cancelled (fail_fast); first of all item 0: Zero" in text
+    assert len(caught.value.failures) == 4
+
+
+async def for_ever(x: Any) -> None:
+    await asyncio.Event().wait()
+
+
+async def test_what_a_batch_timeout_has_cancelled_names_it(client: aio.Client) -> None:
+    batch = await client.run_async_map(for_ever, [1, 2], batch_timeout=5)
+    with pytest.raises(errors.BatchError, match=r"2 were cancelled \(batch_timeout=5 s was over"):
+        await batch.results()
+
+
+async def test_a_timeout_without_end_is_none(client: aio.Client) -> None:
+    batch = await client.run_async_map(same, [1], batch_timeout=float("inf"))
+    assert batch._batch.manifest["terms"]["batch_timeout"] is None
+    assert await batch.results(timeout=float("inf")) == [1]
+    bare = kinetic.run(timeout=float("inf"), start_timeout=float("inf"))(same)
+    assert (bare.__kinetic__.timeout, bare.__kinetic__.start_timeout) == (None, None)
+    assert await (await client.submit(bare, 2)).result(timeout=float("inf")) == 2
+
+
+async def test_a_closed_client_says_that_it_is_closed(platform: Platform) -> None:
+    async with aio.Client(platform=platform) as client:
+        pass
+    for ask in (client.submit(same, 1), client.run_async_map(same, [1]), client.list_jobs()):
+        with pytest.raises(errors.ClientClosed, match="open another"):
+            await ask
+
+
+async def test_the_reason_of_a_failed_job_has_the_type_of_its_exception(
+    client: aio.Client,
+) -> None:
+    job = await client.submit(inverse, 0)
+    with pytest.raises(ZeroDivisionError):
+        await job.result()
+    assert "ZeroDivisionError: division by zero" in await job.reason()
+
+
+async def test_a_handle_is_shown_in_short_with_the_status_seen_last(client: aio.Client) -> None:
+    job = await client.submit(same, "<b>")
+    assert repr(job).startswith(f"JobHandle({job.job_id!r}, function='same', status='")
+    assert await job.result(cleanup=False) == "<b>"
+    assert f"status='SUCCEEDED', created_at='{job.created_at}')" in repr(job)
+    assert "\n" not in repr(job) and len(repr(job)) < 160
+    assert "<td>SUCCEEDED</td>" in job._repr_html_()
+
+
+async def test_what_a_notebook_shows_of_a_handle_is_escaped(client: aio.Client) -> None:
+    batch = await client.run_async_map(same, [1, 2], name="<script>&\n")
+    await batch.wait()
+    assert f"BatchHandle({batch.group_id!r}, name=" in repr(batch)
+    assert "ended='2 of 2'" in repr(batch)
+    assert "&lt;script&gt;&amp;" in batch._repr_html_()
+    assert "<script>" not in batch._repr_html_()
+
+
+async def test_a_batch_says_when_it_was_made_as_its_jobs_do(client: aio.Client) -> None:
+    batch = await client.run_async_map(same, [1])
+    assert (await batch.job(0)).created_at[:16] == batch.created_at[:16]
+    assert batch.created_at.endswith("Z")
+    assert (await client.attach_batch(batch.group_id)).created_at == batch.created_at

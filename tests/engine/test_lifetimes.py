@@ -242,7 +242,7 @@ async def test_a_batch_that_is_being_made_when_its_client_closes_is_undone(
         await held.asked.wait()
     assert await left_on(platform) == []
     held.may.set()
-    with pytest.raises(errors.ConfigurationError, match="this client is closed"):
+    with pytest.raises(errors.ClientClosed, match="this client is closed"):
         await making
     assert await left_on(platform) == []
 
@@ -259,7 +259,7 @@ async def test_a_job_that_is_being_launched_when_its_client_closes_is_undone(
     assert await left_on(platform) == []
     cluster.open.set()
     for submission in (launching, waiting):
-        with pytest.raises(errors.ConfigurationError, match="this client is closed"):
+        with pytest.raises(errors.ClientClosed, match="this client is closed"):
             await submission
     assert (cluster.asked, await left_on(platform)) == (1, [])
 

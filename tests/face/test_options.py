@@ -73,7 +73,7 @@ def test_memory_is_a_kubernetes_quantity_or_bytes(given: Any, wanted: int | None
         ({"timeout": "3"}, "timeout must be a number, not str"),
         ({"timeout": True}, "timeout must be a number, not bool"),
         ({"start_timeout": -1.0}, "start_timeout must be greater"),
-        ({"start_timeout": float("inf")}, "start_timeout must be greater"),
+        ({"start_timeout": float("nan")}, "start_timeout must be greater"),
         ({"cpu": float("nan")}, "cpu must be greater"),
         ({"cpu": 0}, "cpu must be greater"),
         ({"memory": "512m"}, "write a number and a unit"),

@@ -24,8 +24,16 @@ PAIRS = {
     "BatchHandle": (kinetic.jobs.BatchHandle, kinetic.aio.BatchHandle),
     "module": (kinetic.jobs, kinetic.aio),
 }
-ONLY_HERE = {"JobHandle": {"facing"}, "BatchHandle": {"group_id", "name", "tags"}, "module": set()}
-ONLY_THERE = {"JobHandle": {"bound", "debugger"}, "BatchHandle": {"let_run"}, "module": {"Client"}}
+ONLY_HERE = {
+    "JobHandle": {"facing"},
+    "BatchHandle": {"created_at", "group_id", "name", "tags"},
+    "module": set(),
+}
+ONLY_THERE = {
+    "JobHandle": {"bound", "debugger", "facts"},
+    "BatchHandle": {"let_run", "facts"},
+    "module": {"Client"},
+}
 
 # The promised signatures, as `name: default` in order; a bare name has none, a star is a star.
 RUN = """
