@@ -73,8 +73,14 @@ class Progress:
             words += [self.speed()] if self.rate > 0 else []
             words += [f"{span(max(1.0, self.eta))} left"] if self.eta is not None else []
         words += [self.step] if self.step else []
-        words += [f"first failure: {self.first_failure}"] if self.first_failure else []
+        words += [self.failure()] if self.first_failure else []
         return "; ".join(words)
+
+    def failure(self) -> str:
+        """The first failure, and what lists the others; empty when there is none."""
+        bad = self.failed + self.lost
+        rest = f" (batch.failures() lists all {bad:,})" if bad > 1 else ""
+        return f"first failure{rest}: {self.first_failure}" if self.first_failure else ""
 
     def counts(self) -> str:
         """How many items are where, without those states that none is in."""

@@ -121,7 +121,7 @@ def compose(title: str, value: Progress | Step | None, width: int) -> list[Text]
     line.truncate(width, overflow="ellipsis")
     lines = [line]
     if isinstance(value, Progress) and value.first_failure:
-        why = Text(f"  first failure: {value.first_failure}", "red")
+        why = Text(f"  {value.failure()}", "red")
         why.truncate(width, overflow="ellipsis")
         lines.append(why)
     return lines

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import reprlib
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Self
@@ -138,11 +139,18 @@ class Watch:
 
     async def _read(self, index: int) -> None:
         try:
-            words = await _words(self._batch, index)
+            words = f"item {index}{_given(self._batch, index)}: {await _words(self._batch, index)}"
         except Exception as exc:  # the numbers are right without the words
-            words = f"what it said cannot be read: {exc}"
-        self._message = (index, one_line(f"item {index}: {words}"))
+            words = f"item {index}: what it said cannot be read: {exc}"
+        self._message = (index, one_line(words))
         self.changed.set()
+
+
+def _given(batch: Batch, index: int) -> str:
+    """The item's input, cut short, where this process still has it."""
+    intake = batch.holder.intake if batch.holder is not None else None
+    here = intake.input_of(index) if intake is not None else None
+    return f" ({one_line(reprlib.repr(here[0]), 40)})" if here is not None else ""
 
 
 async def _words(batch: Batch, index: int) -> str:

@@ -194,7 +194,8 @@ def test_a_line_says_everything_and_nothing_empty() -> None:
     )  # fmt: skip
     assert value.line() == (
         "636 of 1,000 ended: 600 succeeded, 30 failed, 2 lost, 4 cancelled, 64 running, "
-        "300 waiting, 7 retried; 8.5/s; 43 s left; first failure: item 3: ValueError: no"
+        "300 waiting, 7 retried; 8.5/s; 43 s left; "
+        "first failure (batch.failures() lists all 32): item 3: ValueError: no"
     )
     assert Progress().line() == "0 ended"
     done = Progress(total=2, succeeded=2, elapsed=3.2, rate=1.0, eta=0.0)

@@ -49,7 +49,7 @@ async def test_values_go_from_nothing_to_everything_and_then_end(client) -> None
     assert ended == sorted(ended) and (seen[0].total, ended[-1]) == (20, 20)
     last = seen[-1]
     assert (last.succeeded, last.failed, last.finished, last.eta) == (19, 1, True, 0.0)
-    assert last.first_failure == "item 3: ValueError: three is no good"
+    assert last.first_failure == "item 3 (3): ValueError: three is no good"
     again = [value async for value in progress(batch._batch)]
     assert [(one.succeeded, one.failed, one.first_failure) for one in again] == [
         (19, 1, last.first_failure)
@@ -123,7 +123,7 @@ async def test_an_input_that_cannot_be_shipped_has_failed(client) -> None:
         await batch.wait()
     (last,) = [value async for value in progress(batch._batch)]
     assert (last.succeeded, last.failed, last.finished) == (1, 1, True)
-    assert last.first_failure.startswith("item 1: ") and "lock" in last.first_failure
+    assert last.first_failure.startswith("item 1 (<unlocked ") and "lock" in last.first_failure
 
 
 async def test_what_is_cancelled_is_counted_so(client, tmp_path: Path) -> None:

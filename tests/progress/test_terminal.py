@@ -36,7 +36,7 @@ def test_a_line_lives_while_one_waits_and_its_last_state_stays(terminal, script)
     started.let("all")
     assert started.end() == 0
     assert re.fullmatch(r"demo  ━+  12/12  1 failed  \d+ s", screen.lines[0])
-    assert screen.lines[1] == "  first failure: item 3: ValueError: 3 is no good at all"
+    assert screen.lines[1] == "  first failure: item 3 (3): ValueError: 3 is no good at all"
     assert screen.lines[2:] == ["got 12"]
     assert all(len(live(lines)) <= 1 for lines in screen.history), "one line, not many"
     assert b"\x1b[?25l" not in screen.raw, "the cursor was never hidden"
