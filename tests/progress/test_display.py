@@ -64,6 +64,12 @@ def test_what_matters_least_goes_first() -> None:
     assert shown[3] == "digits"
 
 
+def test_at_forty_columns_the_name_is_cut_before_the_counts() -> None:
+    value = Progress(total=500, waiting=280, running=4, succeeded=200, failed=10, lost=6)
+    (line,) = compose("evaluate the whole grid of them", value, 40)
+    assert line.plain.startswith("evaluat…  216/500  10 failed  6 lost")
+
+
 def test_a_step_has_a_bar_where_its_size_is_known() -> None:
     one = Step("packing work")
     assert [line.plain for line in compose(one.title, one, 79)] == ["packing work"]

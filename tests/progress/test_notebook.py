@@ -88,3 +88,18 @@ def test_a_cell_shows_one_output_that_is_updated(kernel) -> None:
         )
         html = updates[-1]["data"]["text/html"]
         assert '<progress max="1" value="1.0000"' in html and "demo &lt;b&gt;" in html
+
+
+def test_a_cell_that_waits_is_not_warned_of_that(kernel) -> None:
+    code = """
+import kinetic
+
+@kinetic.run(backend="local", accelerator="cpu")
+def answer():
+    return 42
+
+print(answer())
+"""
+    streams = [content for kind, content in outputs(kernel, code) if kind == "stream"]
+    assert "42" in "".join(one["text"] for one in streams)
+    assert "blocks the event loop" not in "".join(one["text"] for one in streams)
