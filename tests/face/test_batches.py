@@ -121,7 +121,7 @@ async def main():
 asyncio.run(main())
 """
     with script(code) as process:
-        process.expect("4 3 1 item 1: ZeroDivisionError: division by zero")
+        process.expect("4 3 1 item 1 (0): ZeroDivisionError: division by zero")
         process.expect("4")
         assert process.end() == (0, "", "")
 
