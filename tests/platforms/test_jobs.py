@@ -274,6 +274,6 @@ async def test_a_closed_client_leaves_its_jobs_and_says_so(place: Place) -> None
         job = await one.submit(place.on(add), 1, 1)
         await one.aclose()
         await one.aclose()
-        with pytest.raises(errors.ConfigurationError, match="closed"):
+        with pytest.raises(errors.ClientClosed, match="closed"):
             await one.submit(place.on(add), 1, 2)
         assert await (await two.attach(job.job_id)) == 2
