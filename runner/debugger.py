@@ -165,8 +165,8 @@ def _debugpy(site: Site) -> Any:
         except (ImportError, OSError, RuntimeError) as exc:
             lacking = exc
     raise RuntimeError(
-        f"debug=True needs debugpy where the job runs, and it is not there ({lacking}); add "
-        "debugpy to the project's dependencies, or to the image"
+        f"debug=True needs debugpy where the job runs, and it is not there ({lacking}); "
+        f"{site.getting(PACKAGE)}"
     ) from lacking
 
 

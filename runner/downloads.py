@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .gcs_http import Http
     from .wire import DataRef
+    from .workspace import Site
 
 __all__ = ["Source", "download"]
 
@@ -27,7 +28,7 @@ FIELDS = "nextPageToken,items(name,size,generation,crc32c,contentEncoding)"
 Source = Mapping[str, Any]
 
 
-def download(ref: DataRef, folder: str) -> str:
+def download(ref: DataRef, folder: str, site: Site) -> str:
     """Put what ``gs://…`` or ``hf://…`` refers to into *folder*, a new one; the path of it.
 
     Raises:
@@ -38,7 +39,7 @@ def download(ref: DataRef, folder: str) -> str:
     if scheme == "gs":
         return _from_bucket(ref, rest, folder)
     if scheme == "hf":
-        return _from_hub(ref, rest, folder)
+        return _from_hub(ref, rest, folder, site)
     raise RuntimeError(f"{ref.uri} cannot be downloaded: it is neither gs:// nor hf://")
 
 
@@ -155,7 +156,7 @@ def _relative(uri: str, path: str) -> str:
 # --- Hugging Face -------------------------------------------------------------------------
 
 
-def _from_hub(ref: DataRef, rest: str, folder: str) -> str:
+def _from_hub(ref: DataRef, rest: str, folder: str, site: Site) -> str:
     """As `datasets` saves it where that is installed, else the repository's files."""
     name, _, query = rest.partition("?")
     options = {key: values[0] for key, values in urllib.parse.parse_qs(query).items()}
@@ -169,16 +170,16 @@ def _from_hub(ref: DataRef, rest: str, folder: str) -> str:
         library.load_dataset(name, **given, **trust).save_to_disk(folder)
         return folder
     if ref.trust_remote_code or not options.keys() <= {"revision"}:
-        raise RuntimeError(_missing("datasets", ref.uri))
+        raise RuntimeError(_missing("datasets", ref.uri, site))
     try:
         hub: Any = importlib.import_module("huggingface_hub")
     except ImportError:
-        raise RuntimeError(_missing("datasets or huggingface_hub", ref.uri)) from None
+        raise RuntimeError(_missing("datasets or huggingface_hub", ref.uri, site)) from None
     hub.snapshot_download(
         name, repo_type="dataset", revision=options.get("revision"), local_dir=folder
     )
     return folder
 
 
-def _missing(library: str, uri: str) -> str:
-    return f"{uri} needs {library} where the job runs: add it to the project's dependencies"
+def _missing(library: str, uri: str, site: Site) -> str:
+    return f"{uri} needs {library} where the job runs: {site.getting('it')}"

@@ -288,9 +288,6 @@ def _hint(error: BaseException, phase: str, site: workspace.Site) -> str:
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return f". The disk of {site.cache} is full: free some space there"
     if phase == "payload unpickle" and isinstance(error, ModuleNotFoundError):
-        if site.alone:
-            advice = "add it to the project's dependencies"
-        else:
-            advice = f"install it for {sys.executable}, which runs local jobs"
+        advice = site.getting("it")
         return f". The module {error.name!r} is not installed where the job runs: {advice}"
     return ""

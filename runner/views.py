@@ -183,7 +183,7 @@ def _view(k: int, ref: DataRef, objects: Objects, site: Site) -> str:
     os.makedirs(os.path.dirname(folder), mode=0o700, exist_ok=True)
     if "://" in ref.uri:
         downloads: Any = importlib.import_module(f"{__package__}.downloads")
-        path: str = downloads.download(ref, folder)
+        path: str = downloads.download(ref, folder, site)
         return path
     content = _manifest(ref, objects)
     weight = trees.Weight(len(content.entries), content.size)

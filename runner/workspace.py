@@ -47,6 +47,12 @@ class Site:
     alone: bool = False
     log: Callable[[], str] | None = None
 
+    def getting(self, library: str) -> str:
+        """What to do that *library* is there when the job runs."""
+        if self.alone:
+            return f"add {library} to the project's dependencies"
+        return f"install {library} for {sys.executable}, which runs local jobs"
+
 
 class Objects(Protocol):
     """What is read here of a store; a missing object is a ``KeyError``."""

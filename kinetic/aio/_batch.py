@@ -256,7 +256,7 @@ class Batch:
         try:
             await asyncio.wait_for(holder.over.wait(), max(0.0, deadline - time.time()))
         except TimeoutError:
-            logging.warning("batch %s is out of time: cancelled", self.group_id)
+            logging.warning("batch %s is cancelled: its batch_timeout is over", self.group_id)
             holder.stop_beside("timeout", keep_running=False)
 
     async def take_over(

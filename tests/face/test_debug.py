@@ -144,7 +144,7 @@ async def test_what_cannot_be_attached_to_says_why(
         (tmp_path / "debugpy.py").write_text("raise ImportError('there is no debugpy')")
         without = await client.submit(project.doubled, 4)
         monkeypatch.setenv("KINETIC_DEBUG_WAIT_S", "60")
-        with pytest.raises(errors.JobError, match=r"add debugpy to the project's dependencies"):
+        with pytest.raises(errors.JobError, match=r"install debugpy for .*local jobs"):
             await without.debug_attach(local_port=0)
 
 
