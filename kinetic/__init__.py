@@ -6,6 +6,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from kinetic import aio, collections, data, debug, errors, job_status, jobs, outcome
     from kinetic._verbosity import log_level
+    from kinetic._version import __version__ as __version__
     from kinetic.aio import submit
     from kinetic.data import Data
     from kinetic.errors import BatchError, KineticError
@@ -23,8 +24,6 @@ if TYPE_CHECKING:
     )
     from kinetic.outcome import Cancelled, Completion, Failed, Lost, Outcome, Succeeded
     from kinetic.progress import Progress
-
-__version__ = "0.1.0"
 
 __all__ = [
     "BatchError",
@@ -101,7 +100,7 @@ _HOMES = {
 def __getattr__(name: str) -> object:
     from importlib import import_module
 
-    home = _HOMES.get(name)
+    home = "kinetic._version" if name == "__version__" else _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(import_module(home), name) if home else import_module(f"kinetic.{name}")

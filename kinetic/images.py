@@ -21,8 +21,8 @@ def runner() -> str:
     It needs Python, of the minor version that submits, and what
     ``pip install cloudpickle google-cloud-storage absl-py`` gives.
     """
-    from kinetic import __version__
     from kinetic._pack.runner_file import runner_files, single_file
+    from kinetic._version import __version__
 
     return single_file(runner_files(), __version__)
 

@@ -24,7 +24,7 @@ from kinetic.aio._submission import Identity, Submission
 from kinetic.aio._terms import Terms
 from kinetic.errors import NotFound, SubmitterLost, WireError
 
-__all__ = ["attach", "list_batches", "start"]
+__all__ = ["attach", "known_batch", "list_batches", "start"]
 
 LISTING = 32
 """Manifests that are read at once."""
@@ -122,6 +122,12 @@ async def _identity_of(session: Session, manifest: Mapping[str, Any]) -> Identit
     )
 
 
+def known_batch(session: Session, group_id: str) -> Batch | None:
+    """The batch of this id, while somebody here holds a handle of it, waits, or submits it."""
+    known = session.batches.get(group_id)
+    return known if isinstance(known, Batch) else None
+
+
 async def attach(
     session: Session, group_id: str, *, limit: asyncio.Semaphore | None = None
 ) -> Batch:
@@ -133,12 +139,12 @@ async def attach(
     """
     name = f"batches/{group_id}/manifest"
     manifest = await _manifest.read_manifest(session, name, group_id)
-    if (known := session.batches.get(group_id)) is not None:
+    if (known := known_batch(session, group_id)) is not None:
         await (known.refresh() if known.holding else known.look())
         await known.look_again()
         return known
     identity = await _identity_of(session, manifest)
-    if (known := session.batches.get(group_id)) is not None:
+    if (known := known_batch(session, group_id)) is not None:
         return known  # somebody else attached meanwhile
     store, cluster = session.platform.store, session.platform.cluster
     submission = session.follow(Submission(identity, store, cluster), ours=False)
@@ -198,7 +204,7 @@ async def _listed(
     limit: asyncio.Semaphore | None,
     refused: dict[str, WireError],
 ) -> Batch | None:
-    if (known := session.batches.get(group_id)) is not None:
+    if (known := known_batch(session, group_id)) is not None:
         return known
     try:
         name = f"batches/{group_id}/manifest"
@@ -209,7 +215,7 @@ async def _listed(
         refused[group_id] = exc
         return None
     identity = await _identity_of(session, manifest)
-    if (known := session.batches.get(group_id)) is not None:
+    if (known := known_batch(session, group_id)) is not None:
         return known
     submission = Submission(identity, session.platform.store, session.platform.cluster)
     batch = Batch(session, submission, manifest, limit, followed=False)
@@ -218,4 +224,7 @@ async def _listed(
     except WireError as exc:
         refused[group_id] = exc
         return None
-    return session.batches.setdefault(group_id, batch)
+    if (known := known_batch(session, group_id)) is not None:
+        return known  # somebody else has listed or attached it meanwhile
+    session.batches[group_id] = batch
+    return batch

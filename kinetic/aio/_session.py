@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Coroutine, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from absl import logging
 
@@ -26,15 +26,13 @@ from kinetic.errors import (
     Unavailable,
 )
 
-if TYPE_CHECKING:
-    from kinetic.aio._batch import Batch
-
 __all__ = [
     "LABEL_ATTEMPT",
     "LABEL_CLIENT",
     "LABEL_INDEX",
     "LABEL_ROUND",
     "LABEL_SUBMISSION",
+    "Parting",
     "Session",
 ]
 
@@ -63,6 +61,14 @@ OWN, ALL = "", "all jobs"
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 10.0
 
 
+class Parting(Protocol):
+    """What has to be left before the session ends: a batch, which stands above it."""
+
+    async def part(self, why: str) -> None:
+        """Stop submitting at once."""
+        ...
+
+
 class Session:
     """Routes the platform's words to the submissions they are about.
 
@@ -75,7 +81,7 @@ class Session:
         self.target = target
         self.platform = platform
         self.client_id = client_id
-        self.batches: weakref.WeakValueDictionary[str, Batch] = weakref.WeakValueDictionary()
+        self.batches: weakref.WeakValueDictionary[str, Parting] = weakref.WeakValueDictionary()
         self._submissions: weakref.WeakValueDictionary[str, Submission]
         self._submissions = weakref.WeakValueDictionary()
         self._watches: dict[str, asyncio.Task[None]] = {}

@@ -256,7 +256,7 @@ def _resources(options: Options, accelerator: accelerators.Accelerator) -> Resou
 
 
 def _fingerprint() -> dict[str, str]:
-    from kinetic import __version__
+    from kinetic._version import __version__
 
     return {
         "python": platform.python_version(),

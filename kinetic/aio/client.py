@@ -451,7 +451,7 @@ class Client:
         check(submission=submission, project=project, cluster=cluster)
         batch = _ids.is_batch(submission)
         session = await self._session_for_id(submission, project, cluster)
-        if (known := session.batches.get(submission)) is not None:
+        if (known := _begin.known_batch(session, submission)) is not None:
             await known.remove(jobs=True, objects=True)
             return
         scope = f"batches/{submission}/" if batch else f"jobs/{submission}/"

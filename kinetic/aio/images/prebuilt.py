@@ -99,7 +99,7 @@ def base_uri(repo: str, category: str) -> str:
     Raises:
         ConfigurationError: *repo* cannot be a place of images.
     """
-    from kinetic import __version__
+    from kinetic._version import __version__
 
     # A local version has a "+", which no tag can have.
     tag = __version__.replace("+", "-")
