@@ -205,7 +205,9 @@ class Crossing:
         self._portal.admit()
         outcome: Outcome[T] = Outcome(functools.partial(self._mail.put, None))
         context = contextvars.copy_context()
-        context.run(WANTED.set, True)  # somebody sits and waits
+        from kinetic._display import shower  # who only declares functions needs no display
+
+        context.run(WANTED.set, shower)  # somebody sits and waits
         try:
             self._enter(functools.partial(function, *args, **kwargs), outcome, context)
             self._wait()

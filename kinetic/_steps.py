@@ -12,24 +12,17 @@ from collections.abc import Callable, Generator
 
 from kinetic._words import amount, one_line
 
-__all__ = ["WANTED", "Step", "current", "step", "wanted"]
+__all__ = ["WANTED", "Show", "Step", "current", "step"]
 
 SHORT_S = 1.0
 """A step that takes less is not worth a word."""
 
-WANTED: contextvars.ContextVar[bool] = contextvars.ContextVar("kinetic_progress", default=False)
-"""Whether what runs in this context was asked to show how far it is: the sync face asks."""
+Show = Callable[["Step"], Callable[[], None]]
+"""Puts a step on a display; what it returns takes the step away."""
 
-
-@contextlib.contextmanager
-def wanted(answer: bool | None) -> Generator[None]:
-    """What the block begins shows how far it is, or does not; None: as it was before."""
-    token = None if answer is None else WANTED.set(answer)
-    try:
-        yield
-    finally:
-        if token is not None:
-            WANTED.reset(token)
+WANTED: contextvars.ContextVar[Callable[[], Show | None] | None]
+WANTED = contextvars.ContextVar("kinetic_progress", default=None)
+"""Where what runs in this context shows how far it is; None: nobody asked. The sync face asks."""
 
 
 class Step:
@@ -46,7 +39,7 @@ class Step:
         title: str,
         *,
         clock: Callable[[], float] = time.monotonic,
-        show: Callable[[Step], Callable[[], None]] | None = None,
+        show: Show | None = None,
     ) -> None:
         self.title = one_line(title, 60)
         self.begun = clock()
@@ -92,12 +85,8 @@ def step(title: str, *, clock: Callable[[], float] = time.monotonic) -> Generato
     Raises:
         ConfigurationError: ``KINETIC_PROGRESS`` has a value that means nothing.
     """
-    show = None
-    if WANTED.get():
-        from kinetic import _display
-
-        show = _display.shower()
-    one = Step(title, clock=clock, show=show)
+    shower = WANTED.get()
+    one = Step(title, clock=clock, show=shower() if shower is not None else None)
     _RUNNING[id(one)] = one
     try:
         yield one

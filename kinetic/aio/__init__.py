@@ -10,12 +10,15 @@ from collections.abc import AsyncIterable, Callable, Coroutine, Iterable, Mappin
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, Unpack, overload
 
 from kinetic._callers import own_frames_left_out
+from kinetic.aio import _implicit
 
 if TYPE_CHECKING:
+    from kinetic.aio._following import Following
     from kinetic.aio.batch import BatchHandle as BatchHandle
     from kinetic.aio.client import Client as Client
     from kinetic.aio.job import JobHandle as JobHandle
     from kinetic.collection import Collection
+    from kinetic.job_record import JobRecord
     from kinetic.options import MapOptions
 
 __all__ = [
@@ -57,6 +60,13 @@ async def _client() -> Client:
     from kinetic.aio.client import implicit_client
 
     return await implicit_client()
+
+
+async def _follow(record: JobRecord) -> Following:
+    return await (await _client()).follow_record(record)
+
+
+_implicit.follow = _follow
 
 
 @overload

@@ -115,7 +115,7 @@ _SHOWN: dict[Batch, _Showing] = {}
 
 def shown(batch: Batch, wanted: bool | None = None) -> Shown:
     """Show how far *batch* is within ``async with``; *wanted* None: if the sync face asks."""
-    return Shown(batch, _steps.WANTED.get() if wanted is None else wanted)
+    return Shown(batch, _steps.WANTED.get() is not None if wanted is None else wanted)
 
 
 class Shown:

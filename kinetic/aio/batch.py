@@ -7,7 +7,7 @@ import contextlib
 import weakref
 from collections.abc import AsyncGenerator, AsyncIterable, Iterable
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar, overload
+from typing import Any, Generic, Literal, Self, TypeVar, overload
 
 from absl import logging
 
@@ -33,9 +33,6 @@ from kinetic.job_status import JobStatus
 from kinetic.outcome import Cancelled, Completion, Outcome, Succeeded
 from kinetic.progress import Progress
 
-if TYPE_CHECKING:
-    from kinetic.aio.client import Client
-
 __all__ = ["BatchHandle"]
 
 T = TypeVar("T")
@@ -52,7 +49,6 @@ class BatchHandle(Generic[T]):
 
     def __init__(
         self,
-        client: Client,
         batch: Batch,
         *,
         attached: bool = False,
@@ -63,7 +59,6 @@ class BatchHandle(Generic[T]):
         self.name: str | None = batch.manifest["name"]
         self.tags: dict[str, str] = batch.manifest["tags"]
         self.created_at: str = batch.manifest["created_at"]
-        self._client = client
         self._batch = batch
         self._handles: weakref.WeakValueDictionary[int, JobHandle[T]]
         self._handles = weakref.WeakValueDictionary()  # an endless batch has no end of them
@@ -145,7 +140,7 @@ class BatchHandle(Generic[T]):
         handle = self._handles.get(index)
         if handle is None:
             record = _manifest.job_record(self._batch.manifest, self.group_id, index)
-            handle = JobHandle[T].from_dict(record).bound(self._client, self._at(index))
+            handle = JobHandle[T].from_dict(record).bound(self._at(index))
             self._handles[index] = handle
         return handle
 

@@ -24,7 +24,7 @@ from typing import Any, ParamSpec, Self, TypeVar, Unpack, overload
 import anyio.to_thread
 from absl import logging
 
-from kinetic import _collector, _steps, _verbosity, accelerators, configuration, options
+from kinetic import _collector, _display, _verbosity, accelerators, configuration, options
 from kinetic._callers import own_frames_left_out
 from kinetic._pack.binding import Binding
 from kinetic._rules import check
@@ -258,7 +258,7 @@ class Client:
         _submit.log_choice(session, placed)
         logging.info("Started %s: %s", job_id, placed.call.name)
         at = Following(session=session, submission=submission, index=0, output_dir=output_dir)
-        return JobHandle[Any].from_dict(record).bound(self, at)
+        return JobHandle[Any].from_dict(record).bound(at)
 
     def _on_closed(self, waiting: asyncio.Task[wire.Item]) -> None:
         if not waiting.cancelled():
@@ -371,9 +371,9 @@ class Client:
             batch_timeout=batch_timeout,
         )
         call = _call_of(function, project, cluster)
-        with _steps.wanted(progress):
+        with _display.wanted(progress):
             batch = await self._start(call, inputs, terms)
-        return BatchHandle(self, batch, progress=progress)
+        return BatchHandle(batch, progress=progress)
 
     async def _start(
         self, call: _submit.Call, inputs: Iterable[Any] | AsyncIterable[Any], terms: Terms
@@ -401,7 +401,7 @@ class Client:
             return await self._item(session, *item)
         manifest = await _manifest.read_manifest(session, f"jobs/{job_id}/handle.json", job_id)
         at = await self._following(session, job_id, manifest)
-        return JobHandle[Any].from_dict(manifest).bound(self, at)
+        return JobHandle[Any].from_dict(manifest).bound(at)
 
     async def attach_batch(
         self,
@@ -432,7 +432,7 @@ class Client:
         _ids.refuse_job(group_id)
         session = await self._session_for_id(group_id, project, cluster)
         batch = await _begin.attach(session, group_id, limit=self.limit)
-        return BatchHandle(self, batch, attached=True, timeout=poll_timeout)
+        return BatchHandle(batch, attached=True, timeout=poll_timeout)
 
     async def cleanup(
         self, submission: str, project: str | None = None, cluster: str | None = None
@@ -493,7 +493,7 @@ class Client:
         given = {"project": project, "cluster": cluster}
         session = await self._open({**self._where, **_given(given)})
         found = await _begin.list_batches(session, name, tags, limit, self.limit)
-        return [BatchHandle(self, batch, attached=True) for batch in found]
+        return [BatchHandle(batch, attached=True) for batch in found]
 
     async def list_jobs(
         self,
@@ -514,7 +514,7 @@ class Client:
         names = BACKENDS[session.target.backend].beside
         beside = [await self._open({**where, "backend": backend}) for backend in names]
         found = await _listing.records(session, beside)
-        handles = (JobHandle[Any].from_dict(one).bound(self, None) for one in found)
+        handles = (JobHandle[Any].from_dict(one).bound(self.follow_record) for one in found)
         return sorted(handles, key=lambda job: (job.created_at, job.job_id), reverse=True)
 
     async def collect(self) -> Collection:
@@ -542,7 +542,7 @@ class Client:
 
     async def _item(self, session: Session, group_id: str, index: int) -> JobHandle[Any]:
         batch = await _begin.attach(session, group_id, limit=self.limit)
-        return await BatchHandle[Any](self, batch, attached=True).job(index)
+        return await BatchHandle[Any](batch, attached=True).job(index)
 
     # --- sessions ---
 

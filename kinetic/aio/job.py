@@ -19,7 +19,7 @@ from kinetic._callers import own_frames_left_out
 from kinetic._rules import check
 from kinetic._runner import wire
 from kinetic._words import handle_repr, handle_table
-from kinetic.aio import _debug, _job_log, _launch, _results
+from kinetic.aio import _debug, _implicit, _job_log, _launch, _results
 from kinetic.aio._printing import Printing
 from kinetic.aio._release import in_thread, release
 from kinetic.errors import (
@@ -36,7 +36,7 @@ from kinetic.job_status import JobStatus
 
 if TYPE_CHECKING:
     from kinetic.aio._following import Following
-    from kinetic.aio.client import Client
+    from kinetic.aio._implicit import Follow
 
 __all__ = ["JobHandle"]
 
@@ -56,7 +56,7 @@ class JobHandle(JobRecord, Generic[T]):
     """
 
     def __post_init__(self) -> None:
-        self._client: Client | None = None
+        self._find: Follow | None = None
         self._following: Following | None = None
         self._value: Any = _UNSET
         self._reading = asyncio.Lock()
@@ -91,9 +91,12 @@ class JobHandle(JobRecord, Generic[T]):
     def __await__(self) -> Generator[Any, None, T]:
         return self.result().__await__()
 
-    def bound(self, client: Client, following: Following | None) -> Self:
-        """Tie the handle to the client that made it; not for users."""
-        self._client, self._following = client, following
+    def bound(self, at: Following | Follow) -> Self:
+        """Tie the handle to where its job is followed, or to what finds that; not for users."""
+        if callable(at):
+            self._find = at
+        else:
+            self._following = at
         return self
 
     async def _follow(self) -> Following:
@@ -105,11 +108,7 @@ class JobHandle(JobRecord, Generic[T]):
         if self._following is not None:
             self._following.submission.refuse_removed()
         if self._following is None:
-            if self._client is None:
-                from kinetic.aio.client import implicit_client
-
-                self._client = await implicit_client()
-            self._following = await self._client.follow_record(self)
+            self._following = await (self._find or _implicit.follow)(self)
         return self._following
 
     async def status(self) -> JobStatus:

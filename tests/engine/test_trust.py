@@ -268,7 +268,7 @@ async def test_a_job_whose_record_was_changed_is_refused_and_can_be_removed(
     async with aio.Client(platform=world.platform) as other:
         with pytest.raises(errors.WireError, match="is not what its submitter signed"):
             await other.attach(job.job_id)
-        unbound = aio.JobHandle.from_dict(record).bound(other, None)
+        unbound = aio.JobHandle.from_dict(record).bound(other.follow_record)
         for what in (unbound.status, unbound.result, unbound.cancel, unbound.reason):
             with pytest.raises(errors.WireError, match="is not what its submitter signed"):
                 await what()
