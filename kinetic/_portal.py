@@ -202,11 +202,11 @@ class Crossing:
 
     def call(self, function: Callable[P, Awaitable[T]], /, *args: P.args, **kwargs: P.kwargs) -> T:
         """As `Portal.call`."""
+        from kinetic._display import shower  # who only declares functions needs no display
+
         self._portal.admit()
         outcome: Outcome[T] = Outcome(functools.partial(self._mail.put, None))
         context = contextvars.copy_context()
-        from kinetic._display import shower  # who only declares functions needs no display
-
         context.run(WANTED.set, shower)  # somebody sits and waits
         try:
             self._enter(functools.partial(function, *args, **kwargs), outcome, context)

@@ -6,9 +6,9 @@ Who does the work reports to `step` and need not know whether anybody looks.
 from __future__ import annotations
 
 import contextlib
-import contextvars
 import time
 from collections.abc import Callable, Generator
+from contextvars import ContextVar
 
 from kinetic._words import amount, one_line
 
@@ -20,8 +20,7 @@ SHORT_S = 1.0
 Show = Callable[["Step"], Callable[[], None]]
 """Puts a step on a display; what it returns takes the step away."""
 
-WANTED: contextvars.ContextVar[Callable[[], Show | None] | None]
-WANTED = contextvars.ContextVar("kinetic_progress", default=None)
+WANTED: ContextVar[Callable[[], Show | None] | None] = ContextVar("kinetic_progress", default=None)
 """Where what runs in this context shows how far it is; None: nobody asked. The sync face asks."""
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import ast
+import graphlib
 import re
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -138,3 +139,29 @@ def test_no_test_patches_a_module_of_ours() -> None:
 def test_the_runner_in_the_package_is_the_runner() -> None:
     link = ROOT / "kinetic" / "_runner"
     assert link.resolve() == (ROOT / "runner").resolve()
+
+
+def test_no_file_imports_itself_by_way_of_others() -> None:
+    """Also not for its types alone: what belongs together in a circle cannot be read apart."""
+    files = {_module(path): path for path in LIBRARY}
+    graph = {name: {*_imports(path, files)} - {name} for name, path in files.items()}
+    graphlib.TopologicalSorter(graph).prepare()  # a CycleError names the files
+
+
+def _module(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+def _imports(path: Path, files: Mapping[str, Path]) -> Iterator[str]:
+    """The files that one imports, wherever in it."""
+    package = _module(path.parent / "__init__.py")
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (one.name for one in node.names if one.name in files)
+        elif isinstance(node, ast.ImportFrom):
+            near = package.rsplit(".", node.level - 1)[0] if node.level else ""
+            home = ".".join(filter(None, (near, node.module)))
+            inside = {name for one in node.names if (name := f"{home}.{one.name}") in files}
+            yield from inside
+            if home in files and len(inside) < len(node.names):
+                yield home

@@ -10,6 +10,8 @@ import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 
+from kinetic import _runner
+
 __all__ = ["runner_files", "single_file"]
 
 ENTRY = "remote_runner.py"
@@ -39,9 +41,7 @@ runpy.run_path(os.path.join(folder, "{entry}"), run_name="__main__")
 
 def runner_files() -> dict[str, bytes]:
     """The runner that is part of this kinetic, by the names of its files; reads the disk."""
-    import kinetic
-
-    folder = Path(os.path.realpath(Path(kinetic.__file__).parent / "_runner"))
+    folder = Path(os.path.realpath(_runner.__path__[0]))
     return {path.name: path.read_bytes() for path in sorted(folder.glob("*.py"))}
 
 

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from kinetic import _version
 from kinetic.errors import ConfigurationError
 
 __all__ = ["Wheel", "installed_wheel", "package_files", "wheel"]
@@ -84,8 +85,6 @@ def installed_wheel() -> Wheel:
     Raises:
         ConfigurationError: It was never installed, so nobody knows what it depends on.
     """
-    import kinetic
-
     try:
         installed = importlib.metadata.distribution(DISTRIBUTION)
     except importlib.metadata.PackageNotFoundError as exc:
@@ -95,7 +94,7 @@ def installed_wheel() -> Wheel:
         ) from exc
     metadata = installed.read_text("METADATA") or ""
     entry_points = installed.read_text("entry_points.txt") or ""
-    return wheel(package_files(Path(kinetic.__file__).parent), metadata, entry_points)
+    return wheel(package_files(Path(_version.__file__).parent), metadata, entry_points)
 
 
 def _field(metadata: str, name: str) -> str:
