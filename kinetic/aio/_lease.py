@@ -1,19 +1,23 @@
-"""Who submits a batch: the one object that is ever overwritten, and the right it gives.
+"""Leases: objects of the store that say which one process does something, for as long as it lives.
 
-Its holder renews it. An observer never compares clocks with the holder, it
+Their holder renews them. An observer never compares clocks with the holder, it
 only sees that the beat has stood still on a clock of its own, one that goes on
 while a laptop sleeps. On the holder's own machine its death is seen at once.
-Being fenced out ends nothing but the right to start attempts.
+
+Leases are the only objects that are ever overwritten. That of a batch says who
+submits it; being fenced out ends nothing but the right to start attempts.
+Whoever builds an image has one, too.
 """
 
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 import os
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, Generic, Self, TypeVar
 
 from absl import logging
 
@@ -22,7 +26,22 @@ from kinetic.aio._owner import Owner
 from kinetic.aio.ports import Store
 from kinetic.errors import BackendError, Conflict, NotFound, SubmitterLost
 
-__all__ = ["Hold", "Lease", "acquire", "begin", "name_of", "read", "until_abandoned"]
+__all__ = [
+    "EXPIRY_S",
+    "RENEW_S",
+    "Clock",
+    "Hold",
+    "Holding",
+    "Lease",
+    "Place",
+    "Record",
+    "Sight",
+    "acquire",
+    "begin",
+    "name_of",
+    "read",
+    "until_abandoned",
+]
 
 RENEW_S = 10.0
 START_S = 30.0
@@ -35,44 +54,49 @@ LOOK_S, AGAIN_S = 5.0, 2.0
 
 Clock = Callable[[], float]
 
+UNKNOWN = Owner("an unknown machine", "", 0, "")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lease:
-    """The content of the object.
+class Record:
+    """The content of a lease; ``beat`` counts what its holder has written.
 
-    ``beat`` counts renewals, ``nonce`` tells one holding of it from every
-    other, ``control_seen`` is how many requests the holder had read when it
-    released the lease.
+    A kind of lease adds fields of its own, each with a default of its type.
     """
 
     owner: Owner
-    fence: int = 1
     beat: int = 0
-    held: bool = True
-    control_seen: int = 0
-    nonce: str = ""
+
+    @property
+    def holding(self) -> str:
+        """What tells one holding of it from every other."""
+        raise NotImplementedError
 
     def to_bytes(self) -> bytes:
         """As the object's content."""
         return json.dumps(asdict(self)).encode()
 
     @classmethod
-    def from_bytes(cls, content: bytes) -> Lease:
+    def from_bytes(cls, content: bytes) -> Self:
         """The inverse of `to_bytes`; unknown fields are ignored.
 
-        Nobody holds what cannot be read, whether it is damaged or forged: it can be taken.
+        What cannot be read, whether it is damaged or forged, is `unreadable`.
         """
         try:
-            fields: dict[str, Any] = json.loads(content)
-            known = {name: fields[name] for name in cls.__slots__ if name in fields}
-            known["owner"] = Owner.named(fields["owner"])
-            lease = cls(**known)
+            given: dict[str, Any] = json.loads(content)
+            kinds = {one.name: type(one.default) for one in dataclasses.fields(cls)}
+            known = {name: given[name] for name in kinds if name in given}
+            owner = Owner.named(known.pop("owner"))
+            if owner is None or any(type(value) is not kinds[one] for one, value in known.items()):
+                return cls.unreadable()
         except MALFORMED:
-            return UNREADABLE
-        counts = (lease.fence, lease.beat, lease.control_seen)
-        if any(type(one) is not int for one in counts) or type(lease.held) is not bool:
-            return UNREADABLE
-        return lease if type(lease.nonce) is str else UNREADABLE
+            return cls.unreadable()
+        return cls(owner=owner, **known)
+
+    @classmethod
+    def unreadable(cls) -> Self:
+        """What stands for it when it cannot be read: an owner that nobody knows."""
+        return cls(owner=UNKNOWN)
 
     @property
     def who(self) -> str:
@@ -80,7 +104,156 @@ class Lease:
         return f"process {self.owner.pid} on {self.owner.host}"
 
 
-UNREADABLE = Lease(owner=Owner("an unknown machine", "", 0, ""), held=False)
+R = TypeVar("R", bound=Record)
+
+
+@dataclass(frozen=True, slots=True)
+class Place(Generic[R]):
+    """Where a lease lies, and of which kind it is."""
+
+    store: Store
+    name: str
+    kind: type[R]
+
+    async def read(self) -> tuple[R, int] | None:
+        """The lease as it is now, with its generation; None when there is none."""
+        try:
+            there = await self.store.get(self.name)
+        except NotFound:
+            return None
+        return self.kind.from_bytes(there.body), there.generation
+
+    async def create(self, mine: R) -> int | None:
+        """Make the lease; its generation, or None when there is one of somebody else's."""
+        generation = await self.store.begin(self.name, mine.to_bytes())
+        return generation if generation is not None else await self._mine(mine)
+
+    async def take(self, mine: R, generation: int) -> int | None:
+        """Put *mine* in place of *generation*; None when somebody else was faster."""
+        try:
+            return await self.store.replace(self.name, mine.to_bytes(), generation=generation)
+        except NotFound:
+            return None
+        except Conflict:
+            return await self._mine(mine)
+
+    async def _mine(self, mine: R) -> int | None:
+        """The generation of this holding, should only the reply to its writing be lost."""
+        there = await self.read()
+        return there[1] if there is not None and there[0].holding == mine.holding else None
+
+
+class Sight(Generic[R]):
+    """What one who does not hold a lease sees of it."""
+
+    def __init__(self, place: Place[R], clock: Clock, expiry: float = EXPIRY_S) -> None:
+        self.seen: tuple[R, int] | None = None
+        self._place = place
+        self._clock = clock
+        self._expiry = expiry
+        self._since = clock()
+
+    async def look(self) -> bool:
+        """Read it; whether it has changed."""
+        now = await self._place.read()
+        if now == self.seen:
+            return False
+        self.seen, self._since = now, self._clock()
+        return True
+
+    @property
+    def expired(self) -> bool:
+        """Whether it has stood still for so long that its holder may be taken for gone."""
+        return self._clock() - self._since >= self._expiry
+
+
+class Holding(Generic[R]):
+    """A lease in the hands of this process, until it lets go of it or somebody else takes it."""
+
+    def __init__(
+        self, place: Place[R], record: R, generation: int, clock: Clock, sent: float
+    ) -> None:
+        self._place = place
+        self._record = record
+        self._generation = generation
+        self._clock = clock
+        self._sent = sent  # the last writing that was acknowledged
+        self._turn = asyncio.Lock()
+
+    async def keep(self, period: float = RENEW_S) -> None:
+        """Renew it every 10 s until cancelled; a store that does not answer is asked again."""
+        pause = period
+        while True:
+            await asyncio.sleep(pause)
+            pause = period
+            try:
+                await self.renew()
+            except BackendError as exc:
+                logging.warning("the lease %s could not be renewed: %s", self._place.name, exc)
+                pause = min(period, AGAIN_S)
+
+    async def renew(self) -> None:
+        """Say that this process is there.
+
+        Raises:
+            BackendError: The store does not answer.
+        """
+        async with self._turn:
+            await self._write()
+
+    async def _write(self, **changes: Any) -> R | None:
+        """Replace the object, whatever became of the replies to earlier tries; one at a time.
+
+        Raises:
+            Exception: As `_lost_to`, if it does.
+        """
+        record = replace(self._record, beat=self._record.beat + 1, **changes)
+        while True:
+            sent = self._clock()
+            try:
+                generation = await self._place.store.replace(
+                    self._place.name, record.to_bytes(), generation=self._generation
+                )
+            except (Conflict, NotFound):
+                there = await self._place.read()
+                if there is None or there[0].holding != record.holding:
+                    self._lost_to(there[0] if there is not None else None)
+                    return None
+                self._generation = there[1]  # it was our own, and its reply was lost
+                continue
+            self._record, self._generation, self._sent = record, generation, sent
+            return record
+
+    def _lost_to(self, now: R | None) -> None:
+        """Another process holds it *now*, or it was removed."""
+        raise NotImplementedError
+
+
+# --- the lease of a batch ----------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lease(Record):
+    """Who submits a batch.
+
+    ``nonce`` tells one holding of it from every other, ``control_seen`` is how
+    many requests the holder had read when it released the lease.
+    """
+
+    fence: int = 1
+    held: bool = True
+    control_seen: int = 0
+    nonce: str = ""
+
+    @property
+    def holding(self) -> str:
+        """As `Record.holding`."""
+        return self.nonce
+
+    @classmethod
+    def unreadable(cls) -> Self:
+        """Nobody holds it: it can be taken."""
+        return cls(owner=UNKNOWN, held=False)
 
 
 def name_of(scope: str) -> str:
@@ -88,42 +261,37 @@ def name_of(scope: str) -> str:
     return f"{scope}lease"
 
 
+def _place(store: Store, scope: str) -> Place[Lease]:
+    return Place(store, name_of(scope), Lease)
+
+
 async def read(store: Store, scope: str) -> tuple[Lease, int] | None:
     """The lease as it is now, with its generation; None when there is none."""
-    try:
-        there = await store.get(name_of(scope))
-    except NotFound:
-        return None
-    return Lease.from_bytes(there.body), there.generation
+    return await _place(store, scope).read()
 
 
-class Hold:
-    """The lease, held by this process until it is released or somebody else takes it."""
+class Hold(Holding[Lease]):
+    """The right to submit a batch."""
 
     def __init__(
         self, store: Store, scope: str, lease: Lease, generation: int, clock: Clock, sent: float
     ) -> None:
-        self._store = store
-        self.scope = self._scope = scope
-        self._lease = lease
-        self._generation = generation
-        self._clock = clock
-        self._sent = sent
+        super().__init__(_place(store, scope), lease, generation, clock, sent)
+        self.scope = scope
         self._changed = asyncio.Event()
         self._behind = False
-        self._turn = asyncio.Lock()
         self.lost: SubmitterLost | None = None
 
     @property
     def fence(self) -> int:
         """The number of this holding; a later one has a greater."""
-        return self._lease.fence
+        return self._record.fence
 
     @property
     def may_start(self) -> bool:
         """Whether an attempt may be started now; to be asked right before each."""
         young = self._clock() - self._sent < START_S
-        return young and self._lease.held and not self._behind and self.lost is None
+        return young and self._record.held and not self._behind and self.lost is None
 
     async def until_may_start(self) -> None:
         """Return when `may_start`.
@@ -137,22 +305,6 @@ class Hold:
             self._changed.clear()
             await self._changed.wait()
 
-    async def keep(self) -> None:
-        """Renew it every 10 s until cancelled; a store that does not answer is asked again.
-
-        Raises:
-            SubmitterLost: As `until_may_start`.
-        """
-        pause = RENEW_S
-        while True:
-            await asyncio.sleep(pause)
-            pause = RENEW_S
-            try:
-                await self.renew()
-            except BackendError as exc:
-                logging.warning("the lease of %s could not be renewed: %s", self._scope, exc)
-                pause = AGAIN_S
-
     async def renew(self) -> None:
         """Say that this process is there.
 
@@ -161,8 +313,8 @@ class Hold:
             BackendError: The store does not answer.
         """
         async with self._turn:
-            if self._lease.held:
-                await self._write(replace(self._lease, beat=self._lease.beat + 1))
+            if self._record.held:
+                await self._write()
 
     async def release(self, control_seen: int = 0) -> None:
         """Let go of it; whoever wants the batch need not wait.
@@ -172,11 +324,8 @@ class Hold:
             BackendError: The store does not answer; the lease will run out.
         """
         async with self._turn:
-            if self._lease.held and self.lost is None:
-                beat = self._lease.beat + 1
-                await self._write(
-                    replace(self._lease, beat=beat, held=False, control_seen=control_seen)
-                )
+            if self._record.held and self.lost is None:
+                await self._write(held=False, control_seen=control_seen)
 
     async def retake(self) -> None:
         """Take it again after `release`, with the next fence; start nothing before `catch_up`.
@@ -187,36 +336,25 @@ class Hold:
         """
         async with self._turn:
             self._behind = True
-            again = replace(self._lease, fence=self.fence + 1, held=True)
-            await self._write(again)
+            await self._write(fence=self.fence + 1, held=True)
 
     def catch_up(self) -> None:
         """What others have asked for while nobody held it is known."""
         self._behind = False
         self._changed.set()
 
-    async def _write(self, lease: Lease) -> None:
-        """Replace the object, whatever became of the replies to earlier tries."""
-        while True:
-            sent = self._clock()
-            try:
-                generation = await self._store.replace(
-                    name_of(self._scope), lease.to_bytes(), generation=self._generation
-                )
-            except (Conflict, NotFound):
-                there = await read(self._store, self._scope)
-                if there is None or there[0].nonce != lease.nonce:
-                    self.lost = self._fenced_out(there[0] if there is not None else None)
-                    self._changed.set()
-                    raise self.lost from None
-                self._generation = there[1]  # it was our own, and its reply was lost
-                continue
-            self._lease, self._generation, self._sent = lease, generation, sent
+    async def _write(self, **changes: Any) -> Lease | None:
+        try:
+            return await super()._write(**changes)
+        finally:
             self._changed.set()
-            return
+
+    def _lost_to(self, now: Lease | None) -> None:
+        self.lost = self._fenced_out(now)
+        raise self.lost from None
 
     def _fenced_out(self, now: Lease | None) -> SubmitterLost:
-        batch = self._scope.strip("/").rpartition("/")[2]
+        batch = self.scope.strip("/").rpartition("/")[2]
         if now is None:
             return SubmitterLost(f"batch {batch} was cleaned up meanwhile", job_id=batch)
         return SubmitterLost(
@@ -254,10 +392,12 @@ async def acquire(
         NotFound: The batch was removed.
     """
     batch = scope.strip("/").rpartition("/")[2]
-    seen, since = await read(store, scope), clock()
+    sight = Sight(_place(store, scope), clock)
+    await sight.look()
     while True:
+        seen = sight.seen
         owner = seen[0].owner if seen is not None else submitter
-        free = force or owner is None or owner.dead or clock() - since >= EXPIRY_S
+        free = force or owner is None or owner.dead or sight.expired
         if seen is None and free:
             if (hold := await _create(store, scope, clock)) is not None:
                 return hold
@@ -267,46 +407,38 @@ async def acquire(
         else:
             assert owner is not None
             await owner.ended(LOOK_S)
-        now = await read(store, scope)
-        if now == seen:
+        if not await sight.look():
             continue
-        if now is None:
+        if sight.seen is None:
             raise NotFound(f"batch {batch} was cleaned up meanwhile")
-        if now[0].held and not force:
+        if sight.seen[0].held and not force:
             raise Conflict(
-                f"batch {batch} is submitted by {now[0].who}, which is alive: wait for it, end "
-                "it, or take the batch from it by resume(force=True)"
+                f"batch {batch} is submitted by {sight.seen[0].who}, which is alive: wait for it, "
+                "end it, or take the batch from it by resume(force=True)"
             )
-        seen, since = now, clock()
 
 
 async def until_abandoned(
     store: Store, scope: str, submitter: Owner | None, clock: Clock
 ) -> Lease | None:
     """Wait until nobody submits the batch any more, and return the last lease."""
-    first = Lease(owner=submitter) if submitter is not None else None
-    there = await read(store, scope)
-    seen, since = there[0] if there is not None else first, clock()
-    while seen is not None and seen.held and clock() - since < EXPIRY_S:
-        dead = await seen.owner.ended(LOOK_S)
-        there = await read(store, scope)
-        now = there[0] if there is not None else (first if seen is first else None)
-        if now == seen and dead:
-            return seen
-        if now != seen:
-            seen, since = now, clock()
-    return seen
+    lease = Lease(owner=submitter) if submitter is not None else None  # before there is one
+    sight = Sight(_place(store, scope), clock)
+    if await sight.look():
+        lease = sight.seen[0] if sight.seen is not None else None
+    while lease is not None and lease.held and not sight.expired:
+        dead = await lease.owner.ended(LOOK_S)
+        if await sight.look():
+            lease = sight.seen[0] if sight.seen is not None else None
+        elif dead:
+            return lease
+    return lease
 
 
 async def _create(store: Store, scope: str, clock: Clock) -> Hold | None:
     lease, sent = _mine(), clock()
-    generation = await store.begin(name_of(scope), lease.to_bytes())
-    if generation is None:
-        there = await read(store, scope)
-        if there is None or there[0].nonce != lease.nonce:
-            return None
-        generation = there[1]
-    return Hold(store, scope, lease, generation, clock, sent)
+    generation = await _place(store, scope).create(lease)
+    return None if generation is None else Hold(store, scope, lease, generation, clock, sent)
 
 
 async def _replace(
@@ -314,16 +446,8 @@ async def _replace(
 ) -> Hold | None:
     lease = replace(_mine(), fence=there.fence + 1, control_seen=there.control_seen)
     sent = clock()
-    try:
-        now = await store.replace(name_of(scope), lease.to_bytes(), generation=generation)
-    except NotFound:
-        return None
-    except Conflict:
-        won = await read(store, scope)
-        if won is None or won[0].nonce != lease.nonce:
-            return None
-        now = won[1]
-    return Hold(store, scope, lease, now, clock, sent)
+    now = await _place(store, scope).take(lease, generation)
+    return None if now is None else Hold(store, scope, lease, now, clock, sent)
 
 
 def _mine() -> Lease:
