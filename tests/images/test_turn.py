@@ -94,8 +94,8 @@ async def test_a_take_over_that_was_cut_short_holds_nobody_up(build: str) -> Non
         first.cancel()
         with pytest.raises(asyncio.CancelledError):
             await first
-        there = [(await store.get(info.name)).body for info in await store.list("")]
-        assert there == ([before] if build else [])
+        there = [json.loads((await store.get(info.name)).body) for info in await store.list("")]
+        assert [(one["token"], one["build"]) for one in there] == ([("x", build)] if build else [])
         assert await one() == build
     assert await store.list("") == []
 

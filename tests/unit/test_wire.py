@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import struct
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from kinetic._runner import frames, receipts, seals, wire
 from kinetic._runner.manifest import Manifest
 from kinetic._runner.wire import Attempt, Budgets, ItemState, Kind, Outcome, Request, item
-from kinetic.aio._lease import Lease
+from kinetic.aio._lease import Lease, Record
 from kinetic.aio.images import _turn
 
 ERROR = Outcome(kind=Kind.ERROR, reason="user error")
@@ -241,6 +242,28 @@ def test_no_content_stops_a_reader(body: bytes) -> None:
         Manifest.from_bytes(body)
     assert isinstance(Lease.from_bytes(body), Lease)
     assert isinstance(_turn._Marker.from_bytes(body), _turn._Marker)
+
+
+PROCESS = {"host": "h", "boot": "b", "pid": 7, "started": "9"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields"),
+    [
+        (Lease, {"fence": 2, "beat": 3, "held": True, "control_seen": 4, "nonce": "n"}),
+        (
+            _turn._Marker,
+            {"token": "t", "build": "b", "beat": 3, "over": False, "failure": "f", "log_url": "u"},
+        ),
+    ],
+)
+def test_a_lease_is_stored_as_it_always_was(kind: type[Record], fields: dict[str, Any]) -> None:
+    stored = {"owner": PROCESS, **fields}
+    lease = kind.from_bytes(json.dumps({**stored, "news": 1}).encode())
+    assert lease.beat == 3 and lease.who == "process 7 on h"
+    assert json.loads(lease.to_bytes()) == stored
+    damaged = kind.from_bytes(json.dumps({**stored, "beat": "3"}).encode())
+    assert damaged == kind.unreadable() and not damaged.owner.dead
 
 
 def test_headers_of_a_later_minor_version_are_read() -> None:

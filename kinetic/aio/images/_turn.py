@@ -1,9 +1,8 @@
 """Who builds an image: one process at a time, of all that want it, on any machine.
 
-A marker in the store, created if it is absent, says who does. Its holder
-renews it; whoever waits takes it over once it has not changed for `PATIENCE_S`
-on his own clock, or at once when the holder was a process of this machine that
-is gone. The marker names the build as soon as there is one, so that the next
+A lease in the store, the marker, says who does. Whoever waits takes it over once
+it has run out, or at once when its holder was a process of this machine that is
+gone. The marker names the build as soon as there is one, so that the next
 holder goes on with it instead of starting a second.
 
 A holder that fails leaves the marker with what went wrong. Those who saw it
@@ -14,20 +13,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
-import json
 import uuid
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
 from absl import logging
 
-from kinetic._runner.frames import MALFORMED
+from kinetic.aio._lease import EXPIRY_S, RENEW_S, Clock, Holding, Place, Record, Sight
 from kinetic.aio._owner import Owner, lifetime
 from kinetic.aio._release import release
-from kinetic.aio.ports import Object, Store
-from kinetic.errors import BackendError, BuildError, Conflict, NotFound
+from kinetic.aio.ports import Store
+from kinetic.errors import BuildError, Conflict, NotFound
 
 __all__ = ["Held", "Pace", "turn"]
 
@@ -36,97 +32,65 @@ __all__ = ["Held", "Pace", "turn"]
 class Pace:
     """Seconds between renewals, between looks, and until a marker standing still is given up."""
 
-    beat_s: float = 10.0
+    beat_s: float = RENEW_S
     look_s: float = 3.0
-    patience_s: float = 45.0
+    patience_s: float = EXPIRY_S
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Marker:
+class _Marker(Record):
     """The content of a marker. ``token`` tells one holder's turn from another."""
 
-    token: str
-    owner: dict[str, Any]
+    token: str = ""
     build: str = ""
-    beat: int = 0
     over: bool = False
     failure: str = ""
     log_url: str = ""
 
-    def to_bytes(self) -> bytes:
-        return json.dumps({name: getattr(self, name) for name in self.__slots__}).encode()
-
-    @classmethod
-    def from_bytes(cls, content: bytes) -> _Marker:
-        """The inverse of `to_bytes`; what cannot be read is nobody's, and is given up in time."""
-        try:
-            fields = json.loads(content)
-            marker = cls(**{name: fields[name] for name in cls.__slots__ if name in fields})
-            Owner.named(marker.owner or None)
-        except MALFORMED:
-            return cls(token="", owner={})
-        texts = (marker.token, marker.build, marker.failure, marker.log_url)
-        if type(marker.beat) is not int or not all(type(text) is str for text in texts):
-            return cls(token="", owner={})
-        return marker
-
-    def gone(self) -> bool:
-        """Whether its holder has certainly ended."""
-        owner = Owner.named(self.owner or None)
-        return owner is not None and owner.dead
+    @property
+    def holding(self) -> str:
+        return self.token
 
 
-class Held:
+class Held(Holding[_Marker]):
     """It is our turn. ``build`` is what the holder before us had under way, or empty."""
 
-    def __init__(self, store: Store, name: str, marker: _Marker, generation: int) -> None:
+    def __init__(
+        self, place: Place[_Marker], marker: _Marker, generation: int, clock: Clock
+    ) -> None:
+        super().__init__(place, marker, generation, clock, clock())
         self.build = marker.build
-        self._store, self._name = store, name
-        self._marker = marker
-        self._generation = generation
         self._lost = False
-        self._writing = asyncio.Lock()
+
+    async def renew(self) -> None:
+        """Say that this process is there, unless another one has the marker now."""
+        await self._tell()
 
     async def note(self, build: str) -> None:
         """Tell others which build it is."""
-        await self._write(build=build)
+        await self._tell(build=build)
 
     async def fail(self, message: str, log_url: str) -> None:
         """Tell those who wait why there will be no image."""
-        await self._write(over=True, failure=message[:8000], log_url=log_url)
-
-    async def keep(self, beat_s: float) -> None:
-        """Renew it for ever."""
-        while True:
-            await asyncio.sleep(beat_s)
-            try:
-                await self._write(beat=self._marker.beat + 1)
-            except BackendError as exc:
-                logging.info("the marker %s was not renewed: %s", self._name, exc)
+        await self._tell(over=True, failure=message[:8000], log_url=log_url)
 
     async def end(self) -> None:
         """Let the next one have it."""
-        if self._marker.failure:
+        if self._record.failure:
             return
-        await self._write(over=True)  # marked, nobody takes it before it is gone
-        if self._lost:  # or a renewal was cut short, and it is still ours
-            await _forget(self._store, self._name, self._marker.token)
-        else:
-            await self._store.delete([self._name])
+        await self._tell(over=True)  # marked, nobody takes it before it is gone
+        if not self._lost:
+            await self._place.store.delete([self._place.name])
 
-    async def _write(self, **changes: Any) -> None:
-        async with self._writing:
-            if self._lost:
-                return
-            self._marker = dataclasses.replace(self._marker, **changes)
-            content = self._marker.to_bytes()
-            try:
-                self._generation = await self._store.replace(
-                    self._name, content, generation=self._generation
-                )
-            except (Conflict, NotFound):
-                self._lost = True
-                logging.warning("another process has taken over %s; the build goes on", self._name)
+    async def _tell(self, **changes: object) -> None:
+        async with self._turn:
+            if not self._lost:
+                await self._write(**changes)
+
+    def _lost_to(self, now: _Marker | None) -> None:
+        self._lost = True
+        what = "another process has taken over %s; the build goes on"
+        logging.warning(what, self._place.name)
 
 
 @contextlib.asynccontextmanager
@@ -136,7 +100,7 @@ async def turn(
     done: Callable[[], Awaitable[bool]],
     *,
     pace: Pace | None = None,
-    clock: Callable[[], float] = lifetime,
+    clock: Clock = lifetime,
 ) -> AsyncGenerator[Held | None]:
     """Wait until it is our turn, or until *done* says that there is nothing left to do: None.
 
@@ -144,8 +108,8 @@ async def turn(
         BuildError: The process that built it failed while we waited.
     """
     pace = pace or Pace()
-    mine = _Marker(token=uuid.uuid4().hex, owner=dataclasses.asdict(Owner.me()))
-    held = await _taken(store, name, done, mine, pace, clock)
+    mine = _Marker(token=uuid.uuid4().hex, owner=Owner.me())
+    held = await _taken(Place(store, name, _Marker), done, mine, pace, clock)
     if held is None:
         yield None
         return
@@ -158,41 +122,36 @@ async def turn(
 
 
 async def _taken(
-    store: Store,
-    name: str,
+    place: Place[_Marker],
     done: Callable[[], Awaitable[bool]],
     mine: _Marker,
     pace: Pace,
-    clock: Callable[[], float],
+    clock: Clock,
 ) -> Held | None:
-    seen, since, waited_for = 0, clock(), ""
+    sight, waited_for = Sight(place, clock, pace.patience_s), ""
     while not await done():
-        generation = await _created(store, name, mine)
-        if generation is not None:
-            held = Held(store, name, mine, generation)
+        await sight.look()
+        if sight.seen is None:
+            generation = await _created(place, mine)
+            if generation is None:
+                continue
+            held = Held(place, mine, generation, clock)
             try:
                 if not await done():
                     return held
             except BaseException:
-                await release(held.end(), what=f"giving up {name}")
+                await release(held.end(), what=f"giving up {place.name}")
                 raise
             await held.end()  # between our look and our turn somebody else had his
             return None
-        try:
-            there = await store.get(name)
-        except NotFound:
-            continue
-        marker = _Marker.from_bytes(there.body)
+        marker, seen = sight.seen
         if marker.failure and marker.token == waited_for:
             raise _failed_elsewhere(marker)
-        if there.generation != seen:
-            seen, since = there.generation, clock()
-        free = bool(marker.failure) or marker.gone() or clock() - since >= pace.patience_s
-        if free:
-            taken = dataclasses.replace(mine, build="" if marker.over else marker.build)
-            generation = await _replaced(store, name, there, taken)
+        if marker.failure or marker.owner.dead or sight.expired:
+            taken = replace(mine, build="" if marker.over else marker.build)
+            generation = await _replaced(place, marker, taken, seen)
             if generation is not None:
-                return Held(store, name, taken, generation)
+                return Held(place, taken, generation, clock)
             continue
         if waited_for != marker.token:
             waited_for = marker.token
@@ -201,42 +160,37 @@ async def _taken(
     return None
 
 
-async def _created(store: Store, name: str, mine: _Marker) -> int | None:
+async def _created(place: Place[_Marker], mine: _Marker) -> int | None:
     """The generation of our marker; None if there is one of somebody else's."""
     try:
-        return await store.begin(name, mine.to_bytes())
+        return await place.create(mine)
     except BaseException:
-        await release(_forget(store, name, mine.token), what=f"giving up {name}")
+        await release(_give_back(place, mine), what=f"giving up {place.name}")
         raise
 
 
-async def _replaced(store: Store, name: str, there: Object, taken: _Marker) -> int | None:
+async def _replaced(
+    place: Place[_Marker], before: _Marker, taken: _Marker, generation: int
+) -> int | None:
     """The generation of the marker that we took over; None if somebody else was faster."""
     try:
-        return await store.replace(name, taken.to_bytes(), generation=there.generation)
-    except (Conflict, NotFound):
-        return None
+        return await place.take(taken, generation)
     except BaseException:
-        await release(_give_back(store, name, there, taken), what=f"giving up {name}")
+        there = before if taken.build else None  # that build goes on
+        await release(_give_back(place, taken, there), what=f"giving up {place.name}")
         raise
 
 
-async def _give_back(store: Store, name: str, there: Object, taken: _Marker) -> None:
-    """Undo `_replaced`, if it took effect without our knowing."""
-    if not taken.build:
-        await _forget(store, name, taken.token)
+async def _give_back(place: Place[_Marker], mine: _Marker, before: _Marker | None = None) -> None:
+    """Put the marker back as it was, or remove it, if it became ours without our knowing."""
+    there = await place.read()
+    if there is None or there[0].token != mine.token:
         return
-    with contextlib.suppress(Conflict, NotFound):
-        now = await store.get(name)
-        if _Marker.from_bytes(now.body).token == taken.token:  # that build goes on
-            await store.replace(name, there.body, generation=now.generation)
-
-
-async def _forget(store: Store, name: str, token: str) -> None:
-    """Remove the marker, if it became ours without our knowing."""
-    with contextlib.suppress(NotFound):
-        if _Marker.from_bytes((await store.get(name)).body).token == token:
-            await store.delete([name])
+    if before is None:
+        await place.store.delete([place.name])
+    else:
+        with contextlib.suppress(Conflict, NotFound):
+            await place.store.replace(place.name, before.to_bytes(), generation=there[1])
 
 
 async def _ended(keeping: asyncio.Task[None], held: Held) -> None:
@@ -245,9 +199,8 @@ async def _ended(keeping: asyncio.Task[None], held: Held) -> None:
 
 
 def _failed_elsewhere(marker: _Marker) -> BuildError:
-    host = str(marker.owner.get("host", "another machine"))
     return BuildError(
-        f"{marker.failure}\n(built by another process, on {host})",
+        f"{marker.failure}\n(built by another process, on {marker.owner.host})",
         build_id=marker.build,
         log_url=marker.log_url,
     )
