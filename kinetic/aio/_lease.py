@@ -27,9 +27,6 @@ from kinetic.aio.ports import Store
 from kinetic.errors import BackendError, Conflict, NotFound, SubmitterLost
 
 __all__ = [
-    "EXPIRY_S",
-    "RENEW_S",
-    "Clock",
     "Hold",
     "Holding",
     "Lease",
@@ -83,15 +80,15 @@ class Record:
         What cannot be read, whether it is damaged or forged, is `unreadable`.
         """
         try:
-            given: dict[str, Any] = json.loads(content)
-            kinds = {one.name: type(one.default) for one in dataclasses.fields(cls)}
-            known = {name: given[name] for name in kinds if name in given}
-            owner = Owner.named(known.pop("owner"))
-            if owner is None or any(type(value) is not kinds[one] for one, value in known.items()):
+            given: dict[str, Any] = dict(json.loads(content))
+            owner = Owner.named(given.pop("owner"))
+            known = [one for one in dataclasses.fields(cls) if one.name in given]
+            sound = all(type(given[one.name]) is type(one.default) for one in known)
+            if owner is None or not sound:
                 return cls.unreadable()
+            return cls(owner=owner, **{one.name: given[one.name] for one in known})
         except MALFORMED:
             return cls.unreadable()
-        return cls(owner=owner, **known)
 
     @classmethod
     def unreadable(cls) -> Self:
@@ -123,23 +120,23 @@ class Place(Generic[R]):
             return None
         return self.kind.from_bytes(there.body), there.generation
 
-    async def create(self, mine: R) -> int | None:
-        """Make the lease; its generation, or None when there is one of somebody else's."""
-        generation = await self.store.begin(self.name, mine.to_bytes())
-        return generation if generation is not None else await self._mine(mine)
+    async def claim(self, mine: R, over: int | None) -> int | None:
+        """Write *mine* where no lease is, or *over* this generation of one.
 
-    async def take(self, mine: R, generation: int) -> int | None:
-        """Put *mine* in place of *generation*; None when somebody else was faster."""
-        try:
-            return await self.store.replace(self.name, mine.to_bytes(), generation=generation)
-        except NotFound:
-            return None
-        except Conflict:
-            return await self._mine(mine)
-
-    async def _mine(self, mine: R) -> int | None:
-        """The generation of this holding, should only the reply to its writing be lost."""
-        there = await self.read()
+        Its generation; None when somebody else was faster.
+        """
+        if over is None:
+            made = await self.store.begin(self.name, mine.to_bytes())
+            if made is not None:
+                return made
+        else:
+            try:
+                return await self.store.replace(self.name, mine.to_bytes(), generation=over)
+            except NotFound:
+                return None
+            except Conflict:
+                pass
+        there = await self.read()  # it may be ours, and only the reply was lost
         return there[1] if there is not None and there[0].holding == mine.holding else None
 
 
@@ -370,7 +367,7 @@ async def begin(store: Store, scope: str, clock: Clock) -> Hold:
     Raises:
         SubmitterLost: Another process was faster.
     """
-    hold = await _create(store, scope, clock)
+    hold = await _claim(store, scope, None, clock)
     if hold is None:
         there = await read(store, scope)
         who = there[0].who if there is not None else "another process"
@@ -397,15 +394,11 @@ async def acquire(
     while True:
         seen = sight.seen
         owner = seen[0].owner if seen is not None else submitter
-        free = force or owner is None or owner.dead or sight.expired
-        if seen is None and free:
-            if (hold := await _create(store, scope, clock)) is not None:
-                return hold
-        elif seen is not None and (free or not seen[0].held):
-            if (hold := await _replace(store, scope, *seen, clock)) is not None:
+        free = force or sight.expired or (owner is not None and owner.dead)
+        if free or owner is None or (seen is not None and not seen[0].held):
+            if (hold := await _claim(store, scope, seen, clock)) is not None:
                 return hold
         else:
-            assert owner is not None
             await owner.ended(LOOK_S)
         if not await sight.look():
             continue
@@ -435,20 +428,12 @@ async def until_abandoned(
     return lease
 
 
-async def _create(store: Store, scope: str, clock: Clock) -> Hold | None:
-    lease, sent = _mine(), clock()
-    generation = await _place(store, scope).create(lease)
-    return None if generation is None else Hold(store, scope, lease, generation, clock, sent)
-
-
-async def _replace(
-    store: Store, scope: str, there: Lease, generation: int, clock: Clock
+async def _claim(
+    store: Store, scope: str, seen: tuple[Lease, int] | None, clock: Clock
 ) -> Hold | None:
-    lease = replace(_mine(), fence=there.fence + 1, control_seen=there.control_seen)
-    sent = clock()
-    now = await _place(store, scope).take(lease, generation)
-    return None if now is None else Hold(store, scope, lease, now, clock, sent)
-
-
-def _mine() -> Lease:
-    return Lease(owner=Owner.me(), nonce=os.urandom(8).hex())
+    lease, over, sent = Lease(owner=Owner.me(), nonce=os.urandom(8).hex()), None, clock()
+    if seen is not None:
+        there, over = seen
+        lease = replace(lease, fence=there.fence + 1, control_seen=there.control_seen)
+    generation = await _place(store, scope).claim(lease, over)
+    return None if generation is None else Hold(store, scope, lease, generation, clock, sent)

@@ -131,28 +131,22 @@ async def _taken(
     sight, waited_for = Sight(place, clock, pace.patience_s), ""
     while not await done():
         await sight.look()
-        if sight.seen is None:
-            generation = await _created(place, mine)
-            if generation is None:
+        marker = sight.seen[0] if sight.seen is not None else None
+        if marker is not None and marker.failure and marker.token == waited_for:
+            raise _failed_elsewhere(marker)
+        if marker is None or marker.failure or marker.owner.dead or sight.expired:
+            build = "" if marker is None or marker.over else marker.build
+            held = await _claimed(place, replace(mine, build=build), sight.seen, clock)
+            if held is None:
                 continue
-            held = Held(place, mine, generation, clock)
             try:
-                if not await done():
+                if build or not await done():
                     return held
             except BaseException:
                 await release(held.end(), what=f"giving up {place.name}")
                 raise
             await held.end()  # between our look and our turn somebody else had his
             return None
-        marker, seen = sight.seen
-        if marker.failure and marker.token == waited_for:
-            raise _failed_elsewhere(marker)
-        if marker.failure or marker.owner.dead or sight.expired:
-            taken = replace(mine, build="" if marker.over else marker.build)
-            generation = await _replaced(place, marker, taken, seen)
-            if generation is not None:
-                return Held(place, taken, generation, clock)
-            continue
         if waited_for != marker.token:
             waited_for = marker.token
             logging.info("another process builds this image (build %s)", marker.build or "to come")
@@ -160,28 +154,21 @@ async def _taken(
     return None
 
 
-async def _created(place: Place[_Marker], mine: _Marker) -> int | None:
-    """The generation of our marker; None if there is one of somebody else's."""
+async def _claimed(
+    place: Place[_Marker], mine: _Marker, seen: tuple[_Marker, int] | None, clock: Clock
+) -> Held | None:
+    """The marker as ours, also in place of the one *seen*; None if somebody else was faster."""
+    before, over = seen if seen is not None else (None, None)
     try:
-        return await place.create(mine)
+        generation = await place.claim(mine, over)
     except BaseException:
-        await release(_give_back(place, mine), what=f"giving up {place.name}")
+        before = before if mine.build else None  # that build goes on
+        await release(_give_back(place, mine, before), what=f"giving up {place.name}")
         raise
+    return None if generation is None else Held(place, mine, generation, clock)
 
 
-async def _replaced(
-    place: Place[_Marker], before: _Marker, taken: _Marker, generation: int
-) -> int | None:
-    """The generation of the marker that we took over; None if somebody else was faster."""
-    try:
-        return await place.take(taken, generation)
-    except BaseException:
-        there = before if taken.build else None  # that build goes on
-        await release(_give_back(place, taken, there), what=f"giving up {place.name}")
-        raise
-
-
-async def _give_back(place: Place[_Marker], mine: _Marker, before: _Marker | None = None) -> None:
+async def _give_back(place: Place[_Marker], mine: _Marker, before: _Marker | None) -> None:
     """Put the marker back as it was, or remove it, if it became ours without our knowing."""
     there = await place.read()
     if there is None or there[0].token != mine.token:
