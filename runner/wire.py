@@ -574,6 +574,11 @@ class Item(NamedTuple):
     after: str = ""
     failures: int = 0
 
+    @property
+    def stopped(self) -> bool:
+        """Whether what becomes of its open attempt is that it was cancelled."""
+        return self.state in (ItemState.CANCELLING, ItemState.CANCELLED)
+
 
 _NOTHING = Attempt()
 _UNVERIFIED = Outcome(Kind.ERROR, UNVERIFIED)

@@ -7,16 +7,14 @@ single job is a submission with one item. Nothing here starts attempts.
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import time
 from collections import deque
 from collections.abc import Collection, Iterable
 from contextlib import aclosing
 
 from absl import logging
 
-from kinetic._runner import frames, results, wire
-from kinetic.aio import _closing
+from kinetic._runner import results, wire
+from kinetic.aio._closing import closing
 from kinetic.aio._facts import Facts, Identity
 from kinetic.aio._patience import PATIENCE_S, is_passing
 from kinetic.aio.ports import Cluster, Observation, Phase, Store
@@ -396,37 +394,40 @@ class Submission(Facts):
             if seen is not None and seen.phase not in (Phase.ENDED, Phase.GONE):
                 self.note_found(index, number, seen, before)
                 return True
-        verdict = _closing.closing(self.attempt(index, number), seen)
-        if verdict is None:
+        death = closing(self.attempt(index, number), seen)
+        if death is None:
             return False
         if self.identity.single and not await self._store.look(f"{self.identity.scope}handle.json"):
             raise self.identity.gone  # whoever had its value has removed it, and how it ended
-        place = (self.identity.scope, index, number)
-        if verdict.void_first:
-            claim = {"executor": wire.VOID, "fence": str(self.fence)}
-            if not await self._store.create(wire.attempt_key(*place, "claim"), b"", claim):
+        if claimant is None:
+            if not await self._void(index, number):
                 await self.look(index)
                 claimant = self.attempt(index, number).executor
                 if seen is not None and claimant is not None and seen.executor == claimant:
                     await self._close(index, number, seen, known)  # told before its claim
                 return False  # else the next word on it will close it
+            claimant = wire.VOID
+        await self._store_closed(index, number, claimant, death)
+        return False
+
+    async def _void(self, index: int, number: int) -> bool:
+        """Claim an attempt that is not to begin any more; False when somebody has claimed it."""
+        claim = {"executor": wire.VOID, "fence": str(self.fence)}
+        name = wire.attempt_key(self.identity.scope, index, number, "claim")
+        return await self._store.create(name, b"", claim)
+
+    async def _store_closed(
+        self, index: int, number: int, claimant: str, death: results.Death
+    ) -> wire.Outcome:
+        """Close an attempt whose claim was seen; if it has its outcome, that stays."""
+        place = (self.identity.scope, index, number)
         item = await self.look(index)  # requests are read after the claim was seen
-        stopped = item.state in (wire.ItemState.CANCELLING, wire.ItemState.CANCELLED)
-        kind = wire.Kind.CANCELLED if stopped else verdict.kind
-        body = b"" if stopped else _closing.body_of(verdict, await self._log_tail(index, number))
-        outcome = wire.Outcome(
-            kind=kind,
-            reason="cancelled" if stopped else verdict.reason,
-            executor=verdict.executor,
-            fence=self.fence,
-            phase="cancelled" if stopped else "lost",
-            exit_code=verdict.exit_code,
-            ended=time.time(),
-            body=hashlib.sha256(body).hexdigest(),
-        )
+        silent = item.stopped or death.reason == wire.SUBMISSION  # there is no log, or no use of it
+        log = "" if silent else await self._log_tail(index, number)
+        outcome, body = results.closed(death, item, claimant, self.fence, log)
         metadata = outcome.signed(self.identity.key, *place)
         await self._store.create(wire.attempt_key(*place, "outcome"), body, metadata)
-        return False
+        return outcome
 
     async def _log_tail(self, index: int, number: int) -> str:
         name = self.identity.attempt_name(index, number)
@@ -447,32 +448,23 @@ class Submission(Facts):
 
         Whoever looks later, from anywhere, finds that the item failed and why.
         """
-        place = (self.identity.scope, index, number)
-        claim = {"executor": wire.VOID, "fence": str(self.fence)}
-        name = wire.attempt_key(*place, "claim")
-        if not await self._store.create(name, b"", claim):
+        if not await self._void(index, number):
             there = await self.look(index)
             if there.state.final:
                 return there.state is wire.ItemState.FAILED
             if self.attempt(index, number).executor != wire.VOID:
                 return False
-        await self.requests.read()
-        stopped = self.requests.stopped(index)
         text = results.error_text(error, phase="submission")
-        fields = {field: getattr(text, field) for field in results.ErrorText.__slots__}
-        body = frames.pack([], {"error": fields})
-        outcome = wire.Outcome(
-            kind=wire.Kind.CANCELLED if stopped else wire.Kind.ERROR,
-            reason="cancelled" if stopped else wire.SUBMISSION,
-            executor=wire.VOID,
-            fence=self.fence,
-            phase="submission",
-            ended=time.time(),
-            body=hashlib.sha256(body).hexdigest(),
+        death = results.Death(
+            kind=wire.Kind.ERROR,
+            reason=wire.SUBMISSION,
+            message=text.message,
+            phase=text.phase,
+            qualname=text.qualname,
+            traceback=text.traceback,
         )
-        metadata = outcome.signed(self.identity.key, *place)
-        await self._store.create(wire.attempt_key(*place, "outcome"), body, metadata)
-        if not stopped:
+        outcome = await self._store_closed(index, number, wire.VOID, death)
+        if outcome.kind is wire.Kind.ERROR:
             self._refused[index] = error  # before anybody is told that it failed
         item = await self.look(index)
         if item.state is wire.ItemState.FAILED:
