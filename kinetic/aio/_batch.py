@@ -413,7 +413,7 @@ class Batch:
             failed = [i for i in ended if submission.status(i) is not JobStatus.SUCCEEDED]
             bases: dict[int, int] = {}
             for index, attempts in (await submission.all_attempts(failed)).items():
-                base = wire.retry_base(index, submission.requests.of(index), attempts, budgets)
+                base = wire.retry_base(submission.requests.standing(index), attempts, budgets)
                 if base is not None:
                     bases[index] = base
             if not bases:

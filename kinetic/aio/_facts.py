@@ -147,7 +147,7 @@ class Facts:
             return _UNTOUCHED
         if self._rule(index, self._grown(index, found)).state is not wire.ItemState.SUCCEEDED:
             await self.requests.read()
-            while asked < len(self.requests.entries) and self.requests.stopped(index):
+            while asked < len(self.requests.entries) and self.requests.standing(index).stopped:
                 asked = len(self.requests.entries)  # what a stop ends is read after the stop
                 found = await self._list_one(index)
         return self._take(index, found, asked)
@@ -182,7 +182,7 @@ class Facts:
         outcome = _results.verified(content, identity.key, identity.scope, index, number)
         if outcome.kind is not wire.Kind.VALUE:
             await self.requests.read()
-            if self.requests.stopped(index):
+            if self.requests.standing(index).stopped:
                 return None  # whether the next attempt has begun is not known by this
         if len(self._contents) < CONTENTS and len(content.body) <= CONTENT_BYTES:
             self._contents[index] = (number, outcome, content.body)
@@ -224,7 +224,9 @@ class Facts:
             if asked == len(requests.entries):
                 return
             # What a stop ends is read after the stop: once more, with all requests that came.
-            members = [one for one in members if not self.is_final(one) and requests.stopped(one)]
+            members = [
+                one for one in members if not self.is_final(one) and requests.standing(one).stopped
+            ]
 
     async def read_done(self) -> bool:
         """Read how everything had ended, if that was written; whether it is the whole story now.
@@ -306,7 +308,7 @@ class Facts:
         return found
 
     def _rule(self, index: int, attempts: Mapping[int, wire.Attempt]) -> wire.Item:
-        return wire.item(index, self.requests.of(index), attempts, self.identity.budgets)
+        return wire.item(self.requests.standing(index), attempts, self.identity.budgets)
 
     def _take(self, index: int, found: dict[int, wire.Attempt], asked: int) -> wire.Item:
         """Take in what was found of an item, and tell; what is final is not thrown over.
@@ -321,7 +323,7 @@ class Facts:
             return known
         attempts = self._grown(index, found)
         item = self._rule(index, attempts)
-        late = asked < len(self.requests.entries) and self.requests.stopped(index)
+        late = asked < len(self.requests.entries) and self.requests.standing(index).stopped
         if late and item.state in (wire.ItemState.FAILED, wire.ItemState.CANCELLED):
             return known if known is not None and not known.state.final else _UNTOUCHED
         if attempts and not item.state.final:
@@ -333,7 +335,7 @@ class Facts:
     def _reopened(self, index: int, known: wire.Item) -> bool:
         if known.state is wire.ItemState.SUCCEEDED:
             return False
-        return self.requests.retried(index) > self._final_since.get(index, 0)
+        return self.requests.standing(index).retried > self._final_since.get(index, 0)
 
     def _set(self, index: int, item: wire.Item) -> None:
         known = self._items.get(index)

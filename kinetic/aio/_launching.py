@@ -204,7 +204,7 @@ class Launcher:
             if self._slots.get(index) == start.attempt:
                 self.free(index)  # it is over already, or somebody else's attempt is under way
             return False
-        if self._state.halted(index) or submission.requests.stopped(index):
+        if self._state.halted(index) or submission.requests.standing(index).stopped:
             await patiently(lambda: submission.look(index), f"looking at item {index}")
             return False
         return not self.halted
@@ -221,8 +221,8 @@ class Launcher:
                 raise
             self._doubtful.discard((one.index, one.attempt))
             self._launched += 1
-            requests = self._order.submission.requests
-            if requests.stopped(one.index) or one.attempt <= requests.retired(one.index):
+            stands = self._order.submission.requests.standing(one.index)
+            if stands.stopped or one.attempt <= stands.base:
                 cluster = self._order.session.platform.cluster
                 await take_back(cluster, self._order.submission, one.index, one.attempt)
         finally:

@@ -361,7 +361,7 @@ class Submission(Facts):
             seen = found.get((index, number))
             if seen is not None and seen.phase not in (Phase.ENDED, Phase.GONE):
                 cancelling = self._items[index].state is wire.ItemState.CANCELLING
-                if cancelling and self.requests.unwanted(index):
+                if cancelling and self.requests.standing(index).unwanted:
                     stopped.append(seen.name)
                 continue
             if seen is not None or self._claimed(index, number):

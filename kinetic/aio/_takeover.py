@@ -149,7 +149,8 @@ class _Survey:
         events: list[fanout.Event] = [
             self._reopened(one.index, one.attempt)
             for one in self._known
-            if isinstance(one, fanout.Again | fanout.Found) and not requests.stopped(one.index)
+            if isinstance(one, fanout.Again | fanout.Found)
+            and not requests.standing(one.index).stopped
         ]
         for first, stop in self._fresh:
             for index in range(first, stop):
@@ -159,5 +160,4 @@ class _Survey:
         return events
 
     def _reopened(self, index: int, attempt: int) -> fanout.Reopened:
-        requests = self._submission.requests
-        return fanout.Reopened(index, attempt, requests.retried(index), requests.retired(index))
+        return fanout.Reopened(index, attempt, self._submission.requests.standing(index))
