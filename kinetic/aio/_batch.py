@@ -105,7 +105,7 @@ class Batch:
 
     def submitted(self, index: int) -> bool:
         """Whether an attempt of the item was asked for."""
-        if index in self.submission.refusals:
+        if self.submission.refusal(index) is not None:
             return False
         if self.holder is None:
             return True
@@ -577,7 +577,7 @@ class Batch:
                 "goes on with them, and runs nothing again that has ended",
                 job_id=self.group_id,
             )
-            self.submission.abandon(stuck, error)
+            self.submission.abandon(error, stuck)
         self.wake()
 
 

@@ -270,7 +270,7 @@ class Holder:
         waiting = self.waiting
         if waiting:
             logging.warning("%s; %d of its items were not started", lost, len(waiting))
-        self._submission.abandon(waiting, lost)
+        self._submission.abandon(lost, waiting)
 
     async def heeded(self) -> None:
         """Wait until all requests so far are taken in, or will not be by this holder."""

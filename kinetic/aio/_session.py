@@ -117,8 +117,7 @@ class Session:
 
     def forget(self, submission: Submission) -> None:
         """Its objects are gone: nothing more will be asked about it."""
-        submission.removed = True
-        submission.abandon_all(submission.identity.gone)
+        submission.abandon(submission.identity.gone)
         self._submissions.pop(submission.identity.id, None)
         self.batches.pop(submission.identity.id, None)
         if (watch := self._watches.pop(submission.identity.id, None)) is not None:
@@ -149,7 +148,7 @@ class Session:
     async def _end(self) -> None:
         self._closed = True
         for submission in tuple(self._submissions.values()):
-            submission.abandon_all(
+            submission.abandon(
                 KineticError(
                     f"the client was closed while {submission.identity.id} went on; "
                     "attach to it to find its outcome"

@@ -10,6 +10,7 @@ import asyncio
 from collections import deque
 from collections.abc import Collection, Iterable
 from contextlib import aclosing
+from dataclasses import dataclass
 
 from absl import logging
 
@@ -18,7 +19,7 @@ from kinetic.aio._closing import closing
 from kinetic.aio._facts import Facts, Identity
 from kinetic.aio._patience import PATIENCE_S, is_passing
 from kinetic.aio.ports import Cluster, Observation, Phase, Store
-from kinetic.errors import BackendError, KineticError, WireError
+from kinetic.errors import BackendError, KineticError, NotFound, WireError
 from kinetic.job_status import JobStatus
 
 __all__ = ["Identity", "Submission"]
@@ -28,6 +29,18 @@ FIRST_RECHECK_S, RECHECK_S = 1.0, 10.0
 LOG_LINES = 20
 LOG_S = 15.0
 """The end of an attempt is told without what takes longer: a log is lost with its node."""
+
+
+@dataclass(slots=True)
+class Abandonment:
+    """Why nothing more will come of *items*; None: of any of them, whatever this process does."""
+
+    error: KineticError
+    items: set[int] | None
+
+    def concerns(self, index: int) -> bool:
+        """Whether it is about this item."""
+        return self.items is None or index in self.items
 
 
 class Submission(Facts):
@@ -42,29 +55,36 @@ class Submission(Facts):
         self.observed = False
         self.ours = False  # launched by this client, which watched from before that
         self.fence = 1
-        self.abandoned: KineticError | None = None
-        self.removed = False
         self._cleaned_round: int | None = None
         self._cluster = cluster
         self._seen: dict[int, Observation] = {}
         self._unsure: set[int] = set()
         self._waiters: dict[int, list[asyncio.Future[wire.Item]]] = {}
+        self._abandonment: Abandonment | None = None
         self._troubles: dict[int, Exception] = {}
-        self._silences: dict[int, Exception] = {}  # who has them is told, and goes on asking
-        self._refused: dict[int, Exception] = {}
-        self._stuck: set[int] = set()
-        self._over: KineticError | None = None
+        self._refused: dict[int, Exception] = {}  # also of what has failed by that since
 
     # --- what is known ---
 
     @property
     def settled_items(self) -> int:
         """How many items are final, or cannot be found out about; not those nobody submits."""
-        return self.ended + len(self._troubles)
+        return self.ended + sum(not is_passing(error) for error in self._troubles.values())
+
+    @property
+    def abandoned(self) -> KineticError | None:
+        """Why nothing more comes of it, or of some of its items."""
+        return self._abandonment.error if self._abandonment is not None else None
+
+    @property
+    def removed(self) -> bool:
+        """Whether it was cleaned up."""
+        return isinstance(self.abandoned, NotFound)
 
     def touched(self, known: int) -> list[int]:
         """The items below *known* that anything was heard of, in order."""
-        found = {*self._items, *self._refused, *self._troubles, *self._stuck}
+        stuck = (self._abandonment.items if self._abandonment is not None else None) or ()
+        found = {*self._items, *self._refused, *self._troubles, *stuck}
         return sorted(index for index in found if index < known)
 
     def observation(self, index: int) -> Observation | None:
@@ -88,14 +108,14 @@ class Submission(Facts):
 
     def trouble(self, index: int) -> Exception | None:
         """Why nothing more will be heard of an item that is open."""
-        if index in self._stuck:
-            return self.abandoned
-        known = self._refused.get(index) or self._troubles.get(index)
-        return known or self._silences.get(index)
+        if self._abandonment is not None and self._abandonment.concerns(index):
+            return self._abandonment.error
+        return self._refused.get(index) or self._troubles.get(index)
 
     def lasting_trouble(self, index: int) -> Exception | None:
         """The same, where asking again would bring the same answer."""
-        return self._troubles.get(index)
+        error = self._troubles.get(index)
+        return None if error is None or is_passing(error) else error
 
     def troubled(self) -> list[int]:
         """The items that nothing more can be found out about, in order."""
@@ -104,7 +124,8 @@ class Submission(Facts):
             for index, item in self._items.items()
             if item.outcome is not None and item.outcome.reason == wire.UNVERIFIED
         )
-        return sorted({*self._troubles, *unverified})
+        lasting = (index for index in self._troubles if self.lasting_trouble(index) is not None)
+        return sorted({*lasting, *unverified})
 
     def is_damaged(self, index: int) -> bool:
         """Whether what there is of the item is forged, or damaged: it stays so."""
@@ -168,8 +189,9 @@ class Submission(Facts):
     # --- telling ---
 
     def _set(self, index: int, item: wire.Item) -> None:
-        if self._stuck and item != self.item(index):  # somebody has gone on with it
-            self._stuck.discard(index)
+        abandoned = self._abandonment
+        if abandoned is not None and abandoned.items and item != self.item(index):
+            abandoned.items.discard(index)  # somebody has gone on with it
         super()._set(index, item)
         if item.state.final:
             self.hope(index)
@@ -179,55 +201,46 @@ class Submission(Facts):
 
     def _tell(self, index: int, item: wire.Item | None) -> None:
         super()._tell(index, item)
-        if self._waiters and item is not None and item.state.final:
-            for waiter in self._waiters.pop(index, ()):
-                if not waiter.done():
-                    waiter.set_result(item)
+        if index not in self._waiters:
+            return
+        if item is not None and item.state.final:
+            for waiter in self._woken(index):
+                waiter.set_result(item)
+        elif (trouble := self.trouble(index)) is not None:
+            for waiter in self._woken(index):
+                waiter.set_exception(trouble)
 
-    def _raise_to_waiters(self, index: int, error: Exception) -> None:
-        for waiter in self._waiters.pop(index, ()):
-            if not waiter.done():
-                waiter.set_exception(error)
-        self._tell(index, None)
+    def _woken(self, index: int) -> list[asyncio.Future[wire.Item]]:
+        return [waiter for waiter in self._waiters.pop(index) if not waiter.done()]
 
     def fail(self, index: int, error: Exception) -> None:
         """What happened to the item cannot be found out: tell those who wait, and who will."""
         item = self.item(index)
         if item is None or not item.state.final:
-            self.hope(index)
-            (self._silences if is_passing(error) else self._troubles)[index] = error
+            self._troubles[index] = error
             self._unsure.add(index)  # the platform may have said its last word about it
-            self._raise_to_waiters(index, error)
+            self._tell(index, None)
 
     def hope(self, index: int) -> None:
         """It can be found out again."""
         self._troubles.pop(index, None)
-        self._silences.pop(index, None)
 
     def refuse(self, index: int, error: Exception) -> None:
         """The item was not submitted: *error* says more than its outcome does."""
         self._refused[index] = error
-        self._raise_to_waiters(index, error)
+        self._tell(index, None)
 
-    def abandon(self, stuck: Iterable[int], error: KineticError) -> None:
-        """Tell everybody who waits for one of *stuck* that it will not come."""
-        self.abandoned = error
-        self._stuck = {*stuck}
-        for index in tuple(self._stuck):
-            self._raise_to_waiters(index, error)
+    def abandon(self, error: KineticError, items: Iterable[int] | None = None) -> None:
+        """Tell everybody who waits for *items*, for any without them, that nothing more comes."""
+        concerned = None if items is None else {*items}
+        self._abandonment = Abandonment(error, concerned)
+        for index in [*self._waiters, 0] if concerned is None else [*concerned]:
+            self._tell(index, None)
 
     def reclaim(self) -> None:
         """Somebody submits it again."""
-        self.abandoned = None
-        self._stuck = set()
-
-    def abandon_all(self, error: KineticError) -> None:
-        """Nobody here will hear any more of it: tell everybody who waits, and who will."""
-        self._over = error
-        self.abandoned = self.abandoned or error
-        for index in tuple(self._waiters):
-            self._raise_to_waiters(index, error)
-        self._tell(0, None)
+        if self._abandonment is not None and self._abandonment.items is not None:
+            self._abandonment = None
 
     def held_up(self) -> str:
         """What the platform says of an item that waits; empty if it says nothing, or one runs."""
@@ -483,7 +496,7 @@ class Submission(Facts):
         item = self._items.get(index)
         if item is not None and item.state.final:
             return item
-        if (trouble := self._over or self.trouble(index)) is not None:
+        if (trouble := self.trouble(index)) is not None:
             raise trouble
         waiter: asyncio.Future[wire.Item] = asyncio.get_running_loop().create_future()
         self._waiters.setdefault(index, []).append(waiter)
