@@ -45,7 +45,6 @@ class Batch:
         session: Session,
         submission: Submission,
         manifest: Mapping[str, Any],
-        limit: asyncio.Semaphore | None = None,
         *,
         followed: bool = True,
     ) -> None:
@@ -56,7 +55,6 @@ class Batch:
         self.watchers: list[asyncio.Event] = []
         identity = submission.identity
         self.stock = Stock(session.platform.store, identity.scope, identity.key)
-        self._limit = limit
         self._followed = followed
         self._taking_over = asyncio.Lock()
         self._mourning: asyncio.Task[None] | None = None
@@ -211,7 +209,6 @@ class Batch:
             stock=self.stock,
             hold=hold,
             output_dir=self.manifest["output_dir"],
-            limit=self._limit,
         )
         length = feed.length if feed is not None else self.manifest["total"]
         holder = Holder(order, terms.policy, feed, terms.window_for(length), self.wake)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import shutil
 import time
@@ -35,7 +34,6 @@ async def start(
     call: _submit.Call,
     inputs: Iterable[Any] | AsyncIterable[Any],
     terms: Terms,
-    limit: asyncio.Semaphore | None,
 ) -> Batch:
     """Pack once, write the manifest, take the lease, and start submitting.
 
@@ -63,7 +61,7 @@ async def start(
     session.follow(submission, ours=True)
     try:
         hold = await _found(session, identity, placed, manifest)
-        batch = Batch(session, submission, manifest, limit)
+        batch = Batch(session, submission, manifest)
         batch.hold(hold, placed, feed, terms)
     except SubmitterLost:  # this process has slept in between, and somebody goes on with it
         session.forget(submission)
@@ -122,9 +120,7 @@ async def _identity_of(session: Session, manifest: Mapping[str, Any]) -> Identit
     )
 
 
-async def attach(
-    session: Session, group_id: str, *, limit: asyncio.Semaphore | None = None
-) -> Batch:
+async def attach(session: Session, group_id: str) -> Batch:
     """Observe a batch that was submitted elsewhere.
 
     Raises:
@@ -142,7 +138,7 @@ async def attach(
         return known  # somebody else attached meanwhile
     store, cluster = session.platform.store, session.platform.cluster
     submission = session.follow(Submission(identity, store, cluster), ours=False)
-    batch = session.batches[group_id] = Batch(session, submission, manifest, limit)
+    batch = session.batches[group_id] = Batch(session, submission, manifest)
     try:
         await batch.look()
     except BaseException:
@@ -158,7 +154,6 @@ async def list_batches(
     name: str | None,
     tags: Mapping[str, str] | None,
     count: int | None,
-    limit: asyncio.Semaphore | None,
 ) -> list[Batch]:
     """The newest *count* batches that carry *name* and *tags*; followed when they are asked.
 
@@ -180,9 +175,7 @@ async def list_batches(
     listed: list[Batch] = []
     for at in range(0, len(found), LISTING):
         ids = [group_id for _, group_id in found[at : at + LISTING]]
-        opened = await all_or_none(
-            *(_listed(session, group_id, limit, refused) for group_id in ids)
-        )
+        opened = await all_or_none(*(_listed(session, group_id, refused) for group_id in ids))
         listed += [batch for batch in opened if batch is not None]
         if count is not None and len(listed) >= count:
             break
@@ -195,7 +188,6 @@ async def list_batches(
 async def _listed(
     session: Session,
     group_id: str,
-    limit: asyncio.Semaphore | None,
     refused: dict[str, WireError],
 ) -> Batch | None:
     if (known := session.batches.get(group_id)) is not None:
@@ -212,7 +204,7 @@ async def _listed(
     if (known := session.batches.get(group_id)) is not None:
         return known
     submission = Submission(identity, session.platform.store, session.platform.cluster)
-    batch = Batch(session, submission, manifest, limit, followed=False)
+    batch = Batch(session, submission, manifest, followed=False)
     try:
         await batch.stock.read()  # how much is stored, which whoever resumes it has to know
     except WireError as exc:

@@ -16,6 +16,7 @@ from kinetic._runner import seals
 from kinetic.aio._patience import PATIENCE_S, is_passing
 from kinetic.aio._release import shared
 from kinetic.aio._submission import Submission
+from kinetic.aio._under_way import AttemptLimit
 from kinetic.aio.platforms import Platform
 from kinetic.aio.ports import Observation, Phase
 from kinetic.configuration import Target
@@ -71,10 +72,13 @@ class Session:
     known here for as long as somebody holds a handle, waits, or submits.
     """
 
-    def __init__(self, target: Target, platform: Platform, client_id: str) -> None:
+    def __init__(
+        self, target: Target, platform: Platform, client_id: str, limit: AttemptLimit
+    ) -> None:
         self.target = target
         self.platform = platform
         self.client_id = client_id
+        self.limit = limit
         self.batches: weakref.WeakValueDictionary[str, Batch] = weakref.WeakValueDictionary()
         self._submissions: weakref.WeakValueDictionary[str, Submission]
         self._submissions = weakref.WeakValueDictionary()

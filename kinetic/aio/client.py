@@ -42,7 +42,7 @@ from kinetic.aio._scratch import sweep_scratch
 from kinetic.aio._session import LABEL_SUBMISSION, Session
 from kinetic.aio._submission import Identity, Submission
 from kinetic.aio._terms import Terms
-from kinetic.aio._under_way import CLOSED, UnderWay
+from kinetic.aio._under_way import CLOSED, AttemptLimit, UnderWay
 from kinetic.aio.batch import BatchHandle
 from kinetic.aio.job import JobHandle
 from kinetic.aio.platforms import BACKENDS, Platform, open_platform
@@ -93,7 +93,7 @@ class Client:
         }
         self._store = store
         self._platform = platform
-        self.limit = asyncio.Semaphore(max_concurrent) if max_concurrent else None
+        self.limit = AttemptLimit(max_concurrent)
         self._packing = asyncio.Semaphore(PACKING)
         self._id = os.urandom(6).hex()
         self._sessions: dict[tuple[Path, configuration.Target], asyncio.Task[Session]] = {}
@@ -196,12 +196,11 @@ class Client:
             packed = await _submit.pack(call)
         try:
             placed = await _submit.place(session, packed)
-            if self.limit is not None:
-                await self.limit.acquire()
+            await self.limit.acquire()
             try:
                 return await self._launch_single(session, packed, placed)
             except BaseException:
-                self._release_slot()
+                self.limit.release()
                 raise
         finally:
             shutil.rmtree(packed.spool, ignore_errors=True)
@@ -252,7 +251,7 @@ class Client:
             await release(undo, what=f"removing the half-made job {job_id}")
             session.forget(submission)
             raise
-        if self.limit is not None:
+        if self.limit.bounded:
             waiting = session.spawn(submission.closed(0), name=f"slot of {job_id}")
             waiting.add_done_callback(self._on_closed)
         _submit.log_choice(session, placed)
@@ -263,11 +262,7 @@ class Client:
     def _on_closed(self, waiting: asyncio.Task[wire.Item]) -> None:
         if not waiting.cancelled():
             waiting.exception()  # whoever holds the handle will hear of it
-        self._release_slot()
-
-    def _release_slot(self) -> None:
-        if self.limit is not None:
-            self.limit.release()
+        self.limit.release()
 
     @overload
     async def run(
@@ -380,7 +375,7 @@ class Client:
     ) -> Batch:
         async with self._under_way.block():
             session = await self._session(call.options)
-            return await _begin.start(session, call, inputs, terms, self.limit)
+            return await _begin.start(session, call, inputs, terms)
 
     # --- finding ---
 
@@ -431,7 +426,7 @@ class Client:
         check(poll_interval=poll_interval, poll_timeout=poll_timeout)
         _ids.refuse_job(group_id)
         session = await self._session_for_id(group_id, project, cluster)
-        batch = await _begin.attach(session, group_id, limit=self.limit)
+        batch = await _begin.attach(session, group_id)
         return BatchHandle(self, batch, attached=True, timeout=poll_timeout)
 
     async def cleanup(
@@ -492,7 +487,7 @@ class Client:
         check(name=name, tags=tags, project=project, cluster=cluster, limit=limit)
         given = {"project": project, "cluster": cluster}
         session = await self._open({**self._where, **_given(given)})
-        found = await _begin.list_batches(session, name, tags, limit, self.limit)
+        found = await _begin.list_batches(session, name, tags, limit)
         return [BatchHandle(self, batch, attached=True) for batch in found]
 
     async def list_jobs(
@@ -541,7 +536,7 @@ class Client:
         return await in_thread(_collector.collect, home, store, _collector.Limits.of(os.environ))
 
     async def _item(self, session: Session, group_id: str, index: int) -> JobHandle[Any]:
-        batch = await _begin.attach(session, group_id, limit=self.limit)
+        batch = await _begin.attach(session, group_id)
         return await BatchHandle[Any](self, batch, attached=True).job(index)
 
     # --- sessions ---
@@ -555,7 +550,7 @@ class Client:
         where = (record.project or None, record.cluster_name or None)
         session = await self._session_for_id(record.group_id or record.job_id, *where)
         if record.group_id is not None:
-            batch = await _begin.attach(session, record.group_id, limit=self.limit)
+            batch = await _begin.attach(session, record.group_id)
             index = record.group_index or 0
             return Following(
                 session=session,
@@ -636,7 +631,7 @@ class Client:
     async def _opened(self, target: configuration.Target) -> Session:
         platform = self._platform or await open_platform(target)
         await anyio.to_thread.run_sync(sweep_scratch, abandon_on_cancel=True)
-        return Session(target, platform, self._id)
+        return Session(target, platform, self._id, self.limit)
 
 
 async def _close(sessions: Sequence[asyncio.Task[Session]]) -> None:
