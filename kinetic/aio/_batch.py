@@ -301,8 +301,7 @@ class Batch:
             secret = self.session.platform.cluster.secret
             content = await patiently(lambda: secret(self.group_id), "reading the environment")
         except NotFound as exc:
-            manifest = f"{self.submission.identity.scope}manifest"
-            await _manifest.read_manifest(self.session, manifest, self.group_id)
+            await _manifest.read_manifest(self.session, self.group_id)
             await self.look()
             if self.total is not None and self.submission.ended >= self.total:
                 return {}  # nothing will run
@@ -395,8 +394,8 @@ class Batch:
 
     async def _is_there(self) -> bool:
         """Whether nobody has cleaned it up: what is written into it then would stay for ever."""
-        manifest = f"{self.submission.identity.scope}manifest"
-        if self.holding or await self.session.platform.store.look(manifest) is not None:
+        entry = self.submission.identity.entry
+        if self.holding or await self.session.platform.store.look(entry) is not None:
             return True
         self.session.forget(self.submission)
         return False

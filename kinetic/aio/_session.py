@@ -56,7 +56,7 @@ TURN = 64
 """How many are read in one turn of the loop, by a store that answers at once."""
 
 MANY_WATCHES = 8
-"""With so many, further jobs of other processes share one watch over everything."""
+"""With so many, further submissions of other processes share one watch over everything."""
 
 OWN, ALL = "", "all jobs"
 """Watches that are about more than one submission."""
@@ -104,7 +104,7 @@ class Session:
             known.ours = True
             self._ensure_watch(OWN, {LABEL_CLIENT: self.client_id})
         elif known is submission:
-            if submission.identity.single and len(self._watches) >= MANY_WATCHES:
+            if len(self._watches) >= MANY_WATCHES:
                 self._ensure_watch(ALL, {"app": "kinetic"})
             else:
                 self.watch(submission)

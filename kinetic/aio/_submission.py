@@ -16,13 +16,13 @@ from absl import logging
 
 from kinetic._runner import results, wire
 from kinetic.aio._closing import closing
-from kinetic.aio._facts import Facts, Identity
+from kinetic.aio._facts import BatchIdentity, Facts, Identity
 from kinetic.aio._patience import PATIENCE_S, is_passing
 from kinetic.aio.ports import Cluster, Observation, Phase, Store
 from kinetic.errors import BackendError, KineticError, NotFound, WireError
 from kinetic.job_status import JobStatus
 
-__all__ = ["Identity", "Submission"]
+__all__ = ["BatchIdentity", "Identity", "Submission"]
 
 FIRST_RECHECK_S, RECHECK_S = 1.0, 10.0
 
@@ -32,7 +32,7 @@ LOG_S = 15.0
 
 
 @dataclass(slots=True)
-class Abandonment:
+class _Abandonment:
     """Why nothing more will come of *items*; None: of any of them, whatever this process does."""
 
     error: KineticError
@@ -51,7 +51,7 @@ class Submission(Facts):
 
     def __init__(self, identity: Identity, store: Store, cluster: Cluster) -> None:
         super().__init__(identity, store)
-        self.closes = identity.single  # by convention the holder closes, and whoever is alone
+        self.closes = not identity.leased  # by convention the holder closes, and whoever is alone
         self.observed = False
         self.ours = False  # launched by this client, which watched from before that
         self.fence = 1
@@ -60,7 +60,7 @@ class Submission(Facts):
         self._seen: dict[int, Observation] = {}
         self._unsure: set[int] = set()
         self._waiters: dict[int, list[asyncio.Future[wire.Item]]] = {}
-        self._abandonment: Abandonment | None = None
+        self._abandonment: _Abandonment | None = None
         self._troubles: dict[int, Exception] = {}
         self._refused: dict[int, Exception] = {}  # also of what has failed by that since
 
@@ -233,7 +233,7 @@ class Submission(Facts):
     def abandon(self, error: KineticError, items: Iterable[int] | None = None) -> None:
         """Tell everybody who waits for *items*, for any without them, that nothing more comes."""
         concerned = None if items is None else {*items}
-        self._abandonment = Abandonment(error, concerned)
+        self._abandonment = _Abandonment(error, concerned)
         for index in [*self._waiters, 0] if concerned is None else [*concerned]:
             self._tell(index, None)
 
@@ -321,7 +321,9 @@ class Submission(Facts):
             await self.settle(index, item.attempt, found[0])
         elif found:
             self.note_found(index, item.attempt, found[0], before)
-        elif self._claimed(index, item.attempt) or (self.identity.single and self.identity.settled):
+        elif self._claimed(index, item.attempt) or (
+            self.identity.settled and not self.identity.leased
+        ):
             await self.settle(index, item.attempt, None)
         return self._items[index]
 
@@ -410,7 +412,7 @@ class Submission(Facts):
         death = closing(self.attempt(index, number), seen)
         if death is None:
             return False
-        if self.identity.single and not await self._store.look(f"{self.identity.scope}handle.json"):
+        if not (self.identity.leased or await self._store.look(self.identity.entry)):
             raise self.identity.gone  # whoever had its value has removed it, and how it ended
         if claimant is None:
             if not await self._void(index, number):
