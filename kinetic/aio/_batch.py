@@ -13,6 +13,7 @@ from absl import logging
 
 from kinetic._runner import wire
 from kinetic.aio import _lease, _manifest, _removal, _submit, fanout
+from kinetic.aio._following import Following
 from kinetic.aio._holder import Holder
 from kinetic.aio._inputs import Source, size_of
 from kinetic.aio._intake import Feed
@@ -66,6 +67,15 @@ class Batch:
     def group_id(self) -> str:
         """Its id."""
         return self.submission.identity.id
+
+    def following(self, index: int) -> Following:
+        """Where the job of an item is followed."""
+        return Following(
+            session=self.session,
+            submission=self.submission,
+            index=index,
+            output_dir=f"{self.manifest['output_dir']}/{index}",
+        )
 
     # --- what is there ---
 

@@ -268,6 +268,20 @@ class Submission(Facts):
         if self._seen.get(index) is before:
             self.note(index, number, seen)
 
+    def is_over(
+        self, index: int, number: int, seen: Observation | None, before: Observation | None
+    ) -> bool:
+        """What the platform answered about an attempt: whether that has ended; else it is noted.
+
+        It has ended, too, when somebody has claimed it and nothing of it is there.
+        """
+        if seen is None:
+            return self._claimed(index, number)
+        if seen.phase in (Phase.ENDED, Phase.GONE):
+            return True
+        self.note_found(index, number, seen, before)
+        return False
+
     async def look_at_each(self, indices: Collection[int]) -> None:
         """`look_at_all`, where a forged outcome fails its item and is no trouble of the others.
 
@@ -314,17 +328,11 @@ class Submission(Facts):
         self.hope(index)
         if item.state.final:
             return item
-        name = self.identity.attempt_name(index, item.attempt)
         before = self._seen.get(index)
-        found = await self._cluster.find(names=[name])
-        if found and found[0].phase in (Phase.ENDED, Phase.GONE):
-            await self.settle(index, item.attempt, found[0])
-        elif found:
-            self.note_found(index, item.attempt, found[0], before)
-        elif self._claimed(index, item.attempt) or (
-            self.identity.settled and not self.identity.leased
-        ):
-            await self.settle(index, item.attempt, None)
+        seen = (await self._find([(index, item.attempt)])).get((index, item.attempt))
+        never_comes = self.identity.settled and not self.identity.leased
+        if self.is_over(index, item.attempt, seen, before) or (seen is None and never_comes):
+            await self.settle(index, item.attempt, seen)
         return self._items[index]
 
     async def keep_looking(self, index: int) -> None:
@@ -406,8 +414,7 @@ class Submission(Facts):
             # What names no process may be of a job that was there before the claimant's.
             before = self._seen.get(index)
             seen = (await self._find([(index, number)])).get((index, number))
-            if seen is not None and seen.phase not in (Phase.ENDED, Phase.GONE):
-                self.note_found(index, number, seen, before)
+            if not self.is_over(index, number, seen, before):
                 return True
         death = closing(self.attempt(index, number), seen)
         if death is None:

@@ -121,12 +121,9 @@ class _Survey:
         claimed = self._submission.attempt(index, item.attempt).executor is not None
         if seen is not None or claimed:
             self._known.append(fanout.Found(index, item.attempt))
-            if seen is None or seen.phase in (Phase.ENDED, Phase.GONE):
+            if self._submission.is_over(index, item.attempt, seen, self._before.get(index)):
                 claimant = self._claimants.get((index, item.attempt))
                 self._session.settle(self._submission, index, item.attempt, seen, claimant)
-            else:
-                before = self._before.get(index)
-                self._submission.note_found(index, item.attempt, seen, before)
         elif item.attempt > 1:
             self._known.append(fanout.Again(index, item.attempt))
         elif self._fresh and self._fresh[-1][1] == index:

@@ -477,13 +477,7 @@ class Client:
         session = await self._session_for_id(record.group_id or record.job_id, *where)
         if record.group_id is not None:
             batch = await _begin.attach(session, record.group_id)
-            index = record.group_index or 0
-            return Following(
-                session=session,
-                submission=batch.submission,
-                index=index,
-                output_dir=f"{batch.manifest['output_dir']}/{index}",
-            )
+            return batch.following(record.group_index or 0)
         manifest = await _manifest.read_manifest(session, record.job_id)
         return await self._following(session, record.job_id, manifest)
 
