@@ -66,9 +66,8 @@ class Opening:
         attempts = wire.attempts_of(
             [(one.name, one.metadata) for one in entries], self._key, order.scope
         )
-        return wire.item(
-            order.index, self._requests(), attempts.get(order.index, {}), order.budgets
-        )
+        stands = wire.standing(order.index, self._requests())
+        return wire.item(stands, attempts.get(order.index, {}), order.budgets)
 
     def may_run(self) -> bool:
         """Whether the item waits for exactly this attempt; ask it after the claim."""

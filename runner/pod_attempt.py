@@ -6,18 +6,17 @@ import contextlib
 import os
 import signal
 import sys
-import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from . import frames, receipts, results, wire
+from . import receipts, wire
 from .attempt import Attempt
 from .objects import Objects
 from .opening import Opening
 from .pod_guard import Ended
+from .results import Death, closed
 
 __all__ = [
-    "Death",
     "PodAttempt",
     "Restarts",
     "close_dead",
@@ -47,16 +46,6 @@ class Restarts:
     def total(self) -> int:
         """The number of pods before this one."""
         return self.failures + self.disruptions
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Death:
-    """What is to be said of a job whose process ended without an outcome."""
-
-    kind: wire.Kind
-    reason: str
-    message: str
-    exit_code: int | None = field(default=None)
 
 
 class PodAttempt(Attempt):
@@ -153,11 +142,8 @@ def close_earlier(
         preempted = disrupted < restarts.disruptions
         disrupted += preempted
         how = "its node was taken away, or it had to make way" if preempted else "its pod ended"
-        death = Death(
-            kind=wire.Kind.LOST,
-            reason="preempted" if preempted else "lost",
-            message=f"the job ended without an outcome: {how}; Kubernetes started it again",
-        )
+        words = f"the job ended without an outcome: {how}; Kubernetes started it again"
+        death = Death(message=words, reason="preempted" if preempted else "lost")
         _close(order, key, number, there.executor, death, objects)
 
 
@@ -168,20 +154,23 @@ def _close(
     executor: str | None,
     death: Death,
     objects: Objects,
-) -> None:
+    log: str = "",
+) -> tuple[wire.Outcome, Mapping[str, str] | None, bytes]:
+    """Close attempt *number*; without metadata when it had its outcome already."""
+    place = (order.scope, order.index, number)
     if executor is None:
         claim = {"executor": wire.VOID, "fence": str(order.fence)}
-        name = wire.attempt_key(order.scope, order.index, number, "claim")
+        name = wire.attempt_key(*place, "claim")
         if objects.create(name, b"", claim):
             executor = wire.VOID
         else:
             executor = objects.stat(name).metadata.get("executor", "")
     # After the claim was seen: a stop counts from here on.
     item = Opening(order, key, executor, objects).item()
-    stopped = item.state in (wire.ItemState.CANCELLING, wire.ItemState.CANCELLED)
-    outcome, content = _outcome(order, executor, death, stopped=stopped, log="")
-    metadata = outcome.signed(key, order.scope, order.index, number)
-    objects.create(wire.attempt_key(order.scope, order.index, number, "outcome"), content, metadata)
+    outcome, content = closed(death, item, executor, order.fence, log)
+    metadata = outcome.signed(key, *place)
+    created = objects.create(wire.attempt_key(*place, "outcome"), content, metadata)
+    return outcome, metadata if created else None, content
 
 
 def close_restarted(
@@ -189,7 +178,7 @@ def close_restarted(
 ) -> int:
     """Close the own attempt, which *executor* had begun before *who* was started again."""
     words = f"{who} ended without an outcome, and was started again; nothing runs twice"
-    death = Death(kind=wire.Kind.LOST, reason="lost", message=words)
+    death = Death(message=words, reason="lost")
     _close(order, key, order.attempt, executor, death, objects)
     return code_of(Opening(order, key, executor, objects))
 
@@ -203,21 +192,21 @@ def death_of(ended: Ended, order: wire.Assignment, *, memory: bool) -> Death:
     if ended.killed and ended.out_of_time:
         words = f"ran longer than its timeout of {order.timeout:g} s, and did not end when asked to"
         return Death(
-            kind=wire.Kind.ERROR, reason="deadline", message=f"the job {words}", exit_code=status
+            message=f"the job {words}", reason="deadline", kind=wire.Kind.ERROR, exit_code=status
         )
     if ended.stopped and (ended.killed or status in (-signal.SIGTERM, -signal.SIGKILL)):
         words = "the job was asked to stop" + (", and did not end in time" if ended.killed else "")
-        return Death(kind=wire.Kind.ERROR, reason="preempted", message=words, exit_code=status)
+        return Death(message=words, reason="preempted", kind=wire.Kind.ERROR, exit_code=status)
     if memory:
         words = "the job's process was killed: it took more memory than its pod may have"
-        return Death(kind=wire.Kind.LOST, reason="out of memory", message=words, exit_code=status)
+        return Death(message=words, reason="out of memory", exit_code=status)
     if status < 0:
         number = -status
         name = signal.Signals(number).name if number in signal.valid_signals() else str(number)
         words = f"the job's process was killed by {name}"
     else:
         words = f"the job's process ended by itself with exit code {status}, without an outcome"
-    return Death(kind=wire.Kind.LOST, reason="lost", message=words, exit_code=status)
+    return Death(message=words, reason="lost", exit_code=status)
 
 
 def oom_kills(places: Sequence[str] = OOM_EVENTS) -> int:
@@ -248,35 +237,10 @@ def close_dead(
         if not opening.inputs_there():
             opening.withdraw()  # the batch was cleaned up meanwhile
             return wire.EXIT_FINAL
-        stopped = opening.item().state is wire.ItemState.CANCELLING
-        outcome, content = _outcome(order, executor, death, stopped=stopped, log=log)
-        metadata = outcome.signed(key, order.scope, order.index, order.attempt)
-        name = wire.attempt_key(order.scope, order.index, order.attempt, "outcome")
-        created = objects.create(name, content, metadata)
+        outcome, metadata, content = _close(
+            order, key, order.attempt, executor, death, objects, log
+        )
     except OSError as exc:
         print(f"kinetic: the outcome could not be written: {exc}", file=sys.stderr)
         return wire.EXIT_UNCOMMITTED
-    return _leave_with(opening, order, outcome, metadata if created else None, content, receipt)
-
-
-def _outcome(
-    order: wire.Assignment, executor: str, death: Death, *, stopped: bool, log: str
-) -> tuple[wire.Outcome, bytes]:
-    content = b""
-    if not stopped:
-        words = death.message + (f"\nLast lines of its log:\n{log}" if log else "")
-        text = results.ErrorText(qualname="", message=words, traceback="", phase="lost", log=log)
-        content = frames.pack([], {"error": results.fields_of(text)})
-    return (
-        wire.Outcome(
-            kind=wire.Kind.CANCELLED if stopped else death.kind,
-            reason="cancelled" if stopped else death.reason,
-            executor=executor,
-            fence=order.fence,
-            phase="cancelled" if stopped else "lost",
-            exit_code=death.exit_code,
-            ended=time.time(),
-            body=results.digest(content),
-        ),
-        content,
-    )
+    return _leave_with(opening, order, outcome, metadata, content, receipt)

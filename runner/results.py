@@ -11,6 +11,7 @@ import hashlib
 import io
 import os
 import pickle
+import time
 import traceback
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,8 +20,10 @@ from typing import Any
 from . import exceptions, frames, pickles, wire
 
 __all__ = [
+    "Death",
     "ErrorText",
     "Stored",
+    "closed",
     "digest",
     "encode_error",
     "encode_value",
@@ -58,6 +61,51 @@ class ErrorText:
     result_repr: str = ""
     log: str = ""
     withheld: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Death:
+    """How an attempt ended that did not say so itself: its process died, or never began."""
+
+    reason: str
+    message: str
+    kind: wire.Kind = wire.Kind.LOST
+    exit_code: int | None = None
+    phase: str = "lost"
+    qualname: str = ""
+    traceback: str = ""
+
+
+def closed(
+    death: Death, item: wire.Item, executor: str, fence: int, log: str = ""
+) -> tuple[wire.Outcome, bytes]:
+    """The outcome by which somebody else closes an attempt of *executor*, and its body.
+
+    *item* was looked at after the claim of *executor* was seen: if it was stopped by then,
+    the attempt is cancelled, whatever it died of. *log* are the last lines of its log.
+    """
+    content = b""
+    if not item.stopped:
+        words = death.message + (f"\nLast lines of its log:\n{log}" if log else "")
+        text = ErrorText(
+            qualname=death.qualname,
+            message=words,
+            traceback=death.traceback,
+            phase=death.phase,
+            log=log,
+        )
+        content = frames.pack([], {"error": fields_of(text)})
+    outcome = wire.Outcome(
+        kind=wire.Kind.CANCELLED if item.stopped else death.kind,
+        reason="cancelled" if item.stopped else death.reason,
+        executor=executor,
+        fence=fence,
+        phase="cancelled" if item.stopped else death.phase,
+        exit_code=death.exit_code,
+        ended=time.time(),
+        body=digest(content),
+    )
+    return outcome, content
 
 
 def _is_plain(value: Any) -> bool:

@@ -42,6 +42,7 @@ __all__ = [
     "Outcome",
     "Request",
     "Slot",
+    "Standing",
     "attempt_key",
     "attempt_keys",
     "attempts_of",
@@ -54,6 +55,7 @@ __all__ = [
     "item",
     "item_prefix",
     "retry_base",
+    "standing",
     "value_key",
     "version_fields",
 ]
@@ -541,6 +543,45 @@ class Request:
         return cls(**known)
 
 
+class Standing(NamedTuple):
+    """What the requests of a batch, as far as they were read, say of one item.
+
+    None of the attempts up to ``base`` counts, or starts any more. ``retried`` is the number of
+    requests up to the one that says so, 0 if none does. An item that is ``stopped`` does not start,
+    and what runs of it is to end if it is ``unwanted``, too. It is so for good when the batch is
+    ``removing`` its objects.
+    """
+
+    base: int = 0
+    retried: int = 0
+    stopped: bool = False
+    unwanted: bool = False
+    removing: bool = False
+
+    def after(self, index: int | None, request: Request, number: int) -> Standing:
+        """What stands for item *index* after one more, by which there are *number* requests.
+
+        Of None, which is every item that no request has named yet.
+        """
+        if self.removing:
+            return self  # its objects go: nothing reopens what is left
+        if request.kind == "stop" and _names(request, index):
+            unwanted = self.unwanted or not request.keep_running
+            removing = request.cause == CLEANUP
+            return self._replace(stopped=True, unwanted=unwanted, removing=removing)
+        if request.kind == "retry" and index is not None and index in request.bases:
+            return Standing(request.bases[index], number)
+        return self
+
+
+def standing(index: int, requests: Iterable[Request]) -> Standing:
+    """What the *requests*, all from the first slot on, say of an item."""
+    stands = Standing()
+    for number, request in enumerate(requests, start=1):
+        stands = stands.after(index, request, number)
+    return stands
+
+
 class ItemState(StrEnum):
     """What the objects say of an item.
 
@@ -574,23 +615,23 @@ class Item(NamedTuple):
     after: str = ""
     failures: int = 0
 
+    @property
+    def stopped(self) -> bool:
+        """Whether what becomes of its open attempt is that it was cancelled."""
+        return self.state in (ItemState.CANCELLING, ItemState.CANCELLED)
+
 
 _NOTHING = Attempt()
 _UNVERIFIED = Outcome(Kind.ERROR, UNVERIFIED)
 
 
-def item(
-    index: int,
-    requests: Iterable[Request],
-    attempts: Mapping[int, Attempt],
-    budgets: Budgets,
-) -> Item:
+def item(stands: Standing, attempts: Mapping[int, Attempt], budgets: Budgets) -> Item:
     """The outcome of an item, from the batch's objects alone.
 
-    *requests* are the control slots in order. A value counts for good, also
-    under a stop and at a number that a retry request has retired.
+    A value counts for good, also under a stop and at a number that a retry
+    request has retired.
     """
-    base, stopped = _standing(index, requests)
+    base, stopped = stands.base, stands.stopped
     spent = {True: 0, False: 0}
     hopeless = False
     failed: tuple[int, Outcome] | None = None
@@ -615,47 +656,27 @@ def item(
     return Item(ItemState.FAILED, *failed) if failed else Item(ItemState.CANCELLED, number)
 
 
-def retry_base(
-    index: int, requests: Iterable[Request], attempts: Mapping[int, Attempt], budgets: Budgets
-) -> int | None:
+def retry_base(stands: Standing, attempts: Mapping[int, Attempt], budgets: Budgets) -> int | None:
     """The base of a request to try the item again, or None when there is nothing to retry.
 
     All closed attempts are behind it. So is the open one of an item that was
     stopped: a job with that number may be on its way.
     """
-    requests = tuple(requests)
-    if any(one.kind == "stop" and one.cause == CLEANUP for one in requests):
+    ended = item(stands, attempts, budgets).state
+    if stands.removing or ended not in (ItemState.FAILED, ItemState.CANCELLED):
         return None
-    if item(index, requests, attempts, budgets).state not in (
-        ItemState.FAILED,
-        ItemState.CANCELLED,
-    ):
-        return None
-    base, stopped = _standing(index, requests)
     number = 1
-    while number <= base or attempts.get(number, Attempt()).outcome is not None:
+    while number <= stands.base or attempts.get(number, _NOTHING).outcome is not None:
         number += 1
-    return number if stopped else number - 1
+    return number if stands.stopped else number - 1
 
 
-def _names(request: Request, index: int) -> bool:
+def _names(request: Request, index: int | None) -> bool:
     """Whether a stop is about this item; `items` are in order, and may be ten thousand."""
-    if request.items is None:
-        return True
+    if request.items is None or index is None:
+        return request.items is None
     at = bisect.bisect_left(request.items, index)
     return at < len(request.items) and request.items[at] == index
-
-
-def _standing(index: int, requests: Iterable[Request]) -> tuple[int, bool]:
-    base, stopped = 0, False
-    for request in requests:
-        if request.kind == "stop" and _names(request, index):
-            stopped = True
-            if request.cause == CLEANUP:
-                break  # its objects go: nothing reopens what is left
-        elif request.kind == "retry" and index in request.bases:
-            base, stopped = request.bases[index], False
-    return base, stopped
 
 
 def attempts_of(

@@ -13,6 +13,7 @@ from absl import logging
 
 from kinetic._runner import wire
 from kinetic.aio import _lease, _manifest, _removal, _submit, fanout
+from kinetic.aio._following import Following
 from kinetic.aio._holder import Holder
 from kinetic.aio._inputs import Source, size_of
 from kinetic.aio._intake import Feed
@@ -45,7 +46,6 @@ class Batch:
         session: Session,
         submission: Submission,
         manifest: Mapping[str, Any],
-        limit: asyncio.Semaphore | None = None,
         *,
         followed: bool = True,
     ) -> None:
@@ -56,7 +56,6 @@ class Batch:
         self.watchers: list[asyncio.Event] = []
         identity = submission.identity
         self.stock = Stock(session.platform.store, identity.scope, identity.key)
-        self._limit = limit
         self._followed = followed
         self._taking_over = asyncio.Lock()
         self._mourning: asyncio.Task[None] | None = None
@@ -68,6 +67,15 @@ class Batch:
     def group_id(self) -> str:
         """Its id."""
         return self.submission.identity.id
+
+    def following(self, index: int) -> Following:
+        """Where the job of an item is followed."""
+        return Following(
+            session=self.session,
+            submission=self.submission,
+            index=index,
+            output_dir=f"{self.manifest['output_dir']}/{index}",
+        )
 
     # --- what is there ---
 
@@ -105,7 +113,7 @@ class Batch:
 
     def submitted(self, index: int) -> bool:
         """Whether an attempt of the item was asked for."""
-        if index in self.submission.refusals:
+        if self.submission.refusal(index) is not None:
             return False
         if self.holder is None:
             return True
@@ -211,7 +219,6 @@ class Batch:
             stock=self.stock,
             hold=hold,
             output_dir=self.manifest["output_dir"],
-            limit=self._limit,
         )
         length = feed.length if feed is not None else self.manifest["total"]
         holder = Holder(order, terms.policy, feed, terms.window_for(length), self.wake)
@@ -304,8 +311,7 @@ class Batch:
             secret = self.session.platform.cluster.secret
             content = await patiently(lambda: secret(self.group_id), "reading the environment")
         except NotFound as exc:
-            manifest = f"{self.submission.identity.scope}manifest"
-            await _manifest.read_manifest(self.session, manifest, self.group_id)
+            await _manifest.read_manifest(self.session, self.group_id)
             await self.look()
             if self.total is not None and self.submission.ended >= self.total:
                 return {}  # nothing will run
@@ -398,8 +404,8 @@ class Batch:
 
     async def _is_there(self) -> bool:
         """Whether nobody has cleaned it up: what is written into it then would stay for ever."""
-        manifest = f"{self.submission.identity.scope}manifest"
-        if self.holding or await self.session.platform.store.look(manifest) is not None:
+        entry = self.submission.identity.entry
+        if self.holding or await self.session.platform.store.look(entry) is not None:
             return True
         self.session.forget(self.submission)
         return False
@@ -413,7 +419,7 @@ class Batch:
             failed = [i for i in ended if submission.status(i) is not JobStatus.SUCCEEDED]
             bases: dict[int, int] = {}
             for index, attempts in (await submission.all_attempts(failed)).items():
-                base = wire.retry_base(index, submission.requests.of(index), attempts, budgets)
+                base = wire.retry_base(submission.requests.standing(index), attempts, budgets)
                 if base is not None:
                     bases[index] = base
             if not bases:
@@ -577,7 +583,7 @@ class Batch:
                 "goes on with them, and runs nothing again that has ended",
                 job_id=self.group_id,
             )
-            self.submission.abandon(stuck, error)
+            self.submission.abandon(error, stuck)
         self.wake()
 
 

@@ -15,7 +15,7 @@ from kinetic.aio import fanout
 from kinetic.aio._launching import Launcher
 from kinetic.aio._session import Session
 from kinetic.aio._submission import Submission
-from kinetic.aio.ports import Observation, Phase
+from kinetic.aio.ports import Observation
 from kinetic.errors import BackendError
 
 __all__ = ["keep_doubting"]
@@ -68,9 +68,7 @@ async def _ask(
         seen = found.get(name)
         if submission.attempt(index, number).executor == wire.VOID:  # who voided it is gone
             session.settle(submission, index, number, seen)
-        elif seen is not None and seen.phase not in (Phase.ENDED, Phase.GONE):
-            submission.note_found(index, number, seen, before)
-        elif seen is not None or submission.attempt(index, number).executor is not None:
+        elif submission.is_over(index, number, seen, before):
             session.settle(submission, index, number, seen, claimant)
-        else:  # it never arrived; to ask once more, by the same name, costs nothing
+        elif seen is None:  # it never arrived; to ask once more, by the same name, costs nothing
             launcher.start(fanout.Start(index, number))

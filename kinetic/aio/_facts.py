@@ -10,17 +10,17 @@ import asyncio
 import json
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 from kinetic._runner import seals, wire
-from kinetic.aio import _results
+from kinetic.aio import _ids, _results
 from kinetic.aio._owner import Owner
 from kinetic.aio._requests import Requests
 from kinetic.aio.ports import ObjectInfo, Store
 from kinetic.errors import NotFound, WireError
 
-__all__ = ["Facts", "Identity"]
+__all__ = ["BatchIdentity", "Facts", "Identity"]
 
 CONTENTS, CONTENT_BYTES = 10_000, 4096
 """How many outcomes, and how large ones, are held until somebody asks for them."""
@@ -36,19 +36,27 @@ Listener = Callable[[int, "wire.Item | None"], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
-    """What tells one submission from another.
+    """What tells one submission from another: a job of its own, or a `BatchIdentity`.
 
-    ``scope`` is the prefix of its objects. ``created`` is seconds since the
-    epoch by the submitter's clock.
+    ``created`` is seconds since the epoch by the submitter's clock. One that is ``leased`` has a
+    holder, who may still start what is not there, and closes what has died.
     """
 
+    leased: ClassVar[bool] = False
+
     id: str
-    scope: str
-    single: bool
     key: bytes
     budgets: wire.Budgets
     created: float
     submitter: Owner | None = None
+    scope: str = field(init=False)
+    """The prefix of its objects."""
+    entry: str = field(init=False)
+    """The object that is there as long as it was not cleaned up."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "scope", _ids.scope_of(self.id))
+        object.__setattr__(self, "entry", _ids.entry_of(self.id))
 
     @property
     def settled(self) -> bool:
@@ -58,26 +66,48 @@ class Identity:
         return time.time() - self.created > YOUNG_S
 
     @property
+    def group_id(self) -> str | None:
+        """Its id if it is a batch."""
+        return None
+
+    @property
     def gone(self) -> NotFound:
         """What whoever asks for it hears after it was cleaned up."""
-        if self.single:
-            return NotFound(
-                f"{self.id} was cleaned up, with its log and its value: result() does that once it "
-                "has returned; with cleanup=False it keeps them"
-            )
+        return NotFound(
+            f"{self.id} was cleaned up, with its log and its value: result() does that once it "
+            "has returned; with cleanup=False it keeps them"
+        )
+
+    def job_id(self, index: int) -> str:
+        """The id of one item's job."""
+        return self.id
+
+    def attempt_name(self, index: int, attempt: int) -> str:
+        """The platform's name of one attempt: the same for everybody who computes it."""
+        return f"kinetic-{self.id}" if attempt == 1 else f"kinetic-{self.id}-{attempt}"
+
+
+class BatchIdentity(Identity):
+    """That of a batch."""
+
+    __slots__ = ()
+    leased: ClassVar[bool] = True
+
+    @property
+    def group_id(self) -> str | None:
+        return self.id
+
+    @property
+    def gone(self) -> NotFound:
         return NotFound(
             f"batch {self.id} was cleaned up: its inputs, jobs and outcomes are gone; submit it "
             "again, and call cleanup() when nothing more is wanted of it"
         )
 
     def job_id(self, index: int) -> str:
-        """The id of one item's job."""
-        return self.id if self.single else f"{self.id}-{index}"
+        return f"{self.id}-{index}"
 
     def attempt_name(self, index: int, attempt: int) -> str:
-        """The platform's name of one attempt: the same for everybody who computes it."""
-        if self.single:
-            return f"kinetic-{self.id}" if attempt == 1 else f"kinetic-{self.id}-{attempt}"
         return f"{self.id}-{index}-{attempt}"
 
 
@@ -147,7 +177,7 @@ class Facts:
             return _UNTOUCHED
         if self._rule(index, self._grown(index, found)).state is not wire.ItemState.SUCCEEDED:
             await self.requests.read()
-            while asked < len(self.requests.entries) and self.requests.stopped(index):
+            while asked < len(self.requests.entries) and self.requests.standing(index).stopped:
                 asked = len(self.requests.entries)  # what a stop ends is read after the stop
                 found = await self._list_one(index)
         return self._take(index, found, asked)
@@ -182,7 +212,7 @@ class Facts:
         outcome = _results.verified(content, identity.key, identity.scope, index, number)
         if outcome.kind is not wire.Kind.VALUE:
             await self.requests.read()
-            if self.requests.stopped(index):
+            if self.requests.standing(index).stopped:
                 return None  # whether the next attempt has begun is not known by this
         if len(self._contents) < CONTENTS and len(content.body) <= CONTENT_BYTES:
             self._contents[index] = (number, outcome, content.body)
@@ -224,7 +254,9 @@ class Facts:
             if asked == len(requests.entries):
                 return
             # What a stop ends is read after the stop: once more, with all requests that came.
-            members = [one for one in members if not self.is_final(one) and requests.stopped(one)]
+            members = [
+                one for one in members if not self.is_final(one) and requests.standing(one).stopped
+            ]
 
     async def read_done(self) -> bool:
         """Read how everything had ended, if that was written; whether it is the whole story now.
@@ -287,8 +319,7 @@ class Facts:
             name = wire.attempt_key(identity.scope, index, number, "outcome")
             content = await self._store.get(name)
         except NotFound as exc:
-            entry = "handle.json" if identity.single else "manifest"
-            if not await self._store.list(f"{identity.scope}{entry}"):
+            if not await self._store.list(identity.entry):
                 raise identity.gone from exc
             raise
         return _results.verified(content, identity.key, identity.scope, index, number), content.body
@@ -306,7 +337,7 @@ class Facts:
         return found
 
     def _rule(self, index: int, attempts: Mapping[int, wire.Attempt]) -> wire.Item:
-        return wire.item(index, self.requests.of(index), attempts, self.identity.budgets)
+        return wire.item(self.requests.standing(index), attempts, self.identity.budgets)
 
     def _take(self, index: int, found: dict[int, wire.Attempt], asked: int) -> wire.Item:
         """Take in what was found of an item, and tell; what is final is not thrown over.
@@ -321,7 +352,7 @@ class Facts:
             return known
         attempts = self._grown(index, found)
         item = self._rule(index, attempts)
-        late = asked < len(self.requests.entries) and self.requests.stopped(index)
+        late = asked < len(self.requests.entries) and self.requests.standing(index).stopped
         if late and item.state in (wire.ItemState.FAILED, wire.ItemState.CANCELLED):
             return known if known is not None and not known.state.final else _UNTOUCHED
         if attempts and not item.state.final:
@@ -333,7 +364,7 @@ class Facts:
     def _reopened(self, index: int, known: wire.Item) -> bool:
         if known.state is wire.ItemState.SUCCEEDED:
             return False
-        return self.requests.retried(index) > self._final_since.get(index, 0)
+        return self.requests.standing(index).retried > self._final_since.get(index, 0)
 
     def _set(self, index: int, item: wire.Item) -> None:
         known = self._items.get(index)

@@ -134,7 +134,6 @@ class Holder:
         """Anybody, this process included, has asked for something."""
         if request.kind not in KINDS:
             return
-        number = len(self._submission.requests.entries)
         if request.kind == "stop" and request.items is None:
             self.post(fanout.StopRequested())
             sent = [*self.state.busy.items()]
@@ -143,7 +142,8 @@ class Holder:
         else:
             busy = self.state.busy
             sent = [(index, busy[index]) for index in request.items or () if index in busy]
-            heeding = self._heed(request, number, sent)
+            heeding = self._heed(request, sent)
+        number = len(self._submission.requests.entries)
         self._heed_beside(heeding, f"request {number} to {self._submission.identity.id}")
 
     def _heed_beside(self, heeding: Coroutine[Any, Any, None], name: str) -> None:
@@ -270,7 +270,7 @@ class Holder:
         waiting = self.waiting
         if waiting:
             logging.warning("%s; %d of its items were not started", lost, len(waiting))
-        self._submission.abandon(waiting, lost)
+        self._submission.abandon(lost, waiting)
 
     async def heeded(self) -> None:
         """Wait until all requests so far are taken in, or will not be by this holder."""
@@ -407,9 +407,7 @@ class Holder:
         except KineticError as exc:
             logging.warning("the jobs of %s that run end by themselves: %s", batch, exc)
 
-    async def _heed(
-        self, request: wire.Request, number: int, sent: Sequence[tuple[int, int]]
-    ) -> None:
+    async def _heed(self, request: wire.Request, sent: Sequence[tuple[int, int]]) -> None:
         """Look at the items that a request names; those it reopens may start."""
         items = [*(request.items or request.bases)]
         submission = self._submission
@@ -419,10 +417,14 @@ class Holder:
         await patiently(lambda: submission.look_at_each(items), "looking at what was asked for")
         if request.kind != "retry":
             return
-        for index, base in request.bases.items():
-            item = submission.item(index)
-            if item is not None and item.state is wire.ItemState.OPEN and item.attempt > base:
-                self.post(fanout.Reopened(index, item.attempt, number, base))
+        for index in request.bases:
+            item, stands = submission.item(index), submission.requests.standing(index)
+            if (
+                item is not None
+                and item.state is wire.ItemState.OPEN
+                and item.attempt > stands.base
+            ):
+                self.post(fanout.Reopened(index, item.attempt, stands))
 
     async def _look_at_the_rest(self) -> None:
         known = max(self.stock.count, self.stock.total or 0)

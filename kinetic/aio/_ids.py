@@ -7,7 +7,7 @@ import re
 from kinetic._words import one_line
 from kinetic.errors import ConfigurationError
 
-__all__ = ["is_batch", "item_of", "refuse_job"]
+__all__ = ["entry_of", "is_batch", "item_of", "refuse_job", "scope_of"]
 
 _ID = re.compile(r"(?:job|grp)-[0-9a-z-]+", re.ASCII)
 _BATCH = re.compile(r"grp-(?:[a-z]+-)?[0-9a-f]{12}", re.ASCII)
@@ -65,6 +65,17 @@ def is_batch(submission: str) -> bool:
             f"cleanup({item[1]!r}) removes it"
         )
     return submission.startswith("grp-")
+
+
+def scope_of(submission: str) -> str:
+    """The prefix of the objects of a batch or a job of its own."""
+    return f"{'batches' if submission.startswith('grp-') else 'jobs'}/{submission}/"
+
+
+def entry_of(submission: str) -> str:
+    """The object that describes it: as long as that is there, it was not cleaned up."""
+    name = "manifest" if submission.startswith("grp-") else "handle.json"
+    return f"{scope_of(submission)}{name}"
 
 
 def _refuse_others(text: str) -> None:

@@ -90,8 +90,7 @@ async def _goes_on(at: Following, number: int) -> bool:
 
 def _is_hopeless(at: Following) -> bool:
     """Whether nothing more will be heard of it here."""
-    submission = at.submission
-    return submission.removed or bool(submission.trouble(at.index) or submission.abandoned)
+    return bool(at.submission.trouble(at.index) or at.submission.abandoned)
 
 
 async def _change(at: Following, timeout: float) -> None:

@@ -31,7 +31,6 @@ from kinetic.errors import BackendError, StoreFull, Throttled
 __all__ = [
     "Launch",
     "Orders",
-    "launch",
     "new_id",
     "output_base",
     "remove",
@@ -72,7 +71,7 @@ class Orders:
             job_id="",
             index=0,
             attempt=0,
-            group_id=None if identity.single else identity.id,
+            group_id=identity.group_id,
             budgets=identity.budgets,
             function=placed.function,
             arguments=_NOTHING,
@@ -84,15 +83,15 @@ class Orders:
             **(_debugging(placed) if placed.call.options.debug else {}),
         ).to_json()
         self._environment = dict(placed.environment)
-        if not identity.single:
-            self._environment["KINETIC_GROUP_ID"] = identity.id
+        if identity.group_id is not None:
+            self._environment["KINETIC_GROUP_ID"] = identity.group_id
         self._labels = {
             "app": "kinetic",
             "app.kubernetes.io/name": "kinetic",
             "app.kubernetes.io/managed-by": "kinetic",
             "kinetic.dev/user": _user(),
             "kinetic.dev/function": placed.call.name[:LABEL_LENGTH],
-            "kinetic.dev/kind": "job" if identity.single else "item",
+            "kinetic.dev/kind": "job" if identity.group_id is None else "item",
             LABEL_SUBMISSION: identity.id,
             LABEL_CLIENT: session.client_id,
         }
@@ -188,11 +187,6 @@ _OWN = ("job_id", "index", "attempt", "fence", "arguments", "output_dir")
 _NOTHING = wire.Input(name="", start=0, stop=0, digest="")
 
 
-async def launch(session: Session, identity: Identity, placed: Placed, one: Launch) -> None:
-    """Start the only attempt of a submission; see `Orders.launch`."""
-    await Orders(session, identity, placed).launch(one)
-
-
 async def remove(
     session: Session,
     scope: str,
@@ -282,8 +276,9 @@ async def until_gone(
             await session.platform.cluster.delete(names=names, labels=labels)
 
 
-def output_base(session: Session, configured: str | None, identity_id: str) -> str:
+def output_base(session: Session, placed: Placed, identity_id: str) -> str:
     """Where KINETIC_OUTPUT_DIR points to: a path of this machine, or a ``gs://`` prefix."""
+    configured = placed.call.options.output_dir or session.target.output_dir
     if configured:
         remote = "://" in configured
         if remote:

@@ -44,7 +44,6 @@ class Order:
     stock: Stock
     hold: Hold
     output_dir: str
-    limit: asyncio.Semaphore | None
 
 
 class Launcher:
@@ -88,9 +87,8 @@ class Launcher:
         """An outcome has freed the slot of this item."""
         if self._tries.pop(index, None) is not None:
             self._first_failures.pop(index, None)
-        if index in self._slots and self._order.limit is not None:
-            del self._slots[index]
-            self._order.limit.release()
+        if self._slots.pop(index, None) is not None:
+            self._order.session.limit.release()
 
     def free_all(self) -> None:
         """Nothing more is started here."""
@@ -122,16 +120,16 @@ class Launcher:
         """
         while True:
             start = self._queue.take() or await self._queue.get()
-            if self._order.limit is not None:
-                await self._acquire(start, self._order.limit)
+            await self._acquire(start)
             if self.halted:
                 continue
             await self._start(start)
             if not self.pending:
                 self._on_change()
 
-    async def _acquire(self, start: fanout.Start, limit: asyncio.Semaphore) -> None:
+    async def _acquire(self, start: fanout.Start) -> None:
         """A slot of the client's; the item keeps it until its outcome is there."""
+        limit = self._order.session.limit
         if start.index not in self._slots:
             await limit.acquire()
             if start.index in self._slots:  # another attempt of it has waited for one, too
@@ -204,7 +202,7 @@ class Launcher:
             if self._slots.get(index) == start.attempt:
                 self.free(index)  # it is over already, or somebody else's attempt is under way
             return False
-        if self._state.halted(index) or submission.requests.stopped(index):
+        if self._state.halted(index) or submission.requests.standing(index).stopped:
             await patiently(lambda: submission.look(index), f"looking at item {index}")
             return False
         return not self.halted
@@ -221,8 +219,8 @@ class Launcher:
                 raise
             self._doubtful.discard((one.index, one.attempt))
             self._launched += 1
-            requests = self._order.submission.requests
-            if requests.stopped(one.index) or one.attempt <= requests.retired(one.index):
+            stands = self._order.submission.requests.standing(one.index)
+            if stands.stopped or one.attempt <= stands.base:
                 cluster = self._order.session.platform.cluster
                 await take_back(cluster, self._order.submission, one.index, one.attempt)
         finally:

@@ -47,7 +47,7 @@ async def _look(session: Session, found: dict[str, set[int]]) -> None:
 
 
 async def _read(session: Session, found: Mapping[str, Iterable[int]]) -> list[dict[str, Any]]:
-    reading = (_manifest.find_manifest(session, name) for name in found)
+    reading = (_manifest.read_manifest(session, name) for name in found)
     manifests = await asyncio.gather(*reading, return_exceptions=True)
     listed: list[dict[str, Any]] = []
     for name, manifest in zip(found, manifests, strict=True):

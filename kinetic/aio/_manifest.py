@@ -11,7 +11,7 @@ from typing import Any, cast
 from kinetic._pack.discover import Project
 from kinetic._runner import seals, wire
 from kinetic._runner.frames import MALFORMED
-from kinetic.aio import _launch
+from kinetic.aio import _ids, _launch
 from kinetic.aio._session import Session
 from kinetic.aio._submission import Identity
 from kinetic.aio._submit import Call, Placed
@@ -24,7 +24,6 @@ from kinetic.options import Options
 
 __all__ = [
     "batch_manifest",
-    "find_manifest",
     "job_record",
     "manifest_of",
     "placed_of",
@@ -33,14 +32,15 @@ __all__ = [
 ]
 
 
-async def read_manifest(session: Session, name: str, identity: str) -> dict[str, Any]:
-    """The immutable description of a submission, verified before anything of it is read.
+async def read_manifest(session: Session, identity: str) -> dict[str, Any]:
+    """The immutable description of a job or a batch, verified before anything of it is read.
 
     Raises:
         NotFound: There is none.
         WireError: It is not signed by who may submit here, damaged, or of a format that this
             version does not know.
     """
+    name = _ids.entry_of(identity)
     try:
         content = await session.platform.store.get(name)
     except NotFound:
@@ -79,18 +79,6 @@ async def _verified(session: Session, content: Object, identity: str) -> bytes:
             "submission, namespace or KINETIC_HOME; nothing of it was used. See who can write to "
             f"that store; {removal}"
         ) from exc
-
-
-async def find_manifest(session: Session, submission: str) -> dict[str, Any]:
-    """The description of a job or a batch by its id.
-
-    Raises:
-        NotFound: There is none.
-        WireError: As `read_manifest`.
-    """
-    batch = submission.startswith("grp-")
-    name = f"batches/{submission}/manifest" if batch else f"jobs/{submission}/handle.json"
-    return await read_manifest(session, name, submission)
 
 
 def job_record(manifest: Mapping[str, Any], submission: str, index: int) -> dict[str, Any]:
@@ -166,7 +154,6 @@ def batch_manifest(
     ``total`` is None when nobody knew it when the batch began. The environment
     is not part of it: that is a secret of the platform's.
     """
-    configured = placed.call.options.output_dir or session.target.output_dir
     budgets = identity.budgets
     deadline = terms.batch_timeout
     return {
@@ -178,7 +165,7 @@ def batch_manifest(
         "created_at": _launch.utc_now(),
         "total": length,
         "budgets": {"user": budgets.user, "infrastructure": budgets.infrastructure},
-        "output_dir": _launch.output_base(session, configured, identity.id),
+        "output_dir": _launch.output_base(session, placed, identity.id),
         "submitter": asdict(identity.submitter) if identity.submitter is not None else None,
         "deadline": identity.created + deadline if deadline is not None else None,
         "terms": terms.to_json(),

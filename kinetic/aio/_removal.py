@@ -38,7 +38,7 @@ async def remove_batch(
     """
     store, cluster, scope = session.platform.store, session.platform.cluster, identity.scope
     # The manifest goes after everything that can be waited for, and comes before the lease.
-    nobody = alone or not await store.list(f"{scope}manifest")
+    nobody = alone or not await store.list(identity.entry)
     if objects and (alone or not nobody):
         stop = wire.Request(kind="stop", cause=wire.CLEANUP)
         await Requests(store, scope, identity.key).append(stop)
@@ -55,7 +55,7 @@ async def remove_batch(
             await _launch.until_gone(session, (), GONE_S, labels=labels)
     for part in ("inputs/", "done/", "attempts/", "values/", "arrays/", "control/", "lease"):
         await store.delete([one.name for one in await store.list(f"{scope}{part}")])
-    await store.delete([f"{scope}manifest"])
+    await store.delete([identity.entry])
     await cluster.drop_secret([identity.id])
     await store.delete([wire.group_key(identity.id)])
 

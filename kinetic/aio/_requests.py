@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 
 from absl import logging
 
@@ -29,65 +29,30 @@ class Requests:
         self._store = store
         self._scope = scope
         self._key = key
-        self._general: list[wire.Request] = []
-        self._slots_of: dict[int, list[int]] = {}
-        self._retried: dict[int, int] = {}
+        self._general = wire.Standing()
+        self._named: dict[int, wire.Standing] = {}
         self._unsent: set[int] = set()
         self._sending = asyncio.Lock()
         self._sent: float | None = None
 
-    def of(self, index: int) -> Sequence[wire.Request]:
-        """Those that name this item, in the order of their slots."""
-        own = self._slots_of.get(index)
-        if own is None:
-            return self._general
-        named = {*own}
-        return [one for slot, one in enumerate(self.entries) if slot in named or _names_all(one)]
-
-    def stopped(self, index: int) -> bool:
-        """Whether the item may not start by what is known now."""
-        stopped = False
-        for one in self.of(index):
-            stopped = one.kind == "stop" or (stopped and one.kind != "retry")
-            if one.kind == "stop" and one.cause == wire.CLEANUP:
-                return True
-        return stopped
+    def standing(self, index: int) -> wire.Standing:
+        """What stands for this item by what is known now."""
+        return self._named.get(index, self._general)
 
     @property
     def all_stopped(self) -> bool:
         """Whether somebody has stopped the whole batch, whatever was retried since."""
-        return bool(self._general)
+        return self._general.stopped
 
     @property
     def removing(self) -> bool:
         """Whether somebody takes the batch away; what follows that is of no use to anybody."""
-        return any(one.kind == "stop" and one.cause == wire.CLEANUP for one in self._general)
+        return self._general.removing
 
     @property
     def reopened(self) -> list[int]:
         """The items that somebody asked to be tried again."""
-        return [*self._retried]
-
-    def retried(self, index: int) -> int:
-        """The number of requests up to the last one that reopened the item; 0 if none did."""
-        return self._retried.get(index, 0)
-
-    def retired(self, index: int) -> int:
-        """The last attempt that never starts any more, for a request to try again came after it."""
-        number = self.retried(index)
-        return self.entries[number - 1].bases[index] if number else 0
-
-    def unwanted(self, index: int) -> bool:
-        """Whether the item is stopped, and not so that what runs may end."""
-        unwanted = False
-        for one in self.of(index):
-            if one.kind == "retry":
-                unwanted = False
-            elif one.kind == "stop":
-                unwanted = unwanted or not one.keep_running
-                if one.cause == wire.CLEANUP:
-                    return True
-        return unwanted
+        return [index for index, stands in self._named.items() if stands.retried]
 
     async def read(self) -> list[wire.Request]:
         """All of them, in order; only new ones are asked for.
@@ -172,18 +137,12 @@ class Requests:
         return request
 
     def _note(self, request: wire.Request) -> None:
-        slot = len(self.entries)
         self.entries.append(request)
-        if _names_all(request):
-            self._general.append(request)
+        number = len(self.entries)
         self.round += request.kind == "retry"
-        for index in request.items or request.bases:
-            self._slots_of.setdefault(index, []).append(slot)
-        for index in request.bases:
-            self._retried[index] = slot + 1
+        all_of_them = request.kind == "stop" and request.items is None
+        for index in [*self._named] if all_of_them else (request.items or request.bases):
+            self._named[index] = self.standing(index).after(index, request, number)
+        self._general = self._general.after(None, request, number)
         for listener in tuple(self.listeners):
             listener(request)
-
-
-def _names_all(request: wire.Request) -> bool:
-    return request.kind == "stop" and request.items is None

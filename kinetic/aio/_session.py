@@ -16,6 +16,7 @@ from kinetic._runner import seals
 from kinetic.aio._patience import PATIENCE_S, is_passing
 from kinetic.aio._release import shared
 from kinetic.aio._submission import Submission
+from kinetic.aio._under_way import AttemptLimit
 from kinetic.aio.platforms import Platform
 from kinetic.aio.ports import Observation, Phase
 from kinetic.configuration import Target
@@ -53,7 +54,7 @@ TURN = 64
 """How many are read in one turn of the loop, by a store that answers at once."""
 
 MANY_WATCHES = 8
-"""With so many, further jobs of other processes share one watch over everything."""
+"""With so many, further submissions of other processes share one watch over everything."""
 
 OWN, ALL = "", "all jobs"
 """Watches that are about more than one submission."""
@@ -77,10 +78,13 @@ class Session:
     known here for as long as somebody holds a handle, waits, or submits.
     """
 
-    def __init__(self, target: Target, platform: Platform, client_id: str) -> None:
+    def __init__(
+        self, target: Target, platform: Platform, client_id: str, limit: AttemptLimit
+    ) -> None:
         self.target = target
         self.platform = platform
         self.client_id = client_id
+        self.limit = limit
         self.batches: weakref.WeakValueDictionary[str, Parting] = weakref.WeakValueDictionary()
         self._submissions: weakref.WeakValueDictionary[str, Submission]
         self._submissions = weakref.WeakValueDictionary()
@@ -106,7 +110,7 @@ class Session:
             known.ours = True
             self._ensure_watch(OWN, {LABEL_CLIENT: self.client_id})
         elif known is submission:
-            if submission.identity.single and len(self._watches) >= MANY_WATCHES:
+            if len(self._watches) >= MANY_WATCHES:
                 self._ensure_watch(ALL, {"app": "kinetic"})
             else:
                 self.watch(submission)
@@ -123,8 +127,7 @@ class Session:
 
     def forget(self, submission: Submission) -> None:
         """Its objects are gone: nothing more will be asked about it."""
-        submission.removed = True
-        submission.abandon_all(submission.identity.gone)
+        submission.abandon(submission.identity.gone)
         self._submissions.pop(submission.identity.id, None)
         self.batches.pop(submission.identity.id, None)
         if (watch := self._watches.pop(submission.identity.id, None)) is not None:
@@ -155,7 +158,7 @@ class Session:
     async def _end(self) -> None:
         self._closed = True
         for submission in tuple(self._submissions.values()):
-            submission.abandon_all(
+            submission.abandon(
                 KineticError(
                     f"the client was closed while {submission.identity.id} went on; "
                     "attach to it to find its outcome"

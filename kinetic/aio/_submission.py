@@ -7,29 +7,40 @@ single job is a submission with one item. Nothing here starts attempts.
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import time
 from collections import deque
 from collections.abc import Collection, Iterable
 from contextlib import aclosing
+from dataclasses import dataclass
 
 from absl import logging
 
-from kinetic._runner import frames, results, wire
-from kinetic.aio import _closing
-from kinetic.aio._facts import Facts, Identity
+from kinetic._runner import results, wire
+from kinetic.aio._closing import closing
+from kinetic.aio._facts import BatchIdentity, Facts, Identity
 from kinetic.aio._patience import PATIENCE_S, is_passing
 from kinetic.aio.ports import Cluster, Observation, Phase, Store
-from kinetic.errors import BackendError, KineticError, WireError
+from kinetic.errors import BackendError, KineticError, NotFound, WireError
 from kinetic.job_status import JobStatus
 
-__all__ = ["Identity", "Submission"]
+__all__ = ["BatchIdentity", "Identity", "Submission"]
 
 FIRST_RECHECK_S, RECHECK_S = 1.0, 10.0
 
 LOG_LINES = 20
 LOG_S = 15.0
 """The end of an attempt is told without what takes longer: a log is lost with its node."""
+
+
+@dataclass(slots=True)
+class _Abandonment:
+    """Why nothing more will come of *items*; None: of any of them, whatever this process does."""
+
+    error: KineticError
+    items: set[int] | None
+
+    def concerns(self, index: int) -> bool:
+        """Whether it is about this item."""
+        return self.items is None or index in self.items
 
 
 class Submission(Facts):
@@ -40,33 +51,40 @@ class Submission(Facts):
 
     def __init__(self, identity: Identity, store: Store, cluster: Cluster) -> None:
         super().__init__(identity, store)
-        self.closes = identity.single  # by convention the holder closes, and whoever is alone
+        self.closes = not identity.leased  # by convention the holder closes, and whoever is alone
         self.observed = False
         self.ours = False  # launched by this client, which watched from before that
         self.fence = 1
-        self.abandoned: KineticError | None = None
-        self.removed = False
         self._cleaned_round: int | None = None
         self._cluster = cluster
         self._seen: dict[int, Observation] = {}
         self._unsure: set[int] = set()
         self._waiters: dict[int, list[asyncio.Future[wire.Item]]] = {}
+        self._abandonment: _Abandonment | None = None
         self._troubles: dict[int, Exception] = {}
-        self._silences: dict[int, Exception] = {}  # who has them is told, and goes on asking
-        self._refused: dict[int, Exception] = {}
-        self._stuck: set[int] = set()
-        self._over: KineticError | None = None
+        self._refused: dict[int, Exception] = {}  # also of what has failed by that since
 
     # --- what is known ---
 
     @property
     def settled_items(self) -> int:
         """How many items are final, or cannot be found out about; not those nobody submits."""
-        return self.ended + len(self._troubles)
+        return self.ended + sum(not is_passing(error) for error in self._troubles.values())
+
+    @property
+    def abandoned(self) -> KineticError | None:
+        """Why nothing more comes of it, or of some of its items."""
+        return self._abandonment.error if self._abandonment is not None else None
+
+    @property
+    def removed(self) -> bool:
+        """Whether it was cleaned up."""
+        return isinstance(self.abandoned, NotFound)
 
     def touched(self, known: int) -> list[int]:
         """The items below *known* that anything was heard of, in order."""
-        found = {*self._items, *self._refused, *self._troubles, *self._stuck}
+        stuck = (self._abandonment.items if self._abandonment is not None else None) or ()
+        found = {*self._items, *self._refused, *self._troubles, *stuck}
         return sorted(index for index in found if index < known)
 
     def observation(self, index: int) -> Observation | None:
@@ -90,14 +108,14 @@ class Submission(Facts):
 
     def trouble(self, index: int) -> Exception | None:
         """Why nothing more will be heard of an item that is open."""
-        if index in self._stuck:
-            return self.abandoned
-        known = self._refused.get(index) or self._troubles.get(index)
-        return known or self._silences.get(index)
+        if self._abandonment is not None and self._abandonment.concerns(index):
+            return self._abandonment.error
+        return self._refused.get(index) or self._troubles.get(index)
 
     def lasting_trouble(self, index: int) -> Exception | None:
         """The same, where asking again would bring the same answer."""
-        return self._troubles.get(index)
+        error = self._troubles.get(index)
+        return None if error is None or is_passing(error) else error
 
     def troubled(self) -> list[int]:
         """The items that nothing more can be found out about, in order."""
@@ -106,7 +124,8 @@ class Submission(Facts):
             for index, item in self._items.items()
             if item.outcome is not None and item.outcome.reason == wire.UNVERIFIED
         )
-        return sorted({*self._troubles, *unverified})
+        lasting = (index for index in self._troubles if self.lasting_trouble(index) is not None)
+        return sorted({*lasting, *unverified})
 
     def is_damaged(self, index: int) -> bool:
         """Whether what there is of the item is forged, or damaged: it stays so."""
@@ -170,8 +189,9 @@ class Submission(Facts):
     # --- telling ---
 
     def _set(self, index: int, item: wire.Item) -> None:
-        if self._stuck and item != self.item(index):  # somebody has gone on with it
-            self._stuck.discard(index)
+        abandoned = self._abandonment
+        if abandoned is not None and abandoned.items and item != self.item(index):
+            abandoned.items.discard(index)  # somebody has gone on with it
         super()._set(index, item)
         if item.state.final:
             self.hope(index)
@@ -181,55 +201,46 @@ class Submission(Facts):
 
     def _tell(self, index: int, item: wire.Item | None) -> None:
         super()._tell(index, item)
-        if self._waiters and item is not None and item.state.final:
-            for waiter in self._waiters.pop(index, ()):
-                if not waiter.done():
-                    waiter.set_result(item)
+        if index not in self._waiters:
+            return
+        if item is not None and item.state.final:
+            for waiter in self._woken(index):
+                waiter.set_result(item)
+        elif (trouble := self.trouble(index)) is not None:
+            for waiter in self._woken(index):
+                waiter.set_exception(trouble)
 
-    def _raise_to_waiters(self, index: int, error: Exception) -> None:
-        for waiter in self._waiters.pop(index, ()):
-            if not waiter.done():
-                waiter.set_exception(error)
-        self._tell(index, None)
+    def _woken(self, index: int) -> list[asyncio.Future[wire.Item]]:
+        return [waiter for waiter in self._waiters.pop(index) if not waiter.done()]
 
     def fail(self, index: int, error: Exception) -> None:
         """What happened to the item cannot be found out: tell those who wait, and who will."""
         item = self.item(index)
         if item is None or not item.state.final:
-            self.hope(index)
-            (self._silences if is_passing(error) else self._troubles)[index] = error
+            self._troubles[index] = error
             self._unsure.add(index)  # the platform may have said its last word about it
-            self._raise_to_waiters(index, error)
+            self._tell(index, None)
 
     def hope(self, index: int) -> None:
         """It can be found out again."""
         self._troubles.pop(index, None)
-        self._silences.pop(index, None)
 
     def refuse(self, index: int, error: Exception) -> None:
         """The item was not submitted: *error* says more than its outcome does."""
         self._refused[index] = error
-        self._raise_to_waiters(index, error)
+        self._tell(index, None)
 
-    def abandon(self, stuck: Iterable[int], error: KineticError) -> None:
-        """Tell everybody who waits for one of *stuck* that it will not come."""
-        self.abandoned = error
-        self._stuck = {*stuck}
-        for index in tuple(self._stuck):
-            self._raise_to_waiters(index, error)
+    def abandon(self, error: KineticError, items: Iterable[int] | None = None) -> None:
+        """Tell everybody who waits for *items*, for any without them, that nothing more comes."""
+        concerned = None if items is None else {*items}
+        self._abandonment = _Abandonment(error, concerned)
+        for index in [*self._waiters, 0] if concerned is None else [*concerned]:
+            self._tell(index, None)
 
     def reclaim(self) -> None:
         """Somebody submits it again."""
-        self.abandoned = None
-        self._stuck = set()
-
-    def abandon_all(self, error: KineticError) -> None:
-        """Nobody here will hear any more of it: tell everybody who waits, and who will."""
-        self._over = error
-        self.abandoned = self.abandoned or error
-        for index in tuple(self._waiters):
-            self._raise_to_waiters(index, error)
-        self._tell(0, None)
+        if self._abandonment is not None and self._abandonment.items is not None:
+            self._abandonment = None
 
     def held_up(self) -> str:
         """What the platform says of an item that waits; empty if it says nothing, or one runs."""
@@ -256,6 +267,20 @@ class Submission(Facts):
         """`note` of an answer, unless the platform's word is not *before* any more: it is newer."""
         if self._seen.get(index) is before:
             self.note(index, number, seen)
+
+    def is_over(
+        self, index: int, number: int, seen: Observation | None, before: Observation | None
+    ) -> bool:
+        """What the platform answered about an attempt: whether that has ended; else it is noted.
+
+        It has ended, too, when somebody has claimed it and nothing of it is there.
+        """
+        if seen is None:
+            return self._claimed(index, number)
+        if seen.phase in (Phase.ENDED, Phase.GONE):
+            return True
+        self.note_found(index, number, seen, before)
+        return False
 
     async def look_at_each(self, indices: Collection[int]) -> None:
         """`look_at_all`, where a forged outcome fails its item and is no trouble of the others.
@@ -303,15 +328,11 @@ class Submission(Facts):
         self.hope(index)
         if item.state.final:
             return item
-        name = self.identity.attempt_name(index, item.attempt)
         before = self._seen.get(index)
-        found = await self._cluster.find(names=[name])
-        if found and found[0].phase in (Phase.ENDED, Phase.GONE):
-            await self.settle(index, item.attempt, found[0])
-        elif found:
-            self.note_found(index, item.attempt, found[0], before)
-        elif self._claimed(index, item.attempt) or (self.identity.single and self.identity.settled):
-            await self.settle(index, item.attempt, None)
+        seen = (await self._find([(index, item.attempt)])).get((index, item.attempt))
+        never_comes = self.identity.settled and not self.identity.leased
+        if self.is_over(index, item.attempt, seen, before) or (seen is None and never_comes):
+            await self.settle(index, item.attempt, seen)
         return self._items[index]
 
     async def keep_looking(self, index: int) -> None:
@@ -363,7 +384,7 @@ class Submission(Facts):
             seen = found.get((index, number))
             if seen is not None and seen.phase not in (Phase.ENDED, Phase.GONE):
                 cancelling = self._items[index].state is wire.ItemState.CANCELLING
-                if cancelling and self.requests.unwanted(index):
+                if cancelling and self.requests.standing(index).unwanted:
                     stopped.append(seen.name)
                 continue
             if seen is not None or self._claimed(index, number):
@@ -393,40 +414,42 @@ class Submission(Facts):
             # What names no process may be of a job that was there before the claimant's.
             before = self._seen.get(index)
             seen = (await self._find([(index, number)])).get((index, number))
-            if seen is not None and seen.phase not in (Phase.ENDED, Phase.GONE):
-                self.note_found(index, number, seen, before)
+            if not self.is_over(index, number, seen, before):
                 return True
-        verdict = _closing.closing(self.attempt(index, number), seen)
-        if verdict is None:
+        death = closing(self.attempt(index, number), seen)
+        if death is None:
             return False
-        if self.identity.single and not await self._store.look(f"{self.identity.scope}handle.json"):
+        if not (self.identity.leased or await self._store.look(self.identity.entry)):
             raise self.identity.gone  # whoever had its value has removed it, and how it ended
-        place = (self.identity.scope, index, number)
-        if verdict.void_first:
-            claim = {"executor": wire.VOID, "fence": str(self.fence)}
-            if not await self._store.create(wire.attempt_key(*place, "claim"), b"", claim):
+        if claimant is None:
+            if not await self._void(index, number):
                 await self.look(index)
                 claimant = self.attempt(index, number).executor
                 if seen is not None and claimant is not None and seen.executor == claimant:
                     await self._close(index, number, seen, known)  # told before its claim
                 return False  # else the next word on it will close it
+            claimant = wire.VOID
+        await self._store_closed(index, number, claimant, death)
+        return False
+
+    async def _void(self, index: int, number: int) -> bool:
+        """Claim an attempt that is not to begin any more; False when somebody has claimed it."""
+        claim = {"executor": wire.VOID, "fence": str(self.fence)}
+        name = wire.attempt_key(self.identity.scope, index, number, "claim")
+        return await self._store.create(name, b"", claim)
+
+    async def _store_closed(
+        self, index: int, number: int, claimant: str, death: results.Death
+    ) -> wire.Outcome:
+        """Close an attempt whose claim was seen; if it has its outcome, that stays."""
+        place = (self.identity.scope, index, number)
         item = await self.look(index)  # requests are read after the claim was seen
-        stopped = item.state in (wire.ItemState.CANCELLING, wire.ItemState.CANCELLED)
-        kind = wire.Kind.CANCELLED if stopped else verdict.kind
-        body = b"" if stopped else _closing.body_of(verdict, await self._log_tail(index, number))
-        outcome = wire.Outcome(
-            kind=kind,
-            reason="cancelled" if stopped else verdict.reason,
-            executor=verdict.executor,
-            fence=self.fence,
-            phase="cancelled" if stopped else "lost",
-            exit_code=verdict.exit_code,
-            ended=time.time(),
-            body=hashlib.sha256(body).hexdigest(),
-        )
+        silent = item.stopped or death.reason == wire.SUBMISSION  # there is no log, or no use of it
+        log = "" if silent else await self._log_tail(index, number)
+        outcome, body = results.closed(death, item, claimant, self.fence, log)
         metadata = outcome.signed(self.identity.key, *place)
         await self._store.create(wire.attempt_key(*place, "outcome"), body, metadata)
-        return False
+        return outcome
 
     async def _log_tail(self, index: int, number: int) -> str:
         name = self.identity.attempt_name(index, number)
@@ -447,32 +470,23 @@ class Submission(Facts):
 
         Whoever looks later, from anywhere, finds that the item failed and why.
         """
-        place = (self.identity.scope, index, number)
-        claim = {"executor": wire.VOID, "fence": str(self.fence)}
-        name = wire.attempt_key(*place, "claim")
-        if not await self._store.create(name, b"", claim):
+        if not await self._void(index, number):
             there = await self.look(index)
             if there.state.final:
                 return there.state is wire.ItemState.FAILED
             if self.attempt(index, number).executor != wire.VOID:
                 return False
-        await self.requests.read()
-        stopped = self.requests.stopped(index)
         text = results.error_text(error, phase="submission")
-        fields = {field: getattr(text, field) for field in results.ErrorText.__slots__}
-        body = frames.pack([], {"error": fields})
-        outcome = wire.Outcome(
-            kind=wire.Kind.CANCELLED if stopped else wire.Kind.ERROR,
-            reason="cancelled" if stopped else wire.SUBMISSION,
-            executor=wire.VOID,
-            fence=self.fence,
-            phase="submission",
-            ended=time.time(),
-            body=hashlib.sha256(body).hexdigest(),
+        death = results.Death(
+            kind=wire.Kind.ERROR,
+            reason=wire.SUBMISSION,
+            message=text.message,
+            phase=text.phase,
+            qualname=text.qualname,
+            traceback=text.traceback,
         )
-        metadata = outcome.signed(self.identity.key, *place)
-        await self._store.create(wire.attempt_key(*place, "outcome"), body, metadata)
-        if not stopped:
+        outcome = await self._store_closed(index, number, wire.VOID, death)
+        if outcome.kind is wire.Kind.ERROR:
             self._refused[index] = error  # before anybody is told that it failed
         item = await self.look(index)
         if item.state is wire.ItemState.FAILED:
@@ -491,7 +505,7 @@ class Submission(Facts):
         item = self._items.get(index)
         if item is not None and item.state.final:
             return item
-        if (trouble := self._over or self.trouble(index)) is not None:
+        if (trouble := self.trouble(index)) is not None:
             raise trouble
         waiter: asyncio.Future[wire.Item] = asyncio.get_running_loop().create_future()
         self._waiters.setdefault(index, []).append(waiter)

@@ -121,12 +121,9 @@ class _Survey:
         claimed = self._submission.attempt(index, item.attempt).executor is not None
         if seen is not None or claimed:
             self._known.append(fanout.Found(index, item.attempt))
-            if seen is None or seen.phase in (Phase.ENDED, Phase.GONE):
+            if self._submission.is_over(index, item.attempt, seen, self._before.get(index)):
                 claimant = self._claimants.get((index, item.attempt))
                 self._session.settle(self._submission, index, item.attempt, seen, claimant)
-            else:
-                before = self._before.get(index)
-                self._submission.note_found(index, item.attempt, seen, before)
         elif item.attempt > 1:
             self._known.append(fanout.Again(index, item.attempt))
         elif self._fresh and self._fresh[-1][1] == index:
@@ -149,7 +146,8 @@ class _Survey:
         events: list[fanout.Event] = [
             self._reopened(one.index, one.attempt)
             for one in self._known
-            if isinstance(one, fanout.Again | fanout.Found) and not requests.stopped(one.index)
+            if isinstance(one, fanout.Again | fanout.Found)
+            and not requests.standing(one.index).stopped
         ]
         for first, stop in self._fresh:
             for index in range(first, stop):
@@ -159,5 +157,4 @@ class _Survey:
         return events
 
     def _reopened(self, index: int, attempt: int) -> fanout.Reopened:
-        requests = self._submission.requests
-        return fanout.Reopened(index, attempt, requests.retried(index), requests.retired(index))
+        return fanout.Reopened(index, attempt, self._submission.requests.standing(index))

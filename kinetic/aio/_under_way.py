@@ -9,9 +9,39 @@ from collections.abc import AsyncGenerator
 from kinetic._running import running_loop
 from kinetic.errors import ClientClosed
 
-__all__ = ["CLOSED", "UnderWay"]
+__all__ = ["CLOSED", "AttemptLimit", "UnderWay"]
 
 CLOSED = "this client is closed; open another one"
+
+
+class AttemptLimit:
+    """How many attempts without an outcome a client may have, all that it submits together.
+
+    *most* None is any number. ``waiting`` counts those that have to wait for another's end.
+    """
+
+    def __init__(self, most: int | None) -> None:
+        self.waiting = 0
+        self._free = asyncio.Semaphore(most) if most is not None else None
+
+    @property
+    def bounded(self) -> bool:
+        """Whether there is a limit."""
+        return self._free is not None
+
+    async def acquire(self) -> None:
+        """Wait until one more may start."""
+        if self._free is not None:
+            self.waiting += 1
+            try:
+                await self._free.acquire()
+            finally:
+                self.waiting -= 1
+
+    def release(self) -> None:
+        """One has its outcome, or was not started."""
+        if self._free is not None:
+            self._free.release()
 
 
 class UnderWay:

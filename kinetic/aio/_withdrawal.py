@@ -68,15 +68,15 @@ async def withdraw_idle(
         (index, number)
         for index, number in attempts
         if (item := submission.item(index)) is not None
-        and _is_idle(item, number, submission.requests.retired(index))
+        and _is_idle(item, number, submission.requests.standing(index).base)
     ]
     await withdraw(cluster, submission, idle)
 
 
 async def take_back(cluster: Cluster, submission: Submission, index: int, number: int) -> None:
     """A stop came while a job was asked for: whoever has heeded it found none to delete yet."""
-    requests = submission.requests
-    if requests.unwanted(index) or number <= requests.retired(index):
+    stands = submission.requests.standing(index)
+    if stands.unwanted or number <= stands.base:
         await withdraw(cluster, submission, [(index, number)])
         return
     try:

@@ -16,7 +16,6 @@ from kinetic._runner import wire
 from kinetic._words import handle_repr, handle_table, one_line
 from kinetic.aio import _manifest
 from kinetic.aio._batch import Batch
-from kinetic.aio._following import Following
 from kinetic.aio._iteration import Iteration
 from kinetic.aio._outcomes import Outcomes
 from kinetic.aio._progress import progress
@@ -140,17 +139,9 @@ class BatchHandle(Generic[T]):
         handle = self._handles.get(index)
         if handle is None:
             record = _manifest.job_record(self._batch.manifest, self.group_id, index)
-            handle = JobHandle[T].from_dict(record).bound(self._at(index))
+            handle = JobHandle[T].from_dict(record).bound(self._batch.following(index))
             self._handles[index] = handle
         return handle
-
-    def _at(self, index: int) -> Following:
-        return Following(
-            session=self._batch.session,
-            submission=self._batch.submission,
-            index=index,
-            output_dir=f"{self._batch.manifest['output_dir']}/{index}",
-        )
 
     async def statuses(self) -> list[tuple[int, JobStatus]]:
         """Index and status of every submitted job, read from the store now.

@@ -6,7 +6,6 @@ import asyncio
 import dataclasses
 import os
 import shutil
-import time
 import weakref
 from collections.abc import (
     AsyncGenerator,
@@ -28,7 +27,6 @@ from kinetic import _collector, _display, _verbosity, accelerators, configuratio
 from kinetic._callers import own_frames_left_out
 from kinetic._pack.binding import Binding
 from kinetic._rules import check
-from kinetic._runner import seals, wire
 from kinetic._runner.directory import DirectoryObjects
 from kinetic._running import running_loop
 from kinetic._words import described
@@ -36,18 +34,17 @@ from kinetic.aio import _begin, _ids, _launch, _listing, _manifest, _removal, _s
 from kinetic.aio._batch import Batch
 from kinetic.aio._following import Following
 from kinetic.aio._owned import called
-from kinetic.aio._owner import Owner
 from kinetic.aio._release import in_thread, release, shared
 from kinetic.aio._scratch import sweep_scratch
 from kinetic.aio._session import LABEL_SUBMISSION, Session
-from kinetic.aio._submission import Identity, Submission
+from kinetic.aio._submission import Submission
 from kinetic.aio._terms import Terms
-from kinetic.aio._under_way import CLOSED, UnderWay
+from kinetic.aio._under_way import CLOSED, AttemptLimit, UnderWay
 from kinetic.aio.batch import BatchHandle
 from kinetic.aio.job import JobHandle
 from kinetic.aio.platforms import BACKENDS, Platform, open_platform
 from kinetic.collection import Collection
-from kinetic.errors import ClientClosed, Conflict
+from kinetic.errors import ClientClosed
 from kinetic.job_record import JobRecord
 
 __all__ = ["Client", "implicit_client"]
@@ -93,7 +90,7 @@ class Client:
         }
         self._store = store
         self._platform = platform
-        self.limit = asyncio.Semaphore(max_concurrent) if max_concurrent else None
+        self.limit = AttemptLimit(max_concurrent)
         self._packing = asyncio.Semaphore(PACKING)
         self._id = os.urandom(6).hex()
         self._sessions: dict[tuple[Path, configuration.Target], asyncio.Task[Session]] = {}
@@ -196,78 +193,10 @@ class Client:
             packed = await _submit.pack(call)
         try:
             placed = await _submit.place(session, packed)
-            if self.limit is not None:
-                await self.limit.acquire()
-            try:
-                return await self._launch_single(session, packed, placed)
-            except BaseException:
-                self._release_slot()
-                raise
+            record, at = await _begin.start_job(session, packed, placed)
         finally:
             shutil.rmtree(packed.spool, ignore_errors=True)
-
-    async def _launch_single(
-        self, session: Session, packed: _submit.Packed, placed: _submit.Placed
-    ) -> JobHandle[Any]:
-        job_id = _launch.new_id("job", session.platform.marker)
-        scope = f"jobs/{job_id}/"
-        identity = Identity(
-            id=job_id,
-            scope=scope,
-            single=True,
-            key=await session.key(scope),
-            budgets=wire.Budgets(infrastructure=3 if session.platform.restarts else 0),
-            created=time.time(),
-            submitter=Owner.me(),
-        )
-        configured = placed.call.options.output_dir or session.target.output_dir
-        output_dir = _launch.output_base(session, configured, job_id)
-        arguments = packed.arguments
-        assert arguments is not None
-        one = _launch.Launch(
-            index=0,
-            attempt=1,
-            arguments=wire.Input(
-                name=wire.input_key(scope, 0), start=0, stop=arguments.size, digest=arguments.digest
-            ),
-            output_dir=output_dir,
-        )
-        record = _manifest.record_of(session, identity, placed, 0)
-        submission = Submission(identity, session.platform.store, session.platform.cluster)
-        try:
-            session.follow(submission, ours=True)
-            store = session.platform.store
-            manifest = _manifest.manifest_of(record, identity, placed, output_dir)
-            name = f"{scope}handle.json"
-            manifest = seals.signed_json(identity.key, scope, name, manifest)
-            if not await store.create(name, manifest):
-                raise Conflict(f"{job_id} exists already in {store.url}; submit again")
-            await store.create(one.arguments.name, arguments.content)
-            await _launch.launch(session, identity, placed, one)
-        except Conflict:  # somebody else's: it stays as it is
-            session.forget(submission)
-            raise
-        except BaseException:
-            undo = _launch.undo(session, scope, identity.attempt_name(0, 1))
-            await release(undo, what=f"removing the half-made job {job_id}")
-            session.forget(submission)
-            raise
-        if self.limit is not None:
-            waiting = session.spawn(submission.closed(0), name=f"slot of {job_id}")
-            waiting.add_done_callback(self._on_closed)
-        _submit.log_choice(session, placed)
-        logging.info("Started %s: %s", job_id, placed.call.name)
-        at = Following(session=session, submission=submission, index=0, output_dir=output_dir)
         return JobHandle[Any].from_dict(record).bound(at)
-
-    def _on_closed(self, waiting: asyncio.Task[wire.Item]) -> None:
-        if not waiting.cancelled():
-            waiting.exception()  # whoever holds the handle will hear of it
-        self._release_slot()
-
-    def _release_slot(self) -> None:
-        if self.limit is not None:
-            self.limit.release()
 
     @overload
     async def run(
@@ -380,7 +309,7 @@ class Client:
     ) -> Batch:
         async with self._under_way.block():
             session = await self._session(call.options)
-            return await _begin.start(session, call, inputs, terms, self.limit)
+            return await _begin.start(session, call, inputs, terms)
 
     # --- finding ---
 
@@ -399,7 +328,7 @@ class Client:
         session = await self._session_for_id(job_id, project, cluster)
         if item is not None:
             return await self._item(session, *item)
-        manifest = await _manifest.read_manifest(session, f"jobs/{job_id}/handle.json", job_id)
+        manifest = await _manifest.read_manifest(session, job_id)
         at = await self._following(session, job_id, manifest)
         return JobHandle[Any].from_dict(manifest).bound(at)
 
@@ -431,7 +360,7 @@ class Client:
         check(poll_interval=poll_interval, poll_timeout=poll_timeout)
         _ids.refuse_job(group_id)
         session = await self._session_for_id(group_id, project, cluster)
-        batch = await _begin.attach(session, group_id, limit=self.limit)
+        batch = await _begin.attach(session, group_id)
         return BatchHandle(batch, attached=True, timeout=poll_timeout)
 
     async def cleanup(
@@ -454,19 +383,11 @@ class Client:
         if (known := _begin.known_batch(session, submission)) is not None:
             await known.remove(jobs=True, objects=True)
             return
-        scope = f"batches/{submission}/" if batch else f"jobs/{submission}/"
         if batch:
-            identity = Identity(
-                id=submission,
-                scope=scope,
-                single=False,
-                key=await session.key(scope),
-                budgets=wire.Budgets(),
-                created=0.0,
-            )
-            await _removal.remove_batch(session, identity)
+            await _removal.remove_batch(session, await _begin.identity_of(session, submission))
         else:
-            await _launch.remove(session, scope, labels={LABEL_SUBMISSION: submission})
+            scope, labels = _ids.scope_of(submission), {LABEL_SUBMISSION: submission}
+            await _launch.remove(session, scope, labels=labels)
         if (followed := session.followed(submission)) is not None:
             session.forget(followed)
 
@@ -492,7 +413,7 @@ class Client:
         check(name=name, tags=tags, project=project, cluster=cluster, limit=limit)
         given = {"project": project, "cluster": cluster}
         session = await self._open({**self._where, **_given(given)})
-        found = await _begin.list_batches(session, name, tags, limit, self.limit)
+        found = await _begin.list_batches(session, name, tags, limit)
         return [BatchHandle(batch, attached=True) for batch in found]
 
     async def list_jobs(
@@ -541,7 +462,7 @@ class Client:
         return await in_thread(_collector.collect, home, store, _collector.Limits.of(os.environ))
 
     async def _item(self, session: Session, group_id: str, index: int) -> JobHandle[Any]:
-        batch = await _begin.attach(session, group_id, limit=self.limit)
+        batch = await _begin.attach(session, group_id)
         return await BatchHandle[Any](batch, attached=True).job(index)
 
     # --- sessions ---
@@ -555,16 +476,9 @@ class Client:
         where = (record.project or None, record.cluster_name or None)
         session = await self._session_for_id(record.group_id or record.job_id, *where)
         if record.group_id is not None:
-            batch = await _begin.attach(session, record.group_id, limit=self.limit)
-            index = record.group_index or 0
-            return Following(
-                session=session,
-                submission=batch.submission,
-                index=index,
-                output_dir=f"{batch.manifest['output_dir']}/{index}",
-            )
-        name = f"jobs/{record.job_id}/handle.json"
-        manifest = await _manifest.read_manifest(session, name, record.job_id)
+            batch = await _begin.attach(session, record.group_id)
+            return batch.following(record.group_index or 0)
+        manifest = await _manifest.read_manifest(session, record.job_id)
         return await self._following(session, record.job_id, manifest)
 
     async def _following(
@@ -577,16 +491,7 @@ class Client:
     async def _observed(
         self, session: Session, job_id: str, manifest: dict[str, Any]
     ) -> Submission:
-        scope = f"jobs/{job_id}/"
-        identity = Identity(
-            id=job_id,
-            scope=scope,
-            single=True,
-            key=await session.key(scope),
-            budgets=wire.Budgets(**manifest.get("budgets", {})),
-            created=float(manifest.get("created", 0.0)),
-            submitter=Owner.named(manifest.get("submitter")),
-        )
+        identity = await _begin.identity_of(session, job_id, manifest)
         submission = Submission(identity, session.platform.store, session.platform.cluster)
         return session.follow(submission, ours=False)
 
@@ -636,7 +541,7 @@ class Client:
     async def _opened(self, target: configuration.Target) -> Session:
         platform = self._platform or await open_platform(target)
         await anyio.to_thread.run_sync(sweep_scratch, abandon_on_cancel=True)
-        return Session(target, platform, self._id)
+        return Session(target, platform, self._id, self.limit)
 
 
 async def _close(sessions: Sequence[asyncio.Task[Session]]) -> None:

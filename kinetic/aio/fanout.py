@@ -103,15 +103,11 @@ class Again:
 
 @dataclass(frozen=True, slots=True)
 class Reopened:
-    """Request number *request* lets an item be tried again.
-
-    Attempts up to *base* count no more, and *attempt*, the open one by now, may start.
-    """
+    """An item may be tried again, as the requests have it: *attempt*, the open one, may start."""
 
     index: int
     attempt: int
-    request: int
-    base: int
+    stands: wire.Standing
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,6 +186,8 @@ Action = Start | Freed | Wait | Stop | Complete
 
 BEGUN, SUCCEEDED, FAILED = 1, 2, 3
 
+UNASKED = wire.Standing()
+
 
 @dataclass(slots=True)
 class State:
@@ -206,7 +204,7 @@ class State:
     due: OrderedDict[int, int] = field(default_factory=OrderedDict[int, int])
     busy: dict[int, int] = field(default_factory=dict[int, int])
     delayed: dict[int, int] = field(default_factory=dict[int, int])
-    reopened: dict[int, tuple[int, int]] = field(default_factory=dict[int, tuple[int, int]])
+    reopened: dict[int, wire.Standing] = field(default_factory=dict[int, wire.Standing])
     revived: set[int] = field(default_factory=set[int])
     early: dict[int, Reopened] = field(default_factory=dict[int, Reopened])
     unstarted: int = 0
@@ -324,7 +322,7 @@ def _seen(state: State, index: int, item: wire.Item) -> Sequence[Action]:
         return ()
     if item.state.final:
         succeeded = item.state is wire.ItemState.SUCCEEDED
-        if not succeeded and item.attempt <= state.reopened.get(index, (0, 0))[1]:
+        if not succeeded and item.attempt <= state.reopened.get(index, UNASKED).base:
             return ()  # that was before it was reopened
         return _close(state, index, SUCCEEDED if succeeded else FAILED, item.state)
     running = state.busy.get(index)
@@ -363,14 +361,14 @@ def _found(state: State, index: int, attempt: int) -> None:
 
 
 def _reopened(state: State, event: Reopened) -> Sequence[Action]:
-    index, attempt, request = event.index, event.attempt, event.request
+    index, attempt = event.index, event.attempt
     if index >= len(state.marks):  # whoever asks has seen its input before it was reported here
         state.early[index] = event
         return ()
     known = index >= 0 and state.marks[index] != SUCCEEDED
-    if not known or request <= state.reopened.get(index, (-1, 0))[0]:
+    if not known or event.stands.retried <= state.reopened.get(index, UNASKED).retried:
         return ()
-    state.reopened[index] = (request, event.base)
+    state.reopened[index] = event.stands
     state.revived.add(index)
     state.mark(index, BEGUN)
     state.complete = False

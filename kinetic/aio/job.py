@@ -133,9 +133,7 @@ class JobHandle(JobRecord, Generic[T]):
         return at.submission.status(at.index)
 
     async def _exists(self, at: Following) -> bool:
-        scope = at.submission.identity.scope
-        name = f"{scope}handle.json" if at.submission.identity.single else f"{scope}manifest"
-        return bool(await at.session.platform.store.list(name))
+        return bool(await at.session.platform.store.list(at.submission.identity.entry))
 
     async def reason(self) -> str:
         """Why the job is in its state, in words; empty when there is nothing to say."""
@@ -277,7 +275,7 @@ class JobHandle(JobRecord, Generic[T]):
             if self._value is not _UNSET:
                 return self._value
             value = await self._read_value(at, item)
-            if cleanup_timeout is not None and at.submission.identity.single:
+            if cleanup_timeout is not None and self.group_id is None:
                 self._value = value  # an item's outcome stays in the store
         if cleanup_timeout is not None:
             await self._clean_up_after_value(at, cleanup_timeout)
@@ -341,11 +339,8 @@ class JobHandle(JobRecord, Generic[T]):
         return await anyio.to_thread.run_sync(_results.failure_of, outcome, body, self.job_id)
 
     async def _clean_up_after_value(self, at: Following, timeout: float) -> None:
-        if at.submission.identity.single:
-            cleaning = self._remove(at, jobs=True, objects=True, timeout=timeout, ended=True)
-        else:
-            cleaning = at.session.platform.cluster.delete(names=[self._attempt_name(at)])
-        self._cleaned = at.submission.identity.single
+        own = self._cleaned = self.group_id is None  # an item's objects belong to its batch
+        cleaning = self._remove(at, jobs=True, objects=own, timeout=timeout, ended=True)
         await release(cleaning, what=f"cleaning {self.job_id} up", grace=timeout)
 
     def _attempt_name(self, at: Following) -> str:
@@ -443,7 +438,7 @@ class JobHandle(JobRecord, Generic[T]):
             return
         with contextlib.suppress(NotFound):  # as of a job that is removed in this moment
             await self._stop(at, cleanup_timeout)
-        if at.submission.identity.single and not await self._exists(at):
+        if self.group_id is None and not await self._exists(at):
             # It was removed before the stop was stored, which nobody reads any more.
             store, scope = at.session.platform.store, at.submission.identity.scope
             await store.delete([one.name for one in await store.list(f"{scope}control/")])
@@ -451,10 +446,7 @@ class JobHandle(JobRecord, Generic[T]):
     async def _stop(self, at: Following, timeout: float) -> None:
         """Ask the job to end, and wait until it has."""
         names = self._attempt_names(at)  # those that the stop is for: it may be tried again since
-        if at.submission.identity.single:
-            await at.submission.append(wire.Request(kind="stop", cause="cancel"))
-        else:  # many that are cancelled at once make one request
-            await at.submission.requests.stop_items((at.index,), "cancel")
+        await at.submission.requests.stop_items((at.index,), "cancel")
         await at.session.platform.cluster.delete(names=names)
         await at.submission.look(at.index)
         try:
@@ -486,7 +478,7 @@ class JobHandle(JobRecord, Generic[T]):
         except NotFound:
             self._cleaned = True
             return
-        objects = gcs and at.submission.identity.single
+        objects = gcs and self.group_id is None
         await self._remove(at, jobs=k8s, objects=objects, timeout=cleanup_timeout)
         self._cleaned = objects
 

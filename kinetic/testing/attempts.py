@@ -84,7 +84,8 @@ async def _standing(run: Run, order: wire.Assignment) -> wire.Item:
     ]
     entries = [(one.name, one.metadata) for one in listed]
     attempts = wire.attempts_of(entries, key, scope)
-    return wire.item(order.index, requests, attempts.get(order.index, {}), order.budgets)
+    stands = wire.standing(order.index, requests)
+    return wire.item(stands, attempts.get(order.index, {}), order.budgets)
 
 
 async def _run(run: Run, order: wire.Assignment, chunk: bytes) -> tuple[wire.Outcome, bytes]:

@@ -143,14 +143,17 @@ def test_a_stop_of_many_items_is_looked_up_in_few_steps() -> None:
             return int(self) < int(one)
 
     request = wire.Request(kind="stop", items=tuple(map(Counted, range(0, 10_000, 2))))
-    states = [wire.item(index, (request,), {}, wire.Budgets()).state for index in (0, 5001, 9998)]
+    states = [
+        wire.item(wire.standing(index, [request]), {}, wire.Budgets()).state
+        for index in (0, 5001, 9998)
+    ]
     assert states == [wire.ItemState.CANCELLED, wire.ItemState.OPEN, wire.ItemState.CANCELLED]
     assert 3 <= Counted.compared <= 3 * 14
 
 
 def test_items_to_be_stopped_are_found_in_whatever_order_they_were_written() -> None:
     request = wire.Request.from_bytes(b'{"kind": "stop", "items": [7, 1, 5]}')
-    state = wire.item(7, (request,), {}, wire.Budgets()).state
+    state = wire.item(wire.standing(7, [request]), {}, wire.Budgets()).state
     assert state is wire.ItemState.CANCELLED
 
 
@@ -255,7 +258,7 @@ async def test_a_job_that_is_being_launched_when_its_client_closes_is_undone(
         launching = asyncio.ensure_future(client.submit(for_ever, 1))
         await until(lambda: cluster.asked == 1)
         waiting = asyncio.ensure_future(client.submit(for_ever, 2))  # for the only slot
-        await until(lambda: client.limit is not None and client.limit._waiters)
+        await until(lambda: client.limit.waiting)
     assert await left_on(platform) == []
     cluster.open.set()
     for submission in (launching, waiting):

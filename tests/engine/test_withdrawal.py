@@ -415,9 +415,17 @@ async def test_a_platform_that_deletes_nothing_does_not_keep_a_batch_from_its_en
 async def test_what_was_tried_again_is_wanted() -> None:
     requests = Requests(MemoryStore(), "batches/b/", b"key")
     await requests.append(wire.Request(kind="stop", cause="cancel"))
-    assert [requests.unwanted(index) for index in (0, 1)] == [True, True]
+    assert [requests.standing(index).unwanted for index in (0, 1)] == [True, True]
     await requests.append(wire.Request(kind="retry", bases={0: 1}))
-    assert [requests.unwanted(index) for index in (0, 1)] == [False, True]
+    assert [requests.standing(index).unwanted for index in (0, 1)] == [False, True]
     await requests.append(wire.Request(kind="stop", cause="fail_fast", keep_running=True))
-    assert [requests.unwanted(index) for index in (0, 1)] == [False, True]
-    assert requests.stopped(0)
+    assert [requests.standing(index).unwanted for index in (0, 1)] == [False, True]
+    assert requests.standing(0).stopped
+    await requests.append(wire.Request(kind="stop", items=(0, 2), cause="cancel"))
+    await requests.append(wire.Request(kind="retry", bases={2: 3, 3: 1}))
+    await requests.append(wire.Request(kind="stop", cause=wire.CLEANUP))
+    await requests.append(wire.Request(kind="retry", bases={0: 2}))
+    for index in range(5):
+        assert requests.standing(index) == wire.standing(index, requests.entries)
+    assert requests.standing(0).stopped, "nothing is tried again of what is cleaned up"
+    assert requests.reopened == [0, 2, 3]

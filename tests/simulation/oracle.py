@@ -247,7 +247,9 @@ class Oracle:
 
     def _look(self, index: int, why: str) -> None:
         now, told = self.state(index), self.told.get(index)
-        ruled = wire.item(index, self.batch.control, self._attempts(index), self.budgets)
+        ruled = wire.item(
+            wire.standing(index, self.batch.control), self._attempts(index), self.budgets
+        )
         if (ruled.state.value, ruled.attempt) != now:
             raise Violation("rule", f"the engine says {ruled}, it is {now}")
         if now[0] not in FINAL or self.cleaning >= 0:

@@ -148,9 +148,9 @@ def test_what_is_reopened_after_a_stop_runs() -> None:
     decide(state, StopRequested())
     decide(state, done(0, ItemState.CANCELLED))
     assert decide(state, done(1, ItemState.CANCELLED)) == [Complete()]
-    assert decide(state, Reopened(1, 2, 2, 1)) == [Start(1, 2)]
+    assert decide(state, Reopened(1, 2, wire.Standing(1, 2))) == [Start(1, 2)]
     assert not state.complete
-    assert decide(state, Reopened(1, 2, 2, 1)) == [], "the same request again"
+    assert decide(state, Reopened(1, 2, wire.Standing(1, 2))) == [], "the same request again"
     assert decide(state, done(1, ItemState.CANCELLED)) == [], "that was before"
     [_, wait] = decide(state, opened(1, 3))
     assert wait == Wait(1, 3, wait.delay)  # type: ignore[union-attr]
@@ -162,7 +162,9 @@ def test_what_is_reopened_after_a_stop_runs() -> None:
 def test_what_was_tried_again_twice_when_it_is_found_may_fail_by_the_first_of_them() -> None:
     """A stop ends it before the second has begun; whoever found it has to hear that it is over."""
     state = new(max_concurrent=1)
-    decide(state, Known(1), StopRequested(), Found(0, 4), Reopened(0, 4, 2, 2), Ended(1))
+    decide(
+        state, Known(1), StopRequested(), Found(0, 4), Reopened(0, 4, wire.Standing(2, 2)), Ended(1)
+    )
     assert decide(state, done(0, ItemState.FAILED, 2)) == [], "that was before"
     assert decide(state, done(0, ItemState.FAILED, 3)) == [Freed(0), Complete()]
 
@@ -170,29 +172,29 @@ def test_what_was_tried_again_twice_when_it_is_found_may_fail_by_the_first_of_th
 def test_what_is_reopened_before_it_is_known_here_runs_once_it_is_stored() -> None:
     state = State(Policy())
     decide(state, Stored(0, 1), StopRequested())
-    assert decide(state, Reopened(1, 2, 2, 1)) == []
+    assert decide(state, Reopened(1, 2, wire.Standing(1, 2))) == []
     assert decide(state, Known(2)) == []
     assert decide(state, Stored(1, 1)) == [Start(1, 2)]
-    assert decide(state, Reopened(1, 2, 2, 1)) == [], "the same request again"
+    assert decide(state, Reopened(1, 2, wire.Standing(1, 2))) == [], "the same request again"
 
 
 def test_what_is_reopened_and_never_got_an_input_is_started() -> None:
     """A stop came before it was stored: to start it tells everybody that it has none."""
     state = State(Policy())
-    decide(state, Stored(0, 1), StopRequested(), Reopened(1, 2, 2, 1))
+    decide(state, Stored(0, 1), StopRequested(), Reopened(1, 2, wire.Standing(1, 2)))
     assert decide(state, Ended(2)) == [Start(1, 2)]
 
 
 def test_a_stop_after_it_ends_what_was_reopened_before_it_is_known_here() -> None:
     state = State(Policy())
-    assert decide(state, Reopened(0, 2, 1, 1), StopRequested(), Stored(0, 1)) == []
+    assert decide(state, Reopened(0, 2, wire.Standing(1, 1)), StopRequested(), Stored(0, 1)) == []
 
 
 def test_a_value_is_never_reopened() -> None:
     state = new()
     decide(state, Stored(0, 1))
     decide(state, done(0))
-    assert decide(state, Reopened(0, 2, 1, 1)) == []
+    assert decide(state, Reopened(0, 2, wire.Standing(1, 1))) == []
 
 
 def test_what_is_found_is_busy_and_not_started() -> None:
@@ -239,7 +241,7 @@ UNKNOWN = [
     Seen(-1, Item(ItemState.FAILED, 1, VALUE)),
     Found(9, 1),
     Again(9, 1),
-    Reopened(-1, 1, 1, 0),
+    Reopened(-1, 1, wire.Standing(0, 1)),
     Refused(9),
     Due(9, 1),
     Ended(0),
@@ -315,7 +317,9 @@ class Fanout(RuleBasedStateMachine):
         return any(number <= one.bases.get(index, 0) for one in self.requests)
 
     def item(self, index: int) -> Item:
-        return wire.item(index, self.requests, self.items[index].attempts, self.budgets)
+        return wire.item(
+            wire.standing(index, self.requests), self.items[index].attempts, self.budgets
+        )
 
     @precondition(lambda self: not self.ended)
     @rule(count=st.integers(1, 3))
@@ -360,12 +364,14 @@ class Fanout(RuleBasedStateMachine):
     def somebody_retries(self, data: st.DataObject) -> None:
         index = data.draw(st.sampled_from(sorted(self.items)))
         attempts = self.items[index].attempts
-        base = wire.retry_base(index, self.requests, attempts, self.budgets)
+        base = wire.retry_base(wire.standing(index, self.requests), attempts, self.budgets)
         if base is not None and not any(
             isinstance(one, Seen) and one.index == index for one in self.news
         ):
             self.requests.append(wire.Request(kind="retry", bases={index: base}))
-            self.tell(Reopened(index, self.item(index).attempt, len(self.requests), base))
+            self.tell(
+                Reopened(index, self.item(index).attempt, wire.standing(index, self.requests))
+            )
 
     @rule(index=st.integers(-2, 40), attempt=st.integers(1, 4))
     def nonsense(self, index: int, attempt: int) -> None:

@@ -76,7 +76,7 @@ def test_the_objects_decide_what_an_item_is(
     state: ItemState,
     attempt: int,
 ) -> None:
-    seen = item(0, requests, there, Budgets(user=retries))
+    seen = item(wire.standing(0, requests), there, Budgets(user=retries))
     assert (seen.state, seen.attempt) == (state, attempt)
 
 
@@ -89,8 +89,8 @@ def test_a_value_stays_whatever_comes_after(
 ) -> None:
     """Once an item has succeeded, no later object changes what is told."""
     budgets = Budgets(user=retries)
-    told = item(0, [], attempts(*before), budgets)
-    later = item(0, [STOP], attempts(*before, *after), budgets)
+    told = item(wire.Standing(), attempts(*before), budgets)
+    later = item(wire.standing(0, [STOP]), attempts(*before, *after), budgets)
     if told.state is ItemState.SUCCEEDED:
         assert later == told
 
@@ -195,10 +195,12 @@ def test_listings_become_attempts_and_forged_ones_are_failures() -> None:
 def test_an_attempt_nobody_signed_for_ends_its_item_and_a_retry_goes_past_it() -> None:
     attempts = {1: Attempt("pod", Outcome(kind=Kind.ERROR, reason=wire.UNVERIFIED))}
     budgets = wire.Budgets(user=3)
-    assert wire.item(0, [], attempts, budgets).state is wire.ItemState.FAILED
-    assert wire.retry_base(0, [], attempts, budgets) == 1
+    assert wire.item(wire.Standing(), attempts, budgets).state is wire.ItemState.FAILED
+    assert wire.retry_base(wire.Standing(), attempts, budgets) == 1
     retry = Request(kind="retry", bases={0: 1})
-    assert wire.item(0, [retry], attempts, budgets) == wire.Item(wire.ItemState.OPEN, 2)
+    assert wire.item(wire.standing(0, [retry]), attempts, budgets) == wire.Item(
+        wire.ItemState.OPEN, 2
+    )
 
 
 TEXTS = st.text() | st.sampled_from(["é", "\udc80", "[" * 5000, "null", "1e999", '{"kind": []}'])
