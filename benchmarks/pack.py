@@ -20,7 +20,7 @@ import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
-from kinetic._pack import archive
+from kinetic._packing import archive
 
 MB = 1_000_000
 

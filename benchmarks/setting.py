@@ -89,7 +89,7 @@ def supervisor(home: Path) -> psutil.Process:
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
             words = process.cmdline()
-            if "kinetic._local" in words and str(home) in words:
+            if "kinetic._supervisor" in words and str(home) in words:
                 return process
     raise LookupError(f"no supervisor serves {home}")
 

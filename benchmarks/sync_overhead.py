@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable
 
 from benchmarks import figures
-from kinetic._portal import PORTAL
+from kinetic._sync.portal import PORTAL
 
 CALLS = 300
 

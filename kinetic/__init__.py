@@ -5,7 +5,7 @@ import os as _os
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from kinetic import aio, collections, data, debug, errors, job_status, jobs, outcome
-    from kinetic._verbosity import log_level
+    from kinetic._log_level import log_level
     from kinetic._version import __version__ as __version__
     from kinetic.aio import submit
     from kinetic.data import Data
@@ -90,7 +90,7 @@ _HOMES = {
     "jobs": "",
     "list_batches": "kinetic.jobs",
     "list_jobs": "kinetic.jobs",
-    "log_level": "kinetic._verbosity",
+    "log_level": "kinetic._log_level",
     "outcome": "",
     "run": "kinetic.function",
     "submit": "kinetic.aio",

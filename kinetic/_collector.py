@@ -19,11 +19,20 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from kinetic._runner import trees
-from kinetic._runner.directory import DirectoryObjects
+from kinetic._runner.job import workspace
+from kinetic._runner.stores.directory import DirectoryObjects
 from kinetic.collection import Collection, Freed
 
-__all__ = ["CACHE_KEPT_S", "STORE_KEPT_S", "Limits", "Unit", "chosen", "collect", "local_store"]
+__all__ = [
+    "CACHE_KEPT_S",
+    "STORE_KEPT_S",
+    "Limits",
+    "Unit",
+    "chosen",
+    "collect",
+    "directory_of",
+    "local_store",
+]
 
 DAY_S = 24 * 3600.0
 
@@ -94,6 +103,11 @@ def local_store(home: Path, environ: Mapping[str, str]) -> Path:
     """The store of the local platform, where no profile and no client has another."""
     named = environ.get("KINETIC_STORE") or ""
     return Path(named).expanduser() if named and "://" not in named else home / "store"
+
+
+def directory_of(store: str) -> Path | None:
+    """The directory that a store's address names; None if it is none."""
+    return DirectoryObjects.from_url(store).root if store.startswith("file://") else None
 
 
 def collect(home: Path, store: Path | None, limits: Limits) -> Collection:
@@ -200,7 +214,7 @@ def _from_cache(cache: Path, limits: Limits) -> Iterator[Unit]:
     now = time.time()
     units = [*_trees_of(cache / "code"), *_trees_of(cache / "data")]
     for unit in chosen(units, (), limits, CACHE_KEPT_S, now):
-        if trees.discard(unit.name, now - CACHE_KEPT_S):
+        if workspace.discard(unit.name, now - CACHE_KEPT_S):
             yield unit
 
 
@@ -209,7 +223,7 @@ def _trees_of(folder: Path) -> Iterator[Unit]:
         for entry in os.scandir(folder):
             with contextlib.suppress(OSError):
                 used = entry.stat(follow_symlinks=False).st_mtime
-                tree = trees.find(entry.path)
-                weight = tree.weight if tree is not None else trees.Weight(0, 0)
+                tree = workspace.find(entry.path)
+                weight = tree.weight if tree is not None else workspace.Weight(0, 0)
                 kind = f"cache/{folder.name}"
                 yield Unit(kind, entry.path, weight.files, weight.size, used)

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from kinetic._runner.manifest import Entry, Manifest, file_hash
+from kinetic._runner.protocol.manifest import Entry, Manifest, file_hash
 from kinetic.errors import DataError
 
 __all__ = [

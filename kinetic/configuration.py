@@ -28,7 +28,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from kinetic import profiles
-from kinetic._nearest import suggest
+from kinetic._messages import suggest
 from kinetic.errors import ConfigurationError
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from kinetic.configuration import DEBUG_PORT, DEBUG_WAIT_S
 
 if TYPE_CHECKING:
-    from kinetic.aio._debug import Forwarder
+    from kinetic.aio._engine.debugging import Forwarder
     from kinetic.jobs import JobHandle
 
 __all__ = [
@@ -51,8 +51,8 @@ def wait_for_debug_server(
         JobError: The job has ended (a ``RuntimeError``).
     """
     from kinetic import aio
-    from kinetic._portal import PORTAL
-    from kinetic._rules import check
+    from kinetic._sync.portal import PORTAL
+    from kinetic.options import check
 
     check(timeout=timeout)
     job = aio.JobHandle[Any].from_dict(handle.to_dict())
@@ -83,11 +83,11 @@ def start_port_forward(
         Unavailable: The platform does not answer.
     """
     from kinetic import configuration
-    from kinetic._portal import PORTAL
-    from kinetic.aio import _debug
-    from kinetic.aio._forwarder import Order
+    from kinetic._sync.portal import PORTAL
+    from kinetic.aio._engine import debugging
+    from kinetic.aio._engine.forwarder import Order
 
-    _debug.require_port(local_port)
+    debugging.require_port(local_port)
     order = Order(
         target=configuration.resolve(namespace=namespace or None),
         name=pod_name,
@@ -96,7 +96,7 @@ def start_port_forward(
         port=remote_port,
         local_port=local_port,
     )
-    forwarder, _ = PORTAL.call(_debug.carry_out, order)
+    forwarder, _ = PORTAL.call(debugging.carry_out, order)
     return forwarder
 
 
@@ -105,7 +105,7 @@ def print_attach_instructions(local_port: int, working_dir: str | None = None) -
 
     *working_dir* is the folder where the editor finds the project; None for the one it has open.
     """
-    from kinetic.aio._debug import Place, instructions
+    from kinetic.aio._engine.debugging import Place, instructions
 
     # To debugpy, a dot is the working directory of the program that is debugged.
     place = Place(name="the job", host=0, port=0, root=".", project="")
@@ -120,6 +120,6 @@ def cleanup_port_forward(proc: subprocess.Popen[bytes] | None) -> None:
     """
     if proc is None:
         return
-    from kinetic.aio._debug import end
+    from kinetic.aio._engine.debugging import end
 
     end(proc)

@@ -24,7 +24,7 @@ from typing import (
     overload,
 )
 
-from kinetic._callers import own_frames, own_frames_left_out
+from kinetic._tracebacks import own_frames, own_frames_left_out
 from kinetic.options import Options
 
 if TYPE_CHECKING:

@@ -21,8 +21,8 @@ def runner() -> str:
     It needs Python, of the minor version that submits, and what
     ``pip install cloudpickle google-cloud-storage absl-py`` gives.
     """
-    from kinetic._pack.runner_file import runner_files, single_file
     from kinetic._version import __version__
+    from kinetic.aio.images.recipe import runner_files, single_file
 
     return single_file(runner_files(), __version__)
 
@@ -44,9 +44,13 @@ def write_base(
         ConfigurationError: There is no such category.
         OSError: The folder cannot be written.
     """
-    from kinetic._pack.runner_file import runner_files
-    from kinetic.aio.images._recipe import CATEGORIES, PYTHON_IMAGE, base_context
-    from kinetic.aio.images._wheel import installed_wheel
+    from kinetic.aio.images.recipe import (
+        CATEGORIES,
+        PYTHON_IMAGE,
+        base_context,
+        installed_wheel,
+        runner_files,
+    )
     from kinetic.errors import ConfigurationError
 
     if category not in CATEGORIES:

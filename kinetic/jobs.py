@@ -24,14 +24,14 @@ from typing import Any, Generic, Literal, ParamSpec, Self, TypeVar, Unpack, over
 from absl import logging
 
 from kinetic import aio
-from kinetic._callers import own_frames_left_out
-from kinetic._loop_thread import LoopThread
-from kinetic._portal import PORTAL, Iteration
-from kinetic._words import handle_repr, handle_table
-from kinetic.aio import _termination
-from kinetic.aio._owned import called
-from kinetic.aio._printing import Printing
-from kinetic.aio._release import release
+from kinetic._messages import handle_repr, handle_table
+from kinetic._sync.loop_thread import LoopThread
+from kinetic._sync.portal import PORTAL, Iteration
+from kinetic._tasks import release
+from kinetic._tracebacks import own_frames_left_out
+from kinetic.aio import _plain_call
+from kinetic.aio._job_log import LogPrinter
+from kinetic.aio._plain_call import run_plain_call
 from kinetic.aio.client import implicit_client
 from kinetic.collection import Collection
 from kinetic.errors import BatchError
@@ -419,7 +419,7 @@ def submit(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> JobHan
 
 def run(function: Callable[..., T], /, *args: Any, **kwargs: Any) -> T:
     """Submit, print the output, and return the value; Ctrl-C cancels and removes the job."""
-    with own_frames_left_out, _termination.awaited(_interrupt):
+    with own_frames_left_out, _plain_call.ending_on_sigterm(_interrupt):
         value: T = PORTAL.call(_run_and_show, function, *args, **kwargs)
         return value
 
@@ -573,7 +573,7 @@ async def _text_of(job: aio.JobHandle[Any], attempt: int | None) -> str:
 
 
 async def _print(job: aio.JobHandle[Any], attempt: int | None) -> None:
-    await Printing().run(job.logs(follow=True, attempt=attempt))
+    await LogPrinter().run(job.logs(follow=True, attempt=attempt))
 
 
 async def _output_dir_of(job: aio.JobHandle[Any]) -> str:
@@ -585,7 +585,7 @@ async def _run_and_show(function: Callable[..., Any], /, *args: Any, **kwargs: A
     debug = settings_of(function)[1].debug
     client = await implicit_client()
     submit = functools.partial(client.submit_owned, function, *args, **kwargs)
-    return await called(submit, debug=debug, stream_logs=True)
+    return await run_plain_call(submit, debug=debug, stream_logs=True)
 
 
 def _as_it_is(value: T) -> T:

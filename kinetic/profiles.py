@@ -26,8 +26,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
-from kinetic._nearest import suggest
-from kinetic._runner.private import make_folder
+from kinetic._messages import suggest
+from kinetic._runner.protocol.private import make_folder
 from kinetic.errors import ProfileError
 
 __all__ = ["SETTINGS", "Profile", "Profiles", "load", "save"]

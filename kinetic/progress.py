@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kinetic._words import span
+from kinetic._messages import span
 
 __all__ = ["Progress"]
 

@@ -52,7 +52,7 @@ def in_a_pod() -> int:
         words = f"has Python {here}, and the job was submitted from Python {submitted}"
     else:
         try:
-            pod: Any = importlib.import_module("kinetic_runner.pod")
+            pod: Any = importlib.import_module("kinetic_runner.pod.main")
         except ImportError as exc:
             words = (
                 f"lacks {exc.name}; install cloudpickle, google-cloud-storage and absl-py into it"
@@ -71,8 +71,8 @@ def main() -> int:
     load_runner(folder)
     if "KINETIC_ORDER_FD" not in os.environ:
         return in_a_pod()
-    attempt: Any = importlib.import_module("kinetic_runner.attempt")
-    workspace: Any = importlib.import_module("kinetic_runner.workspace")
+    attempt: Any = importlib.import_module("kinetic_runner.job.attempt")
+    workspace: Any = importlib.import_module("kinetic_runner.job.workspace")
     order = read_order(int(os.environ.pop("KINETIC_ORDER_FD")))
     site = workspace.Site(
         work=Path(order["work"]), cache=Path(order["cache"]), mounts=bool(order.get("mounts"))

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from kinetic import aio
-from kinetic.aio.clusters.local import LocalCluster
 from kinetic.aio.images.current import CurrentInterpreter
+from kinetic.aio.local.cluster import LocalCluster
+from kinetic.aio.local.store import DirectoryStore
 from kinetic.aio.platforms import Platform
 from kinetic.aio.ports import Observation
-from kinetic.aio.stores.directory import DirectoryStore
 
 JOBS = 50
 

@@ -120,10 +120,10 @@ def test_the_runner_imports_nothing_but_the_standard_library_and_cloudpickle(
     )
     code = """
 import pkgutil, kinetic_runner
-for module in pkgutil.iter_modules(kinetic_runner.__path__):
-    __import__("kinetic_runner." + module.name)
+for module in pkgutil.walk_packages(kinetic_runner.__path__, "kinetic_runner."):
+    __import__(module.name)
 """
     loaded = loaded_by(code, tmp_path, Path(cloudpickle.__file__).parents[1])
     foreign = top_level(loaded) - set(sys.stdlib_module_names) - {"kinetic_runner"}
     assert foreign <= {"cloudpickle"}
-    assert "kinetic_runner.attempt" in loaded
+    assert "kinetic_runner.job.attempt" in loaded

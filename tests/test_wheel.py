@@ -73,7 +73,10 @@ def test_the_wheel_holds_the_package_and_nothing_else(wheel: Path) -> None:
         for path in (ROOT / "kinetic").rglob("*.py")
         if "_runner" not in path.parts
     }
-    runner = {f"kinetic/_runner/{path.name}" for path in (ROOT / "runner").glob("*.py")}
+    runner = {
+        f"kinetic/_runner/{path.relative_to(ROOT / 'runner').as_posix()}"
+        for path in (ROOT / "runner").rglob("*.py")
+    }
     assert {name for name in names if name.endswith(".py")} == source | runner
     assert "kinetic/py.typed" in names
     assert any(name.endswith("/licenses/LICENSE") for name in names)
@@ -81,8 +84,9 @@ def test_the_wheel_holds_the_package_and_nothing_else(wheel: Path) -> None:
 
 def test_the_wheel_holds_files_not_links(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
-        for path in (ROOT / "runner").glob("*.py"):
-            assert archive.read(f"kinetic/_runner/{path.name}") == path.read_bytes()
+        for path in (ROOT / "runner").rglob("*.py"):
+            name = path.relative_to(ROOT / "runner").as_posix()
+            assert archive.read(f"kinetic/_runner/{name}") == path.read_bytes()
 
 
 def test_the_source_archive_builds_the_same_wheel(wheel: Path, tmp_path: Path) -> None:

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import AsyncIterable, Callable, Coroutine, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, Unpack, overload
 
-from kinetic._callers import own_frames_left_out
-from kinetic.aio import _implicit
+from kinetic._tracebacks import own_frames_left_out
+from kinetic.aio._engine import implicit_client
 
 if TYPE_CHECKING:
-    from kinetic.aio._following import Following
+    from kinetic.aio._engine.session import JobRef
     from kinetic.aio.batch import BatchHandle as BatchHandle
     from kinetic.aio.client import Client as Client
     from kinetic.aio.job import JobHandle as JobHandle
@@ -62,11 +62,11 @@ async def _client() -> Client:
     return await implicit_client()
 
 
-async def _follow(record: JobRecord) -> Following:
+async def _follow(record: JobRecord) -> JobRef:
     return await (await _client()).follow_record(record)
 
 
-_implicit.follow = _follow
+implicit_client.follow = _follow
 
 
 @overload

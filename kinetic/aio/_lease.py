@@ -15,30 +15,151 @@ import asyncio
 import dataclasses
 import json
 import os
+import platform
+import select
+import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any, Generic, Self, TypeVar
 
 from absl import logging
 
-from kinetic._runner.frames import MALFORMED
-from kinetic.aio._owner import Owner
+from kinetic._runner.protocol.pickles import MALFORMED
 from kinetic.aio.ports import Store
 from kinetic.errors import BackendError, Conflict, NotFound, SubmitterLost
 
 __all__ = [
-    "Hold",
+    "HeldLease",
     "Holding",
     "Lease",
     "Place",
+    "ProcessIdentity",
     "Record",
     "Sight",
     "acquire",
     "begin",
+    "lifetime",
     "name_of",
     "read",
     "until_abandoned",
 ]
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessIdentity:
+    """A process, told apart from a later one with the same number."""
+
+    host: str
+    boot: str
+    pid: int
+    started: str
+
+    @classmethod
+    def me(cls) -> ProcessIdentity:
+        """This process."""
+        return cls(platform.node(), _boot(), os.getpid(), _started(os.getpid()))
+
+    @classmethod
+    def named(cls, fields: dict[str, Any] | None) -> ProcessIdentity | None:
+        """The one a manifest names; those of earlier versions name nobody.
+
+        Raises:
+            ValueError: That is no process.
+        """
+        if not fields:
+            return None
+        try:
+            owner = cls(**{name: fields[name] for name in cls.__slots__})
+        except (LookupError, TypeError) as exc:
+            raise ValueError(f"{fields!r} names no process") from exc
+        texts = (owner.host, owner.boot, owner.started)
+        if (
+            type(owner.pid) is not int
+            or owner.pid < 0
+            or not all(type(one) is str for one in texts)
+        ):
+            raise ValueError(f"{fields!r} names no process")
+        return owner
+
+    @property
+    def here(self) -> bool:
+        """Whether it is, or was, a process of this machine since it was started."""
+        return (self.host, self.boot) == (platform.node(), _boot())
+
+    @property
+    def alive(self) -> bool:
+        """Whether it still runs; only meaningful when it is `here`."""
+        return _started(self.pid) == self.started != ""
+
+    @property
+    def dead(self) -> bool:
+        """Whether it certainly runs no more."""
+        return self.here and not self.alive
+
+    async def ended(self, patience: float) -> bool:
+        """Wait up to *patience* seconds for its end; whether that is certain now."""
+        if self.here:
+            return await _ended(self, patience)
+        await asyncio.sleep(patience)
+        return False
+
+
+def lifetime() -> float:
+    """Seconds on a clock that counts sleep; Linux keeps that apart from the monotonic one."""
+    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
+
+
+async def _ended(owner: ProcessIdentity, patience: float) -> bool:
+    """Wait up to *patience* seconds for a process of this machine to end."""
+    if not owner.alive:
+        return True
+    if not hasattr(os, "pidfd_open"):
+        await asyncio.sleep(min(patience, 1.0))
+        return not owner.alive
+    try:
+        fd = os.pidfd_open(owner.pid)
+    except (ProcessLookupError, OSError):
+        return not owner.alive
+    loop, over = asyncio.get_running_loop(), asyncio.Event()
+    try:
+        if select.select([fd], [], [], 0)[0]:
+            return True
+        loop.add_reader(fd, over.set)
+        try:
+            await asyncio.wait_for(over.wait(), patience)
+        except TimeoutError:
+            return not owner.alive
+        finally:
+            loop.remove_reader(fd)
+        return True
+    finally:
+        os.close(fd)
+
+
+def _boot() -> str:
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {os.readlink('/proc/self/ns/pid')}"  # a container numbers its own
+    except OSError:
+        return ""
+
+
+def _started(pid: int) -> str:
+    """When a process started, in the kernel's ticks; empty when there is none."""
+    if not Path("/proc/self/stat").exists():  # not Linux: only whether it is there
+        try:
+            os.kill(pid, 0)
+        except OSError:
+            return ""
+        return "running"
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return ""
+    fields = stat.rpartition(")")[2].split()
+    return "" if fields[0] in "ZX" else fields[19]
+
 
 RENEW_S = 10.0
 START_S = 30.0
@@ -51,7 +172,7 @@ LOOK_S, AGAIN_S = 5.0, 2.0
 
 Clock = Callable[[], float]
 
-UNKNOWN = Owner("an unknown machine", "", 0, "")
+UNKNOWN = ProcessIdentity("an unknown machine", "", 0, "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +182,7 @@ class Record:
     A kind of lease adds fields of its own, each with a default of its type.
     """
 
-    owner: Owner
+    owner: ProcessIdentity
     beat: int = 0
 
     @property
@@ -81,7 +202,7 @@ class Record:
         """
         try:
             given: dict[str, Any] = dict(json.loads(content))
-            owner = Owner.named(given.pop("owner"))
+            owner = ProcessIdentity.named(given.pop("owner"))
             known = [one for one in dataclasses.fields(cls) if one.name in given]
             sound = all(type(given[one.name]) is type(one.default) for one in known)
             if owner is None or not sound:
@@ -267,7 +388,7 @@ async def read(store: Store, scope: str) -> tuple[Lease, int] | None:
     return await _place(store, scope).read()
 
 
-class Hold(Holding[Lease]):
+class HeldLease(Holding[Lease]):
     """The right to submit a batch."""
 
     def __init__(
@@ -361,7 +482,7 @@ class Hold(Holding[Lease]):
         )
 
 
-async def begin(store: Store, scope: str, clock: Clock) -> Hold:
+async def begin(store: Store, scope: str, clock: Clock) -> HeldLease:
     """Hold the lease of a batch that was just made.
 
     Raises:
@@ -376,8 +497,13 @@ async def begin(store: Store, scope: str, clock: Clock) -> Hold:
 
 
 async def acquire(
-    store: Store, scope: str, submitter: Owner | None, clock: Clock, *, force: bool = False
-) -> Hold:
+    store: Store,
+    scope: str,
+    submitter: ProcessIdentity | None,
+    clock: Clock,
+    *,
+    force: bool = False,
+) -> HeldLease:
     """Take the lease over: at once when it is free, else when it has run out.
 
     *submitter* is the process that the manifest names: it may not have come to
@@ -412,7 +538,7 @@ async def acquire(
 
 
 async def until_abandoned(
-    store: Store, scope: str, submitter: Owner | None, clock: Clock
+    store: Store, scope: str, submitter: ProcessIdentity | None, clock: Clock
 ) -> Lease | None:
     """Wait until nobody submits the batch any more, and return the last lease."""
     lease = Lease(owner=submitter) if submitter is not None else None  # before there is one
@@ -430,10 +556,10 @@ async def until_abandoned(
 
 async def _claim(
     store: Store, scope: str, seen: tuple[Lease, int] | None, clock: Clock
-) -> Hold | None:
-    lease, over, sent = Lease(owner=Owner.me(), nonce=os.urandom(8).hex()), None, clock()
+) -> HeldLease | None:
+    lease, over, sent = Lease(owner=ProcessIdentity.me(), nonce=os.urandom(8).hex()), None, clock()
     if seen is not None:
         there, over = seen
         lease = replace(lease, fence=there.fence + 1, control_seen=there.control_seen)
     generation = await _place(store, scope).claim(lease, over)
-    return None if generation is None else Hold(store, scope, lease, generation, clock, sent)
+    return None if generation is None else HeldLease(store, scope, lease, generation, clock, sent)

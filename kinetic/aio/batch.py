@@ -11,15 +11,12 @@ from typing import Any, Generic, Literal, Self, TypeVar, overload
 
 from absl import logging
 
-from kinetic._rules import check, check_indices
-from kinetic._runner import wire
-from kinetic._words import handle_repr, handle_table, one_line
-from kinetic.aio import _manifest
-from kinetic.aio._batch import Batch
-from kinetic.aio._iteration import Iteration
-from kinetic.aio._outcomes import Outcomes
-from kinetic.aio._progress import progress
-from kinetic.aio._release import release
+from kinetic._messages import handle_repr, handle_table, one_line
+from kinetic._runner.protocol import wire
+from kinetic._tasks import release
+from kinetic.aio._engine import manifest
+from kinetic.aio._engine.batches import Batch
+from kinetic.aio._engine.iteration import Iteration, Outcomes, progress
 from kinetic.aio.job import JobHandle
 from kinetic.errors import (
     BackendError,
@@ -29,6 +26,7 @@ from kinetic.errors import (
     SubmissionError,
 )
 from kinetic.job_status import JobStatus
+from kinetic.options import check, check_indices
 from kinetic.outcome import Cancelled, Completion, Outcome, Succeeded
 from kinetic.progress import Progress
 
@@ -138,7 +136,7 @@ class BatchHandle(Generic[T]):
     def _handle(self, index: int) -> JobHandle[T]:
         handle = self._handles.get(index)
         if handle is None:
-            record = _manifest.job_record(self._batch.manifest, self.group_id, index)
+            record = manifest.job_record(self._batch.manifest, self.group_id, index)
             handle = JobHandle[T].from_dict(record).bound(self._batch.following(index))
             self._handles[index] = handle
         return handle

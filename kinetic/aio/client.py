@@ -23,31 +23,77 @@ from typing import Any, ParamSpec, Self, TypeVar, Unpack, overload
 import anyio.to_thread
 from absl import logging
 
-from kinetic import _collector, _display, _verbosity, accelerators, configuration, options
-from kinetic._callers import own_frames_left_out
-from kinetic._pack.binding import Binding
-from kinetic._rules import check
-from kinetic._runner.directory import DirectoryObjects
-from kinetic._running import running_loop
-from kinetic._words import described
-from kinetic.aio import _begin, _ids, _launch, _listing, _manifest, _removal, _submit
-from kinetic.aio._batch import Batch
-from kinetic.aio._following import Following
-from kinetic.aio._owned import called
-from kinetic.aio._release import in_thread, release, shared
-from kinetic.aio._scratch import sweep_scratch
-from kinetic.aio._session import LABEL_SUBMISSION, Session
-from kinetic.aio._submission import Submission
-from kinetic.aio._terms import Terms
-from kinetic.aio._under_way import CLOSED, AttemptLimit, UnderWay
+from kinetic import _collector, _log_level, accelerators, configuration, options
+from kinetic._messages import described
+from kinetic._packing.payload import Binding
+from kinetic._progress import display
+from kinetic._tasks import in_thread, release, running_loop, shared
+from kinetic._tracebacks import own_frames_left_out
+from kinetic.aio._engine import batches, cleanup, ids, job_spec, prepare
+from kinetic.aio._engine.batches import Batch
+from kinetic.aio._engine.in_flight import CLOSED, AttemptLimit, InFlight
+from kinetic.aio._engine.manifest import MapSettings, job_record, read_manifest
+from kinetic.aio._engine.scratch import sweep_scratch
+from kinetic.aio._engine.session import LABEL_INDEX, LABEL_SUBMISSION, JobRef, Session, Submission
+from kinetic.aio._plain_call import run_plain_call
 from kinetic.aio.batch import BatchHandle
 from kinetic.aio.job import JobHandle
 from kinetic.aio.platforms import BACKENDS, Platform, open_platform
 from kinetic.collection import Collection
-from kinetic.errors import ClientClosed
+from kinetic.errors import AuthError, ClientClosed, ConfigurationError, NotFound, WireError
 from kinetic.job_record import JobRecord
+from kinetic.options import check
 
-__all__ = ["Client", "implicit_client"]
+__all__ = ["Client", "implicit_client", "records"]
+
+
+LISTING = 32
+"""Handles that are read at once."""
+
+
+async def records(session: Session, beside: Iterable[Session]) -> list[dict[str, Any]]:
+    """The records of the jobs there are, and of those of other backends in the same place."""
+    found: dict[str, set[int]] = {}
+    await _look(session, found)
+    for other in beside:
+        try:
+            await _look(other, found)
+        except AuthError as exc:  # who has none of them needs no right to see them
+            logging.info("jobs of %s are not listed: %s", other.target.backend, exc)
+    if session.platform.store.url.startswith("file://"):  # a bucket's listing would be all objects
+        for one in await session.platform.store.list("jobs/"):
+            if one.name.endswith("/handle.json"):
+                found.setdefault(one.name.split("/")[1], {0})
+    names = [*found]
+    listed: list[dict[str, Any]] = []
+    for start in range(0, len(names), LISTING):
+        some = {name: found[name] for name in names[start : start + LISTING]}
+        listed += await _read(session, some)
+    return listed
+
+
+async def _look(session: Session, found: dict[str, set[int]]) -> None:
+    for one in await session.platform.cluster.find(labels={"app": "kinetic"}):
+        if LABEL_SUBMISSION in one.labels:
+            indices = found.setdefault(one.labels[LABEL_SUBMISSION], set())
+            indices.add(int(one.labels[LABEL_INDEX]))
+
+
+async def _read(session: Session, found: Mapping[str, Iterable[int]]) -> list[dict[str, Any]]:
+    reading = (read_manifest(session, name) for name in found)
+    manifests = await asyncio.gather(*reading, return_exceptions=True)
+    listed: list[dict[str, Any]] = []
+    for name, manifest in zip(found, manifests, strict=True):
+        if isinstance(manifest, NotFound):
+            continue  # the platform's jobs may have their objects in another store
+        if isinstance(manifest, (ConfigurationError, WireError)):
+            logging.warning("a job without a handle was left out: %s", manifest)
+        elif isinstance(manifest, BaseException):
+            raise manifest
+        else:
+            listed += (job_record(manifest, name, index) for index in found[name])
+    return listed
+
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -80,7 +126,7 @@ class Client:
         platform: Platform | None = None,
     ) -> None:
         check(max_concurrent=max_concurrent)
-        _verbosity.obey()
+        _log_level.obey()
         self._where = {
             "backend": backend,
             "project": project,
@@ -94,7 +140,7 @@ class Client:
         self._packing = asyncio.Semaphore(PACKING)
         self._id = os.urandom(6).hex()
         self._sessions: dict[tuple[Path, configuration.Target], asyncio.Task[Session]] = {}
-        self._under_way = UnderWay()
+        self._under_way = InFlight()
         self.closed = False
 
     async def __aenter__(self) -> Self:
@@ -177,7 +223,7 @@ class Client:
         plain, settings = options.settings_of(function)
         if misfit := Binding(plain).misfit(args, kwargs):
             raise TypeError(misfit)
-        call = _submit.Call(
+        call = prepare.Call(
             function=plain,
             name=_name_of(plain),
             options=settings,
@@ -187,13 +233,13 @@ class Client:
         async with self._under_way.block():
             return await self._submit_single(call)
 
-    async def _submit_single(self, call: _submit.Call) -> JobHandle[Any]:
+    async def _submit_single(self, call: prepare.Call) -> JobHandle[Any]:
         async with self._packing:
             session = await self._session(call.options)
-            packed = await _submit.pack(call)
+            packed = await prepare.pack(call)
         try:
-            placed = await _submit.place(session, packed)
-            record, at = await _begin.start_job(session, packed, placed)
+            placed = await prepare.upload_call(session, packed)
+            record, at = await batches.start_job(session, packed, placed)
         finally:
             shutil.rmtree(packed.spool, ignore_errors=True)
         return JobHandle[Any].from_dict(record).bound(at)
@@ -224,7 +270,9 @@ class Client:
         """
         debug = options.settings_of(function)[1].debug
         with own_frames_left_out:
-            return await called(lambda: self.submit_owned(function, *args, **kwargs), debug=debug)
+            return await run_plain_call(
+                lambda: self.submit_owned(function, *args, **kwargs), debug=debug
+            )
 
     @overload
     async def run_async_map(
@@ -288,7 +336,7 @@ class Client:
         Cancelled: nothing of the batch is left, but shared content.
         """
         check(inputs=inputs, tags=tags, progress=progress, project=project, cluster=cluster)
-        terms = Terms(
+        terms = MapSettings(
             input_mode=input_mode,
             max_concurrent=max_concurrent,
             retries=retries,
@@ -300,16 +348,16 @@ class Client:
             batch_timeout=batch_timeout,
         )
         call = _call_of(function, project, cluster)
-        with _display.wanted(progress):
+        with display.wanted(progress):
             batch = await self._start(call, inputs, terms)
         return BatchHandle(batch, progress=progress)
 
     async def _start(
-        self, call: _submit.Call, inputs: Iterable[Any] | AsyncIterable[Any], terms: Terms
+        self, call: prepare.Call, inputs: Iterable[Any] | AsyncIterable[Any], terms: MapSettings
     ) -> Batch:
         async with self._under_way.block():
             session = await self._session(call.options)
-            return await _begin.start(session, call, inputs, terms)
+            return await batches.start(session, call, inputs, terms)
 
     # --- finding ---
 
@@ -324,11 +372,11 @@ class Client:
             WireError: What says what it is was not signed by who may submit here.
         """
         check(job_id=job_id, project=project, cluster=cluster)
-        item = _ids.item_of(job_id)
+        item = ids.item_of(job_id)
         session = await self._session_for_id(job_id, project, cluster)
         if item is not None:
             return await self._item(session, *item)
-        manifest = await _manifest.read_manifest(session, job_id)
+        manifest = await read_manifest(session, job_id)
         at = await self._following(session, job_id, manifest)
         return JobHandle[Any].from_dict(manifest).bound(at)
 
@@ -358,9 +406,9 @@ class Client:
         """
         check(group_id=group_id, project=project, cluster=cluster)
         check(poll_interval=poll_interval, poll_timeout=poll_timeout)
-        _ids.refuse_job(group_id)
+        ids.refuse_job(group_id)
         session = await self._session_for_id(group_id, project, cluster)
-        batch = await _begin.attach(session, group_id)
+        batch = await batches.attach(session, group_id)
         return BatchHandle(batch, attached=True, timeout=poll_timeout)
 
     async def cleanup(
@@ -378,16 +426,16 @@ class Client:
         Cancelled: run it again; it goes on where it was.
         """
         check(submission=submission, project=project, cluster=cluster)
-        batch = _ids.is_batch(submission)
+        batch = ids.is_batch(submission)
         session = await self._session_for_id(submission, project, cluster)
-        if (known := _begin.known_batch(session, submission)) is not None:
+        if (known := batches.known_batch(session, submission)) is not None:
             await known.remove(jobs=True, objects=True)
             return
         if batch:
-            await _removal.remove_batch(session, await _begin.identity_of(session, submission))
+            await cleanup.delete_batch(session, await batches.identity_of(session, submission))
         else:
-            scope, labels = _ids.scope_of(submission), {LABEL_SUBMISSION: submission}
-            await _launch.remove(session, scope, labels=labels)
+            scope, labels = ids.scope_of(submission), {LABEL_SUBMISSION: submission}
+            await job_spec.remove(session, scope, labels=labels)
         if (followed := session.followed(submission)) is not None:
             session.forget(followed)
 
@@ -413,7 +461,7 @@ class Client:
         check(name=name, tags=tags, project=project, cluster=cluster, limit=limit)
         given = {"project": project, "cluster": cluster}
         session = await self._open({**self._where, **_given(given)})
-        found = await _begin.list_batches(session, name, tags, limit)
+        found = await batches.list_batches(session, name, tags, limit)
         return [BatchHandle(batch, attached=True) for batch in found]
 
     async def list_jobs(
@@ -434,7 +482,7 @@ class Client:
         session = await self._open(where)
         names = BACKENDS[session.target.backend].beside
         beside = [await self._open({**where, "backend": backend}) for backend in names]
-        found = await _listing.records(session, beside)
+        found = await records(session, beside)
         handles = (JobHandle[Any].from_dict(one).bound(self.follow_record) for one in found)
         return sorted(handles, key=lambda job: (job.created_at, job.job_id), reverse=True)
 
@@ -455,19 +503,18 @@ class Client:
         Cancelled: it ends first, and what it has removed is gone.
         """
         session = await self._open(self._where)
-        url = session.platform.store.url
-        store = DirectoryObjects.from_url(url).root if url.startswith("file://") else None
+        store = _collector.directory_of(session.platform.store.url)
         home = configuration.home(os.environ)
         await in_thread(sweep_scratch)
         return await in_thread(_collector.collect, home, store, _collector.Limits.of(os.environ))
 
     async def _item(self, session: Session, group_id: str, index: int) -> JobHandle[Any]:
-        batch = await _begin.attach(session, group_id)
+        batch = await batches.attach(session, group_id)
         return await BatchHandle[Any](batch, attached=True).job(index)
 
     # --- sessions ---
 
-    async def follow_record(self, record: JobRecord) -> Following:
+    async def follow_record(self, record: JobRecord) -> JobRef:
         """Where the job of an unbound handle is followed.
 
         Raises:
@@ -476,22 +523,20 @@ class Client:
         where = (record.project or None, record.cluster_name or None)
         session = await self._session_for_id(record.group_id or record.job_id, *where)
         if record.group_id is not None:
-            batch = await _begin.attach(session, record.group_id)
+            batch = await batches.attach(session, record.group_id)
             return batch.following(record.group_index or 0)
-        manifest = await _manifest.read_manifest(session, record.job_id)
+        manifest = await read_manifest(session, record.job_id)
         return await self._following(session, record.job_id, manifest)
 
-    async def _following(
-        self, session: Session, job_id: str, manifest: dict[str, Any]
-    ) -> Following:
+    async def _following(self, session: Session, job_id: str, manifest: dict[str, Any]) -> JobRef:
         submission = session.followed(job_id) or await self._observed(session, job_id, manifest)
         output_dir = manifest.get("output_dir", "")
-        return Following(session=session, submission=submission, index=0, output_dir=output_dir)
+        return JobRef(session=session, submission=submission, index=0, output_dir=output_dir)
 
     async def _observed(
         self, session: Session, job_id: str, manifest: dict[str, Any]
     ) -> Submission:
-        identity = await _begin.identity_of(session, job_id, manifest)
+        identity = await batches.identity_of(session, job_id, manifest)
         submission = Submission(identity, session.platform.store, session.platform.cluster)
         return session.follow(submission, ours=False)
 
@@ -560,14 +605,14 @@ def _given(values: Mapping[str, str | None]) -> dict[str, str | None]:
 
 def _call_of(
     function: Callable[..., Any], project: str | None, cluster: str | None
-) -> _submit.Call:
+) -> prepare.Call:
     """What all items of a batch share; *project* and *cluster* go before the function's own."""
     plain, settings = options.settings_of(function)
     if project is not None or cluster is not None:
         settings = settings.changed(
             project=project or settings.project, cluster=cluster or settings.cluster
         )
-    return _submit.Call(function=plain, name=_name_of(plain), options=settings)
+    return prepare.Call(function=plain, name=_name_of(plain), options=settings)
 
 
 def _name_of(function: Callable[..., Any]) -> str:

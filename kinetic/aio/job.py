@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, cast
 import anyio.to_thread
 from absl import logging
 
-from kinetic._callers import own_frames_left_out
-from kinetic._rules import check
-from kinetic._runner import wire
-from kinetic._words import handle_repr, handle_table
-from kinetic.aio import _debug, _implicit, _job_log, _launch, _results
-from kinetic.aio._printing import Printing
-from kinetic.aio._release import in_thread, release
+from kinetic._messages import handle_repr, handle_table
+from kinetic._runner.protocol import wire
+from kinetic._tasks import in_thread, release
+from kinetic._tracebacks import own_frames_left_out
+from kinetic.aio import _job_log
+from kinetic.aio._engine import debugging, implicit_client, job_spec, results
+from kinetic.aio._job_log import LogPrinter
 from kinetic.errors import (
     AuthError,
     ConfigurationError,
@@ -33,10 +33,11 @@ from kinetic.errors import (
 )
 from kinetic.job_record import JobRecord
 from kinetic.job_status import JobStatus
+from kinetic.options import check
 
 if TYPE_CHECKING:
-    from kinetic.aio._following import Following
-    from kinetic.aio._implicit import Follow
+    from kinetic.aio._engine.implicit_client import Follow
+    from kinetic.aio._engine.session import JobRef
 
 __all__ = ["JobHandle"]
 
@@ -57,7 +58,7 @@ class JobHandle(JobRecord, Generic[T]):
 
     def __post_init__(self) -> None:
         self._find: Follow | None = None
-        self._following: Following | None = None
+        self._following: JobRef | None = None
         self._value: Any = _UNSET
         self._reading = asyncio.Lock()
         self._cleaned = False
@@ -91,7 +92,7 @@ class JobHandle(JobRecord, Generic[T]):
     def __await__(self) -> Generator[Any, None, T]:
         return self.result().__await__()
 
-    def bound(self, at: Following | Follow) -> Self:
+    def bound(self, at: JobRef | Follow) -> Self:
         """Tie the handle to where its job is followed, or to what finds that; not for users."""
         if callable(at):
             self._find = at
@@ -99,7 +100,7 @@ class JobHandle(JobRecord, Generic[T]):
             self._following = at
         return self
 
-    async def _follow(self) -> Following:
+    async def _follow(self) -> JobRef:
         """Find the job's platform and follow it, once.
 
         Raises:
@@ -108,7 +109,7 @@ class JobHandle(JobRecord, Generic[T]):
         if self._following is not None:
             self._following.submission.refuse_removed()
         if self._following is None:
-            self._following = await (self._find or _implicit.follow)(self)
+            self._following = await (self._find or implicit_client.follow)(self)
         return self._following
 
     async def status(self) -> JobStatus:
@@ -132,7 +133,7 @@ class JobHandle(JobRecord, Generic[T]):
                 return JobStatus.NOT_FOUND
         return at.submission.status(at.index)
 
-    async def _exists(self, at: Following) -> bool:
+    async def _exists(self, at: JobRef) -> bool:
         return bool(await at.session.platform.store.list(at.submission.identity.entry))
 
     async def reason(self) -> str:
@@ -214,14 +215,14 @@ class JobHandle(JobRecord, Generic[T]):
 
     async def _ended(
         self,
-        at: Following,
+        at: JobRef,
         timeout: float | None,
         stream_logs: bool | None,
         on_status_change: Callable[[JobStatus], None] | None,
     ) -> wire.Item:
         """Wait for its end, and tell meanwhile what was asked for."""
         stop_telling = self._tell(at, on_status_change)
-        printing = Printing()
+        printing = LogPrinter()
         shown = at.session.spawn(self._print(printing), name="print logs") if stream_logs else None
         try:
             item = await self._closed(at, timeout)
@@ -233,7 +234,7 @@ class JobHandle(JobRecord, Generic[T]):
             if shown is not None:
                 shown.cancel()
 
-    async def _shown_whole(self, printing: Printing, shown: asyncio.Task[str]) -> None:
+    async def _shown_whole(self, printing: LogPrinter, shown: asyncio.Task[str]) -> None:
         """Wait until the output of the job, which has ended, is printed; else keep its log."""
         why, lines = "", -1
         self.log_owed = True  # if it is cancelled here
@@ -257,7 +258,7 @@ class JobHandle(JobRecord, Generic[T]):
                     self.job_id,
                 )
 
-    async def _print(self, printing: Printing) -> str:
+    async def _print(self, printing: LogPrinter) -> str:
         """Why not all of the output was printed, though there may be more."""
         try:
             await printing.run(self.logs(follow=True))
@@ -269,7 +270,7 @@ class JobHandle(JobRecord, Generic[T]):
             return str(exc)
         return ""
 
-    async def _take(self, at: Following, item: wire.Item, cleanup_timeout: float | None) -> Any:
+    async def _take(self, at: JobRef, item: wire.Item, cleanup_timeout: float | None) -> Any:
         """Read the value, and clean up if there is a time for it; what one call took, all get."""
         async with self._reading:
             if self._value is not _UNSET:
@@ -281,7 +282,7 @@ class JobHandle(JobRecord, Generic[T]):
             await self._clean_up_after_value(at, cleanup_timeout)
         return value
 
-    async def _closed(self, at: Following, timeout: float | None) -> wire.Item:
+    async def _closed(self, at: JobRef, timeout: float | None) -> wire.Item:
         if (refused := at.submission.refusal(at.index)) is not None:
             raise refused
         item = at.submission.item(at.index)
@@ -306,7 +307,7 @@ class JobHandle(JobRecord, Generic[T]):
                 doubt.cancel()
 
     def _tell(
-        self, at: Following, on_status_change: Callable[[JobStatus], None] | None
+        self, at: JobRef, on_status_change: Callable[[JobStatus], None] | None
     ) -> Callable[[], None]:
         if on_status_change is None:
             return lambda: None
@@ -328,26 +329,26 @@ class JobHandle(JobRecord, Generic[T]):
             tell(at.index, None)
         return at.submission.listen(tell)
 
-    async def _read_value(self, at: Following, item: wire.Item) -> Any:
+    async def _read_value(self, at: JobRef, item: wire.Item) -> Any:
         outcome, body = await at.submission.outcome(at.index, item.attempt)
-        return await _results.value_of(at.session.platform.store, outcome, body, self.job_id)
+        return await results.value_of(at.session.platform.store, outcome, body, self.job_id)
 
-    async def _failure(self, at: Following, item: wire.Item) -> BaseException:
+    async def _failure(self, at: JobRef, item: wire.Item) -> BaseException:
         if item.outcome is None:
             return JobCancelled(f"{self.job_id} was cancelled", job_id=self.job_id)
         outcome, body = await at.submission.outcome(at.index, item.attempt)
-        return await anyio.to_thread.run_sync(_results.failure_of, outcome, body, self.job_id)
+        return await anyio.to_thread.run_sync(results.failure_of, outcome, body, self.job_id)
 
-    async def _clean_up_after_value(self, at: Following, timeout: float) -> None:
+    async def _clean_up_after_value(self, at: JobRef, timeout: float) -> None:
         own = self._cleaned = self.group_id is None  # an item's objects belong to its batch
         cleaning = self._remove(at, jobs=True, objects=own, timeout=timeout, ended=True)
         await release(cleaning, what=f"cleaning {self.job_id} up", grace=timeout)
 
-    def _attempt_name(self, at: Following) -> str:
+    def _attempt_name(self, at: JobRef) -> str:
         item = at.submission.item(at.index)
         return at.submission.identity.attempt_name(at.index, item.attempt if item else 1)
 
-    def _attempt_names(self, at: Following) -> list[str]:
+    def _attempt_names(self, at: JobRef) -> list[str]:
         """All that the platform may know: what was cancelled is at an attempt that never was."""
         item = at.submission.item(at.index)
         numbers = range(1, (item.attempt if item else 1) + 1)
@@ -382,13 +383,13 @@ class JobHandle(JobRecord, Generic[T]):
         except NotFound as exc:
             raise (exc if attempt is not None else await self._without_log(at)) from exc
 
-    async def _follow_log(self) -> Following:
+    async def _follow_log(self) -> JobRef:
         try:
             return await self._follow()
         except NotFound as exc:
             raise NoLog(str(exc)) from exc
 
-    async def _without_log(self, at: Following) -> NoLog:
+    async def _without_log(self, at: JobRef) -> NoLog:
         item = at.submission.item(at.index) or await at.submission.look(at.index)
         if item.state.final:
             return NoLog(
@@ -443,7 +444,7 @@ class JobHandle(JobRecord, Generic[T]):
             store, scope = at.session.platform.store, at.submission.identity.scope
             await store.delete([one.name for one in await store.list(f"{scope}control/")])
 
-    async def _stop(self, at: Following, timeout: float) -> None:
+    async def _stop(self, at: JobRef, timeout: float) -> None:
         """Ask the job to end, and wait until it has."""
         names = self._attempt_names(at)  # those that the stop is for: it may be tried again since
         await at.submission.requests.stop_items((at.index,), "cancel")
@@ -457,7 +458,7 @@ class JobHandle(JobRecord, Generic[T]):
                 f"{timeout:g} s; it will be killed",
                 job_id=self.job_id,
             ) from None
-        await _launch.until_gone(at.session, names, timeout)
+        await job_spec.until_gone(at.session, names, timeout)
 
     async def cleanup(
         self,
@@ -483,9 +484,9 @@ class JobHandle(JobRecord, Generic[T]):
         self._cleaned = objects
 
     async def _remove(
-        self, at: Following, *, jobs: bool, objects: bool, timeout: float, ended: bool = False
+        self, at: JobRef, *, jobs: bool, objects: bool, timeout: float, ended: bool = False
     ) -> None:
-        await _launch.remove(
+        await job_spec.remove(
             at.session,
             at.submission.identity.scope,
             names=self._attempt_names(at),
@@ -522,14 +523,14 @@ class JobHandle(JobRecord, Generic[T]):
         Cancelled: nothing is forwarded; the job goes on.
         """
         self._require_debugger()
-        _debug.require_port(local_port)
+        debugging.require_port(local_port)
         place = await self.debugger(worker)
-        process, port = await _debug.forward(await self._follow(), place, local_port)
-        words = _debug.instructions(place, port, working_dir)
+        process, port = await debugging.forward(await self._follow(), place, local_port)
+        words = debugging.instructions(place, port, working_dir)
         try:
             await anyio.to_thread.run_sync(_print, words)
         except BaseException:  # nobody will have it
-            await release(in_thread(_debug.end, process), what="ending the forwarder")
+            await release(in_thread(debugging.end, process), what="ending the forwarder")
             raise
         return process
 
@@ -540,14 +541,14 @@ class JobHandle(JobRecord, Generic[T]):
                 "again with .options(debug=True)"
             )
 
-    async def debugger(self, worker: int = 0, timeout: float | None = None) -> _debug.Place:
+    async def debugger(self, worker: int = 0, timeout: float | None = None) -> debugging.Place:
         """Wait until the job's debugger listens; not for users.
 
         Raises:
             ConfigurationError, ResultTimeout, JobError: As `debug_attach`.
         """
         self._require_debugger()
-        _debug.require_worker(worker, self.accelerator, self.job_id)
+        debugging.require_worker(worker, self.accelerator, self.job_id)
         at = await self._follow()
 
         async def ended(item: wire.Item) -> Exception:
@@ -556,7 +557,7 @@ class JobHandle(JobRecord, Generic[T]):
                 words += f": {await self._failure(at, item)}"
             return JobError(words, job_id=self.job_id)
 
-        return await _debug.ready(at, self.job_id, worker, ended, timeout)
+        return await debugging.ready(at, self.job_id, worker, ended, timeout)
 
     @property
     def output_dir(self) -> str:

@@ -15,7 +15,7 @@ from typing import Any
 import anyio.to_thread
 
 from kinetic import configuration
-from kinetic.aio._owner import lifetime
+from kinetic.aio._lease import lifetime
 from kinetic.aio.ports import Cluster, Images, Store
 from kinetic.errors import ConfigurationError
 

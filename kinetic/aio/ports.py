@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from kinetic._runner.wire import Input
+from kinetic._runner.protocol.wire import Input
 from kinetic.job_status import Reason
 
 if TYPE_CHECKING:
@@ -195,7 +195,7 @@ class JobSpec:
 
     ``name`` is computed by the client before the first request, so that a
     repeated launch meets itself. ``assignment`` is the runner's whole order
-    (`kinetic._runner.wire.Assignment` as a JSON-safe dict). ``environment``
+    (`kinetic._runner.protocol.wire.Assignment` as a JSON-safe dict). ``environment``
     may hold the user's secrets: it goes to the job's process and nowhere else.
     One that is ``owned`` ends when the process that launches it dies, and nothing
     of it stays, where the platform can tell.

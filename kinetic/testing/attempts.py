@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from kinetic._runner import pickles, results, wire
+from kinetic._runner.protocol import outcomes, pickles, wire
 from kinetic.errors import NotFound
 from kinetic.job_status import Reason
 from kinetic.testing.cluster import Run
@@ -58,7 +58,7 @@ async def commit(run: Run, order: wire.Assignment, outcome: wire.Outcome, body: 
         executor=run.executor,
         fence=order.fence,
         ended=time.time(),
-        body=results.digest(body),
+        body=outcomes.digest(body),
     )
     name = wire.attempt_key(*place, "outcome")
     if not await run.store.create(name, body, outcome.signed(run.spec.key, *place)):
@@ -85,7 +85,7 @@ async def _standing(run: Run, order: wire.Assignment) -> wire.Item:
     entries = [(one.name, one.metadata) for one in listed]
     attempts = wire.attempts_of(entries, key, scope)
     stands = wire.standing(order.index, requests)
-    return wire.item(stands, attempts.get(order.index, {}), order.budgets)
+    return wire.item_state(stands, attempts.get(order.index, {}), order.budgets)
 
 
 async def _run(run: Run, order: wire.Assignment, chunk: bytes) -> tuple[wire.Outcome, bytes]:
@@ -103,7 +103,7 @@ async def _run(run: Run, order: wire.Assignment, chunk: bytes) -> tuple[wire.Out
         phase = "execute"
         value = await _call(function, args, kwargs)
         phase = "result serialization"
-        body = results.encode_value(value, Path(), limit=sys.maxsize).content
+        body = outcomes.encode_value(value, Path(), limit=sys.maxsize).content
         assert isinstance(body, bytes)
     except Exception as error:
         return _failed(run, error, phase)
@@ -126,7 +126,7 @@ async def _call(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dic
 
 def _failed(run: Run, error: Exception, phase: str) -> tuple[wire.Outcome, bytes]:
     mine = phase in ("execute", "result serialization")
-    text = results.error_text(error, phase=phase)
+    text = outcomes.error_text(error, phase=phase)
     if phase != "execute":
         words = f"kinetic {phase} failed: {text.qualname}: {text.message}"
         text = replace(text, message=words)
@@ -134,7 +134,7 @@ def _failed(run: Run, error: Exception, phase: str) -> tuple[wire.Outcome, bytes
     outcome = wire.Outcome(
         kind=wire.Kind.ERROR, reason=Reason.USER_ERROR if mine else Reason.SETUP, phase=phase
     )
-    stored = results.encode_error(text, error if phase == "execute" else None)
+    stored = outcomes.encode_error(text, error if phase == "execute" else None)
     assert isinstance(stored.content, bytes)
     return outcome, stored.content
 
@@ -147,8 +147,10 @@ def _stopped(run: Run, unwanted: bool) -> tuple[wire.Outcome, bytes]:
     late = run.cause is Reason.DEADLINE
     limit = run.spec.timeout or 0.0
     words = f"ran longer than its timeout of {limit:g} s" if late else "was asked to stop"
-    text = results.ErrorText(qualname="", message=f"the job {words}", traceback="", phase="execute")
+    text = outcomes.ErrorText(
+        qualname="", message=f"the job {words}", traceback="", phase="execute"
+    )
     reason = Reason.DEADLINE if late else Reason.PREEMPTED
-    stored = results.encode_error(text, None)
+    stored = outcomes.encode_error(text, None)
     assert isinstance(stored.content, bytes)
     return wire.Outcome(kind=wire.Kind.ERROR, reason=reason, phase="execute"), stored.content

@@ -15,7 +15,7 @@ from typing import Any
 import anyio
 import pytest
 
-from kinetic.aio.clusters.local import LocalCluster
+from kinetic.aio.local.cluster import LocalCluster
 from kinetic.aio.ports import Cluster, Image, JobSpec, Observation, Phase, Resources, Shared
 from kinetic.errors import BackendError, LaunchError, NotFound, Unavailable
 from kinetic.job_status import Reason
@@ -48,7 +48,7 @@ class Terms:
         print(executor, flush=True)
         return order["code"]
 """
-"""In place of `kinetic._runner.attempt`."""
+"""In place of `kinetic._runner.job.attempt`."""
 
 
 @dataclass
@@ -160,10 +160,9 @@ async def watching(
 @pytest.fixture(scope="session")
 def runner(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The runner's folder, with the attempt replaced."""
-    folder = tmp_path_factory.mktemp("runner")
-    for file in RUNNER.glob("*.py"):
-        shutil.copy(file, folder)
-    (folder / "attempt.py").write_text(STAND_IN)
+    folder = tmp_path_factory.mktemp("stand-in") / "runner"
+    shutil.copytree(RUNNER, folder, ignore=shutil.ignore_patterns("__pycache__"))
+    (folder / "job" / "attempt.py").write_text(STAND_IN)
     return folder
 
 

@@ -15,11 +15,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kinetic._runner.directory import DirectoryObjects
+from kinetic._runner.stores.directory import DirectoryObjects
+from kinetic.aio.gcs.http import EMULATOR
+from kinetic.aio.gcs.store import GcsStore
+from kinetic.aio.local.store import DirectoryStore
 from kinetic.aio.ports import Store
-from kinetic.aio.stores._gcs_http import EMULATOR
-from kinetic.aio.stores.directory import DirectoryStore
-from kinetic.aio.stores.gcs import GcsStore
 from kinetic.errors import BackendError, Conflict, NotFound
 from kinetic.testing import MemoryStore
 from tests.gcs.server import GcsServer

@@ -14,9 +14,10 @@ from typing import Any
 
 import pytest
 
-from kinetic._runner import namespace, wire
-from kinetic._runner.directory import DirectoryObjects
-from kinetic.aio.stores.directory import DirectoryStore
+from kinetic._runner.job import namespace
+from kinetic._runner.protocol import wire
+from kinetic._runner.stores.directory import DirectoryObjects
+from kinetic.aio.local.store import DirectoryStore
 
 # Asked before there are threads: it forks.
 NAMESPACE = namespace.available()
@@ -29,7 +30,12 @@ import threading, zipfile
 from pathlib import Path
 job = json.load(sys.stdin)
 sys.path.insert(0, job["root"])
-from kinetic._runner import directory, namespace, trees, views, wire, workspace
+from kinetic._runner.stores import directory
+from kinetic._runner.job import namespace
+from kinetic._runner.job import workspace as trees
+from kinetic._runner.job import views
+from kinetic._runner.protocol import wire
+from kinetic._runner.job import workspace
 if job["uid"] is not None:
     os.setgroups([])
     os.setresgid(job["uid"], job["uid"], job["uid"])

@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 
 from kinetic import aio
-from kinetic.aio import _data
-from kinetic.aio._sharing import DAY_S, RENEWED_S
+from kinetic.aio._engine import data_upload
+from kinetic.aio._shared_objects import DAY_S, RENEWED_S
+from kinetic.aio.gcs.http import EMULATOR
+from kinetic.aio.gcs.store import GcsStore
+from kinetic.aio.local.store import DirectoryStore
 from kinetic.aio.platforms import Platform
-from kinetic.aio.stores._gcs_http import EMULATOR
-from kinetic.aio.stores.directory import DirectoryStore
-from kinetic.aio.stores.gcs import GcsStore
 from kinetic.data import Data
 from kinetic.errors import NotFound
 from kinetic.testing import MemoryCluster, Run
@@ -64,11 +64,11 @@ def place(tmp_path: Path) -> Place:
 
 async def test_what_is_old_is_renewed_and_not_sent_again(place: Place, plant: Plant) -> None:
     data = Data(str(plant("tree", {"a": b"1", "big": BIG, "odd\nname": b"3"})))
-    await _data.upload(place, data)
+    await data_upload.upload(place, data)
     place.age(WEEKS_S)
     place.created.clear()
     place.fetched.clear()
-    ref = await _data.upload(place, data)
+    ref = await data_upload.upload(place, data)
     used = await place.used()
     assert min(used.values()) > time.time() - 60
     assert used[ref.uri] == max(used.values()), "the manifest is never older than what it names"
@@ -81,21 +81,21 @@ async def test_a_manifest_that_outlived_its_data_is_not_believed(
 ) -> None:
     """A bucket's rule deletes objects one by one, in any order and at any time."""
     data = Data(str(plant("tree", {"a": b"1", "b": b"2", "big": BIG})))
-    ref = await _data.upload(place, data)
+    ref = await data_upload.upload(place, data)
     before = {*await place.used()}
     place.age(WEEKS_S)
     place.age(2 * WEEKS_S, f"data/{ref.digest}/files/b")
     await place.collect(1.5 * WEEKS_S)
     assert ref.uri in await place.used()
-    assert not await _data.renew(place, ref.uri)
-    assert await _data.upload(place, data) == ref
+    assert not await data_upload.renew(place, ref.uri)
+    assert await data_upload.upload(place, data) == ref
     assert {*await place.used()} == before
-    assert await _data.renew(place, ref.uri)
+    assert await data_upload.renew(place, ref.uri)
 
 
 async def test_a_file_that_goes_while_it_is_renewed_is_sent(place: Place, plant: Plant) -> None:
     data = Data(str(plant("tree", {"a": b"1", "b": b"2"})))
-    ref = await _data.upload(place, data)
+    ref = await data_upload.upload(place, data)
     place.age(WEEKS_S)
     whole = await place.used()
 
@@ -104,7 +104,7 @@ async def test_a_file_that_goes_while_it_is_renewed_is_sent(place: Place, plant:
             await self.delete({*names} & {f"data/{ref.digest}/files/a"})
             return await super().renew(names)
 
-    await _data.upload(Collected(place.folder), data)
+    await data_upload.upload(Collected(place.folder), data)
     assert {*await place.used()} == {*whole}
 
 
@@ -113,12 +113,12 @@ async def test_files_of_a_fresh_manifest_are_at_most_a_day_older(
 ) -> None:
     """So what is used unseen is younger than any sensible rule allows."""
     data = Data(str(plant("tree", {"a": b"1"})))
-    ref = await _data.upload(place, data)
+    ref = await data_upload.upload(place, data)
     file = f"data/{ref.digest}/files/a"
     await place.delete([ref.uri])
     for age, renewed in ((DAY_S / 2, False), (2 * DAY_S, True)):
         place.age(age)
-        await _data.upload(place, data)
+        await data_upload.upload(place, data)
         assert ((await place.used())[file] > time.time() - 60) is renewed
         await place.delete([ref.uri])
 

@@ -18,9 +18,10 @@ from typing import Any
 
 import pytest
 
-from kinetic._runner import namespace, wire
-from kinetic.aio import _data
-from kinetic.aio.stores.directory import DirectoryStore
+from kinetic._runner.job import namespace
+from kinetic._runner.protocol import wire
+from kinetic.aio._engine import data_upload
+from kinetic.aio.local.store import DirectoryStore
 from kinetic.data import Data
 from tests.data.conftest import NOBODY, ROOT, Place
 
@@ -76,7 +77,7 @@ def ship(place: Place, store: DirectoryStore, plant: Plant) -> Callable[..., Any
         ship.count += 1  # type: ignore[attr-defined]
         root = plant(f"tree-{ship.count}", tree)  # type: ignore[attr-defined]
         file = options.pop("file", "")
-        ref = await _data.upload(store, Data(str(root / file), **options))
+        ref = await data_upload.upload(store, Data(str(root / file), **options))
         return replace(ref, mount=mount)
 
     ship.count = 0  # type: ignore[attr-defined]
@@ -404,7 +405,8 @@ def test_the_job_still_dies_with_its_parent_and_can_be_read(place: Place) -> Non
     script = f"""
     import ctypes, os, signal, sys, time
     sys.path.insert(0, {str(ROOT)!r})
-    from kinetic._runner import namespace, processes
+    from kinetic._runner.job import namespace
+    from kinetic._runner.job import processes
     uid = {place.uid!r}
     if uid is not None:
         os.setgroups([]); os.setresgid(uid, uid, uid); os.setresuid(uid, uid, uid)

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from kinetic._runner import manifest
-from kinetic.aio import _data
+from kinetic._runner.protocol import manifest
+from kinetic.aio._engine import data_upload
+from kinetic.aio.local.store import DirectoryStore
 from kinetic.aio.ports import Object, ObjectInfo
-from kinetic.aio.stores.directory import DirectoryStore
 from kinetic.data import Data
 from kinetic.errors import DataError
 from kinetic.testing import MemoryStore
@@ -94,7 +94,7 @@ async def test_files_and_a_manifest_created_last(watched: Watched, plant: Plant)
     root = plant("tree", {"a": b"1", "d/b": b"22", "big": BIG}, executable=["d/b"])
     data = Data(str(root))
     seen: list[tuple[int, int]] = []
-    ref = await _data.upload(watched, data, progress=lambda *now: seen.append(now))
+    ref = await data_upload.upload(watched, data, progress=lambda *now: seen.append(now))
     sha = data.content_hash()
     assert (ref.digest, ref.is_dir, ref.mount, ref.fuse) == (sha, True, None, False)
     assert watched.created[-1] == ref.uri
@@ -119,22 +119,22 @@ async def test_a_second_time_sends_nothing(
 ) -> None:
     root = plant("tree", {"a": b"1"})
     with caplog.at_level(logging.INFO, logger="absl"):
-        first = await _data.upload(watched, Data(str(root)))
+        first = await data_upload.upload(watched, Data(str(root)))
         assert [record.getMessage() for record in caplog.records] == [
             f"Uploading data: {root} (1 files, 1 bytes)"
         ]
         caplog.clear()
         count = len(watched.created)
-        assert await _data.upload(watched, Data(str(root))) == first
+        assert await data_upload.upload(watched, Data(str(root))) == first
         assert len(watched.created) == count
         assert caplog.records[0].getMessage().startswith(f"Data cache hit: {root}")
 
 
 async def test_what_changed_is_uploaded_again(watched: Watched, plant: Plant) -> None:
     root = plant("tree", {"a": b"1", "b": b"2"})
-    first = await _data.upload(watched, Data(str(root)))
+    first = await data_upload.upload(watched, Data(str(root)))
     (root / "a").write_bytes(b"changed")
-    second = await _data.upload(watched, Data(str(root)))
+    second = await data_upload.upload(watched, Data(str(root)))
     assert first.digest != second.digest
     assert (await watched.get(f"data/{second.digest}/files/a")).body == b"changed"
 
@@ -142,11 +142,11 @@ async def test_what_changed_is_uploaded_again(watched: Watched, plant: Plant) ->
 async def test_a_look_that_differs_shares_the_files(watched: Watched, plant: Plant) -> None:
     """The hash knows neither modes nor empty directories, and still all of them arrive."""
     root = plant("tree", {"run": b"#!/bin/sh\n"})
-    refs = [await _data.upload(watched, Data(str(root)))]
+    refs = [await data_upload.upload(watched, Data(str(root)))]
     (root / "run").chmod(0o755)
-    refs.append(await _data.upload(watched, Data(str(root))))
+    refs.append(await data_upload.upload(watched, Data(str(root))))
     (root / "empty").mkdir()
-    refs.append(await _data.upload(watched, Data(str(root))))
+    refs.append(await data_upload.upload(watched, Data(str(root))))
     assert len({ref.digest for ref in refs}) == 1
     assert len({ref.uri for ref in refs}) == 3
     assert [name for name in watched.created if "/files/" in name] == [
@@ -161,9 +161,9 @@ async def test_a_look_that_differs_shares_the_files(watched: Watched, plant: Pla
 
 
 async def test_a_uri_is_passed_on(watched: Watched) -> None:
-    ref = await _data.upload(watched, Data("gs://bucket/x/", fuse=True))
+    ref = await data_upload.upload(watched, Data("gs://bucket/x/", fuse=True))
     assert (ref.uri, ref.digest, ref.is_dir, ref.fuse) == ("gs://bucket/x/", "", True, True)
-    ref = await _data.upload(watched, Data("hf://imdb", hf_trust_remote_code=True))
+    ref = await data_upload.upload(watched, Data("hf://imdb", hf_trust_remote_code=True))
     assert (ref.uri, ref.trust_remote_code) == ("hf://imdb", True)
     assert watched.created == []
 
@@ -171,8 +171,8 @@ async def test_a_uri_is_passed_on(watched: Watched) -> None:
 async def test_many_at_once_send_it_once(watched: Watched, plant: Plant) -> None:
     root = plant("tree", {f"{i}": b"%d" % i for i in range(50)})
     same = Data(str(root))
-    uploads = [_data.upload(watched, same) for _ in range(20)]
-    uploads += [_data.upload(watched, Data(str(root))) for _ in range(20)]
+    uploads = [data_upload.upload(watched, same) for _ in range(20)]
+    uploads += [data_upload.upload(watched, Data(str(root))) for _ in range(20)]
     refs = await asyncio.gather(*uploads)
     assert len(set(refs)) == 1
     assert len(watched.created) == 51
@@ -183,7 +183,7 @@ async def test_two_clients_at_once_both_succeed(
 ) -> None:
     root = plant("tree", {f"{i}": b"%d" % i for i in range(50)} | {"big": BIG})
     clients = [Watched(DirectoryStore(place.store)) for _ in range(3)]
-    refs = await asyncio.gather(*(_data.upload(one, Data(str(root))) for one in clients))
+    refs = await asyncio.gather(*(data_upload.upload(one, Data(str(root))) for one in clients))
     assert len(set(refs)) == 1
     assert len(await names(store)) == 52
 
@@ -200,9 +200,9 @@ async def test_when_the_first_is_cancelled_the_next_takes_over(
 
     watched.before = hang
     data = Data(str(root))
-    first = asyncio.create_task(_data.upload(watched, data))
+    first = asyncio.create_task(data_upload.upload(watched, data))
     await asyncio.wait_for(reached.wait(), 60)
-    second = asyncio.create_task(_data.upload(watched, data))
+    second = asyncio.create_task(data_upload.upload(watched, data))
     await asyncio.sleep(0)
     watched.before = None
     first.cancel()
@@ -219,7 +219,7 @@ async def test_a_small_file_that_changes_is_never_stored(watched: Watched, plant
     sha = data.content_hash()
     (root / "b").write_bytes(b"3")
     with pytest.raises(DataError, match=r"tree/b changed since it was hashed") as caught:
-        await _data.upload(watched, data)
+        await data_upload.upload(watched, data)
     assert caught.value.path == str(root)
     stored = {info.name: (await watched.get(info.name)).body for info in await watched.list("")}
     assert stored.get(f"data/{sha}/files/b", b"2") == b"2"
@@ -233,7 +233,7 @@ async def test_a_file_that_vanishes_is_an_error(watched: Watched, plant: Plant, 
     data.content_hash()
     (root / name).unlink()
     with pytest.raises(DataError, match=f"{name} (changed|cannot be read)"):
-        await _data.upload(watched, data)
+        await data_upload.upload(watched, data)
     assert not any("manifest" in one for one in await names(watched))
 
 
@@ -242,7 +242,7 @@ async def test_a_big_file_that_was_only_touched_is_the_same(watched: Watched, pl
     data = Data(str(root))
     data.content_hash()
     os.utime(root / "big", (1, 1))
-    assert (await _data.upload(watched, data)).uri in await names(watched)
+    assert (await data_upload.upload(watched, data)).uri in await names(watched)
 
 
 async def test_a_big_file_that_changes_on_its_way_is_not_registered(
@@ -259,11 +259,11 @@ async def test_a_big_file_that_changes_on_its_way_is_not_registered(
 
     watched.before = change
     with pytest.raises(DataError, match="changed since it was hashed"):
-        await _data.upload(watched, data)
+        await data_upload.upload(watched, data)
     assert await names(watched) == [f"data/{sha}/files/big"]
     watched.before = None
     (root / "big").write_bytes(BIG)
-    ref = await _data.upload(watched, Data(str(root)))
+    ref = await data_upload.upload(watched, Data(str(root)))
     assert ref.digest == sha
     assert (await watched.get(f"data/{sha}/files/big")).body == BIG
 
@@ -277,7 +277,7 @@ async def test_what_a_killed_upload_left_is_used_when_it_is_right(
     await watched.create(f"data/{sha}/files/big", BIG)
     await watched.create(f"data/{sha}/files/a", b"1")
     watched.created.clear()
-    ref = await _data.upload(watched, data)
+    ref = await data_upload.upload(watched, data)
     assert watched.created == [ref.uri]
 
 
@@ -289,7 +289,7 @@ async def test_names_that_no_store_can_have(watched: Watched, plant: Plant) -> N
     deep = "/".join(["d" * 100] * 12)
     (root / deep).mkdir(parents=True)
     (root / deep / "file").write_bytes(b"5")
-    ref = await _data.upload(watched, Data(str(root)))
+    ref = await data_upload.upload(watched, Data(str(root)))
     content = manifest.Manifest.from_bytes((await watched.get(ref.uri)).body)
     bodies = {
         entry.path: (await watched.get(name)).body for entry, name in content.objects(ref.digest)
@@ -310,7 +310,7 @@ async def test_a_linked_directory_is_left_out_with_a_warning(
     root = plant("tree", {"a": b"1", "d/b": b"2"})
     (root / "link").symlink_to(root / "d")
     with caplog.at_level(logging.WARNING):
-        ref = await _data.upload(watched, Data(str(root)))
+        ref = await data_upload.upload(watched, Data(str(root)))
     assert f"{root}/link is a link to a directory" in caplog.text
     content = manifest.Manifest.from_bytes((await watched.get(ref.uri)).body)
     assert [entry.path for entry in content.entries] == ["a", "d/b"]
@@ -318,7 +318,7 @@ async def test_a_linked_directory_is_left_out_with_a_warning(
 
 
 async def test_an_empty_directory_is_a_data(watched: Watched, plant: Plant) -> None:
-    ref = await _data.upload(watched, Data(str(plant("tree", {}))))
+    ref = await data_upload.upload(watched, Data(str(plant("tree", {}))))
     assert await names(watched) == [ref.uri]
 
 
@@ -327,7 +327,7 @@ async def test_the_loop_goes_on_while_much_is_hashed_and_sent(
 ) -> None:
     root = plant("tree", {f"{i // 100}/{i}": b"%d" % i for i in range(600)} | {"big": BIG * 30})
     with loop_guard():  # type: ignore[attr-defined]
-        await _data.upload(watched, Data(str(root)))
+        await data_upload.upload(watched, Data(str(root)))
     assert len(watched.created) == 602
 
 
@@ -337,7 +337,7 @@ async def test_cancelling_stops_the_hashing(watched: Watched, plant: Plant) -> N
     with open(root / "huge", "wb") as file:
         file.truncate(1 << 38)
     data = Data(str(root))
-    task = asyncio.create_task(_data.upload(watched, data))
+    task = asyncio.create_task(data_upload.upload(watched, data))
     async with asyncio.timeout(30):
         while not data._lock.locked():  # the thread hashes
             await asyncio.sleep(0.005)
@@ -354,6 +354,6 @@ async def test_cancelling_stops_the_hashing(watched: Watched, plant: Plant) -> N
 async def test_any_store_will_do(plant: Plant) -> None:
     store = MemoryStore()
     root = plant("tree", {"a": b"1", "big": BIG})
-    first = await _data.upload(store, Data(str(root)))
-    assert await _data.upload(store, Data(str(root))) == first
+    first = await data_upload.upload(store, Data(str(root)))
+    assert await data_upload.upload(store, Data(str(root))) == first
     assert len(await names(store)) == 3

@@ -19,10 +19,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kinetic._runner import manifest, namespace, trees, views, wire, workspace
-from kinetic._runner.directory import DirectoryObjects
-from kinetic.aio import _data
-from kinetic.aio.stores.directory import DirectoryStore
+from kinetic._runner.job import namespace, views, workspace
+from kinetic._runner.protocol import manifest, wire
+from kinetic._runner.stores.directory import DirectoryObjects
+from kinetic.aio._engine import data_upload
+from kinetic.aio.local.store import DirectoryStore
 from kinetic.data import Data
 
 if TYPE_CHECKING:
@@ -86,7 +87,7 @@ async def test_any_tree_arrives_bit_by_bit(tree: Any) -> None:
     try:
         plant_tree(folder / "name", tree)
         store = DirectoryStore(folder / "store")
-        ref = await _data.upload(store, Data(str(folder / "name")))
+        ref = await data_upload.upload(store, Data(str(folder / "name")))
         (view,) = same_process([ref], store, folder)
         assert harvest(view) == tree
         assert isinstance(tree, dict) or view.name == "name"
@@ -140,7 +141,7 @@ def test_a_damaged_manifest_is_a_value_error(body: bytes) -> None:
 
 async def shipped(store: DirectoryStore, path: Path, **options: Any) -> wire.DataRef:
     """The reference of an uploaded path."""
-    return await _data.upload(store, Data(str(path), **options))
+    return await data_upload.upload(store, Data(str(path), **options))
 
 
 async def test_each_job_writes_for_itself(
@@ -345,10 +346,10 @@ async def test_a_store_elsewhere_is_fetched_from(
 
 def test_how_much_is_worth_a_mount() -> None:
     if namespace.SUPPORTED and os.geteuid() == 0:
-        large = [trees.Weight(201, 0), trees.Weight(1, 33 << 20)]
-        assert all(trees.worth_mounting(weight, mounts=True) for weight in large)
-        assert not any(trees.worth_mounting(weight, mounts=False) for weight in large)
-    assert not trees.worth_mounting(trees.Weight(200, 32 << 20), mounts=True)
+        large = [workspace.Weight(201, 0), workspace.Weight(1, 33 << 20)]
+        assert all(workspace.worth_mounting(weight, mounts=True) for weight in large)
+        assert not any(workspace.worth_mounting(weight, mounts=False) for weight in large)
+    assert not workspace.worth_mounting(workspace.Weight(200, 32 << 20), mounts=True)
 
 
 def test_a_reference_travels_as_json() -> None:

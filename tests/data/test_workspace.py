@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from kinetic._runner import namespace, trees, wire, workspace
+from kinetic._runner.job import namespace, workspace
+from kinetic._runner.protocol import wire
 
 if TYPE_CHECKING:
     from tests.data.conftest import Place
@@ -216,7 +217,7 @@ def test_whoever_dies_over_it_leaves_it_to_the_next(tmp_path: Path) -> None:
         f"""
         import os, sys, time
         sys.path.insert(0, {str(Path(__file__).parents[2])!r})
-        from kinetic._runner import trees
+        from kinetic._runner.job import workspace as trees
         def build(part):
             open(os.path.join(part, "half"), "w").close()
             print("building", flush=True)
@@ -231,43 +232,45 @@ def test_whoever_dies_over_it_leaves_it_to_the_next(tmp_path: Path) -> None:
     process.wait()
     process.stdout.close()
 
-    def build(part: str) -> trees.Weight:
+    def build(part: str) -> workspace.Weight:
         assert os.listdir(part) == []
         Path(part, "whole").write_text("x")
-        return trees.Weight(1, 1)
+        return workspace.Weight(1, 1)
 
-    tree = trees.shared(str(place), build)
+    tree = workspace.shared(str(place), build)
     assert os.listdir(tree.path) == ["whole"]
     assert os.listdir(place) == ["tree-1-1"]
 
-    def never(part: str) -> trees.Weight:
+    def never(part: str) -> workspace.Weight:
         raise AssertionError(part)
 
-    assert trees.shared(str(place), never) == tree
+    assert workspace.shared(str(place), never) == tree
 
 
 def test_a_build_that_fails_is_begun_anew(tmp_path: Path) -> None:
-    def fail(part: str) -> trees.Weight:
+    def fail(part: str) -> workspace.Weight:
         Path(part, "half").touch()
         raise OSError("disk full")
 
     with pytest.raises(OSError, match="disk full"):
-        trees.shared(str(tmp_path / "p"), fail)
-    assert trees.shared(str(tmp_path / "p"), lambda part: trees.Weight(0, 0)).weight.files == 0
+        workspace.shared(str(tmp_path / "p"), fail)
+    assert (
+        workspace.shared(str(tmp_path / "p"), lambda part: workspace.Weight(0, 0)).weight.files == 0
+    )
 
 
 def test_a_copy_is_exact(tmp_path: Path) -> None:
     source = tmp_path / "source"
     (source / "d" / "e").mkdir(parents=True)
     (source / "big").write_bytes(os.urandom(3_000_000))
-    (source / "edge").write_bytes(b"x" * trees.READ_AT_ONCE)
-    (source / "edge+1").write_bytes(b"x" * (trees.READ_AT_ONCE + 1))
+    (source / "edge").write_bytes(b"x" * workspace.READ_AT_ONCE)
+    (source / "edge+1").write_bytes(b"x" * (workspace.READ_AT_ONCE + 1))
     (source / "d" / "none").write_bytes(b"")
     (source / "big").chmod(0o755)
     (source / "d").chmod(0o555)
     before = os.umask(0o077)
     try:
-        trees.copy(str(source), str(tmp_path / "copy"))
+        workspace.copy(str(source), str(tmp_path / "copy"))
     finally:
         assert os.umask(before) == 0o077
     copied = {

@@ -46,7 +46,7 @@ def show(*args: object, **kwargs: object) -> tuple[object, ...]:
     ],
 )
 def test_inputs_become_calls(mode: str, value: object, expected: object) -> None:
-    from kinetic.aio._inputs import as_call
+    from kinetic.aio._engine.inputs import as_call
 
     args, kwargs = as_call(value, mode)
     assert (args, kwargs) == expected

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from kinetic import aio
-from kinetic.aio._release import release, shared
-from kinetic.aio.stores.directory import DirectoryStore
+from kinetic._tasks import release, shared
+from kinetic.aio.local.store import DirectoryStore
 from kinetic.errors import BackendError
 
 

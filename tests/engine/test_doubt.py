@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from kinetic import aio
-from kinetic._runner import wire
+from kinetic._runner.protocol import wire
 from kinetic.aio.ports import JobSpec, Observation, Phase
 from kinetic.testing import MemoryCluster, carry_out, memory_platform
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from kinetic import aio
-from kinetic._runner import seals, wire
-from kinetic.aio._requests import Requests
+from kinetic._runner.protocol import signing, wire
+from kinetic.aio._engine.control_log import ControlLog
 from kinetic.aio.platforms import Platform
 from kinetic.aio.ports import Observation
 from kinetic.job_status import JobStatus
@@ -249,8 +249,8 @@ async def test_what_was_stopped_is_cleaned_up_with_its_job() -> None:
         await until_there_is(store, "claim")
         stop = wire.Request(kind="stop", cause="cancel")
         scope = f"jobs/{job.job_id}/"
-        key = seals.submission_key(await platform.cluster.root_key(), scope)
-        await Requests(store, scope, key).append(stop)
+        key = signing.submission_key(await platform.cluster.root_key(), scope)
+        await ControlLog(store, scope, key).append(stop)
         cluster.end(job.k8s_name, exit_code=-15, reason=None)
         await until_there_is(store, "outcome")
         assert await job.status() is JobStatus.NOT_FOUND

@@ -11,7 +11,7 @@ import pytest
 
 import kinetic
 from kinetic import aio
-from kinetic.aio.clusters._job_manifest import Placement, job_manifest
+from kinetic.aio.kubernetes.manifests import Placement, job_manifest
 from kinetic.testing import Run, carry_out, memory_platform
 from tests.kubernetes.orders import order
 

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kinetic import aio, errors
-from kinetic.aio._session import LABEL_INDEX
+from kinetic.aio._engine.session import LABEL_INDEX
 from kinetic.aio.ports import Object
 from kinetic.outcome import Cancelled, Completion, Failed, Lost, Outcome, Succeeded
 from kinetic.testing import MemoryCluster, MemoryStore, Run, carry_out, memory_platform
@@ -407,7 +407,7 @@ async def test_of_two_consumers_the_slower_one_bounds_an_endless_input(gates: Ga
 
 
 async def test_few_values_are_held_at_once(client: aio.Client) -> None:
-    from kinetic.aio._outcomes import AHEAD
+    from kinetic.aio._engine.iteration import AHEAD
 
     batch = await client.run_async_map(square, range(300), max_concurrent=None)
     await batch.wait()

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from kinetic import aio, errors
-from kinetic._runner import seals, wire
+from kinetic._runner.protocol import signing, wire
 from kinetic.aio import _lease
 from kinetic.aio.platforms import Platform
 from kinetic.testing import carry_out, memory_platform
@@ -282,9 +282,9 @@ async def test_a_batch_of_another_version_is_taken_or_refused(
     manifest = json.loads(there.body) | {"version": version, "unheard of": [1]}
     manifest.pop("mac")
     scope, body = f"batches/{group}/", json.dumps(manifest).encode()
-    key = seals.submission_key(await world.platform.cluster.root_key(), scope)
+    key = signing.submission_key(await world.platform.cluster.root_key(), scope)
     await world.platform.store.delete([name])
-    await world.platform.store.create(name, seals.signed_json(key, scope, name, body))
+    await world.platform.store.create(name, signing.signed_json(key, scope, name, body))
     async with aio.Client(platform=world.platform) as client:
         if words is not None:
             with pytest.raises(errors.WireError, match=words):
@@ -304,7 +304,7 @@ async def test_a_request_that_must_not_be_ignored_stops_the_holder(world: World)
         await until(lambda: world.running == 1)
         for number, must in enumerate([False, True]):
             scope = f"batches/{batch.group_id}/"
-            key = seals.submission_key(await world.platform.cluster.root_key(), scope)
+            key = signing.submission_key(await world.platform.cluster.root_key(), scope)
             name = wire.control_key(scope, number)
             request = wire.Request(kind="hibernate", must=must)
             await world.platform.store.create(name, *request.signed(key, scope, name))
@@ -441,7 +441,7 @@ class RemovedBetween:
         if not held:
             self.let_go = True
             scope = name.removesuffix("lease")
-            key = seals.submission_key(self._root, scope)
+            key = signing.submission_key(self._root, scope)
             stop, slot = wire.Request(kind="stop", cause=wire.CLEANUP), wire.control_key(scope, 0)
             await self._store.create(slot, *stop.signed(key, scope, slot))
         return made

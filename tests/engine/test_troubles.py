@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from kinetic import aio, errors
-from kinetic._runner import wire
-from kinetic.aio._patience import patiently
+from kinetic._runner.protocol import wire
+from kinetic.aio._net.retry import retry_forever
 from kinetic.aio.platforms import Platform
 from kinetic.aio.ports import Observation, Phase
 from kinetic.testing import Run, carry_out, memory_platform
@@ -607,4 +607,4 @@ async def test_nobody_asks_a_closed_client_again() -> None:
         raise errors.ClientClosed("the client is closed")
 
     with pytest.raises(errors.ClientClosed):
-        await patiently(ask, "asking")
+        await retry_forever(ask, "asking")

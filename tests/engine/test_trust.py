@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from kinetic import aio, errors
-from kinetic._runner import frames, pickles, seals, wire
+from kinetic._runner.protocol import pickles, signing, wire
 from kinetic.aio.platforms import Platform
 from kinetic.aio.ports import Object
 from kinetic.job_status import JobStatus
@@ -81,25 +81,25 @@ def same(x: Any) -> Any:
 
 def trap(there: Object) -> bytes:
     """The same inputs, but for the first: it runs code, and the footer has its digest or not."""
-    held = frames.unpack(there.body)
+    held = pickles.unpack(there.body)
     bad = pickles.dumps(((Trap(),), {}))
-    return frames.pack([bad, *held.frames[1:]], held.fields)
+    return pickles.pack([bad, *held.frames[1:]], held.fields)
 
 
 def trap_with_digest(there: Object) -> bytes:
-    held = frames.unpack(there.body)
+    held = pickles.unpack(there.body)
     bad = pickles.dumps(((Trap(),), {}))
     digests = [hashlib.sha256(bad).hexdigest(), *held.fields["digests"][1:]]
-    return frames.pack([bad, *held.frames[1:]], {**held.fields, "digests": digests})
+    return pickles.pack([bad, *held.frames[1:]], {**held.fields, "digests": digests})
 
 
 def trap_of_equal_length(there: Object) -> bytes:
     """Also its offsets are those that were signed."""
-    held = frames.unpack(there.body)
+    held = pickles.unpack(there.body)
     bad = pickles.dumps(((Trap(),), {}))
     assert len(bad) <= len(held.frames[0])
     part = bad + bytes(len(held.frames[0]) - len(bad))  # what follows a pickle's end is not read
-    return frames.pack([part, *held.frames[1:]], held.fields)
+    return pickles.pack([part, *held.frames[1:]], held.fields)
 
 
 @VIRTUAL
@@ -290,7 +290,7 @@ async def test_forged_requests_say_nothing(
         await asyncio.sleep(0.2)
     scope = f"batches/{batch.group_id}/"
     stop = wire.Request(kind="stop", cause=wire.CLEANUP)
-    elsewhere = seals.submission_key(await world.platform.cluster.root_key(), "batches/grp-x/")
+    elsewhere = signing.submission_key(await world.platform.cluster.root_key(), "batches/grp-x/")
     for slot, (body, metadata) in enumerate(
         [
             (stop.to_bytes(), {}),

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from kinetic import aio, errors
-from kinetic._runner import seals, wire
-from kinetic.aio._requests import Requests
-from kinetic.aio._session import LABEL_INDEX, LABEL_SUBMISSION
+from kinetic._runner.protocol import signing, wire
+from kinetic.aio._engine.control_log import ControlLog
+from kinetic.aio._engine.session import LABEL_INDEX, LABEL_SUBMISSION
 from kinetic.aio.platforms import Platform
 from kinetic.aio.ports import JobSpec, Observation, Phase
 from kinetic.job_status import JobStatus
@@ -62,11 +62,11 @@ async def until(what: Any) -> None:
             await asyncio.sleep(0.2)
 
 
-async def requests_of(world: World, group_id: str) -> Requests:
+async def requests_of(world: World, group_id: str) -> ControlLog:
     """What another process asks for."""
     scope = f"batches/{group_id}/"
-    key = seals.submission_key(await world.platform.cluster.root_key(), scope)
-    return Requests(world.platform.store, scope, key)
+    key = signing.submission_key(await world.platform.cluster.root_key(), scope)
+    return ControlLog(world.platform.store, scope, key)
 
 
 async def lives(platform: Platform, group_id: str) -> list[str]:
@@ -413,7 +413,7 @@ async def test_a_platform_that_deletes_nothing_does_not_keep_a_batch_from_its_en
 
 
 async def test_what_was_tried_again_is_wanted() -> None:
-    requests = Requests(MemoryStore(), "batches/b/", b"key")
+    requests = ControlLog(MemoryStore(), "batches/b/", b"key")
     await requests.append(wire.Request(kind="stop", cause="cancel"))
     assert [requests.standing(index).unwanted for index in (0, 1)] == [True, True]
     await requests.append(wire.Request(kind="retry", bases={0: 1}))

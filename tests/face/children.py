@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from kinetic._portal import PORTAL
+from kinetic._sync.portal import PORTAL
 
 _tasks: list[asyncio.Task[None]] = []
 

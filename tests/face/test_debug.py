@@ -19,7 +19,7 @@ import pytest
 
 import kinetic
 from kinetic import aio, errors
-from kinetic.aio import _debug
+from kinetic.aio._engine import debugging
 from tests.conftest import processes_of
 from tests.face.child import Child, listener
 from tests.face.editor import Editor
@@ -113,7 +113,7 @@ async def test_the_function_stops_where_the_editor_says(
         with pytest.raises(errors.ConfigurationError, match=f"port {port} .* local_port="):
             await job.debug_attach(local_port=port)
         await asyncio.to_thread(kinetic.debug.cleanup_port_forward, first)
-        _debug.require_port(port)
+        debugging.require_port(port)
         forwarder, told = await attached(job)
         assert listening(home) == {"127.0.0.1"}
         (frame, variables), (later, _) = await asyncio.to_thread(step)

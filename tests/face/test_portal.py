@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from kinetic._portal import Portal
+from kinetic._sync.portal import Portal
 from kinetic.errors import PortalError
 
 DEADLINE = 60.0

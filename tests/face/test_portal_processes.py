@@ -8,7 +8,7 @@ from tests.face.child import Child
 
 COMMON = """
 import asyncio, atexit, os, signal, sys, threading, time
-from kinetic._portal import PORTAL, Portal
+from kinetic._sync.portal import PORTAL, Portal
 
 async def double(number):
     return 2 * number

@@ -7,9 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from kinetic.aio.stores._gcs_http import EMULATOR
-from kinetic.aio.stores._gcs_retry import Patience
-from kinetic.aio.stores.gcs import GcsStore, Limits
+from kinetic.aio.gcs.http import EMULATOR, Patience
+from kinetic.aio.gcs.store import GcsStore, Limits
 from tests.gcs.server import GcsServer
 
 QUICK = Limits(

@@ -7,8 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from kinetic.aio.stores._gcs_errors import Damaged, Refusal
-from kinetic.aio.stores._gcs_retry import Patience, persist
+from kinetic.aio.gcs.http import Damaged, Patience, Refusal, persist
 from kinetic.errors import AuthError, Unavailable
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.looptime(start=0)]

@@ -15,9 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kinetic.aio import _lease
-from kinetic.aio.stores._gcs_http import EMULATOR
-from kinetic.aio.stores._gcs_names import Location
-from kinetic.aio.stores.gcs import GcsStore
+from kinetic.aio.gcs.http import EMULATOR, Location
+from kinetic.aio.gcs.store import GcsStore
 from kinetic.errors import BackendError, ConfigurationError
 from tests.gcs.conftest import QUICK
 from tests.gcs.server import GcsServer, Stored
@@ -215,7 +214,7 @@ def test_each_loop_has_a_store_and_a_store_one_loop() -> None:
 QUIET = """
 import asyncio, gc, sys
 sys.path.insert(0, {root!r})
-from kinetic.aio.stores.gcs import GcsStore
+from kinetic.aio.gcs.store import GcsStore
 from tests.gcs.server import GcsServer
 
 async def main():

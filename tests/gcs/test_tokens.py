@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from kinetic.aio._credentials import Credentials
-from kinetic.aio.stores._gcs_retry import Patience
-from kinetic.aio.stores.gcs import GcsStore
+from kinetic.aio._net.tokens import Credentials
+from kinetic.aio.gcs.http import Patience
+from kinetic.aio.gcs.store import GcsStore
 from kinetic.errors import AuthError, BackendError, Unavailable
 from tests.gcs.conftest import QUICK
 from tests.gcs.server import GcsServer
@@ -192,8 +192,8 @@ async def test_a_proxy_of_the_environment_is_used(
 
 NOWHERE = """
 import asyncio
-from kinetic.aio.stores._gcs_retry import Patience
-from kinetic.aio.stores.gcs import GcsStore
+from kinetic.aio.gcs.http import Patience
+from kinetic.aio.gcs.store import GcsStore
 from kinetic.errors import AuthError
 
 async def main():

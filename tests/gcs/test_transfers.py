@@ -11,8 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from kinetic.aio.stores._gcs_http import EMULATOR
-from kinetic.aio.stores.gcs import GcsStore, Limits
+from kinetic.aio.gcs.http import EMULATOR
+from kinetic.aio.gcs.store import GcsStore, Limits
 from kinetic.errors import BackendError, Unavailable
 from tests.gcs.conftest import QUICK
 from tests.gcs.server import PERSISTED, GcsServer
@@ -218,7 +218,7 @@ async def test_large_and_small_pass_each_other(server: GcsServer, source: Path) 
 CHILD = """
 import asyncio, json, resource, sys
 from pathlib import Path
-from kinetic.aio.stores.gcs import GcsStore
+from kinetic.aio.gcs.store import GcsStore
 
 async def main(endpoint, source, copy):
     store = GcsStore("gs://kn-test", {"STORAGE_EMULATOR_HOST": endpoint})

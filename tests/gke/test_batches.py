@@ -13,7 +13,7 @@ import pytest
 
 import kinetic
 from kinetic import aio, errors
-from kinetic.aio.stores.gcs import GcsStore
+from kinetic.aio.gcs.store import GcsStore
 from tests.cluster.fixtures import Namespace
 
 from .conftest import IMAGE

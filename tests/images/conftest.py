@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from kinetic import configuration
-from kinetic.aio.images._turn import Pace
-from kinetic.aio.images._wheel import Wheel, wheel
+from kinetic.aio.gcs.store import GcsStore
+from kinetic.aio.images.bundled import Pace
 from kinetic.aio.images.container import ContainerImages
+from kinetic.aio.images.recipe import Wheel, wheel
 from kinetic.aio.ports import ImageRequest
-from kinetic.aio.stores.gcs import GcsStore
 from kinetic.testing import MemoryStore
 from tests.gcs.server import GcsServer
 from tests.images.services import BuildServer, RegistryServer

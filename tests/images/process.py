@@ -8,11 +8,11 @@ import sys
 from pathlib import Path
 
 from kinetic import configuration
-from kinetic.aio.images._turn import Pace
-from kinetic.aio.images._wheel import wheel
+from kinetic.aio.gcs.store import GcsStore
+from kinetic.aio.images.bundled import Pace
 from kinetic.aio.images.container import ContainerImages
+from kinetic.aio.images.recipe import wheel
 from kinetic.aio.ports import ImageRequest
-from kinetic.aio.stores.gcs import GcsStore
 
 METADATA = "Metadata-Version: 2.4\nName: kinetic-aio\nVersion: 7.1\n\nSome words.\n"
 

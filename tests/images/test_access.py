@@ -12,11 +12,9 @@ import grpc
 import pytest
 from google.cloud.devtools import cloudbuild_v1
 
-from kinetic.aio._credentials import Credentials
-from kinetic.aio.images._build_log import BuildLog
-from kinetic.aio.images._build_verdict import explained_build
-from kinetic.aio.images._cloud_build import Builder, Order
-from kinetic.aio.images._http import Http
+from kinetic.aio._net.tokens import Credentials
+from kinetic.aio.images.cloud_build import Builder, BuildLog, Order, explained_build
+from kinetic.aio.images.registry import Http
 from kinetic.errors import AuthError, BackendError
 from tests.images.conftest import Cloud
 from tests.kubernetes import faults
@@ -133,7 +131,7 @@ async def test_who_asks_while_a_client_is_closed_is_told(trouble: faults.Handler
 
 def test_choosing_images_loads_nothing_of_google() -> None:
     code = (
-        "import sys, kinetic.aio.images.container, kinetic.aio.images._cloud_build;"
+        "import sys, kinetic.aio.images.container, kinetic.aio.images.cloud_build;"
         "print([one for one in sys.modules if one.split('.')[0] in ('google', 'grpc', 'aiohttp')])"
     )
     said = subprocess.run(

@@ -14,10 +14,10 @@ import grpc
 import pytest
 from google.cloud.devtools.cloudbuild_v1 import Build
 
-from kinetic.aio._owner import Owner
-from kinetic.aio.images._wheel import Wheel, wheel
+from kinetic.aio._lease import ProcessIdentity
 from kinetic.aio.images.bundled import COMMAND
 from kinetic.aio.images.container import ContainerImages
+from kinetic.aio.images.recipe import Wheel, wheel
 from kinetic.aio.ports import Image
 from kinetic.errors import (
     AuthError,
@@ -273,7 +273,7 @@ async def test_when_the_holder_is_cancelled_the_next_one_builds(cloud: Cloud, re
 
 def marker_of(cloud: Cloud, uri: str, **fields: object) -> None:
     """Another machine's marker, which nobody renews."""
-    owner = dataclasses.asdict(dataclasses.replace(Owner.me(), host="elsewhere"))
+    owner = dataclasses.asdict(dataclasses.replace(ProcessIdentity.me(), host="elsewhere"))
     content = json.dumps({"token": "x", "owner": owner, **fields}).encode()
     name = f"builders/{uri.rpartition(':')[2]}"
     cloud.bucket.objects[name] = Stored(content, {}, 7)

@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from kinetic.aio.images._uv import find_uv
-from kinetic.aio.images.current import CurrentInterpreter
+from kinetic.aio.images.current import CurrentInterpreter, find_uv
 from kinetic.aio.ports import Image, ImageRequest
 from kinetic.errors import BuildError, ConfigurationError
 from tests.images.conftest import small_wheel

@@ -15,12 +15,10 @@ from pathlib import Path
 import pytest
 
 from kinetic import configuration
-from kinetic._pack.runner_file import runner_files
-from kinetic.aio.images import _recipe
-from kinetic.aio.images._build_log import failing_lines
-from kinetic.aio.images._places import checked_uri, places, registry_of
-from kinetic.aio.images._registry import manifest_url
-from kinetic.aio.images._wheel import installed_wheel, package_files, wheel
+from kinetic.aio.images import recipe
+from kinetic.aio.images.cloud_build import failing_lines
+from kinetic.aio.images.recipe import installed_wheel, package_files, runner_files, wheel
+from kinetic.aio.images.registry import checked_uri, manifest_url, places, registry_of
 from kinetic.errors import ConfigurationError
 from tests.images.conftest import METADATA, OWN
 
@@ -44,7 +42,7 @@ def test_the_wheel_of_the_running_kinetic_installs_and_runs(tmp_path: Path) -> N
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    code = "import kinetic, kinetic._runner.wire; print(kinetic.__file__, kinetic._runner.__file__)"
+    code = "import kinetic, kinetic._runner as runner; print(kinetic.__file__, runner.__file__)"
     said = subprocess.run(
         [sys.executable, "-c", code],
         cwd=tmp_path,
@@ -73,7 +71,10 @@ def test_the_wheel_has_all_files_of_the_package_and_says_so() -> None:
         for path in (ROOT / "kinetic").rglob("*.py")
         if "_runner" not in path.parts
     }
-    runner = {f"kinetic/_runner/{path.name}" for path in (ROOT / "runner").glob("*.py")}
+    runner = {
+        f"kinetic/_runner/{path.relative_to(ROOT / 'runner').as_posix()}"
+        for path in (ROOT / "runner").rglob("*.py")
+    }
     assert sources | runner | {"kinetic/py.typed"} <= names
 
 
@@ -100,7 +101,7 @@ def test_metadata_without_a_version_is_no_wheel() -> None:
 
 
 def dockerfile(category: str, requirements: str = "numpy\n") -> str:
-    context = _recipe.bundled_context(category, "3.13.1", OWN, runner_files(), requirements)
+    context = recipe.bundled_context(category, "3.13.1", OWN, runner_files(), requirements)
     return context["Dockerfile"].decode()
 
 
@@ -113,7 +114,7 @@ def test_an_image_has_the_jax_of_its_accelerator(category: str, words: str) -> N
     assert words in text and text.startswith("FROM python:3.13-slim\n")
     assert ("--find-links" in text) == (category == "tpu")
     install = next(line for line in text.splitlines() if "uv pip install" in line)
-    for part in (*_recipe.RUNNER_NEEDS, OWN.name, "-r /tmp/install/requirements.txt"):
+    for part in (*recipe.RUNNER_NEEDS, OWN.name, "-r /tmp/install/requirements.txt"):
         assert part in install  # one resolution for all
 
 
@@ -137,28 +138,28 @@ def test_an_image_for_gpus_finds_the_driver_that_the_node_has(
 
 
 def test_an_image_begins_with_what_it_is_told() -> None:
-    context = _recipe.base_context("cpu", "3.12.1", OWN, {}, python_image="m.test/py:{python}")
+    context = recipe.base_context("cpu", "3.12.1", OWN, {}, python_image="m.test/py:{python}")
     assert context["Dockerfile"].startswith(b"FROM m.test/py:3.12\n")
 
 
 def test_a_base_image_has_no_dependencies_of_a_project() -> None:
-    context = _recipe.base_context("cpu", "3.12.1", OWN, runner_files())
+    context = recipe.base_context("cpu", "3.12.1", OWN, runner_files())
     assert "requirements.txt" not in context["Dockerfile"].decode()
     assert "install/requirements.txt" not in context
     assert "app/remote_runner.py" in context and "app/requirements.py" in context
 
 
 def test_a_context_packs_to_the_files_it_has() -> None:
-    context = _recipe.bundled_context("cpu", "3.12", OWN, {"remote_runner.py": b"x"}, "a\n")
-    with tarfile.open(fileobj=io.BytesIO(_recipe.packed(context))) as archive:
+    context = recipe.bundled_context("cpu", "3.12", OWN, {"remote_runner.py": b"x"}, "a\n")
+    with tarfile.open(fileobj=io.BytesIO(recipe.packed(context))) as archive:
         found = {one.name: archive.extractfile(one).read() for one in archive}  # type: ignore[union-attr]
     assert found == context
-    assert _recipe.packed(context) == _recipe.packed(dict(reversed(context.items())))
+    assert recipe.packed(context) == recipe.packed(dict(reversed(context.items())))
 
 
 def test_names_and_contents_cannot_be_exchanged() -> None:
-    assert _recipe.digest({"a": b"bc"}) != _recipe.digest({"ab": b"c"})
-    assert _recipe.digest({"a": b"", "b": b"x"}) != _recipe.digest({"a": b"x", "b": b""})
+    assert recipe.digest({"a": b"bc"}) != recipe.digest({"ab": b"c"})
+    assert recipe.digest({"a": b"", "b": b"x"}) != recipe.digest({"a": b"x", "b": b""})
 
 
 # --- names ---

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from kinetic import images
-from kinetic._runner import wire
-from kinetic._runner.directory import DirectoryObjects
+from kinetic._runner.protocol import wire
+from kinetic._runner.stores.directory import DirectoryObjects
 from kinetic.errors import ConfigurationError
 from tests.images.test_environments import UV, index, needs_uv
 from tests.runner.pods import RUNNER, Pods

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from kinetic.aio.images._turn import Pace
+from kinetic.aio.images.bundled import Pace
 from tests.images.conftest import Cloud
 from tests.images.services import BuildServer, Status, Underway
 

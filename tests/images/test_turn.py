@@ -9,8 +9,8 @@ import json
 
 import pytest
 
-from kinetic.aio._owner import Owner
-from kinetic.aio.images._turn import Pace, turn
+from kinetic.aio._lease import ProcessIdentity
+from kinetic.aio.images.bundled import Pace, turn
 from kinetic.testing import MemoryStore
 from tests.images.conftest import QUICK
 
@@ -79,7 +79,7 @@ class Unanswered(MemoryStore):
 @pytest.mark.parametrize("build", ["", "b-1"])
 async def test_a_take_over_that_was_cut_short_holds_nobody_up(build: str) -> None:
     store, ages = Unanswered(), itertools.count(0, 1000)
-    owner = dataclasses.asdict(dataclasses.replace(Owner.me(), host="elsewhere"))
+    owner = dataclasses.asdict(dataclasses.replace(ProcessIdentity.me(), host="elsewhere"))
     before = json.dumps({"token": "x", "owner": owner, "build": build}).encode()
     await store.create("m", before)
 

@@ -18,10 +18,10 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from kinetic.aio.clusters._access import Access
-from kinetic.aio.clusters._access_context import open_context
-from kinetic.aio.clusters._api import Api, Limits
-from kinetic.aio.clusters._api_retry import Patience
+from kinetic.aio.kubernetes.access import open_context
+from kinetic.aio.kubernetes.api import Api, Limits
+from kinetic.aio.kubernetes.credentials import Access
+from kinetic.aio.kubernetes.http import Patience
 from tests.cluster import certificates
 from tests.kubernetes.faults import FaultServer
 

@@ -12,14 +12,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from kinetic.aio.clusters._access_context import open_context
-from kinetic.aio.clusters._api import Api
-from kinetic.aio.clusters._api_answers import Ask
-from kinetic.aio.clusters._job_manifest import Placement
-from kinetic.aio.clusters._kube_inquiry import Patience
-from kinetic.aio.clusters._kube_reflect import Rhythm
-from kinetic.aio.clusters.gke import GkeCluster
-from kinetic.aio.clusters.pathways import PathwaysCluster
+from kinetic.aio.kubernetes.access import open_context
+from kinetic.aio.kubernetes.api import Api
+from kinetic.aio.kubernetes.gke import GkeCluster
+from kinetic.aio.kubernetes.http import Request
+from kinetic.aio.kubernetes.manifests import Placement
+from kinetic.aio.kubernetes.pathways import PathwaysCluster
+from kinetic.aio.kubernetes.tables import Rhythm
+from kinetic.aio.kubernetes.watch import Patience
 from kinetic.aio.ports import Cluster, Image, JobSpec, Observation, Phase, Resources
 from tests.cluster.fixtures import Namespace
 
@@ -54,7 +54,7 @@ class CountingApi(Api):
 
     async def call(self, method: str, path: str, **more: Any) -> dict[str, Any]:
         """See `Api.call`."""
-        right = Ask(method=method, path=path, query=more.get("query") or {}).right
+        right = Request(method=method, path=path, query=more.get("query") or {}).right
         self.requests[f"{right.verb} {right.resource}"] += 1
         return await super().call(method, path, **more)
 

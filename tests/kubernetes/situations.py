@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kinetic.aio.clusters._reasons.verdict import Outlook, Seen, Verdict
+from kinetic.aio.kubernetes.diagnosis.verdict import Diagnosis, Outlook, Seen
 from kinetic.job_status import JobStatus, Reason
 
 Json = dict[str, Any]
@@ -34,7 +34,7 @@ class Situation:
     words: Sequence[str] = ()
     never: Sequence[str] = ()
 
-    def check(self, verdict: Verdict) -> None:
+    def check(self, verdict: Diagnosis) -> None:
         found = (verdict.status, verdict.reason, verdict.outlook)
         assert found == (self.status, self.reason, self.outlook), verdict.text
         for one in self.words:

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from kinetic.aio.clusters._access_context import open_context
+from kinetic.aio.kubernetes.access import open_context
 from kinetic.errors import AuthError, ConfigurationError
 from tests.cluster import certificates
 from tests.kubernetes.faults import FaultServer, status

@@ -14,10 +14,9 @@ import pytest
 from aiohttp import web
 
 from kinetic import configuration
-from kinetic.aio.clusters._access_gke import ENDPOINT_VARIABLE, open_gke
-from kinetic.aio.clusters._access_opening import open_access
-from kinetic.aio.clusters._api import Api, Limits
-from kinetic.aio.clusters._api_retry import Patience
+from kinetic.aio.kubernetes.access import ENDPOINT_VARIABLE, open_access, open_gke
+from kinetic.aio.kubernetes.api import Api, Limits
+from kinetic.aio.kubernetes.http import Patience
 from kinetic.errors import AuthError, BackendError, ConfigurationError, Throttled, Unavailable
 from tests.cluster import certificates
 from tests.kubernetes.faults import FaultServer, Handler, answer, reset, status

@@ -14,7 +14,7 @@ import psutil
 import pytest
 from aiohttp import web
 
-from kinetic.aio.clusters._access_plugin import Plugin
+from kinetic.aio.kubernetes.exec_plugin import Plugin
 from kinetic.errors import AuthError, Unavailable
 from tests.cluster import certificates
 from tests.kubernetes.faults import FaultServer, answer, status

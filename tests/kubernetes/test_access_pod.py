@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from kinetic import configuration
-from kinetic.aio.clusters._access_opening import open_access
-from kinetic.aio.clusters._access_pod import open_pod
+from kinetic.aio.kubernetes.access import open_access, open_pod
 from kinetic.errors import ConfigurationError
 from tests.cluster import certificates
 

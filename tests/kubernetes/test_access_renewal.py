@@ -8,8 +8,7 @@ import math
 
 import pytest
 
-from kinetic.aio.clusters._access import Pass
-from kinetic.aio.clusters._access_renewal import Fresh, OtherCluster, Renewal
+from kinetic.aio.kubernetes.credentials import ClusterCredentials, Fresh, OtherCluster, TokenCache
 from kinetic.errors import AuthError, BackendError, ConfigurationError, Unavailable
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.looptime(start=0)]
@@ -23,7 +22,7 @@ class Source:
         self.made = 0
         self.failure: Exception | None = None
         self.life = 80.0, 100.0
-        self.passes = Renewal(self.renew, "a test", clock=asyncio.get_running_loop().time)
+        self.passes = TokenCache(self.renew, "a test", clock=asyncio.get_running_loop().time)
 
     async def renew(self) -> Fresh:
         asked = asyncio.get_running_loop().time()
@@ -32,7 +31,7 @@ class Source:
             raise self.failure
         self.made += 1
         early, late = self.life
-        shown = Pass(authorization=f"pass {self.made}")
+        shown = ClusterCredentials(authorization=f"pass {self.made}")
         return Fresh(shown=shown, early=asked + early, late=asked + late)
 
     async def get(self) -> str:

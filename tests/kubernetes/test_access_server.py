@@ -13,10 +13,9 @@ from typing import Any
 import pytest
 
 from kinetic import configuration
-from kinetic.aio.clusters._access_opening import open_access
-from kinetic.aio.clusters._access_pod import open_pod
-from kinetic.aio.clusters._api import Api, Limits
-from kinetic.aio.clusters._api_retry import Patience
+from kinetic.aio.kubernetes.access import open_access, open_pod
+from kinetic.aio.kubernetes.api import Api, Limits
+from kinetic.aio.kubernetes.http import Patience
 from kinetic.errors import (
     AlreadyThere,
     AuthError,

@@ -6,17 +6,16 @@ import json
 
 import pytest
 
-from kinetic.aio.clusters._api_answers import Answer, Ask, explained
-from kinetic.aio.clusters._api_role import Right
+from kinetic.aio.kubernetes.http import Request, Response, Right, explained
 from kinetic.errors import AuthError, BackendError, Refused
 
 BATCH = "/apis/batch/v1/namespaces/team/jobs"
 CORE = "/api/v1/namespaces/team"
 
 
-def said(status: int, message: str, reason: str = "Forbidden") -> Answer:
+def said(status: int, message: str, reason: str = "Forbidden") -> Response:
     body = {"kind": "Status", "code": status, "reason": reason, "message": message}
-    return Answer(status=status, text=json.dumps(body))
+    return Response(status=status, text=json.dumps(body))
 
 
 @pytest.mark.parametrize(
@@ -44,7 +43,7 @@ def test_a_request_takes_the_right_its_path_says(
 ) -> None:
     names = ("verb", "group", "resource", "namespace", "name")
     expected = Right(**dict(zip(names, right, strict=True)))
-    assert Ask(method=method, path=path, query=query).right == expected
+    assert Request(method=method, path=path, query=query).right == expected
 
 
 def test_a_missing_right_is_told_with_the_role_that_grants_it() -> None:
@@ -52,7 +51,7 @@ def test_a_missing_right_is_told_with_the_role_that_grants_it() -> None:
         'jobs.batch is forbidden: User "ada@example.com" cannot create resource "jobs" in API '
         'group "batch" in the namespace "team": requires one of ["container.jobs.create"]'
     )
-    error = explained(said(403, message), Ask(method="POST", path=BATCH), "c")
+    error = explained(said(403, message), Request(method="POST", path=BATCH), "c")
     assert isinstance(error, AuthError)
     text = str(error)
     assert "cannot create jobs in namespace 'team' of c" in text
@@ -63,7 +62,7 @@ def test_a_missing_right_is_told_with_the_role_that_grants_it() -> None:
 
 
 def test_a_right_beyond_the_usual_is_added() -> None:
-    ask = Ask(method="PUT", path=f"{CORE}/services/s")
+    ask = Request(method="PUT", path=f"{CORE}/services/s")
     text = str(explained(said(403, 'User "a" cannot update'), ask, "c"))
     assert '- {apiGroups: [""], resources: ["services"], verbs: ["update"]}' in text
     assert 'resources: ["jobs"]' in text
@@ -72,7 +71,7 @@ def test_a_right_beyond_the_usual_is_added() -> None:
 @pytest.mark.parametrize("path", ["/api/v1/nodes", "/api/v1/nodes/n"])
 def test_what_is_in_no_namespace_takes_a_cluster_role_with_nothing_else(path: str) -> None:
     """The same for all of it: what is applied for the next right must not take this one away."""
-    ask = Ask(method="GET", path=path)
+    ask = Request(method="GET", path=path)
     text = str(explained(said(403, 'User "a" cannot list resource "nodes"'), ask, "c"))
     assert "kind: ClusterRole\nmetadata: {name: kinetic}" in text
     assert "kind: ClusterRoleBinding" in text
@@ -82,13 +81,13 @@ def test_what_is_in_no_namespace_takes_a_cluster_role_with_nothing_else(path: st
 
 def test_a_service_account_is_bound_as_one() -> None:
     message = 'User "system:serviceaccount:team:runner" cannot get'
-    text = str(explained(said(403, message), Ask(method="GET", path=BATCH), "c"))
+    text = str(explained(said(403, message), Request(method="GET", path=BATCH), "c"))
     assert '{kind: ServiceAccount, namespace: "team", name: "runner"}' in text
 
 
 def test_whoever_is_nobody_is_told_to_log_in() -> None:
     message = 'User "system:anonymous" cannot get'
-    text = str(explained(said(403, message), Ask(method="GET", path=BATCH), "c"))
+    text = str(explained(said(403, message), Request(method="GET", path=BATCH), "c"))
     assert "log in first" in text
 
 
@@ -101,7 +100,7 @@ def test_whoever_is_nobody_is_told_to_log_in() -> None:
     ],
 )
 def test_no_role_helps_where_something_else_forbids_it(message: str) -> None:
-    error = explained(said(403, message), Ask(method="POST", path=BATCH), "c")
+    error = explained(said(403, message), Request(method="POST", path=BATCH), "c")
     assert isinstance(error, Refused)
     assert message in str(error)
     assert error.answer["message"] == message
@@ -109,8 +108,8 @@ def test_no_role_helps_where_something_else_forbids_it(message: str) -> None:
 
 
 def test_what_a_server_says_is_shown_on_one_line_and_not_for_ever() -> None:
-    answer = Answer(status=418, text="<html>\n\x1b[2J" + "x" * 10_000)
-    error = explained(answer, Ask(method="GET", path=BATCH), "c")
+    answer = Response(status=418, text="<html>\n\x1b[2J" + "x" * 10_000)
+    error = explained(answer, Request(method="GET", path=BATCH), "c")
     assert type(error) is BackendError
     assert "\n" not in str(error)
     assert "\x1b" not in str(error)

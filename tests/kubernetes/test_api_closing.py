@@ -10,9 +10,9 @@ from urllib.parse import urlsplit
 import psutil
 import pytest
 
-from kinetic.aio._sockets import GOODBYE_S
-from kinetic.aio.clusters._access_context import open_context
-from kinetic.aio.clusters._api import Api
+from kinetic.aio._net.http import GOODBYE_S
+from kinetic.aio.kubernetes.access import open_context
+from kinetic.aio.kubernetes.api import Api
 from tests.cluster.fixtures import Namespace
 
 MOMENTS_S = [number * 0.0002 for number in range(40)]

@@ -13,11 +13,10 @@ from dataclasses import replace
 import pytest
 from aiohttp import web
 
-from kinetic.aio._sockets import Sockets
-from kinetic.aio.clusters._access import Access, Pass
-from kinetic.aio.clusters._access_renewal import Fresh, Renewal
-from kinetic.aio.clusters._api import Api, Limits
-from kinetic.aio.clusters._api_retry import Patience
+from kinetic.aio._net.http import Sockets
+from kinetic.aio.kubernetes.api import Api, Limits
+from kinetic.aio.kubernetes.credentials import Access, ClusterCredentials, Fresh, TokenCache
+from kinetic.aio.kubernetes.http import Patience
 from kinetic.errors import (
     AlreadyThere,
     AuthError,
@@ -49,11 +48,11 @@ class Tokens:
 
     def __init__(self) -> None:
         self.made = 0
-        self.passes = Renewal(self._renew, "a test")
+        self.passes = TokenCache(self._renew, "a test")
 
     async def _renew(self) -> Fresh:
         self.made += 1
-        return Fresh(shown=Pass(authorization=f"Bearer token-{self.made}"))
+        return Fresh(shown=ClusterCredentials(authorization=f"Bearer token-{self.made}"))
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from contextlib import suppress
 
 import pytest
 
-from kinetic.aio.clusters._api_level import Level
+from kinetic.aio.kubernetes.api import AdaptiveLimit
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.looptime(start=0)]
 
@@ -22,7 +22,7 @@ class Server:
         self.lasts = lasts
         self.busy = self.most = self.done = self.refused = 0
 
-    async def serve(self, level: Level) -> bool:
+    async def serve(self, level: AdaptiveLimit) -> bool:
         async with level.turn() as turn:
             if self.busy >= self.capacity:
                 self.refused += 1
@@ -37,13 +37,13 @@ class Server:
             self.done += 1
             return True
 
-    async def served(self, level: Level) -> None:
+    async def served(self, level: AdaptiveLimit) -> None:
         while not await self.serve(level):
             await asyncio.sleep(random.uniform(0, 0.05))
 
 
 async def test_it_finds_what_a_server_takes() -> None:
-    level, server = Level("c", first=4, most=256), Server(40)
+    level, server = AdaptiveLimit("c", first=4, most=256), Server(40)
     loop = asyncio.get_running_loop()
     await asyncio.gather(*(server.served(level) for _ in range(1500)))
     assert server.done == 1500
@@ -54,20 +54,20 @@ async def test_it_finds_what_a_server_takes() -> None:
 
 
 async def test_it_rises_to_its_bound_where_nothing_is_refused_and_no_further() -> None:
-    level, server = Level("c", first=4, most=64), Server(1000)
+    level, server = AdaptiveLimit("c", first=4, most=64), Server(1000)
     await asyncio.gather(*(server.served(level) for _ in range(800)))
     assert (server.refused, server.most, level.now) == (0, 64, 64)
 
 
 async def test_it_does_not_rise_while_it_is_not_used_up() -> None:
-    level, server = Level("c", first=4, most=64), Server(1000)
+    level, server = AdaptiveLimit("c", first=4, most=64), Server(1000)
     for _ in range(100):
         await asyncio.gather(server.serve(level), server.serve(level))
     assert level.now == 4
 
 
 async def test_those_refused_together_halve_it_once() -> None:
-    level, server = Level("c", first=32, most=64), Server(0)
+    level, server = AdaptiveLimit("c", first=32, most=64), Server(0)
     gate = asyncio.Event()
 
     async def one() -> None:
@@ -86,7 +86,7 @@ async def test_those_refused_together_halve_it_once() -> None:
 
 
 async def test_what_fails_otherwise_neither_raises_nor_lowers_it() -> None:
-    level = Level("c", first=1, most=64)
+    level = AdaptiveLimit("c", first=1, most=64)
     for _ in range(10):
         with suppress(ValueError):
             async with level.turn():
@@ -95,7 +95,7 @@ async def test_what_fails_otherwise_neither_raises_nor_lowers_it() -> None:
 
 
 async def test_turns_come_in_order_and_those_who_leave_hold_nobody_up() -> None:
-    level, order = Level("c", first=1, most=1), []
+    level, order = AdaptiveLimit("c", first=1, most=1), []
 
     async def one(number: int) -> None:
         async with level.turn():
@@ -116,7 +116,7 @@ async def test_turns_come_in_order_and_those_who_leave_hold_nobody_up() -> None:
 
 
 async def test_those_who_ask_again_go_first() -> None:
-    level, order = Level("c", first=1, most=1), []
+    level, order = AdaptiveLimit("c", first=1, most=1), []
 
     async def one(name: str, again: bool) -> None:
         async with level.turn(again=again):
@@ -129,7 +129,7 @@ async def test_those_who_ask_again_go_first() -> None:
 
 
 async def test_one_who_is_cancelled_when_its_turn_comes_passes_it_on() -> None:
-    level = Level("c", first=1, most=1)
+    level = AdaptiveLimit("c", first=1, most=1)
     first = level.turn()
     await first.__aenter__()
 
@@ -147,7 +147,7 @@ async def test_one_who_is_cancelled_when_its_turn_comes_passes_it_on() -> None:
 
 
 async def test_one_who_is_cancelled_right_before_its_turn_is_cancelled() -> None:
-    level = Level("c", first=1, most=1)
+    level = AdaptiveLimit("c", first=1, most=1)
     first = level.turn()
     await first.__aenter__()
 
@@ -168,7 +168,7 @@ async def test_it_is_told_when_the_limit_is_what_holds_up(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO, logger="absl")
-    level, server = Level("the cluster 'c'", first=2, most=2), Server(100, lasts=3.0)
+    level, server = AdaptiveLimit("the cluster 'c'", first=2, most=2), Server(100, lasts=3.0)
     await asyncio.gather(*(server.served(level) for _ in range(60)))
     told = [record.getMessage() for record in caplog.records]
     assert "the API server of the cluster 'c' is the limit now: 2 requests at a time" in told[0]
@@ -177,6 +177,6 @@ async def test_it_is_told_when_the_limit_is_what_holds_up(
 
 async def test_who_is_not_held_up_is_told_nothing(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, logger="absl")
-    level, server = Level("c", first=2, most=2), Server(100, lasts=1.0)
+    level, server = AdaptiveLimit("c", first=2, most=2), Server(100, lasts=1.0)
     await asyncio.gather(*(server.served(level) for _ in range(8)))
     assert not caplog.records

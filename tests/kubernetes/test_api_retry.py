@@ -7,14 +7,22 @@ import logging
 
 import pytest
 
-from kinetic.aio.clusters._api_answers import Answer, Ask, Refusal, explained
-from kinetic.aio.clusters._api_retry import News, Patience, Trying, persist
+from kinetic.aio.kubernetes.http import (
+    HttpError,
+    News,
+    Patience,
+    Request,
+    Response,
+    Trying,
+    explained,
+    persist,
+)
 from kinetic.errors import AuthError, BackendError, Throttled, Unavailable
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.looptime(start=0)]
 
 QUIET = News(Patience(quiet_s=1e9))
-ASK = Ask(method="GET", path="/api/v1/namespaces/team/pods")
+ASK = Request(method="GET", path="/api/v1/namespaces/team/pods")
 
 
 class Work:
@@ -31,11 +39,11 @@ class Work:
         return "done"
 
 
-def refusal(status: int, wish_s: float | None = None, text: str = "") -> Refusal:
-    return Refusal(Answer(status=status, text=text, wish_s=wish_s))
+def refusal(status: int, wish_s: float | None = None, text: str = "") -> HttpError:
+    return HttpError(Response(status=status, text=text, wish_s=wish_s))
 
 
-def explain(refused: Refusal) -> BackendError:
+def explain(refused: HttpError) -> BackendError:
     return explained(refused.answer, ASK, "c")
 
 

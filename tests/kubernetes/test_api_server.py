@@ -7,10 +7,8 @@ from typing import Any
 import pytest
 
 from kinetic import accelerators
-from kinetic.aio.clusters._job_manifest import Placement, job_manifest
-from kinetic.aio.clusters._names import object_name
-from kinetic.aio.clusters._reasons.held import refused_request
-from kinetic.aio.clusters._submission_secret import secret_manifest
+from kinetic.aio.kubernetes.diagnosis.held import refused_request
+from kinetic.aio.kubernetes.manifests import Placement, job_manifest, object_name, secret_manifest
 from kinetic.aio.ports import Resources
 from kinetic.job_status import Reason
 from tests.cluster.control_plane import ControlPlane

@@ -9,10 +9,10 @@ import pytest
 from aiohttp import web
 from anyio.abc import ByteStream
 
-from kinetic.aio.clusters._access import Access
-from kinetic.aio.clusters._api import Api
-from kinetic.aio.clusters._forward import PROTOCOL, dialled
-from kinetic.aio.clusters._kube_paths import Paths
+from kinetic.aio.kubernetes.api import Api
+from kinetic.aio.kubernetes.credentials import Access
+from kinetic.aio.kubernetes.manifests import Paths
+from kinetic.aio.kubernetes.port_forward import PROTOCOL, dialled
 from kinetic.errors import AuthError, NotFound, Unavailable
 from tests.kubernetes.faults import FaultServer, Handler, answer, reset, status
 from tests.kubernetes.test_api_faults import LIMITS, Tokens

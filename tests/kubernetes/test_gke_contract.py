@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from kinetic.aio.clusters.gke import GkeCluster
+from kinetic.aio.kubernetes.gke import GkeCluster
 from kinetic.aio.ports import Image, JobSpec, Resources
 from tests.contract import test_cluster
 from tests.contract.test_cluster import *

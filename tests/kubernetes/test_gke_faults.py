@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from kinetic.aio.clusters._kube_reflect import Rhythm
-from kinetic.aio.clusters.gke import GkeCluster
+from kinetic.aio.kubernetes.gke import GkeCluster
+from kinetic.aio.kubernetes.tables import Rhythm
 from kinetic.aio.ports import JobSpec, Observation, Phase, Resources
 from kinetic.job_status import Reason
 from tests.kubernetes.places import Place, gone, names, until, watching

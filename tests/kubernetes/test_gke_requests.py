@@ -8,13 +8,12 @@ from collections.abc import AsyncIterator
 import pytest
 from aiohttp import web
 
-from kinetic.aio.clusters._access import Access, Pass
-from kinetic.aio.clusters._access_renewal import Fresh, Renewal
-from kinetic.aio.clusters._api import Api, Limits
-from kinetic.aio.clusters._api_retry import Patience
-from kinetic.aio.clusters._kube_watch import MANY_NAMES
-from kinetic.aio.clusters.gke import AT_ONCE, GkeCluster
-from kinetic.aio.clusters.pathways import PathwaysCluster
+from kinetic.aio.kubernetes.api import Api, Limits
+from kinetic.aio.kubernetes.credentials import Access, ClusterCredentials, Fresh, TokenCache
+from kinetic.aio.kubernetes.gke import AT_ONCE, GkeCluster
+from kinetic.aio.kubernetes.http import Patience
+from kinetic.aio.kubernetes.pathways import PathwaysCluster
+from kinetic.aio.kubernetes.watch import MANY_NAMES
 from tests.kubernetes.faults import FaultServer, answer
 from tests.kubernetes.orders import order
 from tests.kubernetes.world import AT, World
@@ -29,12 +28,12 @@ async def server() -> AsyncIterator[FaultServer]:
 
 
 async def _fresh() -> Fresh:
-    return Fresh(shown=Pass())
+    return Fresh(shown=ClusterCredentials())
 
 
 @pytest.fixture
 async def cluster(server: FaultServer) -> AsyncIterator[GkeCluster]:
-    access = Access(server=server.url, name="a test", passes=Renewal(_fresh, "a test"))
+    access = Access(server=server.url, name="a test", passes=TokenCache(_fresh, "a test"))
     made = GkeCluster(Api(access, LIMITS), AT)
     yield made
     await made.aclose()
@@ -107,7 +106,7 @@ async def test_many_jobs_are_deleted_together(server: FaultServer, cluster: GkeC
 async def test_many_sets_are_deleted_some_at_a_time(server: FaultServer) -> None:
     crowd = Crowd()
     server.always = crowd.handle
-    access = Access(server=server.url, name="a test", passes=Renewal(_fresh, "a test"))
+    access = Access(server=server.url, name="a test", passes=TokenCache(_fresh, "a test"))
     cluster = PathwaysCluster(Api(access, LIMITS), AT, kind="lws")
     await cluster.delete(names=[f"grp-{number}-1" for number in range(60)])
     assert sum("leaderworkersets/" in path for path in crowd.paths) == 60

@@ -6,15 +6,19 @@ from typing import Any
 
 import pytest
 
-from kinetic.aio.clusters._group_judge import Word, judge_group, word
-from kinetic.aio.clusters._group_manifest import LIFE
-from kinetic.aio.clusters._group_table import GroupTable
-from kinetic.aio.clusters._job_manifest import Placement
-from kinetic.aio.clusters._kube_job import ENDED, End
-from kinetic.aio.clusters._kube_reflect import Changed, Listed
-from kinetic.aio.clusters._lws_manifest import WORKER_INDEX, lws_manifest
-from kinetic.aio.clusters._reasons.verdict import Outlook, Seen
-from kinetic.aio.clusters.pathways import KINDS
+from kinetic.aio.kubernetes.diagnosis.verdict import Outlook, Seen
+from kinetic.aio.kubernetes.manifests import Placement
+from kinetic.aio.kubernetes.multihost import (
+    LIFE,
+    WORKER_INDEX,
+    GroupTable,
+    Word,
+    judge_group,
+    lws_manifest,
+    word,
+)
+from kinetic.aio.kubernetes.pathways import KINDS
+from kinetic.aio.kubernetes.tables import ENDED, Changed, End, Listed
 from kinetic.aio.ports import Observation, Phase, Resources
 from kinetic.job_status import Reason
 from tests.kubernetes.orders import order

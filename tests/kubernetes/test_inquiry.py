@@ -8,11 +8,10 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from kinetic.aio.clusters._access import Access, Pass
-from kinetic.aio.clusters._access_renewal import Fresh, Renewal
-from kinetic.aio.clusters._api import Api
-from kinetic.aio.clusters._kube_inquiry import Inquiry, Patience
-from kinetic.aio.clusters._kube_paths import Paths
+from kinetic.aio.kubernetes.api import Api
+from kinetic.aio.kubernetes.credentials import Access, ClusterCredentials, Fresh, TokenCache
+from kinetic.aio.kubernetes.manifests import Paths
+from kinetic.aio.kubernetes.watch import Diagnostics, Patience
 from tests.kubernetes.faults import FaultServer, answer, status
 
 POD = {"spec": {"nodeName": "n1"}}
@@ -27,18 +26,18 @@ async def server() -> AsyncIterator[FaultServer]:
 
 
 async def _fresh() -> Fresh:
-    return Fresh(shown=Pass())
+    return Fresh(shown=ClusterCredentials())
 
 
 @pytest.fixture
 async def api(server: FaultServer) -> AsyncIterator[Api]:
-    made = Api(Access(server=server.url, name="a test", passes=Renewal(_fresh, "a test")))
+    made = Api(Access(server=server.url, name="a test", passes=TokenCache(_fresh, "a test")))
     yield made
     await made.aclose()
 
 
 async def test_what_may_not_be_asked_is_not_asked_in_a_hurry(server: FaultServer, api: Api) -> None:
-    inquiry = Inquiry(api, Paths("ns"), Patience(rights_s=3600.0))
+    inquiry = Diagnostics(api, Paths("ns"), Patience(rights_s=3600.0))
     server.always = FORBIDDEN
     for _ in range(3):
         assert await inquiry.scene(POD) is None
@@ -48,7 +47,7 @@ async def test_what_may_not_be_asked_is_not_asked_in_a_hurry(server: FaultServer
 async def test_a_right_that_is_granted_later_is_used(
     server: FaultServer, api: Api, caplog: pytest.LogCaptureFixture
 ) -> None:
-    inquiry = Inquiry(api, Paths("ns"), Patience(rights_s=0.01))
+    inquiry = Diagnostics(api, Paths("ns"), Patience(rights_s=0.01))
     server.always = FORBIDDEN
     with caplog.at_level(logging.INFO, logger="absl"):
         for _ in range(3):

@@ -13,11 +13,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kinetic import accelerators, configuration
-from kinetic._runner import wire
+from kinetic._runner.protocol import wire
 from kinetic.aio.backends import gke
-from kinetic.aio.clusters._job_manifest import CONTAINER, NAME, Placement, job_manifest
-from kinetic.aio.clusters._names import JOB_NAME, LABEL, label_value, object_name
-from kinetic.aio.clusters._submission_secret import KEY, LIMIT, secret_manifest
+from kinetic.aio.kubernetes.manifests import (
+    CONTAINER,
+    JOB_NAME,
+    KEY,
+    LABEL,
+    LIMIT,
+    NAME,
+    Placement,
+    job_manifest,
+    label_value,
+    object_name,
+    secret_manifest,
+)
 from kinetic.aio.ports import Resources
 from kinetic.errors import ConfigurationError
 from tests.kubernetes.orders import order

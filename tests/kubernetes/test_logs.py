@@ -10,12 +10,11 @@ from collections.abc import AsyncIterator
 import pytest
 from aiohttp import web
 
-from kinetic.aio.clusters._access import Access, Pass
-from kinetic.aio.clusters._access_renewal import Fresh, Renewal
-from kinetic.aio.clusters._api import Api, Limits
-from kinetic.aio.clusters._api_retry import Patience
-from kinetic.aio.clusters._kube_reflect import Rhythm
-from kinetic.aio.clusters.gke import GkeCluster
+from kinetic.aio.kubernetes.api import Api, Limits
+from kinetic.aio.kubernetes.credentials import Access, ClusterCredentials, Fresh, TokenCache
+from kinetic.aio.kubernetes.gke import GkeCluster
+from kinetic.aio.kubernetes.http import Patience
+from kinetic.aio.kubernetes.tables import Rhythm
 from kinetic.errors import Unavailable
 from tests.kubernetes.faults import FaultServer, cut
 from tests.kubernetes.world import AT, World
@@ -41,12 +40,12 @@ def world(server: FaultServer) -> World:
 
 
 async def _fresh() -> Fresh:
-    return Fresh(shown=Pass())
+    return Fresh(shown=ClusterCredentials())
 
 
 @pytest.fixture
 async def cluster(server: FaultServer) -> AsyncIterator[GkeCluster]:
-    access = Access(server=server.url, name="a test", passes=Renewal(_fresh, "a test"))
+    access = Access(server=server.url, name="a test", passes=TokenCache(_fresh, "a test"))
     made = GkeCluster(Api(access, LIMITS), AT, rhythm=RHYTHM)
     yield made
     await made.aclose()

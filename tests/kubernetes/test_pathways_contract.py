@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kinetic.aio.clusters.pathways import PathwaysCluster
+from kinetic.aio.kubernetes.pathways import PathwaysCluster
 from tests.contract.test_cluster import *
 from tests.kubernetes import places
 from tests.kubernetes.test_gke_contract import Place

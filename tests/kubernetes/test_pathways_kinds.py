@@ -11,14 +11,13 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from kinetic.aio.clusters._access import Access, Pass
-from kinetic.aio.clusters._access_renewal import Fresh, Renewal
-from kinetic.aio.clusters._api import Api
-from kinetic.aio.clusters._group_manifest import LIFE
-from kinetic.aio.clusters._job_manifest import Placement
-from kinetic.aio.clusters._kube_inquiry import Patience
-from kinetic.aio.clusters._kube_reflect import Rhythm
-from kinetic.aio.clusters.pathways import KINDS, PathwaysCluster
+from kinetic.aio.kubernetes.api import Api
+from kinetic.aio.kubernetes.credentials import Access, ClusterCredentials, Fresh, TokenCache
+from kinetic.aio.kubernetes.manifests import Placement
+from kinetic.aio.kubernetes.multihost import LIFE
+from kinetic.aio.kubernetes.pathways import KINDS, PathwaysCluster
+from kinetic.aio.kubernetes.tables import Rhythm
+from kinetic.aio.kubernetes.watch import Patience
 from kinetic.aio.ports import Phase, Resources
 from kinetic.errors import LaunchError, NotFound
 from kinetic.job_status import Reason
@@ -67,9 +66,9 @@ def access(server: FaultServer) -> Access:
     """To that server, as nobody."""
 
     async def fresh() -> Fresh:
-        return Fresh(shown=Pass())
+        return Fresh(shown=ClusterCredentials())
 
-    return Access(server=server.url, name="a test", passes=Renewal(fresh, "a test"))
+    return Access(server=server.url, name="a test", passes=TokenCache(fresh, "a test"))
 
 
 @pytest.fixture(params=KINDS)

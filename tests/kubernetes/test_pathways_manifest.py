@@ -9,11 +9,9 @@ from typing import Any
 import pytest
 
 from kinetic import accelerators
-from kinetic.aio.clusters._group_manifest import group_name
-from kinetic.aio.clusters._job_manifest import Placement, job_manifest
-from kinetic.aio.clusters._jobset_manifest import jobset_manifest
-from kinetic.aio.clusters._lws_manifest import lws_manifest
-from kinetic.aio.clusters.pathways import KINDS
+from kinetic.aio.kubernetes.manifests import Placement, job_manifest
+from kinetic.aio.kubernetes.multihost import group_name, jobset_manifest, lws_manifest
+from kinetic.aio.kubernetes.pathways import KINDS
 from kinetic.aio.ports import Resources
 from kinetic.errors import ConfigurationError
 from tests.kubernetes.orders import order

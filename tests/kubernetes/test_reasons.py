@@ -18,13 +18,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kinetic._runner import wire
-from kinetic.aio.clusters._reasons.admission import refusal
-from kinetic.aio.clusters._reasons.held import refused_request
-from kinetic.aio.clusters._reasons.images import pull_failure
-from kinetic.aio.clusters._reasons.judge import judge, judge_pod
-from kinetic.aio.clusters._reasons.quantities import number, requests, shown
-from kinetic.aio.clusters._reasons.verdict import Outlook, Seen, Verdict, merged
+from kinetic._runner.protocol import wire
+from kinetic.aio.kubernetes.diagnosis.admission import refusal
+from kinetic.aio.kubernetes.diagnosis.held import refused_request
+from kinetic.aio.kubernetes.diagnosis.images import pull_failure
+from kinetic.aio.kubernetes.diagnosis.judge import judge, judge_pod
+from kinetic.aio.kubernetes.diagnosis.quantities import number, requests, shown
+from kinetic.aio.kubernetes.diagnosis.verdict import Diagnosis, Outlook, Seen, merged
 from kinetic.aio.ports import Phase
 from kinetic.job_status import JobStatus, Reason
 
@@ -54,7 +54,7 @@ def now(case: dict[str, Any], step: dict[str, Any]) -> Seen:
     )
 
 
-def row(verdict: Verdict) -> list[object]:
+def row(verdict: Diagnosis) -> list[object]:
     reason = verdict.reason.name if verdict.reason is not None else None
     return [
         verdict.status.name,

@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 
-from kinetic.aio.clusters._reasons.judge import judge
+from kinetic.aio.kubernetes.diagnosis.judge import judge
 from kinetic.job_status import Reason
 from tests.kubernetes.situations import (
     FAILED,

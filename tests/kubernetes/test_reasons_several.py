@@ -7,8 +7,8 @@ from functools import partial
 
 import pytest
 
-from kinetic.aio.clusters._reasons.judge import judge
-from kinetic.aio.clusters._reasons.verdict import Seen
+from kinetic.aio.kubernetes.diagnosis.judge import judge
+from kinetic.aio.kubernetes.diagnosis.verdict import Seen
 from kinetic.job_status import Reason
 from tests.kubernetes.situations import (
     BLOCKED,

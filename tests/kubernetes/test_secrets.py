@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from kinetic.aio.clusters._job_manifest import Placement, job_manifest
-from kinetic.aio.clusters._kube_inquiry import Patience
-from kinetic.aio.clusters._kube_secrets import submission_secret
+from kinetic.aio.kubernetes.manifests import Placement, job_manifest
+from kinetic.aio.kubernetes.secrets import submission_secret
+from kinetic.aio.kubernetes.watch import Patience
 from kinetic.aio.ports import JobSpec, Phase
 from kinetic.job_status import Reason
 from tests.kubernetes.places import Place, until

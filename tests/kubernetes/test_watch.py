@@ -11,15 +11,13 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from kinetic.aio.clusters._access import Access, Pass
-from kinetic.aio.clusters._access_renewal import Fresh, Renewal
-from kinetic.aio.clusters._api import Api, Limits
-from kinetic.aio.clusters._api_retry import Patience
-from kinetic.aio.clusters._job_manifest import START_TIMEOUT
-from kinetic.aio.clusters._kube_inquiry import Patience as Waiting
-from kinetic.aio.clusters._kube_job import ENDED, End
-from kinetic.aio.clusters._kube_reflect import Rhythm
-from kinetic.aio.clusters.gke import GkeCluster
+from kinetic.aio.kubernetes.api import Api, Limits
+from kinetic.aio.kubernetes.credentials import Access, ClusterCredentials, Fresh, TokenCache
+from kinetic.aio.kubernetes.gke import GkeCluster
+from kinetic.aio.kubernetes.http import Patience
+from kinetic.aio.kubernetes.manifests import START_TIMEOUT
+from kinetic.aio.kubernetes.tables import ENDED, End, Rhythm
+from kinetic.aio.kubernetes.watch import Patience as Waiting
 from kinetic.aio.ports import Observation, Phase
 from kinetic.errors import AuthError
 from kinetic.job_status import Reason
@@ -49,12 +47,12 @@ def world(server: FaultServer) -> World:
 
 
 async def _fresh() -> Fresh:
-    return Fresh(shown=Pass())
+    return Fresh(shown=ClusterCredentials())
 
 
 @pytest.fixture
 async def cluster(server: FaultServer) -> AsyncIterator[GkeCluster]:
-    access = Access(server=server.url, name="a test", passes=Renewal(_fresh, "a test"))
+    access = Access(server=server.url, name="a test", passes=TokenCache(_fresh, "a test"))
     made = GkeCluster(Api(access, LIMITS), AT, rhythm=RHYTHM)
     yield made
     await made.aclose()
@@ -162,7 +160,7 @@ async def test_events_that_come_again_change_nothing(world: World, told: Told, f
 async def test_a_server_that_ends_each_watch_at_once_is_not_asked_in_a_hurry(
     world: World, server: FaultServer, fault: str
 ) -> None:
-    access = Access(server=server.url, name="a test", passes=Renewal(_fresh, "a test"))
+    access = Access(server=server.url, name="a test", passes=TokenCache(_fresh, "a test"))
     cluster = GkeCluster(Api(access, LIMITS), AT)
     world.faults["jobs"].extend([fault] * 1000)
     world.run(1)
@@ -261,7 +259,7 @@ async def test_why_a_job_never_began_is_told_though_its_pod_is_told_as_gone_firs
 
 async def test_a_job_that_waits_in_vain_is_ended_once(world: World, server: FaultServer) -> None:
     """However late it is told: what it looks like until then may be a consequence of its end."""
-    access = Access(server=server.url, name="a test", passes=Renewal(_fresh, "a test"))
+    access = Access(server=server.url, name="a test", passes=TokenCache(_fresh, "a test"))
     cluster = GkeCluster(Api(access, LIMITS), AT, patience=Waiting(asked_s=0.5, least_s=0.0))
     job = world.job(1)
     about = {**job["metadata"]["annotations"], START_TIMEOUT: "0"}

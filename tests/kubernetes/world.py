@@ -9,7 +9,7 @@ from typing import Any
 
 from aiohttp import web
 
-from kinetic.aio.clusters._job_manifest import Placement, job_manifest
+from kinetic.aio.kubernetes.manifests import Placement, job_manifest
 from tests.kubernetes.faults import cut
 from tests.kubernetes.orders import order
 

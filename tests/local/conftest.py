@@ -15,8 +15,8 @@ from typing import Any
 import psutil
 import pytest
 
-from kinetic._local.places import Places
-from kinetic.aio.clusters.local import LocalCluster
+from kinetic._supervisor.protocol import Places
+from kinetic.aio.local.cluster import LocalCluster
 from kinetic.aio.ports import Image, JobSpec, Observation, Phase, Resources
 
 RUNNER = Path(__file__).parents[2] / "runner"
@@ -52,10 +52,9 @@ class Terms:
 @pytest.fixture(scope="session")
 def runner(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The runner's folder, with the attempt replaced."""
-    folder = tmp_path_factory.mktemp("runner")
-    for file in RUNNER.glob("*.py"):
-        shutil.copy(file, folder)
-    (folder / "attempt.py").write_text(STAND_IN)
+    folder = tmp_path_factory.mktemp("stand-in") / "runner"
+    shutil.copytree(RUNNER, folder, ignore=shutil.ignore_patterns("__pycache__"))
+    (folder / "job" / "attempt.py").write_text(STAND_IN)
     return folder
 
 
@@ -129,7 +128,7 @@ def supervisors(home: Path) -> list[int]:
     found: list[int] = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
-            if "kinetic._local" in (words := process.cmdline()) and str(home) in words:
+            if "kinetic._supervisor" in (words := process.cmdline()) and str(home) in words:
                 found.append(process.pid)
     return found
 
@@ -164,6 +163,6 @@ def alive(pid: int) -> bool:
 
 def marked(home: Path) -> list[int]:
     """Every process that carries the mark of *home*'s state folder."""
-    from kinetic._local.strays import strays
+    from kinetic._supervisor.parents import strays
 
     return strays(str(Places(home).state))

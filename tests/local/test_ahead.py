@@ -18,17 +18,16 @@ from typing import Any
 
 import pytest
 
-from kinetic._local.ahead import Ahead
-from kinetic._local.jobs import Job, State
-from kinetic._local.parent import Ended, Parent
-from kinetic._local.parents import Parents
-from kinetic._local.places import Places
-from kinetic._local.protocol import Order, Shared, edition
-from kinetic._local.sweeping import Sweeper
-from kinetic._runner import forks, opening, pickles, wire
-from kinetic._runner.directory import DirectoryObjects
-from kinetic._runner.trees import Weight, shared
-from kinetic.aio.clusters.local import LocalCluster
+from kinetic._runner.fork import fork_server
+from kinetic._runner.job import opening
+from kinetic._runner.job.workspace import Weight, shared
+from kinetic._runner.protocol import pickles, wire
+from kinetic._runner.stores.directory import DirectoryObjects
+from kinetic._supervisor.jobs import Job, State
+from kinetic._supervisor.parents import Ended, Parent, Parents, Sweeper
+from kinetic._supervisor.prefetch import Prefetch
+from kinetic._supervisor.protocol import Order, Places, Shared, edition
+from kinetic.aio.local.cluster import LocalCluster
 from kinetic.aio.ports import Image, JobSpec, Phase
 from kinetic.job_status import Reason
 from tests.local.conftest import DEADLINE_S, eventually, gone, spec, until
@@ -115,11 +114,11 @@ async def test_a_claim_is_withdrawn_when_no_process_can_be_made(
         interpreter.write_text(
             REFUSING.format(
                 python=sys.executable,
-                word=forks.WORD.format,
-                command=forks.COMMAND.format,
-                ready=forks.READY,
-                fork=forks.FORK,
-                refused=forks.REFUSED,
+                word=fork_server.WORD.format,
+                command=fork_server.COMMAND.format,
+                ready=fork_server.READY,
+                fork=fork_server.FORK,
+                refused=fork_server.REFUSED,
                 claim=str(objects.root / CLAIM),
             )
         )
@@ -292,7 +291,7 @@ def test_nothing_is_kept_of_a_job_that_was_tried_in_vain_and_never_starts(
     job = due(objects, home)
     assert job.order is not None
     holders = sys.getrefcount(job)
-    ahead = Ahead(str(Places(home).cache))
+    ahead = Prefetch(str(Places(home).cache))
     ahead.make_ready(job, replace(job.order, edition="of another runner"), str(home / "work"))
     assert ahead.forget(job) and sys.getrefcount(job) == holders
 

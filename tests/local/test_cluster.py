@@ -12,8 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from kinetic._local.places import Places
-from kinetic.aio.clusters.local import LocalCluster
+from kinetic._supervisor.protocol import Places
+from kinetic.aio.local.cluster import LocalCluster
 from kinetic.aio.ports import Image, Phase, Resources, Shared
 from kinetic.errors import LaunchError, NotFound
 from kinetic.job_status import Reason

@@ -13,9 +13,9 @@ import pytest
 import kinetic
 from kinetic import aio
 from kinetic._collector import CACHE_KEPT_S, STORE_KEPT_S, Limits, Unit, chosen, collect
-from kinetic._runner import trees
-from kinetic._runner.directory import DirectoryObjects
-from kinetic.aio._sharing import DAY_S, RENEWED_S
+from kinetic._runner.job import workspace
+from kinetic._runner.stores.directory import DirectoryObjects
+from kinetic.aio._shared_objects import DAY_S, RENEWED_S
 from kinetic.collection import Collection
 
 from .conftest import eventually
@@ -145,11 +145,13 @@ def test_a_tree_that_a_process_has_is_not_discarded(tmp_path: Path) -> None:
         assert process.stdout is not None and process.stdin is not None
         assert process.stdout.readline() == b"has it\n"
         age(tmp_path / "place")
-        assert not trees.discard(place, time.time())
+        assert not workspace.discard(place, time.time())
         process.stdin.close()
-    assert not trees.discard(place, time.time() - LONG_S - DAY_S), "it was used since"
-    assert trees.discard(place, time.time()) and not os.path.exists(place)
-    assert trees.shared(place, lambda part: trees.Weight(0, 0)).weight == trees.Weight(0, 0)
+    assert not workspace.discard(place, time.time() - LONG_S - DAY_S), "it was used since"
+    assert workspace.discard(place, time.time()) and not os.path.exists(place)
+    assert workspace.shared(place, lambda part: workspace.Weight(0, 0)).weight == workspace.Weight(
+        0, 0
+    )
 
 
 def test_what_is_renewed_while_it_is_collected_is_seen_whole_or_not_at_all(tmp_path: Path) -> None:

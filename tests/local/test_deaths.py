@@ -16,11 +16,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from kinetic._local import daemon
-from kinetic._local.places import Places
-from kinetic._local.protocol import VERSION
-from kinetic._runner.channel import Decoder, encode
-from kinetic.aio.clusters.local import LocalCluster
+from kinetic._supervisor.protocol import VERSION, Decoder, Places, encode
+from kinetic.aio.local import supervisor
+from kinetic.aio.local.cluster import LocalCluster
 from kinetic.aio.ports import Observation, Phase
 from kinetic.errors import ConfigurationError, LaunchError, Unavailable
 from kinetic.job_status import Reason
@@ -361,8 +359,8 @@ def test_a_supervisor_that_says_nothing_is_given_up(
     blocker.bind(str(places.socket))
     places.socket.unlink()
     places.socket.mkdir()  # nothing can listen here
-    with pytest.raises(daemon.SupervisorError, match="set KINETIC_HOME to another"):
-        daemon.connect(home, environ)
+    with pytest.raises(supervisor.SupervisorError, match="set KINETIC_HOME to another"):
+        supervisor.connect(home, environ)
     blocker.close()
 
 

@@ -15,7 +15,7 @@ import pytest
 
 import kinetic
 from kinetic import aio, errors
-from kinetic._local.jobs import KEPT_S
+from kinetic._supervisor.jobs import KEPT_S
 
 from .conftest import eventually, signal_supervisor, supervisors
 

@@ -10,24 +10,26 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
 
-from kinetic._local.jobs import (
+from kinetic._supervisor.jobs import (
     KEPT,
     KEPT_S,
     TOLD_S,
     Action,
     Arm,
     Due,
+    Grant,
     Job,
+    Need,
     Record,
     Send,
+    Slots,
     Start,
     State,
     Table,
     Tell,
 )
-from kinetic._local.protocol import Order, Shared
-from kinetic._local.slots import Grant, Need, Slots
-from kinetic._local.supervisor import TIMERS, Timers
+from kinetic._supervisor.protocol import Order, Shared
+from kinetic._supervisor.supervisor import TIMERS, Timers
 from kinetic.job_status import Reason
 
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from kinetic._local.journal import SPARE_LINES, Journal, read
-from kinetic._local.slots import cpus_here, gpus_here
-from kinetic._runner.channel import ChannelError, Decoder, encode
+from kinetic._supervisor.jobs import cpus_here, gpus_here
+from kinetic._supervisor.journal import SPARE_LINES, Journal, read
+from kinetic._supervisor.protocol import ChannelError, Decoder, encode
 
 
 def test_what_is_appended_is_read(tmp_path: Path) -> None:
@@ -48,7 +48,7 @@ def test_it_is_rewritten_only_when_most_of_it_is_past(tmp_path: Path) -> None:
 FILL = """
 import resource, signal, sys
 from pathlib import Path
-from kinetic._local.journal import Journal
+from kinetic._supervisor.journal import Journal
 
 path = Path(sys.argv[1])
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)

@@ -12,8 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kinetic._local.logs import LONGEST_LINE, Lines, tail_offset
-from kinetic.aio.clusters.local import LocalCluster
+from kinetic.aio.local.cluster import LONGEST_LINE, Lines, LocalCluster, tail_offset
 from kinetic.aio.ports import Phase
 from kinetic.errors import NotFound
 

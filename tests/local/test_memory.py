@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from kinetic._local.memory import KernelKills, count_kills
-from kinetic.aio.clusters.local import LocalCluster
+from kinetic._supervisor.supervisor import KernelKills, count_kills
+from kinetic.aio.local.cluster import LocalCluster
 from kinetic.job_status import Reason
 
 from .conftest import eventually, spec, supervisor_pid, until

@@ -11,10 +11,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kinetic._local.places import Places
-from kinetic._local.protocol import VERSION
-from kinetic._runner.channel import HEAD, LARGEST, Decoder, encode
-from kinetic.aio.clusters.local import LocalCluster
+from kinetic._supervisor.protocol import HEAD, LARGEST, VERSION, Decoder, Places, encode
+from kinetic.aio.local.cluster import LocalCluster
 from kinetic.aio.ports import Phase
 
 from .conftest import spec, supervisor_pid

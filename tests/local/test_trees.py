@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from kinetic.aio.clusters.local import LocalCluster
+from kinetic.aio.local.cluster import LocalCluster
 from kinetic.aio.ports import Phase
 
 from .conftest import DEADLINE_S, alive, eventually, gone, parents, spec, until

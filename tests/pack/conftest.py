@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from kinetic._pack import archive
+from kinetic._packing import archive
 
 REPOSITORY = Path(__file__).parents[2]
 

@@ -25,7 +25,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kinetic._pack import archive, shelf
+from kinetic._packing import archive
 from kinetic.errors import ConfigurationError, PackError
 
 from .conftest import Make, Python, contents, last_line, names, settle
@@ -38,7 +38,7 @@ LARGE = 5 * 1024 * 1024
 # What scripts in other processes begin with.
 PACK = """
 import json, os, pathlib, resource, signal, sys
-from kinetic._pack import archive
+from kinetic._packing import archive
 def pack(cache):
     project = pathlib.Path("project")
     cache = pathlib.Path(cache).absolute()
@@ -267,7 +267,7 @@ def test_a_full_disk_is_said_and_leaves_nothing(tmp_path: Path, make: Make, pyth
 
 UNREADABLE = """
 import json, logging, os, pathlib, sys, zipfile
-from kinetic._pack import archive
+from kinetic._packing import archive
 root, cache = pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2])
 if os.geteuid() == 0:
     os.setgroups([]); os.setgid(65534); os.setuid(65534)
@@ -343,7 +343,7 @@ def test_files_that_change_meanwhile_do_not_damage_the_archive(
         for _ in range(15):
             packed = pack(root)
             contents(packed)
-            assert shelf.Shelf(packed.path.parent).find("nothing") is None
+            assert archive.ArchiveCache(packed.path.parent).find("nothing") is None
     finally:
         stop.set()
         disturbing.join()
@@ -522,7 +522,7 @@ def test_what_nobody_used_for_long_goes(tmp_path: Path, make: Make, pack: Pack) 
     settle(root)
     old = pack(root)
     (note,) = old.path.parent.glob("*.tree")
-    long_ago = time.time() - shelf.MAX_AGE - 60
+    long_ago = time.time() - archive.MAX_AGE - 60
     os.utime(note, (long_ago, long_ago))
     (root / "m.py").write_text("2")
     settle(root)
@@ -537,7 +537,7 @@ def test_a_use_keeps_an_archive(tmp_path: Path, make: Make, pack: Pack) -> None:
     root = make(tmp_path / "project", {"m.py": "1"})
     settle(root)
     (note,) = pack(root).path.parent.glob("*.tree")
-    long_ago = time.time() - shelf.MAX_AGE - 60
+    long_ago = time.time() - archive.MAX_AGE - 60
     os.utime(note, (long_ago, long_ago))
     pack(root, progress=never)
     assert note.stat().st_mtime > time.time() - 60
@@ -548,20 +548,22 @@ def test_a_full_shelf_drops_what_was_used_longest_ago(tmp_path: Path) -> None:
     for number in range(4):
         kept.append(tmp_path / f"{number:064}.zip")
         kept[-1].touch()
-        os.truncate(kept[-1], shelf.MAX_BYTES // 3 - 1)  # holes
+        os.truncate(kept[-1], archive.MAX_BYTES // 3 - 1)  # holes
         note = tmp_path / f"{number}.tree"
         note.write_text(json.dumps({"digest": f"{number:064}"}))
-        used = time.time() - (10 - number) * shelf.IN_USE
+        used = time.time() - (10 - number) * archive.IN_USE
         os.utime(note, (used, used))
-    one = shelf.Shelf(tmp_path)
+    one = archive.ArchiveCache(tmp_path)
     one.put(one.draft(), digest="f" * 64, size=0, files=0, fingerprint="")
     assert [path.exists() for path in kept] == [False, True, True, True]
 
 
 def test_what_crashed_processes_left_goes(tmp_path: Path) -> None:
-    drafts = [shelf.Shelf(tmp_path).draft() for _ in range(3)]
+    drafts = [archive.ArchiveCache(tmp_path).draft() for _ in range(3)]
     for days, left in ((0.5, drafts), (1.5, [])):
-        later = shelf.Shelf(tmp_path, clock=lambda days=days: time.time() + days * 24 * 3600)
+        later = archive.ArchiveCache(
+            tmp_path, clock=lambda days=days: time.time() + days * 24 * 3600
+        )
         later.put(later.draft(), digest="f" * 64, size=0, files=0, fingerprint="")
         assert sorted(tmp_path.glob("*.new")) == sorted(left)
 
@@ -666,7 +668,7 @@ def test_a_large_project_is_said_with_its_largest_files(
 
 
 def test_every_error_of_a_full_disk_counts() -> None:
-    assert {errno.ENOSPC, errno.EDQUOT, errno.EFBIG} <= shelf.FULL
+    assert {errno.ENOSPC, errno.EDQUOT, errno.EFBIG} <= archive.FULL
 
 
 def test_a_root_that_vanishes_is_an_error(tmp_path: Path, make: Make, pack: Pack) -> None:

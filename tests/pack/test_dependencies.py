@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kinetic._pack.dependencies import filtered, find_dependencies
+from kinetic.aio.images.recipe import filtered, find_dependencies
 from kinetic.errors import PackError
 
 from .conftest import Make

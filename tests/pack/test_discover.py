@@ -17,14 +17,14 @@ from typing import Any
 
 import pytest
 
-from kinetic._pack.discover import Project, find_project
+from kinetic._packing.discover import Project, find_project
 from kinetic.errors import ConfigurationError
 
 from .conftest import Make, Python, last_line
 
 REPORT = """
 import json, os, pathlib
-from kinetic._pack import discover
+from kinetic._packing import discover
 def f(): pass
 p = discover.find_project(f, environ=os.environ, cwd=pathlib.Path.cwd())
 print(json.dumps([str(p.root), str(p.entry_dir), p.cwd, list(p.sys_path)]))

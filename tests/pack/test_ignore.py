@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from kinetic._pack import ignore, tree
+from kinetic._packing import ignore, tree
 from kinetic.errors import PackError
 
 from .conftest import Make

@@ -23,9 +23,9 @@ import cloudpickle
 import numpy as np
 import pytest
 
-from kinetic._pack import culprit, payload
-from kinetic._pack.discover import Project, find_project
-from kinetic._runner import pickles
+from kinetic._packing import culprit, payload
+from kinetic._packing.discover import Project, find_project
+from kinetic._runner.protocol import pickles
 from kinetic.data import Data
 from kinetic.errors import DataError, PackError
 
@@ -366,7 +366,8 @@ def test_a_replaced_module_is_said_once_for_all_dumps(
 def test_no_space_for_the_arguments_is_said(tmp_path: Path, python: Python) -> None:
     script = """
 import json, os, pathlib, resource, signal
-from kinetic._pack import discover, payload
+from kinetic._packing import discover
+from kinetic._packing import payload
 from kinetic.errors import PackError
 project = discover.find_project(len, environ=os.environ, cwd=pathlib.Path.cwd())
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
@@ -468,7 +469,8 @@ def test_a_process_forked_in_the_middle_of_a_dump_can_dump(tmp_path: Path, make:
             "mid.py": "def value(): return 1\n",
             "run.py": """
             import os, pathlib, sys, mid, cloudpickle
-            from kinetic._pack import discover, payload
+            from kinetic._packing import discover
+            from kinetic._packing import payload
             class Forks:
                 def __reduce__(self):
                     if os.fork() == 0:

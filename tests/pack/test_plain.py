@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kinetic import Data
-from kinetic._pack.plain import LONGEST, MOST, plain_call
-from kinetic._runner import pickles
+from kinetic._packing.payload import LONGEST, MOST, plain_call
+from kinetic._runner.protocol import pickles
 
 leaf = (
     st.none()

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kinetic._runner import frames, pickles, slices
+from kinetic._runner.protocol import pickles
 
 N = pickles.MANY
 
@@ -39,10 +39,10 @@ VALUES: dict[str, Callable[[], Any]] = {
     "rows": lambda: [{"id": n, "tags": ["a", f"b{n}"], "at": (n, None)} for n in range(N)],
     "tuples as keys": lambda: {(n, "k"): {n, n + 1} for n in range(N)},
     "texts of different sizes": lambda: [b"x" * (n % 97 * 1000) for n in range(N)],
-    "a string": lambda: "x" * 3 * slices.LONG,
-    "a string that gets wider": lambda: "x" * slices.LONG + "é€" * slices.LONG + "\U0001f600" * 9,
-    "half of a surrogate pair": lambda: "\ud800x" * slices.LONG,
-    "a long string among words": lambda: [*map(str, range(N)), "y" * 2 * slices.LONG],
+    "a string": lambda: "x" * 3 * pickles.LONG,
+    "a string that gets wider": lambda: "x" * pickles.LONG + "é€" * pickles.LONG + "\U0001f600" * 9,
+    "half of a surrogate pair": lambda: "\ud800x" * pickles.LONG,
+    "a long string among words": lambda: [*map(str, range(N)), "y" * 2 * pickles.LONG],
     "long rows": lambda: [[f"{a} {b}" for b in range(1500)] for a in range(N // 100)],
     "many containers of a hundred": lambda: [[f"{a} {b}" for b in range(99)] for a in range(3000)],
 }
@@ -61,7 +61,7 @@ def test_it_comes_back_and_is_cut(case: str) -> None:
 
 def test_one_object_stays_one() -> None:
     words = [f"word {n}" for n in range(N)]
-    text = "x" * slices.LONG
+    text = "x" * pickles.LONG
     first, again, (inside, *texts) = there_and_back((words, {"again": words}, [words, text, text]))
     assert first is again["again"] is inside
     assert texts[0] is texts[1]
@@ -128,7 +128,7 @@ def test_constant_tuples_may_be_shared() -> None:
     assert is_cut([[n, place] for n in range(N)])
 
 
-@pytest.mark.parametrize("size", [2000, 200_000, 2 * slices.LONG])
+@pytest.mark.parametrize("size", [2000, 200_000, 2 * pickles.LONG])
 def test_a_shared_text_is_there_once(size: int) -> None:
     text = "x" * size
     rows = [[n, text] for n in range(N)]
@@ -207,4 +207,4 @@ def test_any_plain_value_comes_back_with_its_aliases(value: Any, seed: int) -> N
     assert back == whole
     assert back[0] is back[2]
     assert references(back) == references(expected)
-    assert frames.unpack(pickles.dumps(whole)).frames
+    assert pickles.unpack(pickles.dumps(whole)).frames

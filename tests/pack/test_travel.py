@@ -16,7 +16,9 @@ Travel = Callable[..., Any]
 
 CLIENT = """
 import json, os, pathlib, sys
-from kinetic._pack import archive, discover, payload
+from kinetic._packing import archive
+from kinetic._packing import discover
+from kinetic._packing import payload
 setup, call, out = sys.argv[1], sys.argv[2], pathlib.Path(sys.argv[3])
 sys.path.insert(0, os.getcwd())
 exec(compile(setup, "<cell>", "exec"), globals())
@@ -39,7 +41,7 @@ print(json.dumps(facts))
 JOB = """
 import json, os, pathlib, sys, zipfile
 sys.modules["kinetic"] = None  # it need not be there
-from kinetic_runner import pickles
+from kinetic_runner.protocol import pickles
 out, facts = pathlib.Path(sys.argv[1]), json.loads(sys.argv[2])
 workspace = out / "workspace"
 workspace.mkdir()
@@ -232,7 +234,7 @@ import dataclasses, typing
 class Result:
     name: Name
 def train():
-    from kinetic_runner import pickles
+    from kinetic_runner.protocol import pickles
     again = pickles.load(pickles.dumps(Result("a")))
     return [again.name, typing.get_type_hints(type(again))["name"].__name__]
 """
@@ -435,7 +437,9 @@ def test_a_virtual_environment_in_the_project_is_not_taken_along(
 import os, pathlib, sys, zipfile
 sys.path[:0] = [os.getcwd(), {str(root / packages)!r}, {str(root / "any name/src")!r}]
 import train
-from kinetic._pack import archive, discover, payload
+from kinetic._packing import archive
+from kinetic._packing import discover
+from kinetic._packing import payload
 project = discover.find_project(train.train, environ=os.environ, cwd=pathlib.Path.cwd())
 pickled = payload.dump_function(train.train, project, payload.DataTable())
 packed = archive.pack(project.root, exclude=(), cache=pathlib.Path("../cache"), environ=os.environ)
@@ -484,7 +488,8 @@ def test_kinetic_itself_is_imported_there(python: Python, tmp_path: Path) -> Non
     script = """
 import os, pathlib
 from kinetic import errors
-from kinetic._pack import discover, payload
+from kinetic._packing import discover
+from kinetic._packing import payload
 here = pathlib.Path(errors.__file__).parents[1]
 def f(): return errors.PackError, errors
 project = discover.find_project(f, environ=os.environ, cwd=here)
@@ -504,7 +509,8 @@ def test_a_script_without_a_project_travels_alone(
             "helper.py": "def twice(x): return 2 * x\n",
             "run.py": """
             import json, os, pathlib, helper
-            from kinetic._pack import discover, payload
+            from kinetic._packing import discover
+            from kinetic._packing import payload
             def f(x): return helper.twice(x)
             project = discover.find_project(f, environ=os.environ, cwd=pathlib.Path.cwd())
             assert project.root is None
@@ -516,7 +522,7 @@ def test_a_script_without_a_project_travels_alone(
     python("run.py", cwd=home, HOME=str(home))
     script = """
 import pathlib
-from kinetic._runner import pickles
+from kinetic._runner.protocol import pickles
 print(pickles.load(pathlib.Path("function").read_bytes())(4))
 """
     assert python("-c", script, cwd=tmp_path) == "8\n"

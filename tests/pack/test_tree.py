@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from kinetic._pack import ignore, tree
+from kinetic._packing import ignore, tree
 from kinetic.errors import PackError
 
 from .conftest import Make, settle

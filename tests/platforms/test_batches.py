@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from kinetic import aio, errors
-from kinetic._runner import wire
+from kinetic._runner.protocol import wire
 from kinetic.job_status import JobStatus
 from kinetic.outcome import Cancelled, Failed, Lost, Succeeded
 

@@ -293,7 +293,7 @@ async def test_data_of_every_form_arrives(
 
 @behaviour
 async def test_volumes_are_where_they_were_asked_for(place: Place) -> None:
-    from kinetic._runner import namespace
+    from kinetic._runner.job import namespace
 
     if place.name == "local" and not namespace.available():
         pytest.skip("this system has no private mounts")

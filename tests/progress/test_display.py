@@ -11,12 +11,9 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 
 from kinetic import errors
-from kinetic._display import choice
-from kinetic._display.entry import Entry
-from kinetic._display.live import Live, compose
-from kinetic._display.plain import Plain
-from kinetic._display.screen import Screen
-from kinetic._steps import Step, current, step
+from kinetic._progress.entry import Entry, choose
+from kinetic._progress.steps import Step, current, step
+from kinetic._progress.surfaces import Live, Plain, Screen, compose
 from kinetic.progress import Progress
 
 COUNTS = st.integers(0, 10**7)
@@ -125,18 +122,18 @@ def test_plain_lines_are_logged_where_somebody_listens(capsys, caplog) -> None:
 def test_how_it_is_shown(terminal, named, term, manner) -> None:
     environ = {"KINETIC_PROGRESS": named, "TERM": term}
     with terminal().open() as stream:
-        assert choice.choose(environ, stream) == manner
-    assert choice.choose(environ, stream) == "off", "it is closed"
-    assert choice.choose(environ, None) == "off"
+        assert choose(environ, stream) == manner
+    assert choose(environ, stream) == "off", "it is closed"
+    assert choose(environ, None) == "off"
 
 
 def test_where_nobody_looks_lines_are_plain() -> None:
-    assert choice.choose({}, io.StringIO()) == "plain"
+    assert choose({}, io.StringIO()) == "plain"
 
 
 def test_a_value_that_means_nothing_is_refused_with_those_that_do() -> None:
     with pytest.raises(errors.ConfigurationError, match=r"auto, live, plain, off; .*live"):
-        choice.choose({"KINETIC_PROGRESS": "liv"}, io.StringIO())
+        choose({"KINETIC_PROGRESS": "liv"}, io.StringIO())
 
 
 # --- on a terminal ---

@@ -6,11 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kinetic._pace import Pace
-from kinetic._runner import wire
-from kinetic._tally import State, Tally
-from kinetic._words import amount, one_line, span
-from kinetic.aio._watch import state_of
+from kinetic._messages import amount, one_line, span
+from kinetic._progress.tally import Pace, State, Tally
+from kinetic._runner.protocol import wire
+from kinetic.aio._engine.iteration import state_of
 from kinetic.job_status import JobStatus
 from kinetic.progress import Progress
 

@@ -246,8 +246,8 @@ def test_a_step_that_takes_long_is_shown_until_it_is_done(terminal, script, tmp_
     screen = terminal()
     body = """
     import os
-    from kinetic._portal import PORTAL
-    from kinetic._steps import step
+    from kinetic._sync.portal import PORTAL
+    from kinetic._progress.steps import step
 
     def work_hard(packing):
         n = 0

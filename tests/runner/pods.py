@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-from kinetic._runner import frames, pickles, receipts, wire
-from kinetic._runner.objects import Objects
+from kinetic._runner.protocol import pickles, wire
+from kinetic._runner.stores.objects import Objects
 
 KEY = b"k" * 32
 SCOPE = "batches/grp-1/"
@@ -96,7 +96,7 @@ class Pods:
 
     def error(self, attempt: int = 1) -> dict[str, str]:
         """What went wrong, in words."""
-        words: dict[str, str] = frames.unpack(
+        words: dict[str, str] = pickles.unpack(
             self.objects.get(self.name("outcome", attempt))[0]
         ).fields["error"]
         return words
@@ -158,9 +158,9 @@ class Pod:
         return self.log.read_text(errors="replace")
 
     @property
-    def receipt(self) -> receipts.Receipt | None:
+    def receipt(self) -> wire.Receipt | None:
         """What the container leaves as its termination message."""
-        return receipts.parse((self.folder / "termination-log").read_text())
+        return wire.parse((self.folder / "termination-log").read_text())
 
 
 def environment_of(

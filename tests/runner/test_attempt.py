@@ -15,8 +15,8 @@ from typing import Any
 import cloudpickle
 import pytest
 
-from kinetic._runner import pickles, wire
-from kinetic._runner.wire import Budgets, Kind
+from kinetic._runner.protocol import pickles, wire
+from kinetic._runner.protocol.wire import Kind, RetryBudgets
 from tests.runner.pods import KEY
 
 
@@ -79,7 +79,7 @@ def test_an_exception_is_kept_with_its_words_outside_the_pickle(bench) -> None:
 
 def test_a_failure_with_retries_left_may_be_restarted(bench) -> None:
     order = bench.order(lambda: 1 / 0)
-    code, _ = bench.run(replace(order, budgets=Budgets(user=1)))
+    code, _ = bench.run(replace(order, budgets=RetryBudgets(user=1)))
     assert code == wire.EXIT_RETRY
 
 

@@ -8,8 +8,8 @@ from typing import Any, Self
 
 import pytest
 
-from kinetic._runner import exceptions, pickles
-from kinetic._runner.wire import INLINE_BYTES
+from kinetic._runner.protocol import exceptions, pickles
+from kinetic._runner.protocol.wire import INLINE_BYTES
 
 
 class Coded(Exception):

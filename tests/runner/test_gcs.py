@@ -20,12 +20,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kinetic._runner.gcs import NONCE, GcsObjects
-from kinetic._runner.gcs_http import EMULATOR, Patience, Refused, Trouble
-from kinetic._runner.gcs_names import Place
-from kinetic.aio.stores._gcs_names import Location
-from kinetic.aio.stores._gcs_object import NONCE as CLIENTS_NONCE
-from kinetic.aio.stores.gcs import GcsStore
+from kinetic._runner.protocol.gcs_names import Place
+from kinetic._runner.stores.gcs import EMULATOR, NONCE, GcsObjects, Patience, Refused, Trouble
+from kinetic.aio.gcs.http import NONCE as CLIENTS_NONCE
+from kinetic.aio.gcs.http import Location
+from kinetic.aio.gcs.store import GcsStore
 from tests.contract.test_store import HOSTILE
 from tests.gcs import processes
 from tests.gcs.server import GcsServer, Stored
@@ -316,8 +315,8 @@ def test_patience_ends(server: GcsServer) -> None:
 TOKENS = """
 import json, sys
 sys.path.insert(0, {root!r})
-from kinetic._runner import gcs_http
-from kinetic._runner.gcs import GcsObjects
+from kinetic._runner.stores import gcs as gcs_http
+from kinetic._runner.stores.gcs import GcsObjects
 patience = gcs_http.Patience(total_s=60.0, first_s=0.01)
 objects = GcsObjects("gs://kn-test", {{gcs_http.OVERRIDE: {url!r}}}, patience)
 print(objects.create("x", b"1"), objects.get("x")[0])
@@ -401,7 +400,7 @@ def test_a_token_is_had_from_the_node_and_anew_when_it_is_refused(
 NO_CREDENTIALS = """
 import sys
 sys.path.insert(0, {root!r})
-from kinetic._runner.gcs import GcsObjects
+from kinetic._runner.stores.gcs import GcsObjects
 try:
     GcsObjects("gs://kn-test", {{}}).exists("x")
 except OSError as exc:
@@ -425,7 +424,7 @@ FLAT = """
 import resource, sys
 from pathlib import Path
 sys.path.insert(0, {root!r})
-from kinetic._runner.gcs import GcsObjects
+from kinetic._runner.stores.gcs import GcsObjects
 objects = GcsObjects("gs://kn-test/{folder}", {{"STORAGE_EMULATOR_HOST": {url!r}}})
 def peak():
     if sys.platform == "darwin":

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kinetic._runner.pod_attempt import oom_kills
+from kinetic._runner.pod.attempt import oom_kills
 
 VERSION_2 = "low 0\nhigh 0\nmax 31\noom 1\noom_kill 2\noom_group_kill 0\n"
 VERSION_1 = "oom_kill_disable 0\nunder_oom 0\noom_kill 3\n"

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from kinetic._runner import opening, wire, workspace
-from kinetic._runner.directory import DirectoryObjects
-from kinetic._runner.trees import Weight, hold, shared
+from kinetic._runner.job import opening, workspace
+from kinetic._runner.job.workspace import Weight, hold, shared
+from kinetic._runner.protocol import wire
+from kinetic._runner.stores.directory import DirectoryObjects
 
 SCOPE = "jobs/job-1/"
 KEY = b"k" * 32

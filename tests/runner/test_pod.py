@@ -19,11 +19,10 @@ from typing import Any
 import cloudpickle
 import pytest
 
-from kinetic._runner import wire
-from kinetic._runner.directory import DirectoryObjects
-from kinetic._runner.gcs import GcsObjects
-from kinetic._runner.gcs_http import EMULATOR, Patience
-from kinetic._runner.wire import Budgets, Kind
+from kinetic._runner.protocol import wire
+from kinetic._runner.protocol.wire import Kind, RetryBudgets
+from kinetic._runner.stores.directory import DirectoryObjects
+from kinetic._runner.stores.gcs import EMULATOR, GcsObjects, Patience
 from tests.gcs import processes
 from tests.runner.pods import KEY, RUNNER, SCOPE, Pod, Pods
 from tests.runner.served import served
@@ -163,7 +162,7 @@ def test_only_the_end_of_a_long_log_is_kept(pods: Pods) -> None:
 
 
 def test_the_exit_code_says_what_the_rule_says_of_the_item(pods: Pods) -> None:
-    order = pods.order(fail, "once more", budgets=Budgets(user=1))
+    order = pods.order(fail, "once more", budgets=RetryBudgets(user=1))
     assert pods.run(order).code == wire.EXIT_RETRY
     again = pods.run(order, "uid-2", KINETIC_FAILURES="1")
     assert again.code == wire.EXIT_FINAL, "two tries are used up"
@@ -215,7 +214,7 @@ def test_the_function_sees_nothing_of_the_runners_own(pods: Pods) -> None:
         own = [name for name in os.environ if name.startswith("KINETIC_")]
         return sorted(own), os.environ["KINETIC_ATTEMPT"], sys.argv
 
-    order = pods.order(seen, budgets=Budgets(user=3))
+    order = pods.order(seen, budgets=RetryBudgets(user=3))
     pods.close(wire.Outcome(kind=Kind.ERROR, reason="user error"), 1)
     assert pods.run(order, KINETIC_FAILURES="1", KINETIC_JOB_ID="grp-1-0").code == 0
     names, attempt, argv = pods.value(2)
@@ -227,7 +226,7 @@ def test_the_function_sees_nothing_of_the_runners_own(pods: Pods) -> None:
 
 
 def test_a_restart_closes_what_was_lost_before_it(pods: Pods) -> None:
-    order = pods.order(add, 1, budgets=Budgets(user=1, infrastructure=1))
+    order = pods.order(add, 1, budgets=RetryBudgets(user=1, infrastructure=1))
     pods.claim("uid-0")
     pod = pods.run(order, "uid-2", KINETIC_FAILURES="1", KINETIC_DISRUPTIONS="1")
     assert (pod.code, pods.value(3)) == (0, 1), pod.output
@@ -237,7 +236,7 @@ def test_a_restart_closes_what_was_lost_before_it(pods: Pods) -> None:
 
 
 def test_disruptions_that_told_of_themselves_are_not_counted_twice(pods: Pods) -> None:
-    order = pods.order(add, 1, budgets=Budgets(user=1, infrastructure=1))
+    order = pods.order(add, 1, budgets=RetryBudgets(user=1, infrastructure=1))
     pods.claim("uid-0", 1)
     pods.claim("uid-1", 2)
     pods.close(wire.Outcome(kind=Kind.ERROR, reason="preempted", executor="uid-1"), 2)
@@ -248,7 +247,7 @@ def test_disruptions_that_told_of_themselves_are_not_counted_twice(pods: Pods) -
 
 @pytest.mark.parametrize("budget", [0, 1, 2])
 def test_disruptions_have_a_budget_of_their_own(pods: Pods, budget: int) -> None:
-    order = pods.order(add, 1, budgets=Budgets(infrastructure=budget))
+    order = pods.order(add, 1, budgets=RetryBudgets(infrastructure=budget))
     pod = pods.run(order, KINETIC_DISRUPTIONS="2")
     if budget == 2:
         assert (pod.code, pods.value(3)) == (0, 1)
@@ -363,7 +362,7 @@ def test_whoever_installs_for_a_job_ends_with_it(pods: Pods) -> None:
 
 LATE = """
 import os
-from kinetic._runner import pod_guard
+from kinetic._runner.pod import attempt as pod_guard
 pid = os.fork()
 if pid == 0:
     os._exit(7)
@@ -374,7 +373,7 @@ print(ended.status, ended.out_of_time)
 """
 LINGERING = """
 import os, time
-from kinetic._runner import pod_guard
+from kinetic._runner.pod import attempt as pod_guard
 line = pod_guard.Line()
 pid = os.fork()
 if pid == 0:
@@ -399,7 +398,7 @@ def test_the_time_of_a_job_that_has_done_its_work_is_nobody_s(script: str, words
 
 
 def test_a_budget_of_disruptions_that_is_used_up_makes_a_preemption_final(pods: Pods) -> None:
-    pod = staying(pods, budgets=Budgets(infrastructure=0))
+    pod = staying(pods, budgets=RetryBudgets(infrastructure=0))
     pod.process.send_signal(signal.SIGTERM)
     assert pod.wait() == wire.EXIT_FINAL
 
@@ -449,7 +448,7 @@ def kill(number: int) -> None:
 def test_a_job_that_is_killed_is_lost_with_its_last_words(
     pods: Pods, number: int, name: str
 ) -> None:
-    pod = pods.run(pods.order(kill, int(number), budgets=Budgets(user=1)))
+    pod = pods.run(pods.order(kill, int(number), budgets=RetryBudgets(user=1)))
     assert pod.code == wire.EXIT_RETRY
     outcome, words = pods.outcome(), pods.error()
     assert (outcome.kind, outcome.reason, outcome.exit_code) == (Kind.LOST, "lost", -number)

@@ -11,9 +11,9 @@ from typing import Any
 import cloudpickle
 import pytest
 
-from kinetic._runner import wire
-from kinetic._runner.directory import DirectoryObjects
-from kinetic._runner.gcs_http import EMULATOR
+from kinetic._runner.protocol import wire
+from kinetic._runner.stores.directory import DirectoryObjects
+from kinetic._runner.stores.gcs import EMULATOR
 from tests.gcs.server import GcsServer, Stored
 from tests.runner.pods import Pods
 from tests.runner.served import served
@@ -50,7 +50,7 @@ def tree(number: int = 0) -> dict[str, str]:
     """In the job: the files of a Data, by path."""
     import os
 
-    from kinetic_runner import views
+    from kinetic_runner.job import views
 
     root = views.data_path(number)
     found = {}
@@ -141,7 +141,9 @@ ALONE = """
 import sys
 sys.path.insert(0, {root!r})
 import threading
-from kinetic._runner import views, wire, workspace
+from kinetic._runner.job import views
+from kinetic._runner.protocol import wire
+from kinetic._runner.job import workspace
 
 # With a second thread no process gets a namespace, as none does in a container.
 threading.Thread(target=threading.Event().wait, daemon=True).start()

@@ -21,10 +21,11 @@ from typing import Any
 import cloudpickle
 import pytest
 
-from kinetic._runner import hosts, wire
-from kinetic._runner.directory import DirectoryObjects
-from kinetic._runner.hosts import Hosts
-from kinetic._runner.wire import Kind
+from kinetic._runner.pod import job
+from kinetic._runner.pod.job import Hosts
+from kinetic._runner.protocol import wire
+from kinetic._runner.protocol.wire import Kind
+from kinetic._runner.stores.directory import DirectoryObjects
 from tests.runner.pods import Pod, Pods
 
 HOSTS = 3
@@ -270,7 +271,7 @@ def api(tmp_path: Path) -> Iterator[type[Api]]:
 
 
 def grouped(pods: Pods, api: Any) -> dict[str, str]:
-    pods.objects.create(pods.name(hosts.done(1)), b"")  # the other host has ended
+    pods.objects.create(pods.name(job.host_done(1)), b"")  # the other host has ended
     return of(0, count=2) | {
         "KINETIC_JAX": "0",
         "KINETIC_LWS": "job-1",

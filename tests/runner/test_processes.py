@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from kinetic._runner import processes
+from kinetic._runner.job import processes
 
 MOTHER = """
 import os, signal, sys

@@ -7,7 +7,7 @@ import sys
 
 JOB = """
 import os, signal, time
-from kinetic._runner.stopping import Stopped, Stopping
+from kinetic._runner.job.processes import Stopped, Stopping
 
 stopping = Stopping()
 stopping.install()

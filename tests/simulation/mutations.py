@@ -12,10 +12,11 @@ from collections.abc import Generator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from kinetic._runner import attempt, seals, wire
-from kinetic._runner.opening import Opening
-from kinetic.aio import fanout
-from kinetic.aio._session import LABEL_ATTEMPT, LABEL_INDEX, LABEL_ROUND
+from kinetic._runner.job import attempt
+from kinetic._runner.job.opening import Opening
+from kinetic._runner.protocol import signing, wire
+from kinetic.aio._engine import scheduler
+from kinetic.aio._engine.session import LABEL_ATTEMPT, LABEL_INDEX, LABEL_ROUND
 from kinetic.aio.ports import Object, ObjectInfo, Observation, Phase
 from kinetic.errors import Conflict, KineticError, NotFound
 
@@ -109,7 +110,7 @@ class RetryBeforeClose(Bend):
             index = int(seen.labels["kinetic.dev/index"])
             number = int(seen.labels["kinetic.dev/attempt"])
             if number == 1:
-                holder.post(fanout.Seen(index, wire.Item(wire.ItemState.OPEN, number + 1)))
+                holder.post(scheduler.Seen(index, wire.Item(wire.ItemState.OPEN, number + 1)))
         return seen
 
 
@@ -229,7 +230,7 @@ class UnsignedRequestsHeeded(Bend):
     def _signed(self, of: Of, name: str) -> Mapping[str, str]:
         scope = of.world.oracle.scope
         body = now(of.world.store.get(name)).body
-        return {"mac": seals.sign(seals.submission_key(ROOT, scope), scope, name, body)}
+        return {"mac": signing.sign(signing.submission_key(ROOT, scope), scope, name, body)}
 
 
 class StopDeletesAnyRound(Bend):

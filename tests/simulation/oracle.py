@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from kinetic._runner import frames, pickles, seals, wire
+from kinetic._runner.protocol import pickles, signing, wire
 
 NAME = re.compile(r"attempts/\d+/(\d+)\.(\d+)\.(claim|outcome)$")
 FINAL = ("succeeded", "failed", "cancelled")
@@ -43,7 +43,7 @@ class Batch:
     holder: str = ""
 
 
-def judge(batch: Batch, index: int, budgets: wire.Budgets) -> tuple[str, int]:
+def judge(batch: Batch, index: int, budgets: wire.RetryBudgets) -> tuple[str, int]:
     """The rule of an item, from docs/protocol.md and not from the engine."""
     base, stopped = standing(batch, index)
     used, last, number = {"user": 0, "infrastructure": 0}, 0, 0
@@ -85,7 +85,7 @@ def standing(batch: Batch, index: int, upto: int | None = None) -> tuple[int, bo
 class Oracle:
     """Takes every event; raises at the first that must not be."""
 
-    def __init__(self, budgets: wire.Budgets, max_concurrent: int) -> None:
+    def __init__(self, budgets: wire.RetryBudgets, max_concurrent: int) -> None:
         self.budgets = budgets
         self.max_concurrent = max_concurrent
         self.batch = Batch()
@@ -207,8 +207,8 @@ class Oracle:
             raise Violation(
                 "I7", f"slot {slot} of control was written, {len(batch.control)} is next"
             )
-        key = seals.submission_key(ROOT, self.scope)
-        if metadata.get("mac") != seals.sign(key, self.scope, name, body):
+        key = signing.submission_key(ROOT, self.scope)
+        if metadata.get("mac") != signing.sign(key, self.scope, name, body):
             batch.control.append(wire.Request(kind="forged"))  # taken, and it says nothing
             self.seen["control: forged"] += 1
             return
@@ -247,7 +247,7 @@ class Oracle:
 
     def _look(self, index: int, why: str) -> None:
         now, told = self.state(index), self.told.get(index)
-        ruled = wire.item(
+        ruled = wire.item_state(
             wire.standing(index, self.batch.control), self._attempts(index), self.budgets
         )
         if (ruled.state.value, ruled.attempt) != now:
@@ -387,7 +387,7 @@ class Oracle:
         for body, metadata in self.batch.inputs.values():
             if "first" not in metadata:
                 continue
-            content = frames.unpack(body).frames
+            content = pickles.unpack(body).frames
             for place in range(int(metadata["count"])):
                 index = int(metadata["first"]) + place
                 if index not in self.values:

@@ -17,8 +17,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from kinetic._runner import attempt, pickles, results, wire
-from kinetic._runner.stopping import Stopping
+from kinetic._runner.job import attempt
+from kinetic._runner.job.processes import Stopping
+from kinetic._runner.protocol import outcomes, pickles, wire
 from kinetic.aio.ports import (
     Image,
     ImageRequest,
@@ -735,16 +736,16 @@ class Pod:
             self.executor, order.index, order.attempt, self.value, self.objects.checked
         )
 
-    def _call(self) -> tuple[wire.Outcome, results.Stored]:
+    def _call(self) -> tuple[wire.Outcome, outcomes.Stored]:
         """The user's code comes to its end; what it does is drawn by the seed."""
         if self._stopping.requested:
-            text = results.ErrorText(qualname="kinetic.Stopped", message="stopped", traceback="")
-            return self._outcome(wire.Kind.ERROR, "preempted"), results.encode_error(text, None)
+            text = outcomes.ErrorText(qualname="kinetic.Stopped", message="stopped", traceback="")
+            return self._outcome(wire.Kind.ERROR, "preempted"), outcomes.encode_error(text, None)
         if self.world.rng.random() < self.world.odds.errors:
-            text = results.ErrorText(qualname="ValueError", message="no", traceback="")
-            return self._outcome(wire.Kind.ERROR, "user error"), results.encode_error(text, None)
+            text = outcomes.ErrorText(qualname="ValueError", message="no", traceback="")
+            return self._outcome(wire.Kind.ERROR, "user error"), outcomes.encode_error(text, None)
         value = {"input": self.value, "by": self.executor}
-        return self._outcome(wire.Kind.VALUE, ""), results.encode_value(value, Path("unused"))
+        return self._outcome(wire.Kind.VALUE, ""), outcomes.encode_value(value, Path("unused"))
 
     def _outcome(self, kind: wire.Kind, reason: str) -> wire.Outcome:
         return wire.Outcome(

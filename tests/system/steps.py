@@ -17,11 +17,11 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from kinetic import aio, configuration
-from kinetic.aio.clusters.local import LocalCluster
 from kinetic.aio.images.current import CurrentInterpreter
+from kinetic.aio.local.cluster import LocalCluster
+from kinetic.aio.local.store import DirectoryStore
 from kinetic.aio.platforms import Platform
 from kinetic.aio.ports import JobSpec, ObjectInfo
-from kinetic.aio.stores.directory import DirectoryStore
 
 left = 0
 
@@ -144,7 +144,7 @@ async def one(mode: str, folder: str) -> None:
 
 if __name__ == "__main__":
     for name in ("archive", "payload", "tree"):
-        importlib.import_module(f"kinetic._pack.{name}")  # once, for all forks
+        importlib.import_module(f"kinetic._packing.{name}")  # once, for all forks
     number, died = 0, True
     while died:
         number += 1

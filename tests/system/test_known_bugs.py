@@ -44,15 +44,14 @@ import pytest
 
 import kinetic
 from kinetic import aio, errors
-from kinetic._local.secret import root_key
-from kinetic._runner import seals
-from kinetic._runner.directory import DirectoryObjects
+from kinetic._runner.protocol import signing
+from kinetic._runner.stores.directory import DirectoryObjects
 from kinetic.aio._lease import EXPIRY_S
-from kinetic.aio.clusters.local import LocalCluster
 from kinetic.aio.images.current import CurrentInterpreter
+from kinetic.aio.local.cluster import LocalCluster, root_key
+from kinetic.aio.local.store import DirectoryStore
 from kinetic.aio.platforms import Platform
 from kinetic.aio.ports import JobSpec, Object, Observation
-from kinetic.aio.stores.directory import DirectoryStore
 from kinetic.job_status import JobStatus
 
 from .conftest import DEADLINE_S, soon, word_of
@@ -431,9 +430,9 @@ async def test_unknown_fields_of_a_handle_are_ignored(client, home: Path) -> Non
     content = json.loads(path.read_text()) | {"of_a_later_version": [1], "submitter": None}
     content.pop("mac")
     scope, name = f"jobs/{job.job_id}/", f"jobs/{job.job_id}/handle.json"
-    key = seals.submission_key(root_key(home), scope)
+    key = signing.submission_key(root_key(home), scope)
     path.chmod(0o600)
-    path.write_bytes(seals.signed_json(key, scope, name, json.dumps(content).encode()))
+    path.write_bytes(signing.signed_json(key, scope, name, json.dumps(content).encode()))
     async with aio.Client() as other:
         found = await other.attach(job.job_id)
         assert found == job and found.func_name == "abs"

@@ -20,10 +20,10 @@ from typing import Any
 import pytest
 
 from kinetic import Data, aio, errors
-from kinetic._runner import pickles, receipts, wire
-from kinetic.aio import _sharing
-from kinetic.aio.images import _turn
-from kinetic.aio.stores.directory import DirectoryStore
+from kinetic._runner.protocol import pickles, wire
+from kinetic.aio import _shared_objects
+from kinetic.aio.images import bundled
+from kinetic.aio.local.store import DirectoryStore
 from tests.conftest import private_home
 
 GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "security.md"
@@ -439,10 +439,10 @@ async def test_a_shared_object_of_another_size_is_written_again(
 ) -> None:
     """As a power cut leaves it, or somebody else."""
     store = DirectoryStore(tmp_path / "store")
-    await _sharing.ensure(store, "functions/f", b"a function" * 100)
+    await _shared_objects.ensure(store, "functions/f", b"a function" * 100)
     case = Case(Made(tmp_path, tmp_path, "", "", "", ""), tmp_path / "store", "functions/f", "", "")
     damage(case)
-    await _sharing.ensure(store, "functions/f", b"a function" * 100)
+    await _shared_objects.ensure(store, "functions/f", b"a function" * 100)
     assert (await store.get("functions/f")).body == b"a function" * 100
 
 
@@ -454,9 +454,9 @@ def test_a_receipt_is_verified_as_the_outcome_it_copies() -> None:
         "batches/g/",
         wire.Outcome(wire.Kind.VALUE).signed(b"x" * 32, "batches/g/", 0, 1),
     )
-    text = receipts.Receipt(index=0, attempt=1, metadata=header).to_text()
+    text = wire.Receipt(index=0, attempt=1, metadata=header).to_text()
     for said in (text, text[:50], text.replace("value", "error"), '{"kinetic":' + "[" * 4000):
-        receipt = receipts.parse(said)
+        receipt = wire.parse(said)
         if receipt is not None:
             with pytest.raises(ValueError, match="forged"):
                 wire.Outcome.verified(receipt.metadata, b"key", scope, 0, 1)
@@ -474,8 +474,8 @@ async def test_a_build_marker_that_cannot_be_read_is_given_up(
     async def undone() -> bool:
         return False
 
-    pace = _turn.Pace(beat_s=0.01, look_s=0.01, patience_s=0.05)
-    async with asyncio.timeout(DEADLINE_S), _turn.turn(store, "turn", undone, pace=pace) as held:
+    pace = bundled.Pace(beat_s=0.01, look_s=0.01, patience_s=0.05)
+    async with asyncio.timeout(DEADLINE_S), bundled.turn(store, "turn", undone, pace=pace) as held:
         assert held is not None and held.build == ""
 
 

@@ -14,8 +14,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kinetic._accelerator_table import BARE_GPUS, BARE_TPUS, GPUS, TPUS
-from kinetic.accelerators import Accelerator, catalogue, markdown, parse
+from kinetic.accelerators import (
+    BARE_GPUS,
+    BARE_TPUS,
+    GPUS,
+    TPUS,
+    Accelerator,
+    catalogue,
+    markdown,
+    parse,
+)
 from kinetic.errors import ConfigurationError
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "accelerators.md"

@@ -10,10 +10,10 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from kinetic._runner import wire
-from kinetic._runner.wire import Item, ItemState, Kind, Outcome
-from kinetic.aio import fanout
-from kinetic.aio.fanout import (
+from kinetic._runner.protocol import wire
+from kinetic._runner.protocol.wire import Item, ItemState, Kind, Outcome
+from kinetic.aio._engine import scheduler
+from kinetic.aio._engine.scheduler import (
     Again,
     Bound,
     Complete,
@@ -249,7 +249,7 @@ UNKNOWN = [
 
 
 @pytest.mark.parametrize("event", UNKNOWN, ids=lambda event: type(event).__name__)
-def test_what_is_said_of_unknown_items_changes_nothing(event: fanout.Event) -> None:
+def test_what_is_said_of_unknown_items_changes_nothing(event: scheduler.Event) -> None:
     state = new(max_concurrent=1)
     decide(state, Stored(0, 2))
     before = repr(state)
@@ -276,20 +276,20 @@ class Fanout(RuleBasedStateMachine):
 
     @initialize(slots=st.integers(1, 4), retries=st.integers(0, 2), seed=st.integers(0, 99))
     def begin(self, slots: int, retries: int, seed: int) -> None:
-        self.budgets = wire.Budgets(user=retries, infrastructure=1)
+        self.budgets = wire.RetryBudgets(user=retries, infrastructure=1)
         self.slots = slots
         self.state = State(Policy(max_concurrent=slots), random=random.Random(seed))
         self.requests: list[wire.Request] = []
         self.items: dict[int, Truth] = {}
         self.live: dict[int, int] = {}
         self.started: set[tuple[int, int]] = set()
-        self.news: list[fanout.Event] = []
+        self.news: list[scheduler.Event] = []
         self.timers: list[Due] = []
         self.told: dict[int, Item] = {}
         self.stored = 0
         self.ended = False
 
-    def tell(self, event: fanout.Event) -> None:
+    def tell(self, event: scheduler.Event) -> None:
         for action in decide(self.state, event):
             match action:
                 case Start(index, attempt):
@@ -317,7 +317,7 @@ class Fanout(RuleBasedStateMachine):
         return any(number <= one.bases.get(index, 0) for one in self.requests)
 
     def item(self, index: int) -> Item:
-        return wire.item(
+        return wire.item_state(
             wire.standing(index, self.requests), self.items[index].attempts, self.budgets
         )
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 
-from kinetic.aio._line import Line
+from kinetic.aio._engine.launcher import WorkQueue
 
 
 class Crew:
     """Workers that note what they took; while ``open`` is not set, each waits with what it has."""
 
-    def __init__(self, line: Line[int], count: int) -> None:
+    def __init__(self, line: WorkQueue[int], count: int) -> None:
         self.taken: list[tuple[int, int]] = []
         self.open = asyncio.Event()
         self._line = line
@@ -34,7 +34,7 @@ async def turns(count: int = 8) -> None:
 
 
 async def test_one_worker_takes_a_burst_that_needs_no_waiting() -> None:
-    line: Line[int] = Line()
+    line: WorkQueue[int] = WorkQueue()
     crew = Crew(line, 3)
     crew.open.set()
     await turns()
@@ -46,7 +46,7 @@ async def test_one_worker_takes_a_burst_that_needs_no_waiting() -> None:
 
 
 async def test_those_that_wait_are_joined_by_the_others() -> None:
-    line: Line[int] = Line()
+    line: WorkQueue[int] = WorkQueue()
     crew = Crew(line, 3)
     await turns()
     for thing in range(5):
@@ -60,7 +60,7 @@ async def test_those_that_wait_are_joined_by_the_others() -> None:
 
 
 async def test_a_call_to_one_that_is_cancelled_goes_to_the_next() -> None:
-    line: Line[int] = Line()
+    line: WorkQueue[int] = WorkQueue()
     crew = Crew(line, 2)
     await turns()
     line.put(7)

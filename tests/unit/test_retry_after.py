@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from kinetic.aio._retry_after import retry_after
+from kinetic.aio._net.http import retry_after
 
 
 @pytest.mark.parametrize(

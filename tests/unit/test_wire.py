@@ -11,11 +11,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kinetic._runner import frames, receipts, seals, wire
-from kinetic._runner.manifest import Manifest
-from kinetic._runner.wire import Attempt, Budgets, ItemState, Kind, Outcome, Request, item
+from kinetic._runner.protocol import pickles, signing, wire
+from kinetic._runner.protocol.manifest import Manifest
+from kinetic._runner.protocol.wire import (
+    Attempt,
+    ItemState,
+    Kind,
+    Outcome,
+    Request,
+    RetryBudgets,
+    item_state,
+)
 from kinetic.aio._lease import Lease, Record
-from kinetic.aio.images import _turn
+from kinetic.aio.images import bundled
 
 ERROR = Outcome(kind=Kind.ERROR, reason="user error")
 PREEMPTED = Outcome(kind=Kind.LOST, reason="preempted")
@@ -76,7 +84,7 @@ def test_the_objects_decide_what_an_item_is(
     state: ItemState,
     attempt: int,
 ) -> None:
-    seen = item(wire.standing(0, requests), there, Budgets(user=retries))
+    seen = item_state(wire.standing(0, requests), there, RetryBudgets(user=retries))
     assert (seen.state, seen.attempt) == (state, attempt)
 
 
@@ -88,9 +96,9 @@ def test_a_value_stays_whatever_comes_after(
     before: list[Outcome], after: list[Outcome], retries: int
 ) -> None:
     """Once an item has succeeded, no later object changes what is told."""
-    budgets = Budgets(user=retries)
-    told = item(wire.Standing(), attempts(*before), budgets)
-    later = item(wire.standing(0, [STOP]), attempts(*before, *after), budgets)
+    budgets = RetryBudgets(user=retries)
+    told = item_state(wire.Standing(), attempts(*before), budgets)
+    later = item_state(wire.standing(0, [STOP]), attempts(*before, *after), budgets)
     if told.state is ItemState.SUCCEEDED:
         assert later == told
 
@@ -163,17 +171,17 @@ def test_a_slot_of_the_inputs_survives_its_metadata_and_no_change_of_them(slot: 
 def test_signed_json_is_json_and_holds_for_its_place_only() -> None:
     key, scope, name = b"key", "jobs/j/", "jobs/j/handle.json"
     content = json.dumps({"a": [1], "mac": "a field of this name"}).encode()
-    signed = seals.signed_json(key, scope, name, content)
+    signed = signing.signed_json(key, scope, name, content)
     assert json.loads(signed).keys() == {"a", "mac"}
-    assert seals.verified_json(key, scope, name, signed) == content
+    assert signing.verified_json(key, scope, name, signed) == content
     for bad in (signed.replace(b"1", b"2"), signed.replace(b"[1]", b"[1] ")):
         with pytest.raises(ValueError, match=name):
-            seals.verified_json(key, scope, name, bad)
+            signing.verified_json(key, scope, name, bad)
     with pytest.raises(ValueError, match="elsewhere"):
-        seals.verified_json(key, scope, "jobs/j/elsewhere", signed)
+        signing.verified_json(key, scope, "jobs/j/elsewhere", signed)
     for bad in (content, b"", signed + b" ", b"[]"):
         with pytest.raises(KeyError):
-            seals.verified_json(key, scope, name, bad)
+            signing.verified_json(key, scope, name, bad)
 
 
 def test_listings_become_attempts_and_forged_ones_are_failures() -> None:
@@ -194,11 +202,11 @@ def test_listings_become_attempts_and_forged_ones_are_failures() -> None:
 
 def test_an_attempt_nobody_signed_for_ends_its_item_and_a_retry_goes_past_it() -> None:
     attempts = {1: Attempt("pod", Outcome(kind=Kind.ERROR, reason=wire.UNVERIFIED))}
-    budgets = wire.Budgets(user=3)
-    assert wire.item(wire.Standing(), attempts, budgets).state is wire.ItemState.FAILED
+    budgets = wire.RetryBudgets(user=3)
+    assert wire.item_state(wire.Standing(), attempts, budgets).state is wire.ItemState.FAILED
     assert wire.retry_base(wire.Standing(), attempts, budgets) == 1
     retry = Request(kind="retry", bases={0: 1})
-    assert wire.item(wire.standing(0, [retry]), attempts, budgets) == wire.Item(
+    assert wire.item_state(wire.standing(0, [retry]), attempts, budgets) == wire.Item(
         wire.ItemState.OPEN, 2
     )
 
@@ -236,14 +244,14 @@ BODIES = (
 def test_no_content_stops_a_reader(body: bytes) -> None:
     """What says something is read, all else is damaged: no reader raises anything of its own."""
     text = body.decode("latin-1").lstrip("{")
-    receipts.parse('{"kinetic":' + text)
-    receipts.parse('{"kinetic":1,' + text)
-    with contextlib.suppress(frames.FramesError):
-        frames.unpack(body + struct.pack("<I4s", len(body), frames.MAGIC))
+    wire.parse('{"kinetic":' + text)
+    wire.parse('{"kinetic":1,' + text)
+    with contextlib.suppress(pickles.FramesError):
+        pickles.unpack(body + struct.pack("<I4s", len(body), pickles.MAGIC))
     with contextlib.suppress(ValueError):
         Manifest.from_bytes(body)
     assert isinstance(Lease.from_bytes(body), Lease)
-    assert isinstance(_turn._Marker.from_bytes(body), _turn._Marker)
+    assert isinstance(bundled._Marker.from_bytes(body), bundled._Marker)
 
 
 PROCESS = {"host": "h", "boot": "b", "pid": 7, "started": "9"}
@@ -254,7 +262,7 @@ PROCESS = {"host": "h", "boot": "b", "pid": 7, "started": "9"}
     [
         (Lease, {"fence": 2, "beat": 3, "held": True, "control_seen": 4, "nonce": "n"}),
         (
-            _turn._Marker,
+            bundled._Marker,
             {"token": "t", "build": "b", "beat": 3, "over": False, "failure": "f", "log_url": "u"},
         ),
     ],

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from kinetic import configuration
-from kinetic.aio.clusters._access_opening import open_access
-from kinetic.aio.clusters._api import Api
-from kinetic.aio.clusters._job_manifest import Placement
-from kinetic.aio.clusters.gke import GkeCluster
+from kinetic.aio.gcs.store import GcsStore
 from kinetic.aio.images.container import ContainerImages
+from kinetic.aio.kubernetes.access import open_access
+from kinetic.aio.kubernetes.api import Api
+from kinetic.aio.kubernetes.gke import GkeCluster
+from kinetic.aio.kubernetes.manifests import Placement
 from kinetic.aio.platforms import Platform
-from kinetic.aio.stores.gcs import GcsStore
 from kinetic.errors import ConfigurationError
 
 __all__ = ["open_backend", "placement", "storage", "store_url"]

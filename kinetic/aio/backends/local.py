@@ -8,13 +8,13 @@ from pathlib import Path
 import anyio.to_thread
 
 from kinetic import configuration
-from kinetic._local.places import Places
-from kinetic._local.slots import cpus_here, gpus_here, memory_here
-from kinetic._runner import private
-from kinetic.aio.clusters.local import LocalCluster
+from kinetic._runner.protocol import private
+from kinetic._supervisor.jobs import cpus_here, gpus_here, memory_here
+from kinetic._supervisor.protocol import Places
 from kinetic.aio.images.current import CurrentInterpreter
+from kinetic.aio.local.cluster import LocalCluster
+from kinetic.aio.local.store import DirectoryStore
 from kinetic.aio.platforms import BACKENDS, Capacity, Platform
-from kinetic.aio.stores.directory import DirectoryStore
 from kinetic.errors import AuthError, ConfigurationError
 
 __all__ = ["open_backend"]

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from kinetic import configuration
-from kinetic._nearest import suggest
+from kinetic._messages import suggest
 from kinetic.aio.backends.gke import placement, storage, store_url
-from kinetic.aio.clusters._access_opening import open_access
-from kinetic.aio.clusters._api import Api
-from kinetic.aio.clusters.pathways import KINDS, PathwaysCluster
+from kinetic.aio.kubernetes.access import open_access
+from kinetic.aio.kubernetes.api import Api
+from kinetic.aio.kubernetes.pathways import KINDS, PathwaysCluster
 from kinetic.aio.platforms import BACKENDS, Platform
 from kinetic.errors import ConfigurationError
 

@@ -3,31 +3,147 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
+import time
 from collections.abc import Callable, Mapping
 
-from kinetic.aio._credentials import Credentials
-from kinetic.aio.images._build_log import BuildLog
-from kinetic.aio.images._cloud_build import Builder
-from kinetic.aio.images._http import Http
-from kinetic.aio.images._places import EMULATOR, checked_uri, places
-from kinetic.aio.images._recipe import PYTHON_IMAGE
-from kinetic.aio.images._registry import Registry
-from kinetic.aio.images._turn import Pace
-from kinetic.aio.images._wheel import Wheel, installed_wheel
-from kinetic.aio.images.bundled import BundledImages
-from kinetic.aio.images.custom import CustomImages
-from kinetic.aio.images.prebuilt import PrebuiltImages
+from kinetic._runner.protocol.wire import Input
+from kinetic._tasks import in_thread
+from kinetic.aio import _shared_objects
+from kinetic.aio._net.tokens import Credentials
+from kinetic.aio.images.bundled import COMMAND, BundledImages, Pace
+from kinetic.aio.images.cloud_build import Builder, BuildLog
+from kinetic.aio.images.recipe import PYTHON_IMAGE, Wheel, dependencies_of, installed_wheel
+from kinetic.aio.images.registry import EMULATOR, Http, Registry, checked_uri, places, registry_of
 from kinetic.aio.ports import Image, ImageRequest, Images, Store
 from kinetic.configuration import Target
-from kinetic.errors import ConfigurationError
+from kinetic.errors import AuthError, ConfigurationError
 
-__all__ = ["ContainerImages"]
+__all__ = ["ContainerImages", "CustomImages", "PrebuiltImages", "base_uri"]
+
+
+GOOGLE_REGISTRIES = ".pkg.dev"
+BELIEVED_S = 600.0
+"""How long dependencies that were stored are believed to be there."""
+
+
+class PrebuiltImages:
+    """`kinetic.aio.ports.Images` for ``container_image="prebuilt"``.
+
+    *jobs* is where jobs find their objects. A registry of Google's is asked
+    whether the image is there; of others the cluster will tell. *asked* names
+    one more registry that is asked.
+    """
+
+    def __init__(self, jobs: Store, registry: Registry, *, asked: str = "") -> None:
+        self._jobs = jobs
+        self._registry = registry
+        self._asked = asked
+        self._said: set[str] = set()
+        self._seen: set[str] = set()
+        self._kept: dict[str, float] = {}
+
+    async def resolve(self, request: ImageRequest) -> Image:
+        """The base image of the category, with what the job has to install.
+
+        Raises:
+            PackError: The dependencies cannot be read, or are on this machine only.
+            ConfigurationError: No place of base images is named, or this one was
+                not published there.
+            Unavailable: Its registry, or the store, does not answer.
+
+        Cancelled: the dependencies may be left in the store; they are shared.
+        """
+        if not request.base_image_repo:
+            raise ConfigurationError(
+                'container_image="prebuilt" needs to know where your base images are, and nobody '
+                "says: pass base_image_repo=, or set KINETIC_BASE_IMAGE_REPO, to the registry and "
+                "path you push them to (the guide on images says how to build one), or leave "
+                "container_image out to have an image built"
+            )
+        uri = base_uri(request.base_image_repo, request.category)
+        found = await in_thread(dependencies_of, request, self._said)
+        await self._check(uri)
+        requirements = None
+        if found.wanted:
+            body = found.text.encode()
+            digest = hashlib.sha256(body).hexdigest()
+            name = f"requirements/{digest}.txt"
+            await self._keep(name, body)
+            requirements = Input(name=name, start=0, stop=len(body), digest=digest)
+        return Image(uri=uri, command=COMMAND, requirements=requirements)
+
+    async def _keep(self, name: str, body: bytes) -> None:
+        if time.monotonic() - self._kept.get(name, -BELIEVED_S) >= BELIEVED_S:
+            await _shared_objects.ensure(self._jobs, name, body)
+            self._kept[name] = time.monotonic()
+
+    async def _check(self, uri: str) -> None:
+        host = registry_of(uri)
+        if uri in self._seen or not (
+            host.endswith(GOOGLE_REGISTRIES) or (host and host == self._asked)
+        ):
+            return
+        try:
+            there = await self._registry.has(uri)
+        except AuthError:  # the cluster's nodes may be allowed to
+            there = True
+        if not there:
+            raise ConfigurationError(
+                f"the base image {uri} was not published; build and push it from what kinetic "
+                "gives for it (see the guide on images), or leave container_image out to have "
+                "one built"
+            )
+        self._seen.add(uri)
+
+    async def aclose(self) -> None:
+        """Nothing is held."""
+
+
+def base_uri(repo: str, category: str) -> str:
+    """The name of a base image: ``{repo}/base-{category}:{version of kinetic}``.
+
+    Raises:
+        ConfigurationError: *repo* cannot be a place of images.
+    """
+    from kinetic._version import __version__
+
+    # A local version has a "+", which no tag can have.
+    tag = __version__.replace("+", "-")
+    try:
+        return checked_uri(f"{repo.rstrip('/')}/base-{category}:{tag}")
+    except ConfigurationError as exc:
+        raise ConfigurationError(
+            f"base_image_repo={repo!r} is no place of images; write it as registry/path, "
+            "without a scheme"
+        ) from exc
+
+
+class CustomImages:
+    """`kinetic.aio.ports.Images` for ``container_image="registry/name:tag"``.
+
+    Whether there is such an image is for the cluster to say: it may be allowed
+    to pull what this machine cannot see. Which Python it has is for the runner
+    to say, before it opens anything.
+    """
+
+    async def resolve(self, request: ImageRequest) -> Image:
+        """The image.
+
+        Raises:
+            ConfigurationError: It is no name of an image.
+        """
+        return Image(uri=checked_uri(request.mode), command=COMMAND)
+
+    async def aclose(self) -> None:
+        """Nothing is held."""
+
 
 STARTED_FROM = "KINETIC_PYTHON_IMAGE"
 BUILDS = "CLOUD_BUILD_EMULATOR_HOST"
 OBJECTS = "STORAGE_EMULATOR_HOST"
-GOOGLE = "https://storage.googleapis.com"
+GOOGLE_STORAGE = "https://storage.googleapis.com"
 
 
 class ContainerImages:
@@ -65,7 +181,7 @@ class ContainerImages:
         self._registry = Registry(self._http, self._registry_host)
         self._builder = Builder(
             None if builder else self._credentials,
-            lambda bucket, name: BuildLog(self._log_http, objects or GOOGLE, bucket, name),
+            lambda bucket, name: BuildLog(self._log_http, objects or GOOGLE_STORAGE, bucket, name),
             emulator=builder,
             look=look,
             patience=patience,

@@ -1,0 +1,131 @@
+"""Times, amounts and messages as people read them on one line."""
+
+from __future__ import annotations
+
+import html
+import re
+from collections.abc import Iterable, Mapping
+
+__all__ = [
+    "amount",
+    "described",
+    "handle_repr",
+    "handle_table",
+    "nearest",
+    "one_line",
+    "shown",
+    "span",
+    "suggest",
+    "unstyled",
+]
+
+
+LONGEST_NAME = 80
+"""A longer word resembles no name of ours, and comparing costs its length squared."""
+
+
+def nearest(word: str, known: Iterable[str], *, limit: int = 3) -> list[str]:
+    """Return at most *limit* of the *known* names, the one most like *word* first."""
+    import difflib  # only an error needs it
+
+    if len(word) > LONGEST_NAME:
+        return []
+    by_case = {name.lower(): name for name in known}
+    found = difflib.get_close_matches(word.lower(), by_case, n=limit, cutoff=0.5)
+    return [by_case[name] for name in found]
+
+
+def suggest(word: str, known: Iterable[str], *, otherwise: str) -> str:
+    """Return ``did you mean …?``, or *otherwise* when nothing resembles *word*."""
+    names = [repr(name) for name in nearest(word, known)]
+    if not names:
+        return otherwise
+    *first, last = names
+    return f"did you mean {', '.join(first)} or {last}?" if first else f"did you mean {last}?"
+
+
+_STYLE = re.compile(r"\x1b\[[0-9;:]*m")
+"""Colours and the like: the one kind of sequence that changes nothing but how text looks."""
+
+_COMMAND = re.compile(
+    r"""(?!\x1b\[[0-9;:]*m)(?:                   # anything but a style
+        (?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]         # CSI: moves, clears, asks for an answer
+        | (?:\x1b[]PX^_]|[\x90\x98\x9d-\x9f])    # OSC, DCS and the like, with all they say
+          [^\x07\x1b\x9c\n]*(?:\x07|\x1b\\|\x9c)?
+        | \x1b[ -/]*[0-~]                        # two characters, or a few
+        | [\x00-\x08\x0b-\x1f\x7f-\x9f]          # a control character, or the rest of a sequence
+    )""",
+    re.VERBOSE,
+)
+
+_OVERWRITTEN = re.compile(r"^[^\n]*\r(?=[^\r\n])", re.MULTILINE)
+
+
+def shown(text: str) -> str:
+    """*text* as it may be written to a terminal: colours stay, all other commands are gone.
+
+    Of a line that was written over, as progress bars do by a carriage return, the
+    last state stays. Newlines and tabs are kept. Pieces of a text that are taken
+    one by one are as harmless as the whole.
+    """
+    if "\r" in text:
+        text = _OVERWRITTEN.sub(lambda line: "".join(_STYLE.findall(line[0])), text)
+    return _COMMAND.sub("", text)
+
+
+def unstyled(text: str) -> str:
+    """The same without colours, where somebody else's would not fit."""
+    return _STYLE.sub("", shown(text))
+
+
+LONGEST = 200
+
+
+def span(seconds: float) -> str:
+    """A length of time for people: two units at most."""
+    whole = round(max(0.0, seconds))
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    if whole < 48 * 3600:
+        return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+    return f"{whole // 86400} d {whole % 86400 // 3600} h"
+
+
+def amount(size: float) -> str:
+    """Bytes for people."""
+    for unit in ("bytes", "kB", "MB", "GB"):
+        if size < 1000 or unit == "GB":
+            break
+        size /= 1000
+    return f"{size:.0f} {unit}" if unit == "bytes" or size >= 100 else f"{size:.1f} {unit}"
+
+
+def described(error: BaseException) -> str:
+    """An exception with its type and notes, for a log that has no traceback of it."""
+    return ". ".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", ())])
+
+
+def handle_repr(kind: str, facts: Mapping[str, object]) -> str:
+    """A handle on one line: its id, which comes first, and what else is known of it."""
+    identity, *rest = [(name, one_line(repr(one), 60)) for name, one in facts.items() if one]
+    return f"{kind}({', '.join([identity[1], *(f'{name}={one}' for name, one in rest)])})"
+
+
+def handle_table(kind: str, facts: Mapping[str, object]) -> str:
+    """The same as a table of HTML, for a notebook."""
+    rows = "".join(
+        f"<tr><th>{html.escape(name)}</th><td>{html.escape(one_line(str(one)))}</td></tr>"
+        for name, one in facts.items()
+        if one
+    )
+    return f"<table><caption>{html.escape(kind)}</caption>{rows}</table>"
+
+
+def one_line(text: str, longest: int = LONGEST) -> str:
+    """*text* on one line that no terminal takes for a command, *longest* characters at most."""
+    text = unstyled(text[: 8 * longest])
+    shown = "".join(one if one.isprintable() else " " for one in text)
+    words = " ".join(shown.split())
+    return words if len(words) <= longest else f"{words[: longest - 1].rstrip()}…"

@@ -1,0 +1,524 @@
+"""The function and its arguments as bytes, each with a digest of its own.
+
+What will not pickle is named in the error. A module of the project with
+something in it that will not pickle (a lock, a client of a service) is
+imported in the job instead, when the archive has it; a warning says so, for
+values that were changed in memory do not travel then.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import inspect
+import io
+import os
+import pickle
+import sys
+import tempfile
+import types
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+from absl import logging
+
+from kinetic._packing import culprit, tree
+from kinetic._packing.culprit import Part
+from kinetic._packing.discover import Project
+from kinetic._packing.pickler import (
+    CallPickler,
+    DataTable,
+    Fate,
+    Fates,
+    importable_there,
+    refuse_hidden,
+)
+from kinetic._runner.protocol import pickles
+from kinetic.errors import KineticError, PackError
+
+__all__ = [
+    "MEMORY_BYTES",
+    "Binding",
+    "Counter",
+    "DataTable",
+    "Pickled",
+    "Spool",
+    "SpoolError",
+    "dump_arguments",
+    "dump_function",
+    "plain_call",
+    "signature_of",
+]
+
+
+MEMORY_BYTES = 1024 * 1024
+"""Content that is larger than this goes to a file."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pickled:
+    """A container of `runner.pickles`, in memory or in a file that the caller removes.
+
+    ``digest`` is the SHA-256 of the content, ``size`` its bytes.
+    """
+
+    content: bytes | Path
+    digest: str
+    size: int
+
+
+class SpoolError(Exception):
+    """The spool failed, as opposed to what was pickled into it."""
+
+    def __init__(self, cause: OSError) -> None:
+        super().__init__(str(cause))
+        self.cause = cause
+
+
+class Counter:
+    """Counts bytes and forgets them."""
+
+    def __init__(self) -> None:
+        self.size = 0
+
+    def write(self, data: bytes | memoryview, /) -> int:
+        size = memoryview(data).nbytes
+        self.size += size
+        return size
+
+
+class Spool:
+    """Bytes in memory, from 1 MiB on in a private file under *directory*; hashed on the way.
+
+    Without a directory they stay in memory.
+
+    Raises:
+        SpoolError: The file cannot be written; from `write` and `finish`.
+    """
+
+    def __init__(self, directory: Path | None) -> None:
+        self.size = 0
+        self._directory = directory
+        self._sha256 = hashlib.sha256()
+        self._memory = io.BytesIO()
+        self._file: BinaryIO = self._memory
+        self._path: Path | None = None
+
+    def write(self, data: bytes | memoryview, /) -> int:
+        size = memoryview(data).nbytes
+        try:
+            if self._path is None and self._directory and self.size + size > MEMORY_BYTES:
+                self._move(self._directory)
+            self._file.write(data)
+        except OSError as exc:
+            raise SpoolError(exc) from exc
+        self._sha256.update(data)
+        self.size += size
+        return size
+
+    def _move(self, directory: Path) -> None:
+        descriptor, name = tempfile.mkstemp(suffix=".pkl", dir=directory)
+        self._path = Path(name)
+        self._file = open(descriptor, "wb")  # noqa: SIM115 - closed by finish or discard
+        self._file.write(self._memory.getbuffer())
+
+    def finish(self) -> Pickled:
+        """What was written; nothing more may be."""
+        content: bytes | Path
+        if self._path is None:
+            content = self._memory.getvalue()
+        else:
+            try:
+                self._file.close()
+            except OSError as exc:
+                raise SpoolError(exc) from exc
+            content = self._path
+        return Pickled(content=content, digest=self._sha256.hexdigest(), size=self.size)
+
+    def discard(self) -> None:
+        """Remove the file, if there is one."""
+        if self._path is None:
+            return
+        with contextlib.suppress(OSError):  # the disk is full, which is why
+            self._file.close()
+        with contextlib.suppress(OSError):
+            self._path.unlink()
+
+
+PLAIN = frozenset({type(None), bool, int, float})
+TEXT = frozenset({str, bytes})
+LONGEST, MOST = 4096, 64
+"""Characters of a text, and values in the containers of a call; pickling more holds the loop up."""
+
+
+def plain_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes | None:
+    """The container of ``(args, kwargs)``, or None when they take more than this.
+
+    Exactly what the long way makes of numbers and short texts, alone and in
+    lists, tuples and dicts: none of them is code, `Data`, or large.
+    """
+    if len(args) == 1 and not kwargs and type(args[0]) in PLAIN and _is_small(args[0]):
+        return _packed((args, kwargs))
+    left = [MOST]
+    if _are_plain(args, left) and _are_plain(kwargs, left) and _are_plain(kwargs.values(), left):
+        return _packed((args, kwargs))
+    return None
+
+
+def _packed(call: Any) -> bytes:
+    return pickles.pack_one(pickle.dumps(call, protocol=5))
+
+
+def _are_plain(values: Iterable[object], left: list[int], depth: int = 4) -> bool:
+    for one in values:
+        left[0] -= 1
+        if left[0] < 0:
+            return False
+        kind, value = type(one), cast("Any", one)  # what it says of its class may be a lie
+        if kind in PLAIN:
+            if not _is_small(value):
+                return False
+        elif kind in TEXT:
+            if len(value) > LONGEST:
+                return False
+        elif depth == 0:
+            return False
+        elif kind is list or kind is tuple:
+            if not _are_plain(value, left, depth - 1):
+                return False
+        elif kind is dict:
+            inside = (*value, *value.values())
+            if not _are_plain(inside, left, depth - 1):
+                return False
+        else:
+            return False
+    return True
+
+
+def _is_small(number: object) -> bool:
+    return type(number) is not int or -(1 << 63) <= number < 1 << 63
+
+
+KNOWN_SIGNATURES = 1000
+"""Shapes of calls that are remembered."""
+
+
+class Binding:
+    """The parameters of a function; what has no signature to be read takes everything."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function = function
+        self._signature: inspect.Signature | None
+        try:  # what a wrapper is called with counts, not what it wraps
+            self._signature = signature_of(function, follow_wrapped=False)
+        except Exception:  # a builtin's cannot be read, and __signature__ may be anything
+            self._signature = None
+        self._known: dict[tuple[Any, ...], str] = {}
+
+    def misfit(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+        """Why the function cannot be called with these arguments; empty when it can.
+
+        Calls of one shape, as those of a batch are, are looked at once.
+        """
+        shape = (len(args), *kwargs)
+        if (found := self._known.get(shape)) is None:
+            if len(self._known) >= KNOWN_SIGNATURES:
+                self._known.clear()
+            found = self._known[shape] = self._bound(args, kwargs)
+        return found
+
+    def _bound(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+        if self._signature is None:
+            return ""
+        try:
+            self._signature.bind(*args, **kwargs)
+        except TypeError as exc:
+            return f"{self._shown()}: {exc}"
+        return ""
+
+    def _shown(self) -> str:
+        name: str = getattr(self._function, "__name__", type(self._function).__name__)
+        try:
+            shown = str(self._signature)
+        except Exception:  # of the user's: the repr of a default
+            shown = ""
+        return f"{name}{shown}" if 0 < len(shown) <= 200 else f"{name}()"
+
+
+def signature_of(function: Callable[..., Any], *, follow_wrapped: bool = True) -> inspect.Signature:
+    """Its signature, with annotations as they are written where Python computes them lazily.
+
+    Raises:
+        ValueError, TypeError: There is none.
+    """
+    if sys.version_info >= (3, 14):  # which computes annotations only now, and may be unable to
+        from annotationlib import Format
+
+        return inspect.signature(
+            function, follow_wrapped=follow_wrapped, annotation_format=Format.STRING
+        )
+    return inspect.signature(function, follow_wrapped=follow_wrapped)
+
+
+FUNCTION_BYTES = 1_000_000
+"""A function that is larger than this has captured something; a warning names it."""
+
+SIZE_VARIABLE = "KINETIC_PAYLOAD_SIZE_WARN_MB"
+NOTABLE_BYTES = 100_000
+
+
+def dump_function(
+    function: Callable[..., Any],
+    project: Project,
+    table: DataTable,
+    spool: Path | None = None,
+) -> Pickled:
+    """Pickle *function*; what it captures is taken as it is now.
+
+    *table* gets the `Data` that the function captures. With *spool*, a
+    directory, a large function goes to a file there.
+
+    Raises:
+        PackError: It cannot be pickled; ``culprit`` names what it captures.
+        DataError: It captures a `Data` in a set or as a key.
+    """
+    name = getattr(function, "__qualname__", None) or repr(function)
+
+    def parts() -> list[Part]:
+        plain = culprit.isa(function, types.FunctionType)
+        return list(culprit.captured(cast("types.FunctionType", function))) if plain else whole
+
+    whole = [Part(f"function {name!r}", function)]
+    pickling = _Pickling(project, table, name, parts)
+    pickled = pickling.dump(function, spool, own=_modules_of(function))
+    if pickled.size > FUNCTION_BYTES:
+        logging.warning(
+            "The function %s has %s when pickled.%s Pass large values as arguments or as Data.",
+            name,
+            tree.amount(pickled.size),
+            pickling.largest(parts(), " It takes along"),
+        )
+    return pickled
+
+
+def dump_arguments(
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    project: Project,
+    table: DataTable,
+    spool: Path,
+    what: str,
+    *,
+    function: Callable[..., Any] | None = None,
+    environ: Mapping[str, str] = os.environ,
+) -> Pickled:
+    """Pickle ``(args, kwargs)``; a `Data` anywhere in them becomes its path in the job.
+
+    *what* is the function's name, for messages; with *function*, errors call
+    positional arguments by name. Content over 1 MiB goes to a file in the
+    directory *spool*. Arrays are not copied on the way.
+
+    Raises:
+        PackError: An argument cannot be pickled, ``culprit`` says which and
+            where in it; or there is no space for the file.
+        DataError: A `Data` is in a set or is a key.
+        ConfigurationError: `KINETIC_PAYLOAD_SIZE_WARN_MB` is not a number.
+    """
+
+    def parts() -> list[Part]:
+        named = [*zip(_names(function, len(args)), args, strict=True), *_quoted(kwargs)]
+        return [Part(f"argument {name}", value) for name, value in named]
+
+    pickling = _Pickling(project, table, what, parts)
+    pickled = pickling.dump((args, kwargs), spool)
+    if pickled.size > MEMORY_BYTES:
+        limit = tree.megabytes(environ, SIZE_VARIABLE, 50)
+        if pickled.size > limit * tree.MEGABYTE:
+            logging.warning(
+                "The arguments of %s have %s, more than %s=%g.%s Files travel better as Data: "
+                "they are uploaded once.",
+                what,
+                tree.amount(pickled.size),
+                SIZE_VARIABLE,
+                limit,
+                pickling.largest(parts(), " Largest:"),
+            )
+    return pickled
+
+
+def _quoted(kwargs: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    return ((repr(name), value) for name, value in kwargs.items())
+
+
+def _names(function: Callable[..., Any] | None, count: int) -> list[str]:
+    """What the first *count* positional arguments are called."""
+    plain = [f"number {place + 1}" for place in range(count)]
+    try:
+        parameters = list(signature_of(function).parameters.values()) if function else []
+    except (ValueError, TypeError):
+        return plain
+    for place, parameter in enumerate(parameters[:count]):
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            rest = range(count - place)
+            plain[place:] = [f"{parameter.name!r}[{more}]" for more in rest]
+        elif parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
+            plain[place] = repr(parameter.name)
+    return plain
+
+
+def _plain(function: Any) -> types.FunctionType | None:
+    """The Python function in a partial, a method or a callable that wraps one."""
+    for _ in range(64):
+        if isinstance(function, types.FunctionType):
+            return function
+        if culprit.isa(function, functools.partial):
+            function = function.func
+        else:
+            function = getattr(function, "__func__", getattr(function, "__wrapped__", None))
+    return None
+
+
+def _modules_of(function: Any) -> frozenset[str]:
+    """Modules that are never imported in the job in place of being shipped: they submit jobs."""
+    plain = _plain(function)
+    names = {getattr(function, "__module__", None), plain and plain.__module__, "__main__"}
+    return frozenset(name for name in names if isinstance(name, str))
+
+
+class _Pickling:
+    """One object to pickle, and everything that is needed to say why it does not work."""
+
+    def __init__(
+        self,
+        project: Project,
+        table: DataTable,
+        what: str,
+        parts: Callable[[], Sequence[Part]],
+    ) -> None:
+        self._project = project
+        self._table = table
+        self._what = what
+        self._parts = parts
+        self._fates = Fates(project)
+
+    def dump(self, value: Any, spool: Path | None, own: frozenset[str] = frozenset()) -> Pickled:
+        while True:
+            sink = Spool(spool)
+            try:
+                if self._write(value, sink):
+                    refuse_hidden(self._parts(), self._what)
+                return sink.finish()
+            except SpoolError as exc:
+                sink.discard()
+                raise _no_space(exc.cause, self._what, sink.size) from exc.cause
+            except KineticError:
+                sink.discard()
+                raise
+            except Exception as exc:
+                sink.discard()
+                found = culprit.find(self._parts(), self._failure, self._is_by_value, value)
+                module = self._replaceable(found, own | self._project.unpicklable)
+                if found is None or module is None:
+                    raise self._refusal(found, exc) from exc
+                logging.warning(
+                    "%s is imported in the job instead of travelling with %s: %s. Values in it "
+                    "that were changed in memory stay here.",
+                    module,
+                    self._what,
+                    _described(found),
+                )
+                self._project.unpicklable.add(module)
+                self._fates = Fates(self._project)
+            except BaseException:
+                sink.discard()
+                raise
+
+    def largest(self, parts: Iterable[Part], words: str) -> str:
+        """The largest of *parts* as a sentence that begins with *words*."""
+        sizes: list[tuple[int, str]] = []
+        for part in parts:
+            sink = Counter()
+            try:
+                self._write(part.value, sink)
+            except Exception:  # by itself it may not pickle; it is a hint only
+                continue
+            if sink.size >= NOTABLE_BYTES:
+                sizes.append((sink.size, part.label))
+        named = [f"{label} ({tree.amount(size)})" for size, label in sorted(sizes)[:-6:-1]]
+        return f"{words} {', '.join(named)}." if named else ""
+
+    def _write(self, value: Any, sink: Spool | Counter, leave_out: Collection[int] = ()) -> bool:
+        """Pickle *value* and tell whether a Data was met."""
+        made: list[CallPickler] = []
+
+        def pickler(counting: Any) -> CallPickler:
+            made.append(
+                CallPickler(
+                    counting,
+                    project=self._project,
+                    fates=self._fates,
+                    table=self._table,
+                    leave_out=leave_out,
+                )
+            )
+            return made[-1]
+
+        try:
+            pickles.dump(value, sink, pickler=cast("type[CallPickler]", pickler))
+        finally:
+            for one in made:
+                one.close()
+        return any(one.met_data for one in made)
+
+    def _failure(self, leave_out: Collection[int], value: Any) -> Exception | None:
+        try:
+            self._write(value, Counter(), leave_out)
+        except Exception as exc:
+            return exc
+        return None
+
+    def _is_by_value(self, module: str) -> bool:
+        return module == "__main__" or self._fates.of(module) is Fate.VALUE
+
+    def _replaceable(self, found: culprit.Culprit | None, not_these: frozenset[str]) -> str | None:
+        """The module that defines the culprit, if the job can import it as well."""
+        module = found.modules[-1] if found is not None and found.modules else None
+        if module is None or module in not_these or not importable_there(module, self._project):
+            return None
+        return None if _uses_kinetic(module) else module
+
+    def _refusal(self, found: culprit.Culprit | None, exc: Exception) -> PackError:
+        if found is None:
+            return PackError(f"{self._what} cannot be shipped: {exc}")
+        return PackError(
+            f"{self._what} cannot be shipped: {_described(found)}. Pass what it is made from and "
+            "make it in the function.",
+            culprit=found.where,
+        )
+
+
+def _uses_kinetic(module: str) -> bool:
+    """Whether importing *module* needs kinetic, which a job may not have."""
+    for value in list(vars(sys.modules[module]).values()):
+        name = value.__name__ if isinstance(value, types.ModuleType) else type(value).__module__
+        if name == "kinetic" or name.startswith("kinetic."):
+            return True
+    return False
+
+
+def _described(found: culprit.Culprit) -> str:
+    kind = type(cast("object", found.value))
+    module = "" if kind.__module__ == "builtins" else f"{kind.__module__}."
+    named = f"{module}{kind.__qualname__}"
+    return f"{found.where} ({named}) cannot be pickled: {found.error}"
+
+
+def _no_space(cause: OSError, what: str, size: int) -> PackError:
+    return PackError(
+        f"{what} cannot be shipped: writing its pickle to {cause.filename or 'a temporary file'} "
+        f"failed after {tree.amount(size)}: {cause.strerror}. Free some space, or point TMPDIR "
+        "to another disk."
+    )

@@ -1,0 +1,435 @@
+"""Pickles what belongs to one call: a function of the project, or its arguments.
+
+Beyond cloudpickle:
+
+- What the project's modules define goes by value, except what is compiled or
+  installed in a virtual environment of the project.
+- A module of the project has one namespace there, shared by its functions and
+  by the module itself where that is captured too. So what a function assigns
+  to a global is seen through the module, and modules may refer to each other.
+- ``__file__`` of the project's modules names the file in the job's workspace.
+- A `Data` becomes the path of its content in the job.
+- A decorated function becomes one that runs in the job's own process.
+"""
+
+from __future__ import annotations
+
+import collections
+import enum
+import functools
+import importlib
+import importlib.machinery
+import os
+import sys
+import threading
+import types
+import typing
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import cloudpickle
+
+from kinetic._packing import culprit, discover
+from kinetic._packing.culprit import Part, isa
+from kinetic._packing.discover import Project
+from kinetic._runner.protocol import import_hints, pickles, stand_ins
+from kinetic.errors import DataError
+
+if TYPE_CHECKING:
+    from kinetic.data import Data
+
+__all__ = [
+    "CallPickler",
+    "DataTable",
+    "Fate",
+    "Fates",
+    "Register",
+    "importable_there",
+    "refuse_hidden",
+    "register",
+]
+
+
+_OURS = frozenset({"kinetic", "kinetic_runner"})
+_EXTENSIONS = tuple(importlib.machinery.EXTENSION_SUFFIXES)
+
+
+class Fate(enum.Enum):
+    """How what a module defines gets to the other side."""
+
+    VALUE = "its code travels with the function"
+    REFERENCE = "it is imported there"
+    USUAL = "as cloudpickle decides: by reference, but for ``__main__``"
+
+
+class Fates:
+    """The fate of each module, for one project."""
+
+    def __init__(self, project: Project) -> None:
+        self._below = str(project.root or project.entry_dir)
+        self._unpicklable = project.unpicklable
+        self._known: dict[str, Fate] = {}
+
+    def of(self, name: str) -> Fate:
+        """The fate of the module called *name*."""
+        if (fate := self._known.get(name)) is None:
+            fate = self._known[name] = self._decide(name)
+        return fate
+
+    def _decide(self, name: str) -> Fate:
+        module = sys.modules.get(name)
+        if module is None or name in ("__main__", "builtins") or name.partition(".")[0] in _OURS:
+            return Fate.USUAL
+        if getattr(module, "__name__", None) != name:
+            return Fate.USUAL  # an alias; cloudpickle's list goes by the module's own name
+        places = _places(module)
+        if not places or not all(discover.is_within(one, self._below) for one in places):
+            return Fate.USUAL
+        if any(self._is_foreign(one) for one in places) or name in self._unpicklable:
+            return Fate.REFERENCE
+        return Fate.VALUE
+
+    def _is_foreign(self, place: str) -> bool:
+        """Installed in the project's own virtual environment, or compiled."""
+        return (
+            place.endswith(_EXTENSIONS)
+            or discover.is_installed(place, self._below)
+            or discover.in_environment(os.path.dirname(place), self._below)
+        )
+
+
+def _places(module: types.ModuleType) -> list[str]:
+    """The file of a module; the directories of a namespace package."""
+    file = getattr(module, "__file__", None)
+    if isinstance(file, str):
+        return [discover.real(file)]
+    try:
+        return [os.path.realpath(one) for one in getattr(module, "__path__", ())]
+    except (TypeError, ValueError):
+        return []
+
+
+def importable_there(name: str, project: Project) -> bool:
+    """Whether the project's archive has module *name* where the job looks for it."""
+    module = sys.modules.get(name)
+    if module is None or project.root is None or name == "__main__":
+        return False
+    tail = name.replace(".", "/")
+    roots = [os.path.join(project.root, *entry.split("/")) for entry in project.sys_path]
+    # normpath: an entry "" leaves a trailing separator.
+    expected = {os.path.normpath(os.path.join(one, tail)) for one in roots}
+    found = {os.path.splitext(one)[0] for one in _places(module)}
+    found |= {os.path.dirname(one) for one in found if os.path.basename(one) == "__init__"}
+    return not expected.isdisjoint(found)
+
+
+class Register:
+    """Counts who needs a module on cloudpickle's list."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._needed: dict[str, int] = {}
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self._forget)
+
+    def hold(self, name: str) -> None:
+        """Put a module on the list, until `release` was called as often."""
+        with self._lock:
+            if name not in self._needed:
+                if name in cloudpickle.list_registry_pickle_by_value():
+                    return  # the user's own
+                _put_on(name)
+            self._needed[name] = self._needed.get(name, 0) + 1
+
+    def release(self, names: Iterable[str]) -> None:
+        """Undo one `hold` of each."""
+        with self._lock:
+            for name in names:
+                if (count := self._needed.get(name, 0) - 1) > 0:
+                    self._needed[name] = count
+                elif count == 0:
+                    del self._needed[name]
+                    _take_off(name)
+
+    def _forget(self) -> None:
+        # The threads that held these do not exist in a forked process; nor does who has the lock.
+        self._lock = threading.Lock()
+        for name in self._needed:
+            _take_off(name)
+        self._needed = {}
+
+
+def _put_on(name: str) -> None:
+    cloudpickle.register_pickle_by_value(sys.modules[name])  # pyright: ignore[reportUnknownMemberType]
+
+
+def _take_off(name: str) -> None:
+    module = sys.modules.get(name)
+    if module is not None and name in cloudpickle.list_registry_pickle_by_value():
+        cloudpickle.unregister_pickle_by_value(module)  # pyright: ignore[reportUnknownMemberType]
+
+
+register = Register()
+"""The process's one register, as cloudpickle's list is the process's one list."""
+
+
+class DataTable:
+    """The `Data` of a call, each once, in the order in which they were met."""
+
+    def __init__(self, start: Sequence[Data] = ()) -> None:
+        self._places: dict[int, int] = {}
+        self._items: list[Data] = []
+        for data in start:
+            # One object under two volumes has a place for each.
+            self._places.setdefault(id(data), len(self._items))
+            self._items.append(data)
+
+    @property
+    def items(self) -> tuple[Data, ...]:
+        """The number of each is its place here."""
+        return tuple(self._items)
+
+    def index(self, data: Data) -> int:
+        """The number of *data*, which is this very object and not an equal one."""
+        if (place := self._places.get(id(data))) is None:
+            place = self._places[id(data)] = len(self._items)
+            self._items.append(data)
+        return place
+
+
+def refuse_hidden(parts: Sequence[Part], what: str) -> None:
+    """Refuse a `Data` in a set or as a key: paths differ from job to job.
+
+    Raises:
+        DataError: There is one; the message says where.
+    """
+    seen: set[int] = set()
+    stack = list(reversed(parts))
+    while stack:
+        part = stack.pop()
+        if id(part.value) in seen:
+            continue
+        seen.add(id(part.value))
+        _refuse_in(part, what)
+        inside = _inside(part.value)
+        stack.extend(Part(part.label + one.label, one.value) for one in reversed(inside))
+
+
+def _refuse_in(part: Part, what: str) -> None:
+    from kinetic.data import Data
+
+    if isa(part.value, set, frozenset):
+        place = "in a set"
+    elif isa(part.value, dict):
+        place = "as a key of a dict"
+    else:
+        return
+    hidden: list[Any] = list(part.value)
+    for one in hidden:
+        if isinstance(one, Data):
+            raise DataError(
+                f"{what}: {part.label} has a Data {place}, where no path can stand for it. "
+                "Use a list, or make it a value of a dict.",
+                path=one.path,
+            )
+
+
+def _inside(value: Any) -> list[Part]:
+    if isa(value, dict):
+        inside = [Part(f"[{key!r}]", item) for key, item in value.items()]
+        return inside + [Part(" (a key)", key) for key in value if isa(key, tuple)]
+    if isa(value, list, tuple, set, frozenset, collections.deque):
+        return [Part(f"[{place}]", item) for place, item in enumerate(value)]
+    if isa(value, types.FunctionType):
+        return [Part(f", {one.label}", one.value) for one in culprit.captured(value)]
+    if isa(value, functools.partial):
+        return list(culprit.parts_of_partial(value))
+    if isa(value, type, types.ModuleType):
+        return []
+    attributes: dict[str, Any] = getattr(value, "__dict__", None) or {}
+    return [Part(f".{name}", item) for name, item in attributes.items()]
+
+
+# A module's own; what the other side makes of a module has none of it.
+_NOT_CARRIED = frozenset({"__builtins__", "__cached__", "__loader__", "__spec__"})
+
+
+class CallPickler(pickles.Pickler):
+    """One use pickles one object; `close` must follow."""
+
+    def __init__(
+        self,
+        sink: Any,
+        *,
+        project: Project,
+        fates: Fates,
+        table: DataTable,
+        leave_out: Collection[int] = (),
+    ) -> None:
+        super().__init__(sink)
+        self.met_data = False
+        self._project = project
+        self._leave_out = leave_out  # ids of what becomes None, when a culprit is looked for
+        self._fates = fates
+        self._table = table
+        self._held: set[str] = set()
+        self._skeletons: dict[str, _Skeleton] = {}
+        # Without the module there are no instances.
+        self._data: type[Any] | None = getattr(sys.modules.get("kinetic.data"), "Data", None)
+        decorating = sys.modules.get("kinetic.function")
+        self._remote: type[Any] | None = getattr(decorating, "RemoteFunction", None)
+
+    def close(self) -> None:
+        """Take the modules that were met off cloudpickle's list."""
+        if self._held:
+            held, self._held = self._held, set()
+            register.release(held)
+
+    def reducer_override(self, obj: Any) -> Any:
+        """How to pickle *obj*; called for everything but the plainest values."""
+        kind = type(typing.cast("object", obj))
+        if self._leave_out and id(obj) in self._leave_out:
+            return type(None), ()
+        if kind is types.FunctionType:
+            return self._function(obj)
+        if issubclass(kind, type) or kind is typing.TypeVar:
+            return self._defined(obj)
+        if kind in import_hints.KINDS and self._travels(obj):
+            return import_hints.KINDS[kind](obj)
+        if kind is types.ModuleType:
+            return self._module(obj)
+        if self._data is not None and isinstance(obj, self._data):
+            self.met_data = True
+            return stand_ins.data_path, (self._table.index(typing.cast("Data", obj)),)
+        if self._remote is not None and issubclass(kind, self._remote):
+            return stand_ins.Decorated, (obj.__wrapped__,)
+        if issubclass(kind, _StandIn):
+            return typing.cast("_StandIn", obj).reduced
+        return self._usual(obj)
+
+    def _usual(self, obj: Any) -> Any:
+        return super().reducer_override(obj)  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+
+    def _fate(self, name: object) -> Fate:
+        """The fate of a module; one that goes by value is on cloudpickle's list from here on."""
+        if not isinstance(name, str):
+            return Fate.USUAL
+        fate = self._fates.of(name)
+        if fate is Fate.VALUE and name not in self._held:
+            register.hold(name)
+            self._held.add(name)
+        return fate
+
+    def _defined(self, obj: Any) -> Any:
+        """A class or another thing that a module defines."""
+        fate = self._fate(getattr(obj, "__module__", None))
+        if fate is Fate.REFERENCE and _is_found(obj):
+            return NotImplemented
+        return self._usual(obj)
+
+    def _travels(self, obj: Any) -> bool:
+        module = getattr(obj, "__module__", None)
+        return module == "__main__" or self._fate(module) is Fate.VALUE
+
+    def _function(self, function: types.FunctionType) -> Any:
+        reduced = self._defined(function)
+        # Of a function by value: what makes it, what from, and what is set on it afterwards.
+        match reduced:
+            case (make, (code, {**namespace}, *more), (attributes, {**facts}), *rest):
+                pass
+            case _:
+                return reduced
+        used = facts.get("__globals__")
+        if isinstance(used, dict):
+            facts["__globals__"] = self._relocated(typing.cast("dict[str, Any]", used))
+        home = reduced[1][1]
+        if (module := _module_of(function)) is not None and self._carries(module):
+            home = _StandIn((vars, (self._skeleton(module),)))
+        else:
+            home.update(self._relocated(namespace))
+        return (make, (code, home, *more), (attributes, facts), *rest)
+
+    def _carries(self, module: types.ModuleType) -> bool:
+        return self._fate(module.__name__) is Fate.VALUE
+
+    def _module(self, module: types.ModuleType) -> Any:
+        match self._fate(module.__name__):
+            case Fate.VALUE:
+                # The same module that the functions live in; only now it is filled.
+                state = {
+                    name: value
+                    for name, value in vars(module).copy().items()
+                    if name not in _NOT_CARRIED and not _is_of_kinetic(value)
+                }
+                return typing.cast, (None, self._skeleton(module)), self._relocated(state)
+            case Fate.REFERENCE:
+                return importlib.import_module, (module.__name__,)
+            case Fate.USUAL:
+                return self._usual(module)
+
+    def _skeleton(self, module: types.ModuleType) -> _Skeleton:
+        name = module.__name__
+        if name not in self._skeletons:
+            wanted = ("__name__", "__package__", "__path__", "__file__")
+            facts = {key: vars(module)[key] for key in wanted if key in vars(module)}
+            state = self._relocated(facts)
+            self._skeletons[name] = _Skeleton((types.ModuleType, (name,), state))
+        return self._skeletons[name]
+
+    def _relocated(self, namespace: Mapping[Any, Any]) -> dict[str, Any]:
+        """*namespace* with the places of the project's files as they are in the job."""
+        file, path = namespace.get("__file__"), namespace.get("__path__")
+        moved = dict(namespace)
+        if isinstance(file, str):
+            moved["__file__"] = self._place(file)
+        if path is not None and not isinstance(path, str):
+            moved["__path__"] = [self._place(one) for one in typing.cast("list[str]", path)]
+        return moved
+
+    def _place(self, path: Any) -> Any:
+        root = self._project.root
+        if not isinstance(path, str):
+            return path  # it was done before: functions share a namespace
+        if root is None or not discover.is_within(there := discover.real(path), str(root)):
+            return path
+        # The job unpickles in the directory that stands for the working directory here.
+        start = os.path.join(root, self._project.cwd or "")
+        return _StandIn((os.path.abspath, (os.path.relpath(there, start).replace(os.sep, "/"),)))
+
+
+class _StandIn:
+    """Pickled as what *reduced* makes."""
+
+    def __init__(self, reduced: tuple[Callable[..., Any], tuple[Any, ...]] | Any) -> None:
+        self.reduced = reduced
+
+
+class _Skeleton(_StandIn):
+    """A module of the project before anything is in it."""
+
+
+def _is_of_kinetic(value: Any) -> bool:
+    """A module that submits jobs is no reason for kinetic to be there; what is used of it is."""
+    if isinstance(value, types.ModuleType):
+        name: Any = value.__name__  # a module may call itself anything
+    elif isinstance(value, (types.FunctionType, type)):
+        name = value.__module__
+    else:
+        return False
+    return isinstance(name, str) and name.partition(".")[0] == "kinetic"
+
+
+def _module_of(function: types.FunctionType) -> types.ModuleType | None:
+    """The module in which *function* runs; a wrapper's ``__module__`` may name another."""
+    module = sys.modules.get(str(function.__globals__.get("__name__")))
+    if isinstance(module, types.ModuleType) and vars(module) is function.__globals__:
+        return module
+    return None
+
+
+def _is_found(obj: Any) -> bool:
+    """Whether importing its module gives *obj* under its own name."""
+    found: Any = sys.modules.get(obj.__module__)
+    for part in getattr(obj, "__qualname__", obj.__name__).split("."):
+        found = getattr(found, part, None)
+    return found is obj

@@ -1,0 +1,378 @@
+"""Looks a project over once: what ships, in which order, and a fingerprint of it all.
+
+Symbolic links:
+
+- A link to something inside the project ships as a copy of what it points to.
+- A link that leaves the project does not ship; a warning names it. Files from
+  elsewhere go as `Data`, or with a root that contains them.
+- A link to a directory that the link is in ends there, and so does a chain of
+  more than four links; a warning names it.
+- A broken link does not ship; a warning names it.
+
+Empty directories ship. Sockets, pipes and devices do not.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from kinetic._packing import discover, ignore
+from kinetic.errors import ConfigurationError, PackError
+
+__all__ = [
+    "Entry",
+    "Stamp",
+    "Tree",
+    "about",
+    "about_credentials",
+    "amount",
+    "listed",
+    "megabytes",
+    "scan",
+    "stamp_of",
+]
+
+
+FORMAT = b"kinetic tree 2\n"
+MAX_LINKS = 4
+
+# What an environment made in place puts beside the project's own files.
+_IN_PLACE = frozenset({"bin", "include", "lib64", "Scripts", "Include", "pyvenv.cfg", "conda-meta"})
+
+
+class Stamp(NamedTuple):
+    """What changes when a file does. The time of change sees what keeps size and mtime."""
+
+    size: int
+    mtime_ns: int
+    ctime_ns: int
+    inode: int
+    mode: int
+
+
+class Entry(NamedTuple):
+    """A file or directory that ships; the name of a directory ends with ``/``.
+
+    *wanted*: a ``!pattern`` asks for this file, whatever is in it.
+    """
+
+    name: str
+    path: str
+    stamp: Stamp
+    wanted: bool = False
+
+    @property
+    def is_directory(self) -> bool:
+        return self.name.endswith("/")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tree:
+    """What ships, ordered by the bytes of the names, parents before children.
+
+    ``left`` says, one sentence each, what was left out and why that may matter,
+    ``private`` has the names of the credentials among it.
+    """
+
+    entries: tuple[Entry, ...]
+    left: tuple[str, ...]
+    private: tuple[str, ...] = ()
+
+    @property
+    def size(self) -> int:
+        """Bytes in all files."""
+        return sum(one.stamp.size for one in self.entries if not one.is_directory)
+
+    @property
+    def fingerprint(self) -> str:
+        """Changes when a file does, without a look into it."""
+        digest = hashlib.sha256(FORMAT)
+        for name, _, stamp, wanted in self.entries:
+            # The times of a directory change with files that do not ship.
+            facts = f"{stamp.mode:o}" if name.endswith("/") else " ".join(map(str, stamp))
+            digest.update(f"{name}\0{facts}{' !' * wanted}\n".encode())
+        return digest.hexdigest()
+
+    @property
+    def newest_ns(self) -> int:
+        """When the latest change was, in nanoseconds of the file system's clock."""
+        return max((one.stamp.ctime_ns for one in self.entries if not one.is_directory), default=0)
+
+
+def stamp_of(status: os.stat_result) -> Stamp:
+    """The stamp in a stat result."""
+    return Stamp(
+        status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino, status.st_mode
+    )
+
+
+def scan(root: Path, rules: ignore.Rules, exclude: Collection[Path] = ()) -> Tree:
+    """Look over *root*, without what *rules* and *exclude* (absolute paths) leave out.
+
+    An excluded path that contains the root leaves nothing out: the code has to
+    ship.
+
+    Raises:
+        PackError: The root is no directory, or cannot be read.
+    """
+    return _Scan(os.path.realpath(root), rules, exclude).run()
+
+
+class _Directory(NamedTuple):
+    """One on the way down: ``above`` are the directories it is in, by device and inode."""
+
+    name: str
+    path: str
+    stamp: Stamp
+    above: frozenset[tuple[int, int]]
+    links: int
+
+
+class _Scan:
+    def __init__(self, root: str, rules: ignore.Rules, exclude: Collection[Path]) -> None:
+        self._root = root
+        self._rules = rules
+        excluded = {os.path.realpath(path) for path in exclude}
+        self._excluded = {path for path in excluded if not discover.is_within(root, path)}
+        self._entries: list[Entry] = []
+        self._left: list[str] = []
+        self._private: list[str] = []
+
+    def run(self) -> Tree:
+        status = self._status_of_root()
+        identity = frozenset({(status.st_dev, status.st_ino)})
+        # A stack instead of recursion: trees may be deeper than Python's limit.
+        stack: list[Entry | _Directory] = [
+            _Directory("", self._root, stamp_of(status), identity, 0)
+        ]
+        while stack:
+            match stack.pop():
+                case Entry() as entry:
+                    self._entries.append(entry)
+                case _Directory() as directory:
+                    stack.extend(reversed(self._children(directory)))
+        return Tree(
+            entries=tuple(self._entries),
+            left=tuple(sorted(self._left)),
+            private=tuple(sorted(self._private)),
+        )
+
+    def _status_of_root(self) -> os.stat_result:
+        try:
+            status = os.stat(self._root)
+            os.scandir(self._root).close()
+        except OSError as exc:
+            raise PackError(
+                f"The project {self._root} cannot be read: {exc.strerror}", culprit=self._root
+            ) from exc
+        return status
+
+    def _children(self, directory: _Directory) -> list[Entry | _Directory]:
+        """What is in a directory, which is itself noted when it ships."""
+        try:
+            with os.scandir(directory.path) as listing:
+                found = list(listing)
+        except OSError as exc:
+            self._left.append(f"{directory.name} cannot be read ({exc.strerror})")
+            found = []
+        names = {one.name for one in found}
+        if not names.isdisjoint(discover.ENVIRONMENT_MARKS):
+            if directory.name:
+                return []
+            found = _without_environment(found)
+        if directory.name:
+            self._entries.append(Entry(directory.name, directory.path, directory.stamp))
+        children = [child for one in found if (child := self._child(directory, one)) is not None]
+        children.sort(key=lambda child: os.fsencode(child.name))
+        return children
+
+    def _child(self, parent: _Directory, found: os.DirEntry[str]) -> Entry | _Directory | None:
+        relative = parent.name + found.name
+        try:
+            if found.name in ignore.NEVER or not self._nameable(relative):
+                return None
+            if found.is_symlink():
+                return self._link(parent, found.path, relative, found.name)
+            status = found.stat(follow_symlinks=False)
+        except FileNotFoundError:
+            return None  # gone since the listing
+        except OSError as exc:
+            self._left.append(f"{relative} cannot be read ({exc.strerror})")
+            return None
+        return self._admitted(parent, found.path, relative, found.name, status, parent.links)
+
+    def _nameable(self, relative: str) -> bool:
+        try:
+            relative.encode()
+        except UnicodeEncodeError:
+            self._left.append(f"{os.fsencode(relative)!r} has a name that is not UTF-8")
+            return False
+        return True
+
+    def _link(
+        self, parent: _Directory, path: str, relative: str, name: str
+    ) -> Entry | _Directory | None:
+        target = os.path.realpath(path)
+        try:
+            status = os.stat(path)
+        except OSError as exc:
+            if not self._rules.leave_out(relative, name, is_directory=False):
+                self._left.append(f"{relative} is a link to {target} ({exc.strerror})")
+            return None
+        is_directory = stat.S_ISDIR(status.st_mode)
+        if self._rules.leave_out(relative, name, is_directory=is_directory):
+            return None
+        if not discover.is_within(target, self._root):
+            self._left.append(f"{relative} is a link out of the project, to {target}")
+            return None
+        if self._is_left_out(target, is_directory):
+            return None
+        if self._is_private(target, is_directory):
+            self._private.append(relative)
+            return None
+        if is_directory and (
+            (status.st_dev, status.st_ino) in parent.above or parent.links >= MAX_LINKS
+        ):
+            self._left.append(f"{relative} is a link that leads back to {target}")
+            return None
+        return self._admitted(parent, target, relative, name, status, parent.links + 1)
+
+    def _is_left_out(self, target: str, is_directory: bool) -> bool:
+        """Whether the target of a link may not ship under any name."""
+        inside = os.path.relpath(target, self._root).split(os.sep)
+        directory = target if is_directory else os.path.dirname(target)
+        return (
+            not ignore.NEVER.isdisjoint(inside)
+            or any(discover.is_within(target, path) for path in self._excluded)
+            or discover.in_environment(directory, self._root)
+        )
+
+    def _is_private(self, target: str, is_directory: bool) -> bool:
+        """Whether the target of a link is a credential that nobody asks for."""
+        relative = os.path.relpath(target, self._root)
+        parts = relative.split(os.sep)
+        return any(map(ignore.is_private, parts)) and (
+            self._rules.leave_out("/".join(parts), parts[-1], is_directory=is_directory)
+            is not False
+        )
+
+    def _admitted(
+        self,
+        parent: _Directory,
+        path: str,
+        relative: str,
+        name: str,
+        status: os.stat_result,
+        links: int,
+    ) -> Entry | _Directory | None:
+        is_directory = stat.S_ISDIR(status.st_mode)
+        if path in self._excluded:
+            return None
+        out = self._rules.leave_out(relative, name, is_directory=is_directory)
+        if out:
+            return None
+        if out is None and ignore.is_private(name):
+            self._private.append(f"{relative}/" if is_directory else relative)
+            return None
+        if is_directory:
+            above = parent.above | {(status.st_dev, status.st_ino)}
+            return _Directory(f"{relative}/", path, stamp_of(status), above, links)
+        if not stat.S_ISREG(status.st_mode):
+            self._left.append(f"{relative} is neither a file nor a directory")
+            return None
+        return Entry(relative, path, stamp_of(status), out is False)
+
+
+def _without_environment(found: Iterable[os.DirEntry[str]]) -> list[os.DirEntry[str]]:
+    """What is left of a project whose root is a virtual environment itself."""
+    kept: list[os.DirEntry[str]] = []
+    for one in found:
+        if one.name in _IN_PLACE:
+            continue
+        if one.name in ("lib", "Lib") and _holds_packages(one.path):
+            continue
+        kept.append(one)
+    return kept
+
+
+def _holds_packages(library: str) -> bool:
+    """Whether a ``lib`` is an environment's: the project may have one of its own."""
+    names = os.listdir(library) if os.path.isdir(library) else []
+    return "site-packages" in names or any(
+        os.path.isdir(os.path.join(library, name, "site-packages")) for name in names
+    )
+
+
+SIZE_VARIABLE = "KINETIC_CONTEXT_SIZE_WARN_MB"
+MEGABYTE = 1_000_000
+
+
+def about(tree: Tree, root: Path, environ: Mapping[str, str]) -> list[str]:
+    """Sentences: what was left out, and what is large.
+
+    Raises:
+        ConfigurationError: `KINETIC_CONTEXT_SIZE_WARN_MB` is not a number.
+    """
+    said: list[str] = []
+    if tree.left:
+        said.append(listed(f"Not shipped from {root}:", tree.left))
+    limit = megabytes(environ, SIZE_VARIABLE, 100)
+    if tree.size > limit * MEGABYTE:
+        files = [one for one in tree.entries if not one.is_directory]
+        largest = sorted(files, key=lambda one: one.stamp.size, reverse=True)[:5]
+        named = [f"{one.name} ({amount(one.stamp.size)})" for one in largest]
+        said.append(
+            f"The project {root} has {amount(tree.size)}, more than {SIZE_VARIABLE}={limit:g}. "
+            f"Largest: {', '.join(named)}. Leave out with .kineticignore what the job does not "
+            "need, or pass it as Data."
+        )
+    return said
+
+
+def about_credentials(shipped: Iterable[str], private: Sequence[str], root: Path) -> list[str]:
+    """Sentences: which credentials, *private*, stay here, and which files may be some and ship."""
+    said: list[str] = []
+    if private:
+        said.append(
+            listed(f"Not shipped from {root}, because they are credentials:", private)
+            + " A line in .kineticignore with a ! before the name ships one; one without keeps it "
+            "here unsaid."
+        )
+    if found := [one for one in shipped if ignore.look_private(one.rpartition("/")[2])]:
+        what = f"These files of {root} look like secrets and are shipped with the code:"
+        said.append(listed(what, found) + " List them in .kineticignore to keep them here.")
+    return said
+
+
+def listed(what: str, items: Sequence[str], most: int = 10) -> str:
+    """*what*, then the first *most* of *items*, as one sentence."""
+    more = f" and {len(items) - most} more" if len(items) > most else ""
+    return f"{what} {', '.join(items[:most])}{more}."
+
+
+def megabytes(environ: Mapping[str, str], name: str, default: float) -> float:
+    """A number of megabytes from the environment.
+
+    Raises:
+        ConfigurationError: It is not a number.
+    """
+    value = environ.get(name) or str(default)
+    try:
+        return float(value)
+    except ValueError:
+        raise ConfigurationError(f"{name}={value} is not a number of megabytes") from None
+
+
+def amount(size: float) -> str:
+    """Bytes for people."""
+    for unit in ("bytes", "kB", "MB"):
+        if size < 1000:
+            return f"{size:.0f} {unit}" if unit != "MB" else f"{size:.1f} {unit}"
+        size /= 1000
+    return f"{size:.1f} GB"

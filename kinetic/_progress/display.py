@@ -1,0 +1,211 @@
+"""The thread that draws what is under way in this process, on one surface."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import os
+import queue
+import sys
+import threading
+import time
+from collections.abc import Callable, Generator
+
+from absl import logging
+
+from kinetic._progress.entry import Entry, Manner, Surface, choose, requested
+from kinetic._progress.steps import WANTED, Show, Step
+from kinetic.progress import Progress
+
+__all__ = [
+    "DISPLAY",
+    "Display",
+    "Entry",
+    "shower",
+    "wanted",
+]
+
+
+TICK_S = 0.1
+BATCH_DELAY_S = 0.5
+"""A batch that is over sooner is not worth a line."""
+
+LAST_S = 1.0
+"""How long the end of the interpreter waits for the last lines, whatever the terminal does."""
+
+_Order = tuple[Entry | None, Callable[[], object] | None]
+"""An entry to begin with, or one to end with, if any, and what to call then."""
+
+
+class Display:
+    """What is shown of this process's progress; any thread may call, and none waits.
+
+    The thread is started when it is first needed and sleeps while there is
+    nothing to show.
+    """
+
+    def __init__(self) -> None:
+        self._orders: queue.SimpleQueue[_Order] = queue.SimpleQueue()
+        self._started = False
+        self._drawer: _Drawer | None = None
+
+    def open(self, title: str) -> Entry | None:
+        """Show a batch from now on; set the entry's ``value`` as it goes. None: nothing is shown.
+
+        Raises:
+            ConfigurationError: ``KINETIC_PROGRESS`` has a value that means nothing.
+        """
+        return self._open(title, None, BATCH_DELAY_S)
+
+    def show_step(self, step: Step) -> Callable[[], None]:
+        """Show *step* until what is returned is called.
+
+        Raises:
+            ConfigurationError: ``KINETIC_PROGRESS`` has a value that means nothing.
+        """
+        entry = self._open(step.title, step, 0.0)
+        if entry is None:
+            return lambda: None
+        return lambda: self.close(entry, lambda: None)
+
+    def close(self, entry: Entry, told: Callable[[], object]) -> None:
+        """Show *entry* no more; *told* is called in the thread that has drawn its last line."""
+        self._orders.put((entry, told))
+
+    def settle(self) -> None:
+        """Wait for a moment until all that was ordered is drawn: nobody draws later."""
+        if self._started:
+            drawn = threading.Event()
+            self._orders.put((None, drawn.set))
+            with contextlib.suppress(KeyboardInterrupt):
+                drawn.wait(LAST_S)
+
+    def forget(self) -> None:
+        """In a forked child: what was shown goes on in the parent."""
+        if self._drawer is not None:
+            self._drawer.abandon()
+        self._orders = queue.SimpleQueue()
+        self._started = False
+        self._drawer = None
+
+    def _open(self, title: str, value: Progress | Step | None, delay: float) -> Entry | None:
+        manner = choose(os.environ, sys.stderr)
+        if manner == "off" or not self._start():
+            return None
+        entry = Entry(title, value, begun=time.monotonic(), delay=delay)
+        self._orders.put((entry, None))
+        return entry
+
+    def _start(self) -> bool:
+        if self._started:
+            return True
+        self._started = True
+        drawer = self._drawer = _Drawer(self._orders)
+        try:
+            threading.Thread(target=drawer.run, name="kinetic progress", daemon=True).start()
+            atexit.register(self.settle)
+        except RuntimeError:  # the interpreter ends
+            self._started = False
+        return self._started
+
+
+class _Drawer:
+    """Lives in the thread."""
+
+    def __init__(self, orders: queue.SimpleQueue[_Order]) -> None:
+        self._orders = orders
+        self._entries: list[Entry] = []
+        self._surface: Surface | None = None
+        self._broken = False
+
+    def run(self) -> None:
+        """Draw for as long as the process lives."""
+        while True:
+            entry, done = self._next()
+            if entry is not None and done is None:
+                self._entries.append(entry)
+            elif entry is not None and entry in self._entries:
+                self._entries.remove(entry)
+                self._safely(functools.partial(_finish, entry))
+            self._safely(lambda surface: surface.draw(self._entries, time.monotonic()))
+            if not self._entries:
+                self._safely(lambda surface: surface.close())
+                self._surface, self._broken = None, False
+            if done is not None:
+                done()
+
+    def abandon(self) -> None:
+        """Take the hands off the streams, and write nothing."""
+        if self._surface is not None:
+            with contextlib.suppress(Exception):
+                self._surface.close(quietly=True)
+
+    def _next(self) -> tuple[Entry | None, Callable[[], object] | None]:
+        try:
+            return self._orders.get(timeout=TICK_S if self._entries else None)
+        except queue.Empty:
+            return None, None
+
+    def _safely(self, do: Callable[[Surface], None]) -> None:
+        """A display that cannot draw is silent; the work goes on."""
+        if self._broken:
+            return
+        try:
+            if self._surface is None:
+                self._surface = _surface(choose(os.environ, sys.stderr))
+            do(self._surface)
+        except Exception as exc:
+            self._broken = True
+            self.abandon()
+            # A stream that is closed, or that nobody reads any more, is no news.
+            expected = isinstance(exc, (OSError, ValueError))
+            say = logging.debug if expected else logging.warning
+            say("progress is not shown any more: %s: %s", type(exc).__name__, exc)
+
+
+def _finish(entry: Entry, surface: Surface) -> None:
+    surface.finish(entry, time.monotonic())
+
+
+def _surface(manner: Manner) -> Surface:
+    match manner:
+        case "live":
+            from kinetic._progress.surfaces import Live
+
+            return Live(sys.stderr)
+        case "notebook":
+            from kinetic._progress.surfaces import Notebook
+
+            return Notebook()
+        case _:
+            from kinetic._progress.surfaces import Plain
+
+            return Plain()
+
+
+DISPLAY = Display()
+"""The display of this process."""
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=DISPLAY.forget)
+
+
+def shower() -> Show | None:
+    """What puts a step on the display; None: nothing is shown.
+
+    Raises:
+        ConfigurationError: ``KINETIC_PROGRESS`` has a value that means nothing.
+    """
+    return None if requested(os.environ) == "off" else DISPLAY.show_step
+
+
+@contextlib.contextmanager
+def wanted(answer: bool | None) -> Generator[None]:
+    """What the block begins shows how far it is, or does not; None: as it was before."""
+    token = None if answer is None else WANTED.set(shower if answer else None)
+    try:
+        yield
+    finally:
+        if token is not None:
+            WANTED.reset(token)

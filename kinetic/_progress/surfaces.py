@@ -1,0 +1,420 @@
+"""Progress as live lines on a terminal: a line an entry, and one for its first failure."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import html
+import importlib
+import itertools
+import os
+import select
+import sys
+import threading
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, TextIO
+
+from absl import logging
+
+from kinetic._messages import span
+from kinetic._progress.entry import Entry, is_terminal
+from kinetic._progress.steps import Step
+from kinetic.progress import Progress
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.text import Text
+
+__all__ = ["Live", "Notebook", "Plain", "Screen", "compose", "next_line", "say"]
+
+
+PATIENCE_S = 0.5
+"""Nobody's own text waits longer for us, whatever the terminal does."""
+
+_PLAINER = str.maketrans({"━": "=", "─": "-", "·": "-", "…": "~", "“": '"', "”": '"'})
+
+
+class Screen:
+    """The lines of one terminal; *streams* lead there. `draw` and `keep` are of one thread.
+
+    What others write waits for these lines for *patience* seconds at most.
+    """
+
+    def __init__(
+        self, stream: TextIO, streams: Iterable[TextIO], *, patience: float = PATIENCE_S
+    ) -> None:
+        self._stream = stream
+        self._patience = patience
+        self._lock = threading.RLock()
+        self._lines: list[str] = []
+        self._height = 0  # how many of them are on the terminal now
+        self._unended: bool | None = None  # whose text came before us, and how did it end?
+        self._guarded: list[Any] = []
+        for one in streams:
+            if not any(one is other for other in self._guarded):
+                self._guard(one)
+
+    def draw(self, lines: list[str]) -> None:
+        """Show *lines*, each no wider than the terminal, in place of those before."""
+        with self._lock:
+            if lines != self._lines or (lines and not self._height):
+                self._lines = lines
+                if not self._unended:
+                    self._put()
+
+    def keep(self, lines: list[str]) -> None:
+        """Write *lines* for good, in place of those that were drawn; `draw` the others below."""
+        with self._lock:
+            start = "\n" if self._unended else self._erasing()
+            self._send(self._at_a_line() + start + "".join(f"{line}\n" for line in lines))
+            self._unended = False
+            self._lines = []
+
+    def close(self, *, quietly: bool = False) -> None:
+        """Take the lines away, and the hands off the streams."""
+        if quietly:  # in a forked child the lock may be held by nobody
+            self._lock = threading.RLock()
+        for stream in self._guarded:
+            with contextlib.suppress(AttributeError):
+                del stream.write
+        self._guarded.clear()
+        if not quietly:
+            with self._lock:
+                self._send(self._erasing())
+
+    # --- somebody else writes ---
+
+    def _guard(self, stream: Any) -> None:
+        def write(text: str, /) -> int:
+            return self._pass(stream, original, text)
+
+        original = stream.write
+        try:
+            stream.write = write
+        except AttributeError:  # it cannot be guarded: what is written to it may mix with ours
+            return
+        self._guarded.append(stream)
+
+    def _pass(self, stream: TextIO, original: Callable[[str], int], text: str) -> int:
+        held = self._lock.acquire(timeout=self._patience)
+        try:
+            if held and text:
+                with contextlib.suppress(OSError, ValueError):
+                    self._send(self._erasing())
+            count = original(text)
+            if held and text:
+                self._unended = not text.endswith("\n")
+                if not self._unended and self._lines:
+                    stream.flush()
+                    with contextlib.suppress(OSError, ValueError):
+                        self._put()
+            return count
+        finally:
+            if held:
+                self._lock.release()
+
+    # --- what the terminal is sent ---
+
+    def _erasing(self) -> str:
+        height, self._height = self._height, 0
+        if not height:
+            return ""
+        return "\r\x1b[K" + "\x1b[A\x1b[K" * (height - 1)
+
+    def _put(self) -> None:
+        """One write for all, so that nothing flickers."""
+        up = f"\x1b[{self._height - 1}A" if self._height > 1 else ""
+        before = f"\r{up}" if self._height else self._at_a_line()
+        self._height = len(self._lines)
+        self._send(before + "\n".join(f"{line}\x1b[K" for line in self._lines) + "\x1b[J")
+
+    def _at_a_line(self) -> str:
+        """At first nobody knows whether the cursor is at the beginning of a line: make it so.
+
+        As many blanks as the terminal is wide reach into the next line only if it is not.
+        """
+        if self._unended is not None:
+            return ""
+        self._unended = False
+        try:
+            columns = os.get_terminal_size(self._stream.fileno()).columns
+        except OSError:  # no terminal at all: somebody insists on live lines
+            return ""
+        return " " * columns + "\r"
+
+    def _send(self, text: str) -> None:
+        if not text:
+            return
+        if sys.platform == "win32":
+            type(self._stream).write(self._stream, text)
+            self._stream.flush()
+            return
+        encoding = self._stream.encoding or "utf-8"
+        try:
+            left = memoryview(text.encode(encoding))
+        except UnicodeEncodeError:
+            left = memoryview(text.translate(_PLAINER).encode(encoding, "replace"))
+        # Not through the stream's buffer: a thread that is stopped while it holds the lock of one
+        # takes the interpreter's end down with it.
+        descriptor = self._stream.fileno()
+        while left:
+            try:
+                left = left[os.write(descriptor, left) :]
+            except BlockingIOError:
+                select.select([], [descriptor], [], PATIENCE_S)
+
+
+EVERY_S = 0.5
+_NUMBERS = itertools.count(1)
+
+
+class Notebook:
+    """One output an entry: a bar and the line; a finished batch's stays, a step's goes."""
+
+    def __init__(self) -> None:
+        # by name: whoever has a notebook has it, and type checkers need not
+        ipython: Any = importlib.import_module("IPython.display")
+        self._display = ipython.display
+        self._update = ipython.update_display
+        self._names: dict[Entry, tuple[str, float]] = {}
+
+    def draw(self, entries: list[Entry], now: float) -> None:
+        """Show what is due, twice a second."""
+        for entry in entries:
+            name, last = self._names.get(entry, ("", 0.0))
+            if entry.value is None or now < entry.due or now - last < EVERY_S:
+                continue
+            if name:
+                self._tell(self._update, entry, _bundle(entry), name)
+            else:
+                name = f"kinetic-progress-{next(_NUMBERS)}"
+                self._tell(self._display, entry, _bundle(entry), name)
+            entry.drawn = True
+            self._names[entry] = (name, now)
+
+    def finish(self, entry: Entry, now: float) -> None:
+        """Show its last state, or take it away."""
+        name, _ = self._names.pop(entry, ("", 0.0))
+        if name:
+            last = _bundle(entry) if entry.finished else {"text/plain": "", "text/html": ""}
+            self._tell(self._update, entry, last, name)
+
+    def _tell(self, how: Any, entry: Entry, bundle: dict[str, str], name: str) -> None:
+        entry.context.run(how, bundle, raw=True, display_id=name)
+
+    def close(self, *, quietly: bool = False) -> None:
+        """Nothing is held."""
+
+
+def _bundle(entry: Entry) -> dict[str, str]:
+    line = entry.line()
+    fraction = entry.value.fraction if entry.value is not None else None
+    value = "" if fraction is None else f' value="{fraction:.4f}"'
+    bar = f'<progress max="1"{value} style="width: 20em"></progress>'
+    return {"text/plain": line, "text/html": f"<div>{bar} {html.escape(line)}</div>"}
+
+
+FIRST_S, LONGEST_S = 10.0, 60.0
+
+
+def next_line(said: int) -> float:
+    """Seconds until the next line, when *said* lines were written: 10, 20, 40, 60, 60…"""
+    return min(LONGEST_S, FIRST_S * float(1 << min(said, 10)))
+
+
+class Plain:
+    """Writes a line of each entry after 10 s, then ever more rarely, and a last one at its end."""
+
+    def __init__(self) -> None:
+        self._said: dict[Entry, tuple[int, float]] = {}
+
+    def draw(self, entries: list[Entry], now: float) -> None:
+        """Write the lines that are due."""
+        for entry in entries:
+            said, last = self._said.get(entry, (0, entry.begun))
+            if now - last >= next_line(said) and entry.value is not None:
+                self._said[entry] = (said + 1, now)
+                entry.drawn = True
+                say(entry.line())
+
+    def finish(self, entry: Entry, now: float) -> None:
+        """Write the last line, if there was a first one."""
+        if self._said.pop(entry, None) is not None:
+            say(entry.line())
+
+    def close(self, *, quietly: bool = False) -> None:
+        """Nothing is held."""
+
+
+def say(line: str) -> None:
+    """Log *line*; where nobody listens to INFO, write it where the live line would be."""
+    if logging.get_absl_logger().isEnabledFor(20):
+        logging.info("%s", line)
+    elif sys.stderr is not None:
+        sys.stderr.write(f"{line}\n")
+        sys.stderr.flush()
+
+
+MOST_LINES = 8
+WIDEST = 120
+TITLE, SHORTEST_TITLE = 24, 8
+BAR, SHORTEST_BAR = 24, 8
+
+
+class Live:
+    """Draws on the terminal behind *stream*; rich knows its width and its colours."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._screen: Screen | None = None
+
+    def draw(self, entries: list[Entry], now: float) -> None:
+        """Show those that are worth a line."""
+        if not entries and self._screen is None:
+            return
+        screen = self._on_screen()  # also while there is nothing to draw: to see what others write
+        shown = [one for one in entries if one.value is not None and now >= one.due]
+        if not shown:
+            screen.draw([])
+            return
+        lines: list[str] = []
+        room = max(1, min(MOST_LINES, self._size.lines - 1))
+        for entry in shown:
+            entry.drawn = True
+            lines += self._lines(entry)
+        if len(lines) > room:
+            hidden = len(lines) - room + 1
+            lines = [*lines[: room - 1], f"and {hidden} more lines"[: self._width]]
+        screen.draw(lines)
+
+    def finish(self, entry: Entry, now: float) -> None:
+        """Leave the last line of a batch that is over; others just go."""
+        if entry.drawn and entry.finished:
+            self._on_screen().keep(self._lines(entry))
+
+    def close(self, *, quietly: bool = False) -> None:
+        """Clear the lines."""
+        if self._screen is not None:
+            screen, self._screen = self._screen, None
+            screen.close(quietly=quietly)
+
+    @functools.cached_property
+    def _console(self) -> Console:
+        from rich.console import Console  # it takes a while: only when there is something to draw
+
+        return Console(file=self._stream, force_terminal=True, highlight=False)
+
+    @property
+    def _size(self) -> os.terminal_size:
+        """What is set in COLUMNS and LINES may be another terminal's: never more than there is."""
+        wanted = self._console.size
+        try:
+            there = os.get_terminal_size(self._stream.fileno())
+        except (OSError, ValueError):  # no terminal: somebody insists on live lines
+            return os.terminal_size(wanted)
+        width, height = there.columns or wanted.width, there.lines or wanted.height
+        return os.terminal_size((min(wanted.width, width), min(wanted.height, height)))
+
+    @property
+    def _width(self) -> int:
+        return max(1, min(WIDEST, self._size.columns - 1))  # in the last column, lines wrap
+
+    def _on_screen(self) -> Screen:
+        if self._screen is None:
+            there = (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__)
+            streams = [one for one in there if one is not None and is_terminal(one)]
+            self._screen = Screen(self._stream, [*streams, self._stream])
+        return self._screen
+
+    def _lines(self, entry: Entry) -> list[str]:
+        texts = compose(entry.title, entry.value, self._width)
+        return [_ansi(self._console, text) for text in texts]
+
+
+def _ansi(console: Console, text: Text) -> str:
+    with console.capture() as captured:
+        console.print(text, end="", soft_wrap=True)
+    return captured.get()
+
+
+def compose(title: str, value: Progress | Step | None, width: int) -> list[Text]:
+    """The lines of one entry, at most *width* cells wide: what matters least goes first."""
+    from rich.text import Text
+
+    parts = _parts_of_step(value) if isinstance(value, Step) else _parts(value or Progress())
+    over = max(0, TITLE + 2 + _wide(parts) - width)  # the name gives way before a count does
+    parts = [(0, _cut(title, max(SHORTEST_TITLE, TITLE - over))), *parts]
+    bar = SHORTEST_BAR if value is not None and value.fraction is not None else 0
+    while len(parts) > 1 and (bar + 2 if bar else 0) + _wide(parts) > width:
+        if bar and max(rank for rank, _ in parts) < BAR_RANK:
+            bar = 0
+        else:
+            parts.remove(max(parts, key=lambda part: part[0]))
+    if bar and value is not None:
+        parts.insert(1, (BAR_RANK, _bar(value, min(BAR, width - _wide(parts) - 2))))
+    line = Text("  ").join(text for _, text in parts)
+    line.truncate(width, overflow="ellipsis")
+    lines = [line]
+    if isinstance(value, Progress) and value.first_failure:
+        why = Text(f"  {value.failure()}", "red")
+        why.truncate(width, overflow="ellipsis")
+        lines.append(why)
+    return lines
+
+
+def _wide(parts: list[tuple[int, Text]]) -> int:
+    return sum(text.cell_len for _, text in parts) + 2 * (len(parts) - 1)
+
+
+BAR_RANK = 7
+"""Parts of a higher rank make room for the bar, those of a lower one get its room."""
+
+
+def _parts(value: Progress) -> list[tuple[int, Text]]:
+    """Each with its rank: the highest is left out first where there is no room."""
+    from rich.text import Text
+
+    ended = f"{value.ended:,}" + (f"/{value.total:,}" if value.total is not None else " ended")
+    parts = [(1, Text(ended))]
+    for rank, count, name, style in (
+        (2, value.failed, "failed", "red"),
+        (3, value.lost, "lost", "red"),
+        (6, value.cancelled, "cancelled", "yellow"),
+        (5, value.running, "running", "cyan"),
+        (9, value.waiting, "waiting", ""),
+        (10, value.retried, "retried", "yellow"),
+    ):
+        if count:
+            parts.append((rank, Text(f"{count:,} {name}", style)))
+    if value.finished:
+        return [*parts, (4, Text(span(value.elapsed), "dim"))]
+    if value.rate > 0:
+        parts.append((8, Text(value.speed(), "dim")))
+    if value.eta is not None:
+        parts.append((4, Text(f"{span(max(1.0, value.eta))} left")))
+    elif value.elapsed >= 1:
+        parts.append((11, Text(span(value.elapsed), "dim")))
+    return parts
+
+
+def _parts_of_step(step: Step) -> list[tuple[int, Text]]:
+    from rich.text import Text
+
+    fraction = step.fraction
+    return [] if fraction is None else [(1, Text(f"{fraction:.0%}"))]
+
+
+def _bar(value: Progress | Step, width: int) -> Text:
+    from rich.text import Text
+
+    bad = isinstance(value, Progress) and (value.failed or value.lost)
+    done = int((value.fraction or 0.0) * width)
+    return Text.assemble(("━" * done, "red" if bad else "green"), ("─" * (width - done), "dim"))
+
+
+def _cut(words: str, longest: int) -> Text:
+    from rich.text import Text
+
+    text = Text(words, "bold")
+    text.truncate(longest, overflow="ellipsis")
+    return text

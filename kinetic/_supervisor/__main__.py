@@ -1,0 +1,141 @@
+"""The supervisor's entry: ``python -P -m kinetic._supervisor HOME READY_FD``.
+
+It leaves the process that started it by a second fork, decides by a lock
+whether it is the one, and says so through the descriptor: one JSON line.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import NoReturn
+
+from kinetic._runner.job import processes
+from kinetic._runner.protocol import private
+from kinetic._supervisor import jobs, parents, supervisor
+from kinetic._supervisor.jobs import KEPT_S, Table
+from kinetic._supervisor.journal import Journal, read, supervisor_line
+from kinetic._supervisor.protocol import Places
+from kinetic._supervisor.supervisor import Supervisor, say, seconds
+
+__all__ = [
+    "found",
+]
+
+
+WAITING_CLIENTS = 512
+DIARY_BYTES = 1 << 20
+"""A supervisor begins its log anew when those before it have written more."""
+
+
+def found(
+    home: Path, environ: Mapping[str, str], tell: Callable[[Mapping[str, object]], None]
+) -> Supervisor | None:
+    """The supervisor of *home*, listening; None if there is one already.
+
+    *tell* is called once clients can connect, to this one or to the other.
+
+    Raises:
+        OSError: The state folder cannot be used.
+    """
+    places = Places(home)
+    for folder in (places.state, places.logs, places.work, places.refuse, places.cache):
+        private.make_folder(folder)
+    for folder in (home, places.state):
+        if words := private.objection(folder):
+            raise OSError(errno.EPERM, words, str(folder))
+    os.chdir(places.state)  # a socket's path is short, a home's may not be
+    with supervisor.holding(places.starting, wait=True):
+        if supervisor.acquire(places.lock, wait=False) is None:
+            tell({"pid": None})
+            return None
+        processes.become_subreaper()
+        left = parents.end_strays(str(places.state))
+        if left:
+            say(f"processes of an earlier supervisor do not end: {left}")
+        machine = jobs.Slots(jobs.cpus_here(environ), jobs.gpus_here(environ))
+        table = Table(machine, seconds(environ.get("KINETIC_JOB_TTL_S", ""), KEPT_S))
+        journal = _go_on(table, places)
+        _clear(places)
+        listener = _listen(places)
+        tell({"pid": os.getpid()})
+    say(f"{machine.cpus} slots, GPUs {', '.join(machine.gpus) or 'none'}")
+    return Supervisor(places, listener, table, machine, journal, environ)
+
+
+def _go_on(table: Table, places: Places) -> Journal:
+    """Take over what is known of the jobs; nothing of them runs any more."""
+    deleted = table.restore(read(places.journal), time.time())
+    journal = Journal(places.journal)
+    for name in deleted:
+        places.log(name).unlink(missing_ok=True)
+    journal.rewrite([supervisor_line(), *table.lines()])
+    return journal
+
+
+def _clear(places: Places) -> None:
+    """Put aside what jobs that are gone have left in their folders; empty a log that is long."""
+    with contextlib.suppress(OSError):
+        if places.diary.stat().st_size > DIARY_BYTES:
+            os.truncate(places.diary, 0)
+    for entry in os.scandir(places.work):
+        with contextlib.suppress(OSError):
+            os.rename(entry.path, places.refuse / os.urandom(8).hex())
+
+
+def _listen(places: Places) -> socket.socket:
+    places.socket.unlink(missing_ok=True)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener.bind(places.socket.name)  # relative: see the chdir above
+    os.chmod(places.socket, 0o600)
+    listener.listen(WAITING_CLIENTS)
+    return listener
+
+
+def main(home: Path, ready: int) -> None:
+    """Become the supervisor of *home*, or find that there is one."""
+    if os.fork():
+        os._exit(0)  # nobody has to wait for a supervisor's end
+    told: list[Mapping[str, object]] = []
+
+    def tell(words: Mapping[str, object]) -> None:
+        told.append(words)
+        try:
+            os.write(ready, json.dumps(words).encode() + b"\n")
+            os.close(ready)
+        except OSError:
+            return  # whoever asked has gone; others will come
+
+    try:
+        _begin(home, tell)
+    except OSError as exc:
+        if told:
+            raise
+        tell({"error": exc.strerror or str(exc), "file": str(exc.filename or home)})
+        raise SystemExit(1) from exc
+
+
+def _begin(home: Path, tell: Callable[[Mapping[str, object]], None]) -> None:
+
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
+    supervisor = found(home, os.environ, tell)
+    if supervisor is not None:
+        supervisor.run()
+
+
+def _main() -> NoReturn:
+    main(Path(sys.argv[1]), int(sys.argv[2]))
+    sys.stderr.flush()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    _main()

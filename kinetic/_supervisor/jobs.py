@@ -1,0 +1,584 @@
+"""The table of jobs: queued, running, ended, gone. Decisions only; others carry them out.
+
+Each method changes the table and returns what has to be done, in this order:
+write it down, do it, tell those who watch.
+"""
+
+from __future__ import annotations
+
+import enum
+import itertools
+import os
+import signal
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from kinetic._supervisor.protocol import Order
+from kinetic.job_status import Reason
+
+__all__ = [
+    "KEPT",
+    "KEPT_S",
+    "Action",
+    "Arm",
+    "Discard",
+    "Due",
+    "Grant",
+    "Job",
+    "Need",
+    "Record",
+    "Send",
+    "Slots",
+    "Start",
+    "State",
+    "Stop",
+    "Table",
+    "Tell",
+    "cpus_here",
+    "ended_line",
+    "gpus_here",
+    "memory_here",
+]
+
+
+_GPUS = "/proc/driver/nvidia/gpus"
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """What a job wants."""
+
+    cpus: int
+    gpus: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """What a job has got; given back as it is."""
+
+    cpus: int
+    gpus: tuple[str, ...]
+
+
+class Slots:
+    """The free and the taken slots of one machine."""
+
+    def __init__(self, cpus: int, gpus: tuple[str, ...] = ()) -> None:
+        self.cpus = max(1, cpus)
+        self.gpus = gpus
+        self._free_cpus = self.cpus
+        self._free_gpus = list(gpus)
+
+    def fit(self, need: Need) -> Need:
+        """*need*, cut down to what the machine has."""
+        cpus = min(max(1, need.cpus), self.cpus)
+        return Need(cpus, min(need.gpus, len(self.gpus)))
+
+    def take(self, need: Need) -> Grant | None:
+        """Take what *need* asks for, or nothing."""
+        if need.cpus > self._free_cpus or need.gpus > len(self._free_gpus):
+            return None
+        self._free_cpus -= need.cpus
+        gpus, self._free_gpus = self._free_gpus[: need.gpus], self._free_gpus[need.gpus :]
+        return Grant(need.cpus, tuple(gpus))
+
+    def give(self, grant: Grant) -> None:
+        """Give back what was taken."""
+        self._free_cpus += grant.cpus
+        self._free_gpus = sorted([*self._free_gpus, *grant.gpus], key=self.gpus.index)
+
+    def taken(self, need: Need) -> str:
+        """How much is taken of what *need* waits for, in words."""
+        if need.gpus > len(self._free_gpus):
+            what, free, there = "GPU", len(self._free_gpus), len(self.gpus)
+            wanted = need.gpus
+        else:
+            what, free, there = "slot", self._free_cpus, self.cpus
+            wanted = need.cpus
+        wish = f"a {what}" if wanted == 1 else f"{wanted} {what}s"
+        return f"waiting for {wish}: {there - free} of {there} busy"
+
+    def has_gpus(self, need: Need) -> bool:
+        """Whether CPUs are all that *need* may have to wait for."""
+        return need.gpus <= len(self._free_gpus)
+
+
+def cpus_here(environ: Mapping[str, str]) -> int:
+    """``KINETIC_LOCAL_SLOTS``, or the processors this process may use."""
+    asked = environ.get("KINETIC_LOCAL_SLOTS", "")
+    if asked.isdigit() and int(asked) > 0:
+        return int(asked)
+    affinity = getattr(os, "sched_getaffinity", None)  # not on macOS
+    return len(affinity(0)) if affinity is not None else os.cpu_count() or 1
+
+
+def memory_here() -> int:
+    """The bytes of memory this machine has."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def gpus_here(environ: Mapping[str, str]) -> tuple[str, ...]:
+    """The ids in ``CUDA_VISIBLE_DEVICES``, or the GPUs that the NVIDIA driver lists."""
+    visible = environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        ids = [part.strip() for part in visible.split(",")]
+        # CUDA itself ends the list at the first id that names no device.
+        end = next((i for i, one in enumerate(ids) if one in ("", "-1", "NoDevFiles")), len(ids))
+        return tuple(dict.fromkeys(ids[:end]))
+    try:
+        return tuple(str(number) for number in range(len(os.listdir(_GPUS))))
+    except OSError:
+        return ()
+
+
+KEPT_S = 24 * 3600.0
+"""How long an ended job is remembered; its log stays until the job is deleted."""
+
+KEPT = 4096
+"""So many jobs that have ended are remembered; beyond that, the first that ended is forgotten.
+
+Nothing hangs on it: what became of a job is in the store, and one whose name is launched again
+finds the claim of the first.
+"""
+
+
+TOLD_S = 3.0
+"""After how many seconds a job that waits is told what for."""
+
+NAMED = 3
+TOLD_AT_ONCE = 100
+"""So many of those that wait are told; the others would hear the same."""
+
+
+class State(enum.StrEnum):
+    """What is told of a job; the values are those of `kinetic.aio.ports.Phase`."""
+
+    QUEUED = "pending"
+    RUNNING = "running"
+    ENDED = "ended"
+    GONE = "gone"
+
+
+class Stop(enum.Enum):
+    """Why a job was told to end."""
+
+    DELETED = "deleted"
+    DEADLINE = "deadline"
+    SHUTDOWN = "shutdown"
+
+
+class Due(enum.Enum):
+    """What a moment was waited for."""
+
+    START = "start"
+    DEADLINE = "deadline"
+    KILL = "kill"
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Job:
+    """One job. ``created`` and ``ended`` are seconds since the epoch."""
+
+    name: str
+    labels: Mapping[str, str]
+    created: float
+    order: Order | None = None  # of a job of this supervisor, not of one before it
+    body: bytes = b""
+    state: State = State.QUEUED
+    need: Need = field(default_factory=lambda: Need(1))
+    grant: Grant | None = None
+    executor: str = ""
+    stopping: Stop | None = None
+    exit_code: int | None = None
+    reason: str = ""
+    message: str = ""
+    ended: float = 0.0
+
+    def view(self) -> dict[str, Any]:
+        """What is told of it."""
+        return {
+            "name": self.name,
+            "phase": self.state.value,
+            "labels": self.labels,
+            "executor": self.executor,
+            "exit_code": self.exit_code,
+            "reason": self.reason,
+            "message": self.message,
+            "created": self.created,
+        }
+
+    def carries(self, labels: Mapping[str, str]) -> bool:
+        """Whether it has all of *labels*."""
+        return labels.items() <= self.labels.items()
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """Write a line into the journal; what is ``vital`` must not happen unwritten."""
+
+    line: Mapping[str, Any]
+    vital: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Give the job to a warm parent."""
+
+    job: Job
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Signal the job's main process."""
+
+    job: Job
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """Call `Table.due` after ``delay`` seconds."""
+
+    delay: float
+    what: Due
+    job: Job
+
+
+@dataclass(frozen=True, slots=True)
+class Tell:
+    """The job is something else now."""
+
+    job: Job
+
+
+@dataclass(frozen=True, slots=True)
+class Discard:
+    """Nothing of the job is wanted any more."""
+
+    name: str
+
+
+Action = Record | Start | Send | Arm | Tell | Discard
+
+
+class Table:
+    """All jobs that are known, and the queue for *slots*."""
+
+    def __init__(self, slots: Slots, kept_s: float = KEPT_S) -> None:
+        self.jobs: dict[str, Job] = {}
+        self._slots = slots
+        self._kept_s = kept_s
+        self._ended: dict[str, Job] = {}  # in the order of their ends
+        self._running: dict[str, Job] = {}
+        self._waiting: dict[bool, deque[Job]] = {True: deque(), False: deque()}
+        self._queued = 0
+
+    @property
+    def busy(self) -> bool:
+        """Whether a job is queued or running."""
+        return bool(self._running or self._queued)
+
+    @property
+    def queued(self) -> bool:
+        """Whether a job waits for its slots."""
+        return self._queued > 0
+
+    @property
+    def running(self) -> list[Job]:
+        """The jobs that have a process."""
+        return [*self._running.values()]
+
+    def add(self, order: Order, body: bytes, now: float) -> list[Action]:
+        """A new job joins the queue; its name is not in the table."""
+        need = self._slots.fit(Need(order.cpus, order.gpus))
+        job = Job(
+            name=order.name, labels=order.labels, created=now, order=order, body=body, need=need
+        )
+        self.jobs[job.name] = job
+        self._waiting[need.gpus > 0].append(job)
+        self._queued += 1
+        line = {"was": "created", "name": job.name, "labels": job.labels, "at": now}
+        actions: list[Action] = [Record(line, vital=True), Tell(job)]
+        if order.start_timeout is not None:
+            actions.append(Arm(order.start_timeout, Due.START, job))
+        return actions
+
+    def forget_unwritten(self, job: Job) -> None:
+        """Undo `add`: the journal did not take it."""
+        del self.jobs[job.name]
+        self._leave_queue(job)
+
+    def next(self) -> Job | None:
+        """The job that starts now, with its slots taken; None when nothing can.
+
+        First come, first served, in two queues: jobs that wait for a GPU do
+        not hold those up that need none. A job that only lacks CPUs does.
+        """
+        for with_gpus in (True, False):
+            queue = self._waiting[with_gpus]
+            while queue and queue[0].state is not State.QUEUED:
+                queue.popleft()
+            if not queue:
+                continue
+            job = queue[0]
+            if (grant := self._slots.take(job.need)) is not None:
+                queue.popleft()
+                job.grant = grant
+                return job
+            if with_gpus and self._slots.has_gpus(job.need):
+                return None
+        return None
+
+    def coming(self, count: int) -> Iterator[Job]:
+        """The next *count* jobs of each queue, which wait for their slots."""
+        for queue in self._waiting.values():
+            for job in itertools.islice(queue, count):
+                if job.state is State.QUEUED:
+                    yield job
+
+    def held_up(self, now: float) -> Iterator[Action]:
+        """Tell the first of those that have waited for some seconds what they wait for."""
+        for job in self.coming(TOLD_AT_ONCE):
+            if now - job.created < TOLD_S:
+                continue
+            names = [one.name for one in self._running.values()]
+            more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+            words = f"{self._slots.taken(job.need)} with {', '.join(names[:NAMED])}{more}"
+            if names and job.message != words:
+                job.message = words
+                yield Tell(job)
+
+    def start(self, job: Job, executor: str, now: float) -> list[Action]:
+        """*job*, which has its slots, becomes the process *executor*."""
+        self._queued -= 1
+        job.state, job.executor, job.message = State.RUNNING, executor, ""
+        self._running[executor] = job
+        line = {"was": "started", "name": job.name, "executor": executor, "at": now}
+        actions: list[Action] = [Record(line, vital=True), Start(job), Tell(job)]
+        if job.order is not None and job.order.timeout is not None:
+            actions.append(Arm(job.order.timeout, Due.DEADLINE, job))
+        return actions
+
+    def ended(
+        self, job: Job, now: float, *, status: int, out_of_memory: bool, meaning: str = ""
+    ) -> list[Action]:
+        """The process of *job* is gone, with exit code *status* (negative: a signal).
+
+        *meaning* is what its runner says by that code.
+        """
+        job.exit_code = status
+        reason, message = _verdict(job, status, out_of_memory=out_of_memory)
+        more = f", by which its runner says that {meaning}" if meaning and not reason else ""
+        return self._end(job, now, reason, message + more)
+
+    def failed(self, job: Job, now: float, reason: Reason, message: str) -> list[Action]:
+        """*job* has no process (any more), and nobody knows an exit code."""
+        if job.stopping in (Stop.DEADLINE, Stop.DELETED):  # it was to end anyway
+            return self._end(job, now, *_verdict(job, -signal.SIGKILL, out_of_memory=False))
+        return self._end(job, now, reason, message)
+
+    def delete(self, job: Job) -> list[Action]:
+        """Somebody wants *job* away; a running one gets its grace first."""
+        if job.state is State.RUNNING:
+            if job.stopping is Stop.DELETED:
+                return []
+            already = job.stopping is not None
+            job.stopping = Stop.DELETED
+            actions: list[Action] = [Record({"was": "deleted", "name": job.name})]
+            return actions if already else actions + self._ask(job)
+        if job.state is State.QUEUED:
+            job.reason, job.message = Reason.CANCELLED, "deleted before it started"
+        return [Record({"was": "gone", "name": job.name}), *self._gone(job)]
+
+    def shut_down(self, now: float, grace: float, why: str) -> list[Action]:
+        """End everything: what runs gets *grace* seconds."""
+        actions: list[Action] = []
+        for job in [*self.jobs.values()]:
+            if job.state is State.QUEUED:
+                actions += self._end(job, now, Reason.LOST, f"{why}; it never started")
+            elif job.state is State.RUNNING:
+                job.stopping = job.stopping or Stop.SHUTDOWN
+                actions.append(Send(job, signal.SIGTERM))
+                actions.append(Arm(grace, Due.KILL, job))
+        return actions
+
+    def due(self, what: Due, job: Job, now: float) -> list[Action]:
+        """The time of an `Arm` has come; often the job is over it already."""
+        match what:
+            case Due.START if job.state is State.QUEUED and job.order is not None:
+                limit = job.order.start_timeout or 0.0
+                words = f"no slot was free for {limit:g} s (start_timeout); it never started"
+                return self._end(job, now, Reason.UNSCHEDULABLE, words)
+            case Due.DEADLINE if job.state is State.RUNNING and job.stopping is None:
+                job.stopping = Stop.DEADLINE
+                return self._ask(job, signal.SIGXCPU)
+            case Due.KILL if job.state is State.RUNNING:
+                return [Send(job, signal.SIGKILL)]
+            case _:
+                return []
+
+    def expired(self, now: float) -> list[Action]:
+        """Forget what ended long ago."""
+        actions: list[Action] = []
+        for job in [*self._ended.values()]:
+            if job.ended < now - self._kept_s:
+                actions += self._forget(job)
+        return actions
+
+    def _ask(self, job: Job, number: signal.Signals = signal.SIGTERM) -> list[Action]:
+        """Ask the job to end; SIGXCPU tells its runner that the time is over."""
+        grace = job.order.grace if job.order is not None else 0.0
+        return [Send(job, number), Arm(grace, Due.KILL, job)]
+
+    def _end(self, job: Job, now: float, reason: str, message: str) -> list[Action]:
+        if job.state is State.QUEUED:
+            self._leave_queue(job)
+        self._release(job)
+        job.state, job.ended = State.ENDED, now
+        job.reason, job.message, job.body, job.order = reason, message, b"", None
+        if job.stopping is Stop.DELETED:
+            return [Record({"was": "gone", "name": job.name}), *self._gone(job)]
+        self._ended[job.name] = job
+        actions: list[Action] = [Record(ended_line(job)), Tell(job)]
+        if len(self._ended) > KEPT:
+            actions += self._forget(next(iter(self._ended.values())))
+        return actions
+
+    def _forget(self, job: Job) -> list[Action]:
+        """Drop what is known of a job that has ended; its log stays."""
+        job.state = State.GONE
+        del self.jobs[job.name], self._ended[job.name]
+        return [Record({"was": "forgotten", "name": job.name}), Tell(job)]
+
+    def _gone(self, job: Job) -> list[Action]:
+        if job.state is State.QUEUED:
+            self._leave_queue(job)
+        job.state, job.body = State.GONE, b""
+        del self.jobs[job.name]
+        self._ended.pop(job.name, None)
+        return [Tell(job), Discard(job.name)]
+
+    def _leave_queue(self, job: Job) -> None:
+        self._queued -= 1
+        job.state = State.GONE  # the deque drops it when its turn comes
+
+    def _release(self, job: Job) -> None:
+        if job.grant is not None:
+            self._slots.give(job.grant)
+            job.grant = None
+        self._running.pop(job.executor, None)
+
+    # --- what another supervisor has left behind -------------------------------------------
+
+    def restore(self, lines: Iterable[Mapping[str, Any]], now: float) -> list[str]:
+        """Read a journal; the names of jobs that were deleted, whose logs can go.
+
+        Of jobs that had not ended, nothing runs any more: they are lost.
+        """
+        unfinished: set[str] = set()
+        deleted: set[str] = set()
+        dropped: list[str] = []
+        died = "its supervisor"
+        for line in lines:
+            name = str(line.get("name", ""))
+            match line.get("was"):
+                case "supervisor":
+                    died = f"its supervisor (process {line.get('pid')})"
+                case "created":
+                    created = float(line.get("at", now))
+                    self.jobs[name] = Job(
+                        name=name, labels=line.get("labels", {}), created=created, message=died
+                    )
+                    unfinished.add(name)
+                    deleted.discard(name)
+                case "started" if name in self.jobs:
+                    self.jobs[name].executor = str(line.get("executor", ""))
+                case "deleted":
+                    deleted.add(name)
+                case "ended" if name in self.jobs:
+                    _read_end(self.jobs[name], line)
+                    unfinished.discard(name)
+                case "gone" if name in self.jobs:
+                    del self.jobs[name]
+                    unfinished.discard(name)
+                    deleted.discard(name)
+                    dropped.append(name)
+                case "forgotten":
+                    self.jobs.pop(name, None)
+                case _:
+                    continue
+        for name in unfinished:
+            job = self.jobs[name]
+            what = "while the job was running" if job.executor else "while the job was queued"
+            then = "the job was ended with it" if job.executor else "it never started"
+            job.state, job.ended, job.reason = State.ENDED, now, Reason.LOST
+            job.message = f"{job.message} died {what}; {then}"
+        for job in sorted(self.jobs.values(), key=lambda job: job.ended):
+            if job.name in deleted & unfinished:
+                del self.jobs[job.name]
+                dropped.append(job.name)
+            elif job.ended < now - self._kept_s:
+                del self.jobs[job.name]
+            else:
+                self._ended[job.name] = job
+        return [name for name in dropped if name not in self.jobs]
+
+    def lines(self) -> Iterator[Mapping[str, Any]]:
+        """A journal that says what is known now, and nothing else."""
+        for job in self.jobs.values():
+            yield {"was": "created", "name": job.name, "labels": job.labels, "at": job.created}
+            if job.executor:
+                yield {"was": "started", "name": job.name, "executor": job.executor}
+            if job.stopping is Stop.DELETED:
+                yield {"was": "deleted", "name": job.name}
+            if job.state is State.ENDED:
+                yield ended_line(job)
+
+
+def ended_line(job: Job) -> Mapping[str, Any]:
+    """The journal's line about the end of *job*."""
+    return {
+        "was": "ended",
+        "name": job.name,
+        "exit_code": job.exit_code,
+        "reason": job.reason,
+        "message": job.message,
+        "at": job.ended,
+    }
+
+
+def _read_end(job: Job, line: Mapping[str, Any]) -> None:
+    job.state = State.ENDED
+    job.exit_code = line.get("exit_code")
+    job.reason, job.message = str(line.get("reason", "")), str(line.get("message", ""))
+    job.ended = float(line.get("at", 0.0))
+
+
+def _verdict(job: Job, status: int, *, out_of_memory: bool) -> tuple[str, str]:
+    """Why it ended, in a word and in a sentence; both empty when it ended well."""
+    if status == 0:
+        return "", ""
+    limit = job.order.timeout if job.order is not None else None
+    match job.stopping:
+        case Stop.DEADLINE:
+            return Reason.DEADLINE, f"ran longer than its timeout of {limit or 0:g} s"
+        case Stop.DELETED:
+            return Reason.CANCELLED, "deleted while it was running"
+        case Stop.SHUTDOWN:
+            return Reason.LOST, "its supervisor was told to end, and the job with it"
+        case None:
+            pass
+    if status > 0:
+        return "", f"ended with exit code {status}"
+    if status == -signal.SIGKILL and out_of_memory:
+        return Reason.OUT_OF_MEMORY, "killed by the kernel: the machine ran out of memory"
+    if status == -signal.SIGKILL:
+        somebody = "by the kernel when memory ran out, or by somebody"
+        return Reason.LOST, f"killed by SIGKILL ({somebody})"
+    known = -status in signal.valid_signals()
+    return (
+        Reason.LOST,
+        f"killed by {signal.Signals(-status).name if known else f'signal {-status}'}",
+    )

@@ -1,0 +1,633 @@
+"""The warm parents of a supervisor: started when a job needs one, mourned when one dies."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import select
+import signal
+import socket
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kinetic._runner.fork import fork_server
+from kinetic._runner.job import processes
+from kinetic._runner.job.processes import LINUX, MARK, NOBODY, Children, children, mark_of
+from kinetic._runner.protocol import private
+from kinetic._supervisor.jobs import Job
+from kinetic._supervisor.prefetch import Prefetch
+from kinetic._supervisor.protocol import Order, Places, Shared
+
+__all__ = ["Ended", "Key", "Parent", "Parents", "Refused", "Sweeper", "end_strays", "strays"]
+
+
+PATIENCE_S = 5.0
+"""How long a job's end may wait for killed processes that do not go (they hang in the kernel)."""
+
+PLACES = 16
+"""For how many batches a parent holds at once what the jobs of each share."""
+
+_dumps = json.JSONEncoder(separators=(",", ":")).encode
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """What makes two jobs children of the same parent."""
+
+    command: tuple[str, ...]
+    runner: str
+    edition: str
+    fresh: bool
+
+    @classmethod
+    def of(cls, order: Order, interpreter: str) -> Key:
+        """The parent that *order* wants; fresh interpreters are started by any."""
+        command = (interpreter,) if order.fresh else order.command
+        return cls(command, order.runner, order.edition, order.fresh)
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """Nothing of the job runs any more; ``status`` is its exit code or negative signal."""
+
+    job: Job
+    status: int
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """No process could be made for the job."""
+
+    job: Job
+    error: str
+
+
+def _joined(ours: Mapping[str, Any], theirs: bytes) -> bytes:
+    """Two JSON objects as one, so that the client's is not read on its way."""
+    return _dumps(ours)[:-1].encode() + b"," + theirs[1:]
+
+
+@dataclass(slots=True)
+class _Ending:
+    job: Job
+    pid: int
+    status: int
+    until: float
+
+
+class Parent:
+    """A warm parent; *directory* is what its jobs' marks begin with."""
+
+    def __init__(self, key: Key, pid: int, sock: socket.socket, directory: str) -> None:
+        sock.setblocking(False)
+        self.key = key
+        self.pid = pid
+        self.ready = False
+        self.status: int | None = None
+        self.used = time.monotonic()
+        self.gone_at = 0.0
+        self.diary_at = 0
+        self._sock = sock
+        self._directory = directory
+        self._out = bytearray()
+        self._in = bytearray()
+        self._made = 0
+        self._jobs: dict[int, Job] = {}
+        self._serials: dict[Job, int] = {}
+        self._places: dict[Shared, int] = {}
+        self._mains: dict[int, int] = {}
+        self._ending: dict[int, _Ending] = {}
+        self._orphans: dict[int, frozenset[str]] = {}
+        self._children = Children(pid)
+
+    def fileno(self) -> int:
+        """The descriptor to wait on."""
+        return self._sock.fileno()
+
+    @property
+    def jobs(self) -> list[Job]:
+        """The jobs that have not been told to be over."""
+        return [*self._jobs.values(), *(ending.job for ending in self._ending.values())]
+
+    @property
+    def settling(self) -> bool:
+        """Whether a job has ended and something of it is still there."""
+        return bool(self._ending)
+
+    @property
+    def unsent(self) -> int:
+        """How many bytes wait for the parent to read."""
+        return len(self._out)
+
+    def start(
+        self,
+        job: Job,
+        shared: Callable[[], Mapping[str, Any]],
+        own: Mapping[str, Any],
+        arguments: bytes | None,
+    ) -> None:
+        """Have a process made for *job*.
+
+        *shared* and *own* are the supervisor's parts of its order, *arguments*
+        what `Ahead.take` has read.
+        """
+        assert job.order is not None
+        place = self._place(job.order.shared, shared)
+        self._made += 1
+        self.used = time.monotonic()
+        self._jobs[self._made] = job
+        self._serials[job] = self._made
+        message = _joined(own, job.body)
+        size = -1 if arguments is None else len(arguments)
+        content = fork_server.JOB.pack(place, len(message), size) + message + (arguments or b"")
+        self._out += fork_server.COMMAND.pack(fork_server.FORK, self._made, len(content)) + content
+
+    def _place(self, shared: Shared, more: Callable[[], Mapping[str, Any]]) -> int:
+        """Where the parent has *shared*; it is sent, if that is nowhere."""
+        place = self._places.pop(shared, None)
+        if place is None:
+            place = len(self._places)
+            if place >= PLACES:  # that of whom nobody has needed for the longest time
+                place = self._places.pop(next(iter(self._places)))
+            message = _joined(more(), shared.body)
+            self._out += fork_server.COMMAND.pack(fork_server.SHARE, place, len(message)) + message
+        self._places[shared] = place
+        return place
+
+    def signal(self, job: Job, number: int) -> None:
+        """Signal the main process of *job*, if it has not ended."""
+        if (serial := self._serials.get(job)) in self._jobs:
+            self._out += fork_server.COMMAND.pack(fork_server.SIGNAL, serial, number)
+            unwanted = all(one.stopping is not None for one in self._jobs.values())
+            if number == signal.SIGKILL and not self.ready and unwanted:
+                self.kill()  # it hangs, and will not hear of it
+
+    def flush(self) -> None:
+        """Send what the parent takes now.
+
+        Raises:
+            OSError: It is gone.
+        """
+        while self._out:
+            try:
+                sent = self._sock.send(self._out)
+            except BlockingIOError:
+                return
+            del self._out[:sent]
+
+    def hear(self) -> list[Ended | Refused] | None:
+        """What has happened to jobs; None when the parent is gone."""
+        try:
+            data = self._sock.recv(1 << 16)
+        except (BlockingIOError, InterruptedError):
+            return []
+        except OSError:
+            return None
+        if not data:
+            return None
+        self._in += data
+        whole = len(self._in) - len(self._in) % fork_server.WORD.size
+        told: list[Ended | Refused] = []
+        for what, serial, pid, number in fork_server.WORD.iter_unpack(bytes(self._in[:whole])):
+            if what == fork_server.EXITED:
+                self._exited(serial, pid, number)
+            elif what == fork_server.FORKED:
+                self._mains[pid] = serial
+            elif what == fork_server.REFUSED:
+                job = self._jobs.pop(serial)
+                del self._serials[job]
+                told.append(Refused(job, os.strerror(number)))
+            else:
+                self.ready = True
+        del self._in[:whole]
+        told += self.settle()
+        return told
+
+    def settle(self) -> Iterator[Ended]:
+        """Have killed what ended jobs left running; those that left nothing are over."""
+        if not self._ending:
+            return
+        left = self._slay_orphans()
+        for serial, ending in [*self._ending.items()]:
+            if ending.job.executor not in left or time.monotonic() > ending.until:
+                del self._ending[serial], self._serials[ending.job]
+                yield Ended(ending.job, ending.status)
+
+    def let_go(self) -> None:
+        """Close the connection: the parent ends its jobs and itself."""
+        self.gone_at = time.monotonic()
+        self._sock.close()
+        self._children.close()
+
+    def kill(self) -> None:
+        """End a parent that does not end by itself."""
+        if self.status is None:
+            os.kill(self.pid, signal.SIGKILL)
+
+    def _exited(self, serial: int, pid: int, status: int) -> None:
+        self._mains.pop(pid, None)
+        self._orphans.pop(pid, None)
+        if (job := self._jobs.pop(serial, None)) is not None:
+            self._ending[serial] = _Ending(job, pid, status, time.monotonic() + PATIENCE_S)
+
+    def _slay_orphans(self) -> set[str]:
+        """The executors that had something left."""
+        left: set[str] = set()
+        running: set[str] | None = None
+        for pid in self._children.read():
+            if pid in self._mains or (owners := self._owners(pid)) is None:
+                continue
+            if running is None:
+                running = {job.executor for job in self._jobs.values()}
+            if owners.isdisjoint(running):
+                left |= owners
+                # Its own children become the parent's, and are next.
+                self._out += fork_server.COMMAND.pack(fork_server.SLAY, pid, 0)
+        return left
+
+    def _owners(self, pid: int) -> frozenset[str] | None:
+        """The jobs a process may belong to: one, unless it hides where it comes from.
+
+        None: a fork that is about to become a job.
+        """
+        directory, executor = mark_of(pid)
+        if directory == self._directory:
+            if executor == NOBODY:
+                return None
+            owners = self._orphans[pid] = frozenset({executor})
+            return owners
+        if pid in self._orphans:  # it hides, or is ending and has no mark any more
+            return self._orphans[pid]
+        try:
+            session = os.getsid(pid)
+        except OSError:
+            session = 0
+        if session in self._mains:
+            return frozenset({self._jobs[self._mains[session]].executor})
+        for ending in self._ending.values():
+            if session == ending.pid:
+                return frozenset({ending.job.executor})
+        # Whoever was there when it was first seen; it goes when the last of them has ended.
+        owners = self._orphans[pid] = frozenset(job.executor for job in self.jobs)
+        return owners
+
+
+def strays(directory: str) -> list[int]:
+    """The processes that carry the mark of the state *directory*, but for this one."""
+    found = _by_proc(directory) if LINUX else _by_ps(directory)
+    return [pid for pid in found if pid != os.getpid()]
+
+
+def end_strays(directory: str, patience: float = 10.0) -> list[int]:
+    """Kill them until none is left; those that did not go within *patience* seconds.
+
+    Nobody may be starting such processes meanwhile: the caller holds the lock.
+    """
+    until = time.monotonic() + patience
+    while (pids := strays(directory)) and time.monotonic() < until:
+        for pid in pids:
+            _kill(pid, directory, until)
+    return pids
+
+
+def _by_proc(directory: str) -> Iterator[int]:
+    mine = os.getuid()
+    for entry in os.scandir("/proc"):
+        try:
+            if not entry.name.isdigit() or entry.stat().st_uid != mine:
+                continue
+        except OSError:
+            continue  # it ended meanwhile
+        if mark_of(int(entry.name))[0] == directory:
+            yield int(entry.name)
+
+
+def _by_ps(directory: str) -> Iterator[int]:
+    """Where there is no ``/proc``: ``ps`` shows the environment of one's own processes."""
+    import subprocess  # slow to load, and not needed on Linux
+
+    listing = subprocess.run(
+        ["ps", "-A", "-E", "-ww", "-o", "pid=,command="],
+        capture_output=True,
+        text=True,
+        errors="replace",
+        check=False,
+    ).stdout
+    for line in listing.splitlines():
+        pid, _, words = line.strip().partition(" ")
+        if f" {MARK}={directory}:" in words and pid.isdigit():
+            yield int(pid)
+
+
+def _kill(pid: int, directory: str, until: float) -> None:
+    """Kill one process and see it go, without ever meeting another that got its number."""
+    if not LINUX:
+        with contextlib.suppress(OSError):
+            os.kill(pid, signal.SIGKILL)
+        time.sleep(0.01)  # the next look says whether it is gone
+        return
+    try:
+        fd = os.pidfd_open(pid)
+    except OSError:
+        return  # it went by itself
+    try:
+        # The descriptor stands for whoever has the number now: look once more.
+        if mark_of(pid)[0] != directory:
+            return
+        signal.pidfd_send_signal(fd, signal.SIGKILL)
+        select.select([fd], [], [], max(0.0, until - time.monotonic()))
+    except OSError:
+        return
+    finally:
+        os.close(fd)
+
+
+class Sweeper:
+    """Puts folders into *refuse*, and has them removed, one process at a time."""
+
+    def __init__(self, refuse: Path) -> None:
+        self.helpers: set[int] = set()
+        self._sweeping = 0
+        self._refuse = str(refuse)
+        self._waiting = [entry.path for entry in os.scandir(refuse)]
+
+    def put_aside(self, folder: str, name: str) -> None:
+        """Take *folder* out of the way, if its job has left it."""
+        if not os.path.lexists(folder):
+            return  # the usual case: the job has removed it by itself
+        aside = f"{self._refuse}/{name}"
+        with contextlib.suppress(OSError):
+            os.rename(folder, aside)
+            self._waiting.append(aside)
+
+    def sweep(self) -> None:
+        """Begin to remove what waits, unless that is going on."""
+        if self._waiting and self._sweeping not in self.helpers:
+            with contextlib.suppress(OSError):  # no process to be had: later
+                self._sweeping = processes.remove_aside(self._waiting)
+                self.helpers.add(self._sweeping)
+                self._waiting = []
+
+    def aside(self, work: Callable[[], object]) -> None:
+        """Have something else done that may take long."""
+        with contextlib.suppress(OSError):  # no process to be had: another time
+            self.helpers.add(processes.aside(work))
+
+    def helped(self, pid: int) -> None:
+        """A child of the supervisor has ended; it may have been a helper."""
+        self.helpers.discard(pid)
+
+
+SPARE = 4
+"""How many parents without a job are kept warm."""
+
+LAST_WORDS = 2000
+_BASE = ("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "TMPDIR", "TZ", "KINETIC_HOME")
+_SOCKET_FD = 3
+
+_OUTPUTS = re.compile(r"(/.*/outputs/(?:job|grp)-(?:local-)?[0-9a-f]{12})(/[0-9]+)?")
+"""The output directories that kinetic has named; one that the user has is the user's."""
+
+
+class Parents:
+    """All parents, and which of them has which job."""
+
+    def __init__(self, places: Places, environ: Mapping[str, str], sweeper: Sweeper) -> None:
+        self._places = places
+        self._sweeper = sweeper
+        self._environment = {
+            name: value
+            for name, value in environ.items()
+            if name in _BASE or name.startswith("LC_")
+        }
+        self._directory = str(places.state)
+        self._environment[MARK] = f"{self._directory}:{NOBODY}"
+        self._logs, self._work = str(places.logs), str(places.work)
+        self._cache = str(places.cache)
+        self._ahead = Prefetch(self._cache)
+        self._parents: dict[Key, Parent] = {}
+        self._homes: dict[Job, Parent] = {}
+        self._dead: list[Parent] = []
+        self._left: dict[str, Job] = {}
+        self._outputs: dict[Job, str] = {}
+        self._writers: Counter[str] = Counter()
+
+    def make_ready(self, job: Job, order: Order) -> None:
+        """Do beforehand what *job*, which still waits, can have done before its turn."""
+        self._ahead.make_ready(job, order, self.work(job))
+
+    def start(self, job: Job, order: Order, environment: Mapping[str, str]) -> Parent:
+        """Give *job* to its parent; a new one if need be, for the caller to listen to.
+
+        Raises:
+            OSError: Its interpreter cannot be started.
+        """
+        if job.name in self._left:  # one of its name has ended this very moment: its folder goes
+            self.tidy()
+        key = Key.of(order, sys.executable)
+        parent = self._parents.get(key)
+        if parent is None:
+            parent = self._parents[key] = self._spawn(key)
+        self._homes[job] = parent
+        self._make_outputs(job)
+        own = {
+            "overrides": environment,
+            "executor": job.executor,
+            "log": f"{self._logs}/{job.name}.log",
+            "work": self.work(job),
+        }
+        arguments = None if order.fresh else self._ahead.take(job, order, self.work(job))
+        parent.start(job, lambda: self._shared(order), own, arguments)
+        return parent
+
+    def _shared(self, order: Order) -> dict[str, Any]:
+        """What the jobs of a batch have from us in common."""
+        runner = f"{order.runner}/remote_runner.py"
+        return {
+            "cache": self._cache,
+            "memory_bytes": order.memory_bytes,
+            "mounts": LINUX,
+            "command": [*order.command, "-u", runner] if order.fresh else [],
+        }
+
+    def work(self, job: Job) -> str:
+        """The folder *job* runs in."""
+        return f"{self._work}/{job.name}"
+
+    def signal(self, job: Job, number: int) -> Parent | None:
+        """Have *job*'s main process signalled; the parent to flush, if there is one to hear it."""
+        parent = self._homes.get(job)
+        if parent is None or parent in self._dead:  # then the job ends without being asked
+            return None
+        parent.signal(job, number)
+        return parent
+
+    def never_began(self, job: Job) -> None:
+        """There was no process for *job*."""
+        self._ahead.withdraw(job)
+
+    def ended(self, job: Job) -> None:
+        """Nothing of *job* runs any more; its folder goes with the next `tidy`."""
+        self._homes.pop(job, None)
+        self._left[job.name] = job
+
+    def tidy(self) -> None:
+        """Clear the folders of those that have ended."""
+        for job in self._left.values():
+            if not self._ahead.clear(job):
+                self._sweeper.put_aside(self.work(job), job.executor)
+            self._drop_outputs(job)
+        self._left.clear()
+
+    def _make_outputs(self, job: Job) -> None:
+        """Make the output directory of *job*, in which its function may open a file at once.
+
+        All are made and removed here, where nothing comes between the two.
+        """
+        with contextlib.suppress(ValueError, KeyError, TypeError, OSError):  # the job will say so
+            folder: str = json.loads(job.body)["assignment"]["output_dir"]
+            if _OUTPUTS.fullmatch(folder):
+                self._outputs[job] = folder
+                self._writers[folder] += 1
+                private.make_folder(folder)
+
+    def _drop_outputs(self, job: Job) -> None:
+        """Remove the output directory of *job* if nothing is in it, and that of its batch so."""
+        folder = self._outputs.pop(job, None)
+        if folder is None:
+            return
+        self._writers[folder] -= 1
+        if self._writers[folder]:  # the next attempt has it
+            return
+        del self._writers[folder]
+        named = _OUTPUTS.fullmatch(folder)
+        with contextlib.suppress(OSError):  # there is something in it
+            os.rmdir(folder)
+            if named is not None and named[2]:
+                os.rmdir(named[1])
+
+    def forget(self, job: Job) -> None:
+        """*job* never had its turn, and will not."""
+        if not self._ahead.forget(job):
+            self._sweeper.put_aside(self.work(job), os.urandom(8).hex())
+
+    def settling(self) -> list[Parent]:
+        """Parents with jobs that have ended and left something behind."""
+        return [one for one in self._parents.values() if one.settling]
+
+    def spare(self) -> list[Parent]:
+        """Parents that nobody has needed for the longest time."""
+        if len(self._parents) <= SPARE:
+            return []
+        free = [one for one in self._parents.values() if not one.jobs]
+        return sorted(free, key=lambda one: one.used)[:-SPARE]
+
+    def dismiss(self, parent: Parent) -> None:
+        """It is gone, or has to go: it ends its jobs and itself."""
+        if self._parents.get(parent.key) is parent:
+            del self._parents[parent.key]
+        parent.let_go()
+        self._dead.append(parent)
+
+    def dismiss_all(self) -> None:
+        """Let all of them go."""
+        for parent in [*self._parents.values()]:
+            self.dismiss(parent)
+
+    @property
+    def dying(self) -> bool:
+        """Whether processes of parents that are gone may still be there."""
+        return bool(self._dead)
+
+    def kill_all(self) -> None:
+        """End those that do not end by themselves."""
+        for parent in self._dead:
+            parent.kill()
+
+    def reap(self) -> list[tuple[Parent, list[Job]]]:
+        """Collect what has died; the parents that are gone with all they had, and their jobs.
+
+        Jobs' processes become ours when their parent dies. What is neither a
+        parent nor a helper is therefore to be ended.
+        """
+        self._collect()
+        ours = {one.pid for one in self._living()} | self._sweeper.helpers
+        orphans = [pid for pid in children() if pid not in ours]
+        for pid in orphans:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except OSError:
+                continue  # a set-user-id program is not ours to end
+        finished: list[tuple[Parent, list[Job]]] = []
+        for parent in [*self._dead]:
+            late = time.monotonic() > parent.gone_at + PATIENCE_S
+            if late:
+                parent.kill()
+            if parent.status is not None and (not orphans or late):
+                if not LINUX and parent.jobs:
+                    end_strays(self._directory)
+                self._dead.remove(parent)
+                finished.append((parent, parent.jobs))
+        return finished
+
+    def last_words(self, parent: Parent) -> str:
+        """The end of what *parent* has written to its standard error."""
+        try:
+            with open(self._places.diary, "rb") as file:
+                end = os.fstat(file.fileno()).st_size
+                file.seek(max(parent.diary_at, end - LAST_WORDS))
+                return file.read().decode(errors="replace").strip()
+        except OSError:
+            return ""
+
+    def _living(self) -> list[Parent]:
+        return [one for one in [*self._parents.values(), *self._dead] if one.status is None]
+
+    def _collect(self) -> None:
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            self._sweeper.helped(pid)
+            for parent in self._living():
+                if parent.pid == pid:
+                    parent.status = os.waitstatus_to_exitcode(status)
+
+    def _spawn(self, key: Key) -> Parent:
+        mine, theirs = socket.socketpair()
+        warm = str(Path(key.runner) / "fork" / "warm.py")
+        argv = [*key.command, "-P", warm, str(_SOCKET_FD), *(["fresh"] if key.fresh else [])]
+        diary = str(self._places.diary)
+        opening = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+        try:
+            diary_at = os.stat(diary).st_size if os.path.exists(diary) else 0
+            pid = os.posix_spawnp(
+                argv[0],
+                argv,
+                self._environment,
+                file_actions=[
+                    (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+                    (os.POSIX_SPAWN_OPEN, 1, diary, opening, 0o600),
+                    (os.POSIX_SPAWN_DUP2, 1, 2),
+                    (os.POSIX_SPAWN_DUP2, theirs.fileno(), _SOCKET_FD),
+                ],
+                setsigmask=[],
+            )
+        except OSError:
+            mine.close()
+            raise
+        finally:
+            theirs.close()
+        parent = Parent(key, pid, mine, self._directory)
+        parent.diary_at = diary_at
+        return parent

@@ -1,0 +1,335 @@
+"""What client and supervisor say to each other, where they meet, and how a message is framed.
+
+A client opens with ``hello``. Requests carry an ``id`` and are answered in any
+order; what happens to jobs is told unasked to whoever subscribes.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import socket
+import struct
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+__all__ = [
+    "SUBMISSION",
+    "VERSION",
+    "Channel",
+    "ChannelError",
+    "Decoder",
+    "Message",
+    "Order",
+    "OrderError",
+    "Places",
+    "Shared",
+    "check",
+    "edition",
+    "encode",
+]
+
+
+HEAD = struct.Struct("<II")
+LARGEST = 256 * 1024 * 1024
+RECEIVE_BYTES = 256 * 1024
+
+Message = tuple[dict[str, Any], bytes]
+
+_dumps = json.JSONEncoder(separators=(",", ":")).encode
+_loads = json.JSONDecoder().decode
+
+
+class ChannelError(ValueError):
+    """The other side does not speak this format."""
+
+
+def encode(header: Mapping[str, Any], body: bytes = b"") -> bytes:
+    """One message as bytes."""
+    head = _dumps(header).encode()
+    return HEAD.pack(len(head), len(body)) + head + body
+
+
+class Decoder:
+    """Cuts a stream into messages, wherever the stream was cut."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> list[Message]:
+        """The messages that *data* completes.
+
+        Raises:
+            ChannelError: This is not our format.
+        """
+        buffer = self._buffer
+        buffer += data
+        messages: list[Message] = []
+        start = 0
+        while len(buffer) - start >= HEAD.size:
+            head, body = HEAD.unpack_from(buffer, start)
+            if head + body > LARGEST:
+                raise ChannelError(f"a message of {head + body} bytes is too large, or garbled")
+            middle = start + HEAD.size + head
+            if len(buffer) < middle + body:
+                break
+            try:
+                header = _header(str(buffer[start + HEAD.size : middle], "utf-8"))
+            except (ValueError, RecursionError) as exc:
+                raise ChannelError(f"a garbled message: {exc}") from exc
+            start = middle + body
+            messages.append((header, bytes(buffer[middle:start])))
+        del buffer[:start]
+        return messages
+
+
+def _header(text: str) -> dict[str, Any]:
+    header: dict[str, Any] = _loads(text)
+    if type(header) is not dict:
+        raise ValueError("its header is no object")
+    return header
+
+
+class Channel:
+    """One end of a connection whose owner waits for readiness itself."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        sock.setblocking(False)
+        self._sock = sock
+        self._decoder = Decoder()
+        self._out = bytearray()
+
+    def fileno(self) -> int:
+        """The descriptor to wait on."""
+        return self._sock.fileno()
+
+    @property
+    def unsent(self) -> int:
+        """How many bytes wait for the other side to read."""
+        return len(self._out)
+
+    def send(self, header: Mapping[str, Any], body: bytes = b"") -> None:
+        """Keep a message for the next `flush`."""
+        self._out += encode(header, body)
+
+    def flush(self) -> None:
+        """Send what the other side takes now.
+
+        Raises:
+            OSError: The other side is gone.
+        """
+        while self._out:
+            try:
+                sent = self._sock.send(self._out)
+            except BlockingIOError:
+                return
+            del self._out[:sent]
+
+    def receive(self) -> list[Message] | None:
+        """What has arrived; None when nothing more will come.
+
+        Raises:
+            ChannelError: The other side does not speak this format.
+        """
+        try:
+            data = self._sock.recv(RECEIVE_BYTES)
+        except (BlockingIOError, InterruptedError):
+            return []
+        except OSError:
+            return None
+        return self._decoder.feed(data) if data else None
+
+    def close(self) -> None:
+        """Let go; what is unsent is lost."""
+        self._sock.close()
+
+
+VERSION = (1, 0)
+"""Major and minor; another major lives at another path and never meets this one."""
+
+SUBMISSION = "kinetic.dev/submission"
+"""The label with whose value the names of a submission's jobs begin."""
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
+
+
+class OrderError(ValueError):
+    """A job that cannot be accepted as it was asked for."""
+
+
+def _kinds(value: Iterable[Any]) -> set[type]:
+    return {type(one) for one in value}
+
+
+def _is_names(value: Any) -> bool:
+    return _kinds([value]) == {list} and _kinds(value) <= {str}
+
+
+def _is_labels(value: Any) -> bool:
+    return _kinds([value]) == {dict} and _kinds(value.values()) <= {str}
+
+
+def _is_version(value: Any) -> bool:
+    return _kinds([value]) == {list} and _kinds(value[:1]) == {int}
+
+
+_FIELDS: Mapping[str, Callable[[Any], bool]] = {
+    "id": lambda value: isinstance(value, int),
+    "place": lambda value: isinstance(value, int),
+    "name": lambda value: isinstance(value, str),
+    "names": lambda value: value is None or _is_names(value),
+    "labels": lambda value: value is None or _is_labels(value),
+    "protocol": _is_version,
+}
+
+
+def check(header: Mapping[str, Any]) -> None:
+    """Refuse a request that says something else than it can mean, before any of it acts.
+
+    Raises:
+        ChannelError: A field is not of its kind.
+    """
+    for name, is_right in _FIELDS.items():
+        if name in header and not is_right(header[name]):
+            raise ChannelError(f"a request whose {name} is {header[name]!r:.100}")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Shared:
+    """What the orders of a batch have in common: of the header, and of the body."""
+
+    header: Mapping[str, Any]
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """The part of a job that the supervisor reads.
+
+    ``command`` starts the job's interpreter; ``runner`` is the folder of the
+    runner's code, and ``edition`` tells one content of that folder from
+    another. ``timeout``, ``start_timeout`` and ``grace`` are seconds. A job that is
+    ``owned`` ends with the process that ordered it.
+    """
+
+    name: str
+    labels: Mapping[str, str]
+    shared: Shared
+    command: tuple[str, ...]
+    runner: str
+    edition: str
+    fresh: bool = False
+    cpus: int = 1
+    gpus: int = 0
+    memory_bytes: int | None = None
+    timeout: float | None = None
+    start_timeout: float | None = None
+    grace: float = 30.0
+    owned: bool = False
+
+    @classmethod
+    def from_json(cls, own: Mapping[str, Any], shared: Shared) -> Order:
+        """Read a ``launch`` message; unknown fields are ignored.
+
+        Raises:
+            OrderError: It cannot be accepted.
+        """
+        try:
+            labels = {**shared.header["labels"], **own["labels"]}
+            header = {**shared.header, **own, "labels": labels}
+            known: dict[str, Any] = {name: header[name] for name in cls.__slots__ if name in header}
+            if not _is_labels(labels) or not _is_names(known["command"]):
+                raise TypeError("its labels or its command")
+            known["command"] = tuple(known["command"])
+            order = cls(**known, shared=shared)
+        except (KeyError, TypeError) as exc:
+            raise OrderError(f"the order is garbled: {exc}") from exc
+        if not _NAME.fullmatch(order.name):
+            raise OrderError(
+                f"{order.name!r} is no name for a job: at most 200 letters, digits, "
+                "dots, dashes and underscores, the first a letter or digit"
+            )
+        if not order.command:
+            raise OrderError("no interpreter was named")
+        counts: tuple[Any, ...] = (order.cpus, order.gpus, order.memory_bytes or 0)
+        if {int} != {type(count) for count in counts} or min(counts) < 0:
+            raise OrderError("its resources are garbled")
+        if [type(one) for one in (order.runner, order.edition, order.fresh)] != [str, str, bool]:
+            raise OrderError("its runner is garbled")
+        for what in ("timeout", "start_timeout", "grace"):
+            seconds = getattr(order, what)
+            if seconds is None and what != "grace":
+                continue
+            if not isinstance(seconds, int | float) or not 0 <= seconds < math.inf:
+                raise OrderError(f"{what}={seconds!r} is no time in seconds")
+        return order
+
+
+def edition(runner: Path) -> str:
+    """Tells one state of the runner's code from another, so that no old one stays warm."""
+    latest = max((file.stat().st_mtime_ns for file in runner.rglob("*.py")), default=0)
+    return f"{latest:x}"
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """The files of one supervisor; the major version of the protocol is part of every path."""
+
+    home: Path
+
+    @property
+    def state(self) -> Path:
+        """The folder of everything below; private to the user."""
+        return self.home / "local" / f"v{VERSION[0]}"
+
+    @property
+    def socket(self) -> Path:
+        """Where the supervisor listens."""
+        return self.state / "socket"
+
+    @property
+    def lock(self) -> Path:
+        """Held by the supervisor as long as it lives."""
+        return self.state / "lock"
+
+    @property
+    def starting(self) -> Path:
+        """Held while a supervisor decides whether it is the one, or that it is no more."""
+        return self.state / "starting"
+
+    @property
+    def journal(self) -> Path:
+        """What has happened to the jobs."""
+        return self.state / "journal"
+
+    @property
+    def diary(self) -> Path:
+        """What the supervisor and the warm parents write to their standard error."""
+        return self.state / "supervisor.log"
+
+    @property
+    def logs(self) -> Path:
+        """One file a job."""
+        return self.state / "logs"
+
+    @property
+    def work(self) -> Path:
+        """One folder a running job."""
+        return self.state / "work"
+
+    @property
+    def refuse(self) -> Path:
+        """Folders of jobs that ended, until they are removed."""
+        return self.state / "refuse"
+
+    @property
+    def cache(self) -> Path:
+        """What jobs share: code that was unpacked, by digest."""
+        return self.home / "cache"
+
+    def log(self, name: str) -> Path:
+        """The output of a job."""
+        return self.logs / f"{name}.log"

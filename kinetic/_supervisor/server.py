@@ -1,0 +1,267 @@
+"""Where clients ask and are answered: requests, and watches over the table of jobs."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import socket
+import struct
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, ClassVar
+
+from kinetic._supervisor.jobs import Job, State, Stop, Table
+from kinetic._supervisor.protocol import (
+    SUBMISSION,
+    VERSION,
+    Channel,
+    ChannelError,
+    Message,
+    Order,
+    OrderError,
+    Shared,
+    check,
+)
+
+__all__ = ["Connection", "Ending", "Owner", "Server", "peer_process", "peer_uid"]
+
+
+class Owner:
+    """A process, held by a descriptor that can be read from when it has ended.
+
+    Raises:
+        ProcessLookupError: It has.
+        OSError: This system cannot tell.
+    """
+
+    def __init__(self, pid: int) -> None:
+        self.jobs: set[Job] = set()
+        self._descriptor = os.pidfd_open(pid)
+
+    def fileno(self) -> int:
+        """For a selector."""
+        return self._descriptor
+
+    def close(self) -> None:
+        """Hold it no longer."""
+        os.close(self._descriptor)
+
+
+def peer_process(sock: socket.socket) -> int:
+    """The process at the other end, as it was when it connected; 0 if its end cannot be seen."""
+    if not hasattr(os, "pidfd_open"):
+        return 0
+    packed = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+    return int(struct.unpack("3i", packed)[0])  # 0, too, where it is in another namespace
+
+
+AHEAD_BYTES = 1 << 18
+"""With this much unread, a watching client gets what it missed as one state a job."""
+
+JOBS_A_MESSAGE = 200
+PAUSE_S = 0.02
+"""While jobs are open, a watching client hears of them as often as this: each time costs it, and
+us, the more the less it hears at once."""
+
+PLACES = 64
+"""How many different things the orders of one connection can have in common at once."""
+
+
+class Ending(Exception):
+    """No job is taken on any more: the next supervisor is to be asked."""
+
+
+class Connection:
+    """A client, the process ``process``; it may watch jobs beside its requests."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.process = peer_process(sock)
+        self.channel = Channel(sock)
+        self.labels: Mapping[str, str] | None = None
+        self.changes: dict[Job, None] = {}
+        self.shared: dict[int, Shared] = {}
+        self.synced = True
+        self.closed = False
+        self.next_word = 0.0
+        """The moment before which no news of jobs are sent, unless no job is open."""
+
+    def pump(self, now: float, *, hurry: bool) -> bool:
+        """Send what there is, as far as the client keeps reading; False: some is kept for later.
+
+        Raises:
+            OSError: It is gone.
+        """
+        self.channel.flush()
+        if self.changes and self.synced and not hurry and now < self.next_word:
+            return False
+        if self.changes:
+            self.next_word = now + PAUSE_S
+        # Whoever leaves with changes left leaves bytes unsent, too: room for them wakes it again.
+        while self.changes and self.channel.unsent < AHEAD_BYTES:
+            changed = [*itertools.islice(self.changes, JOBS_A_MESSAGE)]
+            for job in changed:
+                del self.changes[job]
+            self.channel.send({"jobs": [job.view() for job in changed]})
+            self.channel.flush()
+        if not self.changes and not self.synced:
+            self.synced = True
+            self.channel.send({"jobs": [], "synced": True})
+            self.channel.flush()
+        return True
+
+
+class Server:
+    """Answers requests; *launch*, *delete* and *discard* carry out what they ask."""
+
+    def __init__(
+        self,
+        table: Table,
+        launch: Callable[[Order, bytes, int], None],
+        delete: Callable[[Job], None],
+        discard: Callable[[Collection[str], str], None],
+    ) -> None:
+        self.connections: set[Connection] = set()
+        self.dirty: set[Connection] = set()
+        self._table = table
+        self._launch = launch
+        self._delete = delete
+        self._discard = discard
+        self._enders: dict[str, list[tuple[Connection, int]]] = {}
+        self._held: dict[str, list[tuple[Connection, dict[str, Any], bytes, Shared]]] = {}
+
+    def handle(self, connection: Connection, message: Message) -> None:
+        """One message of a client.
+
+        Raises:
+            ChannelError: It makes no sense; the connection is of no use any more.
+        """
+        header, body = message
+        answer = self._requests.get(str(header.get("op")))
+        if answer is None:
+            raise ChannelError(f"an unknown request: {header.get('op')!r}")
+        check(header)
+        self.dirty.add(connection)
+        answer(self, connection, header, body)
+
+    def tell(self, job: Job) -> None:
+        """*job* has changed: those who watch it hear of it."""
+        for connection in self.connections:
+            if connection.labels is not None and job.carries(connection.labels):
+                connection.changes[job] = None  # what is told is its state when that is sent
+                self.dirty.add(connection)
+        if job.state in (State.ENDED, State.GONE):
+            for connection, number in self._enders.pop(job.name, ()):
+                self._reply(connection, {"id": number})
+        if job.state is State.GONE:
+            for connection, header, body, shared in self._held.pop(job.name, ()):
+                self._admit(connection, header, body, shared)
+
+    def close(self, connection: Connection) -> None:
+        """The client is gone."""
+        connection.closed = True
+        connection.channel.close()
+        self.connections.discard(connection)
+        self.dirty.discard(connection)
+
+    def _on_hello(self, connection: Connection, header: dict[str, Any], body: bytes) -> None:
+        reply: dict[str, Any] = {"id": header["id"], "protocol": VERSION, "pid": os.getpid()}
+        if header["protocol"][0] != VERSION[0]:
+            reply |= {"error": f"the supervisor speaks protocol {VERSION[0]}", "kind": "protocol"}
+        self._reply(connection, reply)
+
+    def _on_share(self, connection: Connection, header: dict[str, Any], body: bytes) -> None:
+        place = header.pop("place")
+        if len(connection.shared) >= PLACES and place not in connection.shared:
+            raise ChannelError(f"more than {PLACES} places")
+        connection.shared[place] = Shared(header, body)
+
+    def _on_launch(self, connection: Connection, header: dict[str, Any], body: bytes) -> None:
+        shared = connection.shared.get(header["place"])
+        if shared is None:
+            raise ChannelError(f"nothing is at the place {header['place']}")
+        self._admit(connection, header, body, shared)
+
+    def _admit(
+        self, connection: Connection, header: dict[str, Any], body: bytes, shared: Shared
+    ) -> None:
+        reply: dict[str, Any] = {"id": header["id"]}
+        try:
+            order = Order.from_json(header, shared)
+            if any(not part.startswith(b"{") or len(part) < 3 for part in (body, shared.body)):
+                raise OrderError("the job's own part is missing")
+            there = self._table.jobs.get(order.name)
+            if there is not None and there.stopping is Stop.DELETED:
+                # Its successor is born when it is gone, which its grace bounds.
+                held = (connection, header, body, shared)
+                self._held.setdefault(order.name, []).append(held)
+                return
+            if there is None:
+                self._launch(order, body, connection.process)
+        except OrderError as exc:
+            reply |= {"error": str(exc), "kind": "order"}
+        except Ending:
+            reply |= {"error": "the supervisor was told to end", "kind": "ending"}
+        except OSError as exc:
+            reply |= {"error": exc.strerror or str(exc), "kind": "disk"}
+        self._reply(connection, reply)
+
+    def _on_delete(self, connection: Connection, header: dict[str, Any], body: bytes) -> None:
+        names = [str(name) for name in header.get("names") or ()]
+        for name in names:
+            for waiting, held, _, _ in self._held.pop(name, ()):
+                self._reply(waiting, {"id": held["id"]})  # it was there, and is deleted again
+        for job in self._selected(names, header.get("labels")):
+            self._delete(job)
+        labels: Mapping[str, str] = header.get("labels") or {}
+        self._discard(names, labels.get(SUBMISSION, ""))
+        self._reply(connection, {"id": header["id"]})
+
+    def _on_find(self, connection: Connection, header: dict[str, Any], body: bytes) -> None:
+        names, labels = header.get("names"), header.get("labels")
+        found = self._selected(names or (), {} if not names and labels is None else labels)
+        self._reply(connection, {"id": header["id"], "jobs": [job.view() for job in found]})
+
+    def _on_ended(self, connection: Connection, header: dict[str, Any], body: bytes) -> None:
+        job = self._table.jobs.get(header["name"])
+        if job is None or job.state is State.ENDED:
+            self._reply(connection, {"id": header["id"]})
+        else:
+            self._enders.setdefault(job.name, []).append((connection, header["id"]))
+
+    def _on_watch(self, connection: Connection, header: dict[str, Any], body: bytes) -> None:
+        labels: Mapping[str, str] = header["labels"]
+        connection.labels, connection.synced = labels, False
+        connection.changes = dict.fromkeys(self._selected((), labels))
+        self.dirty.add(connection)
+
+    _requests: ClassVar = {
+        "hello": _on_hello,
+        "share": _on_share,
+        "launch": _on_launch,
+        "delete": _on_delete,
+        "find": _on_find,
+        "ended": _on_ended,
+        "watch": _on_watch,
+    }
+
+    def _selected(self, names: Any, labels: Mapping[str, str] | None) -> list[Job]:
+        jobs = self._table.jobs
+        found = {name: jobs[name] for name in names if name in jobs}
+        if labels is not None:
+            found |= {job.name: job for job in jobs.values() if job.carries(labels)}
+        return [*found.values()]
+
+    def _reply(self, connection: Connection, reply: Mapping[str, Any]) -> None:
+        if not connection.closed:
+            connection.channel.send(reply)
+            self.dirty.add(connection)
+
+
+def peer_uid(sock: socket.socket) -> int:
+    """The user at the other end."""
+    peer_credentials: int | None = getattr(socket, "SO_PEERCRED", None)
+    if peer_credentials is not None:
+        packed = sock.getsockopt(socket.SOL_SOCKET, peer_credentials, 12)
+        return int(struct.unpack("3i", packed)[1])
+    # LOCAL_PEERCRED of macOS answers with struct xucred { version, uid, ... }.
+    packed = sock.getsockopt(0, 1, 8)
+    return int(struct.unpack("II", packed)[1])

@@ -1,0 +1,663 @@
+"""The loop of the supervisor: waits for clients, warm parents, signals and the clock.
+
+What is decided within one turn of the loop is written to the journal first and
+sent at the turn's end, so nobody hears of what a restart would not know.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import heapq
+import json
+import os
+import re
+import selectors
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from kinetic._runner.protocol import wire
+from kinetic._runner.protocol.private import make_folder
+from kinetic._runner.stores.directory import DirectoryObjects
+from kinetic._supervisor.jobs import (
+    TOLD_S,
+    Action,
+    Arm,
+    Discard,
+    Due,
+    Job,
+    Record,
+    Send,
+    Slots,
+    Start,
+    State,
+    Table,
+    Tell,
+)
+from kinetic._supervisor.journal import Journal, supervisor_line
+from kinetic._supervisor.parents import Ended, Parent, Parents, Refused, Sweeper
+from kinetic._supervisor.protocol import Channel, Order, Places, Shared
+from kinetic._supervisor.server import Connection, Ending, Owner, Server, peer_uid
+from kinetic.job_status import Reason
+
+__all__ = [
+    "TIMERS",
+    "KernelKills",
+    "Supervisor",
+    "Timers",
+    "acquire",
+    "count_kills",
+    "holding",
+    "say",
+    "seconds",
+]
+
+
+FRESH_S = 10.0
+"""A reading this old is renewed before a job starts."""
+
+
+class KernelKills:
+    """Notices that the kernel has killed something since the last job started."""
+
+    def __init__(self, count: Callable[[], int | None]) -> None:
+        self._count = count
+        self._before = count()
+        self._read_at = 0.0
+
+    def note(self, now: float) -> None:
+        """A job starts: older kills are none of its business."""
+        if now - self._read_at > FRESH_S:
+            self._read_at, self._before = now, self._count()
+
+    def happened(self) -> bool:
+        """Whether there was a kill since."""
+        after = self._count()
+        return after is not None and self._before is not None and after > self._before
+
+
+def count_kills() -> int | None:
+    """How many processes of our control group, or else of this machine, the kernel killed."""
+    for path in _counters():
+        try:
+            found = re.search(r"^oom_kill (\d+)$", path.read_text(), re.MULTILINE)
+        except OSError:
+            continue
+        if found is not None:
+            return int(found[1])
+    return None
+
+
+def _counters() -> list[Path]:
+    root = Path("/sys/fs/cgroup")
+    paths: list[Path] = []
+    try:
+        lines = Path("/proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return paths  # macOS keeps no count
+    for line in lines:
+        _, kinds, group = line.split(":", 2)
+        group = group.lstrip("/")
+        if not kinds:
+            paths.append(root / group / "memory.events")
+        elif "memory" in kinds.split(","):
+            paths.append(root / "memory" / group / "memory.oom_control")
+    return [*paths, Path("/proc/vmstat")]
+
+
+def acquire(path: Path, *, wait: bool) -> int | None:
+    """The descriptor that holds the lock; None when another process has it.
+
+    Raises:
+        OSError: The file cannot be made or locked.
+    """
+    fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    except BlockingIOError:
+        os.close(fd)
+        return None
+    except OSError:
+        os.close(fd)
+        raise
+    return fd
+
+
+@contextlib.contextmanager
+def holding(path: Path, *, wait: bool) -> Generator[bool]:
+    """Hold the lock within the block; whether it could be had."""
+    fd = acquire(path, wait=wait)
+    try:
+        yield fd is not None
+    finally:
+        if fd is not None:
+            os.close(fd)
+
+
+IDLE_S = 300.0
+FIRST_CLIENT_S = 5.0
+"""How long whoever had this process started may take to come."""
+
+SHUTDOWN_GRACE_S = 3.0
+SWEEP_S = 600.0
+FIRST_COLLECTION_S, COLLECTION_S = 60.0, 3600.0
+TIMERS = 4096
+"""As often as so many were set, those of jobs that are over are dropped: a time may be days."""
+
+AHEAD = 3
+"""So many jobs that wait are made ready."""
+
+
+def say(text: str) -> None:
+    """A line for the supervisor's own log."""
+    stamp = time.strftime("%Y-%m-%d %H:%M:%S")
+    with contextlib.suppress(OSError, ValueError):
+        sys.stderr.write(f"{stamp} supervisor {os.getpid()}: {text}\n")
+        sys.stderr.flush()
+
+
+class Timers:
+    """What has to be done to open jobs, and when; moments are those of the monotonic clock."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[float, int, Due, Job]] = []
+        self._made = 0
+
+    def __len__(self) -> int:
+        return len(self._heap)
+
+    @property
+    def first(self) -> float | None:
+        """The next moment at which there is something to do."""
+        return self._heap[0][0] if self._heap else None
+
+    def set(self, at: float, what: Due, job: Job) -> None:
+        """Have *what* told of *job* at this moment."""
+        self._made += 1
+        heapq.heappush(self._heap, (at, self._made, what, job))
+        if self._made % TIMERS == 0:
+            over = (State.ENDED, State.GONE)
+            self._heap = [one for one in self._heap if one[3].state not in over]
+            heapq.heapify(self._heap)
+
+    def due(self, now: float) -> tuple[Due, Job] | None:
+        """One whose moment has come, and is over with that."""
+        if not self._heap or self._heap[0][0] > now:
+            return None
+        _, _, what, job = heapq.heappop(self._heap)
+        return what, job
+
+
+class Supervisor:
+    """Serves *listener* until nobody has needed it for a while, or somebody ends it."""
+
+    def __init__(
+        self,
+        places: Places,
+        listener: socket.socket,
+        table: Table,
+        slots: Slots,
+        journal: Journal,
+        environ: Mapping[str, str],
+    ) -> None:
+        self._places = places
+        self._logs = str(places.logs)
+        self._listener = listener
+        self._table = table
+        self._gpus = bool(slots.gpus)
+        self._journal = journal
+        self._desk = Server(table, self._launch, self._delete, self._discard)
+        self._sweeper = Sweeper(places.refuse)
+        self._parents = Parents(places, environ, self._sweeper)
+        self._kills = KernelKills(count_kills)
+        self._timers = Timers()
+        self._selector = selectors.DefaultSelector()
+        self._owners: dict[int, Owner] = {}
+        self._orphans: dict[Job, Shared] = {}
+        self._flushing: set[Parent] = set()
+        self._full: set[Channel | Parent] = set()
+        self._idle_s = seconds(environ.get("KINETIC_LOCAL_IDLE_S", ""), IDLE_S)
+        self._environ = environ
+        self._swept_at = time.monotonic()
+        self._collection_at = self._swept_at + min(FIRST_COLLECTION_S, self._idle_s)
+        self._busy_at = self._swept_at + FIRST_CLIENT_S
+        self._told_at = 0.0
+        self._ending = False
+
+    def run(self) -> None:
+        """The loop; when it ends, no process of ours is left."""
+        self._listener.setblocking(False)
+        self._select(self._listener, self._on_client)
+        wake = _wake_on_signals()
+        self._select(wake, lambda: self._on_signals(wake))
+        while not self._over():
+            for key, _ in self._selector.select(self._patience()):
+                key.data()
+            self._schedule()
+            self._keep_time()
+            self._schedule()
+            self._flush()
+            self._look_ahead()
+        self._say_goodbye()
+
+    # --- what happens ------------------------------------------------------------------------
+
+    def _on_client(self) -> None:
+        try:
+            sock, _ = self._listener.accept()
+            if peer_uid(sock) != os.getuid():
+                sock.close()
+                return
+        except (BlockingIOError, InterruptedError, ConnectionError):
+            return
+        except OSError as exc:
+            say(f"a client could not be accepted: {exc}")
+            time.sleep(0.1)  # too many open files: clients wait, jobs go on
+            return
+        connection = Connection(sock)
+        self._desk.connections.add(connection)
+        self._select(connection.channel, lambda: self._on_connection(connection))
+
+    def _on_connection(self, connection: Connection) -> None:
+        self._desk.dirty.add(connection)  # it may be here because it reads again
+        try:
+            messages = connection.channel.receive()
+            for message in messages or ():
+                self._desk.handle(connection, message)
+        except (
+            Exception
+        ) as exc:  # whatever it says, the jobs of the others are none of its business
+            say(f"a client was sent away: {exc!r:.500}")
+            messages = None
+        if messages is None:
+            self._drop(connection)
+
+    def _on_parent(self, parent: Parent) -> None:
+        self._flushing.add(parent)
+        news = parent.hear()
+        self._learn(news or ())
+        if news is None:
+            self._dismiss(parent)
+            self._mourn()
+
+    def _learn(self, news: Iterable[Ended | Refused]) -> None:
+        now = time.time()
+        for one in news:
+            if isinstance(one, Refused):
+                self._parents.never_began(one.job)
+            self._parents.ended(one.job)
+            if isinstance(one, Ended):
+                memory = one.status == -signal.SIGKILL and self._kills.happened()
+                actions = self._table.ended(
+                    one.job,
+                    now,
+                    status=one.status,
+                    out_of_memory=memory,
+                    meaning=_meaning(one.job, one.status, self._places),
+                )
+            else:
+                words = f"no process could be made for the job: {one.error}"
+                actions = self._table.failed(one.job, now, Reason.SETUP, words)
+            self._perform(actions)
+
+    def _on_signals(self, wake: socket.socket) -> None:
+        with contextlib.suppress(BlockingIOError):
+            if signal.SIGTERM in wake.recv(4096) and not self._ending:
+                self._end("its supervisor was told to end")
+        self._mourn()
+
+    def _mourn(self) -> None:
+        for parent, jobs in self._parents.reap():
+            for job in jobs:
+                if not parent.ready:
+                    self._parents.never_began(job)
+                self._parents.ended(job)
+                self._perform(self._table.failed(job, time.time(), *self._obituary(parent)))
+
+    def _obituary(self, parent: Parent) -> tuple[Reason, str]:
+        if self._ending:
+            return Reason.LOST, "its supervisor was told to end, and the job with it"
+        if parent.ready or (parent.status or 0) < 0:
+            return Reason.LOST, f"its parent process ({parent.pid}) died, and the job with it"
+        words = self._parents.last_words(parent)
+        command = " ".join(parent.key.command)
+        return Reason.SETUP, f"the interpreter {command} could not be prepared for jobs: {words}"
+
+    def _keep_time(self) -> None:
+        now = time.monotonic()
+        while (due := self._timers.due(now)) is not None:
+            self._perform(self._table.due(*due, time.time()))
+        for parent in self._parents.settling():
+            self._learn(parent.settle())
+            self._flushing.add(parent)
+        for parent in self._parents.spare():
+            self._dismiss(parent)
+        self._sweeper.sweep()
+        if self._parents.dying:
+            self._mourn()
+        if self._table.queued and now >= self._told_at + TOLD_S:
+            self._told_at = now
+            self._perform(self._table.held_up(time.time()))
+        if now - self._swept_at > SWEEP_S:
+            self._swept_at = now
+            self._perform(self._table.expired(time.time()))
+        if now >= self._collection_at:
+            self._collection_at = now + COLLECTION_S
+            self._sweeper.aside(self._collect)
+        if self._table.busy or self._desk.connections or self._parents.dying:
+            self._busy_at = now
+
+    def _collect(self) -> None:
+        """In a process of its own."""
+        from kinetic import _collector
+
+        store = _collector.local_store(self._places.home, self._environ)
+        _collector.collect(self._places.home, store, _collector.Limits.of(self._environ))
+
+    # --- what is done about it -----------------------------------------------------------------
+
+    def _launch(self, order: Order, body: bytes, client: int) -> None:
+        if self._ending:
+            raise Ending
+        actions = self._table.add(order, body, time.time())
+        try:
+            self._perform(actions)
+        except OSError:
+            self._table.forget_unwritten(self._table.jobs[order.name])
+            raise
+        if order.owned and client:
+            self._own(self._table.jobs[order.name], client)
+
+    def _own(self, job: Job, client: int) -> None:
+        """Have *job* end with the process *client*."""
+        owner = self._owners.get(client)
+        if owner is None:
+            try:
+                owner = self._owners[client] = Owner(client)
+            except ProcessLookupError:
+                self._orphan(job)
+                return
+            except OSError as exc:  # it goes on then, as if there was a handle of it
+                say(f"{job.name} will not end with process {client}: {exc}")
+                return
+            self._select(owner, lambda: self._on_owner_gone(client))
+        owner.jobs.add(job)
+
+    def _on_owner_gone(self, client: int) -> None:
+        owner = self._owners.get(client)  # its last job may have ended in this very turn
+        for job in [*owner.jobs] if owner is not None else []:
+            say(f"{job.name} ends with process {client}, which waited for it")
+            self._orphan(job)
+
+    def _orphan(self, job: Job) -> None:
+        """Nobody else knows of *job*: end it, and remove its objects when it is gone."""
+        if job.order is not None:  # else it has just ended
+            self._orphans[job] = job.order.shared
+        self._disown(job)
+        self._delete(job)
+
+    def _disown(self, job: Job) -> None:
+        for client, owner in [*self._owners.items()]:
+            owner.jobs.discard(job)
+            if not owner.jobs:
+                self._selector.unregister(owner)
+                self._owners.pop(client).close()
+
+    def _delete(self, job: Job) -> None:
+        self._perform(self._table.delete(job))
+
+    def _discard(self, names: Collection[str], submission: str) -> None:
+        """Remove the logs of jobs that are not in the table any more."""
+        found = {f"{name}.log" for name in names}
+        if submission:
+            with contextlib.suppress(FileNotFoundError), os.scandir(self._logs) as logs:
+                found |= {log.name for log in logs if log.name.startswith(f"{submission}-")}
+        for log in found:
+            if "/" not in log and log.removesuffix(".log") not in self._table.jobs:
+                with contextlib.suppress(OSError):
+                    os.unlink(f"{self._logs}/{log}")
+
+    def _schedule(self) -> None:
+        while not self._ending and (job := self._table.next()) is not None:
+            self._kills.note(time.monotonic())
+            try:
+                self._make_folders()
+                self._perform(self._table.start(job, _new_executor(), time.time()))
+            except OSError as exc:
+                self._parents.never_began(job)
+                self._parents.ended(job)
+                self._perform(self._table.failed(job, time.time(), Reason.SETUP, _cannot(exc)))
+
+    def _make_folders(self) -> None:
+        """Somebody may have deleted them: people clean up."""
+        for folder in (self._places.logs, self._places.work):
+            if not os.path.isdir(folder):
+                make_folder(folder)
+                say(f"{folder} was deleted, with what jobs had there; it is made again")
+
+    def _look_ahead(self) -> None:
+        """While all slots are taken: what the next jobs need before theirs."""
+        for job in self._table.coming(AHEAD):
+            if job.order is not None:
+                self._parents.make_ready(job, job.order)
+
+    def _perform(self, actions: Iterable[Action]) -> None:
+        """Carry out actions in order.
+
+        Raises:
+            OSError: The first that could not be, if nothing had been told yet.
+        """
+        for action in actions:
+            match action:
+                case Record(line, vital):
+                    if vital:
+                        self._journal.append(line)
+                    else:
+                        self._journal.note(line)
+                case Tell(job):
+                    if not job.executor and job.state in (State.ENDED, State.GONE):
+                        self._parents.forget(job)
+                    if job.state in (State.ENDED, State.GONE):
+                        self._disown(job)
+                    if job.state is State.GONE and (terms := self._orphans.pop(job, None)):
+                        _remove_objects(job.name, terms)
+                    self._desk.tell(job)
+                case Start(job):
+                    self._start(job)
+                case Send(job, number):
+                    if (parent := self._parents.signal(job, number)) is not None:
+                        self._flushing.add(parent)
+                case Arm(delay, what, job):
+                    self._timers.set(time.monotonic() + delay, what, job)
+                case Discard(name):
+                    with contextlib.suppress(OSError):
+                        os.unlink(f"{self._logs}/{name}.log")
+
+    def _start(self, job: Job) -> None:
+        assert job.order is not None and job.grant is not None
+        gpus = {"CUDA_VISIBLE_DEVICES": ",".join(job.grant.gpus)} if self._gpus else {}
+        parent = self._parents.start(job, job.order, gpus)
+        job.body = b""
+        if not parent.ready and parent.fileno() not in self._selector.get_map():
+            self._select(parent, lambda: self._on_parent(parent))
+        self._flushing.add(parent)
+
+    def _flush(self) -> None:
+        with contextlib.suppress(OSError):
+            self._journal.pay()
+        if self._journal.crowded(len(self._table.jobs)):
+            with contextlib.suppress(OSError):
+                self._journal.rewrite([supervisor_line(), *self._table.lines()])
+        for parent in self._flushing:
+            with contextlib.suppress(OSError):  # its end is read from the channel
+                parent.flush()
+            self._wait_for_room(parent)
+        self._flushing.clear()
+        self._parents.tidy()  # after those that wait for their turn, before anybody is told
+        self._tell_clients()
+
+    def _tell_clients(self) -> None:
+        now, hurry = time.monotonic(), self._ending or not self._table.busy
+        for connection in [*self._desk.dirty]:
+            try:
+                all_told = connection.pump(now, hurry=hurry)
+            except OSError:
+                self._drop(connection)
+                continue
+            self._wait_for_room(connection.channel)
+            if all_told:
+                self._desk.dirty.discard(connection)
+
+    def _wait_for_room(self, channel: Channel | Parent) -> None:
+        if not channel.unsent and channel not in self._full:
+            return
+        key = self._selector.get_key(channel)
+        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if channel.unsent else 0)
+        if key.events != events:
+            self._selector.modify(channel, events, key.data)
+        if channel.unsent:
+            self._full.add(channel)
+        else:
+            self._full.discard(channel)
+
+    def _select(self, source: Any, handler: Callable[[], None]) -> None:
+        self._selector.register(source, selectors.EVENT_READ, handler)
+
+    def _dismiss(self, parent: Parent) -> None:
+        self._selector.unregister(parent)
+        self._flushing.discard(parent)
+        self._full.discard(parent)
+        self._parents.dismiss(parent)
+
+    def _drop(self, connection: Connection) -> None:
+        self._selector.unregister(connection.channel)
+        self._full.discard(connection.channel)
+        self._desk.close(connection)
+
+    # --- the end ---------------------------------------------------------------------------------
+
+    def _patience(self) -> float | None:
+        now = time.monotonic()
+        moments = [self._told_at + TOLD_S] if self._table.queued else []
+        moments += [self._swept_at + SWEEP_S, self._collection_at]
+        if (first := self._timers.first) is not None:
+            moments.append(first)
+        if self._parents.dying or self._parents.settling():
+            moments.append(now + 0.2)
+        if not self._table.busy and not self._desk.connections:
+            moments.append(self._busy_at + self._idle_s)
+        moments += [connection.next_word for connection in self._desk.dirty]
+        return max(0.0, min(moments) - now)
+
+    def _over(self) -> bool:
+        if self._ending:
+            return not self._table.busy
+        if self._table.busy or self._desk.connections or self._parents.dying:
+            return False
+        return time.monotonic() - self._busy_at >= self._idle_s and self._leave_quietly()
+
+    def _leave_quietly(self) -> bool:
+        """Stop listening, unless somebody is at the door just now."""
+        starting = acquire(self._places.starting, wait=False)
+        before = len(self._desk.connections)
+        if starting is not None:
+            self._on_client()
+        if starting is None or len(self._desk.connections) > before:
+            self._busy_at = time.monotonic()
+            if starting is not None:
+                os.close(starting)
+            return False
+        # Held until this process is gone: whoever starts the next one waits for that.
+        say("nobody needs me: leaving")
+        self._stop_listening()
+        return True
+
+    def _end(self, why: str) -> None:
+        say(f"leaving: {why}")
+        self._ending = True
+        acquire(self._places.starting, wait=True)
+        self._stop_listening()
+        self._perform(self._table.shut_down(time.time(), SHUTDOWN_GRACE_S, why))
+
+    def _stop_listening(self) -> None:
+        self._selector.unregister(self._listener)
+        with contextlib.suppress(OSError):
+            self._places.socket.unlink()
+        self._listener.close()
+
+    def _say_goodbye(self) -> None:
+        self._flush()
+        self._parents.dismiss_all()
+        until = time.monotonic() + SHUTDOWN_GRACE_S
+        while self._parents.dying and time.monotonic() < until:
+            self._selector.select(0.05)
+            self._parents.reap()
+        self._parents.kill_all()
+        self._journal.close()
+
+
+def _meaning(job: Job, status: int, places: Places) -> str:
+    """What the runner of *job* says by leaving with *status*; empty if that is not its own."""
+    if job.order is None or status not in (wire.EXIT_FINAL, wire.EXIT_SETUP, wire.EXIT_UNCOMMITTED):
+        return ""
+    if status == wire.EXIT_SETUP:
+        return f"it could not prepare the job in {places.work}: see its log, and its disk's space"
+    try:
+        store: str = json.loads(job.order.shared.body)["assignment"]["store"]
+    except (ValueError, KeyError, TypeError):
+        return ""
+    if status == wire.EXIT_UNCOMMITTED:
+        return f"it could not write to the store {store}: see its log, and its disk's space"
+    return f"there was nothing for it to do in the store {store}: was it removed, or cleaned up?"
+
+
+def _remove_objects(name: str, terms: Shared) -> None:
+    """Take the objects of a single job out of its store; what cannot be waits for `cleanup`."""
+    try:
+        about = json.loads(terms.body)["assignment"]
+        objects = DirectoryObjects.from_url(about["store"])
+        objects.delete([one.name for one in objects.list(about["scope"])])
+    except (OSError, ValueError, KeyError) as exc:
+        say(f"the objects of {name} could not be removed: {exc}")
+
+
+def _wake_on_signals() -> socket.socket:
+    """A socket that holds a byte for each signal that came."""
+    ours, theirs = socket.socketpair()
+    for end in (ours, theirs):
+        end.setblocking(False)
+    signal.set_wakeup_fd(theirs.detach(), warn_on_full_buffer=False)
+    for number in (signal.SIGCHLD, signal.SIGTERM):
+        signal.signal(number, _noted)
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    return ours
+
+
+def _noted(signum: int, frame: object) -> None:
+    """Nothing: the signal is read from the wake-up socket."""
+
+
+def _new_executor() -> str:
+    """An id of a process that nobody else has, in the form of a UUID."""
+    digits = os.urandom(16).hex()
+    parts = (digits[:8], digits[8:12], f"4{digits[13:16]}", f"8{digits[17:20]}", digits[20:])
+    return "-".join(parts)
+
+
+def _cannot(exc: OSError) -> str:
+    what = f": {exc.filename}" if exc.filename else ""
+    return f"the job could not be started: {exc.strerror or exc}{what}"
+
+
+def seconds(text: str, default: float) -> float:
+    """A setting in seconds, or its default."""
+    try:
+        return max(0.0, float(text))
+    except ValueError:
+        return default

@@ -1,0 +1,131 @@
+"""Finish what must be finished, however often its caller is cancelled."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Callable, Coroutine, Iterable
+from typing import Any, ParamSpec, TypeVar
+
+import anyio.to_thread
+from absl import logging
+
+from kinetic.errors import ClientClosed, PortalError
+
+__all__ = [
+    "all_or_none",
+    "asked_to_end",
+    "bounded",
+    "in_thread",
+    "release",
+    "running_loop",
+    "shared",
+]
+
+
+def running_loop() -> asyncio.AbstractEventLoop:
+    """The loop of whoever calls.
+
+    Raises:
+        PortalError: There is none, or it is one of another library.
+    """
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        raise PortalError(
+            "kinetic.aio runs on asyncio, and no loop of asyncio runs here; under another library "
+            "call the sync API in a thread, as in `await trio.to_thread.run_sync(train, 0.1)`"
+        ) from None
+
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+async def in_thread(work: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+    """Run *work* in a worker thread, to its end even when the caller is cancelled.
+
+    A thread cannot be stopped; what it uses must not be taken from under it.
+    """
+    call = functools.partial(work, *args, **kwargs)
+    running = asyncio.ensure_future(anyio.to_thread.run_sync(call))
+    try:
+        return await asyncio.shield(running)
+    except asyncio.CancelledError:
+        await release(_ended(running), what="waiting for a worker thread", grace=60.0)
+        raise
+
+
+async def _ended(running: asyncio.Future[Any]) -> None:
+    await asyncio.wait({running})
+    if not running.cancelled():
+        running.exception()  # it has a reader; the caller was cancelled for another reason
+
+
+async def shared(task: asyncio.Task[T], owner: str) -> T:
+    """What *task* returns, which others wait for as well: cancelling one leaves it to them.
+
+    Raises:
+        ClientClosed: Its *owner* was closed, and has ended it.
+    """
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        if task.cancelled() and not asked_to_end():
+            raise ClientClosed(f"{owner} was closed meanwhile; open another") from None
+        raise
+
+
+def asked_to_end() -> bool:
+    """Whether the running task itself was cancelled, not only what it waited for."""
+    task = asyncio.current_task()
+    return task is None or task.cancelling() > 0
+
+
+async def all_or_none(*work: Coroutine[Any, Any, Any]) -> list[Any]:
+    """Await all; the first failure, or a cancellation, ends the others before it is raised."""
+    tasks = [asyncio.ensure_future(one) for one in work]
+    try:
+        return await asyncio.gather(*tasks)
+    except BaseException:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        raise
+
+
+async def bounded(
+    work: Callable[[T], Coroutine[Any, Any, object]], items: Iterable[T], *, at_once: int
+) -> None:
+    """Do *work* for each of *items*, some *at_once*; the first failure ends the others."""
+    left = iter(items)
+
+    async def some() -> None:
+        for item in left:
+            await work(item)
+
+    await all_or_none(*(some() for _ in range(at_once)))
+
+
+async def release(work: Coroutine[Any, Any, object], *, what: str, grace: float = 30.0) -> None:
+    """Run *work* to its end for up to *grace* seconds, shielded from cancellation.
+
+    Its failure is logged, never raised: the caller is on its way out with a
+    reason of its own. A cancellation that arrives meanwhile is raised after it.
+    """
+    loop = asyncio.get_running_loop()
+    task = loop.create_task(work, name=f"kinetic release: {what}")
+    deadline = loop.time() + grace
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done() and (left := deadline - loop.time()) > 0:
+        try:
+            await asyncio.wait({task}, timeout=left)
+        except asyncio.CancelledError as exc:
+            cancelled = exc
+    if not task.done():
+        task.cancel()
+        logging.warning("gave up on %s after %g s", what, grace)
+    elif not task.cancelled() and (failure := task.exception()) is not None:
+        logging.warning("%s did not work: %s: %s", what, type(failure).__name__, failure)
+    if cancelled is not None:
+        raise cancelled

@@ -1,0 +1,898 @@
+"""What a batch is behind its handle: its items, who submits them, how they end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import json
+import shutil
+import time
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterable,
+    Callable,
+    Collection,
+    Coroutine,
+    Iterable,
+    Mapping,
+    Sequence,
+)
+from dataclasses import replace
+from typing import Any, cast
+
+from absl import logging
+
+from kinetic._runner.protocol import signing, wire
+from kinetic._runner.protocol.pickles import MALFORMED
+from kinetic._tasks import all_or_none, in_thread, release
+from kinetic.aio import _lease
+from kinetic.aio._engine import cleanup, job_spec, prepare, scheduler
+from kinetic.aio._engine.cleanup import delete_all
+from kinetic.aio._engine.coordinator import BatchCoordinator, recover_state, renewed, since
+from kinetic.aio._engine.ids import scope_of
+from kinetic.aio._engine.input_pump import InputSource
+from kinetic.aio._engine.inputs import InputIndex, Source, check_there, size_of
+from kinetic.aio._engine.launcher import BatchContext
+from kinetic.aio._engine.manifest import (
+    MapSettings,
+    batch_manifest,
+    manifest_of,
+    placed_of,
+    read_manifest,
+    record_of,
+)
+from kinetic.aio._engine.session import BatchIdentity, Identity, JobRef, Session, Submission
+from kinetic.aio._lease import ProcessIdentity
+from kinetic.aio._net.retry import retry_forever
+from kinetic.errors import (
+    ConfigurationError,
+    Conflict,
+    KineticError,
+    NotFound,
+    SubmitterLost,
+    WireError,
+)
+from kinetic.job_status import JobStatus
+
+__all__ = [
+    "Batch",
+    "attach",
+    "feed_of",
+    "identity_of",
+    "known_batch",
+    "list_batches",
+    "start",
+    "start_job",
+]
+
+
+LONGEST_LOOK_S = 10.0
+
+PARTING_S = 15.0
+"""With a lease that cannot be released, it is still less than a closing client waits."""
+
+
+class Batch:
+    """One batch as this process sees it; with a holder, this process submits it."""
+
+    def __init__(
+        self,
+        session: Session,
+        submission: Submission,
+        manifest: Mapping[str, Any],
+        *,
+        followed: bool = True,
+    ) -> None:
+        self.session = session
+        self.submission = submission
+        self.manifest = manifest
+        self.holder: BatchCoordinator | None = None
+        self.watchers: list[asyncio.Event] = []
+        identity = submission.identity
+        self.stock = InputIndex(session.platform.store, identity.scope, identity.key)
+        self._followed = followed
+        self._taking_over = asyncio.Lock()
+        self._mourning: asyncio.Task[None] | None = None
+        self._asked: wire.Request | None = None
+        submission.listen(self.wake)
+        submission.requests.listeners.append(self._on_request)
+
+    @property
+    def group_id(self) -> str:
+        """Its id."""
+        return self.submission.identity.id
+
+    def following(self, index: int) -> JobRef:
+        """Where the job of an item is followed."""
+        return JobRef(
+            session=self.session,
+            submission=self.submission,
+            index=index,
+            output_dir=f"{self.manifest['output_dir']}/{index}",
+        )
+
+    # --- what is there ---
+
+    @property
+    def holding(self) -> bool:
+        """Whether this process submits it now."""
+        return self.holder is not None and not self.holder.over.is_set()
+
+    @property
+    def total(self) -> int | None:
+        """How many items there are, once that is known."""
+        if self.stock.total is not None:
+            return self.stock.total
+        if self.holder is not None and self.holder.state.sealed:
+            return self.holder.state.total
+        total: int | None = self.manifest["total"]
+        return total if self.holder is None else None
+
+    @property
+    def known(self) -> int:
+        """How many items there are so far."""
+        if self.stock.total is not None:
+            return self.stock.total  # a length may be wrong that the inputs said beforehand
+        return max(self.stock.count, self.total or 0, self.manifest["total"] or 0)
+
+    @property
+    def stored(self) -> int:
+        """How many inputs are stored."""
+        return self.stock.count
+
+    @property
+    def refused(self) -> dict[int, Exception]:
+        """Items that could not be submitted at all."""
+        return self.submission.refusals
+
+    def submitted(self, index: int) -> bool:
+        """Whether an attempt of the item was asked for."""
+        if self.submission.refusal(index) is not None:
+            return False
+        if self.holder is None:
+            return True
+        return self.submission.begun(index) or index in self.holder.state.busy
+
+    @property
+    def finished(self) -> bool:
+        """Whether nothing more will happen."""
+        if self.holder is not None:
+            settled = self.submission.settled_items >= (self.total or 0)  # a retry opens some
+            return (self.holder.complete and settled) or self.holder.over.is_set()
+        return self.total is not None and self.submission.settled_items >= self.total
+
+    @property
+    def complete(self) -> bool:
+        """Whether every item has its outcome, as opposed to nobody submitting it any more."""
+        return self.finished if self.holder is None else self.holder.complete
+
+    def follow(self) -> None:
+        """Keep it current from now on, if that was put off until somebody asks."""
+        if not self._followed:
+            self._followed = True
+            self.session.follow(self.submission, ours=False)
+            self.observe()
+
+    async def refresh(self) -> None:
+        """Learn how many items there are, when another process submits them."""
+        self.follow()
+        if not self.holding and self.stock.total is None:
+            await self.stock.read()
+
+    async def look(self) -> None:
+        """Read the objects of all items that are not final."""
+        await self.refresh()
+        if self.submission.ended == 0 and await self.submission.read_done():
+            return
+        left = [index for index in range(self.known) if not self._is_final(index)]
+        await self.submission.look_at_each(left)
+        # The requests, which that look has read, may have reopened what was final until then.
+        reopened = {*self.submission.requests.reopened}.difference(left)
+        if again := [index for index in reopened if not self._is_final(index)]:
+            await self.submission.look_at_each(again)
+
+    def _is_final(self, index: int) -> bool:
+        return self.submission.is_final(index)
+
+    async def statuses(self) -> list[tuple[int, JobStatus]]:
+        """Index and status of what was submitted, read from the store now."""
+        submitted = [index for index in range(self.known) if self.submitted(index)]
+        await self.look()
+        submitted = submitted if self.holder is not None else [*range(self.known)]
+        return [(index, self.submission.status(index)) for index in submitted]
+
+    async def input_of(self, index: int) -> Any:
+        """The input of an item: the very object while it is here, else one rebuilt from the store.
+
+        Raises:
+            NotFound: It is not stored, or not any more.
+            SubmissionError: It could not be pickled.
+            Exception: What rebuilding it raises; `Data` in it cannot be rebuilt.
+        """
+        intake = self.holder.intake if self.holder is not None else None
+        if intake is not None and (here := intake.input_of(index)) is not None:
+            return here[0]
+        await self.refresh()
+        return await self.stock.value(index)
+
+    # --- waiting ---
+
+    def wake(self, index: int = 0, item: wire.Item | None = None) -> None:
+        """Something changed: let those who wait look again."""
+        for awake in self.watchers:
+            awake.set()
+
+    async def submitted_all(self) -> None:
+        """Wait until every item was asked for once, or never will be."""
+        while self.holder is not None and not (self.finished or self.holder.all_asked_for):
+            awake = asyncio.Event()
+            self.watchers.append(awake)
+            try:
+                await awake.wait()
+            finally:
+                self.watchers.remove(awake)
+
+    # --- submitting ---
+
+    def hold(
+        self,
+        hold: _lease.HeldLease,
+        placed: prepare.UploadedCall,
+        feed: InputSource | None,
+        terms: MapSettings,
+        events: Iterable[scheduler.Event] = (),
+    ) -> None:
+        """Submit it from now on; what a survey has found comes first."""
+        submission = self.submission
+        submission.closes, submission.fence = True, hold.fence
+        submission.reclaim()
+        order = BatchContext(
+            session=self.session,
+            submission=submission,
+            placed=placed,
+            stock=self.stock,
+            hold=hold,
+            output_dir=self.manifest["output_dir"],
+        )
+        length = feed.length if feed is not None else self.manifest["total"]
+        holder = BatchCoordinator(order, terms.policy, feed, terms.window_for(length), self.wake)
+        self.holder = holder
+        for event in events:
+            holder.post(event)
+            for news in since(submission, event):
+                holder.post(news)
+        self.session.spawn(self._submitting(holder), name=f"batch {self.group_id}")
+        if (deadline := self.manifest.get("deadline")) is not None:
+            if submission.requests.reopened:  # what is tried again has the whole time again
+                deadline = time.time() + (terms.batch_timeout or 0.0)
+            self.session.spawn(self._end_at(holder, deadline), name=f"timeout of {self.group_id}")
+
+    async def _submitting(self, holder: BatchCoordinator) -> None:
+        """Have *holder* at work, and hear of what goes on elsewhere when it is over.
+
+        Not if it has ended with an error of its own: that is what everybody hears then.
+        """
+        await holder.run()
+        requests, lost = self.submission.requests, holder.hold.lost is not None
+        if self.holder is not holder or requests.removing or not (lost or holder.complete):
+            return
+        if not all(map(self._is_final, requests.reopened)):
+            self._observe_again()
+        elif lost:
+            self.session.watch(self.submission)  # who waits for a job hears of it further on
+            self.observe()
+
+    def _on_request(self, request: wire.Request) -> None:
+        """What somebody has tried again after this process had submitted it all runs elsewhere.
+
+        What this process asks for, or finds while it takes the batch over, it is about to serve.
+        """
+        if request.kind != "retry" or request == self._asked or self._taking_over.locked():
+            return
+        if self.holder is not None and not self.holding:
+            self._observe_again()
+
+    async def _end_at(self, holder: BatchCoordinator, deadline: float) -> None:
+        """The batch's own timeout, whoever submits it."""
+        try:
+            await asyncio.wait_for(holder.over.wait(), max(0.0, deadline - time.time()))
+        except TimeoutError:
+            logging.warning("batch %s is cancelled: its batch_timeout is over", self.group_id)
+            holder.stop_beside("timeout", keep_running=False)
+
+    async def take_over(
+        self,
+        inputs: Iterable[Any] | AsyncIterable[Any] | None = None,
+        *,
+        seal: bool = False,
+        force: bool = False,
+    ) -> None:
+        """Submit the rest of it, when nobody else does.
+
+        Raises:
+            Conflict: Somebody submits it, and is alive.
+            ConfigurationError: *inputs* are given, and the batch has its end.
+            NotFound: It was cleaned up.
+            WireError: It is of a format that this version does not know.
+        """
+        async with self._taking_over:
+            await self.refresh()
+            self._refuse_more(inputs)
+            if (holder := self.holder) is not None and self.holding:
+                if not await holder.is_replaced():
+                    if inputs is None and not seal and not force:
+                        return
+                    raise Conflict(
+                        f"this client submits {self.group_id} already: it need not resume"
+                    )
+                await holder.over.wait()
+            environment = await self._environment()
+            placed = placed_of(self.manifest, environment)
+            identity, platform = self.submission.identity, self.session.platform
+            hold = await _lease.acquire(
+                platform.store, identity.scope, identity.submitter, platform.clock, force=force
+            )
+            try:
+                await self._hold_again(hold, placed, inputs, seal=seal)
+            except BaseException:
+                with contextlib.suppress(ConfigurationError):  # the client is closed
+                    self.observe()
+                await release(hold.release(), what=f"releasing {self.group_id}")
+                raise
+
+    async def _environment(self) -> dict[str, str]:
+        try:
+            secret = self.session.platform.cluster.secret
+            content = await retry_forever(lambda: secret(self.group_id), "reading the environment")
+        except NotFound as exc:
+            await read_manifest(self.session, self.group_id)
+            await self.look()
+            if self.total is not None and self.submission.ended >= self.total:
+                return {}  # nothing will run
+            raise NotFound(
+                f"the environment of {self.group_id} is not kept by the platform any more: its "
+                "jobs would not run as the first ones did; submit what is left in a new batch"
+            ) from exc
+        environment: dict[str, str] = json.loads(content)
+        return environment
+
+    async def _hold_again(
+        self,
+        hold: _lease.HeldLease,
+        placed: prepare.UploadedCall,
+        inputs: Iterable[Any] | AsyncIterable[Any] | None,
+        *,
+        seal: bool,
+    ) -> None:
+        keeping = self.session.spawn(hold.keep(), name=f"lease of {self.group_id}")
+        if self._mourning is not None:  # two that close the same attempts get in each other's way
+            self._mourning.cancel()
+        try:
+            if self._mourning is not None:
+                await asyncio.wait({self._mourning})
+            self.submission.closes, self.submission.fence = True, hold.fence
+            self.session.watch(self.submission)
+            store = self.session.platform.store
+            gone = await retry_forever(lambda: renewed(store, placed), "looking at what jobs share")
+            events = await recover_state(self.session, self.submission, self.stock)
+        finally:
+            keeping.cancel()
+            await asyncio.wait({keeping})
+        if hold.lost is not None:
+            raise hold.lost
+        self._refuse_more(inputs)
+        if gone and (inputs is not None or self._is_open):
+            raise NotFound(
+                f"the {gone[0].partition('/')[0]} of {self.group_id} is not in the store any more: "
+                "it was collected by its age; submit what is left in a new batch"
+            )
+        total = self.stock.total
+        terms = MapSettings.from_json(self.manifest["terms"])
+        feed: InputSource | None = feed_of(inputs if inputs is not None else (), terms)
+        if inputs is None and not (seal and total is None):
+            feed = None
+            end = total if total is not None else self.stock.count
+            events.append(scheduler.Ended(end, sealed=total is not None))
+        self.hold(hold, placed, feed, terms, events)
+
+    @property
+    def _is_open(self) -> bool:
+        return any(not self._is_final(index) for index in range(self.stock.count))
+
+    def _refuse_more(self, inputs: object) -> None:
+        if inputs is not None and self.stock.total is not None:
+            raise ConfigurationError(
+                f"{self.group_id} has all its {self.stock.total} inputs: resume() without more, "
+                "and submit these in a batch of their own"
+            )
+
+    async def retry_failed(self, indices: Iterable[int] | None = None) -> int:
+        """Have the items that failed or were cancelled tried again, from any process.
+
+        Returns how many will run again.
+
+        Raises:
+            NotFound: The batch has no such item, or was cleaned up.
+        """
+        if not await self._is_there():
+            raise self.submission.identity.gone
+        await self.refresh()
+        wanted = {*range(self.known)} if indices is None else {*indices}
+        if strange := [index for index in wanted if not 0 <= index < self.known]:
+            raise NotFound(f"batch {self.group_id} has no item {strange[0]}; it has {self.known}")
+        count = await self._request_retry(wanted)
+        if (holder := self.holder) is not None and self.holding:
+            await holder.heeded()
+            if await holder.is_replaced():
+                await holder.over.wait()
+        reopened = self.submission.requests.reopened  # also by who died before it came to start
+        is_open = any(not self._is_final(index) for index in reopened)
+        if is_open and not self.holding and await self._is_free():
+            try:
+                await self.take_over()
+            except Conflict:
+                logging.info("%s: somebody else has taken it, and serves this", self.group_id)
+        if self.holder is not None and not self.holding and self.submission.ended < self.known:
+            self._observe_again()  # what was reopened runs elsewhere
+        return count
+
+    async def _is_there(self) -> bool:
+        """Whether nobody has cleaned it up: what is written into it then would stay for ever."""
+        entry = self.submission.identity.entry
+        if self.holding or await self.session.platform.store.look(entry) is not None:
+            return True
+        self.session.forget(self.submission)
+        return False
+
+    async def _request_retry(self, wanted: Iterable[int]) -> int:
+        submission, budgets = self.submission, self.submission.identity.budgets
+        while True:
+            await self.look()
+            slot = len(submission.requests.entries)
+            ended = [i for i in wanted if self._is_final(i)]
+            failed = [i for i in ended if submission.status(i) is not JobStatus.SUCCEEDED]
+            bases: dict[int, int] = {}
+            for index, attempts in (await submission.all_attempts(failed)).items():
+                base = wire.retry_base(submission.requests.standing(index), attempts, budgets)
+                if base is not None:
+                    bases[index] = base
+            if not bases:
+                return 0
+            self._asked = request = wire.Request(kind="retry", bases=bases, cause="retry_failed")
+            if await submission.requests.append_at(slot, request):
+                await submission.look_at_all(bases)  # whoever waits from now on waits for these
+                return len(bases)
+
+    async def _is_free(self) -> bool:
+        """Whether nobody who lives has the lease; waits until that is clear."""
+        identity, platform = self.submission.identity, self.session.platform
+        there = await _lease.read(platform.store, identity.scope)
+        return there is None or not there[0].held or not await self._is_served(there[0])
+
+    async def _is_served(self, lease: _lease.Lease) -> bool:
+        """Whether the holder of *lease* renews it."""
+        identity, platform = self.submission.identity, self.session.platform
+        since = platform.clock()
+        while platform.clock() - since < _lease.EXPIRY_S and not lease.owner.dead:
+            await lease.owner.ended(_lease.LOOK_S)
+            there = await _lease.read(platform.store, identity.scope)
+            if there is None or there[0] != lease:
+                return there is not None and there[0].held
+        return False
+
+    async def part(self, why: str) -> None:
+        """Stop submitting at once, for this process is about to leave it."""
+        if self.holder is not None and self.holding:
+            holder = self.holder
+            what = f"leaving {self.group_id}"
+            await release(holder.part(), what=what, grace=PARTING_S)
+            left = holder.waiting
+            if left or not (holder.complete or holder.all_asked_for):
+                logging.warning(
+                    "%s: %s is not submitted any more; %d of its items were not started. What "
+                    "runs goes on; kinetic.attach_batch(%r).resume() submits the rest",
+                    why,
+                    self.group_id,
+                    len(left),
+                    self.group_id,
+                )
+
+    async def seal(self) -> None:
+        """Pull no more inputs: those that were pulled are stored, and are all."""
+        if self.holder is not None and self.holding:
+            await self.holder.finish_inputs(seal=True)
+
+    # --- ending ---
+
+    async def cancel(self) -> None:
+        """Stop everything and wait until it has ended.
+
+        Raises:
+            BackendError: The stop cannot be stored, or what it has ended not be read.
+        """
+        holder = self.holder
+        if holder is not None and self.holding and not holder.complete:
+            await holder.stop("cancel", keep_running=False)
+            await holder.over.wait()
+            if holder.unheeded is not None:
+                raise holder.unheeded
+            if holder.hold.lost is None:
+                return  # else another process has it now, and ends it
+        await self.look()
+        if self.total is not None and self.submission.ended >= self.total:
+            return  # nothing is left to stop, and the logs stay
+        if not await self._is_there():
+            return
+        its_round = await self.submission.append(wire.Request(kind="stop", cause="cancel"))
+        await delete_all(self.session.platform.cluster, self.submission, its_round)
+        await self.look()
+        for index in range(self.known):
+            if not self._is_final(index) and self.submission.lasting_trouble(index) is None:
+                await self._until_closed(index)
+
+    async def _until_closed(self, index: int) -> None:
+        """Wait for its end, of which the platform says nothing where a submitter closes it."""
+        closing = asyncio.ensure_future(self.submission.closed(index))
+        try:
+            while not (await asyncio.wait({closing}, timeout=LONGEST_LOOK_S))[0]:
+                await retry_forever(self.look, f"looking at {self.group_id}")
+            closing.result()
+        finally:
+            closing.cancel()
+
+    async def delete_jobs(self) -> None:
+        """Take all its jobs off the platform, when none of them is wanted any more."""
+        submission = self.submission
+        if all(map(submission.is_final, submission.requests.reopened)):
+            cluster = self.session.platform.cluster
+            await delete_all(cluster, submission, submission.requests.round)
+            submission.note_cleaned()
+
+    async def remove(self, *, jobs: bool, objects: bool) -> None:
+        """Stop it, and take away its jobs and its objects."""
+        if self.submission.removed:
+            return
+        if self.holder is not None and self.holding:
+            await self.cancel()
+            await self.holder.over.wait()  # its lease is looked at next, and then only rarely
+        await cleanup.delete_batch(
+            self.session, self.submission.identity, jobs=jobs, objects=objects
+        )
+        if objects:
+            self.session.forget(self.submission)
+
+    # --- observing ---
+
+    def observe(self) -> None:
+        """Hear when nobody submits it any more."""
+        if self._mourning is None or self._mourning.done():
+            self._mourning = self.session.spawn(self.mourn(), name=f"lease of {self.group_id}")
+
+    def _observe_again(self) -> None:
+        self.holder = None
+        self.submission.closes = False
+        self.submission.reclaim()
+        self.session.watch(self.submission)
+        self.observe()
+
+    async def look_again(self) -> None:
+        """When somebody submits it again that nobody did, observe it again."""
+        if self.holding or self.submission.abandoned is None:
+            return
+        identity, platform = self.submission.identity, self.session.platform
+        there = await _lease.read(platform.store, identity.scope)
+        if there is not None and there[0].held:
+            self._observe_again()
+
+    async def _see_through(self) -> list[int]:
+        """Learn what is there, and close what has ended; the store may have to be asked again."""
+        while True:
+            try:
+                await self.refresh()
+                stuck = await self.submission.see_through(range(self.known))
+                await self.submission.read_requests()
+            except KineticError as exc:
+                logging.warning("looking at %s failed: %s; trying again", self.group_id, exc)
+                await asyncio.sleep(LONGEST_LOOK_S)
+                continue
+            if self.total is None and self.submission.requests.all_stopped:
+                self.stock.total = self.known
+            return stuck
+
+    async def mourn(self) -> None:
+        """When nobody submits it any more, see that nobody waits for what will not come."""
+        identity, platform = self.submission.identity, self.session.platform
+        lease = await retry_forever(
+            lambda: _lease.until_abandoned(
+                platform.store, identity.scope, identity.submitter, platform.clock
+            ),
+            f"reading the lease of {self.group_id}",
+        )
+        stuck = await self._see_through()
+        if stuck or self.total is None:
+            who = lease.who if lease is not None else "its submitter"
+            error = SubmitterLost(
+                f"batch {self.group_id}: {who} does not submit it any more, and {len(stuck)} of "
+                f"its items have no outcome; kinetic.attach_batch({self.group_id!r}).resume() "
+                "goes on with them, and runs nothing again that has ended",
+                job_id=self.group_id,
+            )
+            self.submission.abandon(error, stuck)
+        self.wake()
+
+
+def feed_of(inputs: Iterable[Any] | AsyncIterable[Any], terms: MapSettings) -> InputSource:
+    """What is to be pulled; a list counts as it is now, whatever the caller does with it."""
+    length = size_of(inputs)
+    there: Sequence[Any] | None = None
+    if isinstance(inputs, (list, tuple, range, set, frozenset, dict)):
+        known = cast("Collection[Any]", inputs)
+        inputs = there = inputs if isinstance(inputs, range) else tuple(known)
+    source = Source(inputs)
+    return InputSource(source=source, mode=terms.input_mode, length=length, there=there)
+
+
+LISTING = 32
+"""Manifests that are read at once."""
+
+
+async def start(
+    session: Session,
+    call: prepare.Call,
+    inputs: Iterable[Any] | AsyncIterable[Any],
+    terms: MapSettings,
+) -> Batch:
+    """Pack once, write the manifest, take the lease, and start submitting.
+
+    Cancelled: what was made of the batch is removed; shared content stays in the store.
+    """
+    feed = feed_of(inputs, terms)
+    terms.check_length(feed.length)
+    if feed.there is not None and call.function is not None:
+        await in_thread(check_there, call.function, feed.there, feed.mode)
+    packed = await prepare.pack(replace(call, inputs=feed.there or ()))
+    try:
+        placed = await prepare.upload_call(session, packed)
+    finally:
+        shutil.rmtree(packed.spool, ignore_errors=True)
+    identity = await _new_identity(session, "grp", wire.RetryBudgets(user=terms.retries))
+    manifest = batch_manifest(session, identity, placed, terms, feed.length)
+    removal = functools.partial(cleanup.delete_batch, session, identity, jobs=False, alone=True)
+    async with _begun(session, placed, identity, removal) as submission:
+        hold = await _found(session, identity, placed, manifest)
+        batch = session.batches[identity.id] = Batch(session, submission, manifest)
+        batch.hold(hold, placed, feed, terms)
+    return batch
+
+
+async def start_job(
+    session: Session, packed: prepare.PackedCall, placed: prepare.UploadedCall
+) -> tuple[dict[str, Any], JobRef]:
+    """Start a job of its own, when the client's limit lets it; its handle's fields, and itself.
+
+    Cancelled: the job is removed; shared content stays in the store.
+    """
+    await session.limit.acquire()
+    try:
+        budgets = wire.RetryBudgets(infrastructure=3 if session.platform.restarts else 0)
+        identity = await _new_identity(session, "job", budgets)
+        name = identity.attempt_name(0, 1)
+        undo = functools.partial(job_spec.undo, session, identity.scope, name)
+        async with _begun(session, placed, identity, undo) as submission:
+            output_dir = job_spec.output_base(session, placed, identity.id)
+            record = record_of(session, identity, placed, 0)
+            await _launch_only(session, identity, packed, placed, record, output_dir)
+    except BaseException:
+        session.limit.release()
+        raise
+    if session.limit.bounded:
+        waiting = session.spawn(submission.closed(0), name=f"slot of {identity.id}")
+        waiting.add_done_callback(functools.partial(_on_closed, session))
+    at = JobRef(session=session, submission=submission, index=0, output_dir=output_dir)
+    return record, at
+
+
+async def _launch_only(
+    session: Session,
+    identity: Identity,
+    packed: prepare.PackedCall,
+    placed: prepare.UploadedCall,
+    record: dict[str, Any],
+    output_dir: str,
+) -> None:
+    """Store what a job of its own needs, and launch its first attempt: nobody holds a lease."""
+    store, content = session.platform.store, packed.arguments
+    assert content is not None
+    manifest = manifest_of(record, identity, placed, output_dir)
+    manifest = signing.signed_json(identity.key, identity.scope, identity.entry, manifest)
+    if not await store.create(identity.entry, manifest):
+        raise Conflict(f"{identity.id} exists already in {store.url}; submit again")
+    name = wire.input_key(identity.scope, 0)
+    await store.create(name, content.content)
+    arguments = wire.Input(name=name, start=0, stop=content.size, digest=content.digest)
+    orders = job_spec.JobSpecBuilder(session, identity, placed)
+    await orders.launch(job_spec.AttemptSpec(0, 1, arguments, output_dir))
+
+
+def _on_closed(session: Session, waiting: asyncio.Task[wire.Item]) -> None:
+    if not waiting.cancelled():
+        waiting.exception()  # whoever holds the handle will hear of it
+    session.limit.release()
+
+
+@contextlib.asynccontextmanager
+async def _begun(
+    session: Session,
+    placed: prepare.UploadedCall,
+    identity: Identity,
+    undo: Callable[[], Coroutine[Any, Any, None]],
+) -> AsyncGenerator[Submission]:
+    """The submission that the block makes; what was made of it is undone when that fails."""
+    submission = Submission(identity, session.platform.store, session.platform.cluster)
+    submission.closes = True
+    session.follow(submission, ours=True)
+    try:
+        yield submission
+    except (Conflict, SubmitterLost):  # somebody else has it: it stays as it is
+        session.forget(submission)
+        raise
+    except BaseException:
+        session.forget(submission)
+        await release(undo(), what=f"removing the half-made {identity.id}")
+        raise
+    prepare.log_choice(session, placed)
+    logging.info("Started %s: %s", identity.id, placed.call.name)
+
+
+async def _found(
+    session: Session, identity: Identity, placed: prepare.UploadedCall, manifest: Mapping[str, Any]
+) -> _lease.HeldLease:
+    """Everything that makes a batch, in the order in which a crash leaves no riddle."""
+    store, scope = session.platform.store, identity.scope
+    environment = json.dumps(dict(placed.environment)).encode()
+    await session.platform.cluster.keep_secret(identity.id, environment)
+    entry = {
+        "name": manifest["name"] or "",
+        "tags": json.dumps(manifest["tags"]),
+        "created": f"{identity.created:017.6f}",  # sorts as text, also within a second
+    }
+    await store.create(wire.group_key(identity.id), b"", entry)
+    name, body = identity.entry, json.dumps(manifest, sort_keys=True).encode()
+    await store.create(name, signing.signed_json(identity.key, scope, name, body))
+    return await _lease.begin(store, scope, session.platform.clock)
+
+
+async def _new_identity(session: Session, kind: str, budgets: wire.RetryBudgets) -> Identity:
+    """One that nobody else has, for a ``job`` or a batch (``grp``)."""
+    return await _identity(
+        session,
+        job_spec.new_id(kind, session.platform.marker),
+        budgets,
+        time.time(),
+        ProcessIdentity.me(),
+    )
+
+
+def known_batch(session: Session, group_id: str) -> Batch | None:
+    """The batch of this id, while somebody here holds a handle of it, waits, or submits it."""
+    known = session.batches.get(group_id)
+    return known if isinstance(known, Batch) else None
+
+
+async def identity_of(
+    session: Session, submission: str, manifest: Mapping[str, Any] | None = None
+) -> Identity:
+    """That of a job or a batch by its id; without its manifest it can only be removed."""
+    said = manifest or {}
+    budgets, submitter = (
+        wire.RetryBudgets(**said.get("budgets", {})),
+        ProcessIdentity.named(said.get("submitter")),
+    )
+    return await _identity(session, submission, budgets, float(said.get("created", 0.0)), submitter)
+
+
+async def _identity(
+    session: Session,
+    submission: str,
+    budgets: wire.RetryBudgets,
+    created: float,
+    submitter: ProcessIdentity | None,
+) -> Identity:
+    kind = BatchIdentity if submission.startswith("grp-") else Identity
+    key = await session.key(scope_of(submission))
+    return kind(id=submission, key=key, budgets=budgets, created=created, submitter=submitter)
+
+
+async def attach(session: Session, group_id: str) -> Batch:
+    """Observe a batch that was submitted elsewhere.
+
+    Raises:
+        NotFound: There is no such batch.
+        WireError: Nobody who may submit here has signed it, or its format is unknown.
+    """
+    manifest = await read_manifest(session, group_id)
+    if (known := known_batch(session, group_id)) is not None:
+        await (known.refresh() if known.holding else known.look())
+        await known.look_again()
+        return known
+    identity = await identity_of(session, group_id, manifest)
+    if (known := known_batch(session, group_id)) is not None:
+        return known  # somebody else attached meanwhile
+    store, cluster = session.platform.store, session.platform.cluster
+    submission = session.follow(Submission(identity, store, cluster), ours=False)
+    batch = session.batches[group_id] = Batch(session, submission, manifest)
+    try:
+        await batch.look()
+    except BaseException:
+        session.batches.pop(group_id, None)  # whoever tries again begins anew
+        raise
+    if not (submission.closes or batch.finished):
+        batch.observe()
+    return batch
+
+
+async def list_batches(
+    session: Session,
+    name: str | None,
+    tags: Mapping[str, str] | None,
+    count: int | None,
+) -> list[Batch]:
+    """The newest *count* batches that carry *name* and *tags*; followed when they are asked.
+
+    Entries whose manifest is missing are left out; of those that cannot be
+    read or verified, a warning has the names.
+    """
+    refused: dict[str, WireError] = {}
+    found: list[tuple[str, str]] = []
+    for one in await session.platform.store.list(wire.group_key("")):
+        group_id = one.name.rpartition("/")[2]
+        try:
+            carried = (tags or {}).items() <= json.loads(one.metadata["tags"]).items()
+        except MALFORMED:
+            refused[group_id] = WireError(f"its entry {one.name} is damaged")
+            continue
+        if carried and (name is None or one.metadata.get("name") == name):
+            found.append((one.metadata.get("created", ""), group_id))
+    found.sort(reverse=True)
+    listed: list[Batch] = []
+    for at in range(0, len(found), LISTING):
+        ids = [group_id for _, group_id in found[at : at + LISTING]]
+        opened = await all_or_none(*(_listed(session, group_id, refused) for group_id in ids))
+        listed += [batch for batch in opened if batch is not None]
+        if count is not None and len(listed) >= count:
+            break
+    if refused:
+        names, first = ", ".join(refused), next(iter(refused.values()))
+        logging.warning("%d batches were left out, %s: %s", len(refused), names, first)
+    return listed[:count]
+
+
+async def _listed(
+    session: Session,
+    group_id: str,
+    refused: dict[str, WireError],
+) -> Batch | None:
+    if (known := known_batch(session, group_id)) is not None:
+        return known
+    try:
+        manifest = await read_manifest(session, group_id)
+    except NotFound:
+        return None
+    except WireError as exc:
+        refused[group_id] = exc
+        return None
+    identity = await identity_of(session, group_id, manifest)
+    if (known := known_batch(session, group_id)) is not None:
+        return known
+    submission = Submission(identity, session.platform.store, session.platform.cluster)
+    batch = Batch(session, submission, manifest, followed=False)
+    try:
+        await batch.stock.read()  # how much is stored, which whoever resumes it has to know
+    except WireError as exc:
+        refused[group_id] = exc
+        return None
+    if (known := known_batch(session, group_id)) is not None:
+        return known  # somebody else has listed or attached it meanwhile
+    session.batches[group_id] = batch
+    return batch

@@ -1,0 +1,167 @@
+"""Jobs that nobody wants any more are taken off the platform.
+
+What was stopped before it began has its end by the stop alone. Its job would wait for its turn, and
+have a machine made for it, only to find that out; and what it reads may be gone by then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+
+from absl import logging
+
+from kinetic._runner.protocol import wire
+from kinetic.aio import _lease
+from kinetic.aio._engine import job_spec
+from kinetic.aio._engine.control_log import ControlLog
+from kinetic.aio._engine.session import LABEL_ROUND, LABEL_SUBMISSION, Identity, Session, Submission
+from kinetic.aio._net.retry import retry_forever
+from kinetic.aio.ports import Cluster
+from kinetic.errors import KineticError, Unavailable
+
+__all__ = ["delete_all", "delete_batch", "delete_unwanted", "take_back", "withdraw_idle"]
+
+
+GONE_S = 180.0
+
+
+async def delete_batch(
+    session: Session,
+    identity: Identity,
+    *,
+    jobs: bool = True,
+    objects: bool = True,
+    alone: bool = False,
+) -> None:
+    """Stop it, delete its jobs until there are none, then its objects, the manifest last.
+
+    A late pod finds the stop, or finds no inputs, at every moment in between.
+    Whoever submits it is waited for, until the stop has been seen there; not
+    when nobody can, who is *alone* with a batch that was just made, or comes
+    after another removal.
+
+    Raises:
+        BackendError: Its jobs do not end within 180 s, or somebody does not answer.
+
+    Cancelled: run it again; it goes on where it was.
+    """
+    store, cluster, scope = session.platform.store, session.platform.cluster, identity.scope
+    # The manifest goes after everything that can be waited for, and comes before the lease.
+    nobody = alone or not await store.list(identity.entry)
+    if objects and (alone or not nobody):
+        stop = wire.Request(kind="stop", cause=wire.CLEANUP)
+        await ControlLog(store, scope, identity.key).append(stop)
+    labels = {LABEL_SUBMISSION: identity.id}
+    if jobs:
+        await cluster.delete(labels=labels)
+        await job_spec.until_gone(session, (), GONE_S, labels=labels)
+    if not objects:
+        return
+    if not nobody:
+        await _until_let_go(session, identity)
+        if jobs:  # it may have started something in between
+            await cluster.delete(labels=labels)
+            await job_spec.until_gone(session, (), GONE_S, labels=labels)
+    for part in ("inputs/", "done/", "attempts/", "values/", "arrays/", "control/", "lease"):
+        await store.delete([one.name for one in await store.list(f"{scope}{part}")])
+    await store.delete([identity.entry])
+    await cluster.drop_secret([identity.id])
+    await store.delete([wire.group_key(identity.id)])
+
+
+async def _until_let_go(session: Session, identity: Identity) -> None:
+    """Wait until nobody submits it any more."""
+    store, clock, scope = session.platform.store, session.platform.clock, identity.scope
+    try:
+        async with asyncio.timeout(GONE_S):
+            await _lease.until_abandoned(store, scope, identity.submitter, clock)
+    except TimeoutError:
+        found = await _lease.read(store, scope)
+        owner = found[0].owner if found else identity.submitter
+        who = f"process {owner.pid} on {owner.host}" if owner else "its submitter"
+        raise Unavailable(
+            f"{identity.id} was stopped, but {who} holds it for more than {GONE_S:g} s: its "
+            "objects are left; clean up again when that process has ended",
+            retryable=True,
+        ) from None
+
+
+PATIENCE_S = 30.0
+"""The batch goes on then: its end must not wait for a platform that is away."""
+
+
+async def delete_all(cluster: Cluster, submission: Submission, last: int) -> None:
+    """Delete all jobs that were launched in rounds up to *last*, that of the stop they are under.
+
+    Not by what all jobs of the batch have in common: a request may arrive late, when somebody has
+    had the stopped items tried again.
+
+    Raises:
+        BackendError: The platform does not answer.
+    """
+    batch = submission.identity.id
+    for number in range(last + 1):  # only who asks for retries makes them more than one
+        await cluster.delete(labels={LABEL_SUBMISSION: batch, LABEL_ROUND: str(number)})
+
+
+async def delete_unwanted(
+    cluster: Cluster, submission: Submission, attempts: Iterable[tuple[int, int]]
+) -> None:
+    """Have the jobs of *attempts*, items with numbers, deleted: in one request where possible.
+
+    However late that arrives: a request to try a stopped item again retires the number it had.
+
+    To be quick: they end by themselves, too, so what goes wrong is only logged, and that nobody
+    has answered for half a minute.
+    """
+    names = [submission.identity.attempt_name(*one) for one in attempts]
+    if not names:
+        return
+    batch = submission.identity.id
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            await retry_forever(lambda: cluster.delete(names=names), f"deleting jobs of {batch}")
+    except (KineticError, TimeoutError) as exc:
+        why = str(exc) or "the platform does not answer"
+        logging.warning("jobs of %s that were stopped end by themselves: %s", batch, why)
+
+
+async def withdraw_idle(
+    cluster: Cluster, submission: Submission, attempts: Iterable[tuple[int, int]]
+) -> None:
+    """`withdraw` those whose item is over without them; to be called after a look at it."""
+    idle = [
+        (index, number)
+        for index, number in attempts
+        if (item := submission.item(index)) is not None
+        and _is_idle(item, number, submission.requests.standing(index).base)
+    ]
+    await delete_unwanted(cluster, submission, idle)
+
+
+async def take_back(cluster: Cluster, submission: Submission, index: int, number: int) -> None:
+    """A stop came while a job was asked for: whoever has heeded it found none to delete yet."""
+    stands = submission.requests.standing(index)
+    if stands.unwanted or number <= stands.base:
+        await delete_unwanted(cluster, submission, [(index, number)])
+        return
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            await retry_forever(lambda: submission.look(index), f"looking at item {index}")
+    except (KineticError, TimeoutError) as exc:
+        name = submission.identity.attempt_name(index, number)
+        logging.warning("%s was stopped while it was launched: %s", name, exc)
+        return
+    await withdraw_idle(cluster, submission, [(index, number)])
+
+
+def _is_idle(item: wire.Item, number: int, retired: int) -> bool:
+    """Whether *item* has ended, and nobody has begun with attempt *number*, or still may."""
+    if not item.state.final:
+        return False
+    if item.outcome is not None and item.attempt == number:
+        return item.outcome.executor == wire.VOID  # a process that comes finds it closed
+    if item.state is wire.ItemState.CANCELLED and item.attempt == number:
+        return True  # it would be the next one if that had been claimed
+    return item.attempt < number or number <= retired

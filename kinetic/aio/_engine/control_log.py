@@ -1,0 +1,148 @@
+"""What was asked for of a batch: a log of slots that anybody may append to."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+
+from absl import logging
+
+from kinetic._runner.protocol import pickles, wire
+from kinetic.aio.ports import Object, Store
+from kinetic.errors import NotFound, WireError
+
+__all__ = ["KINDS", "ControlLog"]
+
+KINDS = ("stop", "retry")
+MERGE_S = 1.0
+"""Stops of single items are appended at most once in so many seconds."""
+
+
+class ControlLog:
+    """The control slots, as far as they were read; ``listeners`` hear of each new one."""
+
+    def __init__(self, store: Store, scope: str, key: bytes) -> None:
+        self.entries: list[wire.Request] = []
+        self.listeners: list[Callable[[wire.Request], None]] = []
+        self.round = 0
+        """How many of them let items be tried again; what is launched now is of this round."""
+        self._store = store
+        self._scope = scope
+        self._key = key
+        self._general = wire.Standing()
+        self._named: dict[int, wire.Standing] = {}
+        self._unsent: set[int] = set()
+        self._sending = asyncio.Lock()
+        self._sent: float | None = None
+
+    def standing(self, index: int) -> wire.Standing:
+        """What stands for this item by what is known now."""
+        return self._named.get(index, self._general)
+
+    @property
+    def all_stopped(self) -> bool:
+        """Whether somebody has stopped the whole batch, whatever was retried since."""
+        return self._general.stopped
+
+    @property
+    def removing(self) -> bool:
+        """Whether somebody takes the batch away; what follows that is of no use to anybody."""
+        return self._general.removing
+
+    @property
+    def reopened(self) -> list[int]:
+        """The items that somebody asked to be tried again."""
+        return [index for index, stands in self._named.items() if stands.retried]
+
+    async def read(self) -> list[wire.Request]:
+        """All of them, in order; only new ones are asked for.
+
+        Raises:
+            WireError: One is damaged, or must not be ignored and is of an unknown kind.
+        """
+        while True:
+            known = len(self.entries)
+            name = wire.control_key(self._scope, known)
+            try:
+                content = await self._store.get(name)
+            except NotFound:
+                return self.entries
+            if known == len(self.entries):  # else somebody else has read it meanwhile
+                self._note(self._parsed(content))
+
+    async def look(self) -> None:
+        """As `read`; where there is nothing new, one small request finds that out."""
+        if await self._store.look(wire.control_key(self._scope, len(self.entries))) is not None:
+            await self.read()
+
+    async def append(self, request: wire.Request) -> int:
+        """Add a request at the end, after having read all before it, and return its round."""
+        while True:
+            slot, its_round = len(await self.read()), self.round
+            if await self.append_at(slot, request):
+                return its_round
+
+    async def append_at(self, slot: int, request: wire.Request) -> bool:
+        """Add a request at exactly *slot*; False when somebody else has one there."""
+        name = wire.control_key(self._scope, slot)
+        body, metadata = request.signed(self._key, self._scope, name)
+        if not await self._store.create(name, body, metadata):
+            return False
+        if slot == len(self.entries):  # else it was read back meanwhile
+            self._note(request)
+        return True
+
+    async def stop_items(self, indices: Iterable[int], cause: str) -> None:
+        """Ask for the end of single items; what many callers ask for goes into one entry."""
+        mine = {*indices}
+        self._unsent |= mine
+        async with self._sending:
+            mine &= self._unsent
+            if not mine:
+                return  # whoever was before us has sent them along
+            loop = asyncio.get_running_loop()
+            if self._sent is not None and (wait := self._sent + MERGE_S - loop.time()) > 0:
+                await asyncio.sleep(wait)
+            else:
+                await asyncio.sleep(0)  # those of the same turn of the loop
+            items, self._unsent = self._unsent, set()
+            try:
+                request = wire.Request(kind="stop", items=tuple(sorted(items)), cause=cause)
+                await self.append(request)
+            except BaseException:
+                self._unsent |= items - mine
+                raise
+            self._sent = loop.time()
+
+    def _parsed(self, content: Object) -> wire.Request:
+        name = content.name
+        try:
+            request = wire.Request.verified(
+                content.body, content.metadata, self._key, self._scope, name
+            )
+        except pickles.MALFORMED as exc:
+            raise WireError(f"the request {name} is damaged: {exc}; cancel the batch anew") from exc
+        if request.kind == wire.UNSIGNED:
+            logging.warning(
+                "the request %s is not signed by anybody who may submit here: it is ignored; see "
+                "who else can write to %s",
+                name,
+                self._store.url,
+            )
+        if request.must and request.kind not in KINDS:
+            raise WireError(
+                f"somebody asks for {request.kind!r} by {name}, which this kinetic does not know "
+                "and must not ignore; go on with the version that asked for it"
+            )
+        return request
+
+    def _note(self, request: wire.Request) -> None:
+        self.entries.append(request)
+        number = len(self.entries)
+        self.round += request.kind == "retry"
+        all_of_them = request.kind == "stop" and request.items is None
+        for index in [*self._named] if all_of_them else (request.items or request.bases):
+            self._named[index] = self.standing(index).after(index, request, number)
+        self._general = self._general.after(None, request, number)
+        for listener in tuple(self.listeners):
+            listener(request)

@@ -1,0 +1,736 @@
+"""The one that submits a batch: it holds the lease, and carries decisions out."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from typing import Any, NoReturn
+
+from absl import logging
+
+from kinetic._messages import described
+from kinetic._runner.protocol import wire
+from kinetic._runner.protocol.wire import DataRef
+from kinetic._tasks import bounded
+from kinetic.aio import _shared_objects
+from kinetic.aio._engine import data_upload, scheduler
+from kinetic.aio._engine.cleanup import delete_all, delete_unwanted, withdraw_idle
+from kinetic.aio._engine.control_log import KINDS
+from kinetic.aio._engine.input_pump import Backpressure, InputPump, InputSource
+from kinetic.aio._engine.inputs import InputIndex
+from kinetic.aio._engine.launcher import LAUNCHING, BatchContext, Launcher
+from kinetic.aio._engine.prepare import UploadedCall
+from kinetic.aio._engine.session import (
+    LABEL_ATTEMPT,
+    LABEL_INDEX,
+    LABEL_SUBMISSION,
+    Session,
+    Submission,
+)
+from kinetic.aio._lease import RENEW_S
+from kinetic.aio._net.retry import retry_forever
+from kinetic.aio.ports import Observation, Phase, Store
+from kinetic.errors import (
+    BackendError,
+    InputsUnfinished,
+    KineticError,
+    SubmitterLost,
+)
+
+__all__ = [
+    "BatchCoordinator",
+    "keep_renewing",
+    "reconcile_silent_attempts",
+    "recover_state",
+    "renewed",
+    "since",
+]
+
+
+SLICE = 1000
+"""Items that are gone through in one turn of the loop."""
+
+
+async def recover_state(
+    session: Session, submission: Submission, stock: InputIndex
+) -> list[scheduler.Event]:
+    """Read control, inputs, attempts and jobs, in this order, and say what they mean.
+
+    Every job without an outcome is busy. What has ended is closed, here or by
+    the watch; what has nothing may start. All is read once more when somebody
+    has asked for something meanwhile, of which no holder has heard.
+    """
+    batch, requests = submission.identity.id, submission.requests
+    while True:
+        await retry_forever(submission.read_requests, f"reading the requests of {batch}")
+        asked = len(requests.entries)
+        events = await _surveyed(session, submission, stock)
+        if len(requests.entries) == asked:
+            return events
+
+
+def since(submission: Submission, event: scheduler.Event) -> Iterator[scheduler.Seen]:
+    """What a new holder could not hear, for it came while it looked around and found *event*.
+
+    Also of items that nobody had asked for by then: the request of one that died may come late.
+    """
+    match event:
+        case scheduler.Found(index, attempt) | scheduler.Again(index, attempt):
+            attempts = {index: attempt}
+        case scheduler.Stored(first, count):
+            attempts = dict.fromkeys(range(first, first + count), 1)
+        case _:
+            return
+    for index, attempt in attempts.items():
+        item = submission.item(index)
+        if item is not None and (item.state.final or item.attempt != attempt):
+            yield scheduler.Seen(index, item)
+
+
+async def _surveyed(
+    session: Session, submission: Submission, stock: InputIndex
+) -> list[scheduler.Event]:
+    batch = submission.identity.id
+    await retry_forever(stock.read, f"reading the inputs of {batch}")
+    count = max(stock.count, stock.total or 0)  # a stop may have come before all were stored
+    unknown = [index for index in range(count) if not submission.is_final(index)]
+    await retry_forever(
+        lambda: submission.look_at_each(unknown), f"reading the attempts of {batch}"
+    )
+    claimants, before = await _claimants(submission, unknown), submission.observations()
+    labels = {LABEL_SUBMISSION: batch}
+    cluster = session.platform.cluster
+    jobs = await retry_forever(
+        lambda: cluster.find(labels=labels), f"asking for the jobs of {batch}"
+    )
+    found = {
+        (int(seen.labels[LABEL_INDEX]), int(seen.labels[LABEL_ATTEMPT])): seen for seen in jobs
+    }
+    live = [one for one, seen in found.items() if seen.phase not in (Phase.ENDED, Phase.GONE)]
+    await withdraw_idle(cluster, submission, live)  # who was stopped had no time for that
+    recover_state = _Survey(session, submission, found, before, claimants)
+    for index in range(count):
+        recover_state.add(index)
+        if index % SLICE == SLICE - 1:
+            await asyncio.sleep(0)
+    return recover_state.events(count)
+
+
+async def _claimants(submission: Submission, indices: list[int]) -> dict[tuple[int, int], str]:
+    """Who has claimed the open attempts, as far as that is known."""
+    found: dict[tuple[int, int], str] = {}
+    for place, index in enumerate(indices, start=1):
+        item = submission.item(index)
+        if item is not None and not item.state.final:
+            executor = submission.attempt(index, item.attempt).executor
+            if executor is not None:
+                found[index, item.attempt] = executor
+        if place % SLICE == 0:
+            await asyncio.sleep(0)
+    return found
+
+
+class _Survey:
+    def __init__(
+        self,
+        session: Session,
+        submission: Submission,
+        found: dict[tuple[int, int], Observation],
+        before: dict[int, Observation],
+        claimants: dict[tuple[int, int], str],
+    ) -> None:
+        self._session = session
+        self._submission = submission
+        self._found = found
+        self._before = before
+        self._claimants = claimants
+        self._known: list[scheduler.Event] = []
+        self._fresh: list[tuple[int, int]] = []
+
+    def add(self, index: int) -> None:
+        if self._submission.is_damaged(index):
+            self._known.append(
+                scheduler.Refused(index)
+            )  # it counts as failed, and is not run again
+            return
+        item = self._submission.item(index)
+        assert item is not None
+        if item.state.final:
+            self._known.append(scheduler.Seen(index, item))
+            return
+        seen = self._found.get((index, item.attempt))
+        claimed = self._submission.attempt(index, item.attempt).executor is not None
+        if seen is not None or claimed:
+            self._known.append(scheduler.Found(index, item.attempt))
+            if self._submission.is_over(index, item.attempt, seen, self._before.get(index)):
+                claimant = self._claimants.get((index, item.attempt))
+                self._session.settle(self._submission, index, item.attempt, seen, claimant)
+        elif item.attempt > 1:
+            self._known.append(scheduler.Again(index, item.attempt))
+        elif self._fresh and self._fresh[-1][1] == index:
+            self._fresh[-1] = (self._fresh[-1][0], index + 1)
+        else:
+            self._fresh.append((index, index + 1))
+
+    def events(self, count: int) -> list[scheduler.Event]:
+        events: list[scheduler.Event] = [scheduler.Known(count)]
+        if self._submission.requests.all_stopped:
+            events.append(scheduler.StopRequested())
+        events += self._known
+        if self._submission.requests.all_stopped:
+            return events + self._revived()
+        return events + [scheduler.Stored(first, stop - first) for first, stop in self._fresh]
+
+    def _revived(self) -> list[scheduler.Event]:
+        """A stop keeps everything from starting but what was reopened after it."""
+        requests = self._submission.requests
+        events: list[scheduler.Event] = [
+            self._reopened(one.index, one.attempt)
+            for one in self._known
+            if isinstance(one, scheduler.Again | scheduler.Found)
+            and not requests.standing(one.index).stopped
+        ]
+        for first, stop in self._fresh:
+            for index in range(first, stop):
+                item = self._submission.item(index)
+                if item is not None and item.state is wire.ItemState.OPEN:
+                    events.append(self._reopened(index, item.attempt))
+        return events
+
+    def _reopened(self, index: int, attempt: int) -> scheduler.Reopened:
+        return scheduler.Reopened(index, attempt, self._submission.requests.standing(index))
+
+
+SILENT_S = 60.0
+
+
+async def reconcile_silent_attempts(
+    session: Session, submission: Submission, state: scheduler.State, launcher: Launcher
+) -> None:
+    """Ask about what the watch has not mentioned for a minute or two, until cancelled."""
+    silent: set[tuple[int, int]] = set()
+    while True:
+        await asyncio.sleep(SILENT_S)
+        before, silent = silent, _silent(submission, state, launcher)
+        try:
+            if doubted := before & silent:
+                await _ask(session, submission, launcher, doubted)
+        except BackendError as exc:
+            logging.warning("%s: %s; trying again", submission.identity.id, exc)
+
+
+def _silent(
+    submission: Submission, state: scheduler.State, launcher: Launcher
+) -> set[tuple[int, int]]:
+    found: set[tuple[int, int]] = set()
+    for index, number in state.busy.items():
+        void = submission.attempt(index, number).executor == wire.VOID
+        known = submission.is_sure(index, number)
+        if (void or not known) and index not in launcher.unasked:
+            found.add((index, number))
+    return found
+
+
+async def _ask(
+    session: Session, submission: Submission, launcher: Launcher, doubted: set[tuple[int, int]]
+) -> None:
+    await submission.look_at_each([index for index, _ in doubted])
+    asked: dict[tuple[int, int], tuple[Observation | None, str | None]] = {}
+    for index, number in sorted(doubted):
+        item = submission.item(index)
+        if item is not None and not item.state.final and item.attempt == number:
+            claimant = submission.attempt(index, number).executor
+            asked[index, number] = submission.observation(index), claimant
+    if not asked:
+        return
+    names = [submission.identity.attempt_name(*one) for one in asked]
+    found = {one.name: one for one in await session.platform.cluster.find(names=names)}
+    for name, ((index, number), (before, claimant)) in zip(names, asked.items(), strict=True):
+        seen = found.get(name)
+        if submission.attempt(index, number).executor == wire.VOID:  # who voided it is gone
+            session.settle(submission, index, number, seen)
+        elif submission.is_over(index, number, seen, before):
+            session.settle(submission, index, number, seen, claimant)
+        elif seen is None:  # it never arrived; to ask once more, by the same name, costs nothing
+            launcher.start(scheduler.Start(index, number))
+
+
+AT_ONCE = 16
+
+
+async def renewed(store: Store, placed: UploadedCall, data: Iterable[DataRef] = ()) -> list[str]:
+    """Have what the jobs of *placed* read for some time to come; the names of what is gone."""
+    parts = (placed.code, placed.function, placed.image.requirements)
+    names = [one.name for one in parts if one is not None]
+    uris = {one.uri: None for one in (*placed.data, *data) if "://" not in one.uri}
+    gone: list[str] = []
+
+    async def renew(name: str) -> None:
+        if name in uris:
+            there = await data_upload.renew(store, name)
+        else:
+            info = await store.look(name)
+            fresh = info is not None and _shared_objects.is_fresh(info)
+            there = fresh or (info is not None and not await store.renew([name]))
+        if not there:
+            gone.append(name)
+
+    await bounded(renew, [*names, *uris], at_once=AT_ONCE)
+    return sorted(gone)
+
+
+async def keep_renewing(
+    store: Store, placed: UploadedCall, stock: InputIndex, whose: str
+) -> NoReturn:
+    """Look at it once a day, until cancelled."""
+    while True:
+        await asyncio.sleep(_shared_objects.DAY_S)
+        try:
+            gone = await renewed(store, placed, _data_of(stock))
+        except BackendError as exc:
+            logging.warning("%s: shared content was not renewed: %s; tomorrow again", whose, exc)
+            continue
+        if gone:
+            logging.error(
+                "%s: %s is gone from the store, so jobs to come will fail; have the bucket's "
+                "lifecycle rule wait for longer than jobs take, and submit again",
+                whose,
+                gone[0],
+            )
+
+
+def _data_of(stock: InputIndex) -> Iterator[DataRef]:
+    """The `Data` in the inputs that this process has stored."""
+    for index in range(stock.count):
+        try:
+            place = stock.place(index)
+        except KineticError:
+            continue  # it could not be pickled
+        if place is not None:
+            yield from place[1]
+
+
+LEAVING_S = 10.0
+"""A lease that cannot be released in this time runs out by itself."""
+
+TURN = 500
+"""Events that are decided on in one turn of the loop."""
+
+
+class BatchCoordinator:
+    """Runs one batch to its end, or until it lets go or another process takes it.
+
+    ``over`` is set when it is not at work any more; then ``error`` says why
+    the batch is not complete, if it is not. ``unheeded`` is why a request could
+    not be heeded, or made: nobody would hear of what it was to do.
+    """
+
+    def __init__(
+        self,
+        order: BatchContext,
+        policy: scheduler.Policy,
+        feed: InputSource | None,
+        window: int | None,
+        on_change: Callable[[], None],
+    ) -> None:
+        self.state = scheduler.State(policy)
+        self.window = Backpressure(window, self._on_window)
+        self.error: BaseException | None = None
+        self.unheeded: BaseException | None = None
+        self.over = asyncio.Event()
+        self.on_change = on_change
+        self.hold = order.hold
+        self.stock = order.stock
+        self._order = order
+        self._session = order.session
+        self._submission = order.submission
+        self._events: deque[scheduler.Event] = deque()
+        self._awake = asyncio.Event()
+        self._decided = asyncio.Event()
+        self._letting_go = False
+        self._closing = False
+        self._heeding: set[asyncio.Task[None]] = set()
+        self.launcher = Launcher(order, self.state, self.post, on_change)
+        self.intake = None if feed is None else self._new_intake(feed)
+        self._fed = asyncio.Event()
+        self._let_go = self._submission.listen(self._on_look)
+        self._submission.requests.listeners.append(self._on_request)
+
+    def _new_intake(self, feed: InputSource) -> InputPump:
+        order = self._order
+        return InputPump(
+            order.session,
+            order.placed,
+            feed,
+            order.stock,
+            self.window,
+            self.state,
+            order.hold,
+            order.submission.identity.key,
+            self.post,
+            self.launcher.refuse,
+        )
+
+    @property
+    def complete(self) -> bool:
+        """Whether every item has its outcome, and there will be no more."""
+        return self.state.complete and self.state.sealed
+
+    @property
+    def all_asked_for(self) -> bool:
+        """Whether the platform was asked for every item there is."""
+        state = self.state
+        waiting = state.unstarted or state.due or self.launcher.pending or self._events
+        return state.total is not None and not waiting
+
+    @property
+    def waiting(self) -> list[int]:
+        """Items that have not ended, and of which no attempt was asked for."""
+        busy = self.state.busy.keys() - self.launcher.unasked
+        return [index for index in self.state.left() if index not in busy]
+
+    def post(self, event: scheduler.Event) -> None:
+        """Report something that happened."""
+        self._events.append(event)
+        self._awake.set()
+
+    def _on_window(self) -> None:
+        self.post(scheduler.Bound(self.window.bound))
+
+    def _on_look(self, index: int, item: wire.Item | None) -> None:
+        if item is not None:
+            self._events.append(scheduler.Seen(index, item))
+            self._awake.set()
+        elif (seen := self._submission.observation(index)) is not None:
+            number = int(seen.labels.get(LABEL_ATTEMPT, 0))
+            if self.state.busy.get(index) != number:  # somebody else's request came late
+                self.post(scheduler.Found(index, number))
+        if self._submission.is_damaged(index):
+            self.post(scheduler.Refused(index))  # what is forged stays so: it counts as failed
+
+    def _on_request(self, request: wire.Request) -> None:
+        """Anybody, this process included, has asked for something."""
+        if request.kind not in KINDS:
+            return
+        if request.kind == "stop" and request.items is None:
+            self.post(scheduler.StopRequested())
+            sent = [*self.state.busy.items()]
+            its_round, keep_running = self._submission.requests.round, request.keep_running
+            heeding = self._heed_stop(sent, its_round, keep_running=keep_running)
+        else:
+            busy = self.state.busy
+            sent = [(index, busy[index]) for index in request.items or () if index in busy]
+            heeding = self._heed(request, sent)
+        number = len(self._submission.requests.entries)
+        self._heed_beside(heeding, f"request {number} to {self._submission.identity.id}")
+
+    def _heed_beside(self, heeding: Coroutine[Any, Any, None], name: str) -> None:
+        task = self._session.spawn(heeding, name=name)
+        self._heeding.add(task)
+        task.add_done_callback(self._on_heeded)
+
+    def _on_heeded(self, task: asyncio.Task[None]) -> None:
+        """What goes wrong with it ends the holder: whoever waits would wait for ever."""
+        self._heeding.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logging.error("%s was not heeded: %s", task.get_name(), described(error))
+            self.unheeded = self.unheeded or error
+        self._awake.set()
+
+    # --- from beginning to end ---
+
+    async def run(self) -> None:
+        """Submit everything and see it through; what goes wrong is kept in ``error``."""
+        workers = min(LAUNCHING, self.state.policy.max_concurrent or LAUNCHING)
+        try:
+            async with asyncio.TaskGroup() as group:
+                helpers = [group.create_task(self.launcher.work()) for _ in range(workers)]
+                helpers.append(group.create_task(self.hold.keep()))
+                helpers.append(group.create_task(self._read_requests()))
+                helpers.append(group.create_task(self._feed()))
+                helpers.append(group.create_task(self._keep_doubting()))
+                helpers.append(group.create_task(self._keep_shared()))
+                await self._until_complete()
+                for helper in helpers:
+                    helper.cancel()
+        except BaseExceptionGroup as trouble:
+            if self.unheeded is not None or not self.complete:
+                self.error = self.unheeded or trouble.exceptions[0]
+                why = described(self.error)
+                logging.error("batch %s stopped: %s", self._submission.identity.id, why)
+        finally:
+            await self._leave()
+
+    async def _until_complete(self) -> None:
+        """Decide until all is over; whoever asks for more between end and release is served."""
+        while True:
+            await self._decide()
+            if self._letting_go:
+                return
+            requests = self._submission.requests
+            seen = len(requests.entries)
+            await self._close_up(seen)
+            await retry_forever(requests.read, "reading requests")
+            while self._events:
+                self._decide_some()
+            if requests.removing or (len(requests.entries) == seen and self._is_idle):
+                self._closing = True
+                break
+            logging.info("batch %s goes on: there is a request", self._submission.identity.id)
+            await retry_forever(self.hold.retake, "taking the lease again")
+            self._submission.fence = self.hold.fence
+            await retry_forever(requests.read, "reading requests")  # somebody may have seen it free
+            self.hold.catch_up()
+        if not self.state.sealed:
+            stored = self.stock.count
+            self.error = InputsUnfinished(
+                f"batch {self._submission.identity.id}: the {stored} inputs that were stored have "
+                f"run, and the process that had the others is gone; resume(inputs=...) with those "
+                f"from number {stored} on, or resume(seal=True) if there are none",
+                stored=stored,
+            )
+
+    async def _close_up(self, seen: int) -> None:
+        submission, total = self._submission, self.state.total
+        await self.launcher.quiet()
+        await self.launcher.take_back_doubtful()
+        if self.state.sealed and total is not None and not submission.requests.removing:
+            await retry_forever(lambda: submission.write_done(total), "noting how all ended")
+            await self._drop_secrets(total)
+        await retry_forever(lambda: self.hold.release(seen), "releasing the lease")
+
+    async def _drop_secrets(self, total: int) -> None:
+        """Nobody needs them who was launched; and who retries what failed, only the environment."""
+        batch, cluster = self._submission.identity.id, self._session.platform.cluster
+        items = (self._submission.item(index) for index in range(total))
+        well = all(one is not None and one.state is wire.ItemState.SUCCEEDED for one in items)
+        try:
+            if well:
+                await cluster.drop_secret([batch])
+            else:
+                await cluster.finish(batch, self.hold.fence)
+        except KineticError as exc:
+            logging.warning("the secrets of %s stay until it is cleaned up: %s", batch, exc)
+
+    async def _leave(self) -> None:
+        try:
+            self._let_go()
+            self._submission.requests.listeners.remove(self._on_request)
+            self._submission.closes = self.complete
+            self.launcher.free_all()
+            if self.hold.lost is None:
+                async with asyncio.timeout(LEAVING_S):
+                    await self.hold.release(len(self._submission.requests.entries))
+        except (BackendError, SubmitterLost, TimeoutError) as exc:
+            why = str(exc) or f"no answer within {LEAVING_S:g} s; it runs out by itself"
+            logging.warning("%s was not released: %s", self._submission.identity.id, why)
+        finally:
+            try:
+                if not self.complete and not self._letting_go:
+                    self._let_the_rest_know()
+            finally:  # whatever went wrong: nobody waits for a holder that is gone
+                self._fed.set()
+                self.over.set()
+                self._decided.set()
+                self.on_change()
+
+    def _let_the_rest_know(self) -> None:
+        """Whoever waits for an item that nobody submits any more must not wait for ever."""
+        batch = self._submission.identity.id
+        lost = self.error
+        if not isinstance(lost, (SubmitterLost, InputsUnfinished)):
+            why = f": {type(lost).__name__}: {lost}" if lost is not None else ""
+            lost = SubmitterLost(
+                f"{batch} is not submitted any more{why}; attach to it and resume() to go on",
+                job_id=batch,
+            )
+        self.error = self.error or lost
+        waiting = self.waiting
+        if waiting:
+            logging.warning("%s; %d of its items were not started", lost, len(waiting))
+        self._submission.abandon(lost, waiting)
+
+    async def heeded(self) -> None:
+        """Wait until all requests so far are taken in, or will not be by this holder."""
+        while not self.over.is_set():
+            if self._closing:
+                await self.over.wait()
+            elif self._heeding:
+                await asyncio.wait(self._heeding)
+            elif self._events:
+                self._decided.clear()
+                await self._decided.wait()
+            else:
+                return
+
+    @property
+    def _is_lazy(self) -> bool:
+        return self.intake is not None and not self.intake.known_length
+
+    async def is_replaced(self) -> bool:
+        """Whether another process has the batch by now, which is noticed at the next renewal only.
+
+        Raises:
+            BackendError: The store does not answer.
+        """
+        with contextlib.suppress(SubmitterLost):
+            await self.hold.renew()
+        return self.hold.lost is not None
+
+    async def finish_inputs(self, *, seal: bool) -> None:
+        """Have all inputs stored; lazy ones are pulled no more, and end here with *seal*."""
+        if self.intake is None or self.intake.finished:
+            return
+        if self._is_lazy or self.intake.spare():
+            self.intake.close()
+        await self._fed.wait()
+        if self._is_lazy and seal and self.hold.lost is None:
+            await self.intake.end()
+
+    async def part(self) -> None:
+        """Store what was pulled, then `stop_submitting`."""
+        await self.finish_inputs(seal=False)
+        await self.stop_submitting()
+
+    async def stop_submitting(self) -> None:
+        """Start nothing more, and release the lease; what runs goes on."""
+        self._letting_go = True
+        await self.launcher.halt()
+        self._awake.set()
+        await self.over.wait()
+
+    # --- deciding ---
+
+    async def _decide(self) -> None:
+        while not (self._letting_go or self._is_idle):
+            await self._awake.wait()
+            self._awake.clear()
+            if self.unheeded is not None:
+                break
+            self._decide_some()
+            if self._events:
+                self._awake.set()
+                await asyncio.sleep(0)
+            if self.intake is not None:
+                self.intake.wake()
+            self.on_change()
+        if self.unheeded is not None and not self._letting_go:
+            raise self.unheeded
+
+    def _decide_some(self) -> None:
+        some = [self._events.popleft() for _ in range(min(TURN, len(self._events)))]
+        for action in scheduler.decide(self.state, *some):
+            self._carry_out(action)
+        self._decided.set()
+
+    @property
+    def _is_idle(self) -> bool:
+        return self.state.complete and not self._events and not self._heeding
+
+    def _carry_out(self, action: scheduler.Action) -> None:
+        match action:
+            case scheduler.Start():
+                self.launcher.start(action)
+            case scheduler.Freed(index):
+                self.launcher.free(index)
+            case scheduler.Wait(index, attempt, delay):
+                due = scheduler.Due(index, attempt)
+                asyncio.get_running_loop().call_later(delay, self.post, due)
+            case scheduler.Stop(cause, keep_running):
+                self.stop_beside(cause, keep_running=keep_running)
+            case scheduler.Complete():
+                logging.info("batch %s is complete", self._submission.identity.id)
+
+    # --- requests ---
+
+    async def stop(self, cause: str, *, keep_running: bool) -> None:
+        """Ask for the end of the whole batch; the request is heeded like anybody's.
+
+        Raises:
+            BackendError: The request cannot be stored: nothing was stopped.
+        """
+        if self.intake is not None:
+            self.intake.spare()
+        request = wire.Request(kind="stop", cause=cause, keep_running=keep_running)
+        await retry_forever(lambda: self._submission.append(request), "asking for the end")
+
+    def stop_beside(self, cause: str, *, keep_running: bool) -> None:
+        """`stop` where nobody waits for it: what goes wrong is told to those who wait for items."""
+        stopping = self.stop(cause, keep_running=keep_running)
+        self._heed_beside(stopping, f"{cause} of {self._submission.identity.id}")
+
+    async def _heed_stop(
+        self, sent: Sequence[tuple[int, int]], its_round: int, *, keep_running: bool
+    ) -> None:
+        if not keep_running:
+            await self._delete_jobs(its_round)
+        if self.intake is not None:
+            self.intake.close()
+            await self._fed.wait()
+            if self.state.total is None and self.hold.lost is None:
+                await self.intake.end()
+        elif self.state.total is None:
+            self.post(scheduler.Ended(self.stock.count, sealed=self.stock.total is not None))
+        await self._look_at_the_rest()
+        if keep_running:
+            await withdraw_idle(self._session.platform.cluster, self._submission, sent)
+
+    async def _delete_jobs(self, its_round: int) -> None:
+        """To be quick: the stop alone keeps what has not begun from running."""
+        cluster, batch = self._session.platform.cluster, self._submission.identity.id
+        try:
+            await retry_forever(
+                lambda: delete_all(cluster, self._submission, its_round), "deleting jobs"
+            )
+        except KineticError as exc:
+            logging.warning("the jobs of %s that run end by themselves: %s", batch, exc)
+
+    async def _heed(self, request: wire.Request, sent: Sequence[tuple[int, int]]) -> None:
+        """Look at the items that a request names; those it reopens may start."""
+        items = [*(request.items or request.bases)]
+        submission = self._submission
+        if request.kind == "stop" and not request.keep_running:
+            # Who has asked did not know of those that were sent since; a slot is free after them.
+            await delete_unwanted(self._session.platform.cluster, submission, sent)
+        await retry_forever(lambda: submission.look_at_each(items), "looking at what was asked for")
+        if request.kind != "retry":
+            return
+        for index in request.bases:
+            item, stands = submission.item(index), submission.requests.standing(index)
+            if (
+                item is not None
+                and item.state is wire.ItemState.OPEN
+                and item.attempt > stands.base
+            ):
+                self.post(scheduler.Reopened(index, item.attempt, stands))
+
+    async def _look_at_the_rest(self) -> None:
+        known = max(self.stock.count, self.stock.total or 0)
+        left = [index for index in range(known) if not self.state.is_final(index)]
+        submission = self._submission
+        await retry_forever(lambda: submission.look_at_each(left), "looking at what was stopped")
+
+    async def _keep_doubting(self) -> None:
+        await reconcile_silent_attempts(self._session, self._submission, self.state, self.launcher)
+
+    async def _keep_shared(self) -> None:
+        order, whose = self._order, self._submission.identity.id
+        store = self._session.platform.store
+        await keep_renewing(store, order.placed, order.stock, whose)
+
+    async def _read_requests(self) -> None:
+        while True:
+            await asyncio.sleep(RENEW_S)
+            try:
+                await self._submission.look_for_requests()
+            except BackendError as exc:
+                logging.warning("%s: %s", self._submission.identity.id, exc)
+
+    async def _feed(self) -> None:
+        try:
+            if self.intake is not None:
+                await self.intake.run()
+        finally:
+            self._fed.set()

@@ -1,0 +1,302 @@
+"""Bring local Data into the store, once per content."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+from weakref import WeakKeyDictionary, WeakValueDictionary
+
+import anyio.to_thread
+from absl import logging
+
+from kinetic import _snapshot
+from kinetic._progress.steps import step
+from kinetic._runner.protocol.manifest import Entry, Manifest, prefix
+from kinetic._runner.protocol.wire import DataRef
+from kinetic.aio import _shared_objects
+from kinetic.aio._engine.scratch import Scratch
+from kinetic.errors import BackendError, DataError, NotFound
+
+if TYPE_CHECKING:
+    from kinetic._snapshot import Snapshot, Stamp
+    from kinetic.aio.ports import ObjectInfo, Store
+    from kinetic.data import Data
+
+__all__ = ["Progress", "renew", "upload"]
+
+T = TypeVar("T")
+
+Progress = Callable[[int, int], None]
+"""Told the bytes that are in the store, and of how many; in the loop's thread."""
+
+REQUESTS = 32
+READERS = 2  # threads: more of them would only keep the loop from the interpreter
+BIG_AT_ONCE = 4
+FILES_AT_ONCE = 32
+BYTES_AT_ONCE = 1 << 20
+TRIES = 3
+
+
+@dataclass(frozen=True, slots=True)
+class _File:
+    """One file on its way."""
+
+    entry: Entry
+    name: str
+    file: str
+    stamp: Stamp
+
+
+async def upload(store: Store, data: Data, *, progress: Progress | None = None) -> DataRef:
+    """Make sure that *data* is in the store and say where.
+
+    A URI is passed on as it is. Of a local path the store has everything when
+    this returns, under ``data/{hash}/``; what was there is not sent again. All
+    reading and hashing happens in worker threads. Of several calls with the
+    same content one sends it and the others wait; if it is cancelled, the next
+    takes over.
+
+    A manifest is believed as long as it is fresh (see `kinetic.aio._shared_objects`):
+    what it names was renewed before it, so nothing has collected that by its
+    age. Later, every file is looked for again.
+
+    Raises:
+        DataError: Something cannot be read, or changed since it was hashed.
+        BackendError: The store does not take it.
+
+    Cancelled:
+        Files without a manifest may stay in the store; a later upload of the
+        same content checks and uses them.
+    """
+    if data.is_gcs or data.is_hf:
+        return _ref(data, data.path, "")
+    async with _lock(store, id(data)):  # the threads of other waiters stay free
+        snapshot = await _in_thread(data.__kinetic_snapshot__)
+    async with _lock(store, snapshot.name):
+        there = await store.look(snapshot.name)
+        if there is not None and there.size and _shared_objects.is_fresh(there):
+            logging.info("Data cache hit: %s (%s)", data.path, snapshot.digest[:12])
+        else:
+            with step(f"uploading {os.path.basename(snapshot.path)}") as sending:
+                await _send(store, snapshot, progress or sending.update, complete=there is not None)
+    return _ref(data, snapshot.name, snapshot.digest)
+
+
+_Locks = WeakValueDictionary[object, asyncio.Lock]
+
+_locks: WeakKeyDictionary[Store, _Locks] = WeakKeyDictionary()
+"""What is on its way to a store; a store belongs to one client and its loop."""
+
+
+def _lock(store: Store, key: object) -> asyncio.Lock:
+    return _locks.setdefault(store, _Locks()).setdefault(key, asyncio.Lock())
+
+
+async def renew(store: Store, name: str) -> bool:
+    """Have the `Data` of this manifest for some time to come; False when some of it is gone."""
+    there = await store.look(name)
+    if there is None or _shared_objects.is_fresh(there):
+        return there is not None
+    content = (await store.get(name, limit=None)).body
+    try:
+        manifest = await anyio.to_thread.run_sync(Manifest.from_bytes, content)
+    except ValueError:
+        return False  # damaged: what it named is sent again, and so is it
+    files = {file for _, file in manifest.objects(name.split("/")[1])}
+    return not (await store.renew(files) or await store.renew([name]))
+
+
+async def _send(
+    store: Store, snapshot: Snapshot, progress: Progress, *, complete: bool = False
+) -> None:
+    """Send what is missing; it was once *complete*, if there is an old manifest."""
+    files, size = len(snapshot.files), _human(snapshot.size)
+    verb = "Looking at stored" if complete else "Uploading"
+    logging.info("%s data: %s (%d files, %s)", verb, snapshot.path, files, size)
+    for link in snapshot.links:
+        logging.warning("%s is a link to a directory; Data leaves it out", link)
+    await _Transfer(store, snapshot, progress, trusting=complete).run()
+    # Written last: where there is a fresh manifest, there is everything that it names.
+    content = await anyio.to_thread.run_sync(snapshot.manifest.to_bytes)
+    await _shared_objects.ensure(store, snapshot.name, content)
+
+
+class _Transfer:
+    """The files of one snapshot, many at once, each one certainly what was hashed."""
+
+    def __init__(
+        self, store: Store, snapshot: Snapshot, progress: Progress, *, trusting: bool
+    ) -> None:
+        self._store = store
+        self._snapshot = snapshot
+        self._progress = progress
+        self._trusting = trusting
+        self._sent = 0
+        self._there: frozenset[str] = frozenset()
+        self._turn = asyncio.Lock()
+        self._reading = asyncio.Semaphore(READERS)
+        self._big = asyncio.Semaphore(BIG_AT_ONCE)
+
+    async def run(self) -> None:
+        root = prefix(self._snapshot.digest)
+        listed = await self._store.list(root)
+        # Not the manifests: what they name has to be younger than they are.
+        infos = [one for one in listed if not one.name.startswith(f"{root}manifest")]
+        if infos:
+            wrong = await anyio.to_thread.run_sync(self._of_another_size, infos)
+            if wrong:
+                await self._store.delete(wrong)
+            infos = [info for info in infos if info.name not in wrong]
+        aged = [
+            info.name for info in infos if not _shared_objects.is_fresh(info, _shared_objects.DAY_S)
+        ]
+        gone = await self._store.renew(aged) if aged else set[str]()
+        self._there = frozenset(info.name for info in infos) - gone
+        batches = self._batches()
+        try:
+            async with asyncio.TaskGroup() as group:
+                for number in range(min(REQUESTS, len(self._snapshot.files))):
+                    group.create_task(self._work(batches), name=f"kinetic data upload {number}")
+        except BaseExceptionGroup as failures:
+            raise failures.exceptions[0]  # noqa: B904 - its own cause says more than its siblings
+
+    def _of_another_size(self, infos: list[ObjectInfo]) -> set[str]:
+        """Those that a power cut has emptied, or that are somebody else's: they are sent again."""
+        named = self._snapshot.manifest.objects(self._snapshot.digest)
+        sizes = {name: entry.size for entry, name in named}
+        return {info.name for info in infos if sizes.get(info.name, info.size) != info.size}
+
+    def _batches(self) -> Iterator[list[_File]]:
+        """Small files some at a time, so that one thread reads them; a big one alone."""
+        snapshot = self._snapshot
+        most = min(FILES_AT_ONCE, len(snapshot.files) // REQUESTS + 1)
+        batch: list[_File] = []
+        size = 0
+        named = snapshot.manifest.objects(snapshot.digest)
+        for (entry, name), file, stamp in zip(named, snapshot.files, snapshot.stamps, strict=True):
+            one = _File(entry, name, file, stamp)
+            if entry.size >= _snapshot.BIG:
+                yield [one]
+                continue
+            batch.append(one)
+            size += entry.size
+            if len(batch) >= most or size >= BYTES_AT_ONCE:
+                yield batch
+                batch, size = [], 0
+        if batch:
+            yield batch
+
+    async def _work(self, batches: Iterator[list[_File]]) -> None:
+        for batch in batches:
+            if len(batch) == 1 and batch[0].entry.size >= _snapshot.BIG:
+                async with self._big:
+                    await self._send_big(batch[0])
+                self._count(batch[0])
+            else:
+                await self._send_small(batch)
+
+    async def _send_small(self, batch: list[_File]) -> None:
+        missing = [one for one in batch if one.name not in self._there]
+        if missing:
+            async with self._reading:
+                bodies = await _in_thread(_read_all, missing, self._snapshot.path)
+        else:
+            bodies = []
+        for one, body in zip(missing, bodies, strict=True):
+            # A store may do small things without letting others run: one a turn of the loop.
+            await self._turn.acquire()
+            asyncio.get_running_loop().call_soon(self._turn.release)
+            await self._store.create(one.name, body, shared=True)
+        for one in batch:
+            self._count(one)
+
+    async def _send_big(self, one: _File) -> None:
+        """Create it from the file, which is too large to be held and compared first.
+
+        So an upload that was killed can have left another content behind: what
+        is there already is read back before it is trusted.
+        """
+        if self._trusting and one.name in self._there:
+            return  # it was read back when the manifest was written
+        for _ in range(TRIES):
+            if one.name not in self._there and await self._create_big(one):
+                return
+            if await self._is_right(one):
+                return
+            await self._store.delete([one.name])
+            self._there -= {one.name}
+        words = f"{one.file} cannot be stored: the store's {one.name} is damaged again and again"
+        raise DataError(words, path=self._snapshot.path)
+
+    async def _create_big(self, one: _File) -> bool:
+        failure: BackendError | None = None
+        created = False
+        try:
+            created = await self._store.create(one.name, Path(one.file), shared=True)
+        except BackendError as exc:
+            failure = exc
+        # Whatever the store says: if the file is not what it was, that comes first.
+        same = await anyio.to_thread.run_sync(_snapshot.unchanged, one.file, one.stamp)
+        if not same and (failure or (created and not await self._is_right(one))):
+            raise _snapshot.changed(one.file, self._snapshot.path) from failure
+        if failure is not None:
+            raise failure
+        return created
+
+    async def _is_right(self, one: _File) -> bool:
+        with Scratch() as scratch:
+            copy = os.path.join(scratch.folder, "content")
+            try:
+                await self._store.fetch(one.name, Path(copy))
+            except NotFound:  # somebody else found it damaged
+                return False
+            digest = await _in_thread(_snapshot.sha256, copy, one.entry.path)
+            return digest == one.entry.digest
+
+    def _count(self, one: _File) -> None:
+        self._sent += one.entry.size
+        self._progress(self._sent, self._snapshot.size)
+
+
+async def _in_thread(function: Callable[..., T], *args: object) -> T:
+    """Call ``function(*args, stop)`` in a worker thread; cancelled, *stop* is set."""
+    stop = threading.Event()
+    work = partial(function, *args, stop)
+    try:
+        return await anyio.to_thread.run_sync(work, abandon_on_cancel=True)
+    finally:
+        stop.set()
+
+
+def _read_all(files: list[_File], root: str, stop: threading.Event) -> list[bytes]:
+    bodies: list[bytes] = []
+    for one in files:
+        if stop.is_set():
+            break
+        bodies.append(_snapshot.read(one.file, one.entry, root))
+    return bodies
+
+
+def _ref(data: Data, uri: str, digest: str) -> DataRef:
+    return DataRef(
+        uri=uri,
+        digest=digest,
+        is_dir=data.is_dir,
+        fuse=data.fuse,
+        trust_remote_code=data.hf_trust_remote_code,
+    )
+
+
+def _human(size: int) -> str:
+    amount = float(size)
+    for unit in ("bytes", "KiB", "MiB", "GiB"):
+        if amount < 1024 or unit == "GiB":
+            break
+        amount /= 1024
+    return f"{size} bytes" if unit == "bytes" else f"{amount:.1f} {unit}"

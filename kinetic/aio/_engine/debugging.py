@@ -1,0 +1,299 @@
+"""Attaching to the debugger of a job: wait until it listens, forward its port, say how to go on."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import select
+import socket
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias, cast
+
+import anyio.to_thread
+from absl import logging
+
+from kinetic import accelerators, configuration, errors
+from kinetic._runner.protocol import wire
+from kinetic._tasks import in_thread, release
+from kinetic.aio._engine.forwarder import LOOPBACK, Order, taken
+from kinetic.aio._engine.session import LABEL_INDEX, LABEL_SUBMISSION, JobRef
+
+__all__ = [
+    "Forwarder",
+    "Place",
+    "carry_out",
+    "end",
+    "forward",
+    "instructions",
+    "launch_configuration",
+    "ready",
+    "require_person",
+    "require_port",
+    "require_worker",
+]
+
+Forwarder: TypeAlias = "subprocess.Popen[bytes]"
+
+FIRST_LOOK_S, LAST_LOOK_S = 0.1, 2.0
+TOLD = 8
+"""After so many looks for the debugger it is asked how the job is, and said."""
+
+START_S = 60.0
+"""How long a forwarder may take to open the platform."""
+
+GRACE_S = 5.0
+PLACEHOLDER = "${workspaceFolder}"
+"""What VS Code puts the folder for that it has open."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where a debugger listens: port *port* of host number *host* of the attempt called *name*.
+
+    ``root`` is the folder of the workspace there, ``project`` that of the project where the job
+    was submitted.
+    """
+
+    name: str
+    host: int
+    port: int
+    root: str
+    project: str
+
+
+def require_person(environ: Mapping[str, str] = os.environ) -> None:
+    """Refuse to wait for somebody who is not there.
+
+    Raises:
+        ConfigurationError: There is no terminal, and nobody said that this is all right.
+    """
+    person = sys.stdin is not None and sys.stdin.isatty()
+    if not person and environ.get("KINETIC_NO_TTY_DEBUG") != "1":
+        raise errors.ConfigurationError(
+            "debug=True waits for a person to attach a debugger, and there is no terminal; set "
+            "KINETIC_NO_TTY_DEBUG=1 to wait all the same"
+        )
+
+
+def require_port(port: int) -> None:
+    """See at once whether *port* of this machine is free; 0 is for any.
+
+    Raises:
+        ConfigurationError: It is not.
+    """
+    if type(port) is not int or not 0 <= port < 65536:
+        raise errors.ConfigurationError(f"local_port must be a port's number, not {port!r}")
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((LOOPBACK, port))
+        except OSError as exc:
+            raise taken(port, exc) from exc
+
+
+def require_worker(worker: int, accelerator: str, job_id: str) -> None:
+    """Refuse to wait for a host that the job does not have.
+
+    Raises:
+        ConfigurationError: It has none of this number.
+    """
+    hosts = accelerators.parse(accelerator).hosts
+    if type(worker) is not int or not 0 <= worker < hosts:
+        there = f"workers 0 to {hosts - 1}" if hosts > 1 else "no worker but 0"
+        raise errors.ConfigurationError(f"{job_id} ({accelerator}) has {there}, not {worker!r}")
+
+
+async def ready(
+    at: JobRef,
+    job_id: str,
+    host: int,
+    ended: Callable[[wire.Item], Awaitable[Exception]],
+    timeout: float | None = None,
+) -> Place:
+    """Wait until the debugger on host number *host* of the job listens.
+
+    *ended* makes the error for a job that is over. None waits as long as a job does.
+
+    Raises:
+        ResultTimeout: It does not in the time that a job waits for a debugger; the job goes on.
+    """
+    seconds = configuration.debug_wait_s() if timeout is None else timeout
+    clock = asyncio.get_running_loop().time
+    begun, pause, looks = clock(), FIRST_LOOK_S, 0
+    submission = at.submission
+    item = await submission.look(at.index)
+    while True:
+        if item.state.final:
+            raise await ended(item)
+        here = await _standing(at, item.attempt)
+        if "outcome" not in here and (said := here.get(wire.debugger_mark(host))) is not None:
+            return _place(at, item.attempt, host, said)
+        left = begun + seconds - clock()
+        if left <= 0:
+            raise errors.ResultTimeout(
+                f"{job_id} was not ready for a debugger within {seconds:g} s: it is "
+                f"{_state(at)}; it goes on: call debug_attach() again, cancel() it, or wait "
+                "longer with KINETIC_DEBUG_WAIT_S",
+                job_id=job_id,
+            )
+        if looks % TOLD == TOLD - 1:
+            logging.info("%s is not ready for a debugger yet: it is %s", job_id, _state(at))
+        looks += 1
+        await asyncio.sleep(min(pause, left))
+        pause = min(LAST_LOOK_S, pause * 1.5)
+        if "outcome" in here or looks % TOLD == 0:
+            item = await submission.look(at.index)
+
+
+async def _standing(at: JobRef, attempt: int) -> dict[str, Mapping[str, str]]:
+    """What lies in the store for an attempt, by what it is called."""
+    begins = wire.attempt_key(at.submission.identity.scope, at.index, attempt, "")
+    found = await at.session.platform.store.list(begins)
+    return {one.name.removeprefix(begins): one.metadata for one in found}
+
+
+def _state(at: JobRef) -> str:
+    trouble = at.submission.trouble(at.index)
+    return f"{at.submission.status(at.index).value}{f' ({trouble})' if trouble else ''}"
+
+
+def _place(at: JobRef, attempt: int, host: int, said: Mapping[str, str]) -> Place:
+    try:
+        port = int(said["port"])
+    except (KeyError, ValueError) as exc:
+        raise errors.WireError(f"what its debugger says of itself is damaged: {exc!r}") from exc
+    return Place(
+        name=at.submission.identity.attempt_name(at.index, attempt),
+        host=host,
+        port=port,
+        root=said.get("root", ""),
+        project=said.get("project", ""),
+    )
+
+
+async def forward(at: JobRef, place: Place, local_port: int) -> tuple[Forwarder, int]:
+    """Start a forwarder to *place*, and wait until it listens: on the port that is returned.
+
+    Raises and cancelled: as `carry_out`.
+    """
+    order = Order(
+        target=at.session.target,
+        name=place.name,
+        labels={
+            LABEL_SUBMISSION: at.submission.identity.id,
+            LABEL_INDEX: str(at.index),
+        },
+        host=place.host,
+        port=place.port,
+        local_port=local_port,
+    )
+    return await carry_out(order)
+
+
+async def carry_out(order: Order) -> tuple[Forwarder, int]:
+    """Start a forwarder, and wait until it listens: on the port that is returned.
+
+    Raises:
+        ConfigurationError: The port is taken.
+        NotFound: The job is not running.
+        AuthError: A right is missing.
+        Unavailable: The platform does not answer.
+
+    Cancelled: it is ended.
+    """
+    made: list[Forwarder] = []
+    try:
+        await in_thread(lambda: made.append(_started(order)))
+        (process,) = made
+        said = await anyio.to_thread.run_sync(_first_line, process, abandon_on_cancel=True)
+        if "port" not in said:
+            kind = getattr(errors, str(said.get("error")), errors.Unavailable)
+            words = f"the forwarder to {order.name} has ended, or does not begin; try again"
+            raise kind(str(said.get("message") or words))
+    except BaseException:
+        for process in made:
+            await release(in_thread(end, process), what=f"ending the forwarder to {order.name}")
+        raise
+    return process, int(said["port"])
+
+
+def _started(order: Order) -> Forwarder:
+    package = str(Path(__file__).parents[3])
+    paths = [package, *filter(None, [os.environ.get("PYTHONPATH")])]
+    process = subprocess.Popen(
+        [sys.executable, "-P", "-m", "kinetic.aio._engine.forwarder"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
+        start_new_session=True,  # Ctrl-C is for the program that debugs
+    )
+    assert process.stdin is not None
+    with contextlib.suppress(OSError):  # then it says why, or nothing
+        process.stdin.write(order.to_line())
+        process.stdin.flush()
+    _keep(process)
+    return process
+
+
+def _first_line(process: Forwarder) -> dict[str, Any]:
+    """What it says when it listens, or why it does not; nothing if it ends without a word."""
+    assert process.stdout is not None
+    poll = select.poll()
+    poll.register(process.stdout, select.POLLIN)
+    said = process.stdout.readline() if poll.poll(START_S * 1000) else b""
+    with contextlib.suppress(ValueError):
+        words: Any = json.loads(said)
+        if isinstance(words, dict):
+            return cast("dict[str, Any]", words)
+    return {}
+
+
+_KEPT: set[Forwarder] = set()
+
+
+def _keep(process: Forwarder) -> None:
+    """It ends when nobody holds it any more: that is left to the end of this process."""
+    _KEPT.difference_update([one for one in _KEPT if one.poll() is not None])
+    _KEPT.add(process)
+
+
+def end(process: Forwarder) -> None:
+    """End a forwarder and wait until it has ended, whatever has become of it."""
+    process.terminate()
+    try:
+        process.wait(GRACE_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    for pipe in (process.stdin, process.stdout):
+        if pipe is not None:
+            with contextlib.suppress(OSError):
+                pipe.close()
+    _KEPT.discard(process)
+
+
+def instructions(place: Place, port: int, working_dir: str | None) -> str:
+    """What a person does now, with what VS Code needs for it."""
+    entry = json.dumps(launch_configuration(place, port, working_dir), indent=2)
+    return (
+        f"{place.name} waits for a debugger on {LOOPBACK}:{port}. With VS Code: add this to "
+        f'"configurations" in .vscode/launch.json, and start it.\n{entry}'
+    )
+
+
+def launch_configuration(place: Place, port: int, working_dir: str | None) -> dict[str, Any]:
+    """An entry of VS Code's ``launch.json`` that attaches to *port* of this machine."""
+    known = place.project if place.project and os.path.isdir(place.project) else PLACEHOLDER
+    return {
+        "name": f"Attach to {place.name}",
+        "type": "debugpy",
+        "request": "attach",
+        "connect": {"host": LOOPBACK, "port": port},
+        "pathMappings": [{"localRoot": working_dir or known, "remoteRoot": place.root}],
+    }

@@ -1,0 +1,196 @@
+"""Forwards a port of this machine to one of a job's loopback.
+
+``python -m kinetic.aio._engine.forwarder``: a process of its own, because whoever asks for it
+gets its `subprocess.Popen`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from contextlib import aclosing, suppress
+from dataclasses import asdict, dataclass
+from typing import Any, BinaryIO
+
+import anyio
+from anyio.abc import ByteStream, SocketAttribute, SocketStream
+from anyio.streams.stapled import MultiListener
+
+from kinetic import errors
+from kinetic.aio.platforms import open_platform
+from kinetic.aio.ports import Cluster, Phase
+from kinetic.configuration import Target
+
+__all__ = ["LOOPBACK", "NOBODY", "Order", "main", "taken"]
+
+LOOPBACK = "127.0.0.1"
+NOBODY = 9
+"""A port that nothing listens on: to dial it shows whether one may."""
+
+OVER = (Phase.ENDED, Phase.GONE)
+PAUSE_S = 2.0
+WATCH_S = 300.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """What to forward: *local_port* to *port* of host *host* of the attempt called *name*.
+
+    ``labels`` find it in a watch.
+    """
+
+    target: Target
+    name: str
+    labels: dict[str, str]
+    host: int
+    port: int
+    local_port: int
+
+    def to_line(self) -> bytes:
+        """As the forwarder reads it."""
+        return json.dumps(asdict(self)).encode() + b"\n"
+
+    @classmethod
+    def of(cls, line: bytes) -> Order:
+        """The inverse of `to_line`."""
+        fields: dict[str, Any] = json.loads(line)
+        fields["target"] = Target(**fields["target"])
+        return cls(**fields)
+
+
+def taken(port: int, cause: OSError) -> errors.ConfigurationError:
+    """The error for a port that is not free."""
+    return errors.ConfigurationError(
+        f"port {port} of this machine cannot be listened on ({cause.strerror or cause}): another "
+        "program has it, perhaps an earlier debug_attach(); end that, or choose another port with "
+        "local_port= (or, for a call that waits, KINETIC_DEBUG_PORT)"
+    )
+
+
+def main() -> int:
+    """Do as the order says; what to exit with."""
+    order = Order.of(sys.stdin.buffer.readline())
+    try:
+        asyncio.run(_forward(order, sys.stdin.buffer))
+    except errors.KineticError as exc:
+        _tell({"error": type(exc).__name__, "message": str(exc)})
+        return 1
+    return 0
+
+
+async def _forward(order: Order, orders: BinaryIO) -> None:
+    platform = await open_platform(order.target)
+    try:
+        await _knock(platform.cluster, order)
+        listener = await _listen(order.local_port)
+        async with listener:
+            _tell({"port": listener.extra(SocketAttribute.local_port)})
+            ends = [
+                asyncio.create_task(_until_closed(orders), name="kinetic forwarder: its starter"),
+                asyncio.create_task(_until_ended(platform.cluster, order), name="its job"),
+            ]
+
+            async def carry(near: SocketStream) -> None:
+                await _connect(platform.cluster, order, near)
+
+            serving = asyncio.create_task(listener.serve(carry), name="kinetic forwarder")
+            await asyncio.wait({*ends, serving}, return_when=asyncio.FIRST_COMPLETED)
+            for task in (*ends, serving):
+                task.cancel()
+            for came in await asyncio.gather(*ends, serving, return_exceptions=True):
+                if isinstance(came, Exception):
+                    _say(f"forwarding to {order.name} has ended: {type(came).__name__}: {came}")
+    finally:
+        await platform.aclose()
+
+
+async def _knock(cluster: Cluster, order: Order) -> None:
+    """See whether the job can be reached; its debugger takes a connection for somebody's.
+
+    Raises:
+        NotFound: It is not running.
+        AuthError: A right is missing.
+    """
+    with suppress(errors.Unavailable):
+        stream = await cluster.dial(order.name, NOBODY, host=order.host)
+        await stream.aclose()
+
+
+async def _listen(port: int) -> MultiListener[SocketStream]:
+    try:
+        return await anyio.create_tcp_listener(local_host=LOOPBACK, local_port=port)
+    except OSError as exc:
+        raise taken(port, exc) from exc
+
+
+async def _until_closed(orders: BinaryIO) -> None:
+    """Return when whoever has started this process has ended, or has closed its pipe."""
+    reader = asyncio.StreamReader()
+    loop = asyncio.get_running_loop()
+    transport, _ = await loop.connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(reader), orders
+    )
+    try:
+        while await reader.read(4096):
+            pass
+    finally:
+        transport.close()
+
+
+async def _until_ended(cluster: Cluster, order: Order) -> None:
+    """Return when the job has ended."""
+    while True:
+        try:
+            found = await cluster.find(names=[order.name])
+            if not any(one.name == order.name and one.phase not in OVER for one in found):
+                return
+            async with asyncio.timeout(WATCH_S), aclosing(cluster.watch(order.labels)) as news:
+                async for seen in news:
+                    if seen.name == order.name and seen.phase in OVER:
+                        return
+        except TimeoutError:
+            continue  # it may have been removed before the watch had begun
+        except errors.BackendError as exc:
+            _say(f"{order.name} cannot be watched now: {exc}")
+            await asyncio.sleep(PAUSE_S)
+
+
+async def _connect(cluster: Cluster, order: Order, near: SocketStream) -> None:
+    """Carry one connection to its end."""
+    async with near:
+        try:
+            far = await cluster.dial(order.name, order.port, host=order.host)
+        except errors.KineticError as exc:
+            _say(str(exc))
+            return
+        async with far, anyio.create_task_group() as both:
+            both.start_soon(_carry, near, far, both.cancel_scope)
+            both.start_soon(_carry, far, near, both.cancel_scope)
+
+
+async def _carry(source: ByteStream, sink: ByteStream, both: anyio.CancelScope) -> None:
+    """Pass on what comes from *source*; its end is that of both directions."""
+    try:
+        async for piece in source:
+            await sink.send(piece)
+    except (anyio.BrokenResourceError, anyio.ClosedResourceError):
+        pass
+    except errors.Unavailable as exc:
+        _say(str(exc))
+    both.cancel()
+
+
+def _tell(words: dict[str, Any]) -> None:
+    with suppress(OSError):  # whoever asked has gone
+        sys.stdout.write(json.dumps(words) + "\n")
+        sys.stdout.flush()
+
+
+def _say(words: str) -> None:
+    sys.stderr.write(f"kinetic: {words}\n")
+    sys.stderr.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,85 @@
+"""What a client has under way, and undoes before it closes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator
+
+from kinetic._tasks import running_loop
+from kinetic.errors import ClientClosed
+
+__all__ = ["CLOSED", "AttemptLimit", "InFlight"]
+
+CLOSED = "this client is closed; open another one"
+
+
+class AttemptLimit:
+    """How many attempts without an outcome a client may have, all that it submits together.
+
+    *most* None is any number. ``waiting`` counts those that have to wait for another's end.
+    """
+
+    def __init__(self, most: int | None) -> None:
+        self.waiting = 0
+        self._free = asyncio.Semaphore(most) if most is not None else None
+
+    @property
+    def bounded(self) -> bool:
+        """Whether there is a limit."""
+        return self._free is not None
+
+    async def acquire(self) -> None:
+        """Wait until one more may start."""
+        if self._free is not None:
+            self.waiting += 1
+            try:
+                await self._free.acquire()
+            finally:
+                self.waiting -= 1
+
+    def release(self) -> None:
+        """One has its outcome, or was not started."""
+        if self._free is not None:
+            self._free.release()
+
+
+class InFlight:
+    """Blocks that must not go on when what they use is closed."""
+
+    def __init__(self) -> None:
+        self._limits: set[asyncio.Timeout] = set()
+        self._none = asyncio.Event()
+
+    @contextlib.asynccontextmanager
+    async def block(self) -> AsyncGenerator[None]:
+        """One of them; `end` cancels it as a timeout does.
+
+        Raises:
+            ClientClosed: It was ended.
+            PortalError: It does not run on asyncio.
+        """
+        running_loop()
+        limit = asyncio.timeout(None)
+        try:
+            async with limit:
+                self._limits.add(limit)
+                yield
+        except TimeoutError:
+            if limit.expired():
+                raise ClientClosed(CLOSED) from None
+            raise
+        finally:
+            self._limits.discard(limit)
+            if not self._limits:
+                self._none.set()
+
+    async def end(self) -> None:
+        """Cancel all, and wait until they have cleaned up."""
+        loop = asyncio.get_running_loop()
+        for limit in self._limits:
+            if not limit.expired():
+                limit.reschedule(loop.time())
+        while self._limits:
+            self._none.clear()
+            await self._none.wait()

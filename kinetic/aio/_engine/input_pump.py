@@ -1,0 +1,387 @@
+"""How inputs come into a batch: pulled, pickled, and stored before anything needs them.
+
+An index is given by the slot that was won, not by the pull: two submitters
+never give the same index to different inputs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from absl import logging
+
+from kinetic._runner.protocol import pickles, wire
+from kinetic.aio._engine import prepare, scheduler
+from kinetic.aio._engine.inputs import CHUNK_ITEMS, Chunk, InputIndex, Source, encode
+from kinetic.aio._engine.session import Session
+from kinetic.aio._lease import HeldLease
+from kinetic.aio._net.retry import create, retry_forever
+from kinetic.errors import InputsUnfinished, SubmissionError, SubmitterLost
+
+__all__ = ["Backpressure", "Delivery", "InputPump", "InputSource"]
+
+
+class Backpressure:
+    """``limit`` bounds the items that have begun and were not delivered, while anybody consumes.
+
+    Each consumer is to get every item: the slowest decides.
+    """
+
+    def __init__(self, limit: int | None, on_change: Callable[[], None]) -> None:
+        self.limit = limit
+        self._on_change = on_change
+        self._consumers: list[Delivery] = []
+
+    @property
+    def delivered(self) -> int | None:
+        """How many items the slowest has got; None when nobody consumes."""
+        return min((one.count for one in self._consumers), default=None)
+
+    @property
+    def bound(self) -> int | None:
+        """How many items may have begun at most for now; None: any number."""
+        delivered = self.delivered
+        return None if self.limit is None or delivered is None else self.limit + delivered
+
+    def begin(self, count: int = 0) -> Delivery:
+        """Somebody who has got *count* items consumes from now on, and `Delivery.end`s it."""
+        delivery = Delivery(self, count)
+        self._consumers.append(delivery)
+        self._on_change()
+        return delivery
+
+    def changed(self) -> None:
+        """A consumer has got something."""
+        if self.limit is not None:
+            self._on_change()
+
+    def lift(self) -> None:
+        """From now on it bounds nothing."""
+        self.limit = None
+        self._on_change()
+
+    def leave(self, delivery: Delivery) -> None:
+        """A consumer takes no more."""
+        if delivery in self._consumers:
+            self._consumers.remove(delivery)
+            self._on_change()
+
+
+class Delivery:
+    """How many items, refused ones included, one consumer has got."""
+
+    def __init__(self, window: Backpressure, count: int) -> None:
+        self.count = count
+        self._window = window
+
+    def add(self, items: int = 1) -> None:
+        """So many more have reached it."""
+        self.count += items
+        self._window.changed()
+
+    def end(self) -> None:
+        """It takes no more, and holds nobody up."""
+        self._window.leave(self)
+
+
+FIRST_CHUNK = 8
+"""The first chunks of lazy inputs are small, so that something starts at once."""
+
+
+AT_ONCE = 10 * CHUNK_ITEMS
+"""Inputs that are all there are pickled in one go of a worker thread."""
+
+
+LAST_S = 0.25
+"""How long a batch that takes no more waits for the input that its iterator is just giving."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InputSource:
+    """What is to be pulled; ``length`` None when nobody knows it."""
+
+    source: Source
+    mode: str
+    length: int | None
+    there: Sequence[Any] | None = None
+
+
+class InputPump:
+    """Pulls a feed to its end, at the pace of those who run and those who consume."""
+
+    def __init__(
+        self,
+        session: Session,
+        placed: prepare.UploadedCall,
+        feed: InputSource,
+        stock: InputIndex,
+        window: Backpressure,
+        state: scheduler.State,
+        hold: HeldLease,
+        key: bytes,
+        post: Callable[[scheduler.Event], None],
+        refuse: Callable[[int, Exception], Awaitable[None]],
+    ) -> None:
+        self._session = session
+        self._placed = placed
+        self._feed = feed
+        self._stock = stock
+        self._window = window
+        self._state = state
+        self._hold = hold
+        self._post = post
+        self._refuse = refuse
+        self._scope = hold.scope
+        self._key = key
+        self._pulled = stock.count
+        self._first = stock.count
+        self._room = asyncio.Event()
+        self._taking: asyncio.Task[list[Any]] | None = None
+        self._kept: OrderedDict[int, Any] = OrderedDict()
+        self.closing = False
+        self.finished = False
+
+    @property
+    def known_length(self) -> bool:
+        """Whether all inputs were there from the beginning, to be stored before the first job."""
+        return self._feed.length is not None
+
+    def wake(self) -> None:
+        """There may be room, or nothing more to wait for."""
+        self._room.set()
+
+    def spare(self) -> bool:
+        """Whether it is the iterator of the inputs that asks: it gives none while it waits."""
+        return self._feed.source.spare()
+
+    def close(self) -> None:
+        """Pull nothing more; what was pulled is stored, and so is a list, which is all here."""
+        if self._feed.there is not None:
+            return
+        self.spare()
+        self.closing = True
+        self._room.set()
+        if self._taking is not None:
+            self._taking.cancel()
+
+    def input_of(self, index: int) -> tuple[Any] | None:
+        """The very object, while it is here."""
+        if self._feed.there is not None and 0 <= index - self._first < len(self._feed.there):
+            return (self._feed.there[index - self._first],)
+        return (self._kept[index],) if index in self._kept else None
+
+    async def run(self) -> None:
+        """Store everything, and its end.
+
+        Raises:
+            SubmitterLost: Somebody else submits the batch now.
+            Exception: What the inputs raise.
+        """
+        try:
+            await (self._pull_all() if self.known_length else self._pull_as_needed())
+            left = await self._feed.source.drain(0.0 if self._state.stopping else LAST_S)
+            self._pulled += len(left)
+            await self._keep(left, ready=True)
+            if not self.closing:
+                await self.end()
+        finally:
+            await self._close_source()
+
+    async def _close_source(self) -> None:
+        """What goes wrong in the user's own clean-up ends no batch."""
+        try:
+            await self._feed.source.aclose()
+        except (Exception, SystemExit) as exc:
+            batch = self._scope.strip("/").rpartition("/")[2]
+            logging.warning("closing the inputs of %s raised %r; the batch goes on", batch, exc)
+
+    async def end(self) -> None:
+        """Write down that there are no more; those of a list that was stopped count as well.
+
+        Raises:
+            SubmitterLost: As `run`.
+        """
+        self.finished = True
+        while self._stock.total is None:
+            total = self._stock.count
+            if self._state.stopping:
+                total = max(total, self._first + (self._feed.length or 0))
+            content = {"kind": "end", "total": total, "sealed_by": self._hold.fence}
+            name = wire.input_key(self._scope, self._stock.slots)
+            body, slot = json.dumps(content).encode(), wire.Slot(total=total)
+            metadata = slot.signed(self._key, self._scope, name)
+            if not await create(self._session.platform.store, name, body, metadata):
+                await self._adopt(())
+            else:
+                self._stock.total = total
+                self._stock.slots += 1
+        self._post(scheduler.Ended(self._stock.total))
+
+    async def _pull_all(self) -> None:
+        """All is stored before the first job."""
+        first = self._stock.count
+        while not self._is_over():
+            values = await self._take(AT_ONCE)
+            await self._keep(values, ready=False)
+            if not values:
+                break
+        if count := self._stock.count - first:
+            self._post(scheduler.Stored(first, count))
+
+    async def _pull_as_needed(self) -> None:
+        size = FIRST_CHUNK
+        while wanted := await self._wanted(size):
+            values = await self._take(wanted)
+            await self._keep(values, ready=True)
+            if not values:
+                break
+            size = min(2 * size, CHUNK_ITEMS)
+
+    def _is_over(self) -> bool:
+        return self._feed.there is None and (self.closing or self._state.stopping)
+
+    async def _take(self, wanted: int) -> list[Any]:
+        taking = self._feed.source.take(wanted, self._is_hungry)
+        self._taking = asyncio.ensure_future(taking)
+        try:
+            values = await asyncio.shield(self._taking)
+        except asyncio.CancelledError:
+            if not (self.closing and self._taking.cancelled()):
+                self._taking.cancel()
+                raise
+            values = self._feed.source.stop()
+        except Exception as exc:
+            exc.add_note(self._whose())
+            raise
+        finally:
+            self._taking = None
+        self._pulled += len(values)
+        return values
+
+    def _whose(self) -> str:
+        """For who sees an exception of the user's iterator far away from it."""
+        batch, stored = self._scope.strip("/").rpartition("/")[2], self._stock.count
+        return (
+            f"The iterator of the inputs of {batch} raised this. What runs goes on, nothing more "
+            f"is submitted. {stored} inputs are stored: resume(inputs=...) goes on with them and "
+            "with those that you give, resume(seal=True) with them only"
+        )
+
+    def _is_hungry(self) -> bool:
+        return self._state.free > 0 and not self._state.waiting
+
+    async def _wanted(self, size: int) -> int:
+        """How many to pull now; waits until some are wanted, 0 when none will be."""
+        while not self._is_over():
+            room = self._limit() - self._pulled
+            least = min(size, CHUNK_ITEMS, self._window.limit or CHUNK_ITEMS)
+            if room >= least:
+                return least
+            if room >= 1 and self._is_hungry():
+                return int(room)
+            self._room.clear()
+            await self._room.wait()
+        return 0
+
+    def _limit(self) -> float:
+        """How many may have been pulled: what runs, a window of what was not delivered."""
+        slots, delivered = self._state.policy.max_concurrent, self._window.delivered
+        if self._window.limit is None or (slots is None and delivered is None):
+            return float("inf")
+        told = self._state.ended if delivered is None else delivered
+        return (slots or 0) + self._window.limit + told
+
+    async def _keep(self, values: list[Any], *, ready: bool) -> None:
+        """Store *values*, in as many slots as their size asks for."""
+        while values:
+            for chunk in await encode(self._placed, values, self._feed.mode):
+                await self._keep_chunk(chunk, values, ready=ready)
+                values = values[len(chunk.parts) :]
+
+    async def _keep_chunk(self, chunk: Chunk, values: list[Any], *, ready: bool) -> None:
+        """Store the first of *values*, as they are in *chunk*."""
+        try:
+            first = await self._store(chunk, values)
+        except SubmitterLost as exc:
+            exc.add_note(f"{len(values)} inputs were pulled and not stored: {_some(values)}")
+            raise
+        count = len(chunk.parts)
+        if self._feed.there is None:
+            self._remember(first, values[:count])
+        for at, error in chunk.failed.items():
+            self._post(scheduler.Known(self._stock.count))
+            await self._refuse(first + at, error)
+        self._post(scheduler.Stored(first, count) if ready else scheduler.Known(first + count))
+
+    def _remember(self, first: int, values: Sequence[Any]) -> None:
+        for index, value in enumerate(values, start=first):
+            self._kept[index] = value
+        limit = self._window.limit or CHUNK_ITEMS  # more are not pulled before they are delivered
+        while len(self._kept) > limit + (self._state.policy.max_concurrent or 0):
+            self._kept.popitem(last=False)
+
+    async def _store(self, chunk: Chunk, values: list[Any]) -> int:
+        """Put a chunk into the next slot that is free, and return its first index."""
+        store = self._session.platform.store
+        refs, failed = await self._upload(chunk)
+        while True:
+            first = self._stock.count
+            body = chunk.body(first, refs)
+            footer = hashlib.sha256(pickles.footer_of(body)).hexdigest()
+            slot = wire.Slot(first, len(chunk.parts), footer, len(body))
+            name = wire.input_key(self._scope, self._stock.slots)
+            if await create(store, name, body, slot.signed(self._key, self._scope, name)):
+                break
+            await self._adopt(values)
+        self._stock.add(
+            slot,
+            (len(part) for part in chunk.parts),
+            chunk.digests,
+            refs,
+            {**chunk.failed, **failed},
+        )
+        for at, error in failed.items():
+            self._post(scheduler.Known(self._stock.count))
+            await self._refuse(first + at, error)
+        return first
+
+    async def _upload(
+        self, chunk: Chunk
+    ) -> tuple[Mapping[int, tuple[wire.DataRef, ...]], dict[int, Exception]]:
+        refs: dict[int, tuple[wire.DataRef, ...]] = {}
+        failed: dict[int, Exception] = {}
+        for at, data in chunk.data.items():
+            try:
+                refs[at] = await prepare.upload_all(self._session.platform.store, data, {})
+            except SubmissionError as exc:
+                failed[at] = exc
+        return refs, failed
+
+    async def _adopt(self, values: Sequence[Any]) -> None:
+        """Somebody has won the slot: whoever holds the lease takes it in, others stop here."""
+        await retry_forever(self._hold.renew, "renewing the lease")
+        before = self._stock.count
+        await retry_forever(self._stock.read, "reading the inputs")
+        if self._stock.total is not None and values:
+            raise InputsUnfinished(
+                f"{self._scope.strip('/')} was sealed with {self._stock.total} inputs meanwhile; "
+                f"{len(values)} more are not part of it: {_some(values)}; submit them as a batch "
+                "of their own",
+                stored=self._stock.total,
+            )
+        count = self._stock.count - before
+        logging.warning("%s: %d inputs of an earlier submitter came late", self._scope, count)
+        if count:
+            self._pulled += count
+            self._post(scheduler.Stored(before, count))
+
+
+def _some(values: Sequence[Any]) -> str:
+    shown = ", ".join(repr(value)[:60] for value in values[:3])
+    return f"{shown}, …" if len(values) > 3 else shown

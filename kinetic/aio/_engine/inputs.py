@@ -1,0 +1,710 @@
+"""The inputs of a batch: pulled, split into calls, pickled and stored in chunks."""
+
+from __future__ import annotations
+
+import asyncio
+import bisect
+import contextlib
+import hashlib
+import keyword
+import queue
+import threading
+from array import array
+from collections import deque
+from collections.abc import (
+    AsyncIterable,
+    AsyncIterator,
+    Callable,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
+from contextvars import ContextVar
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import anyio.to_thread
+
+from kinetic._packing import payload
+from kinetic._packing.payload import Binding, plain_call
+from kinetic._runner.protocol import pickles, wire
+from kinetic.aio._engine.prepare import UploadedCall
+from kinetic.aio._engine.results import INLINE_BYTES, STACK_GLOBAL
+from kinetic.aio._engine.scratch import Scratch
+from kinetic.aio.ports import ObjectInfo, Store
+from kinetic.data import Data
+from kinetic.errors import ConfigurationError, KineticError, NotFound, SubmissionError, WireError
+
+__all__ = [
+    "CHUNK_ITEMS",
+    "INPUT_MODES",
+    "Chunk",
+    "InputIndex",
+    "Source",
+    "as_call",
+    "check_there",
+    "encode",
+    "size_of",
+    "way_of",
+]
+
+
+CACHED = 4
+"""Chunks that are held whole, for inputs that are asked for in order."""
+
+DIGEST_BYTES = 32
+
+
+@dataclass(slots=True)
+class _Stored:
+    """A chunk by its signed slot; ``offsets`` is None until its footer was needed."""
+
+    slot: int
+    name: str
+    first: int
+    count: int
+    footer: str
+    size: int
+    offsets: array[int] | None = None
+    digests: bytes = b""
+    data: Mapping[int, tuple[wire.DataRef, ...]] = field(
+        default_factory=dict[int, "tuple[wire.DataRef, ...]"]
+    )
+    failed: Mapping[int, Exception] = field(default_factory=dict[int, Exception])
+
+
+class InputIndex:
+    """The slots of the inputs, in order: chunks, and the end when it was reached.
+
+    Each is signed by who submitted it, and nothing of one that is not is used:
+    its metadata tell the digest of its footer, and that the digest of each input.
+    """
+
+    def __init__(self, store: Store, scope: str, key: bytes) -> None:
+        self.total: int | None = None
+        self.slots = 0
+        self._store = store
+        self._scope = scope
+        self._key = key
+        self._chunks: list[_Stored] = []
+        self._firsts: list[int] = []
+        self._bodies: dict[int, pickles.Frames] = {}
+
+    @property
+    def count(self) -> int:
+        """How many items are stored."""
+        return self._chunks[-1].first + self._chunks[-1].count if self._chunks else 0
+
+    async def read(self) -> None:
+        """Learn which slots there are by now."""
+        self.learn(await self._store.list(f"{self._scope}inputs/"))
+
+    def learn(self, listed: Iterable[ObjectInfo]) -> None:
+        """Take in a listing of the slots; what is known of them already is not read again.
+
+        Raises:
+            WireError: One was not signed for its place by who submits the batch.
+        """
+        for one in listed:
+            if one.name != wire.input_key(self._scope, self.slots):
+                continue
+            try:
+                slot = wire.Slot.verified(one.metadata, self._key, self._scope, one.name)
+            except ValueError as exc:
+                raise self._forged(one.name) from exc
+            if slot.total is not None:
+                self.total = slot.total
+                self.slots += 1
+            else:
+                self._add(
+                    _Stored(self.slots, one.name, slot.first, slot.count, slot.footer, slot.size)
+                )
+
+    def add(
+        self,
+        slot: wire.Slot,
+        sizes: Iterable[int],
+        digests: Iterable[str],
+        data: Mapping[int, tuple[wire.DataRef, ...]],
+        failed: Mapping[int, Exception],
+    ) -> None:
+        """Take in the slot that was won just now; *data* and *failed* by place in the chunk."""
+        name = wire.input_key(self._scope, self.slots)
+        stored = _Stored(self.slots, name, slot.first, slot.count, slot.footer, slot.size)
+        _describe(stored, sizes, digests, data, failed)
+        self._add(stored)
+
+    def _add(self, stored: _Stored) -> None:
+        if stored.first != self.count:
+            raise WireError(
+                f"{stored.name} does not follow the slot before it; its batch cannot go on: "
+                "submit it again"
+            )
+        self._chunks.append(stored)
+        self._firsts.append(stored.first)
+        self.slots += 1
+
+    async def input(self, index: int) -> tuple[wire.Input, tuple[wire.DataRef, ...]]:
+        """Where the runner finds an item's arguments, and the `Data` in them.
+
+        Raises:
+            SubmissionError: It could not be pickled when it was stored.
+            NotFound: It is not there.
+            WireError: It is not what its submitter signed.
+        """
+        stored = self._chunk_of(index)
+        if stored.offsets is None:
+            await self._read_footer(stored)
+        place = self.place(index)
+        assert place is not None
+        return place
+
+    def place(self, index: int) -> tuple[wire.Input, tuple[wire.DataRef, ...]] | None:
+        """What `input` says, if that is known without asking the store.
+
+        Raises:
+            SubmissionError: As `input`.
+            NotFound: As `input`.
+        """
+        stored = self._chunk_of(index)
+        offsets, at = stored.offsets, index - stored.first
+        if offsets is None:
+            return None
+        if stored.failed and (failed := stored.failed.get(at)) is not None:
+            raise failed
+        digest = stored.digests[at * DIGEST_BYTES : (at + 1) * DIGEST_BYTES].hex()
+        start = offsets[at - 1] if at else 0
+        return wire.Input(stored.name, start, offsets[at], digest), stored.data.get(at, ())
+
+    async def value(self, index: int) -> Any:
+        """The input itself, rebuilt: what the function is called with.
+
+        Raises:
+            NotFound: It is not there.
+            SubmissionError: It could not be pickled when it was stored.
+            WireError: It is not what its submitter signed; nothing of it was rebuilt.
+            Exception: What rebuilding it raises.
+        """
+        stored = self._chunk_of(index)
+        if stored.offsets is None:
+            await self._read_footer(stored)
+        at = index - stored.first
+        if (failed := stored.failed.get(at)) is not None:
+            raise failed
+        body = await self._body(stored)
+        part, digest = body.frames[at], stored.digests[at * DIGEST_BYTES : (at + 1) * DIGEST_BYTES]
+        if len(part) > INLINE_BYTES:
+            same = await anyio.to_thread.run_sync(_has_digest, part, digest)
+        else:
+            same = _has_digest(part, digest)
+        if not same:
+            raise self._forged(f"input {index} in {stored.name}")
+        if len(part) <= INLINE_BYTES and STACK_GLOBAL not in bytes(part):
+            args, kwargs = pickles.load(part)  # names no class, so it imports nothing
+        else:
+            args, kwargs = await anyio.to_thread.run_sync(pickles.load, part)
+        match body.fields["how"][at]:
+            case "s":
+                return args[0]
+            case "a":
+                return args
+            case _:
+                return kwargs
+
+    def _chunk_of(self, index: int) -> _Stored:
+        at = bisect.bisect_right(self._firsts, index) - 1
+        if at >= 0:
+            stored = self._chunks[at]
+            if index < stored.first + stored.count:
+                return stored
+        raise NotFound(f"no input {index} is stored under {self._scope}")
+
+    async def _read_footer(self, stored: _Stored) -> None:
+        body = await self._body(stored)
+        fields = body.fields
+        refs = {
+            int(place): tuple(wire.DataRef(**one) for one in of)
+            for place, of in fields.get("data", {}).items()
+        }
+        failed: dict[int, Exception] = {
+            int(place): SubmissionError(text) for place, text in fields.get("failed", {}).items()
+        }
+        sizes = (len(part) for part in body.frames)
+        _describe(stored, sizes, fields["digests"], refs, failed)
+
+    async def _body(self, stored: _Stored) -> pickles.Frames:
+        held = self._bodies.get(stored.slot)
+        if held is None:
+            content = await self._store.get(stored.name, limit=stored.size)
+            try:
+                footer = pickles.footer_of(content.body)
+                if not _has_digest(footer, bytes.fromhex(stored.footer)):
+                    raise self._forged(stored.name)
+                held = pickles.unpack(content.body)
+            except ValueError as exc:
+                raise self._forged(stored.name) from exc
+            while len(self._bodies) >= CACHED:
+                self._bodies.pop(next(iter(self._bodies)))
+            self._bodies[stored.slot] = held
+        return held
+
+    def _forged(self, what: str) -> WireError:
+        batch = self._scope.strip("/").rpartition("/")[2]
+        return WireError(
+            f"{what} is not what the submitter of {batch} signed: somebody else wrote it, or it "
+            f"is damaged; nothing of it was used. See who can write to {self._store.url}, and "
+            f"submit the batch again; kinetic.cleanup({batch!r}) takes this one away"
+        )
+
+
+def _has_digest(part: bytes | memoryview, digest: bytes) -> bool:
+    return hashlib.sha256(part).digest() == digest
+
+
+def _describe(
+    stored: _Stored,
+    sizes: Iterable[int],
+    digests: Iterable[str],
+    data: Mapping[int, tuple[wire.DataRef, ...]],
+    failed: Mapping[int, Exception],
+) -> None:
+    ends, offset = array("Q"), 0
+    for size in sizes:
+        offset += size
+        ends.append(offset)
+    stored.offsets, stored.count = ends, len(ends)
+    stored.digests = b"".join(bytes.fromhex(digest) for digest in digests)
+    stored.data, stored.failed = data, failed
+
+
+INPUT_MODES = ("auto", "single", "args", "kwargs")
+CHUNK_ITEMS = 100
+CHUNK_BYTES = 8 * 1024 * 1024
+FLUSH_S, HURRY_S = 0.05, 0.005
+
+SPARED_S = 60.0
+"""A step that has closed what it was pulled for has its end by then; closing takes 30 s at most."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chunk:
+    """Some inputs as bytes, before they have their place.
+
+    ``how`` has a letter an input: called with it as the single argument, with
+    its elements, or with its keywords. ``data`` and ``failed``, those that
+    cannot be pickled, go by the place in the chunk.
+    """
+
+    parts: tuple[bytes, ...]
+    digests: tuple[str, ...]
+    how: str
+    data: Mapping[int, tuple[Data, ...]]
+    failed: Mapping[int, Exception]
+
+    def body(self, first: int, refs: Mapping[int, tuple[wire.DataRef, ...]]) -> bytes:
+        """A slot's content: what a resumer needs to know is in its footer, which is signed."""
+        fields: dict[str, Any] = {"first": first, "digests": self.digests, "how": self.how}
+        if refs:
+            fields["data"] = {str(at): [asdict(ref) for ref in of] for at, of in refs.items()}
+        if self.failed:
+            fields["failed"] = {str(at): str(error) for at, error in self.failed.items()}
+        return pickles.pack(self.parts, fields)
+
+
+def size_of(inputs: Any) -> int | None:
+    """The number of inputs, if they say so."""
+    try:
+        return len(inputs)
+    except TypeError:
+        return None
+
+
+def way_of(value: Any, mode: str) -> str:
+    """How the function is called with *value*: ``single``, ``args`` or ``kwargs``."""
+    if mode != "auto":
+        return mode
+    kind: Any = value.__class__
+    if issubclass(kind, dict) and value and all(map(_is_name, value)):
+        return "kwargs"
+    return "args" if issubclass(kind, (list, tuple)) else "single"
+
+
+def as_call(value: Any, mode: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Positional and keyword arguments for one input.
+
+    Raises:
+        ConfigurationError: *mode* asks for another type.
+    """
+    kind: Any = value.__class__
+    given = kind.__name__
+    mode = way_of(value, mode)
+    if mode == "kwargs":
+        if not issubclass(kind, dict):
+            raise ConfigurationError(f'input_mode="kwargs" needs dicts, not {given}')
+        for key in value:
+            if not isinstance(key, str):
+                named = type(key).__name__
+                raise ConfigurationError(f'input_mode="kwargs" needs text for keys, not {named}')
+        return (), {**value}
+    if mode == "args":
+        if not issubclass(kind, (list, tuple)):
+            raise ConfigurationError(f'input_mode="args" needs lists or tuples, not {given}')
+        return (*value,), {}
+    return (value,), {}
+
+
+def _misfit(binding: Binding, value: Any, mode: str) -> str:
+    """Why the function cannot be called with this input; empty when it can."""
+    way = way_of(value, mode)
+    words = binding.misfit(*as_call(value, way))
+    if not words:
+        return ""
+    if way != "single" and not binding.misfit((value,), {}):
+        what = (
+            "the items of a dict become keywords" if way == "kwargs" else "its elements go singly"
+        )
+        words += f'; {what}, input_mode="single" passes it as the only argument'
+    return words
+
+
+def check_there(function: Callable[..., Any], values: Iterable[Any], mode: str) -> None:
+    """Refuse inputs that are all there, if the function cannot be called with one of them.
+
+    Those that are no call at all are left to `encode`.
+
+    Raises:
+        ConfigurationError: It cannot.
+    """
+    binding = Binding(function)
+    for at, value in enumerate(values):
+        words = ""
+        with contextlib.suppress(KineticError, ValueError, TypeError):
+            words = _misfit(binding, value, mode)
+        if words:
+            raise ConfigurationError(f"input {at} does not fit {words}. Nothing was sent")
+
+
+def _is_name(key: object) -> bool:
+    return isinstance(key, str) and key.isidentifier() and not keyword.iskeyword(key)
+
+
+class Source:
+    """The user's inputs, pulled only when asked for; an iterator is never interrupted.
+
+    Raises:
+        ConfigurationError: *inputs* cannot be iterated over.
+    """
+
+    def __init__(self, inputs: Iterable[Any] | AsyncIterable[Any]) -> None:
+        self._there: Sequence[Any] | None = None
+        self._async: AsyncIterator[Any] | None = None
+        self._reader: _Reader | None = None
+        self._next: asyncio.Future[Any] | None = None
+        self._taken: list[Any] = []
+        self._mark, self._spared = object(), False
+        self._at = 0
+        if isinstance(inputs, (tuple, range)):
+            self._there = inputs
+        elif isinstance(inputs, AsyncIterable):
+            self._async = aiter(inputs)
+        else:
+            try:
+                self._reader = _Reader(iter(inputs))
+            except TypeError:
+                kind = type(inputs).__name__
+                raise ConfigurationError(f"inputs must be an iterable, not {kind}") from None
+
+    async def take(self, wanted: int, hurry: Callable[[], bool] = lambda: False) -> list[Any]:
+        """Between 1 and *wanted* inputs, or none when there are no more.
+
+        Waits up to 50 ms for more than one; less when somebody is in a *hurry*.
+
+        Cancelled: what was taken so far is in `rest`.
+        """
+        if self._there is not None:
+            self._at += wanted
+            return [*self._there[self._at - wanted : self._at]]
+        deadline = 0.0
+        while len(self._taken) < wanted and await self._took(wanted, deadline, hurry):
+            deadline = deadline or asyncio.get_running_loop().time() + FLUSH_S
+        return self.rest()
+
+    def rest(self) -> list[Any]:
+        """What was taken and not handed out."""
+        taken, self._taken = self._taken, []
+        return taken
+
+    def stop(self) -> list[Any]:
+        """Pull nothing more, and return what was pulled and not handed out."""
+        left = self.rest()
+        if self._reader is not None:
+            return left + self._reader.close()
+        over, self._next = self._next, None
+        if over is None or not over.done():
+            self._next = over
+        elif not over.cancelled() and over.exception() is None and over.result() is not _END:
+            left.append(over.result())
+        return left
+
+    async def drain(self, patience: float) -> list[Any]:
+        """As `stop`; for an input that a thread is just being given it waits *patience* seconds."""
+        left = self.stop()
+        if self._reader is None:
+            return left
+        return left + await self._reader.drain(patience)
+
+    async def _took(self, wanted: int, deadline: float, hurry: Callable[[], bool]) -> bool:
+        """Take what comes next; False when it does not come in time, or not at all."""
+        missing = wanted - len(self._taken)
+        if self._reader is not None and (ready := self._reader.ready(missing)):
+            self._taken += ready
+            return True
+        self._next = self._next or self._ask(missing)
+        if not self._next.done():
+            await asyncio.sleep(0)  # a generator that does not wait has come up with it now
+        if not self._next.done():
+            limit = None
+            if self._taken:
+                limit = max(0.0, deadline - asyncio.get_running_loop().time())
+                limit = min(limit, HURRY_S) if hurry() else limit
+            await asyncio.wait({self._next}, timeout=limit)
+        if not self._next.done():
+            return False
+        if self._next.cancelled():
+            raise RuntimeError("the iterator of the inputs was cancelled")
+        if (error := self._next.exception()) is not None and self._taken:
+            return False  # those before it are good; it is raised next time
+        value = _END if error is not None else self._next.result()
+        if error is not None:
+            raise error
+        if value is _END:
+            return False  # and it stays so
+        self._next = None
+        if value is not _READY:
+            self._taken.append(value)
+        return True
+
+    def _ask(self, wanted: int) -> asyncio.Future[Any]:
+        if self._reader is not None:
+            return self._reader.ask(wanted)
+        assert self._async is not None
+        return asyncio.ensure_future(_anext(self._async, self._mark))
+
+    def spare(self) -> bool:
+        """Whether it is this iterator itself that asks: then its step is not waited for, nor ended.
+
+        It may close what it is pulled for, which ends when nothing is pulled any more.
+        """
+        self._spared = self._spared or _PULLED.get() is self._mark
+        return self._spared
+
+    async def aclose(self) -> None:
+        """Stop pulling; an async generator gets to run its ``finally``."""
+        if self._reader is not None:
+            self._reader.close()
+        elif self._next is not None and self._spared and not self._next.done():
+            _SPARED.add(self._next)
+            self._next.add_done_callback(_end_spared)
+            asyncio.get_running_loop().call_later(SPARED_S, self._next.cancel)
+            return
+        elif self._next is not None:
+            self._next.cancel()
+            await asyncio.gather(self._next, return_exceptions=True)
+        closing = getattr(self._async, "aclose", None)
+        if closing is not None:
+            await closing()
+
+
+class _Reader:
+    """Reads a sync iterator in a thread of its own, for it may block for as long as it likes."""
+
+    def __init__(self, iterator: Iterator[Any]) -> None:
+        self._iterator = iterator
+        self._asked: queue.SimpleQueue[int] = queue.SimpleQueue()
+        self._read: deque[Any] = deque()
+        self._waiter: asyncio.Future[Any] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._ordered = 0
+        self._got = 0
+        self._told = False
+        self._closed = False
+        self._over: Exception | None = None
+
+    def ready(self, wanted: int) -> list[Any]:
+        """What was read and not taken yet, at most *wanted*."""
+        return [self._read.popleft() for _ in range(min(wanted, len(self._read)))]
+
+    def ask(self, wanted: int) -> asyncio.Future[Any]:
+        """A future that is done as soon as something is `ready`, or nothing will be."""
+        if self._loop is None:
+            self._loop = asyncio.get_running_loop()
+            threading.Thread(target=self._run, name="kinetic inputs", daemon=True).start()
+        self._waiter = self._loop.create_future()
+        if self._over is None and self._got == self._ordered:
+            self._ordered += wanted
+            self._asked.put(wanted)
+        self._tell()
+        return self._waiter
+
+    def close(self) -> list[Any]:
+        """Read no more, and return what was read; an iterator that blocks now is left alone."""
+        self._closed = True
+        self._asked.put(0)
+        return self.ready(len(self._read))
+
+    async def drain(self, patience: float) -> list[Any]:
+        """Close it, and return what it is still given within *patience* seconds."""
+        left = self.close()
+        if self._loop is not None and self._over is None and patience:
+            self._waiter = self._loop.create_future()
+            self._tell()
+            await asyncio.wait({self._waiter}, timeout=patience)
+        return left + self.ready(len(self._read))
+
+    def _run(self) -> None:
+        try:
+            while wanted := self._asked.get():
+                for _ in range(wanted):
+                    if self._closed:
+                        break
+                    self._read.append(next(self._iterator))
+                    self._got += 1
+                    self._say()
+        except Exception as exc:
+            self._end(exc)
+        except BaseException as exc:  # it is no task that is cancelled, and no loop that ends
+            self._end(_raised(exc))
+        else:
+            self._end(StopIteration())  # it was closed
+
+    def _end(self, over: Exception) -> None:
+        self._over = over
+        self._told = False
+        self._say()
+
+    def _say(self) -> None:
+        """Wake the loop, unless it was woken and has not come to it yet."""
+        assert self._loop is not None
+        if not self._told:
+            self._told = True
+            with contextlib.suppress(RuntimeError):  # the loop is closed, nobody listens
+                self._loop.call_soon_threadsafe(self._tell)
+
+    def _tell(self) -> None:
+        self._told = False  # what is read from now on is told anew
+        if self._waiter is None or self._waiter.done():
+            return
+        over = self._over  # looked at before what it has read: nothing comes after it
+        if self._read:
+            self._waiter.set_result(_READY)
+        elif isinstance(over, StopIteration):
+            self._waiter.set_result(_END)
+        elif over is not None:
+            self._waiter.set_exception(over)
+            self._waiter.exception()  # whoever waited may have given up: that is nobody's news
+
+
+_READY = object()
+_END = object()
+
+_PULLED: ContextVar[object] = ContextVar("mark of the inputs that are pulled", default=None)
+
+_SPARED: set[asyncio.Future[Any]] = set()
+"""The last steps of iterators that are pulled no more: the loop itself would forget them."""
+
+
+def _end_spared(step: asyncio.Future[Any]) -> None:
+    _SPARED.discard(step)
+    if not step.cancelled():
+        step.exception()  # nobody is there any more to hear of it
+
+
+async def _anext(source: AsyncIterator[Any], mark: object) -> Any:
+    _PULLED.set(mark)
+    try:
+        return await anext(source, _END)
+    except SystemExit as exc:  # a task that raises it ends the loop, and all that goes on there
+        raise _raised(exc) from exc
+    except KeyboardInterrupt as exc:
+        if threading.current_thread() is threading.main_thread():
+            raise  # the user's, who has pressed Ctrl-C
+        raise _raised(exc) from exc
+
+
+def _raised(error: BaseException) -> RuntimeError:
+    """What stands for an exception that means something else where it would be raised again."""
+    stand_in = RuntimeError(f"the iterator of the inputs raised {error!r}")
+    stand_in.__cause__ = error
+    return stand_in
+
+
+_NO_DIGEST = hashlib.sha256().hexdigest()
+
+
+async def encode(placed: UploadedCall, values: Sequence[Any], mode: str) -> list[Chunk]:
+    """Pickle the first of *values*, up to some MiB of them, in a worker thread."""
+    return await anyio.to_thread.run_sync(_encode_some, placed, values, mode)
+
+
+def _encode_some(placed: UploadedCall, values: Sequence[Any], mode: str) -> list[Chunk]:
+    chunks: list[Chunk] = []
+    done = size = 0
+    while done < len(values) and size < CHUNK_BYTES:
+        chunk = _encode(placed, values[done : done + CHUNK_ITEMS], mode)
+        done += len(chunk.parts)
+        size += sum(map(len, chunk.parts))
+        chunks.append(chunk)
+    return chunks
+
+
+def _encode(placed: UploadedCall, values: Sequence[Any], mode: str) -> Chunk:
+    parts: list[bytes] = []
+    digests: list[str] = []
+    how: list[str] = []
+    data: dict[int, tuple[Data, ...]] = {}
+    failed: dict[int, Exception] = {}
+    size = 0
+    function = placed.call.function
+    binding = None if function is None else Binding(function)
+    with Scratch() as scratch:
+        for at, value in enumerate(values):
+            added: tuple[Data, ...] = ()
+            content, digest, way = b"", _NO_DIGEST, way_of(value, mode)
+            try:
+                args, kwargs = as_call(value, way)
+                if binding is not None and binding.misfit(args, kwargs):
+                    raise SubmissionError(f"the input does not fit {_misfit(binding, value, mode)}")
+                if (plain := plain_call(args, kwargs)) is not None:
+                    content, digest = plain, hashlib.sha256(plain).hexdigest()
+                else:
+                    content, digest, added = _encode_one(placed, args, kwargs, scratch)
+            except (KineticError, ValueError, TypeError) as exc:
+                failed[at] = exc
+            parts.append(content)
+            digests.append(digest)
+            how.append(way[0])
+            size += len(content)
+            if added:
+                data[at] = added
+            if size >= CHUNK_BYTES:
+                break
+    return Chunk(
+        parts=tuple(parts), digests=tuple(digests), how="".join(how), data=data, failed=failed
+    )
+
+
+def _encode_one(
+    placed: UploadedCall, args: tuple[Any, ...], kwargs: dict[str, Any], scratch: Scratch
+) -> tuple[bytes, str, tuple[Data, ...]]:
+    """One input as bytes with their digest, and the `Data` that only it has."""
+    table = payload.DataTable(placed.table)
+    call = placed.call
+    pickled = payload.dump_arguments(
+        args, kwargs, placed.project, table, scratch.folder, call.name, function=call.function
+    )
+    content = pickled.content
+    if not isinstance(content, bytes):
+        path, content = content, content.read_bytes()
+        path.unlink()
+    return content, pickled.digest, tuple(table.items)[len(placed.table) :]

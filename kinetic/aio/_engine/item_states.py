@@ -1,0 +1,473 @@
+"""What the store says of one submission's items, as far as this process has read it.
+
+Facts only grow: an older view is late, never wrong, and what is final here
+stays so until a request to try it again is read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from kinetic._runner.protocol import signing, wire
+from kinetic._runner.protocol.outcomes import Death
+from kinetic.aio._engine import ids, results
+from kinetic.aio._engine.control_log import ControlLog
+from kinetic.aio._lease import ProcessIdentity
+from kinetic.aio.ports import ObjectInfo, Observation, Phase, Store
+from kinetic.errors import NotFound, WireError
+from kinetic.job_status import Reason
+
+__all__ = ["BatchIdentity", "Identity", "ItemStates", "closing"]
+
+
+def closing(attempt: wire.Attempt, seen: Observation | None) -> Death | None:
+    """What the evidence allows to be said of it, or None when it allows nothing.
+
+    *seen* None says that a consistent read found nothing under the attempt's
+    name: neither the job nor any process of it.
+    """
+    if attempt.outcome is not None:
+        return None
+    if attempt.executor != wire.VOID and seen is not None:
+        if seen.phase not in (Phase.ENDED, Phase.GONE):
+            return None
+        if attempt.executor is not None and seen.executor not in ("", attempt.executor):
+            return None  # a duplicate's end says nothing about the claimant
+    reason = seen.reason if seen is not None and seen.reason is not None else Reason.LOST
+    return Death(
+        message=_message(seen, started=attempt.executor not in (None, wire.VOID)),
+        reason=reason.value,
+        kind=wire.Kind.CANCELLED if reason is Reason.CANCELLED else wire.Kind.LOST,
+        exit_code=seen.exit_code if seen is not None else None,
+    )
+
+
+def _message(seen: Observation | None, *, started: bool) -> str:
+    how = "its process" if started else "it never started, and its job"
+    if seen is None or seen.phase is Phase.GONE:
+        return (seen.message if seen is not None else "") or f"{how} is gone from the platform"
+    if seen.message:
+        return seen.message
+    code = seen.exit_code
+    if code is None:
+        return f"{how} ended"
+    killed = -code if code < 0 else code - 128 if code > 128 else 0
+    name = signal.Signals(killed).name if killed in signal.valid_signals() else ""
+    return f"{how} was killed by {name}" if name else f"{how} ended with exit code {code}"
+
+
+CONTENTS, CONTENT_BYTES = 10_000, 4096
+"""How many outcomes, and how large ones, are held until somebody asks for them."""
+
+YOUNG_S = 60.0
+"""A job that is nowhere may still be on its way for this long."""
+
+SLICE = 100
+"""Outcomes that are verified in one turn of the loop."""
+
+Listener = Callable[[int, "wire.Item | None"], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Identity:
+    """What tells one submission from another: a job of its own, or a `BatchIdentity`.
+
+    ``created`` is seconds since the epoch by the submitter's clock. One that is ``leased`` has a
+    holder, who may still start what is not there, and closes what has died.
+    """
+
+    leased: ClassVar[bool] = False
+
+    id: str
+    key: bytes
+    budgets: wire.RetryBudgets
+    created: float
+    submitter: ProcessIdentity | None = None
+    scope: str = field(init=False)
+    """The prefix of its objects."""
+    entry: str = field(init=False)
+    """The object that is there as long as it was not cleaned up."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "scope", ids.scope_of(self.id))
+        object.__setattr__(self, "entry", ids.entry_of(self.id))
+
+    @property
+    def settled(self) -> bool:
+        """Whether what is not on the platform now will not come from its submitter any more."""
+        if self.submitter is not None and self.submitter.dead:
+            return True
+        return time.time() - self.created > YOUNG_S
+
+    @property
+    def group_id(self) -> str | None:
+        """Its id if it is a batch."""
+        return None
+
+    @property
+    def gone(self) -> NotFound:
+        """What whoever asks for it hears after it was cleaned up."""
+        return NotFound(
+            f"{self.id} was cleaned up, with its log and its value: result() does that once it "
+            "has returned; with cleanup=False it keeps them"
+        )
+
+    def job_id(self, index: int) -> str:
+        """The id of one item's job."""
+        return self.id
+
+    def attempt_name(self, index: int, attempt: int) -> str:
+        """The platform's name of one attempt: the same for everybody who computes it."""
+        return f"kinetic-{self.id}" if attempt == 1 else f"kinetic-{self.id}-{attempt}"
+
+
+class BatchIdentity(Identity):
+    """That of a batch."""
+
+    __slots__ = ()
+    leased: ClassVar[bool] = True
+
+    @property
+    def group_id(self) -> str | None:
+        return self.id
+
+    @property
+    def gone(self) -> NotFound:
+        return NotFound(
+            f"batch {self.id} was cleaned up: its inputs, jobs and outcomes are gone; submit it "
+            "again, and call cleanup() when nothing more is wanted of it"
+        )
+
+    def job_id(self, index: int) -> str:
+        return f"{self.id}-{index}"
+
+    def attempt_name(self, index: int, attempt: int) -> str:
+        return f"{self.id}-{index}-{attempt}"
+
+
+class ItemStates:
+    """The items of one submission by their objects."""
+
+    def __init__(self, identity: Identity, store: Store) -> None:
+        self.identity = identity
+        self.requests = ControlLog(store, identity.scope, identity.key)
+        self.ended = 0
+        """How many items are final."""
+        self._store = store
+        self._items: dict[int, wire.Item] = {}
+        self._attempts: dict[int, dict[int, wire.Attempt]] = {}
+        self._final_since: dict[int, int] = {}
+        self._contents: dict[int, tuple[int, wire.Outcome, bytes]] = {}
+        self._listeners: tuple[Listener, ...] = ()
+
+    def item(self, index: int) -> wire.Item | None:
+        """The last look at an item; a final one never changes but by a retry request."""
+        return self._items.get(index)
+
+    def is_final(self, index: int) -> bool:
+        """Whether nothing more is to be read of the item; no more so once it is reopened."""
+        known = self._items.get(index)
+        return known is not None and known.state.final and not self._reopened(index, known)
+
+    def attempts(self, index: int) -> Mapping[int, wire.Attempt]:
+        """Attempt number → what is there, of an item that is open."""
+        return self._attempts.get(index, {})
+
+    def attempt(self, index: int, number: int) -> wire.Attempt:
+        """The last look at one attempt."""
+        return self._attempts.get(index, {}).get(number, wire.Attempt())
+
+    def listen(self, listener: Listener) -> Callable[[], None]:
+        """Call *listener* with each item that was looked at; None: only its status changed."""
+        self._listeners = (*self._listeners, listener)
+        return lambda: self._ignore(listener)
+
+    def _ignore(self, listener: Listener) -> None:
+        kept = [*self._listeners]
+        kept.remove(listener)
+        self._listeners = tuple(kept)
+
+    def concerns(self, index: int, number: int) -> bool:
+        """Whether news of attempt *number* can still change anything."""
+        item = self._items.get(index)
+        return item is None or not (item.state.final or number < item.attempt)
+
+    def begun(self, index: int) -> bool:
+        """Whether an attempt of the item is known, or the item is over without one."""
+        item = self._items.get(index)
+        return item is not None and (item.state.final or bool(self._attempts.get(index)))
+
+    # --- looking ---
+
+    async def look(self, index: int) -> wire.Item:
+        """Read one item's objects now; requests only where they can make a difference.
+
+        Of an item that had ended and has no objects any more, it is as if nothing was known.
+        """
+        asked = len(self.requests.entries)
+        found = await self._list_one(index)
+        known = self._items.get(index)
+        if not found and known is not None and known.state.final and known.outcome is not None:
+            return _UNTOUCHED
+        if self._rule(index, self._grown(index, found)).state is not wire.ItemState.SUCCEEDED:
+            await self.requests.read()
+            while asked < len(self.requests.entries) and self.requests.standing(index).stopped:
+                asked = len(self.requests.entries)  # what a stop ends is read after the stop
+                found = await self._list_one(index)
+        return self._take(index, found, asked)
+
+    async def _list_one(self, index: int) -> dict[int, wire.Attempt]:
+        listed = await self._store.list(wire.item_prefix(self.identity.scope, index))
+        return self._parsed(listed).get(index, {})
+
+    async def all_attempts(self, indices: Iterable[int]) -> dict[int, dict[int, wire.Attempt]]:
+        """What the store holds of items, read now, also of those that are final."""
+        found: dict[int, dict[int, wire.Attempt]] = {}
+        for prefix, members in self._blocks(indices).items():
+            for index, listed in (await self._listed(prefix, members)).items():
+                found[index] = self._parsed(listed).get(index, {})
+            await asyncio.sleep(0)
+        return found
+
+    async def look_at_outcome(self, index: int, number: int) -> wire.Item | None:
+        """Read the outcome of one attempt: one request, where a listing is two and more.
+
+        None when it has none, or when too little is known of the attempts before.
+        """
+        for earlier in range(1, number):
+            if self.attempt(index, earlier).outcome is None:
+                return None
+        identity = self.identity
+        try:
+            name = wire.attempt_key(identity.scope, index, number, "outcome")
+            content = await self._store.get(name)
+        except NotFound:
+            return None
+        outcome = results.verified(content, identity.key, identity.scope, index, number)
+        if outcome.kind is not wire.Kind.VALUE:
+            await self.requests.read()
+            if self.requests.standing(index).stopped:
+                return None  # whether the next attempt has begun is not known by this
+        if len(self._contents) < CONTENTS and len(content.body) <= CONTENT_BYTES:
+            self._contents[index] = (number, outcome, content.body)
+        asked = len(self.requests.entries)
+        return self._take(index, {number: wire.Attempt(outcome.executor, outcome)}, asked)
+
+    async def look_at_all(self, indices: Iterable[int]) -> None:
+        """Read every item's objects now: one listing for 500 items."""
+        await self.requests.read()
+        for prefix, members in self._blocks(indices).items():
+            await self._look_at_block(prefix, members)
+
+    def _blocks(self, indices: Iterable[int]) -> dict[str, list[int]]:
+        blocks: dict[str, list[int]] = {}
+        for index in sorted({*indices}):
+            blocks.setdefault(wire.block_prefix(self.identity.scope, index), []).append(index)
+        return blocks
+
+    async def _listed(self, prefix: str, members: list[int]) -> dict[int, list[ObjectInfo]]:
+        groups: dict[int, list[ObjectInfo]] = {index: [] for index in members}
+        for one in await self._store.list(prefix):
+            number = one.name[len(prefix) :].partition(".")[0]
+            if number.isdecimal() and int(number) in groups:
+                groups[int(number)].append(one)
+        return groups
+
+    async def _look_at_block(self, prefix: str, members: list[int]) -> None:
+        requests = self.requests
+        while members:
+            asked = len(requests.entries)
+            groups = await self._listed(prefix, members)
+            budget = SLICE
+            for index, listed in groups.items():
+                self._take(index, self._parsed(listed).get(index, {}) if listed else {}, asked)
+                budget -= 1 + len(listed)
+                if budget <= 0:
+                    budget = SLICE
+                    await asyncio.sleep(0)
+            if asked == len(requests.entries):
+                return
+            # What a stop ends is read after the stop: once more, with all requests that came.
+            members = [
+                one for one in members if not self.is_final(one) and requests.standing(one).stopped
+            ]
+
+    async def read_done(self) -> bool:
+        """Read how everything had ended, if that was written; whether it is the whole story now.
+
+        Raises:
+            WireError: It is forged or damaged.
+        """
+        scope, key = self.identity.scope, self.identity.key
+        listed = await self._store.list(f"{scope}done/")
+        if not listed:
+            return False
+        asked = len(await self.requests.read())
+        name = wire.done_key(scope, asked)
+        if all(one.name != name for one in listed):
+            return False
+        content = await self._store.get(name)
+        if not signing.is_signed(content.metadata, key, scope, name, content.body):
+            raise WireError(f"{name} is forged or damaged; nothing of it was used")
+        for index, item in enumerate(_unpacked(json.loads(content.body))):
+            if asked < len(self.requests.entries):
+                return False  # somebody has had some tried again since
+            self._set(index, item)
+            self._tell(index, item)
+            if index % (SLICE * 10) == 0:
+                await asyncio.sleep(0)
+        return True
+
+    async def write_done(self, total: int) -> None:
+        """Keep how everything has ended, for whoever comes later."""
+        if self.ended < total:
+            return  # something was told to those who wait, and could not be stored
+        if not all(map(self.is_final, self.requests.reopened)):
+            return  # a request was read that is not heeded yet: this is not how it ends
+        scope = self.identity.scope
+        body = json.dumps(_packed(self._items, total), separators=(",", ":")).encode()
+        name = wire.done_key(scope, len(self.requests.entries))
+        mac = signing.sign(self.identity.key, scope, name, body)
+        await self._store.create(name, body, {"mac": mac})
+
+    def holds(self, index: int) -> bool:
+        """Whether `outcome` has all of the item's content at hand."""
+        held = self._contents.get(index)
+        return held is not None and held[1].value is None
+
+    async def outcome(self, index: int, number: int) -> tuple[wire.Outcome, bytes]:
+        """The verified outcome of one attempt with its body.
+
+        Raises:
+            NotFound: There is none.
+            WireError: It is forged or damaged.
+        """
+        held = self._contents.pop(index, None)
+        if held is not None and held[0] == number:
+            return held[1], held[2]
+        return await self._read(index, number)
+
+    async def _read(self, index: int, number: int) -> tuple[wire.Outcome, bytes]:
+        identity = self.identity
+        try:
+            name = wire.attempt_key(identity.scope, index, number, "outcome")
+            content = await self._store.get(name)
+        except NotFound as exc:
+            if not await self._store.list(identity.entry):
+                raise identity.gone from exc
+            raise
+        return results.verified(content, identity.key, identity.scope, index, number), content.body
+
+    # --- knowing ---
+
+    def _parsed(self, listed: Iterable[ObjectInfo]) -> dict[int, dict[int, wire.Attempt]]:
+        entries = [(one.name, one.metadata) for one in listed]
+        return wire.attempts_of(entries, self.identity.key, self.identity.scope)
+
+    def _grown(self, index: int, found: dict[int, wire.Attempt]) -> dict[int, wire.Attempt]:
+        for number, known in self._attempts.get(index, {}).items():
+            if number not in found or (known.outcome is not None and found[number].outcome is None):
+                found[number] = known
+        return found
+
+    def _rule(self, index: int, attempts: Mapping[int, wire.Attempt]) -> wire.Item:
+        return wire.item_state(self.requests.standing(index), attempts, self.identity.budgets)
+
+    def _take(self, index: int, found: dict[int, wire.Attempt], asked: int) -> wire.Item:
+        """Take in what was found of an item, and tell; what is final is not thrown over.
+
+        *asked* is how many requests were known before it was read. A stop that
+        is newer may have met an attempt that had begun and is not in *found*:
+        then it says nothing yet.
+        """
+        known = self._items.get(index)
+        if known is not None and known.state.final and not self._reopened(index, known):
+            self._tell(index, known)
+            return known
+        attempts = self._grown(index, found)
+        item = self._rule(index, attempts)
+        late = asked < len(self.requests.entries) and self.requests.standing(index).stopped
+        if late and item.state in (wire.ItemState.FAILED, wire.ItemState.CANCELLED):
+            return known if known is not None and not known.state.final else _UNTOUCHED
+        if attempts and not item.state.final:
+            self._attempts[index] = attempts
+        self._set(index, _light(item))
+        self._tell(index, item)
+        return item
+
+    def _reopened(self, index: int, known: wire.Item) -> bool:
+        if known.state is wire.ItemState.SUCCEEDED:
+            return False
+        return self.requests.standing(index).retried > self._final_since.get(index, 0)
+
+    def _set(self, index: int, item: wire.Item) -> None:
+        known = self._items.get(index)
+        was = known is not None and known.state.final
+        self._items[index] = item
+        self.ended += item.state.final - was
+        self._final_since.pop(index, None)
+        if item.state.final:
+            self._attempts.pop(index, None)
+            if item.state is not wire.ItemState.SUCCEEDED:
+                self._final_since[index] = len(self.requests.entries)
+
+    def _tell(self, index: int, item: wire.Item | None) -> None:
+        for listener in self._listeners:
+            listener(index, item)
+
+
+_UNTOUCHED = wire.Item(wire.ItemState.OPEN, 1)
+"""Most items of a large batch are like this for most of the time."""
+
+_SUCCEEDED = wire.Item(wire.ItemState.SUCCEEDED, 1, wire.Outcome(kind=wire.Kind.VALUE))
+"""And this is what nearly all become."""
+
+
+def _light(item: wire.Item) -> wire.Item:
+    """*item* as it is remembered: of what is usual there is one for all."""
+    if item.attempt == 1:
+        if item.state is wire.ItemState.SUCCEEDED:
+            return _SUCCEEDED
+        if item == _UNTOUCHED:
+            return _UNTOUCHED
+    return item
+
+
+_KINDS = {"v": wire.ItemState.SUCCEEDED, "f": wire.ItemState.FAILED, "c": wire.ItemState.CANCELLED}
+_SIGNS = {state: sign for sign, state in _KINDS.items()}
+
+
+def _packed(items: Mapping[int, wire.Item], total: int) -> dict[str, Any]:
+    """How all items ended: a letter each, and more only of those that need more."""
+    signs: list[str] = []
+    more: dict[str, list[Any]] = {}
+    for index in range(total):
+        item = items[index]
+        signs.append(_SIGNS[item.state])
+        outcome = item.outcome
+        if item.state is not wire.ItemState.SUCCEEDED:
+            said = [outcome.kind, outcome.reason, outcome.phase] if outcome is not None else []
+            more[str(index)] = [item.attempt, *said]
+        elif item.attempt != 1:
+            more[str(index)] = [item.attempt]
+    return {"total": total, "items": "".join(signs), "more": more}
+
+
+def _unpacked(fields: Mapping[str, Any]) -> Iterable[wire.Item]:
+    for index, sign in enumerate(fields["items"]):
+        said = fields["more"].get(str(index))
+        if said is None:
+            yield _SUCCEEDED
+        elif sign == "v":
+            yield wire.Item(wire.ItemState.SUCCEEDED, said[0], _SUCCEEDED.outcome)
+        else:
+            outcome = None
+            if len(said) > 1:
+                outcome = wire.Outcome(kind=wire.Kind(said[1]), reason=said[2], phase=said[3])
+            yield wire.Item(_KINDS[sign], said[0], outcome)

@@ -1,0 +1,308 @@
+"""The order for one attempt, and what undoes a submission."""
+
+from __future__ import annotations
+
+import asyncio
+import getpass
+import itertools
+import os
+import time
+import urllib.parse
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from kinetic import configuration
+from kinetic._runner.protocol import wire
+from kinetic.aio._engine.prepare import UploadedCall
+from kinetic.aio._engine.session import (
+    LABEL_ATTEMPT,
+    LABEL_CLIENT,
+    LABEL_INDEX,
+    LABEL_ROUND,
+    LABEL_SUBMISSION,
+    Identity,
+    Session,
+)
+from kinetic.aio.ports import JobSpec, Shared, Store
+from kinetic.errors import BackendError, StoreFull, Throttled
+
+__all__ = [
+    "AttemptSpec",
+    "JobSpecBuilder",
+    "new_id",
+    "output_base",
+    "remove",
+    "undo",
+    "until_gone",
+    "utc_now",
+]
+
+CONFIRM_PAUSE_S = 0.01
+
+LABEL_LENGTH = 200
+"""Characters of a function's name that are told; what a platform cannot take of them it changes."""
+
+
+@dataclass(slots=True)  # not frozen: one is made for each job, in a third of the time
+class AttemptSpec:
+    """Everything one attempt adds to what its submission shares."""
+
+    index: int
+    attempt: int
+    arguments: wire.Input
+    output_dir: str
+    data: tuple[wire.DataRef, ...] = ()
+    fence: int = 1
+    round: int = 0
+
+
+class JobSpecBuilder:
+    """The orders for one submission's attempts; what they share is made once."""
+
+    def __init__(self, session: Session, identity: Identity, placed: UploadedCall) -> None:
+        self._cluster = session.platform.cluster
+        self._identity = identity
+        self._placed = placed
+        self._assignment = wire.Assignment(
+            store=session.platform.store.url,
+            scope=identity.scope,
+            job_id="",
+            index=0,
+            attempt=0,
+            group_id=identity.group_id,
+            budgets=identity.budgets,
+            function=placed.function,
+            arguments=_NOTHING,
+            code=placed.code,
+            requirements=placed.image.requirements,
+            data=placed.data,
+            timeout=placed.call.options.timeout,
+            client=placed.client,
+            **(_debugging(placed) if placed.call.options.debug else {}),
+        ).to_json()
+        self._environment = dict(placed.environment)
+        if identity.group_id is not None:
+            self._environment["KINETIC_GROUP_ID"] = identity.group_id
+        self._labels = {
+            "app": "kinetic",
+            "app.kubernetes.io/name": "kinetic",
+            "app.kubernetes.io/managed-by": "kinetic",
+            "kinetic.dev/user": _user(),
+            "kinetic.dev/function": placed.call.name[:LABEL_LENGTH],
+            "kinetic.dev/kind": "job" if identity.group_id is None else "item",
+            LABEL_SUBMISSION: identity.id,
+            LABEL_CLIENT: session.client_id,
+        }
+        self._shared = Shared(
+            labels=self._labels,
+            assignment={k: v for k, v in self._assignment.items() if k not in _OWN},
+            environment=self._environment,
+        )
+
+    def spec(self, one: AttemptSpec) -> JobSpec:
+        """The job as the platform is asked for it."""
+        identity, placed = self._identity, self._placed
+        index, attempt = str(one.index), str(one.attempt)
+        job_id, given = identity.job_id(one.index), one.arguments
+        assignment = {
+            **self._assignment,
+            "job_id": job_id,
+            "index": one.index,
+            "attempt": one.attempt,
+            "fence": one.fence,
+            "output_dir": one.output_dir,
+            "arguments": {
+                "name": given.name,
+                "start": given.start,
+                "stop": given.stop,
+                "digest": given.digest,
+            },
+        }
+        if one.data:
+            assignment["data"] = [asdict(ref) for ref in (*placed.data, *one.data)]
+        return JobSpec(
+            name=identity.attempt_name(one.index, one.attempt),
+            labels={
+                **self._labels,
+                LABEL_INDEX: index,
+                LABEL_ATTEMPT: attempt,
+                LABEL_ROUND: str(one.round),
+            },
+            image=placed.image,
+            assignment=assignment,
+            environment={
+                **self._environment,
+                "KINETIC_JOB_ID": job_id,
+                "KINETIC_INDEX": index,
+                "KINETIC_ATTEMPT": attempt,
+                "KINETIC_OUTPUT_DIR": one.output_dir,
+            },
+            key=identity.key,
+            resources=placed.resources,
+            timeout=placed.call.options.timeout,
+            start_timeout=placed.call.options.start_timeout,
+            shared=self._shared,
+            owned=placed.call.owned,
+        )
+
+    async def launch(self, one: AttemptSpec) -> None:
+        """Start one attempt; a platform that took it and failed to say so is asked again.
+
+        Raises:
+            LaunchError: It was refused.
+            Throttled: The platform takes no more now.
+            BackendError: The platform does not answer, and has no such job.
+        """
+        spec = self.spec(one)
+        try:
+            await self._cluster.launch(spec)
+        except Throttled:  # it was not taken, and to ask for it would be one more request
+            raise
+        except BackendError:
+            if not await self._cluster.find(names=[spec.name]):
+                raise
+
+
+def _debugging(placed: UploadedCall) -> dict[str, Any]:
+    """What a debugger in the job needs, that no other job has to know."""
+    return {
+        "debug_s": configuration.debug_wait_s(),
+        "root": _as_loaded(str(placed.project.root or ""), placed.call.function),
+        "stood": os.getcwd(),
+    }
+
+
+def _as_loaded(root: str, function: Any) -> str:
+    """*root* by the path that the function's file was loaded by: there may be links in it."""
+    file = os.path.abspath(getattr(getattr(function, "__code__", None), "co_filename", ""))
+    inside = os.path.relpath(os.path.realpath(file), root) if root else ""
+    if inside and file.endswith(f"{os.sep}{inside}"):
+        return file.removesuffix(f"{os.sep}{inside}")
+    return root
+
+
+_OWN = ("job_id", "index", "attempt", "fence", "arguments", "output_dir")
+_NOTHING = wire.Input(name="", start=0, stop=0, digest="")
+
+
+async def remove(
+    session: Session,
+    scope: str,
+    *,
+    names: Collection[str] = (),
+    labels: Mapping[str, str] | None = None,
+    jobs: bool = True,
+    objects: bool = True,
+    timeout: float = 180.0,
+    ended: bool = False,
+) -> None:
+    """Take a submission away: its jobs, then its objects.
+
+    A late process finds a stop request, or finds no inputs, at every moment in
+    between. With *ended* its processes are known to be gone already. Where a
+    store is too full for the request, the platform ends them without it.
+    """
+    store, cluster = session.platform.store, session.platform.cluster
+    if objects and not ended:
+        try:
+            await _store_stop(session, scope)
+        except StoreFull:
+            if not jobs:
+                raise
+    if jobs:
+        await cluster.delete(names=names, labels=labels)
+        if not ended:
+            await until_gone(session, names, timeout, labels=labels)
+    if objects:
+        await _remove_objects(store, scope)
+        if not ended:  # who had looked before the handle went may have told of its end since
+            await store.delete([one.name for one in await store.list(scope)])
+
+
+async def _store_stop(session: Session, scope: str) -> None:
+    stop, key = wire.Request(kind="stop", cause=wire.CLEANUP), await session.key(scope)
+    for slot in itertools.count():
+        name = wire.control_key(scope, slot)
+        if await session.platform.store.create(name, *stop.signed(key, scope, name)):
+            return
+
+
+async def _remove_objects(store: Store, scope: str) -> None:
+    """First what jobs read, and last what tells that there is something to remove."""
+    listed = [one.name for one in await store.list(scope)]
+    inputs = [name for name in listed if name.startswith(f"{scope}inputs/")]
+    last = [name for name in listed if name.startswith(f"{scope}control/")]
+    last += [f"{scope}lease", f"{scope}manifest", f"{scope}handle.json"]
+    await store.delete(inputs)
+    await store.delete([name for name in listed if name not in {*inputs, *last}])
+    await store.delete(last)
+
+
+async def undo(session: Session, scope: str, name: str) -> None:
+    """Take away what was begun of a submission with one job.
+
+    Whether or not the platform can be reached: a late process finds no inputs.
+    """
+    try:
+        await remove(session, scope, names=[name], timeout=25.0)
+    except BackendError:
+        await remove(session, scope, jobs=False, ended=True)
+        raise
+
+
+async def until_gone(
+    session: Session,
+    names: Collection[str],
+    timeout: float,
+    *,
+    labels: Mapping[str, str] | None = None,
+) -> None:
+    """Wait until the platform has forgotten jobs that it was told to delete.
+
+    Raises:
+        BackendError: They are still there after *timeout* seconds.
+    """
+    deadline, pause = time.monotonic() + timeout, CONFIRM_PAUSE_S
+    while found := await session.platform.cluster.find(names=names, labels=labels):
+        if time.monotonic() > deadline:
+            raise BackendError(
+                f"{found[0].name} was deleted and is still there after {timeout:g} s"
+            )
+        await asyncio.sleep(pause)
+        pause = min(1.0, pause * 1.5)
+        if pause == 1.0:  # somebody may have launched since
+            await session.platform.cluster.delete(names=names, labels=labels)
+
+
+def output_base(session: Session, placed: UploadedCall, identity_id: str) -> str:
+    """Where KINETIC_OUTPUT_DIR points to: a path of this machine, or a ``gs://`` prefix."""
+    configured = placed.call.options.output_dir or session.target.output_dir
+    if configured:
+        remote = "://" in configured
+        if remote:
+            return configured.rstrip("/")
+        return os.path.abspath(os.path.expanduser(configured))
+    url = session.platform.store.url
+    if url.startswith("file://"):
+        url = urllib.parse.unquote(url.removeprefix("file://"))
+    return f"{url}/outputs/{identity_id}"
+
+
+def new_id(kind: str, marker: str) -> str:
+    """An id nobody else has: ``job-…`` or ``grp-…``, with the platform's marker."""
+    return f"{kind}-{marker}{os.urandom(6).hex()}"
+
+
+def utc_now() -> str:
+    """Now, as handles carry it: UTC, ISO 8601, whole seconds, ``Z``."""
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _user() -> str:
+    """Who submits; in a container there need be no name for that."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError, ImportError):
+        return f"uid-{os.getuid()}" if hasattr(os, "getuid") else "unnamed"

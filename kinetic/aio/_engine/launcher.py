@@ -1,0 +1,300 @@
+"""How attempts come to run: a few requests at a time, and none without the lease."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from absl import logging
+
+from kinetic._runner.protocol import wire
+from kinetic.aio._engine import job_spec, prepare, scheduler
+from kinetic.aio._engine.cleanup import take_back, withdraw_idle
+from kinetic.aio._engine.inputs import InputIndex
+from kinetic.aio._engine.session import Session, Submission
+from kinetic.aio._lease import HeldLease
+from kinetic.aio._net.retry import is_definite, retry_forever
+from kinetic.errors import BackendError, KineticError, SubmitterLost, Throttled
+
+__all__ = ["LAUNCHING", "BatchContext", "Launcher", "WorkQueue"]
+
+
+T = TypeVar("T")
+
+
+class WorkQueue(Generic[T]):
+    """First come, first served; of the workers that wait, one is woken for a whole burst.
+
+    It wakes the next as it takes something, which comes to its turn when this
+    one has to wait itself. A queue that wakes one for each thing costs several
+    times as much when nothing has to be waited for. None is no thing.
+    """
+
+    def __init__(self) -> None:
+        self._things: deque[T] = deque()
+        self._idle: deque[asyncio.Future[None]] = deque()
+        self._called: asyncio.Future[None] | None = None
+
+    def put(self, thing: T) -> None:
+        """Add one at the end."""
+        self._things.append(thing)
+        self._call()
+
+    def take(self) -> T | None:
+        """The first, if there is one now."""
+        if not self._things:
+            return None
+        thing = self._things.popleft()
+        self._call()
+        return thing
+
+    async def get(self) -> T:
+        """Take the first, as soon as there is one."""
+        while (thing := self.take()) is None:
+            call: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._idle.append(call)
+            try:
+                await call
+            except asyncio.CancelledError:
+                if call is self._called:
+                    self._called = None
+                    self._call()
+                raise
+            self._called = None
+        return thing
+
+    def _call(self) -> None:
+        while self._things and self._idle and self._called is None:
+            call = self._idle.popleft()
+            if not call.done():
+                self._called = call
+                call.set_result(None)
+
+
+LAUNCHING = 32
+"""Requests to the platform that are under way at once."""
+
+TRIES, PATIENT_TRIES = 8, 60
+"""An item is given up after a quarter of a minute when others start, after ten when none does.
+
+Not while a quota is used up: that may take as long as it takes, or as ``start_timeout`` says.
+"""
+
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 10.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchContext:
+    """What every attempt of a batch shares, and who may start one."""
+
+    session: Session
+    submission: Submission
+    placed: prepare.UploadedCall
+    stock: InputIndex
+    hold: HeldLease
+    output_dir: str
+
+
+class Launcher:
+    """Starts what was decided; ``post`` hears what cannot be started."""
+
+    def __init__(
+        self,
+        order: BatchContext,
+        state: scheduler.State,
+        post: Callable[[scheduler.Event], None],
+        on_change: Callable[[], None],
+    ) -> None:
+        self.unasked: set[int] = set()
+        """Items with an attempt that is decided, and not yet asked for."""
+        self.halted = False
+        self._order = order
+        self._orders = job_spec.JobSpecBuilder(
+            order.session, order.submission.identity, order.placed
+        )
+        self._state = state
+        self._post = post
+        self._on_change = on_change
+        self._queue: WorkQueue[scheduler.Start] = WorkQueue()
+        self._slots: dict[int, int] = {}  # of the client's, item → the latest attempt that asked
+        self._tries: dict[int, int] = {}
+        self._launched = 0
+        self._first_failures: dict[int, tuple[int, float]] = {}
+        self._doubtful: set[tuple[int, int]] = set()
+        self._idle = asyncio.Event()
+        self._under_way = 0
+
+    @property
+    def pending(self) -> bool:
+        """Whether some attempt is decided, and the platform has not said that it has it."""
+        return bool(self.unasked or self._under_way)
+
+    def start(self, start: scheduler.Start) -> None:
+        """Put an attempt into the queue."""
+        self.unasked.add(start.index)
+        self._queue.put(start)
+
+    def free(self, index: int) -> None:
+        """An outcome has freed the slot of this item."""
+        if self._tries.pop(index, None) is not None:
+            self._first_failures.pop(index, None)
+        if self._slots.pop(index, None) is not None:
+            self._order.session.limit.release()
+
+    def free_all(self) -> None:
+        """Nothing more is started here."""
+        for index in tuple(self._slots):
+            self.free(index)
+
+    async def halt(self) -> None:
+        """Start nothing more, and wait for the requests that are under way."""
+        self.halted = True
+        await self.quiet()
+
+    async def quiet(self) -> None:
+        """Wait for the requests that are under way: their jobs come, or are taken back."""
+        while self._under_way:
+            self._idle.clear()
+            await self._idle.wait()
+
+    async def take_back_doubtful(self) -> None:
+        """Requests that nobody answered may have made jobs of what had its end without them."""
+        doubtful, self._doubtful = self._doubtful, set()
+        cluster = self._order.session.platform.cluster
+        await withdraw_idle(cluster, self._order.submission, doubtful)
+
+    async def work(self) -> None:
+        """Take from the queue, one after the other, until cancelled.
+
+        Raises:
+            SubmitterLost: Another process submits the batch now.
+        """
+        while True:
+            start = self._queue.take() or await self._queue.get()
+            await self._acquire(start)
+            if self.halted:
+                continue
+            await self._start(start)
+            if not self.pending:
+                self._on_change()
+
+    async def _acquire(self, start: scheduler.Start) -> None:
+        """A slot of the client's; the item keeps it until its outcome is there."""
+        limit = self._order.session.limit
+        if start.index not in self._slots:
+            await limit.acquire()
+            if start.index in self._slots:  # another attempt of it has waited for one, too
+                limit.release()
+        self._slots[start.index] = max(start.attempt, self._slots.get(start.index, 0))
+
+    async def _start(self, start: scheduler.Start) -> None:
+        order, index = self._order, start.index
+        try:
+            place = order.stock.place(index)
+            if place is None:
+                ask = functools.partial(order.stock.input, index)
+                place = await retry_forever(ask, f"reading input {index}")
+            if not order.hold.may_start:
+                await order.hold.until_may_start()
+            if self._is_plain(start) or await self._is_wanted(start):
+                await self._launch(self._ordered(start, *place))
+                return
+            if self.halted:
+                return
+        except SubmitterLost:
+            raise
+        except BackendError as exc:  # nobody knows whether it was taken: ask again, by its name
+            tries = self._tries[index] = self._tries.get(index, 0) + 1
+            if not (is_definite(exc) or self._is_hopeless(index, exc)):
+                self.unasked.add(index)
+                if tries <= TRIES or tries % PATIENT_TRIES == 0:
+                    logging.warning("%s; trying again", exc)
+                pause = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** min(tries, TRIES))
+                asyncio.get_running_loop().call_later(pause, self.start, start)
+                return
+            await self.refuse(index, exc, start.attempt)
+        except KineticError as exc:
+            await self.refuse(index, exc, start.attempt)
+        self.unasked.discard(index)
+
+    def _ordered(
+        self, start: scheduler.Start, arguments: wire.Input, data: tuple[wire.DataRef, ...]
+    ) -> job_spec.AttemptSpec:
+        order = self._order
+        return job_spec.AttemptSpec(
+            start.index,
+            start.attempt,
+            arguments,
+            f"{order.output_dir}/{start.index}",
+            data,
+            order.hold.fence,
+            order.submission.requests.round,
+        )
+
+    def _is_hopeless(self, index: int, error: BackendError) -> bool:
+        """Whether to ask once more would be once too often."""
+        now, tries = asyncio.get_running_loop().time(), self._tries[index]
+        launched, since = self._first_failures.setdefault(index, (self._launched, now))
+        if isinstance(error, Throttled):
+            limit = self._order.placed.call.options.start_timeout
+            return limit is not None and now - since >= limit
+        return tries > (PATIENT_TRIES if launched == self._launched else TRIES)
+
+    def _is_plain(self, start: scheduler.Start) -> bool:
+        """Whether nothing has happened since the decision that `_is_wanted` has to look at."""
+        index, requests = start.index, self._order.submission.requests.entries
+        same = self._state.busy.get(index) == start.attempt
+        return same and not (requests or self.halted or self._state.stopping)
+
+    async def _is_wanted(self, start: scheduler.Start) -> bool:
+        """To be asked right before the request: much may have happened since the decision."""
+        submission, index = self._order.submission, start.index
+        if self._state.busy.get(index) != start.attempt:
+            if self._slots.get(index) == start.attempt:
+                self.free(index)  # it is over already, or somebody else's attempt is under way
+            return False
+        if self._state.halted(index) or submission.requests.standing(index).stopped:
+            await retry_forever(lambda: submission.look(index), f"looking at item {index}")
+            return False
+        return not self.halted
+
+    async def _launch(self, one: job_spec.AttemptSpec) -> None:
+        self._under_way += 1
+        self.unasked.discard(one.index)
+        try:
+            try:
+                await self._orders.launch(one)
+            except BackendError as exc:
+                if not (isinstance(exc, Throttled) or is_definite(exc)):
+                    self._doubtful.add((one.index, one.attempt))
+                raise
+            self._doubtful.discard((one.index, one.attempt))
+            self._launched += 1
+            stands = self._order.submission.requests.standing(one.index)
+            if stands.stopped or one.attempt <= stands.base:
+                cluster = self._order.session.platform.cluster
+                await take_back(cluster, self._order.submission, one.index, one.attempt)
+        finally:
+            self._under_way -= 1
+            if not self._under_way:
+                self._idle.set()
+
+    async def refuse(self, index: int, error: Exception, attempt: int = 1) -> None:
+        """The item cannot be submitted: say so to everybody, unless it runs all the same."""
+        submission = self._order.submission
+        try:
+            refused = await retry_forever(
+                lambda: submission.close_refused(index, attempt, error), f"closing item {index}"
+            )
+        except KineticError as exc:
+            logging.warning("item %d failed, and that cannot be stored: %s", index, exc)
+            submission.refuse(index, error)
+            refused = True
+        if refused and (item := submission.item(index)) is not None and item.state.final:
+            return  # the look at it has told
+        if refused:
+            self._post(scheduler.Refused(index))

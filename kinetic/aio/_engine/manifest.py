@@ -1,0 +1,328 @@
+"""The immutable description of a submission, as it lies in the store."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+from absl import logging
+
+from kinetic._packing.discover import Project
+from kinetic._runner.protocol import signing, wire
+from kinetic._runner.protocol.pickles import MALFORMED
+from kinetic.aio._engine import ids, job_spec, scheduler
+from kinetic.aio._engine.inputs import INPUT_MODES
+from kinetic.aio._engine.prepare import Call, UploadedCall
+from kinetic.aio._engine.session import Identity, Session
+from kinetic.aio.ports import Image, Object, Resources
+from kinetic.data import Data
+from kinetic.errors import ConfigurationError, NotFound, WireError
+from kinetic.job_record import JobRecord
+from kinetic.options import Options, check
+
+__all__ = [
+    "MapSettings",
+    "batch_manifest",
+    "job_record",
+    "manifest_of",
+    "placed_of",
+    "read_manifest",
+    "record_of",
+]
+
+
+MANY_UNBOUNDED = 100
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MapSettings:
+    """See `kinetic.aio.Client.run_async_map`; ``batch_timeout`` is in seconds.
+
+    Raises:
+        ConfigurationError: A value is wrong.
+    """
+
+    input_mode: str = "auto"
+    max_concurrent: int | None = 64
+    retries: int = 0
+    fail_fast: bool = False
+    cancel_running_on_fail: bool = False
+    name: str | None = None
+    tags: dict[str, str] = field(default_factory=dict[str, str])
+    window: int | None = None
+    batch_timeout: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.batch_timeout == math.inf:
+            object.__setattr__(self, "batch_timeout", None)
+        for name in self.__slots__:
+            check(**{name: getattr(self, name)})
+        if self.input_mode not in INPUT_MODES:
+            raise ConfigurationError(
+                f"input_mode must be one of {', '.join(INPUT_MODES)}, not {self.input_mode!r}"
+            )
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> MapSettings:
+        """As a manifest has them; unknown ones are ignored."""
+        return cls(**{name: fields[name] for name in cls.__slots__ if name in fields})
+
+    def to_json(self) -> dict[str, Any]:
+        """For a manifest."""
+        return asdict(self)
+
+    @property
+    def policy(self) -> scheduler.Policy:
+        """For the decisions."""
+        return scheduler.Policy(
+            max_concurrent=self.max_concurrent,
+            fail_fast=self.fail_fast,
+            cancel_running=self.cancel_running_on_fail,
+        )
+
+    def window_for(self, length: int | None) -> int | None:
+        """What bounds the items that were not delivered; inputs of unknown length have a bound."""
+        if self.window is None and length is None and self.max_concurrent is not None:
+            return 2 * self.max_concurrent
+        return self.window
+
+    def check_length(self, length: int | None) -> None:
+        """Refuse an empty list, and warn of a long one that starts at once.
+
+        Raises:
+            ConfigurationError: There is nothing to run.
+        """
+        if length == 0:
+            raise ConfigurationError("inputs is empty: there is nothing to run")
+        if self.max_concurrent is None and (length or 0) > MANY_UNBOUNDED:
+            logging.warning("max_concurrent=None starts all %d jobs at once", length)
+
+
+async def read_manifest(session: Session, identity: str) -> dict[str, Any]:
+    """The immutable description of a job or a batch, verified before anything of it is read.
+
+    Raises:
+        NotFound: There is none.
+        WireError: It is not signed by who may submit here, damaged, or of a format that this
+            version does not know.
+    """
+    name = ids.entry_of(identity)
+    try:
+        content = await session.platform.store.get(name)
+    except NotFound:
+        raise NotFound(
+            f"there is no {identity} in {session.platform.store.url}: it was cleaned up, or "
+            "belongs to another project, cluster or KINETIC_HOME"
+        ) from None
+    body = await _verified(session, content, identity)
+    try:
+        manifest = cast("dict[str, Any]", json.loads(body))
+    except MALFORMED as exc:
+        raise WireError(f"{name} is damaged: {exc}; remove {identity} with its objects") from exc
+    try:
+        wire.check_version(manifest.get("version", {}), identity)
+    except MALFORMED as exc:
+        raise WireError(str(exc)) from exc
+    return manifest
+
+
+async def _verified(session: Session, content: Object, identity: str) -> bytes:
+    """A description as who may submit *identity* here has signed it."""
+    name, store = content.name, session.platform.store.url
+    scope = f"{name.rpartition('/')[0]}/"
+    key, removal = await session.key(scope), f"kinetic.cleanup({identity!r}) takes it away"
+    try:
+        return signing.verified_json(key, scope, name, content.body)
+    except KeyError as exc:
+        raise WireError(
+            f"{name} in {store} is not signed: it was written by a kinetic of an earlier format, "
+            "which signed none, or by somebody else; nothing of it was used. Ask for results with "
+            f"the version that submitted it; {removal}"
+        ) from exc
+    except ValueError as exc:
+        raise WireError(
+            f"{name} in {store} is not what its submitter signed: it was changed, or is of another "
+            "submission, namespace or KINETIC_HOME; nothing of it was used. See who can write to "
+            f"that store; {removal}"
+        ) from exc
+
+
+def job_record(manifest: Mapping[str, Any], submission: str, index: int) -> dict[str, Any]:
+    """The fields of the handle of one job: the only one, or an item of a batch."""
+    if "group_id" not in manifest or "record" not in manifest:
+        return dict(manifest)
+    record = dict(manifest["record"])
+    job_id = f"{submission}-{index}"
+    return record | {
+        "job_id": job_id,
+        "k8s_name": f"{job_id}-1",
+        "display_name": f"kinetic-{record['func_name']}-{job_id}",
+        "group_id": submission,
+        "group_kind": "map",
+        "group_index": index,
+    }
+
+
+def record_of(
+    session: Session, identity: Identity, placed: UploadedCall, index: int
+) -> dict[str, Any]:
+    """A handle's fields."""
+    target, job_id = session.target, identity.job_id(index)
+    local = target.backend == "local"
+    record = JobRecord(
+        job_id=job_id,
+        backend=target.backend,
+        project=target.project or "",
+        cluster_name="" if local else target.cluster,
+        zone="" if local else target.zone,
+        namespace="" if local else target.namespace,
+        bucket_name=session.platform.store.url.removeprefix("file://").removeprefix("gs://"),
+        k8s_name=identity.attempt_name(index, 1),
+        image_uri=placed.image.uri,
+        accelerator=placed.call.options.accelerator,
+        func_name=placed.call.name,
+        display_name=f"kinetic-{placed.call.name}-{job_id}",
+        created_at=job_spec.utc_now(),
+        debug=placed.call.options.debug,
+    )
+    return record.to_dict()
+
+
+def manifest_of(
+    record: dict[str, Any], identity: Identity, placed: UploadedCall, output_dir: str
+) -> bytes:
+    """``handle.json``: the handle's fields, and what it takes to go on from anywhere."""
+    budgets = {
+        "user": identity.budgets.user,
+        "infrastructure": identity.budgets.infrastructure,
+    }
+    more = {
+        "version": wire.version_fields(),
+        "budgets": budgets,
+        "created": identity.created,
+        "output_dir": output_dir,
+        "submitter": asdict(identity.submitter) if identity.submitter is not None else None,
+        "shared": _shared_names(placed),
+    }
+    return json.dumps({**record, **more}, sort_keys=True).encode()
+
+
+def _shared_names(placed: UploadedCall) -> list[str]:
+    """What its job reads of the shared content, which is not collected before its outcome."""
+    parts = (placed.function, placed.code, placed.image.requirements)
+    names = [one.name for one in parts if one is not None]
+    return [*names, *(ref.uri for ref in placed.data)]
+
+
+def batch_manifest(
+    session: Session,
+    identity: Identity,
+    placed: UploadedCall,
+    terms: MapSettings,
+    length: int | None,
+) -> dict[str, Any]:
+    """What it takes to observe a batch from anywhere, and to go on submitting it.
+
+    ``total`` is None when nobody knew it when the batch began. The environment
+    is not part of it: that is a secret of the platform's.
+    """
+    budgets = identity.budgets
+    deadline = terms.batch_timeout
+    return {
+        "version": wire.version_fields(),
+        "group_id": identity.id,
+        "name": terms.name,
+        "tags": terms.tags,
+        "created": identity.created,
+        "created_at": job_spec.utc_now(),
+        "total": length,
+        "budgets": {"user": budgets.user, "infrastructure": budgets.infrastructure},
+        "output_dir": job_spec.output_base(session, placed, identity.id),
+        "submitter": asdict(identity.submitter) if identity.submitter is not None else None,
+        "deadline": identity.created + deadline if deadline is not None else None,
+        "terms": terms.to_json(),
+        "placed": _placed_fields(placed),
+        "record": record_of(session, identity, placed, 0),
+    }
+
+
+def _placed_fields(placed: UploadedCall) -> dict[str, Any]:
+    options, project = placed.call.options, placed.project
+    kept = ("accelerator", "spot", "output_dir", "debug", "timeout", "start_timeout", "cpu")
+    return {
+        "func_name": placed.call.name,
+        "options": {name: getattr(options, name) for name in kept},
+        "function": placed.function._asdict(),
+        "code": asdict(placed.code) if placed.code is not None else None,
+        "data": [asdict(ref) for ref in placed.data],
+        "image": _image_fields(placed.image),
+        "resources": asdict(placed.resources),
+        "client": dict(placed.client),
+        "project": {
+            "root": str(project.root) if project.root is not None else None,
+            "entry_dir": str(project.entry_dir),
+            "cwd": project.cwd,
+            "sys_path": list(project.sys_path),
+        },
+    }
+
+
+def placed_of(manifest: Mapping[str, Any], environment: Mapping[str, str]) -> UploadedCall:
+    """What all attempts of a batch share, rebuilt from its manifest.
+
+    The function itself is not here, nor is the `Data` that it captures:
+    further inputs cannot share that, and bring their own.
+
+    Raises:
+        WireError: The manifest does not say it: it was written by an early version.
+    """
+    try:
+        fields = manifest["placed"]
+        project, code = fields["project"], fields["code"]
+        root = Path(project["root"]) if project["root"] is not None else None
+        options = Options(**fields["options"])
+        return UploadedCall(
+            call=Call(function=None, name=fields["func_name"], options=options),
+            project=Project(
+                root=root,
+                entry_dir=Path(project["entry_dir"]),
+                cwd=project["cwd"],
+                sys_path=tuple(project["sys_path"]),
+            ),
+            code=_code_of(code) if code is not None else None,
+            function=wire.Input(**fields["function"]),
+            data=tuple(wire.DataRef(**ref) for ref in fields["data"]),
+            table=tuple(Data("gs://shared/") for _ in fields["data"]),  # each keeps its number
+            image=_image_of(fields["image"]),
+            resources=Resources(**fields["resources"]),
+            environment=environment,
+            client=fields["client"],
+        )
+    except (KeyError, TypeError) as exc:
+        raise WireError(
+            f"the manifest of {manifest.get('group_id')} does not say how to go on: {exc!r}; "
+            "submit what is left in a new batch"
+        ) from exc
+
+
+def _image_fields(image: Image) -> dict[str, Any]:
+    more = {"requirements": image.requirements._asdict()} if image.requirements else {}
+    return {"uri": image.uri, "command": list(image.command), **more}
+
+
+def _image_of(fields: Mapping[str, Any]) -> Image:
+    part = fields.get("requirements")
+    return Image(
+        uri=fields["uri"],
+        command=tuple(fields["command"]),
+        requirements=wire.Input(**part) if part else None,
+    )
+
+
+def _code_of(fields: Mapping[str, Any]) -> wire.Code:
+    known: dict[str, Any] = {**fields, "sys_path": tuple(fields["sys_path"])}
+    return wire.Code(**known)

@@ -1,0 +1,317 @@
+"""From a call to a job: pack, place, launch. Each stage takes a frozen value and returns the next.
+
+`pack` does everything that blocks, in one worker thread. `place` uploads what
+the store does not have yet. What is the same for all items of a batch is
+packed and placed once.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import platform
+import shutil
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+import cloudpickle
+from absl import logging
+
+from kinetic import accelerators, configuration, environment
+from kinetic._messages import amount
+from kinetic._packing import archive, discover, payload
+from kinetic._progress.steps import Step, step
+from kinetic._runner.protocol import wire
+from kinetic._tasks import all_or_none, in_thread
+from kinetic.aio import _shared_objects
+from kinetic.aio._engine import data_upload
+from kinetic.aio._engine.scratch import scratch_folder
+from kinetic.aio._engine.session import Session
+from kinetic.aio.platforms import Capacity
+from kinetic.aio.ports import Image, ImageRequest, Resources, Store
+from kinetic.data import Data
+from kinetic.errors import ConfigurationError
+from kinetic.options import Options
+
+__all__ = ["Call", "PackedCall", "UploadedCall", "log_choice", "pack", "upload_all", "upload_call"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """What the user asked for; ``arguments`` None when there are many (a batch).
+
+    ``function`` is None when it was shipped by another process.
+
+    ``inputs`` are those of a batch that are there already: the `Data` in them
+    is kept out of the project's archive. ``owned`` is a single job that ends with
+    this process.
+    """
+
+    function: Callable[..., Any] | None
+    name: str
+    options: Options
+    arguments: tuple[tuple[Any, ...], dict[str, Any]] | None = None
+    inputs: Sequence[Any] = ()
+    owned: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackedCall:
+    """The call as bytes on this machine. ``spool`` is a private folder to be removed."""
+
+    call: Call
+    project: discover.Project
+    archive: archive.Archive | None
+    function: payload.Pickled
+    arguments: payload.Pickled | None
+    data: tuple[Data, ...]
+    environment: Mapping[str, str] = field(repr=False)
+    spool: Path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UploadedCall:
+    """What every attempt of the submission shares, with all content in the store."""
+
+    call: Call
+    project: discover.Project
+    code: wire.Code | None
+    function: wire.Input
+    data: tuple[wire.DataRef, ...]
+    table: tuple[Data, ...]
+    image: Image
+    resources: Resources
+    environment: Mapping[str, str] = field(repr=False)
+    client: Mapping[str, str]
+
+
+async def pack(call: Call) -> PackedCall:
+    """Discover the project, pickle the call and archive the tree, in a worker thread.
+
+    Raises:
+        PackError: Something of it cannot be shipped.
+
+    Cancelled: the thread ends first; nothing is left behind.
+    """
+    spool = scratch_folder()
+    try:
+        with step(f"packing {call.name}") as packing:
+            packed = await in_thread(_pack, call, spool, dict(os.environ), packing)
+    except BaseException:
+        shutil.rmtree(spool, ignore_errors=True)
+        raise
+    if (tree := packed.archive) is not None:
+        words = "Packed %s: %d files, %s"
+        logging.info(words, packed.project.root, tree.files, amount(tree.size))
+    return packed
+
+
+def _pack(call: Call, spool: Path, environ: dict[str, str], packing: Step) -> PackedCall:
+    assert call.function is not None
+    captured = environment.capture(call.options.capture_env_vars or (), environ)
+    project = discover.find_project(call.function, environ=environ, cwd=Path.cwd())
+    volumes = call.options.volumes or {}
+    table = payload.DataTable(tuple(volumes.values()))
+    function = payload.dump_function(call.function, project, table, spool)
+    arguments = None
+    if call.arguments is not None:
+        args, kwargs = call.arguments
+        arguments = payload.dump_arguments(
+            args, kwargs, project, table, spool, call.name, function=call.function
+        )
+    packed = None
+    if project.root is not None:
+        data = (*table.items, *_data_in(call.inputs))
+        local = [Path(one.path) for one in data if not (one.is_gcs or one.is_hf)]
+        cache = configuration.home(environ) / "cache" / "pack"
+        packed = archive.pack(
+            project.root, exclude=local, cache=cache, environ=environ, progress=packing.update
+        )
+    return PackedCall(
+        call=call,
+        project=project,
+        archive=packed,
+        function=function,
+        arguments=arguments,
+        data=tuple(table.items),
+        environment=environment.base_environment(environ) | captured,
+        spool=spool,
+    )
+
+
+def _data_in(value: Any, depth: int = 4) -> Iterator[Data]:
+    """The `Data` in nested containers, as far down as inputs are usually nested."""
+    if isinstance(value, Data):
+        yield value
+    elif depth and isinstance(value, (list, tuple, dict)):
+        for one in cast("Any", value.values() if isinstance(value, dict) else value):
+            yield from _data_in(one, depth - 1)
+
+
+async def upload_call(session: Session, packed: PackedCall) -> UploadedCall:
+    """Upload code, function and data where they are missing, and find the image.
+
+    Raises:
+        ConfigurationError: The backend cannot give what the options ask for.
+        DataError: A `Data` changed while it was uploaded.
+        BackendError: The store failed.
+
+    Cancelled: content-addressed objects may be left in the store; they are
+    shared, complete, and found by the next submission.
+    """
+    store, options = session.platform.store, packed.call.options
+    target = session.target
+    accelerator = accelerators.parse(options.accelerator)
+    if session.platform.capacity is not None:
+        _refuse_more_than(session.platform.capacity, options)
+    if target.backend == "local":
+        _refuse_elsewhere(options.output_dir or target.output_dir)
+    request = ImageRequest(
+        mode=options.container_image or "bundled",
+        category=accelerator.kind,
+        base_image_repo=options.base_image_repo or target.base_image_repo,
+        python=platform.python_version(),
+        entry_dir=packed.project.entry_dir,
+        root=packed.project.root,
+    )
+    code, function, refs, image = await all_or_none(
+        _place_code(store, packed),
+        _place_function(store, packed.function),
+        upload_all(store, packed.data, packed.call.options.volumes or {}),
+        session.platform.images.resolve(request),
+    )
+    return UploadedCall(
+        call=packed.call,
+        project=packed.project,
+        code=code,
+        function=function,
+        data=refs,
+        table=packed.data,
+        image=image,
+        resources=_resources(options, accelerator),
+        environment=packed.environment,
+        client=_fingerprint(),
+    )
+
+
+async def upload_all(
+    store: Store, data: Sequence[Data], volumes: Mapping[str, Data]
+) -> tuple[wire.DataRef, ...]:
+    """A reference for each, uploaded once by content; the first ones are the volumes."""
+    if not data:
+        return ()
+    mounts = list(volumes)
+    refs = await all_or_none(*(data_upload.upload(store, one) for one in data))
+    return tuple(
+        _mounted(ref, mounts[upload_call]) if upload_call < len(mounts) else ref
+        for upload_call, ref in enumerate(refs)
+    )
+
+
+def _mounted(ref: wire.DataRef, mount: str) -> wire.DataRef:
+    return wire.DataRef(
+        uri=ref.uri,
+        digest=ref.digest,
+        is_dir=ref.is_dir,
+        mount=mount,
+        fuse=ref.fuse,
+        trust_remote_code=ref.trust_remote_code,
+    )
+
+
+async def _place_code(store: Store, packed: PackedCall) -> wire.Code | None:
+    if packed.archive is None:
+        return None
+    name = f"code/{packed.archive.digest}.zip"
+    await _upload(store, name, packed.archive.path)
+    return wire.Code(
+        name=name,
+        digest=packed.archive.digest,
+        sys_path=packed.project.sys_path,
+        cwd=packed.project.cwd,
+    )
+
+
+async def _place_function(store: Store, function: payload.Pickled) -> wire.Input:
+    name = f"functions/{function.digest}.pkl"
+    await _upload(store, name, function.content)
+    return wire.Input(name=name, start=0, stop=function.size, digest=function.digest)
+
+
+async def _upload(store: Store, name: str, content: bytes | Path) -> None:
+    sent = await _shared_objects.ensure(store, name, content)
+    logging.info("Uploaded %s to %s" if sent else "%s is in %s already", name, store.url)
+
+
+def _resources(options: Options, accelerator: accelerators.Accelerator) -> Resources:
+    return Resources(
+        accelerator=str(accelerator),
+        accelerator_count=0 if accelerator.kind == "cpu" else accelerator.count,
+        cpu=options.cpu or (accelerator.count if accelerator.kind == "cpu" else 0) or 1.0,
+        memory_bytes=options.memory_bytes,
+        spot=options.spot or accelerator.spot,
+    )
+
+
+def _fingerprint() -> dict[str, str]:
+    from kinetic._version import __version__
+
+    return {
+        "python": platform.python_version(),
+        "cloudpickle": cloudpickle.__version__,
+        "kinetic": __version__,
+        "executable": sys.executable,
+    }
+
+
+def log_choice(session: Session, placed: UploadedCall) -> None:
+    """Say once a submission where it runs and why, once a process what an accelerator became."""
+    target, asked = session.target, placed.call.options.accelerator
+    logging.info("%s runs on %s (%s)", placed.call.name, target.backend, target.why)
+    if target.backend == "local" and asked not in _stood_in:
+        _stood_in.add(asked)
+        if became := _stand_in(asked, session.platform.capacity):
+            logging.warning("%s", became)
+
+
+_stood_in: set[str] = set()
+"""The accelerators of which this process has said what they become on this machine."""
+
+
+def _stand_in(asked: str, capacity: Capacity | None) -> str:
+    """What this machine has instead of *asked*; empty when it is just that."""
+    accelerator, said = accelerators.parse(asked), list[str]()
+    if capacity is not None and accelerator.kind != "cpu":
+        if not capacity.gpus:
+            said.append(f"{asked} becomes this machine's own processors ({capacity.cpus})")
+        elif accelerator.kind == "tpu":
+            said.append(f"{asked} becomes this machine's own GPUs ({capacity.gpus})")
+    if accelerator.hosts > 1:
+        said.append(f"the {accelerator.hosts} hosts of {asked} become one process here")
+    return f'backend="local": {", ".join(said)}' if said else ""
+
+
+def _refuse_more_than(capacity: Capacity, options: Options) -> None:
+    cpus, memory = capacity.cpus, capacity.memory_bytes
+    if options.cpu is not None and math.ceil(options.cpu) > cpus:
+        raise ConfigurationError(
+            f"cpu={options.cpu:g} is more than local jobs may take of this machine, {cpus}; ask "
+            'for less, raise KINETIC_LOCAL_SLOTS, or choose another backend than "local"'
+        )
+    if options.memory_bytes is not None and options.memory_bytes > memory:
+        raise ConfigurationError(
+            f"memory={options.memory!r} is more than this machine has, {memory >> 20}Mi; ask for "
+            'less, or choose another backend than "local"'
+        )
+
+
+def _refuse_elsewhere(output_dir: str | None) -> None:
+    if output_dir and "://" in output_dir:
+        raise ConfigurationError(
+            f"output_dir={output_dir!r} is not on this machine, where local jobs write what they "
+            "keep; name a directory, leave it out for one in the store, or choose another backend "
+            'than "local"'
+        )

@@ -1,0 +1,184 @@
+"""From an outcome to the value, or to the exception that is raised for it."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import sys
+from pathlib import Path
+from typing import Any
+
+import anyio.to_thread
+
+from kinetic._runner.protocol import pickles, wire
+from kinetic._tracebacks import REMOTE_TRACEBACK
+from kinetic.aio._engine.scratch import Scratch
+from kinetic.aio.ports import Object, Store
+from kinetic.errors import BackendError, JobCancelled, JobError, JobFailed, JobLost, WireError
+
+__all__ = ["failure_of", "value_of", "verified"]
+
+STACK_GLOBAL = b"\x93"
+INLINE_BYTES = 64 * 1024
+
+
+def verified(content: Object, key: bytes, scope: str, index: int, attempt: int) -> wire.Outcome:
+    """The signed header of an attempt's outcome, whose body is what it says.
+
+    Raises:
+        WireError: It was not written by the job's own runner, or is damaged.
+    """
+    try:
+        outcome = wire.Outcome.verified(content.metadata, key, scope, index, attempt)
+    except ValueError as exc:
+        raise WireError(f"{exc}; nothing of it was used") from exc
+    if hashlib.sha256(content.body).hexdigest() != outcome.body:
+        name = content.name
+        raise WireError(f"the content of {name} is not what its job signed; nothing was used")
+    return outcome
+
+
+async def value_of(store: Store, outcome: wire.Outcome, body: bytes, job_id: str) -> Any:
+    """The value of a successful outcome.
+
+    Raises:
+        WireError: A large value is not what the job signed.
+        BackendError: The store does not answer.
+        JobFailed: The value cannot be rebuilt in this process.
+    """
+    try:
+        if outcome.value is not None:
+            return await _large_value(store, *outcome.value)
+        if len(body) <= INLINE_BYTES and STACK_GLOBAL not in body:
+            return pickles.load(body)  # names no class, so it imports nothing
+        return await anyio.to_thread.run_sync(pickles.load, body)
+    except (BackendError, WireError):  # the value is there, and may be asked for again
+        raise
+    except pickles.OtherPythonError as exc:
+        raise JobFailed(
+            f"{job_id} succeeded, but its value cannot be rebuilt in this process: {exc}; "
+            f"ask for it from Python {exc.version}, or return plain data",
+            job_id=job_id,
+            phase="result deserialization",
+        ) from exc
+    except Exception as exc:
+        raise JobFailed(
+            f"{job_id} succeeded, but its value cannot be rebuilt in this process: "
+            f"{type(exc).__name__}: {exc}; install what the job returned, or return plain data",
+            job_id=job_id,
+            phase="result deserialization",
+        ) from exc
+
+
+async def _large_value(store: Store, name: str, digest: str) -> Any:
+    with Scratch() as scratch:
+        path = scratch.folder / "value"
+        await store.fetch(name, path)
+        return await anyio.to_thread.run_sync(_load_verified, path, name, digest)
+
+
+def _load_verified(path: Path, name: str, digest: str) -> Any:
+    try:
+        with path.open("rb") as file:
+            if hashlib.file_digest(file, "sha256").hexdigest() != digest:
+                raise WireError(f"{name} is not what its job signed; nothing of it was used")
+        return pickles.load_file(path)
+    finally:
+        path.unlink()  # here: removing a large file takes its time
+
+
+def failure_of(outcome: wire.Outcome, body: bytes, job_id: str) -> BaseException:
+    """The exception that tells why there is no value.
+
+    The user's own where it can be rebuilt, with the remote traceback as a
+    note; else `JobFailed` with everything in words. It may import the module
+    of the exception's class: call it in a worker thread.
+    """
+    if outcome.kind is wire.Kind.CANCELLED:
+        return JobCancelled(f"{job_id} was cancelled ({outcome.phase})", job_id=job_id)
+    content = pickles.unpack(body)
+    text = content.fields.get("error", {})
+    message, trace = text.get("message", ""), text.get("traceback", "")
+    if outcome.kind is wire.Kind.LOST:
+        return _lost(outcome, message, job_id)
+    if content.frames:
+        try:
+            error = pickles.load(content.frames[0], unpickler=_Finder)
+        except Exception as exc:
+            text = {**text, "withheld": f"{type(exc).__name__}: {exc}"}
+        else:
+            if isinstance(error, Exception):
+                note = f"{REMOTE_TRACEBACK}{job_id}:\n{trace.rstrip()}"
+                notes = vars(error).get("__notes__", ())
+                vars(error)["__notes__"] = [*notes, note]  # also where its class is frozen
+                return error
+    return _failed(outcome, text, job_id)
+
+
+class _Finder(pickles.Unpickler):
+    """Finds the classes that this process has, so that its ``except`` knows them again.
+
+    A class of a script or a project travels by value. One that came from here is the very one
+    again; one that another process sent is that of the same name in the same module, if this
+    process has loaded it.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._here: list[type] = []
+
+    def find_class(self, module: str, name: str, /) -> Any:
+        found = super().find_class(module, name)
+        if module == "cloudpickle.cloudpickle":
+            if name == "_make_skeleton_class":
+                return functools.partial(self._made, found)
+            if name == "_class_setstate":
+                return functools.partial(self._filled, found)
+        return found
+
+    def _made(self, make: Any, *facts: Any) -> Any:
+        _, name, bases, named, tracker, *_ = facts
+        known = _SENT.get(tracker)
+        if known is None and any(issubclass(base, BaseException) for base in bases):
+            module = sys.modules.get(named.get("__module__"))
+            known = getattr(module, name, None)
+        if not isinstance(known, type):
+            return make(*facts)
+        self._here.append(known)
+        return known
+
+    def _filled(self, fill: Any, made: type, state: Any) -> Any:
+        return made if any(made is one for one in self._here) else fill(made, state)
+
+
+# The classes that cloudpickle has sent by value, as long as something else refers to them.
+_SENT: Any = vars(sys.modules["cloudpickle.cloudpickle"])["_DYNAMIC_CLASS_TRACKER_BY_ID"]
+
+
+def _lost(outcome: wire.Outcome, message: str, job_id: str) -> JobError:
+    return JobLost(
+        f"{job_id} ended without an outcome ({outcome.reason}): {message}",
+        job_id=job_id,
+        reason=outcome.reason,
+        exit_code=outcome.exit_code,
+    )
+
+
+def _failed(outcome: wire.Outcome, text: dict[str, str], job_id: str) -> JobError:
+    remote = text.get("qualname", "")
+    message = text.get("message", "")
+    told = f"{remote}: {message}" if outcome.phase == "execute" and remote else message
+    if shown := text.get("result_repr"):
+        told += f"\nThe result was: {shown}"
+    if why := text.get("withheld"):
+        told += f"\nIt is told in words, for it cannot be rebuilt here: {why}"
+    error = JobFailed(
+        f"{job_id} failed ({outcome.reason}): {told}",
+        job_id=job_id,
+        phase=outcome.phase,
+        remote_type=remote,
+        remote_traceback=text.get("traceback", ""),
+    )
+    if error.remote_traceback:
+        error.add_note(f"{REMOTE_TRACEBACK}{job_id}:\n{error.remote_traceback.rstrip()}")
+    return error

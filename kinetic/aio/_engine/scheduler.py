@@ -1,0 +1,423 @@
+"""Which attempt starts next, and when a batch is over: decisions without I/O.
+
+`decide` takes the state and events, changes the state, and returns what is to
+be done. Whoever carries the actions out reports back by further events.
+Events may come late, twice, or about items that nobody knows: then nothing
+changes.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import OrderedDict, deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from kinetic._runner.protocol import wire
+
+__all__ = [
+    "Action",
+    "Again",
+    "Bound",
+    "Complete",
+    "Due",
+    "Ended",
+    "Event",
+    "Found",
+    "Freed",
+    "Known",
+    "Policy",
+    "Refused",
+    "Reopened",
+    "Seen",
+    "Start",
+    "State",
+    "Stop",
+    "StopRequested",
+    "Stored",
+    "Wait",
+    "decide",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """How a batch runs; delays are seconds."""
+
+    max_concurrent: int | None = 64
+    fail_fast: bool = False
+    cancel_running: bool = False
+    first_delay: float = 0.5
+    longest_delay: float = 60.0
+
+
+# --- events ---
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """There are *count* items so far; they may not start yet."""
+
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """Items *first* to *first + count - 1* are in the store and may start."""
+
+    first: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """There will be no more items than *total*; *sealed* when that is written down."""
+
+    total: int
+    sealed: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """An item was looked at."""
+
+    index: int
+    item: wire.Item
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """There is a job or a claim of this attempt, and no outcome."""
+
+    index: int
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class Again:
+    """There is nothing of this attempt, and its item has begun: it may start."""
+
+    index: int
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class Reopened:
+    """An item may be tried again, as the requests have it: *attempt*, the open one, may start."""
+
+    index: int
+    attempt: int
+    stands: wire.Standing
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """An item cannot be submitted, and never will be."""
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Due:
+    """The delay before attempt *attempt* is over."""
+
+    index: int
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """No more than *items* may have begun; None: any number."""
+
+    items: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class StopRequested:
+    """Somebody stopped the whole batch: nothing starts but what is reopened later."""
+
+
+Event = (
+    Known | Stored | Ended | Seen | Found | Again | Reopened | Refused | Due | Bound | StopRequested
+)
+
+
+# --- actions ---
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Start this attempt now."""
+
+    index: int
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class Freed:
+    """An outcome has freed the slot of this item."""
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Report `Due` for this attempt after *delay* seconds."""
+
+    index: int
+    attempt: int
+    delay: float
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Ask for a stop of the whole batch, and look at every item after it."""
+
+    cause: str
+    keep_running: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Complete:
+    """Every item has its outcome."""
+
+
+Action = Start | Freed | Wait | Stop | Complete
+
+BEGUN, SUCCEEDED, FAILED = 1, 2, 3
+
+UNASKED = wire.Standing()
+
+
+@dataclass(slots=True)
+class State:
+    """What the decisions need to remember: a byte an item, and more of those under way.
+
+    ``begun`` counts the items that ever had an attempt or an end, ``ended``
+    those that are final now.
+    """
+
+    policy: Policy
+    random: random.Random = field(default_factory=random.Random)
+    marks: bytearray = field(default_factory=bytearray)
+    fresh: deque[tuple[int, int]] = field(default_factory=deque[tuple[int, int]])
+    due: OrderedDict[int, int] = field(default_factory=OrderedDict[int, int])
+    busy: dict[int, int] = field(default_factory=dict[int, int])
+    delayed: dict[int, int] = field(default_factory=dict[int, int])
+    reopened: dict[int, wire.Standing] = field(default_factory=dict[int, wire.Standing])
+    revived: set[int] = field(default_factory=set[int])
+    early: dict[int, Reopened] = field(default_factory=dict[int, Reopened])
+    unstarted: int = 0
+    begun: int = 0
+    ended: int = 0
+    total: int | None = None
+    sealed: bool = False
+    bound: int | None = None
+    stopping: bool = False
+    complete: bool = False
+
+    @property
+    def known(self) -> int:
+        """How many items there are so far."""
+        return len(self.marks)
+
+    @property
+    def free(self) -> float:
+        """How many further attempts may be without an outcome."""
+        limit = self.policy.max_concurrent
+        return float("inf") if limit is None else limit - len(self.busy)
+
+    @property
+    def waiting(self) -> int:
+        """Items that could start and have no slot, at most."""
+        return self.unstarted + len(self.due)
+
+    def is_final(self, index: int) -> bool:
+        """Whether the item has ended, as far as was reported."""
+        return index < len(self.marks) and self.marks[index] >= SUCCEEDED
+
+    def left(self) -> list[int]:
+        """The items that have not ended."""
+        return [index for index, mark in enumerate(self.marks) if mark < SUCCEEDED]
+
+    def halted(self, index: int) -> bool:
+        """Whether a stop of the whole batch keeps the item from starting."""
+        return self.stopping and index not in self.revived
+
+    def mark(self, index: int, mark: int) -> None:
+        """Take down that an item has begun or ended."""
+        before = self.marks[index]
+        self.begun += before == 0
+        self.ended += (mark >= SUCCEEDED) - (before >= SUCCEEDED)
+        self.marks[index] = mark
+
+
+def decide(state: State, *events: Event) -> list[Action]:
+    """Take *events* into *state* and return what is to be done, in order."""
+    actions: list[Action] = []
+    for event in events:
+        actions += _heard(state, event)
+    _start(state, actions)
+    if not state.complete and state.total is not None and state.ended >= state.total:
+        state.complete = True
+        actions.append(Complete())
+    return actions
+
+
+def _heard(state: State, event: Event) -> Sequence[Action]:
+    match event:
+        case Seen(index, item):
+            return _seen(state, index, item)
+        case Due(index, attempt):
+            if state.delayed.get(index) == attempt and not state.halted(index):
+                del state.delayed[index]
+                state.due[index] = attempt
+        case Known(count):
+            _know(state, count)
+        case Stored(first, count):
+            _know(state, first + count)
+            if count > 0 and not state.stopping:
+                state.fresh.append((first, first + count))
+                state.unstarted += count
+            return _reopened_early(state)
+        case Ended(total, sealed):
+            _ended(state, total, sealed)
+            return _reopened_early(state)  # also those whose inputs a stop has kept from coming
+        case Found(index, attempt):
+            _found(state, index, attempt)
+        case Again(index, attempt):
+            idle = index not in state.busy and index not in state.delayed
+            if _is_open(state, index) and idle and not state.halted(index):
+                state.mark(index, BEGUN)
+                state.due.setdefault(index, attempt)
+        case Reopened():
+            return _reopened(state, event)
+        case Refused(index):
+            if _is_open(state, index):
+                return _close(state, index, FAILED)
+        case Bound(items):
+            state.bound = items
+        case StopRequested():
+            _drop_waiting(state)
+    return ()
+
+
+def _know(state: State, count: int) -> None:
+    limit = count if state.total is None else min(count, state.total)
+    state.marks.extend(bytes(max(0, limit - len(state.marks))))
+
+
+def _is_open(state: State, index: int) -> bool:
+    return 0 <= index < len(state.marks) and state.marks[index] < SUCCEEDED
+
+
+def _ended(state: State, total: int, sealed: bool) -> None:
+    if state.total is None and total >= len(state.marks):
+        _know(state, total)
+        state.total, state.sealed = total, sealed
+
+
+def _seen(state: State, index: int, item: wire.Item) -> Sequence[Action]:
+    if not _is_open(state, index):
+        return ()
+    if item.state.final:
+        succeeded = item.state is wire.ItemState.SUCCEEDED
+        if not succeeded and item.attempt <= state.reopened.get(index, UNASKED).base:
+            return ()  # that was before it was reopened
+        return _close(state, index, SUCCEEDED if succeeded else FAILED, item.state)
+    running = state.busy.get(index)
+    if item.state is not wire.ItemState.OPEN or running is None or item.attempt <= running:
+        return ()
+    # a slot is freed by an outcome: here, that of the attempt before this one
+    del state.busy[index]
+    if state.halted(index):
+        return (Freed(index),)
+    state.delayed[index] = item.attempt
+    return (Freed(index), Wait(index, item.attempt, _delay(state, item)))
+
+
+def _close(
+    state: State, index: int, mark: int, how: wire.ItemState = wire.ItemState.FAILED
+) -> Sequence[Action]:
+    state.mark(index, mark)
+    state.delayed.pop(index, None)
+    state.due.pop(index, None)
+    actions: list[Action] = []
+    if state.busy.pop(index, None) is not None:
+        actions.append(Freed(index))
+    if how is wire.ItemState.FAILED and state.policy.fail_fast and not state.stopping:
+        _drop_waiting(state)
+        actions.append(Stop("fail_fast", keep_running=not state.policy.cancel_running))
+    return actions
+
+
+def _found(state: State, index: int, attempt: int) -> None:
+    ahead = max(state.delayed.get(index, 0), state.due.get(index, 0))
+    if _is_open(state, index) and state.busy.get(index, 0) < attempt and ahead <= attempt:
+        state.delayed.pop(index, None)
+        state.due.pop(index, None)
+        state.busy[index] = attempt
+        state.mark(index, BEGUN)
+
+
+def _reopened(state: State, event: Reopened) -> Sequence[Action]:
+    index, attempt = event.index, event.attempt
+    if index >= len(state.marks):  # whoever asks has seen its input before it was reported here
+        state.early[index] = event
+        return ()
+    known = index >= 0 and state.marks[index] != SUCCEEDED
+    if not known or event.stands.retried <= state.reopened.get(index, UNASKED).retried:
+        return ()
+    state.reopened[index] = event.stands
+    state.revived.add(index)
+    state.mark(index, BEGUN)
+    state.complete = False
+    if state.busy.get(index, 0) >= attempt:
+        return ()
+    state.delayed.pop(index, None)
+    state.due[index] = attempt
+    return () if state.busy.pop(index, None) is None else (Freed(index),)
+
+
+def _reopened_early(state: State) -> Sequence[Action]:
+    ready = [index for index in state.early if index < len(state.marks)]
+    return [done for index in ready for done in _reopened(state, state.early.pop(index))]
+
+
+def _drop_waiting(state: State) -> None:
+    state.stopping = True
+    state.revived.clear()
+    state.fresh.clear()
+    state.unstarted = 0
+    state.due.clear()
+    state.delayed.clear()
+    state.early.clear()
+
+
+def _start(state: State, actions: list[Action]) -> None:
+    limit = state.policy.max_concurrent
+    while limit is None or len(state.busy) < limit:
+        if state.due:  # what has begun goes before what has not
+            index, attempt = state.due.popitem(last=False)
+        elif state.fresh and (state.bound is None or state.begun < state.bound):
+            index, stop = state.fresh.popleft()
+            state.unstarted -= 1
+            attempt = 1
+            if index + 1 < stop:
+                state.fresh.appendleft((index + 1, stop))
+            if state.marks[index]:
+                continue  # it was found running, or is over already
+        else:
+            return
+        state.busy[index] = attempt
+        state.mark(index, BEGUN)
+        actions.append(Start(index, attempt))
+
+
+def _delay(state: State, item: wire.Item) -> float:
+    """Longer after each failure of the user's; what the platform has done is tried again soon."""
+    policy = state.policy
+    if item.after in wire.INFRASTRUCTURE:
+        return policy.first_delay * state.random.uniform(0.0, 1.0)
+    longest = min(policy.longest_delay, policy.first_delay * 2.0 ** min(item.failures - 1, 60))
+    return longest * state.random.uniform(0.5, 1.0)

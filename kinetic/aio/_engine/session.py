@@ -1,0 +1,826 @@
+"""One opened platform of a client, with one watch over what the client follows."""
+
+from __future__ import annotations
+
+import asyncio
+import weakref
+from collections import deque
+from collections.abc import Collection, Coroutine, Iterable, Mapping
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+from absl import logging
+
+from kinetic._runner.protocol import outcomes, signing, wire
+from kinetic._tasks import shared
+from kinetic.aio._engine.in_flight import AttemptLimit
+from kinetic.aio._engine.item_states import BatchIdentity, Identity, ItemStates, closing
+from kinetic.aio._net.retry import PATIENCE_S, is_passing
+from kinetic.aio.platforms import Platform
+from kinetic.aio.ports import Cluster, Observation, Phase, Store
+from kinetic.configuration import Target
+from kinetic.errors import (
+    BackendError,
+    ConfigurationError,
+    KineticError,
+    NotFound,
+    Unavailable,
+    WireError,
+)
+from kinetic.job_status import JobStatus
+
+__all__ = [
+    "LABEL_ATTEMPT",
+    "LABEL_CLIENT",
+    "LABEL_INDEX",
+    "LABEL_ROUND",
+    "LABEL_SUBMISSION",
+    "BatchIdentity",
+    "Identity",
+    "JobRef",
+    "Parting",
+    "Session",
+    "Submission",
+]
+
+
+FIRST_RECHECK_S, RECHECK_S = 1.0, 10.0
+
+LOG_LINES = 20
+LOG_S = 15.0
+"""The end of an attempt is told without what takes longer: a log is lost with its node."""
+
+
+@dataclass(slots=True)
+class _Abandonment:
+    """Why nothing more will come of *items*; None: of any of them, whatever this process does."""
+
+    error: KineticError
+    items: set[int] | None
+
+    def concerns(self, index: int) -> bool:
+        """Whether it is about this item."""
+        return self.items is None or index in self.items
+
+
+class Submission(ItemStates):
+    """The items of one submission, as far as this process has seen them.
+
+    ``fence`` is that of the lease this process has, or has had.
+    """
+
+    def __init__(self, identity: Identity, store: Store, cluster: Cluster) -> None:
+        super().__init__(identity, store)
+        self.closes = not identity.leased  # by convention the holder closes, and whoever is alone
+        self.observed = False
+        self.ours = False  # launched by this client, which watched from before that
+        self.fence = 1
+        self._cleaned_round: int | None = None
+        self._cluster = cluster
+        self._seen: dict[int, Observation] = {}
+        self._unsure: set[int] = set()
+        self._waiters: dict[int, list[asyncio.Future[wire.Item]]] = {}
+        self._abandonment: _Abandonment | None = None
+        self._troubles: dict[int, Exception] = {}
+        self._refused: dict[int, Exception] = {}  # also of what has failed by that since
+
+    # --- what is known ---
+
+    @property
+    def settled_items(self) -> int:
+        """How many items are final, or cannot be found out about; not those nobody submits."""
+        return self.ended + sum(not is_passing(error) for error in self._troubles.values())
+
+    @property
+    def abandoned(self) -> KineticError | None:
+        """Why nothing more comes of it, or of some of its items."""
+        return self._abandonment.error if self._abandonment is not None else None
+
+    @property
+    def removed(self) -> bool:
+        """Whether it was cleaned up."""
+        return isinstance(self.abandoned, NotFound)
+
+    def touched(self, known: int) -> list[int]:
+        """The items below *known* that anything was heard of, in order."""
+        stuck = (self._abandonment.items if self._abandonment is not None else None) or ()
+        found = {*self._items, *self._refused, *self._troubles, *stuck}
+        return sorted(index for index in found if index < known)
+
+    def observation(self, index: int) -> Observation | None:
+        """The platform's last word on an item that is open."""
+        return self._seen.get(index)
+
+    def observations(self) -> dict[int, Observation]:
+        """The platform's last words on all items that are open, as they are now."""
+        return {**self._seen}
+
+    def is_sure(self, index: int, number: int) -> bool:
+        """Whether the platform's word on this attempt can still be relied on: it is repeated."""
+        seen = self._seen.get(index)
+        if seen is None or index in self._unsure:
+            return False
+        return seen.name == self.identity.attempt_name(index, number)
+
+    def doubt_all(self) -> None:
+        """The watch was interrupted: what has ended meanwhile may be gone, and never be named."""
+        self._unsure = {*self._seen}
+
+    def trouble(self, index: int) -> Exception | None:
+        """Why nothing more will be heard of an item that is open."""
+        if self._abandonment is not None and self._abandonment.concerns(index):
+            return self._abandonment.error
+        return self._refused.get(index) or self._troubles.get(index)
+
+    def lasting_trouble(self, index: int) -> Exception | None:
+        """The same, where asking again would bring the same answer."""
+        error = self._troubles.get(index)
+        return None if error is None or is_passing(error) else error
+
+    def troubled(self) -> list[int]:
+        """The items that nothing more can be found out about, in order."""
+        unverified = (
+            index
+            for index, item in self._items.items()
+            if item.outcome is not None and item.outcome.reason == wire.UNVERIFIED
+        )
+        lasting = (index for index in self._troubles if self.lasting_trouble(index) is not None)
+        return sorted({*lasting, *unverified})
+
+    def is_damaged(self, index: int) -> bool:
+        """Whether what there is of the item is forged, or damaged: it stays so."""
+        return isinstance(self.lasting_trouble(index), WireError)
+
+    def refusal(self, index: int) -> Exception | None:
+        """Why the item was never submitted."""
+        return self._refused.get(index)
+
+    @property
+    def refusals(self) -> dict[int, Exception]:
+        """The items that this process could not submit, with the reason."""
+        return self._refused
+
+    def status(self, index: int) -> JobStatus:
+        """What a user sees, from what is known now."""
+        match item.state if (item := self._items.get(index)) else wire.ItemState.OPEN:
+            case wire.ItemState.SUCCEEDED:
+                return JobStatus.SUCCEEDED
+            case wire.ItemState.FAILED:
+                return JobStatus.FAILED
+            case wire.ItemState.CANCELLED | wire.ItemState.CANCELLING:
+                return JobStatus.NOT_FOUND
+            case wire.ItemState.OPEN:
+                seen = self._seen.get(index)
+                running = seen is not None and seen.phase is Phase.RUNNING
+                return JobStatus.RUNNING if running else JobStatus.PENDING
+
+    @property
+    def cleaned(self) -> bool:
+        """Whether this process has taken all its jobs off the platform, and none was made since."""
+        return self._cleaned_round == self.requests.round
+
+    def note_cleaned(self) -> None:
+        """All its jobs are off the platform, until some are tried again."""
+        self._cleaned_round = self.requests.round
+
+    def refuse_removed(self) -> None:
+        """Nothing can be asked of what is not there.
+
+        Raises:
+            NotFound: It was cleaned up.
+        """
+        if self.removed:
+            raise self.identity.gone
+
+    # --- requests ---
+
+    async def read_requests(self) -> list[wire.Request]:
+        """The control slots, in order; only new ones are read."""
+        return await self.requests.read()
+
+    async def look_for_requests(self) -> None:
+        """The same, by whoever looks now and again: mostly there is nothing new."""
+        await self.requests.look()
+
+    async def append(self, request: wire.Request) -> int:
+        """Add a request at exactly the next slot, and return its round."""
+        return await self.requests.append(request)
+
+    # --- telling ---
+
+    def _set(self, index: int, item: wire.Item) -> None:
+        abandoned = self._abandonment
+        if abandoned is not None and abandoned.items and item != self.item(index):
+            abandoned.items.discard(index)  # somebody has gone on with it
+        super()._set(index, item)
+        if item.state.final:
+            self.hope(index)
+            self._seen.pop(index, None)
+        else:
+            self._refused.pop(index, None)
+
+    def _tell(self, index: int, item: wire.Item | None) -> None:
+        super()._tell(index, item)
+        if index not in self._waiters:
+            return
+        if item is not None and item.state.final:
+            for waiter in self._woken(index):
+                waiter.set_result(item)
+        elif (trouble := self.trouble(index)) is not None:
+            for waiter in self._woken(index):
+                waiter.set_exception(trouble)
+
+    def _woken(self, index: int) -> list[asyncio.Future[wire.Item]]:
+        return [waiter for waiter in self._waiters.pop(index) if not waiter.done()]
+
+    def fail(self, index: int, error: Exception) -> None:
+        """What happened to the item cannot be found out: tell those who wait, and who will."""
+        item = self.item(index)
+        if item is None or not item.state.final:
+            self._troubles[index] = error
+            self._unsure.add(index)  # the platform may have said its last word about it
+            self._tell(index, None)
+
+    def hope(self, index: int) -> None:
+        """It can be found out again."""
+        self._troubles.pop(index, None)
+
+    def refuse(self, index: int, error: Exception) -> None:
+        """The item was not submitted: *error* says more than its outcome does."""
+        self._refused[index] = error
+        self._tell(index, None)
+
+    def abandon(self, error: KineticError, items: Iterable[int] | None = None) -> None:
+        """Tell everybody who waits for *items*, for any without them, that nothing more comes."""
+        concerned = None if items is None else {*items}
+        self._abandonment = _Abandonment(error, concerned)
+        for index in [*self._waiters, 0] if concerned is None else [*concerned]:
+            self._tell(index, None)
+
+    def reclaim(self) -> None:
+        """Somebody submits it again."""
+        if self._abandonment is not None and self._abandonment.items is not None:
+            self._abandonment = None
+
+    def held_up(self) -> str:
+        """What the platform says of an item that waits; empty if it says nothing, or one runs."""
+        waits = ""
+        for seen in self._seen.values():
+            if seen.phase is Phase.RUNNING:
+                return ""
+            if seen.phase is Phase.PENDING:
+                waits = waits or seen.message
+        return waits
+
+    # --- the platform's word ---
+
+    def note(self, index: int, number: int, seen: Observation) -> None:
+        """The platform says that an attempt waits or runs."""
+        self._unsure.discard(index)
+        if self.concerns(index, number) and self._seen.get(index) != seen:
+            self._seen[index] = seen
+            self._tell(index, None)
+
+    def note_found(
+        self, index: int, number: int, seen: Observation, before: Observation | None
+    ) -> None:
+        """`note` of an answer, unless the platform's word is not *before* any more: it is newer."""
+        if self._seen.get(index) is before:
+            self.note(index, number, seen)
+
+    def is_over(
+        self, index: int, number: int, seen: Observation | None, before: Observation | None
+    ) -> bool:
+        """What the platform answered about an attempt: whether that has ended; else it is noted.
+
+        It has ended, too, when somebody has claimed it and nothing of it is there.
+        """
+        if seen is None:
+            return self._claimed(index, number)
+        if seen.phase in (Phase.ENDED, Phase.GONE):
+            return True
+        self.note_found(index, number, seen, before)
+        return False
+
+    async def look_at_each(self, indices: Collection[int]) -> None:
+        """`look_at_all`, where a forged outcome fails its item and is no trouble of the others.
+
+        Raises:
+            WireError: A request is damaged, which concerns them all.
+        """
+        try:
+            await self.look_at_all(indices)
+        except WireError:
+            await self.read_requests()
+            for index in indices:
+                try:
+                    await self.look(index)
+                except WireError as exc:
+                    self.fail(index, exc)
+
+    async def settle(
+        self, index: int, number: int, seen: Observation | None, claimant: str | None = None
+    ) -> wire.Item:
+        """Attempt *number* is over for the platform: find its outcome, or close it.
+
+        *claimant* is who was known to have claimed it before the platform was asked.
+        """
+        item = await self._sound_outcome(index, number) or await self.look(index)
+        open_here = not item.state.final and item.attempt == number
+        if open_here and (self.closes or item.state is wire.ItemState.CANCELLING):
+            alive = await self._close(index, number, seen, claimant)
+            item = await self.look(index)
+            if not (item.state.final or alive):
+                self._unsure.add(index)  # that word closed nothing, and it may have been the last
+        return item
+
+    async def _sound_outcome(self, index: int, number: int) -> wire.Item | None:
+        """`look_at_outcome`; of a damaged body the signed header counts, which a look reads."""
+        try:
+            return await self.look_at_outcome(index, number)
+        except WireError as exc:
+            logging.warning("%s: %s", self.identity.attempt_name(index, number), exc)
+            return None
+
+    async def reconcile(self, index: int) -> wire.Item:
+        """Look at an item, and ask the platform about it when it is open."""
+        item = await self.look(index)
+        self.hope(index)
+        if item.state.final:
+            return item
+        before = self._seen.get(index)
+        seen = (await self._find([(index, item.attempt)])).get((index, item.attempt))
+        never_comes = self.identity.settled and not self.identity.leased
+        if self.is_over(index, item.attempt, seen, before) or (seen is None and never_comes):
+            await self.settle(index, item.attempt, seen)
+        return self._items[index]
+
+    async def keep_looking(self, index: int) -> None:
+        """Look now and then until the item is final, for what the platform had no chance to tell.
+
+        It may never have been launched, or be gone since before it was watched. Who
+        waits is told what is definite, and that nobody has answered for a minute.
+        """
+        owner, pause = self.identity.submitter, FIRST_RECHECK_S
+        clock = asyncio.get_running_loop().time
+        answered = clock()
+        while True:
+            try:
+                if (await self.reconcile(index)).state.final:
+                    return
+                answered = clock()
+            except KineticError as exc:
+                if not is_passing(exc) or clock() - answered >= PATIENCE_S:
+                    self.fail(index, exc)
+                    return
+                what = self.identity.job_id(index)
+                logging.warning("looking at %s failed: %s; trying again", what, exc)
+            unseen = owner is not None and index not in self._seen
+            await (owner.ended(pause) if owner and unseen else asyncio.sleep(pause))
+            pause = min(RECHECK_S, pause * 2)
+
+    def _claimed(self, index: int, number: int) -> bool:
+        return self.attempt(index, number).executor is not None
+
+    async def see_through(self, indices: Collection[int]) -> list[int]:
+        """Nobody holds the submission: close what has ended, and say what never will.
+
+        What still runs commits its own outcome; the platform will tell. What
+        was stopped and still runs is taken off the platform. What is forged
+        has its own error.
+        """
+        self.closes = True
+        await self.look_at_each(indices)
+        claimants = {
+            (index, item.attempt): self.attempt(index, item.attempt).executor
+            for index in indices
+            if not self.is_damaged(index) and not (item := self._items[index]).state.final
+        }
+        found = await self._find(claimants)
+        await self.look_at_each([one[0] for one in claimants if one not in found])  # late ones
+        stuck: list[int] = []
+        stopped: list[str] = []
+        for (index, number), claimant in claimants.items():
+            seen = found.get((index, number))
+            if seen is not None and seen.phase not in (Phase.ENDED, Phase.GONE):
+                cancelling = self._items[index].state is wire.ItemState.CANCELLING
+                if cancelling and self.requests.standing(index).unwanted:
+                    stopped.append(seen.name)
+                continue
+            if seen is not None or self._claimed(index, number):
+                await self.settle(index, number, seen, claimant)  # who may have been closed by now
+            if not (self._items[index].state.final or self.is_sure(index, number)):
+                stuck.append(index)
+        if stopped:
+            await self._cluster.delete(names=stopped)
+        return stuck
+
+    async def _find(
+        self, attempts: Collection[tuple[int, int]]
+    ) -> dict[tuple[int, int], Observation]:
+        """What the platform says of *attempts*, asked at once."""
+        names = {self.identity.attempt_name(*one): one for one in attempts}
+        found = await self._cluster.find(names=[*names]) if names else []
+        return {names[seen.name]: seen for seen in found}
+
+    async def _close(
+        self, index: int, number: int, seen: Observation | None, known: str | None
+    ) -> bool:
+        """Close it if the evidence allows that; True when it turns out to be alive."""
+        if seen is not None and seen.name != self.identity.attempt_name(index, number):
+            return False  # the end of another attempt says nothing about this one
+        claimant = self.attempt(index, number).executor
+        if claimant not in (None, wire.VOID, known) and (seen is None or not seen.executor):
+            # What names no process may be of a job that was there before the claimant's.
+            before = self._seen.get(index)
+            seen = (await self._find([(index, number)])).get((index, number))
+            if not self.is_over(index, number, seen, before):
+                return True
+        death = closing(self.attempt(index, number), seen)
+        if death is None:
+            return False
+        if not (self.identity.leased or await self._store.look(self.identity.entry)):
+            raise self.identity.gone  # whoever had its value has removed it, and how it ended
+        if claimant is None:
+            if not await self._void(index, number):
+                await self.look(index)
+                claimant = self.attempt(index, number).executor
+                if seen is not None and claimant is not None and seen.executor == claimant:
+                    await self._close(index, number, seen, known)  # told before its claim
+                return False  # else the next word on it will close it
+            claimant = wire.VOID
+        await self._store_closed(index, number, claimant, death)
+        return False
+
+    async def _void(self, index: int, number: int) -> bool:
+        """Claim an attempt that is not to begin any more; False when somebody has claimed it."""
+        claim = {"executor": wire.VOID, "fence": str(self.fence)}
+        name = wire.attempt_key(self.identity.scope, index, number, "claim")
+        return await self._store.create(name, b"", claim)
+
+    async def _store_closed(
+        self, index: int, number: int, claimant: str, death: outcomes.Death
+    ) -> wire.Outcome:
+        """Close an attempt whose claim was seen; if it has its outcome, that stays."""
+        place = (self.identity.scope, index, number)
+        item = await self.look(index)  # requests are read after the claim was seen
+        silent = item.stopped or death.reason == wire.SUBMISSION  # there is no log, or no use of it
+        log = "" if silent else await self._log_tail(index, number)
+        outcome, body = outcomes.closed(death, item, claimant, self.fence, log)
+        metadata = outcome.signed(self.identity.key, *place)
+        await self._store.create(wire.attempt_key(*place, "outcome"), body, metadata)
+        return outcome
+
+    async def _log_tail(self, index: int, number: int) -> str:
+        name = self.identity.attempt_name(index, number)
+        lines: deque[str] = deque(maxlen=LOG_LINES)  # a long one comes in pieces, which are more
+        try:
+            async with (
+                asyncio.timeout(LOG_S),
+                aclosing(self._cluster.logs(name, tail=LOG_LINES)) as log,
+            ):
+                async for line in log:
+                    lines.append(line)  # what was read by then counts
+        except (BackendError, TimeoutError) as exc:
+            logging.debug("no log of %s: %s", self.identity.job_id(index), exc)
+        return "\n".join(lines)[-8192:]
+
+    async def close_refused(self, index: int, number: int, error: Exception) -> bool:
+        """Close an attempt that cannot be submitted; False when it has begun all the same.
+
+        Whoever looks later, from anywhere, finds that the item failed and why.
+        """
+        if not await self._void(index, number):
+            there = await self.look(index)
+            if there.state.final:
+                return there.state is wire.ItemState.FAILED
+            if self.attempt(index, number).executor != wire.VOID:
+                return False
+        text = outcomes.error_text(error, phase="submission")
+        death = outcomes.Death(
+            kind=wire.Kind.ERROR,
+            reason=wire.SUBMISSION,
+            message=text.message,
+            phase=text.phase,
+            qualname=text.qualname,
+            traceback=text.traceback,
+        )
+        outcome = await self._store_closed(index, number, wire.VOID, death)
+        if outcome.kind is wire.Kind.ERROR:
+            self._refused[index] = error  # before anybody is told that it failed
+        item = await self.look(index)
+        if item.state is wire.ItemState.FAILED:
+            self.refuse(index, error)
+        return True
+
+    # --- waiting ---
+
+    async def closed(self, index: int) -> wire.Item:
+        """Wait until the item is final.
+
+        Raises:
+            SubmitterLost: Nobody will start it.
+            KineticError: What became of it cannot be found out.
+        """
+        item = self._items.get(index)
+        if item is not None and item.state.final:
+            return item
+        if (trouble := self.trouble(index)) is not None:
+            raise trouble
+        waiter: asyncio.Future[wire.Item] = asyncio.get_running_loop().create_future()
+        self._waiters.setdefault(index, []).append(waiter)
+        try:
+            return await waiter
+        finally:
+            waiters = self._waiters.get(index, [])
+            if waiter in waiters:
+                waiters.remove(waiter)
+
+
+T = TypeVar("T")
+
+LABEL_SUBMISSION = "kinetic.dev/submission"
+LABEL_CLIENT = "kinetic.dev/client"
+LABEL_INDEX = "kinetic.dev/index"
+LABEL_ATTEMPT = "kinetic.dev/attempt"
+
+LABEL_ROUND = "kinetic.dev/round"
+"""How many requests to try items again its batch had, as far as who launched it knew."""
+
+SETTLING = 64
+"""Outcomes that are read at once; each is a request or two to the store."""
+
+TURN = 64
+"""How many are read in one turn of the loop, by a store that answers at once."""
+
+MANY_WATCHES = 8
+"""With so many, further submissions of other processes share one watch over everything."""
+
+OWN, ALL = "", "all jobs"
+"""Watches that are about more than one submission."""
+
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 10.0
+
+
+class Parting(Protocol):
+    """What has to be left before the session ends: a batch, which stands above it."""
+
+    async def part(self, why: str) -> None:
+        """Stop submitting at once."""
+        ...
+
+
+class Session:
+    """Routes the platform's words to the submissions they are about.
+
+    What this client starts carries its label and needs one watch; a submission
+    of another process gets a watch of its own. Batches and submissions are
+    known here for as long as somebody holds a handle, waits, or submits.
+    """
+
+    def __init__(
+        self, target: Target, platform: Platform, client_id: str, limit: AttemptLimit
+    ) -> None:
+        self.target = target
+        self.platform = platform
+        self.client_id = client_id
+        self.limit = limit
+        self.batches: weakref.WeakValueDictionary[str, Parting] = weakref.WeakValueDictionary()
+        self._submissions: weakref.WeakValueDictionary[str, Submission]
+        self._submissions = weakref.WeakValueDictionary()
+        self._watches: dict[str, asyncio.Task[None]] = {}
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._unsettled: deque[_Ended] = deque()
+        self._settlers = 0
+        self._settler_comes = False
+        self._root_key: asyncio.Task[bytes] | None = None
+        self._closed = False
+
+    async def key(self, scope: str) -> bytes:
+        """What the outcomes under *scope* are signed with."""
+        asked = self._root_key
+        if asked is None or (asked.done() and (asked.cancelled() or asked.exception())):
+            asked = self._root_key = self.spawn(self.platform.cluster.root_key(), name="root key")
+        return signing.submission_key(await shared(asked, "the client"), scope)
+
+    def follow(self, submission: Submission, *, ours: bool) -> Submission:
+        """Keep *submission* current from now on; the one already followed wins."""
+        known = self._submissions.setdefault(submission.identity.id, submission)
+        if ours:
+            known.ours = True
+            self._ensure_watch(OWN, {LABEL_CLIENT: self.client_id})
+        elif known is submission:
+            if len(self._watches) >= MANY_WATCHES:
+                self._ensure_watch(ALL, {"app": "kinetic"})
+            else:
+                self.watch(submission)
+        return known
+
+    def watch(self, submission: Submission) -> None:
+        """Hear of all its attempts, also of those that other clients have started."""
+        label = {LABEL_SUBMISSION: submission.identity.id}
+        self._ensure_watch(submission.identity.id, label)
+
+    def followed(self, submission_id: str) -> Submission | None:
+        """The submission of this id, if it is followed."""
+        return self._submissions.get(submission_id)
+
+    def forget(self, submission: Submission) -> None:
+        """Its objects are gone: nothing more will be asked about it."""
+        submission.abandon(submission.identity.gone)
+        self._submissions.pop(submission.identity.id, None)
+        self.batches.pop(submission.identity.id, None)
+        if (watch := self._watches.pop(submission.identity.id, None)) is not None:
+            watch.cancel()
+
+    def spawn(self, work: Coroutine[Any, Any, T], *, name: str) -> asyncio.Task[T]:
+        """A task that lives no longer than the session.
+
+        Raises:
+            ConfigurationError: The session is closed.
+        """
+        if self._closed:
+            work.close()
+            raise ConfigurationError("this client is closed; open another one")
+        task = asyncio.get_running_loop().create_task(work, name=f"kinetic {name}")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def aclose(self) -> None:
+        """Stop submitting, end the watches and close the platform; jobs go on."""
+        batches = tuple(self.batches.values())
+        try:
+            await asyncio.gather(*(batch.part("the client is closed") for batch in batches))
+        finally:
+            await self._end()
+
+    async def _end(self) -> None:
+        self._closed = True
+        for submission in tuple(self._submissions.values()):
+            submission.abandon(
+                KineticError(
+                    f"the client was closed while {submission.identity.id} went on; "
+                    "attach to it to find its outcome"
+                )
+            )
+        tasks = tuple(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self.platform.aclose()
+
+    def _ensure_watch(self, name: str, labels: Mapping[str, str]) -> None:
+        if name not in self._watches:
+            for known in tuple(self._watches):
+                if known not in (OWN, ALL) and known not in self._submissions:
+                    self._watches.pop(known).cancel()  # nobody asks about it any more
+            watching = self._watch(dict(labels))
+            self._watches[name] = self.spawn(watching, name=f"watch {name or 'own jobs'}")
+
+    async def _watch(self, labels: Mapping[str, str]) -> None:
+        pause = FIRST_PAUSE_S
+        while True:
+            try:
+                async with aclosing(self.platform.cluster.watch(labels)) as news:
+                    async for seen in news:
+                        pause = FIRST_PAUSE_S
+                        self._route(seen)
+            except KineticError as exc:
+                logging.warning("watching jobs was interrupted: %s; trying again", exc)
+            except Exception:  # the only source of news must not end
+                logging.exception("watching jobs was interrupted; trying again")
+            for submission in tuple(self._submissions.values()):
+                submission.doubt_all()
+            await asyncio.sleep(pause)
+            pause = min(LONGEST_PAUSE_S, pause * 2)
+
+    def _route(self, seen: Observation) -> None:
+        submission = self._submissions.get(seen.labels.get(LABEL_SUBMISSION, ""))
+        if submission is None:
+            return
+        index, number = int(seen.labels[LABEL_INDEX]), int(seen.labels[LABEL_ATTEMPT])
+        if not submission.concerns(index, number):
+            return
+        if seen.phase in (Phase.ENDED, Phase.GONE):
+            self.settle(submission, index, number, seen)
+        else:
+            submission.note(index, number, seen)
+
+    def settle(
+        self,
+        submission: Submission,
+        index: int,
+        number: int,
+        seen: Observation | None,
+        claimant: str | None = None,
+    ) -> None:
+        """Find out how an attempt has ended; None: it is gone from the platform.
+
+        *claimant* is who was known to have claimed it before the platform was asked.
+        """
+        self._unsettled.append(_Ended(submission, index, number, seen, claimant))
+        self._call_settler()
+
+    def _call_settler(self) -> None:
+        """See in the next turn of the loop whether one more has to work on what has ended."""
+        if not self._settler_comes:
+            self._settler_comes = True
+            asyncio.get_running_loop().call_soon(self._send_settler)
+
+    def _send_settler(self) -> None:
+        self._settler_comes = False
+        if self._unsettled and self._settlers < SETTLING and not self._closed:
+            self._settlers += 1
+            self.spawn(self._settle_some(), name="settler")
+
+    async def _settle_some(self) -> None:
+        """Settle until nothing is left; a task for each would cost more than the settling."""
+        count = 0
+        try:
+            while self._unsettled:
+                ended = self._unsettled.popleft()
+                self._call_settler()  # should this one have to wait for the store
+                if not await self._settle(ended):
+                    name = f"settle {ended.name}"
+                    self.spawn(self._settle_later(ended), name=name)
+                count += 1
+                if count % TURN == 0:
+                    await asyncio.sleep(0)
+        finally:
+            self._settlers -= 1
+
+    async def _settle_later(self, ended: _Ended) -> None:
+        while True:
+            await asyncio.sleep(ended.pause)  # whoever holds the batch is about to close it
+            ended.waited += 0.0 if ended.answered else ended.pause
+            ended.pause = min(LONGEST_PAUSE_S, ended.pause * 2)
+            if await self._settle(ended):
+                return
+
+    async def _settle(self, ended: _Ended) -> bool:
+        """Ask once how an attempt has ended; False when it has to be asked again."""
+        submission, index = ended.submission, ended.index
+        try:
+            item = await submission.settle(index, ended.number, ended.seen, ended.claimant)
+        except BackendError as exc:
+            if not is_passing(exc):
+                submission.fail(index, exc)
+                return True
+            logging.warning("%s ended, but not how: %s; trying again", ended.name, exc)
+            ended.answered = False
+            if ended.waited >= PATIENCE_S:
+                submission.fail(index, _unanswered(ended.name, exc))
+            return False
+        except KineticError as exc:
+            logging.error("cannot find out how %s ended: %s", ended.name, exc)
+            submission.fail(index, exc)
+            return True
+        except Exception as exc:  # a defect of ours: whoever waits must hear of it, too
+            logging.exception("cannot find out how %s ended", ended.name)
+            submission.fail(index, exc)
+            return True
+        ended.answered = True
+        submission.hope(index)
+        return item.state.final or item.attempt != ended.number or submission.closes
+
+
+@dataclass(slots=True)
+class _Ended:
+    """An attempt that has ended for the platform, and what came of asking how.
+
+    ``waited`` counts the seconds in which nobody answered.
+    """
+
+    submission: Submission
+    index: int
+    number: int
+    seen: Observation | None
+    claimant: str | None = None
+    pause: float = FIRST_PAUSE_S
+    waited: float = 0.0
+    answered: bool = True
+
+    @property
+    def name(self) -> str:
+        """The platform's name of the attempt."""
+        return self.submission.identity.attempt_name(self.index, self.number)
+
+
+def _unanswered(name: str, error: BackendError) -> Unavailable:
+    return Unavailable(
+        f"{name} has ended, and for {PATIENCE_S:g} s nobody could say how: {error}; it is asked "
+        "for further on: wait again when the store answers",
+        retryable=True,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobRef:
+    """One item of a submission, on an opened platform."""
+
+    session: Session
+    submission: Submission
+    index: int
+    output_dir: str

@@ -1,0 +1,176 @@
+"""Jobs that belong to whoever awaits them: they end with the waiting."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import threading
+from collections.abc import Awaitable, Callable, Generator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from absl import logging
+
+from kinetic import configuration
+from kinetic._progress.steps import WANTED
+from kinetic._tasks import in_thread, release
+from kinetic.aio._engine import debugging
+from kinetic.errors import BackendError, JobError, NotFound, ResultTimeout
+
+if TYPE_CHECKING:
+    from kinetic.aio.job import JobHandle
+
+__all__ = [
+    "ending_on_sigterm",
+    "run_plain_call",
+]
+
+
+_stops: list[Callable[[], object]] = []
+
+
+class _Handler:
+    """Tells all who wait; ``came`` once there was a signal for this very process."""
+
+    def __init__(self) -> None:
+        self.came = False
+        self._process = os.getpid()
+        self._ready: list[asyncio.Future[None]] = []
+
+    def __call__(self, number: int, frame: object) -> None:
+        self.came = True
+        if os.getpid() != self._process:  # a forked child: the jobs are its parent's
+            _die()
+        for stop in tuple(_stops):
+            stop()
+
+    async def all_ready(self) -> None:
+        """After the signal: return when whoever waits in this loop has ended its job.
+
+        Who goes first may end the loop, and with it what the others still do.
+        """
+        if self.came and len(self._ready) + 1 < len(_stops):
+            self._ready.append(asyncio.get_running_loop().create_future())
+            await self._ready[-1]
+        for one in self._ready:
+            if not one.done():
+                one.set_result(None)
+
+
+@contextmanager
+def ending_on_sigterm(stop: Callable[[], object]) -> Generator[_Handler | None]:
+    """Have SIGTERM call *stop* in the main thread; this process dies of it when the block is left.
+
+    Where several blocks are open each is told, and the last to be left ends the process.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield None
+        return
+    handler = signal.getsignal(signal.SIGTERM)
+    if handler is signal.SIG_DFL:
+        handler = _Handler()
+        signal.signal(signal.SIGTERM, handler)
+    if not isinstance(handler, _Handler):
+        yield None
+        return
+    _stops.append(stop)
+    try:
+        yield handler
+    finally:
+        _stops.remove(stop)
+        if not _stops and handler.came:
+            _die()
+        if not _stops and signal.getsignal(signal.SIGTERM) is handler:  # nobody has taken it over
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def _die() -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.raise_signal(signal.SIGTERM)
+
+
+T = TypeVar("T")
+
+GONE_S = 25.0
+"""A job that does not end within this is left to its platform, which was told to end it."""
+
+
+async def run_plain_call(
+    submit: Callable[[], Awaitable[JobHandle[T]]], *, debug: bool, stream_logs: bool = False
+) -> T:
+    """Submit a job and wait for it: it belongs to the awaiting task.
+
+    With *debug* its debugger is forwarded to the usual port first, for a person
+    who attaches to it.
+
+    Raises:
+        ConfigurationError: For *debug* there is no terminal, or the port is taken;
+            nothing was submitted.
+        Exception: As the submission, `JobHandle.debug_attach` and `JobHandle.result`.
+
+    Cancelled: so is the job, and nothing of it stays in the store: nobody has its
+    name. Only what it has written to its output directory is kept, and the log of a
+    job that had ended before all of it was printed. The same when SIGTERM, which
+    nobody else handles, is to end this process.
+    """
+    with ending_on_sigterm(_cancel_this()) as sigterm:
+        try:
+            if debug:
+                return await _debugged(submit)
+            return await _owned(await submit(), stream_logs=stream_logs)
+        finally:
+            if sigterm is not None:
+                await sigterm.all_ready()
+
+
+def _cancel_this() -> Callable[[], object]:
+    """What cancels the running task from outside its loop."""
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    assert task is not None
+    return lambda: loop.call_soon_threadsafe(task.cancel)
+
+
+async def _owned(job: JobHandle[T], *, stream_logs: bool) -> T:
+    try:
+        return await job.result(stream_logs=stream_logs)
+    except asyncio.CancelledError:
+        if not job.log_owed:
+            await release(_ended(job), what=f"cancelling {job.job_id}")
+        raise
+
+
+async def _ended(job: JobHandle[Any]) -> None:
+    await _end(job)
+    level = logging.WARNING if WANTED.get() else logging.INFO  # does somebody sit and wait?
+    logging.log(level, "interrupted: %s was cancelled and removed", job.job_id)
+
+
+async def _end(job: JobHandle[Any]) -> None:
+    """Stop it and remove all of it; also what it was to read, should it not end in time."""
+    try:
+        await job.cleanup(cleanup_timeout=GONE_S)
+    except BackendError:
+        await job.cleanup(k8s=False)
+        raise
+
+
+async def _debugged(submit: Callable[[], Awaitable[JobHandle[T]]]) -> T:
+    debugging.require_person()
+    port = configuration.debug_port()
+    debugging.require_port(port)
+    job = await submit()
+    try:
+        forwarder = await job.debug_attach(port)
+    except (JobError, NotFound) as exc:
+        if isinstance(exc, ResultTimeout):
+            await release(_ended(job), what=f"removing {job.job_id}")
+            raise
+        return await _owned(job, stream_logs=False)  # it has ended; there is nothing to attach to
+    except BaseException:
+        await release(_ended(job), what=f"removing {job.job_id}")
+        raise
+    try:
+        return await _owned(job, stream_logs=False)
+    finally:
+        await release(in_thread(debugging.end, forwarder), what="ending the forwarder")

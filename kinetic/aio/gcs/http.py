@@ -1,0 +1,630 @@
+"""The connections of one store, and what every request over them has in common.
+
+A bounded number at a time, limits for connecting and for silence but none for
+the whole, one place where failures of the network become errors of ours, and
+one more try with a fresh token when a token is refused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import enum
+import json
+import random
+import ssl
+import urllib.parse
+import urllib.request
+from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Generator, Mapping
+from contextlib import asynccontextmanager, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Self, TypeVar
+
+import tenacity
+from absl import logging
+
+from kinetic._runner.protocol.gcs_names import Place
+from kinetic.aio._net.http import Sockets, retry_after
+from kinetic.aio._net.tokens import Credentials
+from kinetic.aio.ports import ObjectInfo
+from kinetic.errors import (
+    AuthError,
+    BackendError,
+    ClientClosed,
+    ConfigurationError,
+    Conflict,
+    KineticError,
+    NotFound,
+    Throttled,
+    Unavailable,
+    WireError,
+)
+
+if TYPE_CHECKING:
+    import aiohttp
+    from gcloud.aio.storage import Storage
+
+__all__ = [
+    "EMULATOR",
+    "NONCE",
+    "Damaged",
+    "Described",
+    "Http",
+    "Limits",
+    "Location",
+    "Patience",
+    "Refusal",
+    "Verb",
+    "described",
+    "explained",
+    "is_damage",
+    "is_passing",
+    "persist",
+]
+
+
+class Verb(enum.Enum):
+    """What was to be done, and the permissions it takes."""
+
+    CREATE = ("create", ("storage.objects.create",))
+    REPLACE = ("replace", ("storage.objects.create", "storage.objects.delete"))
+    GET = ("get", ("storage.objects.get",))
+    LIST = ("list", ("storage.objects.list",))
+    DELETE = ("delete", ("storage.objects.delete",))
+    RENEW = ("renew", ("storage.objects.update",))
+
+
+class Refusal(Exception):
+    """The server answered, with something else than what was asked for.
+
+    It stays within the adapter: `explained` makes of it what users see.
+    ``wait_s`` is the server's own wish, from Retry-After.
+    """
+
+    def __init__(self, status: int, text: str = "", wait_s: float | None = None) -> None:
+        super().__init__(status, text, wait_s)
+        self.status = status
+        self.text = text
+        self.wait_s = wait_s
+
+
+class Damaged(WireError):
+    """Content arrived, here or there, as something else than was sent."""
+
+
+PASSING = frozenset({408, 429, 500, 502, 503, 504})
+RATE_LIMITS = ("rateLimitExceeded", "userRateLimitExceeded")
+
+
+def is_passing(failure: BaseException) -> bool:
+    """Whether the same request may succeed a little later."""
+    if isinstance(failure, Refusal):
+        limited = failure.status == 403 and _reason(failure.text) in RATE_LIMITS
+        return limited or failure.status in PASSING
+    return isinstance(failure, BackendError) and failure.retryable
+
+
+def is_damage(failure: BaseException) -> bool:
+    """Whether a content was not the same on both sides."""
+    if isinstance(failure, Refusal):
+        said = failure.text.lower()
+        return failure.status == 400 and ("crc32c" in said or "md5" in said)
+    return isinstance(failure, Damaged)
+
+
+def explained(refusal: Refusal, verb: Verb, bucket: str, name: str) -> BackendError | WireError:
+    """The error that says what failed, on what, and what to do next."""
+    word, permissions = verb.value
+    said = _said(refusal.text)
+    what = f"cannot {word} {name!r} in gs://{bucket}"
+    match refusal.status:
+        case 400 if is_damage(refusal):
+            return Damaged(f"{what}: what arrived there differs from what was sent ({said})")
+        case 401:
+            return AuthError(
+                f"{what}: Google does not accept the access token ({said}); run "
+                "`gcloud auth application-default login` again"
+            )
+        case 403 if not is_passing(refusal):
+            return AuthError(
+                f"{what}: the credentials lack {' and '.join(permissions)} on gs://{bucket} "
+                f"({said}); grant it: gcloud storage buckets add-iam-policy-binding "
+                f"gs://{bucket} --member=user:YOU --role=roles/storage.objectUser"
+            )
+        case 404 if verb in (Verb.CREATE, Verb.LIST) or "bucket" in said.lower():
+            return NotFound(
+                f"{what}: there is no bucket gs://{bucket}; create it, or set KINETIC_STORE "
+                "to one that exists"
+            )
+        case 404:
+            return NotFound(f"there is no {name!r} in gs://{bucket}")
+        case 409 | 412:
+            return Conflict(f"{what}: somebody else changed it first")
+        case 429 | 403:
+            return Throttled(
+                f"{what}: too many requests for Cloud Storage ({said}); try again later, with "
+                "fewer at a time",
+                retryable=True,
+                retry_after=refusal.wait_s,
+            )
+        case status if status in PASSING:
+            return Unavailable(
+                f"{what}: Cloud Storage answered {status} for too long ({said}); try again later",
+                retryable=True,
+                retry_after=refusal.wait_s,
+            )
+        case status:
+            return BackendError(f"{what}: Cloud Storage answered {status} ({said})")
+
+
+def _said(text: str) -> str:
+    """The server's own sentence, on one line."""
+    message = _error(text).get("message")
+    return " ".join(str(message or text).split())[:300]
+
+
+def _reason(text: str) -> str:
+    try:
+        return str(_error(text)["errors"][0]["reason"])
+    except (KeyError, IndexError, TypeError):
+        return ""
+
+
+def _error(text: str) -> dict[str, Any]:
+    """The ``error`` of a JSON answer; a client library may have put words before it."""
+    start = text.find("{")
+    try:
+        error: Any = json.loads(text[start:])["error"] if start >= 0 else {}
+    except (KeyError, TypeError, ValueError):
+        return {}
+    return error if isinstance(error, dict) else {}  # pyright: ignore[reportUnknownVariableType]
+
+
+class Location(Place):
+    """A bucket, or a folder of one."""
+
+    __slots__ = ()
+
+    @classmethod
+    def from_url(cls, url: str) -> Self:
+        """The place of ``gs://bucket`` or ``gs://bucket/folder``.
+
+        Raises:
+            ConfigurationError: It is no such URL.
+        """
+        try:
+            return super().from_url(url)
+        except ValueError as exc:
+            raise ConfigurationError(f"{exc}, as in gs://my-project-jobs") from None
+
+    def object_name(self, name: str) -> str:
+        """What the object of *name*, or a prefix of names, is called in the bucket.
+
+        Raises:
+            BackendError: Cloud Storage allows no name of this length.
+        """
+        try:
+            return super().object_name(name)
+        except OSError as exc:
+            raise BackendError(f"{exc}; use a shorter one") from None
+
+
+T = TypeVar("T")
+
+DAMAGED_TRIES = 3
+QUIET_S = 5.0
+"""Failing for longer than this is told to the user."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Patience:
+    """Seconds: how long to go on without progress, and the bounds of one random wait."""
+
+    total_s: float = 120.0
+    first_s: float = 0.2
+    longest_s: float = 10.0
+
+
+class _Trying:
+    """One piece of work under way: since when it fails, and how often it has."""
+
+    def __init__(self, patience: Patience, progress: Callable[[], int] | None, what: str) -> None:
+        self._patience = patience
+        self._progress = progress
+        self._what = what
+        self._reached = progress() if progress else 0
+        self._since: float | None = None
+        self._failures = 0
+        self._damaged = 0
+        self._told = False
+
+    def retries(self, failure: BaseException) -> bool:
+        if is_damage(failure):
+            self._damaged += 1
+            return self._damaged < DAMAGED_TRIES
+        return is_passing(failure)
+
+    def wait(self, state: tenacity.RetryCallState) -> float:
+        now = asyncio.get_running_loop().time()
+        if self._progress and (reached := self._progress()) > self._reached:
+            self._reached, self._failures, self._since = reached, 0, None
+        if self._since is None:
+            self._since = now
+        self._failures += 1
+        ceiling = self._patience.first_s * 2 ** min(self._failures - 1, 30)
+        jittered = random.uniform(0, min(self._patience.longest_s, ceiling))
+        wished = getattr(_failure(state), "wait_s", None)
+        return jittered if wished is None else wished + random.uniform(0, self._patience.first_s)
+
+    def stop(self, state: tenacity.RetryCallState) -> bool:
+        now = asyncio.get_running_loop().time()
+        since = now if self._since is None else self._since
+        return now + state.upcoming_sleep - since > self._patience.total_s
+
+    def tell(self, state: tenacity.RetryCallState) -> None:
+        failure, failing = _failure(state), 0.0
+        if self._since is not None:
+            failing = asyncio.get_running_loop().time() - self._since
+        if failing > QUIET_S and not self._told:
+            self._told = True
+            why = f"it answers {failure.status}" if isinstance(failure, Refusal) else failure
+            logging.warning(
+                "Cloud Storage fails at %s for %.0f s now (%s); trying on for up to %.0f s",
+                self._what,
+                failing,
+                why,
+                self._patience.total_s - failing,
+            )
+
+
+def _failure(state: tenacity.RetryCallState) -> BaseException | None:
+    return state.outcome.exception() if state.outcome is not None else None
+
+
+async def persist(
+    work: Callable[[], Awaitable[T]],
+    patience: Patience,
+    *,
+    what: str,
+    progress: Callable[[], int] | None = None,
+) -> T:
+    """Do *work* until it succeeds, fails for good, or patience ends; then its last failure.
+
+    *progress* counts what is done already; as long as it grows, patience does not end.
+    """
+    trying = _Trying(patience, progress, what)
+    try:
+        return await work()
+    except Exception as exc:
+        if not (is_passing(exc) or is_damage(exc)):
+            raise
+        failed: Exception | None = exc
+
+    async def again() -> T:
+        """The first time it is what has failed already: most requests never come here."""
+        nonlocal failed
+        if failed is not None:
+            failure, failed = failed, None
+            raise failure
+        return await work()
+
+    retrying = tenacity.AsyncRetrying(
+        sleep=asyncio.sleep,
+        retry=tenacity.retry_if_exception(trying.retries),
+        wait=trying.wait,
+        stop=trying.stop,
+        before_sleep=trying.tell,
+        reraise=True,
+    )
+    return await retrying(again)
+
+
+ENDPOINT = "https://storage.googleapis.com"
+EMULATOR = "STORAGE_EMULATOR_HOST"
+KEEPALIVE_S = 60.0
+ERROR_BYTES = 4096
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """How much a store does at a time and how long it waits; seconds and bytes.
+
+    ``idle_s`` is the silence after which a connection counts as dead: no answer,
+    or none of the next ``piece_bytes`` taken. A content of up to one piece goes
+    in one request; a download of more than one part comes in ``parts`` streams.
+    """
+
+    connections: int = 64
+    transfers: int = 16
+    parts: int = 4
+    connect_s: float = 10.0
+    idle_s: float = 60.0
+    piece_bytes: int = 1024 * 1024
+    part_bytes: int = 32 * 1024 * 1024
+    page: int = 1000
+    patience: Patience = field(default_factory=Patience)
+
+
+class Http:
+    """Requests about one bucket, on the event loop that made the first of them.
+
+    Made in a worker thread it spares the loop the imports, which take 0.2 s.
+    """
+
+    def __init__(
+        self, place: Location, endpoint: str | None, limits: Limits, *, authorized: bool
+    ) -> None:
+        import aiohttp
+        import gcloud.aio.storage
+
+        self.place = place
+        self.limits = limits
+        self._authorized = authorized
+        self.endpoint = (endpoint or ENDPOINT).rstrip("/")
+        self.timeout: Any = aiohttp.ClientTimeout(
+            total=None,
+            connect=3 * limits.connect_s,  # with the look-up of the name, which has no limit itself
+            sock_connect=limits.connect_s,
+            sock_read=limits.idle_s,
+        )
+        self._new_storage = gcloud.aio.storage.Storage
+        self._credentials = Credentials()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._session: aiohttp.ClientSession | None = None
+        self._storage: Storage | None = None
+        self._sockets = Sockets()
+        self._slots = asyncio.Semaphore(limits.connections)
+        self._transfers = asyncio.Semaphore(limits.transfers)
+        self._closed = False
+
+    @property
+    def storage(self) -> Storage:
+        """The client library on our connections; pass it ``timeout`` and fresh dicts each time."""
+        if self._storage is None:
+            session: Any = self._open()  # the library's types say that it wants another one
+            self._storage = self._new_storage(
+                token=self._credentials,  # type: ignore[arg-type] # all it calls is get()
+                session=session,
+                api_root=self.endpoint,
+                api_is_dev=not self._authorized,
+            )
+        return self._storage
+
+    async def do(
+        self,
+        verb: Verb,
+        name: str,
+        work: Callable[[], Awaitable[T]],
+        *,
+        progress: Callable[[], int] | None = None,
+        transfer: bool = False,
+    ) -> T:
+        """Do *work*, again where that may help; its `Refusal`s are the caller's to explain.
+
+        A *transfer* also waits until few enough others are under way.
+        """
+
+        self._check()
+
+        async def once() -> T:
+            async with self._transfers if transfer else nullcontext(), self._slots:
+                with self._translated(verb, name):
+                    return await work()
+
+        async def with_a_token() -> T:
+            token = self._credentials.last
+            try:
+                return await once()
+            except Refusal as refusal:
+                if refusal.status != 401 or not self._authorized:
+                    raise
+            self._credentials.forget(token or self._credentials.last)
+            return await once()
+
+        what = f"{verb.value[0]} {name}"
+        return await persist(with_a_token, self.limits.patience, what=what, progress=progress)
+
+    def explained(self, refusal: Refusal, verb: Verb, name: str) -> Exception:
+        """What users see of *refusal*."""
+        return explained(refusal, verb, self.place.bucket, name)
+
+    def object_url(self, object_name: str) -> str:
+        """Where the JSON API has an object."""
+        quoted = urllib.parse.quote(object_name, safe="")
+        return f"{self.endpoint}/storage/v1/b/{self.place.bucket}/o/{quoted}"
+
+    @asynccontextmanager
+    async def response(
+        self,
+        method: str,
+        url: str,
+        *,
+        params: Mapping[str, str] | None = None,
+        headers: Mapping[str, str] | None = None,
+        data: bytes | AsyncIterable[bytes] | None = None,
+        accepted: tuple[int, ...] = (),
+    ) -> AsyncGenerator[aiohttp.ClientResponse]:
+        """The answer to one request, for what the client library has no method.
+
+        Raises:
+            Refusal: Its status is 300 or more, and not among *accepted*.
+        """
+        from yarl import URL
+
+        sent = {"Accept-Encoding": "identity", **(headers or {})}
+        session = self.storage.session
+        if self._authorized:
+            sent["Authorization"] = f"Bearer {await self._credentials.get()}"
+        # aiohttp repeats what failed on an old connection. A stream cannot be repeated.
+        extra = {"middlewares": (_not_again,)} if isinstance(data, AsyncIterable) else {}
+        answer = await session.request(
+            method,
+            URL(url, encoded=True),  # type: ignore[arg-type] # aiohttp's own, left as it is
+            sent,
+            auto_raise_for_status=False,
+            params=params,
+            data=data,
+            timeout=self.timeout,
+            allow_redirects=False,
+            **extra,
+        )
+        self._sockets.read(answer)
+        async with answer:
+            if answer.status >= 300 and answer.status not in accepted:
+                said = (await answer.content.read(ERROR_BYTES)).decode(errors="replace")
+                raise Refusal(answer.status, said, retry_after(answer.headers.get("Retry-After")))
+            yield answer
+
+    async def aclose(self) -> None:
+        """Close all connections; what is under way fails."""
+        self._closed = True
+        self._sockets.hang_up()
+        if self._session is not None:
+            await self._session.close()
+        await self._sockets.closed()
+        await self._credentials.aclose()
+
+    def _check(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._loop = self._loop or loop
+        if self._closed:
+            raise ClientClosed(f"the store {self.place.url} is closed; open another")
+        if loop is not self._loop:
+            raise BackendError(
+                f"the store {self.place.url} belongs to another event loop; open one of its own"
+            )
+
+    def _open(self) -> aiohttp.ClientSession:
+        import aiohttp
+
+        if self._session is None:
+            self._session = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(
+                    limit=self.limits.connections,
+                    keepalive_timeout=KEEPALIVE_S,
+                    socket_factory=self._sockets.make,
+                ),
+                cookie_jar=aiohttp.DummyCookieJar(),
+                timeout=self.timeout,
+                headers={"User-Agent": "kinetic-aio"},
+                # Asked for once: aiohttp would read the environment again for each request.
+                proxy=_proxy(self.endpoint) if self._authorized else None,
+            )
+        return self._session
+
+    @contextmanager
+    def _translated(self, verb: Verb, name: str) -> Generator[None]:
+        """Failures of the library and of the network as `Refusal`, or as errors of ours."""
+        import aiohttp
+
+        what = f"cannot {verb.value[0]} {name!r} in {self.place.url}"
+        try:
+            yield
+        except aiohttp.ClientResponseError as exc:
+            wish = retry_after(exc.headers.get("Retry-After") if exc.headers else None)
+            raise Refusal(exc.status, exc.message, wish) from exc
+        except aiohttp.ClientSSLError as exc:
+            raise BackendError(
+                f"{what}: no trusted connection to {self.endpoint} ({exc}); check the clock, the "
+                "proxy and the certificates of this machine",
+                # Cut during the handshake it is like any other connection.
+                retryable=isinstance(getattr(exc, "os_error", None), ssl.SSLEOFError),
+            ) from exc
+        except (aiohttp.ClientError, TimeoutError, OSError, LookupError, ValueError) as exc:
+            if isinstance(exc, KineticError):
+                raise
+            if self._closed:
+                raise ClientClosed(f"{what}: the store was closed meanwhile") from exc
+            words = str(exc) or type(exc).__name__
+            raise Unavailable(
+                f"{what}: {self.endpoint} does not answer as it should ({words}); check the "
+                "network",
+                retryable=True,
+            ) from exc
+        except Exception as exc:
+            if not self._closed or isinstance(exc, KineticError | Refusal):
+                raise
+            # aiohttp has several words for a session that was closed, some of them assertions.
+            raise ClientClosed(f"{what}: the store was closed meanwhile") from exc
+
+
+async def _not_again(
+    request: aiohttp.ClientRequest, send: aiohttp.ClientHandlerType
+) -> aiohttp.ClientResponse:
+    import aiohttp
+
+    try:
+        return await send(request)
+    except (aiohttp.ClientOSError, aiohttp.ServerDisconnectedError) as exc:
+        raise aiohttp.ClientConnectionError(str(exc) or type(exc).__name__) from exc
+
+
+def _proxy(endpoint: str) -> str | None:
+    parts = urllib.parse.urlsplit(endpoint)
+    if urllib.request.proxy_bypass(parts.hostname or ""):
+        return None
+    return urllib.request.getproxies().get(parts.scheme)
+
+
+NONCE = "kinetic-nonce"
+"""The key of the metadata that says whose write an object is; users never see it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Described:
+    """What the bucket says of one object; ``size`` in bytes, ``used`` in seconds since 1970."""
+
+    size: int
+    generation: int
+    crc32c: str
+    metadata: Mapping[str, str]
+    nonce: str
+    used: float | None
+
+    @classmethod
+    def from_resource(cls, resource: Mapping[str, Any]) -> Described:
+        """Read an object resource of the JSON API."""
+        metadata = dict(resource.get("metadata") or {})
+        nonce = metadata.pop(NONCE, "")
+        return cls(
+            size=int(resource.get("size", 0)),
+            generation=int(resource["generation"]),
+            crc32c=resource.get("crc32c", ""),
+            metadata=metadata,
+            nonce=nonce,
+            used=_seconds(resource.get("customTime")),
+        )
+
+    def info(self, name: str) -> ObjectInfo:
+        """The same in the port's words."""
+        return ObjectInfo(
+            name=name,
+            size=self.size,
+            metadata=self.metadata,
+            generation=self.generation,
+            used=self.used,
+        )
+
+
+def _seconds(text: str | None) -> float | None:
+    if not text:
+        return None
+    moment = datetime.datetime.fromisoformat(text)
+    return moment.timestamp() if moment.year > 1 else None  # some servers have a time of nothing
+
+
+async def described(http: Http, name: str) -> Described:
+    """What there is under *name*.
+
+    Raises:
+        Refusal: There is nothing, or it may not be read.
+    """
+    object_name = http.place.object_name(name)
+
+    async def work() -> Described:
+        resource = await http.storage.download_metadata(
+            http.place.bucket, object_name, timeout=http.timeout
+        )
+        return Described.from_resource(resource)
+
+    return await http.do(Verb.GET, name, work)

@@ -1,0 +1,653 @@
+"""How a target's cluster is reached: a context, the pod's own cluster, or GKE."""
+
+from __future__ import annotations
+
+import base64
+import copy
+import importlib
+import ipaddress
+import os
+import time
+import urllib.parse
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import anyio.to_thread
+
+from kinetic._messages import one_line, suggest
+from kinetic.aio._net.tokens import Credentials
+from kinetic.aio.kubernetes.credentials import (
+    Access,
+    Certificates,
+    ClusterCredentials,
+    Contexts,
+    Fresh,
+    OtherCluster,
+    TokenCache,
+    proxy_for,
+    trusting,
+)
+from kinetic.aio.kubernetes.exec_plugin import Plugin, Reply
+from kinetic.aio.kubernetes.http import (
+    Connections,
+    HttpError,
+    News,
+    Patience,
+    Request,
+    Response,
+    persist,
+)
+from kinetic.configuration import Target
+from kinetic.errors import (
+    AuthError,
+    BackendError,
+    ConfigurationError,
+    KineticError,
+    Throttled,
+    Unavailable,
+)
+
+if TYPE_CHECKING:
+    from kubernetes_asyncio.config.kube_config import ConfigNode
+
+__all__ = [
+    "ENDPOINT_VARIABLE",
+    "IN_CLUSTER",
+    "Context",
+    "Section",
+    "open_access",
+    "open_context",
+    "open_gke",
+    "open_pod",
+    "read_context",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Section:
+    """What a kubeconfig says of one cluster or user, and the folder its paths start from."""
+
+    values: Mapping[str, Any] = field(repr=False)
+    folder: Path
+
+    def text(self, name: str) -> str:
+        """A value that is text, or ""."""
+        return str(self.values.get(name) or "")
+
+    def pem(self, name: str) -> str | None:
+        """Certificates or a key: there in base64, or in a file; None if neither.
+
+        Raises:
+            ValueError: The base64 is none, or the file cannot be read.
+        """
+        if encoded := self.text(f"{name}-data"):
+            try:
+                return base64.b64decode(encoded).decode()
+            except ValueError as exc:
+                raise ValueError(f"its {name}-data is not base64 of PEM") from exc
+        if not (path := self.text(name)):
+            return None
+        try:
+            return (self.folder / path).read_text()
+        except OSError as exc:
+            raise ValueError(f"its {name} cannot be read: {exc}") from exc
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Context:
+    """One context; ``namespace`` is ``default`` where it names none."""
+
+    name: str
+    namespace: str
+    cluster: Section
+    user: Section
+
+    @property
+    def server(self) -> str:
+        """The URL of the API server, without a slash at its end."""
+        return self.cluster.text("server").rstrip("/")
+
+
+def read_context(name: str, environ: Mapping[str, str]) -> Context:
+    """The context *name* of the files in KUBECONFIG, else ``~/.kube/config``. Blocks.
+
+    Raises:
+        ConfigurationError: There is none, or the files are no kubeconfig.
+    """
+    # Here the client library does the merging. It takes 0.3 s to import.
+    from kubernetes_asyncio.config.kube_config import ENV_KUBECONFIG_PATH_SEPARATOR as SEPARATOR
+    from kubernetes_asyncio.config.kube_config import KubeConfigMerger
+
+    named = environ.get("KUBECONFIG") or str(Path(environ.get("HOME") or "~") / ".kube" / "config")
+    paths = [Path(one).expanduser() for one in named.split(SEPARATOR) if one]
+    there = [str(one) for one in paths if one.is_file() and one.stat().st_size]
+    if not there:
+        raise ConfigurationError(
+            f"KINETIC_KUBE_CONTEXT names the context {name!r}, and there is no kubeconfig at "
+            f"{named}; set KUBECONFIG to one, or KINETIC_PROJECT and KINETIC_CLUSTER to a GKE "
+            "cluster, which needs none"
+        )
+    try:
+        return _found(cast("ConfigNode", KubeConfigMerger(SEPARATOR.join(there)).config), name)
+    except ConfigurationError:
+        raise
+    except OSError as exc:
+        raise ConfigurationError(f"the kubeconfig {exc.filename} cannot be read: {exc}") from exc
+    except Exception as exc:  # what YAML and the library raise for what they did not expect
+        words = f"{type(exc).__name__}: {one_line(str(exc))}"
+        raise ConfigurationError(f"{named} is no kubeconfig ({words}); mend it") from exc
+
+
+def _found(merged: ConfigNode, name: str) -> Context:
+    context = _entry(merged, "contexts", name, "KINETIC_KUBE_CONTEXT").value["context"]
+    whose = f"its context {name!r}"
+    cluster = _section(merged, "clusters", "cluster", context["cluster"], whose)
+    found = Context(
+        name=name,
+        namespace=context.get("namespace") or "default",
+        cluster=cluster,
+        user=_section(merged, "users", "user", context["user"], whose)
+        if context.get("user")
+        else Section(values={}, folder=cluster.folder),
+    )
+    if not found.server.startswith(("https://", "http://")):
+        raise ConfigurationError(
+            f"the cluster of the context {name!r} has no usable server: {found.server!r}; set it"
+        )
+    return found
+
+
+def _section(merged: ConfigNode, kind: str, key: str, name: object, whose: str) -> Section:
+    entry = _entry(merged, kind, str(name), whose)
+    return Section(values=entry.value[key] or {}, folder=Path(entry.path or ".").absolute().parent)
+
+
+def _entry(merged: ConfigNode, kind: str, name: str, whose: str) -> ConfigNode:
+    entries: dict[str, ConfigNode] = {str(one.value["name"]): one for one in merged.value[kind]}
+    if name not in entries:
+        hint = suggest(name, entries, otherwise=f"there are {', '.join(sorted(entries)) or 'none'}")
+        raise ConfigurationError(
+            f"{whose} names {name!r}, which is none of the {kind} in the kubeconfig; {hint}"
+        )
+    return entries[name]
+
+
+REREAD_S = 60.0
+"""How often a file with a token is read again: whoever writes it does so before it ends."""
+
+EARLY, LATE = 0.2, 0.05
+"""Parts of a reply's life that are left when its plugin is run beside, and instead of, requests."""
+
+
+async def open_context(name: str, environ: Mapping[str, str]) -> Access:
+    """Access by the context *name* of the files in KUBECONFIG, else ``~/.kube/config``.
+
+    They are read again when the credentials in them end, or are refused.
+
+    Raises:
+        ConfigurationError: There is no such context, or something in it is wrong.
+        AuthError: Its credentials cannot be had.
+    """
+    first = await anyio.to_thread.run_sync(read_context, name, environ)
+    proxy, headers = _proxy(first), _impersonation(first.user)
+    passes = TokenCache(_Source(first, environ).renew, f"the context {name!r}")
+    await passes.first()
+    return Access(
+        server=first.server,
+        name=f"the context {name!r}",
+        passes=passes,
+        namespace=first.namespace,
+        tls_name=first.cluster.text("tls-server-name") or None,
+        proxy=proxy,
+        headers=headers,
+    )
+
+
+class _Source:
+    """Gets passes of one context, for the server that it named first and for no other."""
+
+    def __init__(self, first: Context, environ: Mapping[str, str]) -> None:
+        self._first = first
+        self._environ = environ
+        self._contexts = Contexts()
+        self._provider = _Provider()
+
+    async def renew(self) -> Fresh:
+        first, asked = self._first, time.time()
+        context = await anyio.to_thread.run_sync(read_context, first.name, self._environ)
+        if context.server != first.server:
+            raise OtherCluster(
+                f"the context {context.name!r} names the server {context.server} now, and this "
+                f"client was opened for {first.server}; open another"
+            )
+        reply: Reply | None = None
+        header = ""
+        if context.user.values.get("exec"):
+            reply = await self._plugin(context)
+        elif section := context.user.values.get("auth-provider"):
+            header = await self._provider.header(section, context.name)
+        shown = await anyio.to_thread.run_sync(self._pass, context, reply, header)
+        if reply is not None and reply.until is not None:
+            life, until = reply.until - asked, reply.until
+            return Fresh(shown=shown, early=until - EARLY * life, late=until - LATE * life)
+        if context.user.text("tokenFile") or header:
+            return Fresh(shown=shown, early=asked + REREAD_S)
+        return Fresh(shown=shown)
+
+    async def _plugin(self, context: Context) -> Reply:
+        told = await anyio.to_thread.run_sync(_told, context)
+        return await Plugin(
+            section=context.user.values["exec"],
+            folder=context.user.folder,
+            cluster=told,
+            environ=self._environ,
+        ).run()
+
+    def _pass(self, context: Context, reply: Reply | None, provided: str) -> ClusterCredentials:
+        try:
+            header = provided or _header(context.user, reply)
+            if not context.server.startswith("https:"):
+                return ClusterCredentials(authorization=header)
+            tls = self._contexts.context(_certificates(context, reply))
+        except (OSError, ValueError) as exc:
+            raise ConfigurationError(
+                f"the context {context.name!r} cannot be used: {exc}; mend the kubeconfig"
+            ) from exc
+        return ClusterCredentials(authorization=header, tls=tls)
+
+
+class _Provider:
+    """Tokens of an ``auth-provider``, which only the client library still knows.
+
+    It keeps what it was given when it renewed a token, so it is asked again, not made again.
+    """
+
+    def __init__(self) -> None:
+        self._section: Any = None
+        self._loader: Any = None  # a KubeConfigLoader, whose methods have no types
+
+    async def header(self, section: Mapping[str, Any], name: str) -> str:
+        from kubernetes_asyncio.client import Configuration
+        from kubernetes_asyncio.config.kube_config import KubeConfigLoader
+
+        if self._loader is None or self._section != section:
+            self._section = section
+            self._loader = KubeConfigLoader(
+                {
+                    "contexts": [{"name": name, "context": {"cluster": "c", "user": "u"}}],
+                    "clusters": [{"name": "c", "cluster": {"server": "http://"}}],
+                    "users": [{"name": "u", "user": {"auth-provider": copy.deepcopy(section)}}],
+                },
+                active_context=name,
+            )
+        configuration: Any = Configuration()
+        try:
+            await self._loader.load_and_set(configuration)
+        except Exception as exc:  # it has no error of its own for most of what can happen
+            self._loader = None
+            raise AuthError(
+                f"the auth-provider of the context {name!r} gave no token: {exc!r}; log in "
+                "again, or use a credential plugin (exec) instead"
+            ) from exc
+        return str(configuration.api_key.get("BearerToken") or "")
+
+
+def _header(user: Section, reply: Reply | None) -> str:
+    token = reply.token if reply else user.text("token")
+    if (named := user.text("tokenFile")) and reply is None:
+        token = (user.folder / named).read_text().strip() or token
+    if token:
+        return f"Bearer {token}"
+    if name := user.text("username"):
+        basic = f"{name}:{user.text('password')}"
+        return f"Basic {base64.b64encode(basic.encode()).decode()}"
+    return ""
+
+
+def _certificates(context: Context, reply: Reply | None) -> Certificates:
+    certificate, key = context.user.pem("client-certificate"), context.user.pem("client-key")
+    if reply is not None and reply.certificate:
+        certificate, key = reply.certificate, reply.key
+    return Certificates(
+        ca=context.cluster.pem("certificate-authority"),
+        verify=not context.cluster.values.get("insecure-skip-tls-verify"),
+        certificate=certificate,
+        key=key,
+    )
+
+
+def _told(context: Context) -> dict[str, Any]:
+    """What a plugin with ``provideClusterInfo`` learns of the cluster."""
+    values = context.cluster.values
+    known = ("server", "tls-server-name", "insecure-skip-tls-verify", "proxy-url")
+    told: dict[str, Any] = {name: values[name] for name in known if name in values}
+    try:
+        ca = context.cluster.pem("certificate-authority")
+    except ValueError:
+        ca = None  # told when it is needed
+    if ca:
+        told["certificate-authority-data"] = base64.b64encode(ca.encode()).decode()
+    for extension in values.get("extensions") or ():
+        if extension.get("name") == "client.authentication.k8s.io/exec":
+            told["config"] = extension.get("extension")
+    return told
+
+
+def _proxy(context: Context) -> str | None:
+    named = context.cluster.text("proxy-url")
+    if named and not named.startswith(("http://", "https://")):
+        raise ConfigurationError(
+            f"the context {context.name!r} wants the proxy {named}; kinetic can use http and "
+            "https proxies only"
+        )
+    return named or proxy_for(context.server)
+
+
+def _impersonation(user: Section) -> tuple[tuple[str, str], ...]:
+    """The headers of those who act as somebody else."""
+    headers = [("Impersonate-User", user.text("as")), ("Impersonate-Uid", user.text("as-uid"))]
+    headers += [("Impersonate-Group", str(one)) for one in user.values.get("as-groups") or ()]
+    extra: Mapping[str, list[str]] = user.values.get("as-user-extra") or {}
+    for key, values in extra.items():
+        headers += [(f"Impersonate-Extra-{key}", one) for one in values]
+    return tuple((key, value) for key, value in headers if value)
+
+
+IN_CLUSTER = "in-cluster"
+"""What KINETIC_KUBE_CONTEXT says to mean this, instead of a context of a kubeconfig."""
+
+ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+"""Where Kubernetes mounts it; without a container, KINETIC_POD_ACCOUNT_FOLDER says where it is."""
+
+ACCOUNT_REREAD_S = 60.0
+"""The kubelet renews the token's file when a fifth of its life is left: an hour's, mostly."""
+
+
+async def open_pod(environ: Mapping[str, str]) -> Access:
+    """Access by the service account that Kubernetes mounted.
+
+    Raises:
+        ConfigurationError: This is no pod, or it has no service account.
+    """
+    account = Path(environ.get("KINETIC_POD_ACCOUNT_FOLDER") or ACCOUNT)
+    server = await anyio.to_thread.run_sync(_server, environ, account)
+    contexts = Contexts()
+
+    def read() -> ClusterCredentials:
+        _, token, ca = _loaded(environ, account)
+        return ClusterCredentials(authorization=token, tls=contexts.context(Certificates(ca=ca)))
+
+    async def renew() -> Fresh:
+        early = time.time() + ACCOUNT_REREAD_S
+        return Fresh(shown=await anyio.to_thread.run_sync(read), early=early)
+
+    name = "the cluster of this pod"
+    passes = TokenCache(renew, name)
+    await passes.first()
+    return Access(
+        server=server,
+        name=name,
+        passes=passes,
+        namespace=await anyio.to_thread.run_sync(_namespace, account),
+    )
+
+
+def _server(environ: Mapping[str, str], account: Path) -> str:
+    return _loaded(environ, account)[0]
+
+
+def _loaded(environ: Mapping[str, str], account: Path) -> tuple[str, str, str]:
+    """The server, the header and the CA."""
+    from kubernetes_asyncio.client import Configuration
+    from kubernetes_asyncio.config import ConfigException
+    from kubernetes_asyncio.config.incluster_config import InClusterConfigLoader
+
+    configuration: Any = Configuration()
+    loader = InClusterConfigLoader(
+        token_filename=str(account / "token"),
+        cert_filename=str(account / "ca.crt"),
+        try_refresh_token=False,
+        environ=dict(environ),
+    )
+    try:
+        loader.load_and_set(configuration)
+        ca = (account / "ca.crt").read_text()
+    except (ConfigException, OSError) as exc:
+        raise ConfigurationError(
+            f"KINETIC_KUBE_CONTEXT={IN_CLUSTER} means the service account of the pod this runs "
+            f"in, and there is none: {exc}; run it in a pod that mounts its token, or name a "
+            "context of a kubeconfig"
+        ) from exc
+    return str(configuration.host), str(configuration.api_key["BearerToken"]).strip(), ca
+
+
+def _namespace(account: Path) -> str:
+    try:
+        return (account / "namespace").read_text().strip() or "default"
+    except OSError:
+        return "default"
+
+
+ENDPOINT = "https://container.googleapis.com"
+ENDPOINT_VARIABLE = "CLOUDSDK_API_ENDPOINT_OVERRIDES_CONTAINER"
+"""As for gcloud: another address of the API, of a private endpoint or of a test."""
+
+CONNECT_S, IDLE_S = 10.0, 60.0
+
+
+class _Google:
+    """Passes of application-default credentials."""
+
+    def __init__(self, credentials: Credentials, tls: Any) -> None:
+        self._credentials = credentials
+        self._shown = ClusterCredentials()
+        self._tls = tls
+
+    async def get(self) -> ClusterCredentials:
+        header = f"Bearer {await self._credentials.get()}"
+        if self._shown.authorization != header:
+            self._shown = ClusterCredentials(authorization=header, tls=self._tls)
+        return self._shown
+
+    def forget(self, shown: ClusterCredentials) -> None:
+        self._credentials.forget(shown.authorization.removeprefix("Bearer "))
+
+    async def aclose(self) -> None:
+        await self._credentials.aclose()
+
+
+async def open_gke(
+    target: Target, environ: Mapping[str, str], patience: Patience | None = None
+) -> Access:
+    """Access to the cluster of project, zone and name that *target* has.
+
+    Raises:
+        ConfigurationError: There is no such cluster, or no way to it from here.
+        AuthError: There are no credentials, or they may not look at it.
+        Unavailable: Google's API does not answer, or the cluster is not up yet.
+    """
+    for module in ("aiohttp", "gcloud.aio.auth"):  # 0.2 s, which the loop is spared
+        await anyio.to_thread.run_sync(importlib.import_module, module)
+    credentials = Credentials()
+    try:
+        described = await _described(target, environ, credentials, patience or Patience())
+        server, ca = _address(described, target)
+        context = await anyio.to_thread.run_sync(trusting, ca)
+        return Access(
+            server=server,
+            name=_name(target),
+            passes=_Google(credentials, context),
+            proxy=proxy_for(server),
+        )
+    except BaseException:
+        await credentials.aclose()
+        raise
+
+
+def _name(target: Target) -> str:
+    return f"the GKE cluster {target.cluster!r} (project {target.project}, {target.zone})"
+
+
+async def _described(
+    target: Target, environ: Mapping[str, str], credentials: Credentials, patience: Patience
+) -> dict[str, Any]:
+    endpoint = (environ.get(ENDPOINT_VARIABLE) or ENDPOINT).rstrip("/")
+    secure = endpoint.startswith("https:")
+    tls = await anyio.to_thread.run_sync(trusting, None) if secure else None
+    access = Access(
+        server=endpoint,
+        name="Google's container API",
+        passes=_Google(credentials, tls),
+        proxy=proxy_for(endpoint),
+    )
+    http = Connections(access, connect_s=CONNECT_S, most=2)
+    parts = ("projects", target.project or "", "locations", target.zone, "clusters", target.cluster)
+    one = "/v1/" + "/".join(urllib.parse.quote(part, safe="") for part in parts)
+    try:
+        return await _asked(http, one, target, patience)
+    except _Missing:
+        every = f"{one.partition('/locations/')[0]}/locations/-/clusters"
+        raise await _no_such(http, every, target, patience) from None
+    finally:
+        await http.aclose()
+
+
+class _Missing(BackendError):
+    """There is no such cluster; stays here."""
+
+
+async def _asked(
+    http: Connections, path: str, target: Target, patience: Patience
+) -> dict[str, Any]:
+    ask = Request(method="GET", path=path, words=f"look up {_name(target)}")
+
+    async def once() -> dict[str, Any]:
+        raw = await http.send(ask, None, "", IDLE_S)
+        return Response(status=200, text=raw.decode(errors="replace")).body
+
+    def explain(refusal: HttpError) -> BackendError:
+        return _explained(refusal.answer, target)
+
+    return await persist(once, patience, explain, News(patience))
+
+
+async def _no_such(
+    http: Connections, path: str, target: Target, patience: Patience
+) -> ConfigurationError:
+    """Say which clusters there are: mostly it is the zone, or a name nearly right."""
+    try:
+        answer = await _asked(http, path, target, patience)
+        found: list[dict[str, Any]] = answer.get("clusters") or []
+        there = ", ".join(sorted(f"{one['name']} in {one['location']}" for one in found)[:10])
+        hint = f"it has {there}" if there else "it has none"
+    except (KineticError, KeyError, TypeError):
+        hint = "`gcloud container clusters list` shows which there are"
+    return ConfigurationError(
+        f"there is no GKE cluster {target.cluster!r} in {target.zone} of the project "
+        f"{target.project}: {hint}; set KINETIC_CLUSTER and KINETIC_ZONE"
+    )
+
+
+def _explained(answer: Response, target: Target) -> BackendError:
+    error = cast("dict[str, Any]", answer.body.get("error") or {})
+    said = one_line(str(error.get("message") or answer.text or "no reason given"), 400)
+    what = f"cannot look up {_name(target)}"
+    match answer.status:
+        case 404:
+            return _Missing(said)
+        case 401:
+            return AuthError(
+                f"{what}: Google does not accept the access token ({said}); run "
+                "`gcloud auth application-default login` again"
+            )
+        case 403:
+            return AuthError(
+                f"{what}: {said}; the credentials need container.clusters.get there: grant it "
+                f"with `gcloud projects add-iam-policy-binding {target.project} "
+                "--member=user:YOU --role=roles/container.developer`, and see that the API is "
+                "enabled: `gcloud services enable container.googleapis.com --project "
+                f"{target.project}`"
+            )
+        case 429:
+            return Throttled(
+                f"{what}: too many requests ({said}); try again later",
+                retryable=True,
+                retry_after=answer.wait_s,
+            )
+        case status if status >= 500:
+            return Unavailable(
+                f"{what}: Google's container API answered {status} ({said}); try again later",
+                retryable=True,
+                retry_after=answer.wait_s,
+            )
+        case status:
+            return BackendError(f"{what}: Google's container API answered {status} ({said})")
+
+
+def _address(described: Mapping[str, Any], target: Target) -> tuple[str, str | None]:
+    """The server and its CA; None where its certificate is one of the public's.
+
+    By its address where that can be reached from anywhere, else by its name in
+    the DNS where the cluster has one, else by its private address.
+    """
+    status = described.get("status")
+    if status in ("PROVISIONING", "STOPPING", "ERROR"):
+        why = one_line(str(described.get("statusMessage") or ""), 300)
+        raise Unavailable(
+            f"{_name(target)} is {status}: {why or 'no reason given'}; wait until it is RUNNING",
+            retryable=status == "PROVISIONING",
+        )
+    control: Mapping[str, Any] = described.get("controlPlaneEndpointsConfig") or {}
+    dns: Mapping[str, Any] = control.get("dnsEndpointConfig") or {}
+    by_ip: Mapping[str, Any] = control.get("ipEndpointsConfig") or {}
+    endpoint = str(described.get("endpoint") or "") if by_ip.get("enabled", True) else ""
+    named = str(dns.get("endpoint") or "") if dns.get("allowExternalTraffic") else ""
+    address = _address_of(endpoint)
+    private = address is not None and address.is_private
+    if named and (not endpoint or endpoint == named or private):
+        return f"https://{named}", None
+    if not endpoint:
+        raise ConfigurationError(
+            f"{_name(target)} has no endpoint that can be reached from outside; enable its DNS "
+            "endpoint, or use a kubeconfig: KINETIC_KUBE_CONTEXT"
+        )
+    encoded = cast("dict[str, Any]", described.get("masterAuth") or {}).get("clusterCaCertificate")
+    if not encoded:
+        raise ConfigurationError(
+            f"{_name(target)} tells no CA: the credentials may not see it; grant "
+            "roles/container.developer"
+        )
+    host = f"[{endpoint}]" if address is not None and address.version == 6 else endpoint
+    return f"https://{host}", base64.b64decode(encoded).decode()
+
+
+def _address_of(endpoint: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """The address that *endpoint* is, or None for a name."""
+    try:
+        return ipaddress.ip_address(endpoint)
+    except ValueError:
+        return None
+
+
+async def open_access(target: Target, environ: Mapping[str, str] = os.environ) -> Access:
+    """Access to the cluster of *target*, bound to it: what others change later does not move it.
+
+    KINETIC_KUBE_CONTEXT names a context of the kubeconfig, or is ``in-cluster``
+    for the service account of the pod this runs in. Without it, it is the GKE
+    cluster of project, zone and name. Neither gcloud nor kubectl is needed, and
+    nothing is written.
+
+    Close it with the `Api` that is made of it, or by ``access.passes.aclose()``.
+
+    Raises:
+        ConfigurationError: There is no such context or cluster.
+        AuthError: The credentials cannot be had, or are refused.
+        Unavailable: Whoever has to be asked does not answer.
+    """
+    if target.kube_context == IN_CLUSTER:
+        return await open_pod(environ)
+    if target.kube_context:
+        return await open_context(target.kube_context, environ)
+    return await open_gke(target, environ)

@@ -1,0 +1,247 @@
+"""The containers of a pod: which of them counts, and what its exit code says."""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from kinetic._messages import one_line
+from kinetic.aio.kubernetes.diagnosis.documents import Document, part, parts
+from kinetic.job_status import Reason
+
+__all__ = [
+    "START_ERRORS",
+    "Container",
+    "Exit",
+    "containers",
+    "failed_container",
+    "start_failure",
+    "tell_exit",
+]
+
+
+START_ERRORS = frozenset({"StartError", "ContainerCannotRun", "RunContainerError"})
+"""Reasons of a container's end that say that its program never began."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Container:
+    """One container: its part of the pod's spec beside its status."""
+
+    name: str
+    spec: Document
+    status: Document
+    init: bool = False
+    pod_limits: Document = field(default_factory=dict[str, Any])
+
+    @property
+    def sidecar(self) -> bool:
+        """Whether it stays beside the program and its own end means nothing."""
+        return self.init and self.spec.get("restartPolicy") == "Always"
+
+    def state(self, kind: str) -> Document | None:
+        """What is said of the state *kind*, if it is in it now."""
+        found: Any = part(self.status, "state").get(kind)
+        return found if found is not None else None
+
+    @property
+    def last(self) -> Document | None:
+        """How it ended the last time, if it was started again since."""
+        found: Any = part(self.status, "lastState").get("terminated")
+        return found if found is not None else None
+
+    @property
+    def ended(self) -> Document | None:
+        """How it ended: now, or the time before if it waits to be started again."""
+        return self.state("terminated") or (
+            self.last if self.state("waiting") is not None else None
+        )
+
+    def limit(self, resource: str) -> str:
+        """Its limit of *resource* as it was written; empty if there is none."""
+        return str((part(part(self.spec, "resources"), "limits")).get(resource, ""))
+
+    def pod_limit(self, resource: str) -> str:
+        """The limit of *resource* that all containers of the pod share, if it has one."""
+        return str(self.pod_limits.get(resource, ""))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exit:
+    """Why a process ended."""
+
+    reason: Reason
+    message: str
+    advice: str = ""
+
+
+def containers(pod: Document) -> list[Container]:
+    """All containers of *pod*, init containers first."""
+    return [*_listed(pod, "initContainers", True), *_listed(pod, "containers", False)]
+
+
+def _listed(pod: Document, field: str, init: bool) -> Iterator[Container]:
+    wanted = parts(part(pod, "spec"), field)
+    told = parts(part(pod, "status"), "initContainerStatuses" if init else "containerStatuses")
+    if not (wanted or told):
+        return
+    statuses = {one.get("name"): one for one in told}
+    named = {one.get("name"): one for one in wanted}
+    limits = part(part(part(pod, "spec"), "resources"), "limits")
+    for name in {**named, **statuses}:
+        yield Container(
+            name=str(name),
+            spec=named.get(name) or {},
+            status=statuses.get(name) or {},
+            init=init,
+            pod_limits=limits,
+        )
+
+
+def failed_container(pod: Document) -> Container | None:
+    """The one that made the pod fail: the first program to end badly, else an init container."""
+    bad = [one for one in containers(pod) if not one.sidecar and (one.ended or {}).get("exitCode")]
+    bad.sort(key=lambda one: str((one.ended or {}).get("finishedAt") or "~"))
+    return bad[0] if bad else None
+
+
+def tell_exit(container: Container, ended: Document) -> Exit:
+    """What the end of a process means, by what its container's status says of it."""
+    code, reason = int(ended.get("exitCode") or 0), ended.get("reason")
+    said = one_line(str(ended.get("message") or ""), 400)
+    if reason == "OOMKilled":
+        return _out_of_memory(container, code)
+    if reason == "ContainerStatusUnknown":
+        return Exit(
+            reason=Reason.NODE_LOST,
+            message="the node was restarted under the program; the exit code is only a guess",
+            advice="nothing is known to be wrong with the program: run it again",
+        )
+    if reason == "Unknown":  # containerd's word for what ended while it was not running itself
+        return Exit(
+            reason=Reason.NODE_LOST,
+            message="the node or its container runtime was restarted under the program; the exit "
+            f"code {code} is only a guess",
+            advice="nothing is known to be wrong with the program: run it again",
+        )
+    if reason in START_ERRORS or _FORMAT.search(said):
+        return start_failure(container, str(ended.get("message") or ""))
+    found = _by_code(code)
+    if not said:
+        return found
+    if code > 128 and found.reason is not Reason.USER_ERROR:
+        return replace(found, message=f"{found.message}; its last words: {said}")
+    if code > 128 and "signal" in found.message:
+        return replace(found, message=f"{found.message} and said: {said}")
+    return Exit(
+        reason=Reason.USER_ERROR,
+        message=f"the program ended with exit code {code} and said: {said}",
+        advice="see its log",
+    )
+
+
+def _out_of_memory(container: Container, code: int) -> Exit:
+    own, shared = container.limit("memory"), container.pod_limit("memory")
+    child = "" if code == 137 else f" in a child process (the program's own exit code is {code})"
+    if own or shared:
+        passed = (
+            f"passed its memory limit of {own}"
+            if own
+            else (f"passed the memory limit of its pod ({shared})")
+        )
+        advice = "ask for more memory (memory=), or use less"
+    else:
+        passed = "has no memory limit, so its node had no memory left"
+        advice = "state what it needs (memory=), or use a larger machine"
+    return Exit(
+        reason=Reason.OUT_OF_MEMORY,
+        message=f"out of memory{child}: the container {passed}",
+        advice=advice,
+    )
+
+
+def _by_code(code: int) -> Exit:
+    if code == 137:
+        return Exit(
+            reason=Reason.LOST,
+            message="the program was killed by signal 9 (SIGKILL), but not by its memory limit",
+            advice="see its log: the program, a child of it or somebody on the node did it",
+        )
+    if 128 < code <= 128 + signal.SIGRTMAX:
+        number = code - 128
+        known = number in signal.valid_signals() and number < signal.SIGRTMIN
+        name = signal.Signals(number).name if known else f"signal {number}"
+        native = number in (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
+        detail = (signal.strsignal(number) or name).lower() if known else name
+        crashed = native or number == signal.SIGABRT
+        return Exit(
+            reason=Reason.USER_ERROR if crashed else Reason.LOST,
+            message=f"the program {'crashed' if crashed else 'was ended'} by signal {number} "
+            f"({name}, {detail})",
+            advice="the fault is in native code: see its log, or set PYTHONFAULTHANDLER=1"
+            if crashed
+            else "see its log",
+        )
+    words = {
+        126: "called a file that may not be executed",
+        127: "called a command that does not exist",
+    }.get(code)
+    message = f"the program ended with exit code {code}" if not words else f"the program {words}"
+    return Exit(
+        reason=Reason.USER_ERROR,
+        message=f"{message} (exit code {code})" if words else message,
+        advice="see its log",
+    )
+
+
+_EXEC = re.compile(r'exec: "(?P<file>[^"]+)"')
+_FORMAT = re.compile(r"exec (?P<file>[^\s:]+): exec format error")
+_FOLDER = re.compile(r'chdir to cwd \("(?P<folder>[^"]+)"\)')
+_USER = re.compile(r"unable to find (?P<kind>user|group) (?P<name>[^\s:]+)")
+
+
+def start_failure(container: Container, text: str) -> Exit:
+    """Why a container's process could not be started."""
+    called = _EXEC.search(text) or _FORMAT.search(text)
+    command = next(iter(parts(container.spec, "command")), "")
+    file = called["file"] if called else str(command)
+    folder = _FOLDER.search(text)
+    user = _USER.search(text)
+    reason = Reason.SETUP
+    if "OOM-killed" in text:
+        limit = container.limit("memory") or container.pod_limit("memory")
+        reason = Reason.OUT_OF_MEMORY
+        message = f"out of memory before the program began: its memory limit of {limit} is too low"
+        advice = "ask for more memory (memory=)"
+    elif folder:
+        why = "may not be entered" if "permission denied" in text else "is not there"
+        message = f"the working directory {folder['folder']!r} {why} in the image"
+        advice = "correct workingDir or the image"
+    elif user:
+        message = f"{user['kind']} {user['name']!r} is not in the image"
+        advice = "correct runAsUser, or the USER of the image"
+    elif "no space left" in text:
+        message = f"the node has no space left to make container {container.name!r}"
+        advice = "use a smaller image or a node with a larger boot disk"
+    elif "nvidia-container" in text or "nvml" in text:
+        message = f"the node's GPU driver is not ready: {one_line(text[-200:])}"
+        advice = "run it again; tell the cluster's administrator if it stays"
+    elif "no command specified" in text:
+        message = "neither the image nor the job says which command to run"
+        advice = "give a command, or an ENTRYPOINT in the image"
+    elif "exec format error" in text:
+        message = f"{file!r} is built for another processor than the node has"
+        advice = "build the image for the node's architecture"
+    elif called and re.search(r"not found in \$?PATH|no such file or directory", text):
+        message = f"command {file!r} is not in the image"
+        advice = "correct the command or the image"
+    elif called and "permission denied" in text:
+        message = f"{file!r} is in the image but may not be executed (permission denied)"
+        advice = "make it executable, or call its interpreter"
+    else:
+        message = f"container {container.name!r} could not be started: {one_line(text[-200:])}"
+        advice = "see the message of the container runtime"
+    return Exit(reason=reason, message=message, advice=advice)

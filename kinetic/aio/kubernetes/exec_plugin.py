@@ -1,0 +1,161 @@
+"""Credentials from a program that a kubeconfig names: its ``exec`` section.
+
+The client library runs such programs too, but for as long as they please, and
+does not tell them about the cluster.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import datetime
+import json
+import os
+import shutil
+import signal
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+from absl import logging
+
+from kinetic._messages import one_line
+from kinetic.errors import AuthError
+
+__all__ = ["Plugin", "Reply"]
+
+TIMEOUT_S = 300.0
+"""Some wait for a login in a browser."""
+
+LAST_BYTES = 2000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reply:
+    """What a plugin says: a token or a certificate with its key, and until when (`time.time`)."""
+
+    token: str = field(repr=False)
+    certificate: str | None
+    key: str | None = field(repr=False)
+    until: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plugin:
+    """The ``exec`` section of a user, the folder of its file, and the cluster it is for."""
+
+    section: Mapping[str, Any] = field(repr=False)
+    folder: Path
+    cluster: Mapping[str, Any]
+    environ: Mapping[str, str] = field(repr=False)
+
+    async def run(self, timeout_s: float = TIMEOUT_S) -> Reply:
+        """Run it and read its answer.
+
+        Raises:
+            AuthError: It is not there, fails, or says something else.
+        """
+        command = self._command()
+        interactive = self._interactive()
+        process = await self._started(command, interactive)
+        try:
+            async with asyncio.timeout(timeout_s):
+                out, said = await asyncio.gather(_read(process.stdout), self._hear(process.stderr))
+                code = await process.wait()
+        except TimeoutError as exc:
+            raise AuthError(
+                f"{self} gave no credentials within {timeout_s:g} s; run it in a terminal"
+            ) from exc
+        finally:
+            if process.returncode is None:
+                with contextlib.suppress(ProcessLookupError):
+                    process.kill() if interactive else os.killpg(process.pid, signal.SIGKILL)
+                await process.wait()
+        if code != 0:
+            raise AuthError(f"{self} ended with code {code}: {said or 'it said nothing'}")
+        return self._reply(out)
+
+    async def _started(self, command: str, interactive: bool) -> asyncio.subprocess.Process:
+        try:
+            return await asyncio.create_subprocess_exec(
+                command,
+                *[str(one) for one in self.section.get("args") or ()],
+                env=self._environment(interactive),
+                stdin=None if interactive else asyncio.subprocess.DEVNULL,
+                start_new_session=not interactive,  # then what it starts can be ended with it
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
+            )
+        except OSError as exc:  # it is of another kind of machine, or its interpreter is gone
+            raise AuthError(f"{self} cannot be run: {exc}; install it for this machine") from exc
+
+    def __str__(self) -> str:
+        return f"the credential plugin {str(self.section.get('command'))!r}"
+
+    def _command(self) -> str:
+        named = str(self.section.get("command") or "")
+        path = self.environ.get("PATH", os.defpath)
+        if os.sep in named:  # relative to its kubeconfig, as kubectl has it
+            named = str(self.folder / named)
+        found = shutil.which(named, path=path)
+        if found is None:
+            hint = one_line(str(self.section.get("installHint") or ""))
+            raise AuthError(f"{self} is not on this machine; install it. {hint}".rstrip())
+        return found
+
+    def _interactive(self) -> bool:
+        mode = self.section.get("interactiveMode") or "IfAvailable"
+        terminal = sys.stdin is not None and not sys.stdin.closed and sys.stdin.isatty()
+        if mode == "Always" and not terminal:
+            raise AuthError(f"{self} needs a terminal; log in with it in one first")
+        return mode != "Never" and terminal
+
+    def _environment(self, interactive: bool) -> dict[str, str]:
+        spec: dict[str, Any] = {"interactive": interactive}
+        if self.section.get("provideClusterInfo"):
+            spec["cluster"] = dict(self.cluster)
+        info = {"apiVersion": self._version, "kind": "ExecCredential", "spec": spec}
+        own = {str(one["name"]): str(one["value"]) for one in self.section.get("env") or ()}
+        return {**self.environ, **own, "KUBERNETES_EXEC_INFO": json.dumps(info)}
+
+    @property
+    def _version(self) -> str:
+        return str(self.section.get("apiVersion") or "client.authentication.k8s.io/v1")
+
+    async def _hear(self, stream: asyncio.StreamReader | None) -> str:
+        """What it tells the user, such as where to log in; the last of it is kept."""
+        said = ""
+        while stream is not None and (piece := await stream.read(4096)):
+            text = piece.decode(errors="replace")
+            said = (said + text)[-LAST_BYTES:]
+            for line in filter(None, (one_line(line, 500) for line in text.splitlines())):
+                logging.warning("%s: %s", self.section.get("command"), line)
+        return one_line(said, 500)
+
+    def _reply(self, out: bytes) -> Reply:
+        try:
+            answer: Any = json.loads(out)
+            status = cast("dict[str, Any]", answer["status"])
+            version, kind, until = answer["apiVersion"], answer["kind"], _until(status)
+        except (ValueError, KeyError, TypeError, AttributeError) as exc:
+            raise AuthError(f"{self} answered with something else than an ExecCredential") from exc
+        if (version, kind) != (self._version, "ExecCredential"):
+            raise AuthError(
+                f"{self} answered with {kind} {version}, and its kubeconfig says {self._version}"
+            )
+        token = str(status.get("token") or "")
+        certificate, key = status.get("clientCertificateData"), status.get("clientKeyData")
+        if not token and not (certificate and key):
+            raise AuthError(f"{self} gave neither a token nor a certificate with its key")
+        return Reply(token=token, certificate=certificate, key=key, until=until)
+
+
+async def _read(stream: asyncio.StreamReader | None) -> bytes:
+    return b"" if stream is None else await stream.read()
+
+
+def _until(status: Mapping[str, Any]) -> float | None:
+    said = status.get("expirationTimestamp")
+    return None if not said else datetime.datetime.fromisoformat(str(said)).timestamp()

@@ -1,0 +1,647 @@
+"""A job as the Kubernetes objects that carry it: pure, values in, JSON out.
+
+The Job is an Indexed Job of one, because only such a Job tells its pods how
+many failed before them: the runner's attempt number is the order's own plus
+the two counts in ``KINETIC_FAILURES`` and ``KINETIC_DISRUPTIONS``.
+
+What the container finds:
+
+* ``KINETIC_ASSIGNMENT``: the runner's order, as JSON;
+* ``/var/run/kinetic/key``: the submission's key, from its Secret;
+* ``KINETIC_POD_UID``: the executor's name for its claim;
+* the captured environment, variable by variable from the Secret, so that it is
+  there before the interpreter starts and never in the Job's own text.
+"""
+
+from __future__ import annotations
+
+import base64
+import functools
+import hashlib
+import json
+import math
+import re
+import unicodedata
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from kinetic import accelerators
+from kinetic._runner.protocol import wire
+from kinetic.aio.ports import JobSpec, Resources
+from kinetic.errors import ConfigurationError
+
+__all__ = [
+    "ARGUMENTS",
+    "ATTEMPT",
+    "CONTAINER",
+    "DRIVER",
+    "HOSTS",
+    "ITEM",
+    "JOB",
+    "JOB_NAME",
+    "KEY",
+    "LABEL",
+    "LABELS",
+    "LIMIT",
+    "MANAGED",
+    "NAME",
+    "RUNNER",
+    "START_TIMEOUT",
+    "FuseVolumes",
+    "Paths",
+    "Placement",
+    "attempt_name",
+    "before",
+    "by_items",
+    "by_jobs",
+    "by_labels",
+    "carried",
+    "fuse_volumes",
+    "item_name",
+    "items_of",
+    "job_manifest",
+    "label_value",
+    "object_name",
+    "secret_manifest",
+    "usual_labels",
+]
+
+
+JOB_NAME = 52
+"""The most characters of a Job's name: its pods add an index and five random ones, within 63."""
+
+LABEL = 63
+
+_DIGEST = 10
+
+
+def object_name(text: str, *, longest: int = JOB_NAME) -> str:
+    """*text* as the name of an object: a DNS label of at most *longest* characters.
+
+    What is legal stays as it is. Anything else keeps what can be read of it
+    and gets a digest of the whole, so that different texts have different names.
+    """
+    if len(text) <= longest and re.fullmatch(r"[a-z]([a-z0-9-]*[a-z0-9])?", text, re.ASCII):
+        return text
+    words = re.sub(r"[^a-z0-9]+", "-", _ascii(text).lower()).strip("-")
+    if not words[:1].isalpha():
+        words = f"k-{words}".rstrip("-")
+    return _shortened(words, text, longest, "-")
+
+
+def item_name(name: str, attempt: str | None) -> str:
+    """*name* of a job, without the number of its attempt where it ends with one."""
+    return name.removesuffix(f"-{attempt}") if attempt else name
+
+
+def attempt_name(name: str, attempt: int, other: int) -> str:
+    """What attempt *other* is called of the item whose *attempt* is called *name*.
+
+    The first attempt of some has no number.
+    """
+    return name if attempt == other else f"{item_name(name, str(attempt))}-{other}"
+
+
+def items_of(name: str) -> list[str]:
+    """The names of items that an attempt called *name* may belong to."""
+    return [*dict.fromkeys((name, re.sub(r"-[0-9]+$", "", name)))]
+
+
+@functools.lru_cache(4096)
+def label_value(text: str) -> str:
+    """*text* as a label's value: at most 63 of ``[A-Za-z0-9_.-]``; what is legal stays."""
+    if len(text) <= LABEL and re.fullmatch(r"([A-Za-z0-9]([\w.-]*[A-Za-z0-9])?)?", text, re.ASCII):
+        return text
+    words = re.sub(r"[^A-Za-z0-9_.-]+", "-", _ascii(text)).strip("-_.")
+    return _shortened(words, text, LABEL, "-_.")
+
+
+def _ascii(text: str) -> str:
+    """Letters without their accents."""
+    plain = unicodedata.normalize("NFKD", text)
+    return "".join(one for one in plain if not unicodedata.combining(one))
+
+
+def _shortened(words: str, text: str, longest: int, ends: str) -> str:
+    digest = hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()[:_DIGEST]
+    head = words[: longest - _DIGEST - 1].rstrip(ends)
+    return f"{head}-{digest}" if head else f"k-{digest}"
+
+
+DRIVER = "gcsfuse.csi.storage.gke.io"
+ARGUMENTS = "/_kinetic/fuse-data"
+"""Below it, by number, is what an argument rather than a volume refers to."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FuseVolumes:
+    """Volumes of a pod, and where its container has them."""
+
+    volumes: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    mounts: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+
+
+def fuse_volumes(data: Iterable[Mapping[str, Any]], store: str = "") -> FuseVolumes:
+    """The volumes for those of *data* (`wire.DataRef` as dicts) that are to be mounted.
+
+    Of a single object its folder is mounted; of what was uploaded, the files in
+    *store*, the store's URL. They are numbered in order, over all of *data*
+    that are mounted; the runner counts the same way.
+
+    Raises:
+        ConfigurationError: One is not in a bucket.
+    """
+    found = FuseVolumes()
+    for number, ref in enumerate(one for one in data if one.get("fuse")):
+        bucket, prefix = _where(ref, store)
+        options = "implicit-dirs"
+        if prefix:
+            escaped = prefix.replace("\\", "\\\\").replace(",", "\\,")
+            options += f",only-dir={escaped}"
+        name = f"gcs-fuse-{number}"
+        attributes = {"bucketName": bucket, "mountOptions": options}
+        csi = {"driver": DRIVER, "readOnly": True, "volumeAttributes": attributes}
+        found.volumes.append({"name": name, "csi": csi})
+        path = ref.get("mount") or f"{ARGUMENTS}/{number}"
+        found.mounts.append({"name": name, "mountPath": path, "readOnly": True})
+    return found
+
+
+def _where(ref: Mapping[str, Any], store: str) -> tuple[str, str]:
+    """Bucket and folder."""
+    uri = str(ref["uri"])
+    if "://" in uri:
+        return _place(uri, is_dir=bool(ref.get("is_dir", True)))
+    uploaded = uri.rpartition("/")[0]  # beside its manifest
+    return _place(f"{store.rstrip('/')}/{uploaded}/files", is_dir=True)
+
+
+def _place(uri: str, *, is_dir: bool) -> tuple[str, str]:
+    scheme, _, rest = uri.partition("://")
+    bucket, _, path = rest.partition("/")
+    if scheme != "gs" or not bucket:
+        raise ConfigurationError(
+            f"only what is in a bucket can be mounted, and {uri!r} is not; leave out fuse=True, "
+            "or upload it and use its gs:// address"
+        )
+    folder = path if is_dir else path.rpartition("/")[0]
+    return bucket, folder.strip("/")
+
+
+KEY = "key"
+LIMIT = 1024 * 1024
+"""The most bytes of a Secret's content."""
+
+_VARIABLE = re.compile(r"[ -<>-~]+")
+
+
+def carried(spec: JobSpec) -> dict[str, str]:
+    """Which variables of *spec* are in the Secret, and under what key of it.
+
+    The environment that all jobs of a submission share was captured from the
+    user's own and may hold secrets. Where nothing says what is shared, all is.
+    A variable's name need not be legal as a key, so keys are numbers.
+
+    Raises:
+        ConfigurationError: A name cannot be that of a variable in a container.
+    """
+    shared = spec.shared.environment if spec.shared is not None else spec.environment
+    names = sorted(shared)
+    for name in spec.environment:
+        if not _VARIABLE.fullmatch(name):
+            raise ConfigurationError(
+                f"the environment variable {name!r} cannot be set in a container: Kubernetes takes "
+                "printable ASCII without '='; leave it out of capture_env_vars"
+            )
+    return {name: f"env.{number}" for number, name in enumerate(names)}
+
+
+def secret_manifest(
+    spec: JobSpec,
+    name: str,
+    namespace: str,
+    *,
+    labels: Mapping[str, str] | None = None,
+    owner: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """The Secret *name* for the submission of *spec*, the same for all its jobs.
+
+    With *owner*, the Job (or the set of pods) of a single job as the API returned it, Kubernetes
+    removes the Secret with it. Another submission's content cannot get in:
+    the Secret is immutable.
+
+    Raises:
+        ConfigurationError: The environment is too large for a Secret.
+    """
+    values = spec.shared.environment if spec.shared is not None else spec.environment
+    keys = carried(spec)
+    content = {keys[one]: value.encode(errors="surrogateescape") for one, value in values.items()}
+    content[KEY] = spec.key
+    size = sum(len(value) for value in content.values())
+    if size > LIMIT:
+        raise ConfigurationError(
+            f"the captured environment has {size} bytes, and a Secret holds {LIMIT}; capture "
+            "fewer variables, or ship the content as Data"
+        )
+    metadata: dict[str, Any] = {
+        "name": name,
+        "namespace": namespace,
+        "labels": {key: label_value(value) for key, value in (labels or {}).items()},
+    }
+    if owner is not None:
+        metadata["ownerReferences"] = [
+            {
+                "apiVersion": owner.get("apiVersion") or "batch/v1",
+                "kind": owner.get("kind") or "Job",
+                "name": owner["metadata"]["name"],
+                "uid": owner["metadata"]["uid"],
+            }
+        ]
+    return {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "type": "Opaque",
+        "immutable": True,
+        "metadata": metadata,
+        "data": {key: base64.b64encode(value).decode() for key, value in content.items()},
+    }
+
+
+CONTAINER = "kinetic"
+"""The container that runs the function, in every pod."""
+
+RUNNER = "/app/remote_runner.py"
+KEY_FOLDER = "/var/run/kinetic"
+JOB_ANNOTATION = "batch.kubernetes.io/"
+NAME = "kinetic.dev/name"
+"""The annotation with the job's own name, where the object's had to be another."""
+
+LABELS = "kinetic.dev/labels"
+"""The annotation with the order's own labels as JSON: values of labels are cut and changed."""
+
+START_TIMEOUT = "kinetic.dev/start-timeout"
+"""The annotation with how many seconds the job may wait before it runs."""
+
+JOB = "kinetic.dev/job"
+"""The label with the Job's name, on the Job and its pods."""
+
+ITEM = "kinetic.dev/item"
+"""The label that all attempts of one item have, on Jobs and pods: one selector finds them."""
+
+ATTEMPT = "kinetic.dev/attempt"
+"""The order's label with the number of the attempt that the Job was made for."""
+
+HOSTS = "kinetic.dev/hosts"
+"""The annotation with the number of hosts, on a set of pods for one job and on all that is in it.
+
+A Job or a pod that has it is not looked at by itself.
+"""
+
+MANAGED = "app.kubernetes.io/managed-by"
+"""The label, with the value ``kinetic``, of everything that is made here."""
+
+DAY_S = 24 * 3600
+PORTION = 2 * 1024**3
+"""Bytes of memory a core, asked for (not a limit) where nobody said how much."""
+
+PLATFORMS = {"cpu": "cpu", "gpu": "cuda,cpu", "tpu": "tpu,cpu"}
+"""For JAX, the first is the default; it fails without it instead of falling back."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    """Where jobs go, and what a cluster's owner may want otherwise.
+
+    ``secret`` names the submission's Secret. ``ttl_s`` is how many seconds a
+    finished Job is kept. ``start_allowance_s`` is what the pod's deadline adds
+    to the job's own timeout for pulling an image and starting, which count for
+    Kubernetes; the runner ends the function in time, this ends the pod.
+    ``restarts`` is how often Kubernetes itself may start the job again after a
+    failure; None takes the order's budget.
+    """
+
+    namespace: str = "default"
+    secret: str = ""
+    service_account: str = "kinetic"
+    ttl_s: int = DAY_S
+    start_allowance_s: float = 600.0
+    restarts: int | None = None
+    queue: str = ""
+    priority_class: str = ""
+    run_as_user: int | None = None
+    token: bool = False
+    annotations: Mapping[str, str] = field(default_factory=dict[str, str])
+
+
+def job_manifest(spec: JobSpec, at: Placement) -> dict[str, Any]:
+    """The Job that carries *spec*.
+
+    Raises:
+        ConfigurationError: The accelerator is unknown, a name or value of the
+            environment cannot be an environment variable of a container, or a
+            volume would hide what the job needs.
+    """
+    name = object_name(spec.name)
+    own = {JOB: name, ITEM: object_name(item_name(spec.name, spec.labels.get(ATTEMPT)))}
+    labels = _labels(spec, at) | own
+    annotations = _own_annotations(spec, at)
+    job_labels = labels | ({"kueue.x-k8s.io/queue-name": at.queue} if at.queue else {})
+    return {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": {
+            "name": name,
+            "namespace": at.namespace,
+            "labels": job_labels,
+            "annotations": annotations,
+        },
+        "spec": {
+            "completionMode": "Indexed",
+            "completions": 1,
+            "parallelism": 1,
+            "backoffLimitPerIndex": _restarts(spec, at),
+            "podReplacementPolicy": "Failed",
+            "podFailurePolicy": {"rules": _failure_rules()},
+            "ttlSecondsAfterFinished": at.ttl_s,
+            **({"suspend": True} if at.queue else {}),
+            "template": {
+                "metadata": {"labels": labels, "annotations": _pod_annotations(spec, annotations)},
+                "spec": _pod(spec, at),
+            },
+        },
+    }
+
+
+def _failure_rules() -> list[dict[str, Any]]:
+    """The first that matches decides. A final exit ends it even while its node is drained."""
+    codes = {"containerName": CONTAINER, "operator": "In", "values": [wire.EXIT_FINAL]}
+    return [
+        {"action": "FailIndex", "onExitCodes": codes},
+        {
+            "action": "Ignore",
+            "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}],
+        },
+    ]
+
+
+def _restarts(spec: JobSpec, at: Placement) -> int:
+    """At most the budget: the runner, which sees the attempts so far, ends it with exit code 42."""
+    if at.restarts is not None:
+        return at.restarts
+    budgets: Mapping[str, int] = spec.assignment.get("budgets") or {}
+    return max(0, int(budgets.get("user", 0)))
+
+
+def _labels(spec: JobSpec, at: Placement) -> dict[str, str]:
+    """Those of the order, as far as Kubernetes takes them, and the usual ones."""
+    labels = {key: label_value(value) for key, value in spec.labels.items()}
+    return usual_labels(at.secret) | labels
+
+
+def usual_labels(instance: str) -> dict[str, str]:
+    """Those that tools for Kubernetes know, for anything of submission *instance*."""
+    return {
+        "app.kubernetes.io/name": "kinetic",
+        MANAGED: "kinetic",
+        "app.kubernetes.io/component": "runner",
+        "app.kubernetes.io/instance": label_value(instance),
+    }
+
+
+def _own_annotations(spec: JobSpec, at: Placement) -> dict[str, str]:
+    """What a reader needs to know the job again."""
+    labels = json.dumps(dict(spec.labels), separators=(",", ":"))
+    own = {**at.annotations, NAME: spec.name, LABELS: labels}
+    if spec.start_timeout is not None:
+        own[START_TIMEOUT] = f"{spec.start_timeout:g}"
+    return own
+
+
+def _pod_annotations(spec: JobSpec, own: Mapping[str, str]) -> dict[str, str]:
+    annotations = dict(own)
+    if any(ref.get("fuse") for ref in spec.assignment.get("data") or ()):
+        annotations["gke-gcsfuse/volumes"] = "true"  # who asks for the sidecar that mounts
+    # A node that is emptied for thrift must not take a job's work with it.
+    return annotations | {"cluster-autoscaler.kubernetes.io/safe-to-evict": "false"}
+
+
+def _pod(spec: JobSpec, at: Placement) -> dict[str, Any]:
+    accelerator = accelerators.parse(spec.resources.accelerator, spot=spec.resources.spot)
+    assignment = spec.assignment
+    fuse = fuse_volumes(assignment.get("data") or (), str(assignment.get("store", "")))
+    for one in fuse.mounts:
+        _refuse_hiding(str(one["mountPath"]))
+    pod: dict[str, Any] = {
+        "restartPolicy": "Never",
+        "serviceAccountName": at.service_account,
+        "automountServiceAccountToken": at.token,
+        "enableServiceLinks": False,
+        "terminationGracePeriodSeconds": max(1, math.ceil(spec.grace)),
+        "securityContext": _pod_security(at),
+        "nodeSelector": _selector(accelerator),
+        "tolerations": _tolerations(accelerator),
+        "containers": [_container(spec, at, accelerator, fuse.mounts)],
+        "volumes": [*_volumes(spec, at), *fuse.volumes],
+    }
+    if spec.timeout is not None:
+        limit = math.ceil(spec.timeout + spec.grace + at.start_allowance_s)
+        pod["activeDeadlineSeconds"] = min(max(1, limit), 2**31 - 1)
+    if at.priority_class:
+        pod["priorityClassName"] = at.priority_class
+    return {key: value for key, value in pod.items() if value not in ({}, [])}
+
+
+def _refuse_hiding(path: str) -> None:
+    """What is mounted at *path* is all that a container sees there."""
+    hides = any(f"{needed}/".startswith(f"{path}/") for needed in (RUNNER, KEY_FOLDER))
+    if hides or path.startswith(f"{KEY_FOLDER}/"):
+        raise ConfigurationError(
+            f"a bucket cannot be mounted at {path!r}: it would hide what a job needs there; "
+            "choose another path for this volume, such as '/data'"
+        )
+
+
+def _selector(accelerator: accelerators.Accelerator) -> dict[str, str]:
+    """GKE keeps nodes with Arm processors for pods that ask for them."""
+    selector = dict(accelerator.node_selector)
+    if accelerator.arch != "amd64":
+        selector["kubernetes.io/arch"] = accelerator.arch
+    return selector
+
+
+def _tolerations(accelerator: accelerators.Accelerator) -> list[dict[str, str]]:
+    found: list[dict[str, str]] = []
+    if accelerator.resource:
+        found.append({"key": accelerator.resource, "operator": "Exists", "effect": "NoSchedule"})
+    equal = {"operator": "Equal", "effect": "NoSchedule"}
+    if accelerator.spot:
+        found.append({"key": "cloud.google.com/gke-spot", "value": "true", **equal})
+    if accelerator.arch != "amd64":
+        found.append({"key": "kubernetes.io/arch", "value": accelerator.arch, **equal})
+    return found
+
+
+def _pod_security(at: Placement) -> dict[str, Any]:
+    """As far as an image of anybody's bears: its user stays what the image says."""
+    user = {} if at.run_as_user is None else {"runAsUser": at.run_as_user, "runAsNonRoot": True}
+    group = {} if at.run_as_user is None else {"fsGroup": at.run_as_user}
+    return {"seccompProfile": {"type": "RuntimeDefault"}, **user, **group}
+
+
+def _container(
+    spec: JobSpec,
+    at: Placement,
+    accelerator: accelerators.Accelerator,
+    mounts: list[dict[str, Any]],
+) -> dict[str, Any]:
+    return {
+        "name": CONTAINER,
+        "image": spec.image.uri,
+        "command": [*(spec.image.command or ("python3",)), "-u", RUNNER],
+        "env": _environment(spec, at, accelerator),
+        "resources": _resources(spec.resources, accelerator),
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "capabilities": {"drop": ["ALL"]},
+        },
+        # The receipt of an outcome, or the last lines of a log when there is none.
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+        "volumeMounts": [
+            {"name": "key", "mountPath": KEY_FOLDER, "readOnly": True},
+            {"name": "shm", "mountPath": "/dev/shm"},
+            *mounts,
+        ],
+    }
+
+
+def _environment(
+    spec: JobSpec, at: Placement, accelerator: accelerators.Accelerator
+) -> list[dict[str, Any]]:
+    usual = {
+        "KERAS_BACKEND": "jax",
+        "JAX_PLATFORMS": PLATFORMS[accelerator.kind],
+        "JOB_ID": str(spec.assignment.get("job_id", "")),
+        "GCS_BUCKET": _bucket(str(spec.assignment.get("store", ""))),
+    }
+    plain = {name: value for name, value in usual.items() if name not in spec.environment}
+    secret = carried(spec)
+    plain |= {name: value for name, value in spec.environment.items() if name not in secret}
+    plain["KINETIC_ASSIGNMENT"] = json.dumps(
+        spec.assignment, separators=(",", ":"), ensure_ascii=True
+    )
+    failures = {
+        "KINETIC_FAILURES": f"{JOB_ANNOTATION}job-index-failure-count",
+        "KINETIC_DISRUPTIONS": f"{JOB_ANNOTATION}job-index-ignored-failure-count",
+    }
+    return [
+        *({"name": name, "value": _literal(value)} for name, value in plain.items()),
+        *(
+            {"name": name, "valueFrom": {"secretKeyRef": {"name": at.secret, "key": key}}}
+            for name, key in secret.items()
+        ),
+        _field("KINETIC_POD_UID", "metadata.uid"),
+        _field("KINETIC_NODE", "spec.nodeName"),
+        *(_field(name, f"metadata.annotations['{key}']") for name, key in failures.items()),
+    ]
+
+
+def _bucket(store: str) -> str:
+    scheme, _, rest = store.partition("://")
+    return rest.partition("/")[0] if scheme == "gs" else ""
+
+
+def _literal(value: str) -> str:
+    """Kubernetes puts a variable in place of ``$(NAME)``, and one dollar in place of two."""
+    return value.replace("$", "$$")
+
+
+def _field(name: str, path: str) -> dict[str, Any]:
+    return {"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}}
+
+
+def _resources(asked: Resources, accelerator: accelerators.Accelerator) -> dict[str, Any]:
+    """Requests and limits.
+
+    An accelerator is in both, as Kubernetes wants. A job that has a machine's
+    accelerators to itself may use its cores, so its ``cpu`` is only a request;
+    others are held to theirs. Memory that was asked for is also the limit.
+    """
+    cpu = _cores(asked.cpu)
+    memory = asked.memory_bytes or int(PORTION * max(asked.cpu, 0.25))
+    requests: dict[str, str] = {"cpu": cpu, "memory": str(memory)}
+    limits: dict[str, str] = {}
+    if asked.memory_bytes is not None:
+        limits["memory"] = str(memory)
+    if accelerator.resource:
+        requests[accelerator.resource] = limits[accelerator.resource] = str(
+            accelerator.chips_per_host
+        )
+    else:
+        limits["cpu"] = cpu
+    return {"requests": requests, "limits": limits}
+
+
+def _cores(cpu: float) -> str:
+    return f"{max(1, math.ceil(cpu * 1000))}m"
+
+
+def _volumes(spec: JobSpec, at: Placement) -> list[dict[str, Any]]:
+    """The key, and shared memory for data loaders: 64 MiB otherwise."""
+    shm: dict[str, Any] = {"medium": "Memory"}
+    if spec.resources.memory_bytes is not None:  # what is written there counts as memory
+        shm["sizeLimit"] = str(max(64 * 1024**2, spec.resources.memory_bytes // 2))
+    key = {
+        "secretName": at.secret,
+        "items": [{"key": KEY, "path": "key"}],
+        # Its owner is root, and an image of anybody's may run as any user. Nobody else is there.
+        "defaultMode": 0o444,
+    }
+    return [{"name": "key", "secret": key}, {"name": "shm", "emptyDir": shm}]
+
+
+NAMES = 50
+"""Names of jobs in one selector: a request's address has its limits."""
+
+
+class Paths:
+    """The addresses of one namespace's collections."""
+
+    def __init__(self, namespace: str) -> None:
+        self.namespace = namespace
+        self.jobs = f"/apis/batch/v1/namespaces/{namespace}/jobs"
+        self.pods = f"/api/v1/namespaces/{namespace}/pods"
+        self.secrets = f"/api/v1/namespaces/{namespace}/secrets"
+        self.events = f"/api/v1/namespaces/{namespace}/events"
+        self.nodes = "/api/v1/nodes"
+
+
+def by_labels(labels: Mapping[str, str]) -> str:
+    """A selector for what is ours and carries all of *labels*, jobs and pods alike."""
+    wanted = {MANAGED: "kinetic"} | {key: label_value(value) for key, value in labels.items()}
+    return ",".join(f"{key}={value}" for key, value in wanted.items())
+
+
+def by_jobs(names: Collection[str]) -> Iterator[str]:
+    """Selectors that together find the Jobs that were made for these attempts."""
+    yield from _any_of(JOB, {object_name(name) for name in names})
+
+
+def by_items(names: Collection[str]) -> Iterator[str]:
+    """Selectors that find the jobs, and the pods, these attempts are in, and a few more."""
+    yield from _any_of(ITEM, {object_name(item) for name in names for item in items_of(name)})
+
+
+def before(name: str, attempt: int) -> str:
+    """A selector for all Jobs that attempt number *attempt*, called *name*, may be in."""
+    numbers = ",".join(str(one) for one in range(1, attempt + 1))
+    item = object_name(item_name(name, str(attempt)))
+    return f"{MANAGED}=kinetic,{ITEM}={item},{ATTEMPT} in ({numbers})"
+
+
+def _any_of(label: str, values: Collection[str]) -> Iterator[str]:
+    known = sorted(values)
+    for start in range(0, len(known), NAMES):
+        some = known[start : start + NAMES]
+        chosen = f"{label}={some[0]}" if len(some) == 1 else f"{label} in ({','.join(some)})"
+        yield f"{MANAGED}=kinetic,{chosen}"

@@ -1,0 +1,540 @@
+"""From what Kubernetes says of the hosts of one job to what its user is told. Pure.
+
+The first host's pod decides: it claims, and its value counts. What happened to
+another one is told as the reason. Neither kind of set says by itself how the
+function ended; the pods of a LeaderWorkerSet do not even end, or are started
+again when they do. So it counts how a pod's container ended the first time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from kinetic import accelerators
+from kinetic.aio.kubernetes.diagnosis.documents import Document, condition, part, parts, uid
+from kinetic.aio.kubernetes.diagnosis.ending import ending, has_ended, ran
+from kinetic.aio.kubernetes.diagnosis.finished import index_of, past, swept
+from kinetic.aio.kubernetes.diagnosis.held import held_back
+from kinetic.aio.kubernetes.diagnosis.starting import present
+from kinetic.aio.kubernetes.diagnosis.verdict import Diagnosis, Outlook, Seen, merged
+from kinetic.aio.kubernetes.manifests import HOSTS, JOB, Placement, job_manifest, object_name
+from kinetic.aio.kubernetes.tables import End, Entry, Table, by_runner, observations, same
+from kinetic.aio.ports import JobSpec, Observation, Phase
+from kinetic.job_status import JobStatus, Reason
+
+__all__ = [
+    "HOST",
+    "LIFE",
+    "NODE_POOL",
+    "PORT",
+    "WORKER_INDEX",
+    "Group",
+    "GroupTable",
+    "Word",
+    "group_name",
+    "group_of",
+    "host_of",
+    "jobset_manifest",
+    "judge_group",
+    "lws_manifest",
+    "variable",
+    "word",
+]
+
+
+NAME_LENGTH = 44
+"""Controllers add to a set's name what tells its pods and their revisions apart, within 63."""
+
+NODE_POOL = "cloud.google.com/gke-nodepool"
+"""The label of nodes that are one slice of TPUs: two sets never share one."""
+
+LIFE = "kinetic.dev/life"
+"""The annotation that a set has in common with its pods, and with those of no other of its name."""
+
+PORT = 8476
+"""Where the first host listens for the others."""
+
+_COUNTS = ("KINETIC_FAILURES", "KINETIC_DISRUPTIONS")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """Parts of a manifest: ``metadata`` of the set, and the ``pod``'s template of each host.
+
+    ``slice`` says that the hosts are one slice of TPUs.
+    """
+
+    hosts: int
+    slice: bool
+    metadata: dict[str, Any]
+    pod: dict[str, Any]
+
+    @property
+    def name(self) -> str:
+        """The name of the set."""
+        return str(self.metadata["name"])
+
+
+def group_name(name: str) -> str:
+    """What the set is called that carries the attempt *name*."""
+    return object_name(name, longest=NAME_LENGTH)
+
+
+def group_of(spec: JobSpec, at: Placement) -> Group:
+    """What all hosts of *spec* have in common.
+
+    Raises:
+        ConfigurationError: As `kinetic.aio.kubernetes.manifests.job_manifest`.
+    """
+    accelerator = accelerators.parse(spec.resources.accelerator)
+    several = {**at.annotations, HOSTS: str(accelerator.hosts)}
+    job = job_manifest(spec, replace(at, annotations=several))
+    name = group_name(spec.name)
+    pod: dict[str, Any] = job["spec"]["template"]
+    for metadata in (job["metadata"], pod["metadata"]):
+        metadata["labels"] = {**metadata["labels"], JOB: name}
+    (container,) = pod["spec"]["containers"]
+    container["env"] = [one for one in container["env"] if one["name"] not in _COUNTS]
+    container["env"].append({"name": "KINETIC_HOSTS", "value": str(accelerator.hosts)})
+    return Group(
+        hosts=accelerator.hosts,
+        slice=accelerator.kind == "tpu" and accelerator.multi_host,
+        metadata={**job["metadata"], "name": name},
+        pod=pod,
+    )
+
+
+def variable(pod: Mapping[str, Any], *added: dict[str, Any]) -> dict[str, Any]:
+    """The template *pod* with more variables for its container."""
+    (container,) = pod["spec"]["containers"]
+    container = {**container, "env": [*container["env"], *added]}
+    return {**pod, "spec": {**pod["spec"], "containers": [container]}}
+
+
+HOST = "host"
+"""What its one replicated job is called: the name of the Job has it."""
+
+INDEX = "batch.kubernetes.io/job-completion-index"
+
+
+def jobset_manifest(spec: JobSpec, at: Placement) -> dict[str, Any]:
+    """The JobSet that carries *spec*.
+
+    Raises:
+        ConfigurationError: As `kinetic.aio.kubernetes.manifests.job_manifest`.
+    """
+    group = group_of(spec, at)
+    index = {"fieldRef": {"fieldPath": f"metadata.annotations['{INDEX}']"}}
+    first = f"{group.name}-{HOST}-0-0.{group.name}"
+    pod = variable(
+        group.pod,
+        {"name": "KINETIC_HOST", "valueFrom": index},
+        {"name": "KINETIC_COORDINATOR", "value": f"{first}:{PORT}"},
+    )
+    metadata = dict(group.metadata)
+    if group.slice:
+        exclusive = {"alpha.jobset.sigs.k8s.io/exclusive-topology": NODE_POOL}
+        metadata["annotations"] = {**metadata["annotations"], **exclusive}
+    job = {
+        "completionMode": "Indexed",
+        "completions": group.hosts,
+        "parallelism": group.hosts,
+        "backoffLimit": 0,
+        "template": pod,
+    }
+    own = {name: group.pod["metadata"][name] for name in ("labels", "annotations")}
+    return {
+        "apiVersion": "jobset.x-k8s.io/v1alpha2",
+        "kind": "JobSet",
+        "metadata": metadata,
+        "spec": {
+            "replicatedJobs": [
+                {"name": HOST, "replicas": 1, "template": {"metadata": own, "spec": job}}
+            ],
+            "network": {
+                "enableDNSHostnames": True,
+                "publishNotReadyAddresses": True,  # they have to meet before any of them is
+                "subdomain": group.name,
+            },
+            "successPolicy": {"operator": "All"},
+            "failurePolicy": {"maxRestarts": 0},
+            "ttlSecondsAfterFinished": at.ttl_s,
+            **({"suspend": True} if at.queue else {}),
+        },
+    }
+
+
+DOMAIN = "leaderworkerset.sigs.k8s.io"
+WORKER_INDEX = f"{DOMAIN}/worker-index"
+"""The label with the number of a pod's host: the leader is 0."""
+
+TPU_PORT = {"name": "TPU_PROCESS_PORT", "value": "8471"}
+"""Where libtpu listens: on slices of TPUs the controller names `PORT` unless it is told, and there
+the first host listens for the others."""
+
+NOT_IN_STATEFUL_SETS = ("activeDeadlineSeconds", "restartPolicy")
+
+
+def lws_manifest(spec: JobSpec, at: Placement) -> dict[str, Any]:
+    """The LeaderWorkerSet that carries *spec*.
+
+    Raises:
+        ConfigurationError: As `kinetic.aio.kubernetes.manifests.job_manifest`.
+    """
+    group = group_of(spec, at)
+    index = {"fieldRef": {"fieldPath": f"metadata.labels['{WORKER_INDEX}']"}}
+    pod = variable(
+        group.pod,
+        {"name": "KINETIC_LWS", "value": group.name},
+        {"name": "KINETIC_HOST", "valueFrom": index},
+        {"name": "KINETIC_COORDINATOR", "value": f"$(LWS_LEADER_ADDRESS):{PORT}"},
+        *((TPU_PORT,) if group.slice and TPU_PORT["name"] not in spec.environment else ()),
+    )
+    own = {name: value for name, value in pod["spec"].items() if name not in NOT_IN_STATEFUL_SETS}
+    metadata = dict(group.metadata)
+    if group.slice:
+        exclusive = {f"{DOMAIN}/exclusive-topology": NODE_POOL}
+        metadata["annotations"] = {**metadata["annotations"], **exclusive}
+    return {
+        "apiVersion": "leaderworkerset.x-k8s.io/v1",
+        "kind": "LeaderWorkerSet",
+        "metadata": metadata,
+        "spec": {
+            "replicas": 1,
+            "startupPolicy": "LeaderCreated",
+            "leaderWorkerTemplate": {
+                "size": group.hosts,
+                # One host alone is of no use: its death is the death of all.
+                "restartPolicy": "RecreateGroupOnPodRestart",
+                "leaderTemplate": {**pod, "spec": {**own, "automountServiceAccountToken": True}},
+                "workerTemplate": {**pod, "spec": own},
+            },
+        },
+    }
+
+
+TERMINATED = (137, 143)
+"""How a program ends that is asked to: a consequence, when another host has failed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Word:
+    """What is to be told of an attempt.
+
+    ``ended`` are processes of it that have ended, besides the one of ``said``:
+    pods, and the set itself once it is deleted. An outcome may be there then.
+    """
+
+    said: Observation
+    ended: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _End:
+    """How the program of one pod has ended, the first time."""
+
+    host: int
+    pod: str
+    moment: str
+    ran: bool
+    verdict: Diagnosis
+
+
+def host_of(pod: Document) -> int | None:
+    """Which host a pod is, if it is one of several."""
+    text = str(part(part(pod, "metadata"), "labels").get(WORKER_INDEX, ""))
+    return int(text) if text.isdecimal() else index_of(pod)
+
+
+def word(seen: Seen) -> Word:
+    """What is to be told, by everything that was seen of the set and its pods."""
+    verdict = judge_group(seen)
+    nothing: Document = {}
+    about = seen.any_job or next(iter((*seen.pods, *seen.gone)), nothing)
+    (said,) = observations(Seen(job=about, name=seen.job_name), verdict)
+    ended = {end.pod for end in _ends(seen) if end.ran}
+    if _is_going(seen) and _alive(seen):
+        ended.add(uid(seen.any_job) or seen.job_name)
+    return Word(said=said, ended=frozenset(ended - {verdict.executor}))
+
+
+def judge_group(seen: Seen) -> Diagnosis:
+    """Judge the attempt; give what `merged` made, so that a cause outlives its pod."""
+    alive, ends = _alive(seen), _ends(seen)
+    if (end := End.of(seen.any_job)) is not None and not any(map(ran, (*seen.pods, *seen.gone))):
+        return _never(end, alive=bool(alive))
+    first = next((pod for pod in _pods(seen) if host_of(pod) == 0 and not _vanished(pod)), None)
+    own = next((one for one in ends if one.pod == uid(first)), None)
+    cause = _cause(seen, ends)
+    if own is not None:
+        verdict = own.verdict
+        if cause is not None and verdict.status is JobStatus.FAILED:
+            verdict = replace(cause, executor=own.pod)
+        over = seen.job is None and not alive
+        return replace(verdict, phase=Phase.GONE) if over else verdict
+    if alive:
+        return _going_on(seen, alive, first, cause)
+    if seen.job is None:
+        return _gone(seen, cause)
+    if (target := condition(seen.job, "Failed")) is not None:
+        words = str(target.get("message") or "the set failed")
+        return cause or _failed(Reason.LOST, words)
+    return held_back(seen)
+
+
+def _vanished(pod: Document) -> bool:
+    """Whether it was deleted before it ever ran: why, the set says, or makes another one.
+
+    Sets and pods come by different watches, of which either may be late.
+    """
+    return swept(pod) and not ran(pod)
+
+
+def _pods(seen: Seen) -> list[Document]:
+    """All there were, in the order in which they were made."""
+    pods = (*seen.gone, *seen.pods)
+    return sorted(pods, key=lambda pod: str(part(pod, "metadata").get("creationTimestamp") or ""))
+
+
+def _alive(seen: Seen) -> list[Document]:
+    return [pod for pod in seen.pods if not has_ended(pod)]
+
+
+def _is_going(seen: Seen) -> bool:
+    return seen.job is None or bool(part(seen.job, "metadata").get("deletionTimestamp"))
+
+
+def _ends(seen: Seen) -> list[_End]:
+    """Which programs have ended, the earliest first."""
+    there = {uid(pod) for pod in seen.pods}
+    found: list[_End] = []
+    for pod in _pods(seen):
+        before = _before_restart(pod)
+        if before is not None or has_ended(pod):
+            verdict = by_runner(ending(seen, before or pod), before or pod)
+        elif uid(pod) not in there:
+            verdict = past(seen, pod)
+        else:
+            continue
+        found.append(
+            _End(
+                host=host_of(pod) or 0,
+                pod=uid(pod),
+                moment=_moment(before or pod),
+                ran=ran(before or pod),
+                verdict=verdict,
+            )
+        )
+    return sorted(found, key=lambda one: one.moment or "~")  # those of unknown time at last
+
+
+def _before_restart(pod: Document) -> Document | None:
+    """A pod whose container runs again, as it was when that had ended the first time."""
+    statuses = parts(part(pod, "status"), "containerStatuses")
+    if not any(one.get("restartCount") for one in statuses):
+        return None
+    ends: list[dict[str, Any]] = [
+        {**one, "state": one.get("lastState") or one.get("state")} for one in statuses
+    ]
+    codes = [part(part(one, "state"), "terminated").get("exitCode") for one in ends]
+    phase = "Failed" if any(codes) else "Succeeded"
+    return {**pod, "status": {**pod["status"], "phase": phase, "containerStatuses": ends}}
+
+
+def _moment(pod: Document) -> str:
+    statuses = parts(part(pod, "status"), "containerStatuses")
+    ends = (part(part(one, "state"), "terminated").get("finishedAt") for one in statuses)
+    return str(next((one for one in ends if one), ""))
+
+
+def _cause(seen: Seen, ends: Sequence[_End]) -> Diagnosis | None:
+    """The first failure that is not the answer to another one."""
+    failed = [one for one in ends if one.verdict.status is JobStatus.FAILED]
+    own = [one for one in failed if one.verdict.exit_code not in (None, *TERMINATED)]
+    own += [one for one in failed if _is_evidence(one.verdict) and one not in own]
+    if not own:
+        return None
+    first = own[0]
+    hosts = part(part(seen.any_job, "metadata"), "annotations").get(HOSTS)
+    where = f"host {first.host} of {hosts}" if hosts else f"host {first.host}"
+    if hosts == "1":
+        return first.verdict
+    return replace(first.verdict, message=f"{where}: {first.verdict.message}")
+
+
+def _is_evidence(verdict: Diagnosis) -> bool:
+    """Whether its reason says more than that the pod was deleted."""
+    return verdict.reason not in (None, Reason.LOST, Reason.USER_ERROR)
+
+
+def _never(end: End, *, alive: bool) -> Diagnosis:
+    """A client has ended it, for it could not start."""
+    if alive:
+        return Diagnosis(
+            status=JobStatus.PENDING, phase=Phase.PENDING, reason=end.reason, message=end.message
+        )
+    return _failed(end.reason, end.message)
+
+
+def _failed(reason: Reason, message: str) -> Diagnosis:
+    return Diagnosis(
+        status=JobStatus.FAILED,
+        phase=Phase.ENDED,
+        reason=reason,
+        message=message,
+        outlook=Outlook.FINAL,
+    )
+
+
+def _going_on(
+    seen: Seen, alive: Sequence[Document], first: Document | None, cause: Diagnosis | None
+) -> Diagnosis:
+    """Some pod is there that runs, or will: what the first one does, and what keeps the others."""
+    leaders = [pod for pod in alive if host_of(pod) == 0]
+    if leaders:
+        now = replace(present(seen, leaders[0]), executor=uid(first))
+    else:
+        started = any(map(ran, alive))
+        now = Diagnosis(
+            status=JobStatus.RUNNING if started else JobStatus.PENDING,
+            phase=Phase.RUNNING if started else Phase.PENDING,
+            message="the first host's pod is not there",
+        )
+    if _is_going(seen):
+        return replace(now, message="is being stopped", outlook=Outlook.OPEN)
+    if cause is not None:
+        return replace(now, reason=cause.reason, message=cause.message, advice=cause.advice)
+    if now.reason is None:
+        for pod in alive:
+            if (held := present(seen, pod)).reason is not None and held.phase is Phase.PENDING:
+                words = f"host {host_of(pod)}: {held.message}"
+                return replace(
+                    now,
+                    message=words,
+                    reason=held.reason,
+                    advice=held.advice,
+                    outlook=held.outlook,
+                )
+    return now
+
+
+def _gone(seen: Seen, cause: Diagnosis | None) -> Diagnosis:
+    if cause is not None:
+        return replace(cause, phase=Phase.GONE)
+    return Diagnosis(
+        status=JobStatus.NOT_FOUND,
+        phase=Phase.GONE,
+        message="the set of its pods was deleted",
+        outlook=Outlook.FINAL,
+    )
+
+
+class GroupTable(Table):
+    """As `Table`, of sets in place of Jobs: a set and its pods have one label in common.
+
+    With *hints* it is told of every process that has ended, in a word of its own: one that does
+    not close the attempt, but lets it be looked at. Only pods that have *label* are of these sets.
+    *makers* gives kind and name of what makes the pods of the set of a name.
+    """
+
+    def __init__(
+        self,
+        *,
+        label: str = "",
+        hints: bool = True,
+        makers: Callable[[str], Sequence[tuple[str, str]]] = lambda name: (),
+    ) -> None:
+        super().__init__()
+        self._label = label
+        self._makers = makers
+        self._hints = hints
+        self._hinted: dict[str, frozenset[str]] = {}
+
+    def _put(self, document: Document, *, deleted: bool, pods: bool) -> None:
+        metadata = part(document, "metadata")
+        labels = part(metadata, "labels")
+        name = str((labels.get(JOB) if pods else metadata.get("name")) or "")
+        entry = self.entries.get(name)
+        if not name or (entry is None and deleted):
+            return
+        if pods and self._label and self._label not in labels:
+            return
+        if entry is None:
+            entry = self.entries[name] = Entry(name)
+        put = _put_pod if pods else _put_set
+        if put(entry, document, deleted=deleted):
+            self._dirty[name] = None
+
+    def _told(self, entry: Entry) -> Iterator[Observation]:
+        now = Seen(
+            job=entry.job,
+            pods=[
+                pod for pod in entry.pods.values() if _is_of(pod, entry.job or entry.seen.any_job)
+            ],
+            events=entry.facts.events,
+            nodes=entry.facts.nodes,
+            workload=entry.facts.workload,
+            name=entry.name,
+            makers=self._makers(entry.name),
+        )
+        entry.seen = merged(entry.seen, now)
+        if not self._is_known(entry):
+            return
+        news = word(entry.seen)
+        entry.verdict, said = judge_group(entry.seen), news.said
+        if self._hints:
+            for who in sorted(news.ended - self._hinted.get(entry.name, frozenset())):
+                yield replace(said, phase=Phase.ENDED, executor=who)
+            self._hinted[entry.name] = news.ended
+        before, entry.told[said.name] = entry.told.get(said.name), said
+        self._note_waiting(entry, said)
+        if said.phase is Phase.GONE:
+            del self.entries[entry.name]
+            self._hinted.pop(entry.name, None)
+        if before != said:
+            yield said
+
+    def _is_known(self, entry: Entry) -> bool:
+        """Whether the set was told, or has none: it is told a moment later than its pods."""
+        if entry.seen.any_job:
+            return True
+        if not entry.pods or all(has_ended(pod) for pod in entry.pods.values()):
+            del self.entries[entry.name]
+            return False
+        going = (part(pod, "metadata").get("deletionTimestamp") for pod in entry.pods.values())
+        return self.orphans or any(going)
+
+
+def _is_of(pod: Document, of: Document) -> bool:
+    """Whether the set *of* has made it, and not one that had the name before."""
+    lives = [part(part(one, "metadata"), "annotations").get(LIFE) for one in (of, pod)]
+    return not of or lives[0] == lives[1]
+
+
+def _put_set(entry: Entry, found: Document, *, deleted: bool) -> bool:
+    """Take the set; whether that may be news."""
+    known = uid(entry.job) or uid(entry.seen.any_job)
+    if deleted:
+        if uid(found) != known:
+            return False  # of one that had the name before
+        entry.seen = replace(entry.seen, job=found, name=entry.name)
+        entry.job = None
+        return True
+    if known and uid(found) != known:
+        entry.begin_anew()
+    before, entry.job = entry.job, found
+    return before is None or not same(before, found)
+
+
+def _put_pod(entry: Entry, pod: Document, *, deleted: bool) -> bool:
+    if deleted:
+        known = entry.pods.pop(uid(pod), None)
+        if known is not None and _is_of(pod, entry.seen.any_job):
+            others = [one for one in entry.seen.pods if uid(one) != uid(pod)]
+            entry.seen = replace(entry.seen, pods=[*others, pod])
+        return True
+    before = entry.pods.get(uid(pod))
+    entry.pods[uid(pod)] = pod
+    return before is None or not same(before, pod)

@@ -1,0 +1,343 @@
+"""Jobs on several hosts of a Kubernetes cluster: for each a set of pods that start together."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
+from contextlib import aclosing, suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from absl import logging
+
+from kinetic._tasks import bounded
+from kinetic.aio.kubernetes.api import Api
+from kinetic.aio.kubernetes.gke import made
+from kinetic.aio.kubernetes.logs import job_log
+from kinetic.aio.kubernetes.manifests import Paths, Placement, by_labels
+from kinetic.aio.kubernetes.multihost import (
+    HOST,
+    LIFE,
+    GroupTable,
+    group_name,
+    jobset_manifest,
+    lws_manifest,
+)
+from kinetic.aio.kubernetes.port_forward import dialled
+from kinetic.aio.kubernetes.secrets import Secrets, submission_secret
+from kinetic.aio.kubernetes.tables import Rhythm
+from kinetic.aio.kubernetes.watch import Diagnostics, Patience, observed, sought
+from kinetic.aio.ports import JobSpec, Observation
+from kinetic.errors import AuthError, LaunchError, NotFound
+
+if TYPE_CHECKING:
+    from anyio.abc import ByteStream
+
+__all__ = ["KINDS", "Kind", "PathwaysCluster", "merged"]
+
+
+T = TypeVar("T")
+
+
+async def merged(streams: Collection[AsyncGenerator[T]]) -> AsyncGenerator[T]:
+    """What any of *streams* gives, as it comes; ends when all have, fails when one does.
+
+    Nothing is awaited between two items, so that a stream which only tells the
+    latest goes on doing that. They are closed with it.
+    """
+    waiting: dict[asyncio.Task[T | None], AsyncGenerator[T]] = {}
+    idle = [*streams]
+    try:
+        while idle or waiting:
+            for stream in idle:
+                waiting[asyncio.create_task(_next(stream), name="kinetic merged stream")] = stream
+            idle.clear()
+            done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                stream = waiting.pop(task)
+                if (item := task.result()) is None:
+                    continue
+                yield item
+                idle.append(stream)
+    finally:
+        for task in waiting:
+            task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+        for stream in streams:
+            await stream.aclose()
+
+
+async def _next(stream: AsyncGenerator[T]) -> T | None:
+    """The next item; none of them is None."""
+    return await anext(stream, None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    """A kind of sets: where the API server keeps them, and how one is made or stopped.
+
+    ``stop`` is what to change in the spec of one, so that its pods are ended and it stays.
+    ``label`` is one that its controller puts on the pods of these sets and of no others.
+    ``makers`` gives kind and name of what makes the pods of the set of a name, the set among them.
+    """
+
+    name: str
+    label: str
+    api: str
+    collection: str
+    manifest: Callable[[JobSpec, Placement], dict[str, Any]]
+    stop: Mapping[str, Any]
+    makers: Callable[[str], Sequence[tuple[str, str]]]
+    home: str
+
+
+KINDS: Mapping[str, Kind] = {
+    "lws": Kind(
+        name="LeaderWorkerSet",
+        label="leaderworkerset.sigs.k8s.io/name",
+        api="leaderworkerset.x-k8s.io/v1",
+        collection="leaderworkersets",
+        manifest=lws_manifest,
+        stop={"replicas": 0},
+        makers=lambda name: (
+            ("LeaderWorkerSet", name),
+            ("StatefulSet", name),
+            ("StatefulSet", f"{name}-0"),
+        ),
+        home="https://lws.sigs.k8s.io",
+    ),
+    "jobset": Kind(
+        name="JobSet",
+        label="jobset.sigs.k8s.io/jobset-name",
+        api="jobset.x-k8s.io/v1alpha2",
+        collection="jobsets",
+        manifest=jobset_manifest,
+        stop={"suspend": True},
+        makers=lambda name: (("JobSet", name), ("Job", f"{name}-{HOST}-0")),
+        home="https://jobset.sigs.k8s.io",
+    ),
+}
+"""By the word for it in ``KINETIC_MULTIHOST``."""
+
+
+AT_ONCE = 16
+
+
+class _Sets:
+    """The sets of one kind in a namespace."""
+
+    def __init__(self, api: Api, kind: Kind, namespace: str, patience: Patience) -> None:
+        self.kind = kind
+        self.paths = Paths(namespace)
+        self.paths.jobs = f"/apis/{kind.api}/namespaces/{namespace}/{kind.collection}"
+        self.inquiry = Diagnostics(api, self.paths, patience, stop=kind.stop, makers=kind.makers)
+
+    def table(self, *, hints: bool = True) -> GroupTable:
+        """An empty one."""
+        return GroupTable(label=self.kind.label, hints=hints, makers=self.kind.makers)
+
+    def path(self, name: str) -> str:
+        """Where the set of the attempt *name* is."""
+        return f"{self.paths.jobs}/{group_name(name)}"
+
+
+class PathwaysCluster:
+    """`kinetic.aio.ports.Cluster` on one namespace, with a set of pods for each job.
+
+    As `kinetic.aio.kubernetes.gke.GkeCluster`, which see; *kind* names the one of
+    `KINDS` that new jobs get. Those of the others, where the cluster has them,
+    are found, watched and deleted as well. Nothing is started again by
+    Kubernetes: an attempt is a set of its own.
+    """
+
+    def __init__(
+        self,
+        api: Api,
+        at: Placement | None = None,
+        *,
+        kind: str = "lws",
+        patience: Patience | None = None,
+        rhythm: Rhythm | None = None,
+    ) -> None:
+        placement = at or Placement(namespace="", restarts=0)
+        namespace = placement.namespace or api.default_namespace
+        patience = patience or Patience()
+        self._api = api
+        self._kind = KINDS[kind]
+        self._at = replace(placement, namespace=namespace)
+        self._own = _Sets(api, self._kind, namespace, patience)
+        self._paths = self._own.paths
+        self._others: Sequence[_Sets] | None = None
+        self._candidates = [
+            _Sets(api, one, namespace, patience) for one in KINDS.values() if one is not self._kind
+        ]
+        self._secrets = Secrets(api, self._paths)
+        self._rhythm = rhythm or Rhythm()
+
+    async def launch(self, job: JobSpec) -> None:
+        """Start *job*; one with this name already there is success.
+
+        Raises:
+            LaunchError: It was refused, or the cluster knows no such sets.
+            Throttled: A quota is used up now.
+            AuthError: A right is missing.
+            Unavailable: The API server does not answer.
+
+        Cancelled: the job may or may not exist; delete it by name.
+        """
+        if not job.name:
+            raise LaunchError("'' is no name for a job", reason="order")
+        secret = submission_secret(job)
+        own = {**self._at.annotations, LIFE: secrets.token_hex(8)}
+        manifest = self._kind.manifest(job, replace(self._at, secret=secret, annotations=own))
+        try:
+            await made(self._api, self._paths, self._secrets, job, secret, manifest)
+        except NotFound as exc:
+            kind, where = self._kind, f"namespace {self._at.namespace} of {self._api.cluster}"
+            raise LaunchError(
+                f"{job.name} was refused, there are no {kind.collection} in {where}: {exc}; have "
+                f"{kind.name} installed in the cluster ({kind.home}), or choose the other kind of "
+                f"sets with KINETIC_MULTIHOST ({' or '.join(KINDS)})",
+                reason="refused",
+            ) from exc
+
+    async def delete(
+        self, *, names: Collection[str] = (), labels: Mapping[str, str] | None = None
+    ) -> None:
+        """Stop and forget jobs by name, or all that carry *labels*; their pods get their grace."""
+        kinds = await self._kinds()
+        query = {"propagationPolicy": "Background"}
+
+        async def delete(name: str) -> None:
+            for sets in kinds:
+                with suppress(NotFound):
+                    await self._api.call("DELETE", sets.path(name), query=query)
+                    return
+
+        await bounded(delete, names, at_once=AT_ONCE)
+        if labels is not None:
+            query["labelSelector"] = by_labels(labels)
+            for sets in kinds:
+                with suppress(NotFound):  # the cluster has no sets of its own kind
+                    await self._api.call("DELETE", sets.paths.jobs, query=query)
+
+    async def _kinds(self) -> Sequence[_Sets]:
+        """Its own kind of sets, and what others the cluster has and lets it see."""
+        if self._others is None:
+            self._others = [one for one in self._candidates if await self._has(one)]
+        return [self._own, *self._others]
+
+    async def _has(self, sets: _Sets) -> bool:
+        try:
+            await self._api.call("GET", sets.paths.jobs, query={"limit": "1"})
+        except NotFound:
+            return False
+        except AuthError as exc:
+            logging.info("%s are not looked at: %s", sets.kind.collection, exc)
+            return False
+        return True
+
+    async def find(
+        self, *, names: Collection[str] = (), labels: Mapping[str, str] | None = None
+    ) -> list[Observation]:
+        """A consistent read; without *names* and *labels*, everything of kinetic's.
+
+        A job that is deleted is there until no pod of it can run any more.
+        """
+        found: list[Observation] = []
+        for sets in await self._kinds():
+            empty = partial(sets.table, hints=False)
+            with suppress(NotFound):  # the cluster has no sets of its own kind
+                found += await sought(self._api, sets.paths, names, labels, empty)
+        return found
+
+    async def watch(self, labels: Mapping[str, str]) -> AsyncGenerator[Observation]:
+        """What is there now, then every change, for ever; reconnects by itself.
+
+        The end of each host, and the deletion of the set, are told as the end
+        of another executor than the one that claimed: an outcome may be there.
+
+        Raises:
+            BackendError: It may not be read.
+        """
+        selector = by_labels(labels)
+        own, *others = await self._kinds()
+        news = self._observed(own, selector)
+        if others:  # which are told even where there are none of its own kind
+            streams = [self._observed(sets, selector) for sets in others]
+            news = merged([self._awaited(own, selector), *streams])
+        async with aclosing(news) as told:
+            async for seen in told:
+                yield seen
+
+    def _observed(self, sets: _Sets, selector: str) -> AsyncGenerator[Observation]:
+        return observed(
+            self._api, sets.paths, selector, sets.inquiry, self._rhythm, empty=sets.table
+        )
+
+    async def _awaited(self, sets: _Sets, selector: str) -> AsyncGenerator[Observation]:
+        """As `_observed`, as soon as the cluster has such sets."""
+        while True:
+            with suppress(NotFound):
+                async with aclosing(self._observed(sets, selector)) as told:
+                    async for seen in told:
+                        yield seen
+            await asyncio.sleep(self._rhythm.longest_pause_s)
+
+    async def logs(
+        self, name: str, *, follow: bool = False, tail: int | None = None
+    ) -> AsyncGenerator[str]:
+        """Lines of all hosts, each with the number of its host in brackets before it.
+
+        Raises:
+            NotFound: There is no such job, or its log is gone.
+        """
+        paths = await self._paths_of(name)
+        lines = job_log(self._api, paths, name, self._rhythm, follow=follow, tail=tail)
+        async with aclosing(lines) as told:
+            async for line in told:
+                yield line
+
+    async def _paths_of(self, name: str) -> Paths:
+        """Of the kind of sets that the attempt is one of."""
+        kinds = await self._kinds()
+        for sets in kinds if len(kinds) > 1 else ():
+            with suppress(NotFound):
+                await self._api.call("GET", sets.path(name))
+                return sets.paths
+        return self._paths
+
+    async def dial(self, name: str, port: int, *, host: int = 0) -> ByteStream:
+        """A connection to *port* of the loopback of one host's pod; see `GkeCluster.dial`."""
+        return await dialled(self._api, self._paths, name, port, host)
+
+    async def root_key(self) -> bytes:
+        """The namespace's secret; see `GkeCluster.root_key`."""
+        return await self._secrets.root_key()
+
+    async def keep_secret(self, name: str, content: bytes) -> None:
+        """Keep *content* in a Secret, in place of what was there."""
+        await self._secrets.keep(name, content)
+
+    async def secret(self, name: str) -> bytes:
+        """What `keep_secret` has kept.
+
+        Raises:
+            NotFound: Nothing is kept under this name.
+        """
+        return await self._secrets.kept(name)
+
+    async def drop_secret(self, names: Collection[str]) -> None:
+        """Keep these no longer, nor what the pods of these batches read."""
+        await self._secrets.drop(names)
+
+    async def finish(self, name: str, fence: int) -> None:
+        """Remove the Secret that the pods of a batch read."""
+        await self._secrets.finish(name, fence)
+
+    async def aclose(self) -> None:
+        """Close the connections; jobs go on."""
+        await self._secrets.aclose()
+        await self._api.aclose()

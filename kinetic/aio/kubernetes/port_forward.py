@@ -1,0 +1,115 @@
+"""A connection to a port of a pod's loopback, carried by a WebSocket to the API server.
+
+Each message begins with the number of its channel: one of the port's data, one
+of what is to be said when the port cannot be reached. Both begin with the
+port's number. Neither direction can end before the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import anyio
+from anyio.abc import ByteStream
+
+from kinetic.aio.kubernetes.api import Api
+from kinetic.aio.kubernetes.diagnosis.documents import Document, part
+from kinetic.aio.kubernetes.diagnosis.ending import has_ended
+from kinetic.aio.kubernetes.manifests import Paths, by_items
+from kinetic.aio.kubernetes.multihost import host_of
+from kinetic.aio.kubernetes.tables import listing, name_of
+from kinetic.errors import NotFound, Unavailable
+
+if TYPE_CHECKING:
+    import aiohttp
+
+__all__ = ["dialled"]
+
+PROTOCOL = "v4.channel.k8s.io"
+DATA, ERROR = 0, 1
+HEAD = 2
+"""Bytes of the port's number, at the beginning of each channel."""
+
+PIECE = 32 * 1024
+
+
+async def dialled(api: Api, paths: Paths, name: str, port: int, host: int) -> ByteStream:
+    """A connection to *port* in the pod of host number *host* of the attempt called *name*.
+
+    Raises:
+        NotFound: No such pod is running.
+        AuthError: A right is missing.
+        Unavailable: The API server does not answer.
+    """
+    (selector,) = by_items([name])
+    found = (await listing(api, paths.pods, selector)).items
+    pod = _running(found, name, host)
+    if pod is None:
+        where = f"namespace {paths.namespace} of {api.cluster}"
+        which = f" on host {host}" if host else ""
+        raise NotFound(f"no pod of {name}{which} is running in {where}: it has ended, or waits")
+    path = f"{paths.pods}/{pod}/portforward"
+    return _Tunnel(await api.tunnel(path, PROTOCOL, query={"ports": str(port)}), pod, port)
+
+
+def _running(pods: Sequence[Document], name: str, host: int) -> str | None:
+    """The name of the pod; the last, where there were others before it."""
+    named = [pod for pod in pods if name_of(pod) == name and (host_of(pod) or 0) == host]
+    alive = [
+        part(pod, "metadata")
+        for pod in named
+        if not has_ended(pod) and part(pod, "status").get("phase") == "Running"
+    ]
+    last = max(alive, key=lambda one: str(one.get("creationTimestamp")), default=None)
+    return None if last is None else str(last.get("name"))
+
+
+class _Tunnel(ByteStream):
+    def __init__(self, socket: aiohttp.ClientWebSocketResponse, pod: str, port: int) -> None:
+        self._socket = socket
+        self._what = f"port {port} of pod {pod}"
+        self._begun: set[int] = set()
+
+    async def receive(self, max_bytes: int = 65536) -> bytes:
+        """What comes next; a message is not divided.
+
+        Raises:
+            Unavailable: The pod's side has no connection to the port.
+            EndOfStream: It has ended.
+        """
+        import aiohttp
+
+        while True:
+            message = await self._socket.receive()
+            if message.type is not aiohttp.WSMsgType.BINARY:
+                raise anyio.EndOfStream
+            data: bytes = message.data
+            channel, rest = data[0], data[1:]
+            if channel not in self._begun:
+                self._begun.add(channel)
+                rest = rest[HEAD:]
+            if rest and channel == ERROR:
+                said = rest.decode(errors="replace").strip()
+                raise Unavailable(f"{self._what} cannot be reached: {said}")
+            if rest and channel == DATA:
+                return rest
+
+    async def send(self, item: bytes) -> None:
+        """Send it.
+
+        Raises:
+            BrokenResourceError: The connection is gone.
+        """
+        try:
+            for start in range(0, len(item), PIECE):
+                await self._socket.send_bytes(bytes([DATA]) + item[start : start + PIECE])
+        except (ConnectionError, RuntimeError) as exc:
+            raise anyio.BrokenResourceError from exc
+
+    async def send_eof(self) -> None:
+        """Nothing: there is no such message."""
+
+    async def aclose(self) -> None:
+        """End it, in both directions."""
+        await self._socket.close()

@@ -1,0 +1,281 @@
+"""Secrets of one namespace: the root key, what submissions keep, and what their pods read."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import contextlib
+import os
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from kinetic._tasks import bounded
+from kinetic.aio.kubernetes.api import Api
+from kinetic.aio.kubernetes.diagnosis.documents import Document, part, parts
+from kinetic.aio.kubernetes.manifests import (
+    LABEL,
+    LIMIT,
+    NAME,
+    Paths,
+    label_value,
+    object_name,
+    secret_manifest,
+    usual_labels,
+)
+from kinetic.aio.ports import JobSpec
+from kinetic.errors import AlreadyThere, ConfigurationError, Conflict, NotFound
+
+__all__ = ["ROOT_KEY", "Secrets", "lacks_own_secret", "submission_secret"]
+
+ROOT_KEY = "kinetic-root-key"
+ROOT_BYTES = 32
+FIELD = "key"
+CONTENT = "content"
+SUBMISSION = "kinetic.dev/submission"
+FENCE = "kinetic.dev/fence"
+"""The annotation with who launches the jobs that read a Secret: the batch's fence then."""
+
+AT_ONCE = 16
+
+
+def submission_secret(job: JobSpec) -> str:
+    """The name of the Secret that the pods of *job* read: its batch's, or its own."""
+    group = job.assignment.get("group_id")
+    return object_name(str(group) if group else job.name, longest=LABEL)
+
+
+def lacks_own_secret(job: Document | None, message: str) -> str:
+    """The Secret of a job, if *message* says that it is not there; else nothing.
+
+    A single job's is made after the job, by the next request of its client.
+    """
+    metadata = part(job, "metadata")
+    about = (part(metadata, "annotations").get(NAME), part(metadata, "labels").get(SUBMISSION))
+    own = (object_name(str(one), longest=LABEL) for one in about if one)
+    return next((one for one in own if f"Secret {one!r} " in message), "")
+
+
+def _fence_of(job: JobSpec) -> int:
+    return int(job.assignment.get("fence") or 0)
+
+
+def _kept(name: str) -> str:
+    return object_name(f"kept-{name}", longest=LABEL)
+
+
+class Secrets:
+    """What is secret in a namespace. Nothing is remembered but what was made for batches.
+
+    A batch has one Secret for its pods. It is made before the first job that
+    somebody launches under a fence, or marked with that fence, and removed when
+    its last holder has seen all end: one that was superseded, however late its
+    request arrives, finds another fence and leaves it.
+    """
+
+    def __init__(self, api: Api, paths: Paths) -> None:
+        self._api = api
+        self._paths = paths
+        self._made: dict[str, tuple[int, asyncio.Task[None]]] = {}
+
+    async def root_key(self) -> bytes:
+        """The namespace's root key; made on first use, by one of all that ask.
+
+        Raises:
+            ConfigurationError: It is there and is no key.
+        """
+        try:
+            return _root(await self._read(ROOT_KEY))
+        except NotFound:
+            pass
+        manifest = self._manifest(ROOT_KEY, {FIELD: os.urandom(ROOT_BYTES)}, ROOT_KEY)
+        try:
+            made = await self._create(manifest | {"immutable": True})
+        except AlreadyThere:  # by somebody else, or by the request whose answer was lost
+            made = await self._read(ROOT_KEY)
+        return _root(made)
+
+    async def keep(self, name: str, content: bytes) -> None:
+        """Keep *content* under *name*, in place of what was there.
+
+        Raises:
+            ConfigurationError: It is too large.
+        """
+        if len(content) > LIMIT:
+            raise ConfigurationError(
+                f"{name} has {len(content)} bytes to be kept in a Secret, and that holds {LIMIT}; "
+                "capture fewer variables of the environment, or ship the content as Data"
+            )
+        manifest = self._manifest(_kept(name), {CONTENT: content}, name)
+        while True:
+            try:
+                await self._create(manifest)
+                return
+            except AlreadyThere:
+                pass
+            try:
+                await self._api.call("PUT", self._path(_kept(name)), body=manifest)
+                return
+            except NotFound:  # dropped in between
+                continue
+
+    async def kept(self, name: str) -> bytes:
+        """What is kept under *name*.
+
+        Raises:
+            NotFound: Nothing is.
+        """
+        try:
+            return _bytes(await self._read(_kept(name)), CONTENT)
+        except NotFound as exc:
+            raise NotFound(
+                f"there is no secret {name!r} in namespace {self._paths.namespace} of "
+                f"{self._api.cluster}"
+            ) from exc
+
+    async def drop(self, names: Collection[str]) -> None:
+        """Remove what is kept under *names*, and what the pods of these batches read."""
+
+        async def drop(name: str) -> None:
+            await self._until_made(name)
+            await self._delete(_kept(name))
+            await self._delete(object_name(name, longest=LABEL))
+
+        await bounded(drop, names, at_once=AT_ONCE)
+
+    async def finish(self, name: str, fence: int) -> None:
+        """Remove what the pods of a batch read, unless somebody launches it under a later fence."""
+        await self._until_made(name)
+        path = self._path(object_name(name, longest=LABEL))
+        try:
+            metadata = part(await self._api.call("GET", path), "metadata")
+            if int(part(metadata, "annotations").get(FENCE) or 0) > fence:
+                return
+            known = {key: metadata[key] for key in ("uid", "resourceVersion")}
+            await self._api.call("DELETE", path, body={"preconditions": known})
+        except (NotFound, Conflict):
+            return  # it is gone, or somebody else's since this moment
+
+    async def _until_made(self, name: str) -> None:
+        """What is under way would come after its removal."""
+        _, making = self._made.pop(object_name(name, longest=LABEL), (0, None))
+        if making is not None:
+            await asyncio.wait({making})
+
+    async def ensure(self, job: JobSpec, name: str) -> None:
+        """Make the Secret of a batch before its first job here; at once for many that ask."""
+        fence = _fence_of(job)
+        before, making = self._made.get(name, (0, None))
+        failed = making is not None and making.done() and (making.cancelled() or making.exception())
+        if making is None or failed or before != fence:
+            making = asyncio.create_task(self._make(job, name), name=f"kinetic secret {name}")
+            self._made[name] = fence, making
+            making.add_done_callback(_noted)
+        await asyncio.shield(making)
+
+    async def give(self, job: JobSpec, name: str, owner: Mapping[str, Any]) -> None:
+        """Make the Secret of a single job, which goes with *owner*, its Job."""
+        labels = self._labels(job)
+        manifest = secret_manifest(job, name, self._paths.namespace, labels=labels, owner=owner)
+        while True:
+            try:
+                await self._create(manifest)
+                return
+            except AlreadyThere:
+                pass
+            try:
+                there = await self._read(name)
+                metadata = part(there, "metadata")
+                owners = {str(one.get("uid")) for one in parts(metadata, "ownerReferences")}
+                if owners == {str(owner["metadata"]["uid"])}:
+                    return
+                # Of a Job that had the name before: it would go at any moment.
+                options = {"preconditions": {"uid": metadata["uid"]}}
+                await self._api.call("DELETE", self._path(name), body=options)
+            except NotFound:
+                continue
+
+    async def aclose(self) -> None:
+        """End what is under way."""
+        tasks = [task for _, task in self._made.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _make(self, job: JobSpec, name: str) -> None:
+        """Its content is immutable, and another submission has another name."""
+        mark = {FENCE: str(_fence_of(job))}
+        manifest = secret_manifest(job, name, self._paths.namespace, labels=self._labels(job))
+        manifest["metadata"]["annotations"] = mark
+        while True:
+            try:
+                await self._create(manifest)
+                return
+            except AlreadyThere:
+                pass
+            try:
+                there = await self._read(name)
+                marks = part(part(there, "metadata"), "annotations")
+                if int(marks.get(FENCE) or 0) >= _fence_of(job):
+                    return
+                metadata = {**part(there, "metadata"), "annotations": {**marks, **mark}}
+                marked = {**there, "metadata": metadata}
+                await self._api.call("PUT", self._path(name), body=marked)
+                return
+            except (NotFound, Conflict):  # removed, or marked, in between
+                continue
+
+    def _labels(self, job: JobSpec) -> dict[str, str]:
+        submission = job.labels.get(SUBMISSION, job.name)
+        return usual_labels(submission) | {SUBMISSION: submission}
+
+    def _manifest(self, name: str, content: Mapping[str, bytes], about: str) -> dict[str, Any]:
+        return {
+            "apiVersion": "v1",
+            "kind": "Secret",
+            "type": "Opaque",
+            "metadata": {
+                "name": name,
+                "namespace": self._paths.namespace,
+                "labels": usual_labels(about) | {SUBMISSION: label_value(about)},
+                "annotations": {NAME: about},
+            },
+            "data": {key: base64.b64encode(value).decode() for key, value in content.items()},
+        }
+
+    async def _create(self, manifest: Mapping[str, Any]) -> Document:
+        return await self._api.call("POST", self._paths.secrets, body=manifest)
+
+    async def _read(self, name: str) -> Document:
+        return await self._api.call("GET", self._path(name))
+
+    async def _delete(self, name: str) -> None:
+        with contextlib.suppress(NotFound):
+            await self._api.call("DELETE", self._path(name))
+
+    def _path(self, name: str) -> str:
+        return f"{self._paths.secrets}/{name}"
+
+
+def _noted(task: asyncio.Task[None]) -> None:
+    if not task.cancelled():
+        task.exception()  # all who waited may have been cancelled
+
+
+def _bytes(secret: Document, field: str) -> bytes:
+    return base64.b64decode(str(part(secret, "data").get(field) or ""))
+
+
+def _root(secret: Document) -> bytes:
+    try:
+        key = _bytes(secret, FIELD)
+    except binascii.Error:
+        key = b""
+    if len(key) != ROOT_BYTES:
+        namespace = part(secret, "metadata").get("namespace")
+        raise ConfigurationError(
+            f"Secret {ROOT_KEY!r} in namespace {namespace!r} holds no key of {ROOT_BYTES} bytes: "
+            "put back the one that was there, or delete it to have another one made; results of "
+            "jobs that were signed with the old one can then not be read any more"
+        )
+    return key

@@ -1,0 +1,849 @@
+"""All jobs of one selector, as far as lists and changes have told, and which of them are news."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import random
+from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+from absl import logging
+
+from kinetic._messages import one_line
+from kinetic._runner.protocol import wire
+from kinetic.aio.kubernetes.api import Api
+from kinetic.aio.kubernetes.diagnosis.containers import containers
+from kinetic.aio.kubernetes.diagnosis.documents import Document, condition, part, parts, uid
+from kinetic.aio.kubernetes.diagnosis.ending import has_ended
+from kinetic.aio.kubernetes.diagnosis.finished import past
+from kinetic.aio.kubernetes.diagnosis.judge import judge, judge_pod
+from kinetic.aio.kubernetes.diagnosis.verdict import Diagnosis, Outlook, Seen, merged
+from kinetic.aio.kubernetes.manifests import ATTEMPT, HOSTS, LABELS, NAME, attempt_name
+from kinetic.aio.ports import Observation, Phase
+from kinetic.errors import BackendError, Expired, Throttled, Unavailable
+from kinetic.job_status import JobStatus, Reason
+
+__all__ = [
+    "ENDED",
+    "OUTCOME",
+    "Changed",
+    "End",
+    "Entry",
+    "Facts",
+    "Listed",
+    "Rhythm",
+    "Table",
+    "by_runner",
+    "judged",
+    "listing",
+    "name_of",
+    "observations",
+    "owner",
+    "owner_name",
+    "reflect",
+    "same",
+    "settled",
+    "thrown_out",
+    "trimmed",
+]
+
+
+OUTCOME = "kinetic"
+"""Where the end of a container has the reason of the outcome that its runner committed."""
+
+_POD = frozenset(
+    {
+        "activeDeadlineSeconds",
+        "affinity",
+        "nodeName",
+        "nodeSelector",
+        "overhead",
+        "resourceClaims",
+        "resources",
+        "restartPolicy",
+        "schedulerName",
+        "schedulingGates",
+        "tolerations",
+    }
+)
+_CLAIMS = frozenset({"persistentVolumeClaim", "ephemeral"})
+_CONTAINER = ("name", "image", "command", "resources", "restartPolicy")
+_METADATA = (
+    "name",
+    "namespace",
+    "uid",
+    "resourceVersion",
+    "creationTimestamp",
+    "deletionTimestamp",
+    "deletionGracePeriodSeconds",
+    "finalizers",
+    "labels",
+    "annotations",
+    "ownerReferences",
+)
+
+_IDENTITY = ("uid", "deletionTimestamp", "annotations")
+_JOB_STATUS = ("conditions", "failed", "failedIndexes", "completedIndexes")
+
+
+def trimmed(document: Document) -> Document:
+    """What `kinetic.aio.kubernetes.diagnosis` reads of a Job or a pod, and who it is."""
+    metadata = part(document, "metadata")
+    spec = part(document, "spec")
+    if "containers" in spec:
+        kept: dict[str, Any] = {key: spec[key] for key in _POD & spec.keys()}
+        if claims := [one for one in parts(spec, "volumes") if _CLAIMS & one.keys()]:
+            kept["volumes"] = claims
+        for field in ("initContainers", "containers"):
+            if field in spec:
+                kept[field] = [
+                    {key: one[key] for key in _CONTAINER if key in one} for one in spec[field]
+                ]
+    else:
+        kept = {key: value for key, value in spec.items() if key != "template"}
+    return {
+        "metadata": {key: metadata[key] for key in _METADATA if key in metadata},
+        "spec": kept,
+        "status": _without_receipts(part(document, "status")),
+    }
+
+
+def same(before: Document, now: Document) -> bool:
+    """Whether *now*, trimmed like *before*, says nothing new: half of all changes do not."""
+    if any(
+        part(before, "metadata").get(key) != part(now, "metadata").get(key) for key in _IDENTITY
+    ):
+        return False
+    if before["spec"] != now["spec"]:
+        return False
+    if "containers" in now["spec"] or now["spec"].get("completions") != 1:
+        return bool(before["status"] == now["status"])
+    return all(before["status"].get(key) == now["status"].get(key) for key in _JOB_STATUS)
+
+
+def _without_receipts(status: Document) -> Document:
+    """The copy of an outcome in a termination message is not what the program said."""
+    statuses = parts(status, "containerStatuses")
+    if not any(part(part(one, "state"), "terminated").get("message") for one in statuses):
+        return status
+    return {**status, "containerStatuses": [_without_receipt(one) for one in statuses]}
+
+
+def _without_receipt(container: Document) -> Document:
+    ended = part(part(container, "state"), "terminated")
+    receipt = wire.parse(str(ended.get("message") or ""))
+    if receipt is None:
+        return container
+    said = {key: value for key, value in ended.items() if key != "message"}
+    with contextlib.suppress(ValueError):  # of another version
+        said[OUTCOME] = wire.Outcome.parse(receipt.metadata["header"]).reason
+    return {**container, "state": {"terminated": said}}
+
+
+ENDED = "kinetic.dev/ended"
+"""The annotation with why a client ended a Job that could not start; every observer reads it."""
+
+
+_COUNTS = (
+    "batch.kubernetes.io/job-index-failure-count",
+    "batch.kubernetes.io/job-index-ignored-failure-count",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """What was asked for beside jobs and pods, because a state needed an explanation."""
+
+    events: Sequence[Document] = ()
+    nodes: Sequence[Document] | None = None
+    workload: Document | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class End:
+    """Why a client ends a Job that could not start."""
+
+    reason: Reason
+    message: str
+
+    def to_text(self) -> str:
+        """As the annotation carries it."""
+        return json.dumps({"reason": self.reason.value, "message": self.message})
+
+    @staticmethod
+    def of(job: Document | None) -> End | None:
+        """What the annotation of *job* says."""
+        text = part(part(job, "metadata"), "annotations").get(ENDED)
+        if not text:
+            return None
+        try:
+            found = json.loads(str(text))
+            return End(reason=Reason(found["reason"]), message=str(found["message"]))
+        except (ValueError, KeyError, TypeError):
+            return End(reason=Reason.LOST, message=one_line(str(text)))
+
+
+def owner(pod: Document) -> str:
+    """The uid of the Job that made *pod*."""
+    return str(_controller(pod).get("uid") or "")
+
+
+def owner_name(pod: Document) -> str:
+    """The name of the Job that made *pod*."""
+    return str(_controller(pod).get("name") or "")
+
+
+def _controller(pod: Document) -> Document:
+    nobody: Document = {}
+    owners = parts(part(pod, "metadata"), "ownerReferences")
+    return next((one for one in owners if one.get("controller")), nobody)
+
+
+def judged(seen: Seen) -> Diagnosis:
+    """What is to be told of the Job, also where a client has ended it."""
+    verdict = judge(seen)
+    end = End.of(seen.any_job)
+    if end is None or any(_started(pod) for pod in (*seen.pods, *seen.gone)):
+        return verdict
+    alive = [pod for pod in seen.pods if not has_ended(pod)]
+    if verdict.phase is Phase.GONE or verdict.status is JobStatus.SUCCEEDED:
+        return verdict
+    return replace(
+        verdict,
+        status=JobStatus.PENDING if alive else JobStatus.FAILED,
+        phase=Phase.PENDING if alive else Phase.ENDED,
+        reason=end.reason,
+        exit_code=None,
+        executor="",
+        message=end.message,
+        advice="",
+        outlook=Outlook.OPEN if alive else Outlook.FINAL,
+    )
+
+
+def _started(pod: Document) -> bool:
+    """Whether its program surely ran: a kubelet says "unknown" of one that it never started."""
+    states = [part(one.status, "state") for one in containers(pod) if not one.init]
+    return any("running" in state or part(state, "terminated").get("startedAt") for state in states)
+
+
+def settled(seen: Seen, verdict: Diagnosis) -> bool:
+    """Whether nothing will change any more but that it is removed."""
+    over = condition(seen.job, "Complete") or condition(seen.job, "Failed")
+    return over is not None and verdict.phase is Phase.ENDED
+
+
+def observations(seen: Seen, verdict: Diagnosis) -> list[Observation]:
+    """The port's words: one for each attempt, the one that *verdict* is about at the end.
+
+    The Job replaces a pod that was disrupted. That one carries the number of
+    the next attempt, in its annotations; the name and the labels of that are
+    told, as they were ordered but for the number.
+    """
+    about = _about((seen.any_job, *seen.pods, *seen.gone))
+    labels = _labels(about)
+    first = _number(labels.get(ATTEMPT))
+    if first is None:
+        name = str(part(about, "annotations").get(NAME) or seen.job_name)
+        last = next(reversed([*seen.gone, *seen.pods]), None)
+        return [_observation(about, labels, name, by_runner(verdict, last))]
+    pods = {first + _starts_before(pod): pod for pod in (*seen.gone, *seen.pods)}
+    now = _current(seen, verdict, pods, first)
+    verdict = by_runner(verdict, pods.get(now))
+    there = {uid(pod) for pod in seen.pods}
+    told = {
+        number: by_runner(judge_pod(seen, pod) if uid(pod) in there else past(seen, pod), pod)
+        for number, pod in pods.items()
+        if number != now  # that is what the verdict says
+    }
+    found: list[Observation] = []
+    name = str(part(about, "annotations").get(NAME) or seen.job_name)
+    for number in (*sorted(told), now):
+        said = verdict if number == now else told[number]
+        whose = {**labels, ATTEMPT: str(number)}
+        found.append(_observation(about, whose, attempt_name(name, first, number), said))
+    return found
+
+
+def by_runner(verdict: Diagnosis, pod: Document | None) -> Diagnosis:
+    """*verdict*, with the reason of the outcome that the runner in *pod* committed itself."""
+    if verdict.status is not JobStatus.FAILED or verdict.executor != uid(pod):
+        return verdict
+    ends = (one.state("terminated") or {} for one in containers(pod or {}) if not one.init)
+    told = next((str(end[OUTCOME]) for end in ends if end.get(OUTCOME)), "")
+    if told == Reason.DEADLINE.value:
+        words = "the function ran longer than its timeout"
+        return replace(verdict, reason=Reason.DEADLINE, message=words, advice="raise timeout=")
+    known = told in {one.value for one in Reason}
+    return replace(verdict, reason=Reason(told)) if known else verdict
+
+
+def name_of(document: Document) -> str:
+    """The name of the attempt that a Job was made for, or that a pod carries out."""
+    about = part(document, "metadata")
+    name = str(part(about, "annotations").get(NAME) or about.get("name") or "")
+    first = _number(_labels(about).get(ATTEMPT))
+    return name if first is None else attempt_name(name, first, first + _starts_before(document))
+
+
+def _number(text: str | None) -> int | None:
+    return int(text) if text and text.isdecimal() else None
+
+
+def _starts_before(pod: Document) -> int:
+    """How many pods of its Job failed before this one, for whatever reason."""
+    annotations = part(part(pod, "metadata"), "annotations")
+    return sum(_number(str(annotations.get(key))) or 0 for key in _COUNTS)
+
+
+def _current(seen: Seen, verdict: Diagnosis, pods: Mapping[int, Document], first: int) -> int:
+    """The attempt that the verdict on the whole Job is about."""
+    if not pods:
+        return first
+    alive = any(not has_ended(pod) for pod in seen.pods)
+    if verdict.phase is Phase.PENDING and not alive:
+        return max(pods) + 1  # its pod is about to be made
+    named = (number for number, pod in pods.items() if uid(pod) == verdict.executor)
+    return next(named, max(pods))
+
+
+def _observation(
+    about: Document, labels: Mapping[str, str], name: str, verdict: Diagnosis
+) -> Observation:
+    created = str(about.get("creationTimestamp") or "")
+    return Observation(
+        name=name,
+        phase=verdict.phase,
+        labels=labels,
+        # What waits is no process yet.
+        executor="" if verdict.phase is Phase.PENDING else verdict.executor,
+        exit_code=verdict.exit_code,
+        reason=verdict.reason,
+        message=verdict.text,
+        created_at=created.replace("Z", "+00:00"),
+    )
+
+
+def _about(documents: Iterable[Document]) -> Document:
+    """The metadata of the first that carries the job's name."""
+    found = [part(one, "metadata") for one in documents]
+    named = (one for one in found if NAME in part(one, "annotations"))
+    return next(named, found[0] if found else {})
+
+
+def _labels(about: Document) -> Mapping[str, str]:
+    text = part(about, "annotations").get(LABELS)
+    if text:
+        try:
+            found: Any = json.loads(str(text))
+        except ValueError:
+            found = None
+        if isinstance(found, dict):
+            return cast("dict[str, str]", found)
+    return {key: str(value) for key, value in part(about, "labels").items()}
+
+
+PAGE = 250
+"""Objects in one answer: some 20 ms of work for the event loop."""
+
+GONE = 410
+TRIES = 3
+"""So often a list begins anew, or a watch goes on that the server refuses to carry on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rhythm:
+    """How a watch is kept alive; seconds.
+
+    ``idle_s`` is the silence that counts as a dead connection. ``life_s`` is
+    how long the server shall keep one watch open. What ends within ``brief_s``
+    and said nothing is asked for again only after a pause, which grows.
+    """
+
+    page: int = PAGE
+    idle_s: float = 100.0
+    life_s: float = 280.0
+    brief_s: float = 5.0
+    first_pause_s: float = 0.2
+    longest_pause_s: float = 30.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listed:
+    """Everything there is now."""
+
+    items: list[Document]
+    version: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Changed:
+    """One object as it is now, or as it was when it was deleted."""
+
+    document: Document
+    deleted: bool
+
+
+async def listing(api: Api, path: str, selector: str, page: int = PAGE) -> Listed:
+    """A consistent read of all that *selector* finds.
+
+    A list that takes so long that the server forgets its beginning begins anew.
+    """
+    for _ in range(TRIES):
+        try:
+            return await _pages(api, path, selector, page)
+        except Expired:
+            continue
+    raise Unavailable(
+        f"listing {path} took so long that its beginning was forgotten, {TRIES} times; try again",
+        retryable=True,
+    )
+
+
+async def _pages(api: Api, path: str, selector: str, page: int) -> Listed:
+    items: list[Document] = []
+    query = {"labelSelector": selector, "limit": str(page)}
+    while True:
+        answer = await api.call("GET", path, query=query)
+        items += (trimmed(one) for one in answer.get("items") or ())
+        metadata = part(answer, "metadata")
+        if not (more := str(metadata.get("continue") or "")):
+            return Listed(items=items, version=str(metadata.get("resourceVersion") or ""))
+        query["continue"] = more
+
+
+async def reflect(
+    api: Api, path: str, selector: str, rhythm: Rhythm
+) -> AsyncGenerator[Listed | Changed]:
+    """What is there, then every change, for ever; a further `Listed` replaces all before.
+
+    Raises:
+        BackendError: The server will not let it be read, however often it is asked.
+    """
+    loop, pauses = asyncio.get_running_loop(), _Pauses(rhythm)
+    while True:
+        try:
+            found = await listing(api, path, selector, rhythm.page)
+        except (Unavailable, Throttled) as exc:
+            await pauses.wait(f"listing {path}", exc)
+            continue
+        begun = loop.time()
+        yield found
+        watch = _Watch(api, path, selector, found.version, pauses)
+        async with aclosing(watch.changes()) as changes:
+            async for change in changes:
+                yield change
+        if loop.time() - begun < rhythm.brief_s:  # a server that forgets what it has just told
+            await pauses.wait(f"watching {path}", "the server has forgotten what was listed")
+
+
+class _Pauses:
+    """How long to wait after failures that follow each other."""
+
+    def __init__(self, rhythm: Rhythm) -> None:
+        self.rhythm = rhythm
+        self._failures = 0
+
+    def reset(self) -> None:
+        self._failures = 0
+
+    async def wait(self, what: str, why: object) -> None:
+        rhythm = self.rhythm
+        longest = min(rhythm.longest_pause_s, rhythm.first_pause_s * 2 ** min(self._failures, 20))
+        self._failures += 1
+        if self._failures == 5:  # some seconds of it
+            logging.warning("%s was interrupted: %s; trying on", what, why)
+        wish = (why.retry_after if isinstance(why, BackendError) else None) or 0.0
+        pause = max(min(wish, rhythm.longest_pause_s), longest * random.uniform(0.5, 1.0))
+        await asyncio.sleep(pause)  # a watch that sleeps for an hour is blind for an hour
+
+
+class _Watch:
+    """Connections one after the other, as long as the server remembers where they stopped."""
+
+    def __init__(self, api: Api, path: str, selector: str, version: str, pauses: _Pauses) -> None:
+        self._api = api
+        self._path = path
+        self._selector = selector
+        self._version = version
+        self._pauses = pauses
+        self._refusals = 0
+
+    async def changes(self) -> AsyncGenerator[Changed]:
+        """Every change, until the server says that it has forgotten some."""
+        loop = asyncio.get_running_loop()
+        while True:
+            begun, before = loop.time(), self._version
+            why: object = "the server ended it at once"
+            try:
+                async with aclosing(self._connection()) as events:
+                    async for event in events:
+                        if (change := self._understood(event)) is not None:
+                            self._refusals = 0
+                            yield change
+            except Expired:
+                return
+            except (Unavailable, Throttled) as exc:
+                why = exc
+            if self._refusals >= TRIES:
+                return
+            if self._version != before or loop.time() - begun >= self._pauses.rhythm.brief_s:
+                self._pauses.reset()
+            await self._pauses.wait(f"watching {self._path}", why)
+
+    async def _connection(self) -> AsyncGenerator[dict[str, Any]]:
+        rhythm = self._pauses.rhythm
+        query = {
+            "watch": "1",
+            "labelSelector": self._selector,
+            "resourceVersion": self._version,
+            "allowWatchBookmarks": "true",
+            "timeoutSeconds": str(int(rhythm.life_s * random.uniform(0.8, 1.0)) or 1),
+        }
+        lines = self._api.lines(self._path, query=query, idle=rhythm.idle_s)
+        async with aclosing(lines) as stream:
+            async for line in stream:
+                if line.strip():
+                    yield _decoded(line, self._path)
+
+    def _understood(self, event: dict[str, Any]) -> Changed | None:
+        """The change that *event* tells; None for a bookmark.
+
+        Raises:
+            Expired: The version to go on from is forgotten.
+            Unavailable: The server cannot go on now.
+        """
+        document: dict[str, Any] = event.get("object") or {}
+        kind = event.get("type")
+        if kind == "ERROR":
+            said = str(document.get("message") or document.get("reason") or "no reason given")
+            if document.get("code") == GONE or document.get("reason") in ("Expired", "Gone"):
+                raise Expired(f"watching {self._path}: {said}")
+            self._refusals += 1
+            raise Unavailable(f"watching {self._path}: {said}", retryable=True)
+        version = str(part(document, "metadata").get("resourceVersion") or "")
+        self._version = version or self._version
+        if kind not in ("ADDED", "MODIFIED", "DELETED"):
+            return None
+        return Changed(document=trimmed(document), deleted=kind == "DELETED")
+
+
+def _decoded(line: bytes, path: str) -> dict[str, Any]:
+    try:
+        event: Any = json.loads(line)
+    except ValueError:
+        event = None
+    if not isinstance(event, dict):
+        raise Unavailable(
+            f"watching {path}: {line[:100]!r} is no event of a Kubernetes API server; check "
+            "whether a proxy stands before it",
+            retryable=True,
+        )
+    return cast("dict[str, Any]", event)
+
+
+class Entry:
+    """One name: the Job that has it now, and the pods of that Job.
+
+    ``over`` is the uid of a Job of which only the removal can still be news;
+    what it was judged by is dropped then. ``told`` has the last word on each of
+    its attempts, ``current`` is the name of the last one. ``scenes`` are the pods
+    whose nodes were asked for.
+
+    The rest belongs to `kinetic.aio.kubernetes.watch`: ``since`` when it was
+    first seen to wait, ``hopeless`` since when it waits in vain, ``asked`` how
+    often more was asked about it, ``asked_as`` what was known before.
+    """
+
+    __slots__ = (
+        "asked",
+        "asked_as",
+        "current",
+        "facts",
+        "hopeless",
+        "job",
+        "name",
+        "over",
+        "pods",
+        "scenes",
+        "seen",
+        "since",
+        "told",
+        "verdict",
+    )
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.job: Document | None = None
+        self.pods: dict[str, Document] = {}
+        self.seen = Seen(name=name)
+        self.verdict: Diagnosis | None = None
+        self.told: dict[str, Observation] = {}
+        self.facts = Facts()
+        self.over = ""
+        self.since: float | None = None
+        self.hopeless: float | None = None
+        self.asked = 0
+        self.asked_as = ""
+        self.current = ""
+        self.scenes: set[str] = set()
+
+    def begin_anew(self) -> None:
+        """Another Job has the name."""
+        self.seen = Seen(name=self.name)
+        self.facts = Facts()
+        self.verdict, self.over = None, ""
+        self.since, self.hopeless, self.asked, self.asked_as = None, None, 0, ""
+
+    def judge(self, *, orphans: bool) -> Diagnosis | None:
+        """What is to be told now; None when that is not known yet."""
+        pods = [*self.pods.values()]
+        whose = uid(self.job) if self.job is not None else uid(self.seen.any_job)
+        if whose:
+            pods = [pod for pod in pods if owner(pod) == whose]
+            if self.job is None and "orphan" not in _finalizers(self.seen.any_job):
+                pods = [_going(pod) for pod in pods]  # that is told a moment later
+        elif not any((orphans or _leaving(pod)) and _is_process(pod) for pod in pods):
+            return None  # its Job is about to be told, or was told as gone
+        now = Seen(
+            job=self.job,
+            pods=sorted(pods, key=_born),
+            events=self.facts.events,
+            nodes=self.facts.nodes,
+            workload=self.facts.workload,
+            name=self.name,
+        )
+        self.seen = merged(self.seen, now)
+        self.verdict = judged(self.seen)
+        return self.verdict
+
+    def finish(self) -> None:
+        """Only its removal can still be news."""
+        self.over = uid(self.job)
+        if self.job is not None:  # finished Jobs are kept for a day: thousands of them
+            metadata = part(self.job, "metadata")
+            self.job = {"metadata": {key: metadata[key] for key in ("name", "uid")}}
+        self.seen = Seen(name=self.name)
+        self.facts = Facts()
+        self.pods.clear()
+
+
+def _born(pod: Document) -> tuple[str, str]:
+    metadata = part(pod, "metadata")
+    return str(metadata.get("creationTimestamp") or ""), str(metadata.get("name") or "")
+
+
+def thrown_out(pod: Document) -> bool:
+    """Whether its node was closed under it, or is lost: only the node itself says which."""
+    target = condition(pod, "DisruptionTarget")
+    return target is not None and target.get("reason") == "DeletionByTaintManager"
+
+
+def _finalizers(job: Document) -> Sequence[str]:
+    return parts(part(job, "metadata"), "finalizers")
+
+
+def _going(pod: Document) -> Document:
+    """A pod whose Job was deleted goes, too."""
+    metadata = part(pod, "metadata")
+    moment = metadata.get("deletionTimestamp") or metadata.get("creationTimestamp")
+    return {**pod, "metadata": {**metadata, "deletionTimestamp": moment}}
+
+
+def _leaving(pod: Document) -> bool:
+    return bool(part(pod, "metadata").get("deletionTimestamp"))
+
+
+def _is_process(pod: Document) -> bool:
+    """Whether it may run without its Job: on a node, and not ended."""
+    return bool(part(pod, "spec").get("nodeName")) and not has_ended(pod)
+
+
+class Table:
+    """Feed it what the collections of jobs and of pods tell, in any order; ask for the news.
+
+    With ``orphans``, what is not among the jobs is gone: a pod of it is told then.
+    """
+
+    def __init__(self) -> None:
+        self.entries: dict[str, Entry] = {}
+        self.waiting: dict[str, Entry] = {}
+        self.curious: dict[str, Entry] = {}
+        self.orphans = False
+        self._synced: set[bool] = set()
+        self._dirty: dict[str, None] = {}
+
+    @property
+    def dirty(self) -> bool:
+        """Whether there may be news."""
+        return bool(self._dirty) and len(self._synced) == 2
+
+    def feed(self, word: Listed | Changed, *, pods: bool) -> None:
+        """Take a word about the jobs, or about their *pods*."""
+        if isinstance(word, Changed):
+            self._put(word.document, deleted=word.deleted, pods=pods)
+            return
+        present = {uid(one) for one in word.items}
+        for entry in [*self.entries.values()]:
+            known = [*entry.pods.values()] if pods else [entry.job] if entry.job else []
+            for one in known:
+                if uid(one) not in present:
+                    self._put(one, deleted=True, pods=pods)
+        for one in word.items:
+            self._put(one, deleted=False, pods=pods)
+        self._synced.add(pods)
+
+    @property
+    def strays(self) -> bool:
+        """Whether there is a pod whose Job was not told."""
+        return any(
+            one.job is None and any(_is_process(pod) for pod in one.pods.values())
+            for one in self.entries.values()
+        )
+
+    def learn(self, name: str, facts: Facts) -> None:
+        """Take what was asked for about one job."""
+        if (entry := self.entries.get(name)) is not None and not entry.over:
+            entry.facts = facts
+            self._dirty[name] = None
+
+    def learn_scene(self, name: str, pod: str, node: Document) -> None:
+        """Take how the node was when the pod of this uid was thrown out."""
+        if (entry := self.entries.get(name)) is not None and not entry.over:
+            entry.seen = replace(entry.seen, scenes={**entry.seen.scenes, pod: node})
+            self._dirty[name] = None
+
+    def _put(self, document: Document, *, deleted: bool, pods: bool) -> None:
+        metadata = part(document, "metadata")
+        name = owner_name(document) if pods else str(metadata.get("name") or "")
+        if not name or HOSTS in part(metadata, "annotations"):
+            return
+        entry = self.entries.get(name)
+        if entry is None:
+            if deleted:
+                return
+            entry = self.entries[name] = Entry(name)
+        put = _put_pod if pods else _put_job
+        if put(entry, document, deleted=deleted):
+            self._dirty[name] = None
+
+    def news(self, most: int = 10**9) -> Iterator[Observation]:
+        """What is to be told of at most so many jobs with changes; `dirty` says if there are more.
+
+        Nothing is told before jobs and pods have both been listed.
+        """
+        if len(self._synced) < 2:
+            return
+        for _ in range(min(most, len(self._dirty))):
+            name = next(iter(self._dirty))
+            del self._dirty[name]
+            if (entry := self.entries.get(name)) is not None:
+                yield from self._told(entry)
+                if name not in self.entries:
+                    self.waiting.pop(name, None)
+
+    def _told(self, entry: Entry) -> Iterator[Observation]:
+        if entry.over:
+            if entry.job is None:
+                yield from self._gone(entry)
+            return
+        verdict = entry.judge(orphans=self.orphans)
+        if verdict is None:
+            if entry.told:  # nothing of it runs any more
+                yield from self._gone(entry)
+            elif not entry.pods:
+                del self.entries[entry.name]
+            return
+        gone = entry.job is None and not any(_is_process(pod) for pod in entry.seen.pods)
+        if gone:  # what is left of its pods is no process
+            verdict = replace(verdict, phase=Phase.GONE)
+        words = observations(entry.seen, verdict)
+        if gone:
+            entry.told.update((said.name, said) for said in words[-1:] if said.name in entry.told)
+            yield from self._gone(entry)
+            return
+        self._note_waiting(entry, words[-1])
+        if any(thrown_out(pod) and uid(pod) not in entry.scenes for pod in entry.seen.pods):
+            entry.scenes.update(uid(pod) for pod in entry.seen.pods)
+            self.curious[entry.name] = entry
+        for said in words:
+            before, entry.told[said.name] = entry.told.get(said.name), said
+            if _is_news(before, said):
+                yield said
+        if settled(entry.seen, verdict):
+            yield from self._never(entry, {said.name for said in words}, verdict)
+            entry.finish()
+
+    def _never(self, entry: Entry, told: set[str], verdict: Diagnosis) -> Iterator[Observation]:
+        """Attempts that were about to come when the Job ended."""
+        for name in entry.told.keys() - told:
+            before = entry.told[name]
+            if before.phase is not Phase.ENDED:
+                said = replace(
+                    before,
+                    phase=Phase.ENDED,
+                    executor="",
+                    reason=verdict.reason,
+                    message=verdict.text,
+                )
+                entry.told[name] = said
+                yield said
+
+    def _gone(self, entry: Entry) -> Iterator[Observation]:
+        del self.entries[entry.name]
+        for said in entry.told.values():
+            yield replace(said, phase=Phase.GONE)
+
+    def _note_waiting(self, entry: Entry, said: Observation) -> None:
+        before, entry.current = entry.current, said.name
+        if said.phase is Phase.PENDING:
+            self.waiting[entry.name] = entry
+            if before == said.name:
+                return
+        else:
+            self.waiting.pop(entry.name, None)
+        entry.since, entry.hopeless, entry.asked = None, None, 0
+
+
+def _put_job(entry: Entry, job: Document, *, deleted: bool) -> bool:
+    """Take the Job; whether that may be news."""
+    known = uid(entry.job) or uid(entry.seen.any_job) or entry.over
+    if deleted:
+        if uid(job) != known:
+            return False  # of one that had the name before
+        if not entry.over:  # its last state may say how it ended
+            entry.seen = replace(entry.seen, job=job, name=entry.name)
+        entry.job = None
+        return True
+    if known and uid(job) != known:
+        entry.begin_anew()
+    if entry.over:
+        return False
+    before, entry.job = entry.job, job
+    return before is None or not same(before, job)
+
+
+def _put_pod(entry: Entry, pod: Document, *, deleted: bool) -> bool:
+    if entry.over and entry.over == owner(pod):
+        return False
+    if deleted:
+        if (last := entry.pods.pop(uid(pod), None)) is not None and owner(pod) == uid(entry.job):
+            pods = [one for one in entry.seen.pods if uid(one) != uid(last)]
+            entry.seen = replace(entry.seen, pods=[*pods, pod])
+        return True
+    before = entry.pods.get(uid(pod))
+    entry.pods[uid(pod)] = pod
+    return before is None or not same(before, pod)
+
+
+def _is_news(before: Observation | None, said: Observation) -> bool:
+    """An end is told once; later words may explain it otherwise, and change nothing."""
+    if before is None:
+        return True
+    if said.phase is not before.phase:
+        return True
+    return said.phase not in (Phase.ENDED, Phase.GONE) and said != before

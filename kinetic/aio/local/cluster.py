@@ -1,0 +1,635 @@
+"""This machine as a cluster: jobs are processes that a supervisor of the user's runs."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import datetime
+import functools
+import json
+import math
+import os
+import sys
+from collections.abc import AsyncGenerator, Callable, Collection, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import anyio
+from absl import logging
+
+from kinetic import _tasks
+from kinetic._runner.protocol.private import make_folder
+from kinetic._supervisor.protocol import SUBMISSION
+from kinetic.aio.ports import JobSpec, Observation, Phase, Shared
+from kinetic.errors import (
+    ClientClosed,
+    ConfigurationError,
+    LaunchError,
+    NotFound,
+    Unavailable,
+)
+from kinetic.job_status import Reason
+
+if TYPE_CHECKING:
+    from anyio.abc import ByteStream
+
+    from kinetic.aio.local.supervisor import Connection
+
+__all__ = [
+    "KEY_BYTES",
+    "LONGEST_LINE",
+    "Lines",
+    "LocalCluster",
+    "drop",
+    "keep",
+    "kept",
+    "root_key",
+    "tail_offset",
+]
+
+
+LONGEST_LINE = 1 << 20
+"""A line of more bytes is told in pieces of at most this size."""
+
+BLOCK = 1 << 16
+
+
+class Lines:
+    """Cuts bytes into lines, as they come; what is no UTF-8 is replaced."""
+
+    def __init__(self) -> None:
+        self._rest = bytearray()
+
+    def feed(self, data: bytes) -> Iterator[str]:
+        """The lines that *data* completes, without their newlines."""
+        searched = len(self._rest)
+        self._rest += data
+        start = 0
+        while (end := self._rest.find(b"\n", max(start, searched))) >= 0:
+            yield from _pieces(bytes(self._rest[start:end]))
+            start = end + 1
+        del self._rest[:start]
+        while len(self._rest) > LONGEST_LINE:  # the byte after a piece tells whether it is whole
+            cut = _boundary(self._rest, LONGEST_LINE)
+            yield self._rest[:cut].decode(errors="replace")
+            del self._rest[:cut]
+
+    def rest(self) -> Iterator[str]:
+        """The last line, if nothing ended it."""
+        if self._rest:
+            yield self._rest.decode(errors="replace")
+            self._rest.clear()
+
+
+def _pieces(line: bytes) -> Iterator[str]:
+    while len(line) > LONGEST_LINE:
+        cut = _boundary(line, LONGEST_LINE)
+        yield line[:cut].decode(errors="replace")
+        line = line[cut:]
+    yield line.decode(errors="replace")
+
+
+def _boundary(data: bytes | bytearray, cut: int) -> int:
+    """The last place at or before *cut* that is not within a character."""
+    for back in range(4):
+        if data[cut - back] & 0xC0 != 0x80:
+            return cut - back
+    return cut
+
+
+def tail_offset(fd: int, count: int) -> int:
+    """Where the last *count* lines of a file begin."""
+    end = position = os.fstat(fd).st_size
+    if count <= 0:
+        return end
+    newlines = -1 if end and os.pread(fd, 1, end - 1) == b"\n" else 0
+    while position > 0:
+        start = max(0, position - BLOCK)
+        block = os.pread(fd, position - start, start)
+        found = block.count(b"\n")
+        if newlines + found >= count:
+            at = len(block)
+            while newlines < count:
+                at = block.rfind(b"\n", 0, at)
+                newlines += 1
+            return start + at + 1
+        newlines, position = newlines + found, start
+    return 0
+
+
+KEY_BYTES = 32
+
+
+def root_key(home: Path) -> bytes:
+    """The key in *home*, made on first use; all who ask at once get the same.
+
+    Raises:
+        ValueError: The file holds something else.
+        OSError: It can be neither read nor made.
+    """
+    path = home / "key"
+    try:
+        key = path.read_bytes()
+    except FileNotFoundError:
+        make_folder(home)
+        draft = home / f".key-{os.urandom(8).hex()}"
+        fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        try:
+            with open(fd, "wb") as file:
+                file.write(os.urandom(KEY_BYTES))
+            os.link(draft, path)  # whole, or somebody else's
+        except FileExistsError:
+            pass
+        finally:
+            draft.unlink()
+        key = path.read_bytes()
+    if len(key) != KEY_BYTES:
+        raise ValueError(f"{path} is damaged: {len(key)} bytes instead of {KEY_BYTES}")
+    return key
+
+
+def keep(home: Path, name: str, content: bytes) -> None:
+    """Keep *content* under *name*, for this user only; a reader sees all of it or nothing.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    path = _path(home, name)
+    make_folder(path.parent)
+    draft = path.with_name(f".{os.urandom(8).hex()}")
+    fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        with open(fd, "wb") as file:
+            file.write(content)
+        draft.replace(path)
+    except BaseException:
+        draft.unlink(missing_ok=True)
+        raise
+
+
+def kept(home: Path, name: str) -> bytes:
+    """What is kept under *name*.
+
+    Raises:
+        FileNotFoundError: Nothing is.
+        OSError: It cannot be read.
+    """
+    return _path(home, name).read_bytes()
+
+
+def drop(home: Path, names: Collection[str]) -> None:
+    """Keep these no longer; those that are absent do not matter.
+
+    Raises:
+        OSError: One cannot be removed.
+    """
+    for name in names:
+        with contextlib.suppress(FileNotFoundError):
+            _path(home, name).unlink()
+
+
+def _path(home: Path, name: str) -> Path:
+    if not name or name.startswith(".") or "/" in name:
+        raise ValueError(f"{name!r} is no name for a secret")
+    return home / "local" / "secrets" / name
+
+
+T = TypeVar("T")
+
+ATTEMPTS = 4
+"""How many supervisors a request may see die before it is given up."""
+
+_dumps = json.JSONEncoder(separators=(",", ":")).encode
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.02, 0.25
+RECONNECT_PAUSE_S = 1.0
+READ_BYTES = 1 << 16
+
+
+class LocalCluster:
+    """`kinetic.aio.ports.Cluster` on this machine.
+
+    The supervisor is started when it is first needed and outlives this object.
+    *runner* is the folder of the runner's code, kinetic's own by default.
+
+    Raises:
+        ConfigurationError: Neither Linux nor macOS.
+    """
+
+    def __init__(
+        self, home: Path, environ: Mapping[str, str] = os.environ, *, runner: Path | None = None
+    ) -> None:
+        if sys.platform not in ("linux", "darwin"):
+            raise ConfigurationError(
+                'backend="local" needs Linux or macOS; on Windows, run Python in WSL '
+                "(https://learn.microsoft.com/windows/wsl) or choose another backend"
+            )
+        self._home = Path(os.path.realpath(home))
+        self._environ = environ
+        self._runner = runner or Path(os.path.realpath(__file__)).parents[2] / "_runner"
+        self._edition = ""
+        self._learning: asyncio.Future[str] | None = None
+        self._connection: Connection | None = None
+        self._connecting: asyncio.Task[Connection] | None = None
+        self._watches: set[Connection] = set()
+        self._closed = False
+        self._reported = set[str]()
+        self._fresh = _wants_fresh(environ)
+
+    def _report(self, seen: Observation) -> None:
+        """Say once of a submission that it waits for jobs of others."""
+        submission = seen.labels.get(SUBMISSION, seen.name)
+        if seen.phase is not Phase.PENDING or not seen.message or submission in seen.message:
+            return
+        if submission not in self._reported:
+            self._reported.add(submission)
+            logging.warning("%s is %s", seen.name, seen.message)
+
+    async def launch(self, job: JobSpec) -> None:
+        """Start *job*; one with this name already there is success.
+
+        Raises:
+            LaunchError: It was refused.
+            Unavailable: The supervisor cannot be reached.
+
+        Cancelled: the job may or may not exist; delete it by name.
+        """
+        if not self._edition:
+            self._edition = await self._learned()
+        shared = job.shared or Shared(labels=job.labels, assignment=job.assignment, environment={})
+        content = {
+            "assignment": _beyond(job.assignment, shared.assignment),
+            "environment": _beyond(job.environment, shared.environment),
+        }
+        labels = _beyond(job.labels, shared.labels)
+        header: dict[str, Any] = {"op": "launch", "name": job.name, "labels": labels}
+        if job.owned:
+            header["owned"] = True
+        answer = await self._ask(header, _dumps(content).encode(), (shared, job))
+        if "error" in answer:
+            raise LaunchError(
+                f"the local supervisor refused {job.name}: {answer['error']}"
+                + (f" ({self._home})" if answer.get("kind") == "disk" else ""),
+                reason=str(answer.get("kind", "")),
+            )
+
+    async def _learned(self) -> str:
+        """The runner's edition; many that ask at once go on in the order they came."""
+        from kinetic._supervisor.protocol import edition
+
+        if self._learning is None:
+            self._learning = asyncio.ensure_future(asyncio.to_thread(edition, self._runner))
+        return await asyncio.shield(self._learning)
+
+    def _share(self, connection: Connection, shared: Shared, job: JobSpec) -> int:
+        """The place where the supervisor has *shared*; it is sent, if that is nowhere."""
+        place, known = connection.place(shared)
+        if known:
+            return place
+        resources = job.resources
+        header: dict[str, Any] = {
+            "op": "share",
+            "place": place,
+            "labels": dict(shared.labels),
+            "command": job.image.command,
+            "runner": os.fspath(self._runner),
+            "edition": self._edition,
+            "fresh": self._fresh if self._fresh is not None else _must_be_fresh(job.environment),
+            "cpus": max(1, math.ceil(resources.cpu)),
+            "gpus": _gpus(resources.accelerator, resources.accelerator_count),
+            "memory_bytes": resources.memory_bytes,
+            "timeout": job.timeout,
+            "start_timeout": job.start_timeout,
+            "grace": job.grace,
+        }
+        content = {
+            "assignment": shared.assignment,
+            "environment": dict(shared.environment),
+            "key": job.key.hex(),
+        }
+        connection.send(header, _dumps(content).encode())
+        return place
+
+    async def delete(
+        self, *, names: Collection[str] = (), labels: Mapping[str, str] | None = None
+    ) -> None:
+        """Stop and forget jobs by name, or all that carry *labels*.
+
+        A running one gets SIGTERM and its grace before its whole tree is killed.
+        """
+        header: dict[str, Any] = {"op": "delete", "names": [*names]}
+        if labels is not None:
+            header["labels"] = dict(labels)
+        await self._ask(header)
+
+    async def find(
+        self, *, names: Collection[str] = (), labels: Mapping[str, str] | None = None
+    ) -> list[Observation]:
+        """A consistent read; without *names* and *labels*, everything there is."""
+        header: dict[str, Any] = {"op": "find", "names": [*names]}
+        if labels is not None:
+            header["labels"] = dict(labels)
+        return [_observation(view) for view in (await self._ask(header))["jobs"]]
+
+    async def watch(self, labels: Mapping[str, str]) -> AsyncGenerator[Observation]:
+        """What is there now, then every change, for ever; reconnects by itself.
+
+        What has vanished while nobody was connected is told as gone.
+
+        Raises:
+            Unavailable: There is no supervisor, and there was none before.
+            ClientClosed: This was closed.
+        """
+        from kinetic.aio.local.supervisor import Lost, open_connection
+
+        known: dict[str, Observation] = {}
+        met = False
+        while True:
+            self._check()
+            try:
+                connection = await open_connection(self._home, self._environ)
+            except Unavailable as exc:
+                if not met:
+                    raise
+                logging.warning("%s; trying again", exc)
+                await asyncio.sleep(RECONNECT_PAUSE_S)
+                continue
+            met, missing = True, set(known)
+            self._watches.add(connection)
+            try:
+                self._check()  # it may have been closed while this was made
+                connection.send({"op": "watch", "labels": dict(labels)})
+                while True:
+                    message = await connection.event()
+                    for view in message["jobs"]:
+                        seen = _observation(view)
+                        missing.discard(seen.name)
+                        if seen.phase is Phase.GONE:
+                            known.pop(seen.name, None)
+                        else:
+                            known[seen.name] = seen
+                            self._report(seen)
+                        yield seen
+                    if message.get("synced"):
+                        for name in sorted(missing):
+                            yield _vanished(known.pop(name))
+                        missing.clear()
+            except Lost:
+                continue
+            finally:
+                self._watches.discard(connection)
+                connection.close()
+
+    async def logs(
+        self, name: str, *, follow: bool = False, tail: int | None = None
+    ) -> AsyncGenerator[str]:
+        """Lines of the job's output; with *follow*, until it has ended and all is read.
+
+        A line of more than 1 MiB comes in pieces. The log is kept until the job
+        is deleted, also when nothing else is known of it any more.
+
+        Raises:
+            NotFound: There is no such job.
+            Unavailable: The supervisor cannot be reached.
+            ClientClosed: This was closed.
+        """
+
+        from kinetic._supervisor.protocol import Places
+
+        path = Places(self._home).log(name)
+        if not (await self.find(names=[name]) or path.exists()):
+            raise NotFound(f"there is no job {name!r} on this machine, or it was deleted")
+        ended: asyncio.Task[dict[str, Any]] | None = None
+        if follow:
+            ended = asyncio.create_task(self._ask({"op": "ended", "name": name}))
+            ended.add_done_callback(_noted)  # nobody may read any more when it fails
+        fd = -1
+        pause = FIRST_PAUSE_S
+        lines = Lines()
+        try:
+            while True:
+                over = ended is None or ended.done()
+                if fd < 0 and (fd := _open(path)) >= 0 and tail is not None:
+                    os.lseek(fd, tail_offset(fd, tail), os.SEEK_SET)
+                if fd >= 0 and (data := os.read(fd, READ_BYTES)):
+                    for line in lines.feed(data):
+                        yield line
+                    pause = FIRST_PAUSE_S
+                    await asyncio.sleep(0)
+                    continue
+                if over:
+                    break  # and what it wrote before its end has been read
+                assert ended is not None
+                await asyncio.wait({ended}, timeout=pause)
+                pause = min(LONGEST_PAUSE_S, pause * 1.5)
+            for line in lines.rest():
+                yield line
+        finally:
+            if ended is not None:
+                ended.cancel()
+            if fd >= 0:
+                os.close(fd)
+        if ended is not None and not ended.cancelled():
+            ended.result()  # the supervisor could not be reached any more: say so
+
+    async def dial(self, name: str, port: int, *, host: int = 0) -> ByteStream:
+        """A connection to *port* of this machine's loopback, which jobs share.
+
+        Raises:
+            NotFound: No such job is running, or *host* is not its only one.
+            Unavailable: Nothing listens there.
+        """
+        found = await self.find(names=[name])
+        if host or not found or found[0].phase is not Phase.RUNNING:
+            raise NotFound(f"no job {name!r} (host {host}) is running on this machine")
+        try:
+            return await anyio.connect_tcp("127.0.0.1", port)
+        except OSError as exc:
+            raise Unavailable(f"{name} does not listen on port {port} ({exc})") from exc
+
+    async def root_key(self) -> bytes:
+        """The secret of this user on this machine; made on first use, 32 bytes.
+
+        Raises:
+            ConfigurationError: The file is damaged, or can be neither read nor made.
+        """
+
+        try:
+            return await asyncio.to_thread(root_key, self._home)
+        except (OSError, ValueError) as exc:
+            raise ConfigurationError(
+                f"the key of this machine cannot be used: {exc}; "
+                f"repair {self._home}, or set KINETIC_HOME to another folder"
+            ) from exc
+
+    async def keep_secret(self, name: str, content: bytes) -> None:
+        """Keep *content* in a file of this user's, mode 0600.
+
+        Raises:
+            ConfigurationError: It cannot be written.
+        """
+
+        await self._secretly(keep, name, content)
+
+    async def secret(self, name: str) -> bytes:
+        """What `keep_secret` has kept.
+
+        Raises:
+            NotFound: Nothing is kept under this name.
+            ConfigurationError: It cannot be read.
+        """
+
+        try:
+            return await self._secretly(kept, name)
+        except FileNotFoundError:
+            raise NotFound(f"there is no secret {name!r} in {self._home}") from None
+
+    async def drop_secret(self, names: Collection[str]) -> None:
+        """Keep these no longer.
+
+        Raises:
+            ConfigurationError: One cannot be removed.
+        """
+
+        await self._secretly(drop, names)
+
+    async def finish(self, name: str, fence: int) -> None:
+        """Nothing is kept for processes but in the memory of their warm parents."""
+
+    async def _secretly(self, work: Callable[..., T], *about: object) -> T:
+        try:
+            return await asyncio.to_thread(work, self._home, *about)
+        except FileNotFoundError:
+            raise
+        except OSError as exc:
+            raise ConfigurationError(
+                f"the secrets of this machine cannot be used: {exc}; "
+                f"repair {self._home}, or set KINETIC_HOME to another folder"
+            ) from exc
+
+    async def aclose(self) -> None:
+        """Let go of the supervisor; jobs go on."""
+        self._closed = True  # nobody who asks connects any more
+        if self._connecting is not None:
+            self._connecting.cancel()
+            await asyncio.wait({self._connecting})
+        if self._connection is not None:
+            await self._connection.aclose()
+            self._connection = None
+        for connection in tuple(self._watches):
+            await connection.aclose()
+
+    def _check(self) -> None:
+        if self._closed:
+            raise ClientClosed(
+                f"the client of the local platform ({self._home}) is closed; open another"
+            )
+
+    async def _ask(
+        self,
+        header: Mapping[str, Any],
+        body: bytes = b"",
+        about: tuple[Shared, JobSpec] | None = None,
+    ) -> dict[str, Any]:
+        """An answer, from this supervisor or, when it dies meanwhile, from the next one.
+
+        Every request may be repeated: names decide what it is about.
+        """
+        from kinetic.aio.local.supervisor import Lost
+
+        for _ in range(ATTEMPTS):
+            self._check()
+            connection = self._connection
+            if connection is None or connection.lost:
+                connection = await self._connected()
+            try:
+                if about is not None and not connection.lost:
+                    header = {**header, "place": self._share(connection, *about)}
+                answer = await connection.ask(header, body)
+            except Lost:
+                continue
+            if answer.get("kind") != "ending":
+                return answer
+            await connection.aclose()  # the next one begins when this one's jobs have ended
+        raise Unavailable(
+            f"the local supervisor of {self._home} died {ATTEMPTS} times over one request; "
+            "see supervisor.log there"
+        )
+
+    async def _connected(self) -> Connection:
+        if self._connecting is None or self._connecting.done():
+            self._connecting = asyncio.create_task(self._connect(), name="kinetic supervisor")
+            self._connecting.add_done_callback(_noted)  # all who waited may have been cancelled
+        return await _tasks.shared(self._connecting, "the client of the local platform")
+
+    async def _connect(self) -> Connection:
+        from kinetic.aio.local.supervisor import open_connection
+
+        self._connection = await open_connection(self._home, self._environ)
+        return self._connection
+
+
+def _beyond(whole: Mapping[str, Any], part: Mapping[str, Any]) -> dict[str, Any]:
+    """What *whole* has beside *part*."""
+    return {name: value for name, value in whole.items() if part.get(name, part) is not value}
+
+
+def _noted(task: asyncio.Task[Any]) -> None:
+    if not task.cancelled():
+        task.exception()
+
+
+def _wants_fresh(environ: Mapping[str, str]) -> bool | None:
+    """``KINETIC_LOCAL_FRESH``; None when nobody said anything."""
+    said = environ.get("KINETIC_LOCAL_FRESH", "").strip().lower()
+    if said:
+        return said not in ("0", "false", "no", "off")
+    # Frameworks of macOS do not survive a fork.
+    return True if sys.platform == "darwin" else None
+
+
+def _must_be_fresh(environment: Mapping[str, str]) -> bool:
+    """Whether an interpreter would read some of these at its start, which a fork does not have."""
+    return any(name.startswith(("PYTHON", "LD_", "DYLD_")) for name in environment)
+
+
+def _gpus(accelerator: str, count: int) -> int:
+    """How many GPUs stand for what was asked for, if there are any: a TPU becomes one."""
+    if count < 1 or accelerator == "cpu":
+        return 0
+    return 1 if accelerator.startswith("tpu") else count
+
+
+def _open(path: Path) -> int:
+    try:
+        return os.open(path, os.O_RDONLY)
+    except FileNotFoundError:
+        return -1  # it has not started
+
+
+def _observation(view: Mapping[str, Any]) -> Observation:
+    return Observation(
+        name=view["name"],
+        phase=Phase(view["phase"]),
+        labels=view["labels"],
+        executor=view["executor"],
+        exit_code=view["exit_code"],
+        reason=Reason(view["reason"]) if view["reason"] else None,
+        message=view["message"],
+        created_at=_utc(int(view["created"])),
+    )
+
+
+@functools.lru_cache(256)
+def _utc(second: int) -> str:
+    return datetime.datetime.fromtimestamp(second, datetime.UTC).isoformat(timespec="seconds")
+
+
+def _vanished(seen: Observation) -> Observation:
+    return Observation(
+        name=seen.name,
+        phase=Phase.GONE,
+        labels=seen.labels,
+        executor=seen.executor,
+        message="deleted while nobody was connected to the supervisor",
+        created_at=seen.created_at,
+    )

@@ -1,0 +1,163 @@
+"""The store of the local platform: a directory of this machine."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+from collections.abc import Callable, Collection, Generator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TypeVar
+
+import anyio.to_thread
+
+from kinetic._runner.protocol.private import make_folder
+from kinetic._runner.stores.directory import DirectoryObjects, Stored
+from kinetic._tasks import in_thread
+from kinetic.aio.ports import RECORD_BYTES, Object, ObjectInfo
+from kinetic.errors import (
+    AuthError,
+    BackendError,
+    ConfigurationError,
+    Conflict,
+    NotFound,
+    StoreFull,
+)
+
+__all__ = ["DirectoryStore"]
+
+T = TypeVar("T")
+
+FIRST = 1
+"""The generation of what was created and never replaced."""
+
+SMALL_BYTES = 256 * 1024
+"""Up to here a request is made on the loop: it takes less than handing it to a thread."""
+
+
+class DirectoryStore:
+    """`kinetic.aio.ports.Store` over a directory, private to the user.
+
+    What changes something has ended when it returns, also when it is cancelled:
+    whoever undoes it then comes after it.
+    """
+
+    def __init__(self, root: Path) -> None:
+        if not root.is_absolute():
+            raise ConfigurationError(f"the store directory {root} must be an absolute path")
+        self._objects = DirectoryObjects(root)
+        with self._translated("open"):
+            make_folder(root)
+
+    @property
+    def url(self) -> str:
+        return self._objects.url
+
+    async def create(
+        self,
+        name: str,
+        body: bytes | Path,
+        metadata: Mapping[str, str] | None = None,
+        *,
+        shared: bool = False,
+    ) -> bool:
+        with self._translated(name):
+            if isinstance(body, bytes) and len(body) <= SMALL_BYTES:
+                return self._objects.create(name, body, metadata)
+            return await in_thread(self._objects.create, name, body, metadata)
+
+    async def begin(self, name: str, body: bytes) -> int | None:
+        return FIRST if await self.create(name, body) else None
+
+    async def replace(self, name: str, body: bytes, *, generation: int) -> int:
+        with self._translated(name):
+            replaced = await in_thread(self._objects.replace, name, body, generation)
+        if replaced is None:
+            raise Conflict(f"{name} is no longer of generation {generation}")
+        return replaced
+
+    async def get(self, name: str, *, limit: int | None = RECORD_BYTES) -> Object:
+        with self._translated(name):
+            info, small = self._objects.read(name, SMALL_BYTES)
+            if small is not None:
+                body = small
+            elif limit is not None and info.size > limit:
+                body = b""
+            else:
+                body, _ = await _in_thread(lambda: self._objects.get(name, 0, info.size))
+        return Object(name=name, body=body, metadata=info.metadata, generation=info.generation)
+
+    async def fetch(self, name: str, path: Path) -> None:
+        def fetch() -> None:
+            source = self._objects.path(name)
+            if source is not None:
+                try:
+                    os.link(source, path)  # objects never change, readers only read
+                except OSError as exc:
+                    if exc.errno not in (errno.EXDEV, errno.EPERM, errno.EMLINK):
+                        raise
+                else:
+                    return
+            self._objects.fetch(name, path)
+
+        with self._translated(name):
+            await _in_thread(fetch)
+
+    async def list(self, prefix: str) -> list[ObjectInfo]:
+        with self._translated(prefix):
+            if prefix.endswith("."):  # one item: a handful of names
+                found = self._objects.list(prefix)
+            else:
+                found = await _in_thread(lambda: self._objects.list(prefix))
+        return [_info(one) for one in found]
+
+    async def look(self, name: str) -> ObjectInfo | None:
+        with self._translated(name):
+            found = self._objects.look_up([name])
+        return _info(found[0]) if found else None
+
+    async def renew(self, names: Collection[str]) -> set[str]:
+        with self._translated("renew"):
+            return await in_thread(self._objects.renew, names)
+
+    async def delete(self, names: Collection[str]) -> None:
+        with self._translated("delete"):
+            await in_thread(self._objects.delete, names)
+
+    async def aclose(self) -> None:
+        await asyncio.sleep(0)
+
+    @contextmanager
+    def _translated(self, name: str) -> Generator[None]:
+        """File system errors as ours, saying on what and what to do."""
+        try:
+            yield
+        except KeyError:
+            raise NotFound(f"there is no {name} in {self._objects.root}") from None
+        except PermissionError as exc:
+            raise AuthError(
+                f"{exc.filename or self._objects.root} cannot be used: {exc.strerror}; make it "
+                "writable, or set KINETIC_HOME or KINETIC_STORE to a directory that is"
+            ) from exc
+        except OSError as exc:
+            full = exc.errno in (errno.ENOSPC, errno.EDQUOT)
+            advice = "free some space, or set KINETIC_STORE to another disk" if full else "check it"
+            raise (StoreFull if full else BackendError)(
+                f"the store {self._objects.root} failed at {name}: {exc.strerror or exc}; {advice}"
+            ) from exc
+
+
+async def _in_thread(work: Callable[[], T]) -> T:
+    """Read something; who is cancelled does not wait for it."""
+    return await anyio.to_thread.run_sync(work)
+
+
+def _info(one: Stored) -> ObjectInfo:
+    return ObjectInfo(
+        name=one.name,
+        size=one.size,
+        metadata=one.metadata,
+        generation=one.generation,
+        used=one.used,
+    )

@@ -1,0 +1,326 @@
+"""A connection to the local supervisor, in the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import select
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections import deque
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from kinetic._runner.protocol.private import make_folder
+from kinetic._supervisor.protocol import VERSION, ChannelError, Decoder, Places, encode
+from kinetic.aio.ports import Shared
+from kinetic.errors import Unavailable
+
+__all__ = ["Connection", "Lost", "SupervisorError", "connect", "open_connection"]
+
+
+STARTS = 6
+START_S = 30.0
+"""How long a supervisor may take until it listens."""
+
+_PASSED_ON = (
+    "PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "TMPDIR", "TZ",
+    "CUDA_VISIBLE_DEVICES", "KINETIC_LOCAL_IDLE_S", "KINETIC_LOCAL_SLOTS", "KINETIC_JOB_TTL_S",
+    "KINETIC_STORE", "KINETIC_CACHE_AGE_S", "KINETIC_CACHE_SIZE_MB",
+)  # fmt: skip
+_LONGEST_PATH = 100
+
+
+class SupervisorError(OSError):
+    """There is no supervisor, and none can be started."""
+
+
+def connect(home: Path, environ: Mapping[str, str]) -> socket.socket:
+    """A connection to the supervisor of *home*, which is started if need be.
+
+    Raises:
+        SupervisorError: That was not possible.
+    """
+    places = Places(home)
+    until = time.monotonic() + START_S
+    pause = 0.0
+    for _ in range(STARTS):
+        try:
+            return _dial(places)
+        except (FileNotFoundError, ConnectionRefusedError, ConnectionResetError):
+            pass  # none is there, or it went without a word
+        except OSError as exc:
+            raise _unusable(home, exc.strerror or str(exc), str(places.socket)) from exc
+        time.sleep(pause)  # the one that was there, or was just started, has gone: rare
+        pause = pause * 2 or 0.02
+        if not _start(home, places, environ, until):
+            break
+    raise SupervisorError(
+        f"the supervisor of {home} cannot be started, or does not live; its log is {places.diary}"
+    )
+
+
+def _dial(places: Places) -> socket.socket:
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        sock.settimeout(START_S)
+        path = os.fspath(places.socket)
+        if len(os.fsencode(path)) <= _LONGEST_PATH:
+            sock.connect(path)
+        else:  # a socket's path is short, a home's may not be
+            with tempfile.TemporaryDirectory(prefix="kinetic-") as folder:
+                os.symlink(places.state, f"{folder}/s")
+                sock.connect(f"{folder}/s/{places.socket.name}")
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def _start(home: Path, places: Places, environ: Mapping[str, str], until: float) -> bool:
+    """Start a supervisor and wait until it, or another one, listens, or dies; False: too long.
+
+    Raises:
+        SupervisorError: It says that it cannot work.
+    """
+    try:
+        make_folder(places.state)
+        diary = os.open(places.diary, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    except OSError as exc:
+        raise _unusable(home, exc.strerror or str(exc), str(exc.filename)) from exc
+    ready, theirs = os.pipe()
+    try:
+        package = Path(__file__).parents[3]
+        # -S: it needs the standard library and this package, found by PYTHONPATH.
+        argv = [sys.executable, "-S", "-P", "-m", "kinetic._supervisor", str(home), str(theirs)]
+        process = subprocess.Popen(
+            argv,
+            env=_environment(home, environ) | {"PYTHONPATH": str(package)},
+            cwd="/",
+            stdin=subprocess.DEVNULL,
+            stdout=diary,
+            stderr=diary,
+            pass_fds=[theirs],
+            start_new_session=True,
+        )
+        os.close(theirs)
+        theirs = -1
+        words = _read_line(ready, until)
+        _collect(process)
+    except OSError as exc:
+        raise SupervisorError(f"no supervisor can be started: {exc}") from exc
+    finally:
+        for fd in (diary, ready, theirs):
+            if fd >= 0:
+                os.close(fd)
+    if "error" in words:
+        raise _unusable(home, str(words["error"]), str(words["file"]))
+    return time.monotonic() < until
+
+
+def _collect(process: subprocess.Popen[bytes]) -> None:
+    """The first process has forked the supervisor and ended, if all is well."""
+    try:
+        process.wait(1.0)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def _read_line(fd: int, until: float) -> dict[str, Any]:
+    """What the supervisor says of itself; empty if it died, or did not say it in time."""
+    said = b""
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    while not said.endswith(b"\n"):
+        if not poll.poll(max(0.0, until - time.monotonic()) * 1000):
+            return {}
+        part = os.read(fd, 4096)
+        if not part:
+            return {}
+        said += part
+    words: dict[str, Any] = json.loads(said)
+    return words
+
+
+def _environment(home: Path, environ: Mapping[str, str]) -> dict[str, str]:
+    passed = {
+        name: value
+        for name, value in environ.items()
+        if name in _PASSED_ON or name.startswith("LC_")
+    }
+    return {**passed, "KINETIC_HOME": environ.get("KINETIC_HOME") or str(home)}
+
+
+def _unusable(home: Path, error: str, file: str) -> SupervisorError:
+    return SupervisorError(
+        f"{file}: {error}; jobs on this machine need a folder that can be written to: "
+        f"repair {home}, or set KINETIC_HOME to another one"
+    )
+
+
+PLACES = 16
+"""What so many batches have in common is known to the supervisor at once."""
+
+
+class Lost(ConnectionError):
+    """The supervisor is gone; what was asked may or may not have happened."""
+
+
+class Connection(asyncio.Protocol):
+    """Requests that are answered in any order, and the messages of a watch."""
+
+    def __init__(self) -> None:
+        self._transport: asyncio.Transport | None = None
+        self._decoder = Decoder()
+        self._answers: dict[int, asyncio.Future[dict[str, Any]]] = {}
+        self._asked = 0
+        self._unsent = bytearray()
+        self._events: deque[dict[str, Any]] = deque()
+        self._event: asyncio.Future[None] | None = None
+        self._over = asyncio.Event()
+        self._places: dict[Shared, int] = {}
+        self.lost = False
+
+    # --- what the loop calls -------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Part of `asyncio.Protocol`."""
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        """Part of `asyncio.Protocol`."""
+        try:
+            messages = self._decoder.feed(data)
+        except ChannelError:
+            self.close()
+            return
+        for header, _ in messages:
+            if (number := header.get("id")) is None:
+                self._events.append(header)
+            elif (answer := self._answers.pop(number, None)) is not None and not answer.done():
+                answer.set_result(header)
+        self._wake()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Part of `asyncio.Protocol`."""
+        self.lost = True
+        self._over.set()
+        for answer in self._answers.values():
+            if not answer.done():
+                answer.set_exception(Lost("the local supervisor has gone"))
+                answer.exception()  # whoever asked may have been cancelled
+        self._answers.clear()
+        self._wake()
+
+    # --- what the client calls -----------------------------------------------------------------
+
+    def ask(self, header: Mapping[str, Any], body: bytes = b"") -> asyncio.Future[dict[str, Any]]:
+        """Send a request; the future has its answer, or raises `Lost`.
+
+        Requests of one turn of the loop travel together.
+        """
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[dict[str, Any]] = loop.create_future()
+        if self.lost:
+            answer.set_exception(Lost("the local supervisor has gone"))
+            return answer
+        self._asked += 1
+        self._answers[self._asked] = answer
+        self.send({**header, "id": self._asked}, body)
+        return answer
+
+    def place(self, shared: Shared) -> tuple[int, bool]:
+        """Where *shared* is on the other side, and whether it is there; else send it there."""
+        place = self._places.pop(shared, None)
+        known = place is not None
+        if place is None:
+            place = len(self._places)
+            if place >= PLACES:  # that of what was not needed for the longest time
+                place = self._places.pop(next(iter(self._places)))
+        self._places[shared] = place
+        return place, known
+
+    def send(self, header: Mapping[str, Any], body: bytes = b"") -> None:
+        """Send a message that is not answered."""
+        if not self._unsent:
+            asyncio.get_running_loop().call_soon(self._flush)
+        self._unsent += encode(header, body)
+
+    async def event(self) -> dict[str, Any]:
+        """The next message of the watch.
+
+        Raises:
+            Lost: There will be none.
+        """
+        while not self._events:
+            if self.lost:
+                raise Lost("the local supervisor has gone")
+            self._event = asyncio.get_running_loop().create_future()
+            await self._event
+        return self._events.popleft()
+
+    def close(self) -> None:
+        """End the connection; the loop does so in its next turn."""
+        self._flush()
+        if self._transport is not None:
+            self._transport.abort()
+
+    async def aclose(self) -> None:
+        """End the connection."""
+        self.close()
+        await self._over.wait()
+
+    def _flush(self) -> None:
+        if self._unsent and self._transport is not None:
+            self._transport.write(bytes(self._unsent))
+            self._unsent.clear()
+
+    def _wake(self) -> None:
+        if self._event is not None and not self._event.done():
+            self._event.set_result(None)
+
+
+async def open_connection(home: Path, environ: Mapping[str, str]) -> Connection:
+    """Connect to the supervisor of *home*; one is started if there is none.
+
+    Raises:
+        Unavailable: It cannot be reached.
+
+    Cancelled:
+        A supervisor may have been started; without work it ends by itself.
+    """
+    loop = asyncio.get_running_loop()
+    for _ in range(5):
+        dialling = loop.run_in_executor(None, connect, home, environ)
+        try:
+            sock = await asyncio.shield(dialling)
+        except asyncio.CancelledError:
+            dialling.add_done_callback(_hang_up)
+            raise
+        except OSError as exc:
+            raise Unavailable(f"the local platform cannot be used: {exc}") from exc
+        _, connection = await loop.create_unix_connection(Connection, sock=sock)
+        try:
+            hello = await connection.ask({"op": "hello", "protocol": VERSION})
+        except Lost:
+            continue  # it was about to leave when we came
+        except BaseException:
+            connection.close()
+            raise
+        if "error" in hello:
+            connection.close()
+            raise Unavailable(f"the local supervisor is of another kind: {hello['error']}")
+        return connection
+    raise Unavailable(f"the local supervisor of {home} ends as soon as it is started; see its log")
+
+
+def _hang_up(dialling: asyncio.Future[socket.socket]) -> None:
+    if not dialling.cancelled() and dialling.exception() is None:
+        dialling.result().close()

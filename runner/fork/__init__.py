@@ -1,0 +1,1 @@
+"""A job forked from a warm parent."""

@@ -1,0 +1,261 @@
+"""How a fork of the warm parent becomes a job: its own session, log, limits and environment.
+
+Written for few touched pages: each that a fork writes to is copied, and that
+is most of what a fork costs.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import gc
+import importlib
+import io
+import json
+import os
+import resource
+import signal
+import sys
+import time
+import types
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NoReturn
+
+from .. import remote_runner
+from ..job import processes
+from ..protocol import wire
+
+__all__ = ["Terms", "become", "preload", "prepare"]
+
+# What is called by its own name needs no look at a module, which would touch more of the memory.
+_signal: Any = importlib.import_module("_signal")  # `signal` without the detour over its enums
+_set_wakeup_fd, _set_handler, _SIG_DFL = _signal.set_wakeup_fd, _signal.signal, _signal.SIG_DFL
+_SIGCHLD = signal.SIGCHLD.value
+_getpid, _setsid, _close = os.getpid, os.setsid, os.close
+_die_with, _collect = processes.die_with, gc.enable
+_ENCODING = sys.getfilesystemencoding()
+_inherited: Sequence[int] = ()
+_mark = processes.Mark()
+_decoder: Any = json.JSONDecoder()
+_scan = _decoder.scan_once  # without the detour over layers of Python
+_make_terms: Callable[[Mapping[str, Any], bytes], Any] | None = None
+_make_site: Callable[..., Any] | None = None
+
+
+def prepare(inherited: Sequence[int]) -> None:
+    """In the parent, once: what forks shall find done. They close the descriptors *inherited*."""
+    global _inherited
+    _inherited = inherited
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            # A line that is printed can be followed; no character of it may end the job.
+            stream.reconfigure(encoding="utf-8", errors="backslashreplace", line_buffering=True)
+    sys.modules["__main__"] = types.ModuleType("__main__")  # the parent's script is not the job's
+    sys.argv[:] = [""]
+
+
+def preload() -> None:
+    """In the parent, once: load the jobs' own code, for all forks."""
+    global _make_terms, _make_site
+    remote_runner.tell_crashes()
+    _make_terms = importlib.import_module("..job.attempt", __package__).Terms
+    _make_site = importlib.import_module("..job.workspace", __package__).Site
+
+
+class Terms:
+    """What the jobs of a batch share, read once by their parent.
+
+    *message* is a JSON object: the client's part (``assignment``,
+    ``environment``, ``key``) and the supervisor's (the rest).
+    """
+
+    def __init__(self, message: bytes) -> None:
+        self._message = message
+        self._prepared = False
+        self.order: dict[str, Any] = {}
+        self.attempt: Any = None
+        self.changes: dict[bytes, bytes | None] = {}
+
+    def read(self) -> dict[str, Any]:
+        """The message.
+
+        Raises:
+            ValueError: It is garbled.
+        """
+        if not self.order:
+            self.order = json.loads(self._message)
+        return self.order
+
+    def prepare(self, message: bytes) -> None:
+        """Read now, for all the forks, what the job of *message* shares with the others.
+
+        What cannot be read is left to each job's own process, which says so in its log.
+        """
+        if self._prepared:
+            return
+        self._prepared = True
+        with contextlib.suppress(Exception):
+            order = self.read()
+            if _make_terms is not None:
+                self.changes = _changes(order["environment"])
+                self.changes.pop(processes.MARK.encode(), None)  # each job has its own
+                self.attempt = _make_terms(order["assignment"], bytes.fromhex(order["key"]))
+                self.attempt.prepare(_scan(message.decode(), 0)[0]["assignment"])
+
+
+def become(terms: Terms, message: bytes, arguments: bytes | None, parent: int) -> NoReturn:
+    """Run the job in this fork, and end with it. Never returns, whatever happens.
+
+    *message* is what the job has beside its *terms*. With *arguments* its
+    folder and all else before the call is made.
+    """
+    code = wire.EXIT_SETUP
+    mine = _getpid()
+    try:
+        _setsid()
+        _die_with(parent)
+        _set_wakeup_fd(-1)
+        _set_handler(_SIGCHLD, _SIG_DFL)
+        for fd in _inherited:
+            _close(fd)
+        _collect()
+        code = _carry_out(terms, message, arguments)
+    except BaseException:
+        _report()
+    finally:
+        if _getpid() != mine:
+            os._exit(code)  # a fork of the user's code: nothing here is its own
+        _leave(code)
+
+
+def _carry_out(terms: Terms, message: bytes, arguments: bytes | None) -> int:
+    """Be the job of *message*, in a process that is nothing else any more."""
+    own: dict[str, Any] = _scan(message.decode(), 0)[0]
+    order = terms.read()
+    executor, work, memory = own["executor"], own["work"], order["memory_bytes"]
+    _mark.write(executor)
+    _open_log(own["log"])
+    if arguments is None:
+        os.mkdir(work, 0o700)
+        os.chdir(work)
+        atexit.register(_clear, work, os.getpid())  # first in, so it runs after all of the user's
+    if memory is not None:
+        resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
+    environment: dict[str, str] = own["environment"]
+    environment.update(own["overrides"])
+    environment[processes.MARK] = _mark.value(executor)
+    if order["command"]:
+        _execute(order, own)
+    if not terms.changes:
+        environment = {**order["environment"], **environment}
+    _enter(terms.changes, environment)
+    assert _make_terms is not None and _make_site is not None
+    site = _make_site(work=work, cache=order["cache"], mounts=order["mounts"])
+    attempt = terms.attempt or _make_terms(order["assignment"], bytes.fromhex(order["key"]))
+    code: int = attempt.carry_out(own["assignment"], executor, site, arguments)
+    return code
+
+
+def _open_log(path: str) -> None:
+    log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.close(log)
+
+
+def _changes(environment: Mapping[str, str]) -> dict[bytes, bytes | None]:
+    """What has to be set, or unset (None), so that this is exactly the environment."""
+    data: dict[bytes, bytes] = vars(os.environ)["_data"]
+    wanted = {_encoded(name): _encoded(value) for name, value in environment.items()}
+    changes: dict[bytes, bytes | None] = {name: None for name in data if name not in wanted}
+    changes.update((name, value) for name, value in wanted.items() if data.get(name) != value)
+    return changes
+
+
+def _enter(changes: Mapping[bytes, bytes | None], own: Mapping[str, str]) -> None:
+    """Exactly the environment that *changes* make, with *own*; of *own* alone, if there are none.
+
+    Through the mapping itself it would cost three times the touched pages.
+    """
+    if not changes:
+        changes, own = _changes(own), {}
+    for name, value in changes.items():
+        _set(name, value)
+    for variable, text in own.items():
+        _set(_encoded(variable), _encoded(text))
+    if b"TZ" in changes or "TZ" in own:
+        time.tzset()
+
+
+def _set(name: bytes, value: bytes | None) -> None:
+    data: dict[bytes, bytes] = vars(os.environ)["_data"]
+    if value is not None:
+        os.putenv(name, value)
+        data[name] = value
+    elif name in data:
+        os.unsetenv(name)
+        del data[name]
+
+
+def _encoded(text: str) -> bytes:
+    return text.encode(_ENCODING, "surrogateescape")
+
+
+def _execute(order: Mapping[str, Any], own: Mapping[str, Any]) -> NoReturn:
+    """Replace this process by a fresh interpreter; it reads its order from a private file."""
+    environment: dict[str, str] = {**order["environment"], **own["environment"]}
+    order = {**order, **own, "assignment": {**order["assignment"], **own["assignment"]}}
+    del order["environment"]
+    fd = _private_file()
+    with open(fd, "wb", closefd=False) as file:
+        file.write(json.dumps(order).encode())
+    os.lseek(fd, 0, os.SEEK_SET)
+    os.set_inheritable(fd, True)
+    environment["KINETIC_ORDER_FD"] = str(fd)
+    command: list[str] = order["command"]
+    os.execvpe(command[0], command, environment)
+
+
+def _private_file() -> int:
+    """A file without a name: the key in it is for the job's process alone."""
+    if processes.LINUX:
+        return os.memfd_create("order")
+    fd = os.open(".order", os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+    os.unlink(".order")
+    return fd
+
+
+def _report() -> None:
+    import traceback
+
+    with contextlib.suppress(OSError, ValueError):
+        traceback.print_exc()
+
+
+def _leave(code: int) -> NoReturn:
+    """Run what libraries registered for the end, flush, and end."""
+    try:
+        remote_runner.leave(code)
+    finally:
+        os._exit(code)
+
+
+def _clear(work: str, owner: int) -> None:
+    """Remove a small work folder at once; the supervisor sees to what is left."""
+    if os.getpid() != owner:
+        return
+    os.chdir("/")
+    try:
+        os.rmdir(work)
+    except OSError:
+        with contextlib.suppress(OSError):
+            if _same_mounts():
+                processes.remove_if_small(work)
+
+
+def _same_mounts() -> bool:
+    """Whether nothing may be mounted in the folder that only this process sees."""
+    try:
+        return os.readlink("/proc/self/ns/mnt") == os.readlink(f"/proc/{os.getppid()}/ns/mnt")
+    except OSError:
+        return not processes.LINUX

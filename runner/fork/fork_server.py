@@ -1,0 +1,225 @@
+"""The warm parent: forks one process a job, and does as little else as can be.
+
+Every page of memory it writes to between two forks has to be copied, so what
+there is to know about jobs, its supervisor knows. What must be here: it owns
+the ids of its children until it has reaped them, so that a signal never meets
+a stranger; orphans of its jobs become its children; and when the supervisor's
+end of the socket closes, it kills everything and ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import os
+import select
+import signal
+import struct
+from typing import Any
+
+from ..job import processes
+from ..job.processes import STOPS
+from . import child
+
+__all__ = [
+    "COMMAND",
+    "EXITED",
+    "FORK",
+    "FORKED",
+    "JOB",
+    "READY",
+    "REFUSED",
+    "SHARE",
+    "SIGNAL",
+    "SLAY",
+    "WORD",
+    "serve",
+]
+
+COMMAND = struct.Struct("<cII")
+"""What the supervisor says: SHARE (place, bytes that follow): terms of jobs, which replace what
+was at that place; FORK (serial, bytes that follow), SIGNAL (serial, number), or SLAY
+(process id, 0): an orphan, with SIGKILL."""
+
+JOB = struct.Struct("<IIi")
+"""What the bytes of FORK begin with: the place of the job's terms, the length of its own part,
+which follows, and that of its arguments, which end it, or -1 where nothing was done ahead."""
+
+WORD = struct.Struct("<cIIi")
+"""What it is told: READY, REFUSED (serial, 0, errno), FORKED (serial, process id, 0), and
+EXITED (serial or 0 for an orphan, process id, exit code or negative signal)."""
+
+SHARE, FORK, SIGNAL, SLAY = b"t", b"f", b"s", b"k"
+READY, REFUSED, FORKED, EXITED = b"r", b"n", b"p", b"x"
+
+
+_SIGKILL = signal.SIGKILL.value
+_signal: Any = importlib.import_module("_signal")  # `signal` without the detour over its enums
+
+
+class _Gone(Exception):
+    """The supervisor has closed its end."""
+
+
+def serve(talk: int) -> None:
+    """Carry out commands from the socket *talk* until the supervisor has closed its end.
+
+    Then nothing of ours is left.
+    """
+    processes.become_subreaper()
+    wake, woken = os.pipe()
+    for end in (wake, woken):
+        os.set_blocking(end, False)
+    signal.set_wakeup_fd(woken, warn_on_full_buffer=False)
+    signal.signal(signal.SIGCHLD, _noted)
+    child.prepare((talk, wake, woken))
+    gc.collect()
+    gc.disable()
+    gc.freeze()  # what is loaded now is shared with every fork, and stays untouched
+    serials: dict[int, int] = {}
+    try:
+        _serve(talk, wake, serials)
+    except (_Gone, OSError):
+        pass
+    finally:
+        _end_all(serials)
+
+
+def _serve(talk: int, wake: int, serials: dict[int, int]) -> None:
+    poll = select.poll()
+    poll.register(talk, select.POLLIN)
+    poll.register(wake, select.POLLIN)
+    buffer, told = bytearray(), bytearray(WORD.pack(READY, 0, 0, 0))
+    pids: dict[int, int] = {}
+    terms: dict[int, child.Terms] = {}
+    while True:
+        if told and told[0] != FORKED[0]:  # of forks alone nobody has to hear at once
+            _send(talk, told)
+        for fd, _ in poll.poll():
+            if fd == talk:
+                data = os.read(talk, 65536)
+                if not data:
+                    raise _Gone
+                buffer += data
+                _obey(buffer, serials, pids, terms, told)
+            else:
+                try:  # noqa: SIM105 - `suppress` would touch more of the memory
+                    os.read(wake, 4096)
+                except BlockingIOError:
+                    pass
+                said = _reap(serials, pids)
+                if said:
+                    told += said
+                    _send(talk, told)
+
+
+def _send(talk: int, told: bytearray) -> None:
+    while told:
+        del told[: os.write(talk, told)]
+
+
+def _obey(
+    buffer: bytearray,
+    serials: dict[int, int],
+    pids: dict[int, int],
+    terms: dict[int, child.Terms],
+    told: bytearray,
+) -> None:
+    """Carry out the commands that are whole."""
+    while len(buffer) >= COMMAND.size:
+        what, one, two = COMMAND.unpack_from(buffer)
+        end = COMMAND.size + (two if what in (SHARE, FORK) else 0)
+        if len(buffer) < end:
+            return
+        order = bytes(buffer[COMMAND.size : end])
+        del buffer[:end]
+        if what == SHARE:
+            terms[one] = child.Terms(order)
+        elif what == FORK:
+            mine = os.getpid()
+            place, middle, size = JOB.unpack_from(order)
+            middle += JOB.size
+            own = order[JOB.size : middle]
+            arguments = order[middle:] if size >= 0 else None
+            terms[place].prepare(own)
+            if arguments is not None:  # it has its claim: it must not end without a word
+                _signal.pthread_sigmask(_signal.SIG_BLOCK, STOPS)
+            try:
+                pid = os.fork()
+            except OSError as exc:
+                _signal.pthread_sigmask(_signal.SIG_UNBLOCK, STOPS)
+                told[:0] = WORD.pack(REFUSED, one, 0, exc.errno or 0)
+                continue
+            if pid == 0:
+                child.become(terms[place], own, arguments, mine)
+            if arguments is not None:
+                _signal.pthread_sigmask(_signal.SIG_UNBLOCK, STOPS)
+            serials[pid], pids[one] = one, pid
+            told += WORD.pack(FORKED, one, pid, 0)
+        elif what == SIGNAL and one in pids:
+            os.kill(pids[one], two)
+        elif what == SLAY and one not in serials:
+            _slay(one)
+
+
+def _reap(serials: dict[int, int], pids: dict[int, int]) -> bytes:
+    """Collect the children that have ended; the words about them."""
+    said = b""
+    look = getattr(os, "waitid", None)  # macOS has it from Python 3.13 on
+    while True:
+        try:
+            if look is not None:
+                # A zombie holds its number: the process group it led is nobody else's yet.
+                seen = look(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+                if seen is None:
+                    return said
+                if seen.si_pid in serials:
+                    _end_group(seen.si_pid)
+                pid, status = os.waitpid(seen.si_pid, 0)
+            else:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+                if pid == 0:
+                    return said
+                if pid in serials:
+                    _end_group(pid)
+        except ChildProcessError:
+            return said
+        serial = serials.pop(pid, 0)
+        pids.pop(serial, None)
+        said += WORD.pack(EXITED, serial, pid, os.waitstatus_to_exitcode(status))
+
+
+def _slay(pid: int) -> None:
+    """Kill an orphan, if it is a child of ours still: only then the number is its own."""
+    with contextlib.suppress(OSError):
+        look = getattr(os, "waitid", None)
+        if look is not None:
+            look(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        os.kill(pid, signal.SIGKILL)
+
+
+def _end_group(pid: int) -> None:
+    try:  # noqa: SIM105 - `suppress` would touch more of the memory
+        os.killpg(pid, _SIGKILL)
+    except OSError:
+        pass
+
+
+def _end_all(serials: dict[int, int]) -> None:
+    for pid in serials:
+        _end_group(pid)
+        with contextlib.suppress(OSError):
+            os.kill(pid, signal.SIGKILL)
+    while True:
+        for pid in processes.children():
+            with contextlib.suppress(OSError):  # a set-user-id program is not ours to end
+                os.kill(pid, signal.SIGKILL)
+        try:
+            os.waitpid(-1, 0)
+        except ChildProcessError:
+            return
+
+
+def _noted(signum: int, frame: object) -> None:
+    """Nothing: the signal is read from the wake-up pipe."""

@@ -1,0 +1,28 @@
+"""Entry of the fork server: ``python -P warm.py {descriptor} [fresh]``.
+
+With ``fresh`` it loads nothing of the jobs' code: each of them gets an
+interpreter of its own.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import runpy
+import sys
+from pathlib import Path
+
+
+def main(fd: int, *, fresh: bool) -> None:
+    """Serve the supervisor at the other end of *fd*."""
+    folder = Path(__file__).resolve().parents[1]
+    runpy.run_path(str(folder / "remote_runner.py"))["load_runner"](folder)
+    forks = importlib.import_module("kinetic_runner.fork.fork_server")
+    if not fresh:
+        importlib.import_module("kinetic_runner.fork.child").preload()
+    os.chdir("/")
+    forks.serve(fd)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), fresh="fresh" in sys.argv[2:])

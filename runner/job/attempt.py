@@ -1,0 +1,557 @@
+"""One attempt, step by step: claim, check, run, commit.
+
+The claim is created before anything else and the checks come after it, so that
+of a start and a stop at least one sees the other. The outcome is one create:
+that request is the commit, and nothing overrides it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import importlib
+import os
+import pickle
+import sys
+import time
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from importlib.machinery import PathFinder
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..protocol import outcomes, pickles, private, signing, wire
+from ..protocol.wire import Assignment, Input, Kind, Outcome, value_key
+from ..stores.directory import DirectoryObjects
+from ..stores.objects import Objects, opened
+from . import opening, views, workspace
+from .opening import Opening, content
+from .processes import Stopped, Stopping, running_seconds
+from .workspace import Site
+
+if TYPE_CHECKING:
+    from ..stores.objects import Objects
+
+__all__ = ["Attempt", "Invocation", "Terms", "exit_code", "main"]
+
+
+SMALL_VALUE = 64 * 1024
+
+RESERVE = 4 << 20
+"""Bytes that are kept back for a job which fails because it has taken all the others."""
+
+
+class Invocation:
+    """One call of the user's function, with the phase it is in."""
+
+    def __init__(
+        self,
+        order: Assignment,
+        objects: Objects,
+        site: workspace.Site,
+        stopping: Stopping,
+        executor: str,
+    ) -> None:
+        self._order = order
+        self._objects = objects
+        self._site = site
+        self._stopping = stopping
+        self._executor = executor
+        self._phase = "startup"
+        self._started = time.time()
+        self._begun: tuple[bytes | None, bytes] | None = None
+        self._reserve = b""
+
+    def begun(self, function: bytes | None, arguments: bytes) -> None:
+        """`opening` has made the folders and checked *arguments*, the parent *function*."""
+        self._begun = (function, arguments)
+
+    def run(self) -> tuple[Outcome, outcomes.Stored]:
+        """The outcome and its body. Never raises but for `Stopped`'s kind of trouble in itself."""
+        self._reserve = _reserve()
+        try:
+            with self._stopping.interruptible():
+                function, args, kwargs = self._prepare()
+                if self._order.debug_s is not None:
+                    self._debug()
+                value = self._call(function, args, kwargs)
+            return self._encoded(value)
+        except Stopped as stopped:
+            self._reserve = b""
+            return self._stopped(stopped)
+        except BaseException as error:
+            self._reserve = b""
+            return self._failed(error)
+
+    def _prepare(self) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+        order = self._order
+        if self._begun is not None:
+            self._phase = "context extract"
+            self._enter()
+            _prefer_jax()
+            known, arguments = self._begun
+            content = known if known is not None else self._content(order.function)
+            self._phase = "payload unpickle"
+            function = self._load(content)
+            args, kwargs = self._load(arguments)
+            return function, args, kwargs
+        with self._in_phase("environment setup"):
+            _check_python(order.client.get("python", ""))
+            if order.output_dir.startswith("/"):
+                private.make_folder(order.output_dir)
+        if order.requirements is not None:
+            with self._in_phase("requirements"):
+                _install(order.requirements, self._objects, self._site)
+        with self._in_phase("data resolve"):
+            views.prepare(order.data, self._objects, self._site)
+        with self._in_phase("context extract"):
+            workspace.prepare(order.code, self._objects, self._site)
+        _prefer_jax()
+        self._join()
+        with self._in_phase("artifact download"):
+            function_bytes = self._content(order.function)
+            arguments_bytes = self._content(order.arguments)
+        with self._in_phase("payload unpickle"):
+            function = self._load(function_bytes)
+            args, kwargs = self._load(arguments_bytes)
+        return function, args, kwargs
+
+    def _join(self) -> None:
+        """Where several hosts run one call: find the others, before anything is loaded."""
+
+    def _enter(self) -> None:
+        workspace.enter(self._order.code, self._site)
+
+    def _load(self, content: bytes) -> Any:
+        if self._order.debug_s is None:
+            return _load(content)
+        return _debugger().load(content, self._order, self._site)
+
+    def _debug(self) -> None:
+        """Let a person attach a debugger, and wait for that."""
+        self._phase = "debugger setup"
+        host, hosts = self._place()
+        waiting = _debugger().Waiting(self._order, self._objects, self._site, host, hosts)
+        waiting.begin()
+        self._phase = "waiting for a debugger"
+        waiting.wait()
+
+    def _place(self) -> tuple[int, int]:
+        """Which of how many hosts this is."""
+        return 0, 1
+
+    def _content(self, part: Input) -> bytes:
+        self._phase = "artifact download"
+        try:
+            return opening.content(self._objects, part)
+        except ValueError:
+            self._phase = "artifact verification"
+            raise
+
+    def _call(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        self._phase = "execute"
+        try:
+            value = function(*args, **kwargs)
+            if hasattr(value, "__await__"):
+                import asyncio  # a warm parent without it makes cheaper forks
+
+                value = asyncio.run(_awaited(value))
+        except SystemExit as leaving:
+            if leaving.code in (None, 0):
+                return None
+            raise
+        return value
+
+    def _encoded(self, value: Any) -> tuple[Outcome, outcomes.Stored]:
+        self._phase = "result serialization"
+        spool = f"{self._site.work}/result"
+        try:
+            stored = outcomes.encode_value(value, spool)
+        except BaseException as error:
+            self._reserve = b""
+            text = outcomes.error_text(error, phase=self._phase, own_frames=1)
+            words = f"the result cannot be pickled: {text.qualname}: {text.message}"
+            text = replace(text, message=words, result_repr=outcomes.result_repr(value))
+            outcome = self._outcome(Kind.ERROR, reason=_reason(error, self._phase))
+            return outcome, outcomes.encode_error(text, None)
+        outcome = self._outcome(Kind.VALUE)
+        if not isinstance(stored.content, bytes):
+            order = self._order
+            name = value_key(order.scope, order.index, order.attempt, self._executor)
+            outcome = outcome._replace(value=(name, stored.digest))
+        return outcome, stored
+
+    def _failed(self, error: BaseException) -> tuple[Outcome, outcomes.Stored]:
+        if self._phase == "execute":
+            text = outcomes.error_text(error, phase=self._phase, own_frames=_own_frames(error))
+            with suppress(Exception):  # the log is the user's, who may have closed it
+                sys.stderr.write(text.traceback)
+        else:
+            text = outcomes.error_text(error, phase=self._phase)
+            words = f"kinetic {self._phase} failed: {text.qualname}: {text.message}"
+            text = replace(text, message=words + _hint(error, self._phase, self._site))
+        text = self._worded(text)
+        rebuilt = error if self._phase == "execute" and not _leaving(error) else None
+        outcome = self._outcome(Kind.ERROR, reason=_reason(error, self._phase))
+        return outcome, outcomes.encode_error(text, rebuilt)
+
+    def _stopped(self, stopped: Stopped) -> tuple[Outcome, outcomes.Stored]:
+        limit = self._order.timeout
+        late = limit is not None and (self._stopping.out_of_time or running_seconds() >= limit)
+        reason = "deadline" if late else "preempted"
+        words = f"ran longer than its timeout of {limit:g} s" if late else "was asked to stop"
+        text = outcomes.error_text(stopped, phase=self._phase, own_frames=2)
+        text = replace(text, qualname="", message=f"the job {words}")
+        return self._outcome(Kind.ERROR, reason=reason), outcomes.encode_error(text, None)
+
+    def _worded(self, text: outcomes.ErrorText) -> outcomes.ErrorText:
+        """As it is told: with the last lines of the log, where these would be gone."""
+        log = self._site.log
+        return text if log is None else replace(text, log=log())
+
+    def _outcome(self, kind: Kind, *, reason: str = "") -> Outcome:
+        return Outcome(
+            kind=kind,
+            reason=reason,
+            executor=self._executor,
+            fence=self._order.fence,
+            phase=self._phase,
+            started=self._started,
+            ended=time.time(),
+        )
+
+    @contextmanager
+    def _in_phase(self, phase: str) -> Generator[None]:
+        self._phase = phase
+        yield
+
+
+def _reserve() -> bytes:
+    """Memory that is not touched, and so costs none before it is given back."""
+    try:
+        return bytes(RESERVE)
+    except MemoryError:
+        return b""
+
+
+def _load(content: bytes) -> Any:
+    """The value of a container; a small one that knows nothing of ours by the shortest way."""
+    if len(content) < SMALL_VALUE and b"kinetic" not in content:
+        found = pickles.unpack(content).frames
+        if len(found) == 1:
+            return pickle.loads(found[0])
+    return pickles.load(content)
+
+
+async def _awaited(value: Any) -> Any:
+    return await value
+
+
+def _own_frames(error: BaseException) -> int:
+    """How many frames are outside of the user's: ours, and between them those of asyncio."""
+    count = own = 0
+    trace = error.__traceback__
+    while trace is not None:
+        count += 1
+        if trace.tb_frame.f_globals is globals():
+            own = count
+        trace = trace.tb_next
+    return own
+
+
+def _leaving(error: BaseException) -> bool:
+    """Exceptions that must not be raised in the caller's process as themselves."""
+    return isinstance(error, (SystemExit, KeyboardInterrupt, GeneratorExit))
+
+
+def _reason(error: BaseException, phase: str) -> str:
+    if isinstance(error, MemoryError):
+        return "out of memory"
+    return "user error" if phase in ("execute", "result serialization") else "setup"
+
+
+def _check_python(submitted: str) -> None:
+    """Refuse before anything is unpickled: bytecode does not cross minor versions."""
+    here = ".".join(map(str, sys.version_info[:3]))
+    if submitted and submitted.split(".")[:2] != here.split(".")[:2]:
+        raise RuntimeError(
+            f"the job was submitted from Python {submitted} and runs on Python {here}; "
+            "use an image (or interpreter) with the same minor version"
+        )
+
+
+def _prefer_jax() -> None:
+    """Have Keras use JAX where it is, as in a pod: nothing else is expected to be installed."""
+    if "KERAS_BACKEND" not in os.environ and PathFinder.find_spec("jax") is not None:
+        os.environ["KERAS_BACKEND"] = "jax"
+
+
+def _install(part: Input, objects: Objects, site: workspace.Site) -> None:
+    """Install what the project needs, before anything of it is imported."""
+    requirements: Any = importlib.import_module(".requirements", __package__)
+    requirements.install(part, objects, os.fspath(site.work))
+
+
+def _debugger() -> Any:
+    return importlib.import_module(".debugger", __package__)
+
+
+def _hint(error: BaseException, phase: str, site: workspace.Site) -> str:
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return f". The disk of {site.cache} is full: free some space there"
+    if phase == "payload unpickle" and isinstance(error, ModuleNotFoundError):
+        advice = site.getting("it")
+        return f". The module {error.name!r} is not installed where the job runs: {advice}"
+    return ""
+
+
+PATIENCE_S = 600.0
+FULL_S, FULL_PAUSE_S = 60.0, 1.0
+"""How long, and how often, what has ended is written again to a disk that is full."""
+
+FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+SMALL_FUNCTION = 64 * 1024
+"""A function of more bytes is read by each job's own process."""
+
+
+def main(order: Mapping[str, Any], key: bytes, executor: str, site: Site) -> int:
+    """Carry out an assignment in this process and return its exit code."""
+    return Terms(order, key).carry_out({}, executor, site)
+
+
+class Terms:
+    """What the assignments of a batch share: read once, by the parent of their processes."""
+
+    def __init__(self, order: Mapping[str, Any], key: bytes) -> None:
+        self._orders = wire.Orders(order)
+        self._key = key
+        self._prepared = False
+        self._function: bytes | None = None
+        self._objects: Objects | None = None
+
+    def prepare(self, own: Mapping[str, Any]) -> None:
+        """Read what the first of them, *own*, shares with the others, while it is little.
+
+        Raises:
+            Exception: The order cannot be read, or the function; each job says so itself.
+        """
+        if not self._prepared:
+            self._prepared = True
+            first = self._orders.assignment(own)
+            signing.seal_of(self._key, first.scope, first.index, 0, "")  # what all seals begin with
+            objects = opened(first.store)
+            if first.function.stop - first.function.start <= SMALL_FUNCTION:
+                self._function = content(objects, first.function)
+            if isinstance(
+                objects, DirectoryObjects
+            ):  # it has no connection that forks must not share
+                self._objects = objects
+
+    def carry_out(
+        self,
+        own: Mapping[str, Any],
+        executor: str,
+        site: Site,
+        arguments: bytes | None = None,
+    ) -> int:
+        """Carry out the assignment *own* in this process and return its exit code.
+
+        With *arguments*, checked ones, everything before the call was done ahead
+        by `opening.make_ready` and `opening.begin`.
+        """
+        stopping = Stopping()
+        stopping.install()
+        assignment = self._orders.assignment(own)
+        objects = self._objects or opened(assignment.store)
+        invocation = Invocation(assignment, objects, site, stopping, executor)
+        if arguments is not None:
+            invocation.begun(self._function, arguments)
+        attempt = Attempt(assignment, self._key, executor, objects, stopping, invocation.run)
+        steps = attempt.steps(begun=arguments is not None)
+        while True:
+            try:
+                next(steps)
+            except StopIteration as end:
+                code: int = end.value
+                return code
+
+
+class Attempt:
+    """The steps of one attempt, over any objects and any way to make the call."""
+
+    def __init__(
+        self,
+        order: wire.Assignment,
+        key: bytes,
+        executor: str,
+        objects: Objects,
+        stopping: Stopping,
+        invoke: Callable[[], tuple[wire.Outcome, outcomes.Stored]],
+    ) -> None:
+        self._order = order
+        self._key = key
+        self._executor = executor
+        self._objects = objects
+        self._stopping = stopping
+        self._invoke = invoke
+        self._opening = Opening(order, key, executor, objects)
+
+    def steps(self, *, begun: bool = False) -> Generator[str, None, int]:
+        """Go one step on with each ``next``, which names the step to come.
+
+        Whatever others do may fall between two steps. Returns the exit code.
+        What was *begun* needs no step before the call.
+        """
+        if not begun:
+            yield "claim"
+            if not self._opening.claim():
+                yield "wait"
+                return self._wait_for_the_other()
+            yield "check"
+            may_run = self._opening.may_run()
+            yield "inputs"
+            if not self._opening.inputs_there():
+                self._opening.withdraw()  # the batch was cleaned up meanwhile
+                return wire.EXIT_FINAL
+            if not may_run:
+                yield "commit"
+                return self._commit(self._cancelled("not started"), outcomes.Stored(b"", "", 0))
+        yield "run"
+        mine = os.getpid()
+        outcome, body = self._invoke()
+        if os.getpid() != mine:
+            os._exit(0)  # a fork of the user's code came out here; it has nothing to say
+        yield "commit"
+        if self._stopping.requested and outcome.kind is not wire.Kind.VALUE and self._was_stopped():
+            outcome = self._cancelled("cancelled")
+        return self._commit(outcome, body)
+
+    def _was_stopped(self) -> bool:
+        return self._opening.item().state is wire.ItemState.CANCELLING
+
+    def _cancelled(self, phase: str) -> wire.Outcome:
+        return wire.Outcome(
+            kind=wire.Kind.CANCELLED,
+            reason="cancelled",
+            executor=self._executor,
+            fence=self._order.fence,
+            phase=phase,
+            ended=time.time(),
+        )
+
+    def _commit(self, outcome: wire.Outcome, body: outcomes.Stored) -> int:
+        try:
+            if outcome.value is not None and not isinstance(body.content, bytes):
+                self._create(outcome.value[0], body.content, consume=True)
+                content = pickles.pack([])
+            else:
+                content = body.content if isinstance(body.content, bytes) else b""
+            known = body.digest if content is body.content else ""
+            outcome = outcome._replace(body=known or outcomes.digest(content))
+            place = (self._order.scope, self._order.index, self._order.attempt)
+            metadata = outcome.signed(self._key, *place)
+            created = self._create(self._name("outcome"), content, metadata)
+        except OSError as exc:
+            return self._uncommitted(outcome, exc)
+        if not created:
+            print("kinetic: this attempt was closed by somebody else", file=sys.stderr)
+        return self._code(outcome, metadata if created else None, content)
+
+    def _create(
+        self,
+        name: str,
+        content: bytes | Path,
+        metadata: Mapping[str, str] | None = None,
+        *,
+        consume: bool = False,
+    ) -> bool:
+        """Create an object; on a full disk again and again for a minute, if it can ever hold it.
+
+        The work is done: a minute is little beside it, and enough to free some space.
+        """
+        until, told = time.monotonic() + FULL_S, False
+        while True:
+            try:
+                return self._objects.create(name, content, metadata, consume=consume)
+            except OSError as exc:
+                late = time.monotonic() > until or self._stopping.requested
+                if exc.errno not in FULL or late or not _can_hold(exc.filename or "/", content):
+                    raise
+                if not told:
+                    _tell_full(exc)
+                told = True
+                time.sleep(FULL_PAUSE_S)
+
+    def _code(
+        self, outcome: wire.Outcome, metadata: Mapping[str, str] | None, content: bytes
+    ) -> int:
+        """What to leave with; *metadata* and *content* are those of what was committed here."""
+        return exit_code(outcome, self._order)
+
+    def _uncommitted(self, outcome: wire.Outcome, exc: OSError) -> int:
+        print(f"kinetic: the outcome could not be written: {exc}", file=sys.stderr)
+        if outcome.kind is not wire.Kind.VALUE:
+            return wire.EXIT_UNCOMMITTED
+        text = outcomes.error_text(exc, phase="commit")
+        words = f"the job ended well, but its result could not be stored: {text.message}"
+        failed = outcome._replace(kind=wire.Kind.ERROR, reason="setup", phase="commit", value=None)
+        return self._commit(failed, outcomes.encode_error(replace(text, message=words), None))
+
+    def _wait_for_the_other(self) -> int:
+        """Another process has this attempt: leave only when it has ended.
+
+        Leaving earlier would complete a Kubernetes Job, whose controller then
+        deletes the process that does the work. An attempt that was voided has
+        none, and whoever hears of our end closes it.
+        """
+        if self._opening.is_void():
+            return wire.EXIT_FINAL
+        waited, pause = 0.0, 10.0
+        while waited < PATIENCE_S and not self._stopping.requested:
+            try:
+                metadata = self._objects.stat(self._name("outcome")).metadata
+            except KeyError:
+                time.sleep(pause)
+                waited, pause = waited + pause, min(60.0, pause * 1.5)
+                continue
+            place = (self._order.scope, self._order.index, self._order.attempt)
+            try:
+                outcome = wire.Outcome.verified(metadata, self._key, *place)
+            except ValueError as exc:
+                print(f"kinetic: {exc}", file=sys.stderr)
+                break
+            return self._code(outcome, None, b"")
+        return wire.EXIT_FINAL
+
+    def _name(self, what: str) -> str:
+        order = self._order
+        return wire.attempt_key(order.scope, order.index, order.attempt, what)
+
+
+def _can_hold(place: str, content: bytes | Path) -> bool:
+    """Whether the disk of *place* could, if it were empty."""
+    size = len(content) if isinstance(content, bytes) else content.stat().st_size
+    disk = os.statvfs(place)
+    return size < disk.f_blocks * disk.f_frsize
+
+
+def _tell_full(exc: OSError) -> None:
+    with contextlib.suppress(OSError):  # the log may lie on the same disk
+        print(
+            f"kinetic: the job has ended, and what came of it cannot be written: {exc}; it is "
+            f"tried again for {FULL_S:.0f} s: free some space",
+            file=sys.stderr,
+            flush=True,
+        )
+
+
+def exit_code(outcome: wire.Outcome, order: wire.Assignment) -> int:
+    """What the platform is told: done, may be tried again, or final."""
+    if outcome.kind is wire.Kind.VALUE:
+        return wire.EXIT_VALUE
+    if outcome.kind is wire.Kind.CANCELLED:
+        return wire.EXIT_FINAL
+    infrastructure = outcome.reason in wire.INFRASTRUCTURE
+    budget = order.budgets.infrastructure if infrastructure else order.budgets.user
+    return wire.EXIT_RETRY if budget > 0 else wire.EXIT_FINAL

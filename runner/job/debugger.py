@@ -1,0 +1,169 @@
+"""A debugger in the job: a person attaches to it before the function is called.
+
+It listens on the loopback of the job's own machine, or pod, alone, on a port
+that the system chooses, and says where in an object beside the claim. Where
+several hosts run one call, all of them wait until somebody has attached to one.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import threading
+import time
+import types
+from typing import TYPE_CHECKING, Any
+
+from ..protocol import pickles, wire
+
+if TYPE_CHECKING:
+    from ..stores.objects import Objects
+    from .workspace import Site
+
+__all__ = ["BEGUN", "LOOPBACK", "Waiting", "load"]
+
+LOOK_S = 1.0
+"""How often it is looked whether somebody has attached to another host."""
+
+LOOPBACK = "127.0.0.1"
+BEGUN = "debug-begun"
+"""What the host leaves that a debugger has attached to, for the others; see `wire.attempt_key`."""
+
+PACKAGE = "debugpy"
+CLOUDPICKLE = "cloudpickle.cloudpickle"
+
+
+class Waiting:
+    """The wait for a debugger, on host number *host* of *hosts*."""
+
+    def __init__(
+        self, order: wire.Assignment, objects: Objects, site: Site, host: int, hosts: int
+    ) -> None:
+        self._order = order
+        self._objects = objects
+        self._site = site
+        self._root = _workspace(site)
+        self._host = host
+        self._hosts = hosts
+        self._over = threading.Event()
+        self._given_up = ""
+        self._debugpy: Any = None
+
+    def begin(self) -> None:
+        """Listen, and say where.
+
+        Raises:
+            RuntimeError: There is no debugger to be had.
+            OSError: The store does not take what is said.
+        """
+        self._debugpy = _debugpy(self._site)
+        _, port = self._debugpy.listen((LOOPBACK, 0))
+        sys.breakpointhook = self._debugpy.breakpoint
+        name = self._name(wire.debugger_mark(self._host))
+        said = {"port": str(port), "root": self._root, "project": self._order.root}
+        if not self._objects.create(name, b"", said):
+            self._objects.delete([name])  # of a process before this one
+            self._objects.create(name, b"", said)
+
+    def wait(self) -> None:
+        """Return when a debugger has attached and is ready, or it has been long enough."""
+        seconds = self._order.debug_s or 0.0
+        if seconds > 0:
+            _say(f"waiting for a debugger, for {seconds:g} s at most")
+            looking = threading.Thread(target=self._look, name="kinetic-debugger", daemon=True)
+            looking.start()
+            try:
+                self._debugpy.wait_for_client()
+            finally:
+                self._over.set()
+        if self._given_up:
+            _say(self._given_up)
+        elif self._hosts > 1:
+            self._objects.create(self._name(BEGUN), b"")
+
+    def _look(self) -> None:
+        """In a thread: end the wait when it has lasted, or another host's has ended."""
+        end = time.monotonic() + (self._order.debug_s or 0.0)
+        begun = self._name(BEGUN)
+        while (left := end - time.monotonic()) > 0:
+            if self._over.wait(min(left, LOOK_S)):
+                return
+            if self._hosts > 1 and self._exists(begun):
+                self._given_up = "a debugger has attached to another host; the function starts"
+                break
+        else:
+            self._given_up = "no debugger has attached in time; the function starts without"
+        while not self._over.wait(0.05):
+            try:
+                self._debugpy.wait_for_client.cancel()
+            except RuntimeError:
+                continue  # the wait has not begun yet
+
+    def _exists(self, name: str) -> bool:
+        try:
+            return self._objects.exists(name)
+        except OSError as exc:
+            _say(str(exc))
+            return False
+
+    def _name(self, what: str) -> str:
+        order = self._order
+        return wire.attempt_key(order.scope, order.index, order.attempt, what)
+
+
+def load(content: bytes, order: wire.Assignment, site: Site) -> Any:
+    """The value of a container; code that came with it says that it is in the workspace.
+
+    So a debugger finds its files, which it otherwise takes no breakpoint for.
+    """
+    there, here = order.root.rstrip("/"), _workspace(site)
+
+    def code(*parts: Any) -> types.CodeType:
+        made = types.CodeType(*parts)
+        file = os.path.normpath(os.path.join(order.stood, made.co_filename))
+        if there and file.startswith(f"{there}/"):
+            found = here + file[len(there) :]
+            if os.path.isfile(found):
+                return made.replace(co_filename=found)
+        return made
+
+    class Relocating(pickles.Unpickler):
+        def find_class(self, module: str, name: str, /) -> Any:
+            found = super().find_class(module, name)
+            if (module, name) != (CLOUDPICKLE, "_builtin_type"):
+                return found
+
+            def builtin(kind: str) -> Any:
+                return code if kind == "CodeType" else found(kind)
+
+            return builtin
+
+    return pickles.load(content, unpickler=Relocating)
+
+
+def _workspace(site: Site) -> str:
+    return os.path.realpath(os.path.join(site.work, "workspace"))
+
+
+def _debugpy(site: Site) -> Any:
+    os.environ.setdefault("PYDEVD_DISABLE_FILE_VALIDATION", "1")  # else it warns of its own ways
+    try:
+        return importlib.import_module(PACKAGE)
+    except ImportError as exc:
+        lacking: Exception = exc
+    if site.alone:  # nobody else's interpreter gets anything by it
+        try:
+            requirements: Any = importlib.import_module(".requirements", __package__)
+            requirements.add(PACKAGE, os.path.join(site.work, PACKAGE))
+            return importlib.import_module(PACKAGE)
+        except (ImportError, OSError, RuntimeError) as exc:
+            lacking = exc
+    raise RuntimeError(
+        f"debug=True needs debugpy where the job runs, and it is not there ({lacking}); "
+        f"{site.getting(PACKAGE)}"
+    ) from lacking
+
+
+def _say(words: str) -> None:
+    print(f"kinetic: {words}", file=sys.stderr)

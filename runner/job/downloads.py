@@ -1,0 +1,185 @@
+"""Data that a job gets from where it lies: buckets and datasets of others, not the store's."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import shutil
+import urllib.parse
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ..protocol.wire import DataRef
+    from ..stores.gcs import Http
+    from .workspace import Site
+
+__all__ = ["Source", "download"]
+
+AT_ONCE = 32
+BIG = 32 * 1024 * 1024
+"""Objects of more bytes come one after the other, each in several ranges at once."""
+
+PAGE = 1000
+FIELDS = "nextPageToken,items(name,size,generation,crc32c,contentEncoding)"
+Source = Mapping[str, Any]
+
+
+def download(ref: DataRef, folder: str, site: Site) -> str:
+    """Put what ``gs://…`` or ``hf://…`` refers to into *folder*, a new one; the path of it.
+
+    Raises:
+        RuntimeError: There is nothing, it cannot be files, or a library is missing.
+        OSError: It cannot be had, or written.
+    """
+    scheme, _, rest = ref.uri.partition("://")
+    if scheme == "gs":
+        return _from_bucket(ref, rest, folder)
+    if scheme == "hf":
+        return _from_hub(ref, rest, folder, site)
+    raise RuntimeError(f"{ref.uri} cannot be downloaded: it is neither gs:// nor hf://")
+
+
+# --- buckets ------------------------------------------------------------------------------
+
+
+def _from_bucket(ref: DataRef, rest: str, folder: str) -> str:
+    gcs_http: Any = importlib.import_module("..stores.gcs", __package__)
+    gcs_names: Any = importlib.import_module("..protocol.gcs_names", __package__)
+    bucket, _, name = rest.partition("/")
+    http: Http = gcs_http.Http(gcs_names.Place(bucket))
+    os.mkdir(folder, 0o700)
+    if not ref.is_dir:
+        found = _about(http, ref.uri, name)
+        _check_space(ref.uri, [found], folder)
+        target = f"{folder}/{_relative(ref.uri, name.rpartition('/')[2])}"
+        _fetch(http, ref.uri, found, target)
+        return target
+    objects: list[tuple[Source, str]] = []
+    made: set[str] = set()
+    anything = False
+    for found in _listed(http, name):
+        anything = True
+        path = str(found["name"])[len(name) :]
+        if path.rstrip("/") != path or not path:  # what consoles make to show a folder
+            if path.strip("/"):
+                os.makedirs(f"{folder}/{_relative(ref.uri, path.rstrip('/'))}", exist_ok=True)
+            continue
+        objects.append((found, f"{folder}/{_relative(ref.uri, path)}"))
+        made.add(os.path.dirname(objects[-1][1]))
+    if not anything:
+        raise RuntimeError(f"there is nothing at {ref.uri}, or it may not be seen")
+    _check_space(ref.uri, [found for found, _ in objects], folder)
+    for parent in sorted(made):
+        try:
+            os.makedirs(parent, exist_ok=True)
+        except (FileExistsError, NotADirectoryError):
+            raise _both(ref.uri, parent) from None
+    _fetch_all(http, ref.uri, objects)
+    return folder
+
+
+def _fetch_all(http: Http, uri: str, objects: list[tuple[Source, str]]) -> None:
+    small = [one for one in objects if int(one[0].get("size", 0)) <= BIG]
+    pool = ThreadPoolExecutor(AT_ONCE, "kinetic-data")
+    try:
+        running = [pool.submit(_fetch, http, uri, found, target) for found, target in small]
+        for one in running:
+            one.result()
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)  # the job may have to end now
+    for found, target in objects:
+        if int(found.get("size", 0)) > BIG:
+            _fetch(http, uri, found, target)
+
+
+def _fetch(http: Http, uri: str, found: Source, target: str) -> None:
+    gcs_transfer: Any = importlib.import_module("..stores.gcs", __package__)
+    fetch: Callable[[Http, str, Source, Path], None] = gcs_transfer.download
+    try:
+        fetch(http, str(found["name"]), found, Path(target))
+    except KeyError:
+        words = f"{found['name']} of {uri} was deleted or replaced while it was downloaded"
+        raise RuntimeError(words) from None
+    except (FileExistsError, IsADirectoryError):
+        raise _both(uri, target) from None
+
+
+def _both(uri: str, path: str) -> RuntimeError:
+    name = os.path.basename(path)
+    return RuntimeError(
+        f"{uri} holds {name!r} as an object and as a folder, which cannot be files; mount it "
+        "with fuse=True, or rename one"
+    )
+
+
+def _about(http: Http, uri: str, name: str) -> Source:
+    answer = http.ask(f"look at {uri}", "GET", http.url(name), accepted=(404,))
+    if answer.status == 404:
+        raise RuntimeError(f"there is no object {uri}, or it may not be seen")
+    return answer.json()
+
+
+def _listed(http: Http, prefix: str) -> Iterable[Source]:
+    token = ""
+    while True:
+        params = {"prefix": prefix, "maxResults": str(PAGE), "fields": FIELDS}
+        if token:
+            params["pageToken"] = token
+        what = f"list gs://{http.place.bucket}/{prefix}"
+        page = http.ask(what, "GET", http.url(), params=params).json()
+        yield from page.get("items") or ()
+        token = page.get("nextPageToken") or ""
+        if not token:
+            return
+
+
+def _check_space(uri: str, found: list[Source], folder: str) -> None:
+    size = sum(int(one.get("size", 0)) for one in found)
+    free = shutil.disk_usage(folder).free
+    if size > free:
+        raise RuntimeError(
+            f"{uri} has {size:,} bytes, and the disk of {folder} has {free:,} left; mount it with "
+            "fuse=True instead of copying it"
+        )
+
+
+def _relative(uri: str, path: str) -> str:
+    if "\0" in path or not {"", ".", ".."}.isdisjoint(path.split("/")):
+        raise RuntimeError(f"{path!r} of {uri} is no name that a file can have; mount it instead")
+    return path
+
+
+# --- Hugging Face -------------------------------------------------------------------------
+
+
+def _from_hub(ref: DataRef, rest: str, folder: str, site: Site) -> str:
+    """As `datasets` saves it where that is installed, else the repository's files."""
+    name, _, query = rest.partition("?")
+    options = {key: values[0] for key, values in urllib.parse.parse_qs(query).items()}
+    name = name.rstrip("/")
+    if importlib.util.find_spec("datasets") is not None:
+        library: Any = importlib.import_module("datasets")
+        wanted = {"name": options.get("config_name"), "split": options.get("split")}
+        wanted["revision"] = options.get("revision")
+        trust = {"trust_remote_code": True} if ref.trust_remote_code else {}
+        given = {key: value for key, value in wanted.items() if value is not None}
+        library.load_dataset(name, **given, **trust).save_to_disk(folder)
+        return folder
+    if ref.trust_remote_code or not options.keys() <= {"revision"}:
+        raise RuntimeError(_missing("datasets", ref.uri, site))
+    try:
+        hub: Any = importlib.import_module("huggingface_hub")
+    except ImportError:
+        raise RuntimeError(_missing("datasets or huggingface_hub", ref.uri, site)) from None
+    hub.snapshot_download(
+        name, repo_type="dataset", revision=options.get("revision"), local_dir=folder
+    )
+    return folder
+
+
+def _missing(library: str, uri: str, site: Site) -> str:
+    return f"{uri} needs {library} where the job runs: {site.getting('it')}"

@@ -1,0 +1,182 @@
+"""The steps of an attempt before the user's code: claim, check, and what the call needs at hand.
+
+They need nothing of the user's, so that whoever starts the job's process may
+take them ahead, in memory that is no copy of another process's.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ..protocol import private, wire
+from . import workspace
+from .workspace import Held, Site
+
+if TYPE_CHECKING:
+    from ..stores.objects import Objects
+
+__all__ = [
+    "Opening",
+    "Ready",
+    "Taken",
+    "begin",
+    "content",
+    "make_ready",
+]
+
+
+REQUEST_BYTES = 64 * 1024 * 1024
+"""No request is longer; one that is said to be is read so far, and not signed."""
+
+
+class Opening:
+    """The objects of one attempt, as far as they are there before it."""
+
+    def __init__(self, order: wire.Assignment, key: bytes, executor: str, objects: Objects) -> None:
+        self._order = order
+        self._key = key
+        self._executor = executor
+        self._objects = objects
+
+    def claim(self) -> bool:
+        """Create the claim; False when it is somebody else's."""
+        claim = {"executor": self._executor, "fence": str(self._order.fence)}
+        name = self._name("claim")
+        if self._objects.create(name, b"", claim):
+            return True
+        return self._claimant() == self._executor
+
+    def is_void(self) -> bool:
+        """Whether nobody may run this attempt: it was given up before it began."""
+        try:
+            return self._claimant() == wire.VOID
+        except KeyError:
+            return False  # the batch was cleaned up meanwhile
+
+    def _claimant(self) -> str | None:
+        return self._objects.stat(self._name("claim")).metadata.get("executor")
+
+    def withdraw(self) -> None:
+        """Take the claim back."""
+        self._objects.delete([self._name("claim")])
+
+    def standing(self) -> wire.Item:
+        """What the objects say of our item, now."""
+        return self._standing_of_first() or self.item()
+
+    def item(self) -> wire.Item:
+        """The same from all objects there are."""
+        order = self._order
+        names = wire.attempt_keys(order.scope, order.index, order.attempt)
+        entries = self._objects.look_up(names)
+        attempts = wire.attempts_of(
+            [(one.name, one.metadata) for one in entries], self._key, order.scope
+        )
+        stands = wire.standing(order.index, self._requests())
+        return wire.item_state(stands, attempts.get(order.index, {}), order.budgets)
+
+    def may_run(self) -> bool:
+        """Whether the item waits for exactly this attempt; ask it after the claim."""
+        item = self.standing()
+        return (item.state, item.attempt) == (wire.ItemState.OPEN, self._order.attempt)
+
+    def inputs_there(self) -> bool:
+        """Whether the batch was not cleaned up meanwhile."""
+        return self._objects.exists(self._order.arguments.name)
+
+    def _standing_of_first(self) -> wire.Item | None:
+        """By the shortest way: a first attempt, and nobody else was there."""
+        order = self._order
+        if order.attempt != 1 or self._objects.exists(self._name("outcome")):
+            return None
+        if self._objects.holds(f"{order.scope}control"):
+            return None
+        return wire.Item(wire.ItemState.OPEN, 1)
+
+    def _requests(self) -> list[wire.Request]:
+        scope = self._order.scope
+        return [
+            wire.Request.verified(
+                self._objects.get(slot.name, 0, REQUEST_BYTES)[0],
+                slot.metadata,
+                self._key,
+                scope,
+                slot.name,
+            )
+            for slot in self._objects.list(f"{scope}control/")
+        ]
+
+    def _name(self, what: str) -> str:
+        order = self._order
+        return wire.attempt_key(order.scope, order.index, order.attempt, what)
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """What needs no claim: the arguments, checked, and the job's folder with its workspace."""
+
+    arguments: bytes
+    tree: Held
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """Steps that were taken ahead: the arguments, checked, and the tree of the workspace."""
+
+    arguments: bytes
+    tree: Held
+    opening: Opening
+
+
+def make_ready(order: wire.Assignment, objects: Objects, site: Site) -> Ready | None:
+    """Read the arguments and make the folder of *site*, with the workspace in it.
+
+    It says nothing to anybody, so that it may be done long before the job's
+    turn. None: its process has to do it, whether because there is more to it,
+    or to say in its own words what is wrong.
+
+    Raises:
+        OSError: A file cannot be written or read.
+    """
+    if order.data or order.code is None or (tree := workspace.held(order.code, site)) is None:
+        return None
+    try:
+        arguments = content(objects, order.arguments)
+    except (KeyError, ValueError):
+        return None
+    workspace.lay_out(tree, site)
+    return Ready(arguments, tree)
+
+
+def begin(
+    order: wire.Assignment, key: bytes, executor: str, objects: Objects, ready: Ready
+) -> Taken | None:
+    """Claim and check for a process that is not there yet, now that it is its turn.
+
+    None: the process has to do so itself; what was made *ready* is not for it.
+    It finds a claim of its own, and nothing else.
+
+    Raises:
+        OSError: A file cannot be written or read.
+    """
+    opening = Opening(order, key, executor, objects)
+    if not opening.claim() or not opening.may_run() or not opening.inputs_there():
+        return None
+    if order.output_dir.startswith("/"):
+        private.make_folder(order.output_dir)
+    return Taken(ready.arguments, ready.tree, opening)
+
+
+def content(objects: Objects, part: wire.Input) -> bytes:
+    """The bytes of an input.
+
+    Raises:
+        KeyError: The object is gone.
+        ValueError: It is not what was submitted.
+    """
+    found, _ = objects.get(part.name, part.start, part.stop)
+    if hashlib.sha256(found).hexdigest() != part.digest:
+        raise ValueError(f"{part.name} is not what was submitted: its SHA-256 differs")
+    return found

@@ -1,0 +1,86 @@
+"""The dependencies that a job installs before all else, where its image does not have them."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+from collections import deque
+from typing import TYPE_CHECKING
+
+from ..protocol import wire
+from .opening import content
+
+if TYPE_CHECKING:
+    from ..stores.objects import Objects
+
+__all__ = ["add", "install"]
+
+TOLD = 30
+
+
+def install(part: wire.Input, objects: Objects, folder: str) -> None:
+    """Install the requirements file *part* for this interpreter; *folder* is for scratch files.
+
+    What uv says goes to the job's log.
+
+    Raises:
+        KeyError: The object is gone.
+        ValueError: It is not what was submitted.
+        RuntimeError: It cannot be installed; the message has the last lines of uv.
+    """
+    file = os.path.join(folder, "requirements.txt")
+    with open(file, "wb") as written:
+        written.write(content(objects, part))
+    _install("the project's dependencies", "--requirement", file)
+
+
+def add(package: str, folder: str) -> None:
+    """Install *package* into *folder*, which is new, for this process alone.
+
+    Raises:
+        RuntimeError: It cannot be installed; the message has the last lines of uv.
+    """
+    _install(package, "--target", folder, package)
+    sys.path.append(folder)
+
+
+def _install(what: str, *how: str) -> None:
+    command = [*_installer(what), *how]
+    sys.stderr.write(f"kinetic: installing {what}\n")
+    with subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+    ) as installing:
+        assert installing.stdout is not None
+        lines: deque[str] = deque(maxlen=TOLD)
+        try:
+            for line in installing.stdout:
+                sys.stderr.write(line)
+                lines.append(line)
+        except BaseException:  # this job is to end: whoever installs for it is not waited for
+            installing.kill()
+            raise
+    if installing.returncode:
+        raise RuntimeError(
+            f"{what} could not be installed, `{os.path.basename(command[0])}` ended with "
+            f"{installing.returncode}:\n{''.join(lines)}"
+        )
+    importlib.invalidate_caches()
+
+
+def _installer(what: str) -> list[str]:
+    if uv := shutil.which("uv") or shutil.which("uv", path=os.path.dirname(sys.executable)):
+        return [uv, "pip", "install", "--python", sys.executable]
+    if importlib.util.find_spec("pip") is not None:
+        return [sys.executable, "-m", "pip", "install"]
+    raise RuntimeError(
+        f"{what} could not be installed: this image has no uv; use a base image "
+        "that was made from what kinetic gives for it"
+    )

@@ -1,0 +1,258 @@
+"""What a job sees of its Data: private files and directories, and volumes.
+
+A view is a copy, or an overlay where the content is large; what a job writes
+there stays in the job. ``fuse`` content is shown read-only where mounts are
+possible, because on one machine there is nothing to fetch on demand; elsewhere
+it is a copy like the others. In a container of the job's own, whoever made it
+has mounted such content before.
+"""
+
+from __future__ import annotations
+
+import errno
+import importlib
+import itertools
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..protocol import manifest, stand_ins
+from ..protocol.manifest import Manifest
+from . import namespace, workspace
+
+if TYPE_CHECKING:
+    from ..protocol.wire import DataRef
+    from .workspace import Objects, Site
+
+__all__ = ["FUSE", "prepare"]
+
+FUSE = "/_kinetic/fuse-data"
+"""Below it, by number, is what was mounted for arguments, in a container of the job's own."""
+
+SMALL = 1 << 18
+KERNEL = ("/proc", "/sys", "/dev")
+
+
+def prepare(refs: Sequence[DataRef], objects: Objects, site: Site) -> None:
+    """Give this process a view of each Data, and put volumes in their place.
+
+    Must come before threads are started when there are volumes.
+
+    Raises:
+        RuntimeError: A Data is gone from the store, cannot be carried here, or
+            a volume cannot have its place.
+        ValueError: Content is not what was submitted.
+        OSError: The disk, or the kernel, does not let us.
+    """
+    mounted = _mounted(refs, objects) if site.alone else {}
+    in_namespace = False
+    if any(ref.mount is not None for k, ref in enumerate(refs) if k not in mounted):
+        in_namespace = _has_namespace(site)
+    views = [
+        mounted[k] if k in mounted else _view(k, ref, objects, site) for k, ref in enumerate(refs)
+    ]
+    volumes: dict[str, str] = {}
+    paths: list[str] = []
+    for k, (ref, view) in enumerate(zip(refs, views, strict=True)):
+        if ref.mount is None or k in mounted:
+            paths.append(view)
+            continue
+        point, shown, path = _place(ref.mount, view, ref.is_dir)
+        _check_point(point, objects, site)
+        if volumes.setdefault(point, shown) != shown:
+            raise RuntimeError(f"two volumes have the same place, {point}")
+        paths.append(path)
+    if volumes and in_namespace:
+        namespace.place(volumes, os.fspath(site.work))
+    else:
+        _settle(volumes)
+    stand_ins.data_paths[:] = paths
+
+
+def _mounted(refs: Sequence[DataRef], objects: Objects) -> dict[int, str]:
+    """The paths of those Data that were mounted with the container; they are counted in order."""
+    numbers = itertools.count()
+    paths: dict[int, str] = {}
+    for k, ref in enumerate(refs):
+        if not ref.fuse:
+            continue
+        number = next(numbers)
+        folder = ref.mount or f"{FUSE}/{number}"
+        if not os.path.isdir(folder):
+            raise RuntimeError(
+                f"{ref.uri} should be mounted at {folder}, and is not; see whether the cluster has "
+                "the Cloud Storage FUSE driver, or leave out fuse=True"
+            )
+        if ref.is_dir:
+            paths[k] = folder
+        elif "://" in ref.uri:
+            paths[k] = f"{folder}/{ref.uri.rpartition('/')[2]}"
+        else:
+            paths[k] = f"{folder}/{_manifest(ref, objects).entries[0].path}"
+    return paths
+
+
+def _settle(volumes: Mapping[str, str]) -> None:
+    """Put views where they are wanted, in a file system that is for this job only."""
+    for point, shown in sorted(volumes.items()):
+        try:
+            if os.path.isdir(point) and not os.path.islink(point):
+                os.rmdir(point)  # an empty one may be there to be filled
+            os.makedirs(os.path.dirname(point), exist_ok=True)
+            if os.path.lexists(point):
+                raise OSError(errno.EEXIST, os.strerror(errno.EEXIST), point)
+            try:
+                os.rename(shown, point)
+            except OSError as exc:
+                if exc.errno != errno.EXDEV:
+                    raise
+                os.symlink(shown, point)
+        except OSError as exc:
+            raise RuntimeError(
+                f"a volume cannot be at {point}: {exc.strerror}; choose a path that the image does "
+                "not have and its user may make, or pass the Data as an argument"
+            ) from exc
+
+
+def _has_namespace(site: Site) -> bool:
+    """Whether this process has a private mount namespace; where it cannot do without, it must."""
+    try:
+        if not (site.mounts or site.alone):
+            raise OSError("mounts are switched off here")
+        namespace.enter()
+    except OSError as exc:
+        if site.alone:
+            return False
+        raise RuntimeError(
+            f"volumes need a private mount namespace, and this machine gives none ({exc}); "
+            "pass the Data as an argument instead: the function then gets its path"
+        ) from exc
+    return True
+
+
+def _place(mount: str, view: str, is_dir: bool) -> tuple[str, str, str]:
+    """Of a volume: its point, what is shown there, and the path of the Data.
+
+    A single file lies in the directory *mount*, unless *mount* ends in the
+    file's own name and is no directory: then it is the file.
+    """
+    point = os.path.normpath(mount)
+    if is_dir:
+        return point, view, point
+    name = os.path.basename(view)
+    if os.path.basename(point) == name and not os.path.isdir(point):
+        return point, view, point
+    return point, os.path.dirname(view), f"{point}/{name}"
+
+
+def _check_point(point: str, objects: Objects, site: Site) -> None:
+    real = os.path.realpath(point)
+    if not os.path.isabs(point) or real == "/":
+        raise RuntimeError(f"a volume cannot be at {point!r}; use a path like /data")
+    if any(_covers(kernel, real) for kernel in KERNEL) and not _covers("/dev/shm", real):
+        raise RuntimeError(f"a volume cannot be at {point}: the kernel's own files are there")
+    own = [site.work, site.cache, getattr(objects, "root", site.work)]
+    for path in (*own, sys.prefix, os.__file__):
+        if _covers(real, os.path.realpath(path)):
+            raise RuntimeError(f"a volume at {point} would hide {path}, which the job needs")
+    if any(_covers(os.path.realpath(path), real) for path in own):
+        raise RuntimeError(f"a volume cannot be at {point}: kinetic keeps its own files there")
+
+
+def _covers(folder: str, path: str) -> bool:
+    return path == folder or path.startswith(folder + "/")
+
+
+def _view(k: int, ref: DataRef, objects: Objects, site: Site) -> str:
+    """A private directory with the content of *ref*; the path of what it holds."""
+    folder = os.path.join(site.work, "data", str(k))
+    os.makedirs(os.path.dirname(folder), mode=0o700, exist_ok=True)
+    if "://" in ref.uri:
+        downloads: Any = importlib.import_module(".downloads", __package__)
+        path: str = downloads.download(ref, folder, site)
+        return path
+    content = _manifest(ref, objects)
+    weight = workspace.Weight(len(content.entries), content.size)
+    read_only = ref.fuse and _can_mount(site)
+    if read_only or workspace.worth_mounting(weight, mounts=site.mounts):
+        suffix = ref.uri.rpartition("/")[2].removeprefix("manifest")
+        place = os.path.join(site.cache, "data", ref.digest + suffix)
+        tree = workspace.shared(place, lambda part: _build(part, ref, content, objects))
+        if read_only:
+            os.mkdir(folder, 0o700)
+            namespace.bind(tree.path, folder, read_only=True)
+        else:
+            layers = os.path.join(site.work, "layers", f"data-{k}")
+            workspace.view(tree, folder, layers, mounts=site.mounts)
+    else:
+        os.mkdir(folder, 0o700)
+        _build(folder, ref, content, objects)
+    return folder if content.is_dir else f"{folder}/{content.entries[0].path}"
+
+
+def _can_mount(site: Site) -> bool:
+    if not site.mounts:
+        return False
+    try:
+        return bool(namespace.enter())
+    except OSError:
+        return False
+
+
+def _manifest(ref: DataRef, objects: Objects) -> Manifest:
+    try:
+        content = Manifest.from_bytes(objects.get(ref.uri)[0])
+    except KeyError:
+        raise _gone(ref.uri) from None
+    hashed = (content.content_hash(), content.name(ref.digest), content.is_dir)
+    if hashed != (ref.digest, ref.uri, ref.is_dir) or not (ref.is_dir or content.entries):
+        raise ValueError(f"{ref.uri} is not what was submitted: its hash differs")
+    return content
+
+
+def _build(folder: str, ref: DataRef, content: Manifest, objects: Objects) -> workspace.Weight:
+    """Fill the empty directory *folder*; every byte is checked on its way."""
+    made = {""}
+    for entry, name in content.objects(ref.digest):
+        parent = entry.path.rpartition("/")[0]
+        if parent not in made:
+            os.makedirs(f"{folder}/{parent}", exist_ok=True)
+            made.add(parent)
+        try:
+            _build_file(f"{folder}/{entry.path}", entry, name, objects)
+        except KeyError:
+            raise _gone(name) from None
+    for path in content.empty:
+        os.makedirs(f"{folder}/{path}", exist_ok=True)
+    return workspace.Weight(len(content.entries), content.size)
+
+
+def _build_file(target: str, entry: manifest.Entry, name: str, objects: Objects) -> None:
+    source = objects.path(name) if entry.size > SMALL else None
+    digest = manifest.file_hash(entry.path)
+    if entry.size <= SMALL:
+        body = objects.get(name, 0, SMALL + 1)[0]
+        digest.update(body)
+        fd = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, entry.mode)
+        with open(fd, "wb") as file:
+            file.write(body)
+    else:
+        if source is None:
+            objects.fetch(name, Path(target))
+            os.chmod(target, entry.mode)
+        else:
+            workspace.copy_file(os.fspath(source), target, entry.mode)
+        with open(target, "rb", buffering=0) as file:
+            while chunk := file.read(1 << 20):
+                digest.update(chunk)
+    if digest.hexdigest() != entry.digest:
+        raise ValueError(f"{name} is not what was submitted: its SHA-256 differs")
+
+
+def _gone(name: str) -> RuntimeError:
+    return RuntimeError(
+        f"{name} is gone from the store; delete what is left of it there "
+        f"({'/'.join(name.split('/')[:2])}/) and submit again, which uploads the Data anew"
+    )

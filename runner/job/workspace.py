@@ -1,0 +1,550 @@
+"""The directory a job runs in: a private copy of the project's tree.
+
+An archive is unpacked once on a machine, then every job gets a view of that
+tree in which it may write as it likes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import os
+import stat
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from ..protocol.private import make_folder
+from . import namespace
+
+if TYPE_CHECKING:
+    import zipfile
+
+    from ..protocol.wire import Code
+
+__all__ = [
+    "Held",
+    "Objects",
+    "Shared",
+    "Site",
+    "Weight",
+    "clear",
+    "copy",
+    "copy_file",
+    "discard",
+    "enter",
+    "find",
+    "held",
+    "hold",
+    "lay_out",
+    "prepare",
+    "shared",
+    "view",
+    "worth_mounting",
+]
+
+
+READ_AT_ONCE = 1 << 18
+MIB = 1 << 20
+HELD_FILES, HELD_BYTES = 64, 256 * 1024
+NOT_HERE = {errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM, errno.EBADF}
+
+
+@dataclass(frozen=True, slots=True)
+class Weight:
+    """How much a tree holds; *size* in bytes."""
+
+    files: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """A tree that nobody may write to."""
+
+    path: str
+    weight: Weight
+
+
+def shared(place: str, build: Callable[[str], Weight]) -> Shared:
+    """The tree of *place*, made by *build* in an empty directory if it is not there.
+
+    Processes that want the same tree wait for one that makes it; when that one
+    is killed, the next begins anew. Nobody can `discard` it as long as this
+    process lives.
+    """
+    while True:
+        found = find(place) or _made(place, build)
+        if found is not None and _kept(place, found):
+            return found
+
+
+def _made(place: str, build: Callable[[str], Weight]) -> Shared | None:
+    """Make the tree, unless somebody else has; None: the place was discarded meanwhile."""
+    make_folder(place)
+    try:
+        lock = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (os.path.isdir(place) and os.path.samestat(os.fstat(lock), os.stat(place))):
+            return None
+        if (found := find(place)) is not None:
+            return found
+        part = os.path.join(place, "part")
+        if os.path.isdir(part):  # somebody died over it: we hold the lock
+            _discard(part)
+        os.mkdir(part, 0o700)
+        try:
+            weight = build(part)
+        except BaseException:
+            _discard(part)  # what fills the disk must not stay there
+            raise
+        # One step makes it complete, and carries its weight in the name.
+        tree = os.path.join(place, f"tree-{weight.files}-{weight.size}")
+        os.rename(part, tree)
+        return Shared(tree, weight)
+    finally:
+        os.close(lock)
+
+
+def _kept(place: str, tree: Shared) -> bool:
+    """Hold *tree* until this process ends; False: it is gone.
+
+    By a lock on the tree, which may be mounted: the descriptor stays open on purpose.
+    """
+    try:
+        held = os.open(tree.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    fcntl.flock(held, fcntl.LOCK_SH)
+    if not os.path.isdir(tree.path):
+        os.close(held)
+        return False
+    os.utime(place)
+    return True
+
+
+def discard(place: str, before: float) -> bool:
+    """Remove the tree of *place*, unless a process holds it or one began to since *before*."""
+    with contextlib.ExitStack() as locks:
+        try:
+            for path in (place, *(f"{place}/{name}" for name in os.listdir(place))):
+                if path == place or os.path.basename(path).startswith("tree-"):
+                    lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+                    locks.callback(os.close, lock)
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.stat(place).st_mtime >= before:
+                return False
+            for name in os.listdir(place):
+                if name.startswith("tree-"):
+                    _discard(f"{place}/part")
+                    os.rename(f"{place}/{name}", f"{place}/part")  # in one step it is no tree
+        except OSError:  # somebody has it, or was faster
+            return False
+        _discard(place)
+        return True
+
+
+def find(place: str) -> Shared | None:
+    """The tree of *place*, if it has been made."""
+    try:
+        names = os.listdir(place)
+    except FileNotFoundError:
+        return None
+    for name in names:
+        if name.startswith("tree-"):
+            files, size = name.split("-")[1:]
+            return Shared(f"{place}/{name}", Weight(int(files), int(size)))
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A small tree in memory: paths, permissions and contents; folders before what is in them."""
+
+    folders: tuple[tuple[str, int], ...]
+    files: tuple[tuple[str, int, bytes], ...]
+
+    def write(self, target: str) -> None:
+        """Make it at *target*, which must not exist.
+
+        Raises:
+            OSError: It cannot be made; nothing of it is left.
+        """
+        before = os.umask(0)
+        try:
+            for path, mode in self.folders:
+                os.mkdir(f"{target}{path}", mode)
+            for path, mode, content in self.files:
+                _write(f"{target}{path}", mode, content)
+        except BaseException:
+            _discard(target)
+            raise
+        finally:
+            os.umask(before)
+
+    def remove(self, target: str) -> None:
+        """Remove it again.
+
+        Raises:
+            OSError: It is not as it was written: something is left.
+        """
+        for path, _, _ in self.files:
+            os.unlink(f"{target}{path}")
+        for path, _ in reversed(self.folders):
+            os.rmdir(f"{target}{path}")
+
+
+def _write(path: str, mode: int, content: bytes) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+    try:
+        if os.write(fd, content) != len(content):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
+    finally:
+        os.close(fd)
+
+
+def hold(tree: Shared) -> Held | None:
+    """Read *tree*, if it is small and whole."""
+    if tree.weight.files > HELD_FILES or tree.weight.size > HELD_BYTES:
+        return None
+    folders = [("", os.stat(tree.path).st_mode & 0o777 | 0o700)]
+    files: list[tuple[str, int, bytes]] = []
+    size = 0
+    for path, _ in folders:  # grows while it is walked
+        with os.scandir(f"{tree.path}{path}") as entries:
+            for entry in entries:
+                mode = entry.stat(follow_symlinks=False).st_mode & 0o777
+                if entry.is_dir(follow_symlinks=False):
+                    folders.append((f"{path}/{entry.name}", mode | 0o700))
+                else:
+                    with open(entry.path, "rb") as file:
+                        content = file.read()
+                    files.append((f"{path}/{entry.name}", mode, content))
+                    size += len(content)
+    whole = Weight(len(files), size) == tree.weight and len(folders) <= HELD_FILES
+    return Held(tuple(folders), tuple(files)) if whole else None
+
+
+def view(tree: Shared, target: str, layers: str, *, mounts: bool) -> None:
+    """Make *target*, a new directory, a private and writable view of *tree*.
+
+    *layers* is where an overlay keeps what is written, on the same file system.
+
+    Raises:
+        RuntimeError: Somebody took something out of *tree*.
+    """
+    if worth_mounting(tree.weight, mounts=mounts) and _overlaid(tree.path, target, layers):
+        return
+    if copy(tree.path, target) != tree.weight:
+        words = f"{tree.path} is not as it was made; remove it and submit again: it is made anew"
+        raise RuntimeError(words)
+
+
+def worth_mounting(weight: Weight, *, mounts: bool) -> bool:
+    """Whether an overlay is cheaper than copying this much, where *mounts* are allowed.
+
+    As an ordinary user it takes a user namespace, in which sudo and the like
+    do not work: not for what is copied within a second.
+    """
+    if not mounts or not namespace.SUPPORTED:
+        return False
+    if namespace.entered() or os.geteuid() == 0:
+        return weight.files > 200 or weight.size > 32 * MIB
+    return weight.files > 20_000 or weight.size > 1024 * MIB
+
+
+def _overlaid(tree: str, target: str, layers: str) -> bool:
+    upper, work = os.path.join(layers, "upper"), os.path.join(layers, "work")
+    try:
+        namespace.enter()
+        for folder in (target, upper, work):
+            os.makedirs(folder, mode=0o700)
+        namespace.overlay(tree, upper, work, target)
+    except OSError:
+        # Not every file system can be a layer, and not every kernel lets us.
+        _discard(layers)
+        if os.path.isdir(target):
+            os.rmdir(target)
+        return False
+    return True
+
+
+def copy(source: str, target: str) -> Weight:
+    """Copy a tree of files and directories to *target*, which must not exist.
+
+    Permissions are kept, but the copy's owner may enter and write all directories.
+    """
+    before = os.umask(0)
+    try:
+        return Weight(*_copy(source, target, os.stat(source).st_mode))
+    finally:
+        os.umask(before)
+
+
+def _copy(source: str, target: str, mode: int) -> tuple[int, int]:
+    os.mkdir(target, mode & 0o777 | 0o700)
+    files = size = 0
+    folders: list[os.DirEntry[str]] = []
+    with os.scandir(source) as entries:
+        for entry in entries:
+            if entry.is_dir(follow_symlinks=False):
+                folders.append(entry)
+            else:
+                size += copy_file(entry.path, f"{target}/{entry.name}")
+                files += 1
+    for folder in folders:
+        mode = folder.stat(follow_symlinks=False).st_mode
+        more = _copy(folder.path, f"{target}/{folder.name}", mode)
+        files, size = files + more[0], size + more[1]
+    return files, size
+
+
+def copy_file(source: str, target: str, mode: int | None = None) -> int:
+    """Copy one file to a new one and return its size in bytes.
+
+    The copy gets the permissions *mode*, or those of *source*, less the umask.
+    """
+    reading = os.open(source, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        status = os.fstat(reading)
+        mode = status.st_mode & 0o777 if mode is None else mode
+        writing = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+        try:
+            if status.st_size > READ_AT_ONCE:
+                return _copy_content(reading, writing)
+            content = os.read(reading, READ_AT_ONCE + 1)
+            if os.write(writing, content) != len(content):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), target)
+            return len(content)
+        finally:
+            os.close(writing)
+    finally:
+        os.close(reading)
+
+
+def _copy_content(reading: int, writing: int) -> int:
+    size = 0
+    if hasattr(os, "copy_file_range"):
+        try:
+            while moved := os.copy_file_range(reading, writing, 1 << 30):
+                size += moved
+            return size
+        except OSError as exc:
+            if exc.errno not in NOT_HERE or size:
+                raise
+    while content := os.read(reading, MIB):
+        view = memoryview(content)
+        while view.nbytes:
+            view = view[os.write(writing, view) :]
+        size += len(content)
+    return size
+
+
+def _discard(folder: str) -> None:
+    import shutil  # it maps compression libraries, which every fork would inherit
+
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+CHUNK = 1 << 20
+HELD = 4
+"""How many small projects a process keeps in memory, for those that it makes workspaces for."""
+
+_held: dict[str, Held | None] = {}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Site:
+    """Where a job may put things.
+
+    ``work`` is its own directory and goes with it, ``cache`` is shared by the
+    jobs of this machine; ``mounts`` allows it a private mount namespace.
+    ``alone`` says that the whole file system is for this job only, and ``log``
+    gives the last lines that it has written, where nobody else keeps them.
+    """
+
+    work: str | Path
+    cache: str | Path
+    mounts: bool
+    alone: bool = False
+    log: Callable[[], str] | None = None
+
+    def getting(self, library: str) -> str:
+        """What to do that *library* is there when the job runs."""
+        if self.alone:
+            return f"add {library} to the project's dependencies"
+        return f"install {library} for {sys.executable}, which runs local jobs"
+
+
+class Objects(Protocol):
+    """What is read here of a store; a missing object is a ``KeyError``."""
+
+    def get(
+        self, name: str, start: int | None = None, stop: int | None = None
+    ) -> tuple[bytes, Mapping[str, str]]: ...
+
+    def path(self, name: str) -> Path | None:
+        """The file that holds exactly the content, if there is one."""
+        ...
+
+    def fetch(self, name: str, path: Path) -> None:
+        """Write the content to a new file."""
+        ...
+
+
+def held(code: Code, site: Site) -> Held | None:
+    """The tree of a project that is small and was unpacked before, for `lay_out`."""
+    place = _place(code, site)
+    if place not in _held:
+        tree = find(place)
+        if tree is None:
+            return None
+        while len(_held) >= HELD:
+            del _held[next(iter(_held))]
+        _held[place] = hold(tree)
+        os.utime(place)
+    return _held[place]
+
+
+def lay_out(tree: Held, site: Site) -> None:
+    """Make the job's folder, with the workspace in it, for a process that will `enter` it.
+
+    Raises:
+        OSError: It cannot be made; nothing of it is left.
+    """
+    os.mkdir(site.work, 0o700)
+    try:
+        tree.write(f"{site.work}/workspace")
+    except OSError:
+        os.rmdir(site.work)
+        raise
+
+
+def clear(tree: Held, site: Site) -> bool:
+    """Remove what `lay_out` has made; False if there is more, or less."""
+    try:
+        tree.remove(f"{site.work}/workspace")
+        os.rmdir(site.work)
+    except OSError:
+        return False
+    return True
+
+
+def prepare(code: Code | None, objects: Objects, site: Site) -> Path:
+    """Make the workspace, stand where the caller stood, import from where it did.
+
+    Returns the workspace, which is empty when there is no *code*. Changes
+    ``sys.path`` and the working directory of this process.
+
+    Raises:
+        RuntimeError: The archive is gone from the store.
+        ValueError: It is not the one that was submitted, or not a sound one.
+    """
+    root = os.path.join(site.work, "workspace")
+    if code is None:
+        os.mkdir(root, 0o700)
+    else:
+        place = _place(code, site)
+        tree = shared(place, lambda part: _unpack(code, objects, place, part))
+        layers = os.path.join(site.work, "layers", "workspace")
+        view(tree, root, layers, mounts=site.mounts)
+    enter(code, site)
+    return Path(root)
+
+
+def enter(code: Code | None, site: Site) -> None:
+    """Stand where the caller stood, and import from where it did, in a workspace that is there."""
+    root = f"{site.work}/workspace"
+    stand, imports = root, [root]
+    if code is not None:
+        stand = _under(root, code.cwd or "")
+        imports = [_under(root, entry) for entry in code.sys_path]
+        if stand != root:
+            os.makedirs(stand, exist_ok=True)
+    os.chdir(stand)
+    for entry in reversed(imports):
+        if entry not in sys.path:
+            sys.path.insert(0, entry)
+
+
+def _place(code: Code, site: Site) -> str:
+    return os.path.join(site.cache, "code", _hexadecimal(code.digest))
+
+
+def _unpack(code: Code, objects: Objects, place: str, part: str) -> Weight:
+    try:
+        archive = objects.path(code.name)
+        if archive is None:
+            archive = Path(place, "archive")
+            archive.unlink(missing_ok=True)
+            objects.fetch(code.name, archive)
+    except KeyError:
+        words = f"the project's archive {code.name} is gone from the store; submit the job again"
+        raise RuntimeError(words) from None
+    with open(archive, "rb") as file:
+        if hashlib.file_digest(file, "sha256").hexdigest() != code.digest:
+            raise ValueError(f"{code.name} is not what was submitted: its SHA-256 differs")
+        file.seek(0)
+        import zipfile  # it costs milliseconds, and most jobs find the tree unpacked
+
+        with zipfile.ZipFile(file) as members:
+            weight = _extract(members, part)
+    if archive.parent == Path(place):
+        archive.unlink()
+    return weight
+
+
+def _extract(members: zipfile.ZipFile, root: str) -> Weight:
+    files = size = 0
+    modes: dict[str, int] = {}
+    for member in members.infolist():
+        target = _under(root, member.filename.removesuffix("/"))
+        kind, mode = stat.S_IFMT(member.external_attr >> 16), member.external_attr >> 16 & 0o777
+        if member.is_dir():
+            os.makedirs(target, mode=0o700, exist_ok=True)
+            modes[target] = (mode or 0o755) | 0o700
+        elif kind in (0, stat.S_IFREG):
+            os.makedirs(os.path.dirname(target), mode=0o700, exist_ok=True)
+            size += _extract_file(members, member, target, (mode or 0o644) | 0o400)
+            files += 1
+        else:
+            raise ValueError(f"the archive's {member.filename!r} is no file or directory")
+    for folder, mode in modes.items():
+        os.chmod(folder, mode)
+    return Weight(files, size)
+
+
+def _extract_file(members: zipfile.ZipFile, member: zipfile.ZipInfo, target: str, mode: int) -> int:
+    # Exclusive: nothing that an earlier member made is written through or over.
+    fd = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    with open(fd, "wb") as file, members.open(member) as content:
+        while chunk := content.read(CHUNK):
+            file.write(chunk)
+        os.fchmod(fd, mode)
+        return file.tell()
+
+
+def _under(root: str, relative: str) -> str:
+    """A path in the workspace.
+
+    Raises:
+        ValueError: It would not be in there.
+    """
+    if relative in ("", "."):
+        return root
+    if "\0" in relative or not {"", ".", ".."}.isdisjoint(relative.split("/")):
+        raise ValueError(f"{relative!r} is not a path inside the workspace")
+    return f"{root}/{relative}"
+
+
+def _hexadecimal(digest: str) -> str:
+    if len(digest) != 64 or not set(digest) <= set("0123456789abcdef"):
+        raise ValueError(f"{digest!r} is no SHA-256")
+    return digest

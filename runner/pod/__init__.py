@@ -1,0 +1,1 @@
+"""A job in a pod of Kubernetes: on one host, or on several."""

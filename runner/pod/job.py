@@ -1,0 +1,406 @@
+"""The job in its pod: the process that the user's code runs in."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.util
+import io
+import json
+import os
+import signal
+import sys
+import threading
+import time
+import types
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NoReturn
+
+from .. import remote_runner
+from ..job import processes
+from ..job.attempt import Invocation
+from ..job.opening import Opening
+from ..job.processes import Stopped
+from ..job.workspace import Site
+from ..protocol import outcomes, wire
+from ..stores.objects import Objects, opened
+from .attempt import Line, PodAttempt, Restarts, close_earlier, close_restarted, code_of
+
+__all__ = [
+    "AGAIN",
+    "OWN",
+    "HostCall",
+    "Hosts",
+    "Order",
+    "Watch",
+    "become",
+    "claimant",
+    "host_done",
+    "read_order",
+]
+
+
+PORT = 8476
+"""Where JAX looks for its coordinator, unless the address says so."""
+
+JOIN_S = 600
+CLAIM_S = 600.0
+LOOK_S = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hosts:
+    """How many hosts there are, which of them this is, and where the first one listens."""
+
+    count: int
+    index: int
+    coordinator: str
+
+    @classmethod
+    def of(cls, environ: Mapping[str, str]) -> Hosts | None:
+        """What the environment says; None for a job on a single host.
+
+        Raises:
+            ValueError: It says too little.
+        """
+        count = int(environ.get("KINETIC_HOSTS") or environ.get("LWS_GROUP_SIZE") or 1)
+        if count < 2 and not environ.get("KINETIC_LWS"):  # which starts its pods again
+            return None
+        names = ("KINETIC_HOST", "LWS_WORKER_INDEX", "JOB_COMPLETION_INDEX")
+        index = next((environ[name] for name in names if environ.get(name)), "")
+        where = environ.get("KINETIC_COORDINATOR") or environ.get("LWS_LEADER_ADDRESS") or ""
+        if not index or not where or not 0 <= int(index) < count:
+            raise ValueError(
+                f"this is one of {count} hosts, but the environment does not say which, or where "
+                "the first one is (KINETIC_HOST, KINETIC_COORDINATOR)"
+            )
+        address = where if ":" in where else f"{where}:{PORT}"
+        return cls(count=count, index=int(index), coordinator=address)
+
+    @property
+    def leads(self) -> bool:
+        """Whether this is the host that claims, and whose value counts."""
+        return self.index == 0
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        return f"host {self.index} of {self.count}"
+
+    def join(self) -> None:
+        """Make the hosts one for JAX, if it is there and was not told otherwise.
+
+        Raises:
+            Exception: They do not find each other within ten minutes.
+        """
+        if (
+            self.count < 2
+            or importlib.util.find_spec("jax") is None
+            or os.environ.get("KINETIC_JAX") == "0"
+        ):
+            return
+        jax: Any = importlib.import_module("jax")
+        bind: dict[str, str] = {}
+        if self.leads and set(self.coordinator) <= set("0123456789.:"):
+            bind["coordinator_bind_address"] = self.coordinator  # else it would take all addresses
+        jax.distributed.initialize(
+            coordinator_address=self.coordinator,
+            num_processes=self.count,
+            process_id=self.index,
+            initialization_timeout=JOIN_S,
+            **bind,
+        )
+
+
+class HostCall(Invocation):
+    """The call on one of several hosts. What a host returns that does not lead is not kept."""
+
+    hosts: Hosts
+    watch: Watch
+
+    def watched(self) -> tuple[wire.Outcome, outcomes.Stored]:
+        """Make the call, and look meanwhile whether another host has ended it.
+
+        The host that leads has its value when all the others have ended well, too.
+        """
+        try:
+            outcome, body = self.run()
+            if outcome.kind is wire.Kind.VALUE and self.hosts.leads:
+                self._phase = "waiting for the other hosts"
+                pause = 0.05
+                while not self.watch.all_done(self.hosts.count):
+                    time.sleep(pause)
+                    pause = min(1.0, pause * 1.5)
+                    if self._stopping.requested:
+                        return self._stopped(Stopped())
+            return outcome, body
+        finally:
+            self.watch.stop()
+
+    def _join(self) -> None:
+        self._phase = "joining the hosts"
+        self.watch.start()
+        self.hosts.join()
+
+    def _encoded(self, value: Any) -> tuple[wire.Outcome, outcomes.Stored]:
+        if self.hosts.leads:
+            return super()._encoded(value)
+        return self._outcome(wire.Kind.VALUE), outcomes.Stored(b"", "", 0)
+
+    def _place(self) -> tuple[int, int]:
+        return self.hosts.index, self.hosts.count
+
+    def _worded(self, text: outcomes.ErrorText) -> outcomes.ErrorText:
+        text = super()._worded(text)
+        return replace(text, traceback=f"On {self.hosts.name}:\n{text.traceback}")
+
+
+class Watch:
+    """Looks now and then whether the attempt has ended by what another host did."""
+
+    def __init__(self, order: wire.Assignment, objects: Objects, ended: Callable[[], None]) -> None:
+        self._place = (order.scope, order.index, order.attempt)
+        self._name = wire.attempt_key(*self._place, "outcome")
+        self._objects = objects
+        self._ended = ended
+        self._over = threading.Event()
+
+    def start(self) -> None:
+        """Begin, in a thread of its own: what the hosts wait for may never come."""
+        threading.Thread(target=self._look, name="kinetic-hosts", daemon=True).start()
+
+    def all_done(self, count: int) -> bool:
+        """Whether every host but the first has said that it has ended well."""
+        names = [wire.attempt_key(*self._place, host_done(index)) for index in range(1, count)]
+        return len(self._objects.look_up(names)) == len(names)
+
+    def stop(self) -> None:
+        """The own part is over."""
+        self._over.set()
+
+    def _look(self) -> None:
+        pause = 0.5
+        while not self._over.wait(pause):
+            pause = min(LOOK_S, pause * 1.5)
+            try:
+                there = self._objects.exists(self._name)
+            except OSError as exc:
+                print(f"kinetic: {exc}", file=sys.stderr)
+                continue
+            if there and not self._over.is_set():
+                print("kinetic: another host has ended this attempt", file=sys.stderr)
+                self._ended()
+                os.kill(os.getpid(), signal.SIGTERM)
+                return
+
+
+def host_done(index: int) -> str:
+    """What a host leaves when its part has ended well; see `wire.attempt_key`."""
+    return f"host-{index}.done"
+
+
+def claimant(name: str, objects: Objects, patience: float = CLAIM_S) -> str:
+    """Who has made the claim *name*; waits until somebody has. Empty: nobody did in time."""
+    end, pause = time.monotonic() + patience, 0.1
+    while True:
+        try:
+            return objects.stat(name).metadata.get("executor", "")
+        except KeyError:
+            if time.monotonic() > end:
+                return ""
+        time.sleep(pause)
+        pause = min(2.0, pause * 1.5)
+
+
+KEY_FILE = "/var/run/kinetic/key"
+TERMINATION_LOG = "/dev/termination-log"
+OWN = ("KINETIC_ASSIGNMENT", "KINETIC_FAILURES", "KINETIC_DISRUPTIONS", "KINETIC_KEY_FILE")
+"""Variables that are for the runner alone."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """The assignment with the attempt's true number, the key and the executor's name.
+
+    ``first`` is the number of the attempt that the first pod of the job had;
+    ``group`` names the LeaderWorkerSet that the pod is in, if it is in one.
+    """
+
+    assignment: wire.Assignment
+    key: bytes
+    executor: str
+    first: int
+    restarts: Restarts
+    hosts: Hosts | None = None
+    group: str = ""
+
+
+def read_order(environ: Mapping[str, str]) -> Order:
+    """What the environment says.
+
+    Raises:
+        ValueError: It is incomplete, or of a format that this runner cannot read.
+        OSError: The key cannot be read.
+    """
+    try:
+        assignment = wire.Assignment.from_json(json.loads(environ["KINETIC_ASSIGNMENT"]))
+    except (KeyError, TypeError) as exc:
+        raise ValueError(f"KINETIC_ASSIGNMENT is incomplete: {exc!r}") from exc
+    executor = environ.get("KINETIC_POD_UID", "")
+    if not executor:
+        raise ValueError("KINETIC_POD_UID is not set, and without it nothing can be claimed")
+    receipt = environ.get("KINETIC_TERMINATION_LOG", TERMINATION_LOG)
+    restarts = Restarts(
+        failures=int(environ.get("KINETIC_FAILURES") or 0),
+        disruptions=int(environ.get("KINETIC_DISRUPTIONS") or 0),
+        receipt=receipt if os.path.exists(receipt) else "",
+    )
+    return Order(
+        assignment=replace(assignment, attempt=assignment.attempt + restarts.total),
+        key=Path(environ.get("KINETIC_KEY_FILE", KEY_FILE)).read_bytes(),
+        executor=executor,
+        first=assignment.attempt,
+        restarts=restarts,
+        hosts=Hosts.of(environ),
+        group=environ.get("KINETIC_LWS", ""),
+    )
+
+
+AGAIN = "again"
+"""What a host leaves in its place that was here before: it has run nothing now."""
+
+
+def become(order: Order, place: str, line: Line, parent: int) -> NoReturn:
+    """Run the job in this fork of *parent*, and end with it. Never returns, whatever happens."""
+    mine, code = os.getpid(), wire.EXIT_RETRY
+    try:
+        processes.die_with(parent)
+        remote_runner.tell_crashes()
+        sys.stdout = sys.__stdout__ = _stream(1)  # type: ignore[misc]
+        sys.stderr = sys.__stderr__ = _stream(2)  # type: ignore[misc]
+        sys.modules["__main__"] = types.ModuleType("__main__")  # the runner's is not the job's
+        sys.argv[:] = [""]
+        code = _Job(order, place, line).run()
+        line.tell(code)
+    except BaseException:
+        _report()
+    finally:
+        if os.getpid() != mine:
+            os._exit(code)  # a fork of the user's code: nothing here is its own
+        remote_runner.leave(code)
+        os._exit(code)
+
+
+class _Job:
+    """The steps of the attempt, in the places that a container has for them."""
+
+    def __init__(self, order: Order, place: str, line: Line) -> None:
+        self._again = os.path.join(place, AGAIN)
+        self._stopping = processes.Stopping()
+        self._stopping.install()
+        self._order = order
+        self._assignment = order.assignment
+        self._line = line
+        self._objects: Objects = opened(order.assignment.store)
+        work = os.path.join(place, "work")
+        os.mkdir(work, 0o700)
+        os.chdir(work)
+        self._site = Site(
+            work=work,
+            cache=os.path.join(place, "cache"),
+            mounts=False,
+            alone=True,
+            log=self._last_lines,
+        )
+
+    def run(self) -> int:
+        """Carry it out; what to leave with."""
+        order = self._order
+        if order.hosts is None:
+            self._close_earlier()
+            return self._lead(Invocation)
+        claim = self._name("claim")
+        if not order.hosts.leads:
+            return self._follow(order.hosts, claimant(claim, self._objects))
+        if order.group and self._objects.exists(claim):
+            return self._restarted(order.hosts, order.executor)
+        self._close_earlier()
+        return self._lead(HostCall)
+
+    def _close_earlier(self) -> None:
+        order = self._order
+        close_earlier(self._assignment, order.key, order.first, order.restarts, self._objects)
+
+    def _lead(self, kind: type[Invocation]) -> int:
+        steps = self._attempt(kind, self._order.executor).steps()
+        while True:
+            try:
+                next(steps)
+            except StopIteration as end:
+                code: int = end.value
+                return code
+
+    def _follow(self, which: Hosts, executor: str) -> int:
+        """Run beside the first host, whose claim is for all."""
+        if not executor:
+            print("kinetic: the first host has not begun in time", file=sys.stderr)
+            return wire.EXIT_RETRY
+        if executor == wire.VOID or self._objects.exists(self._name("outcome")):
+            return self._opening_code(executor)
+        mark = {"executor": self._order.executor}
+        if not self._objects.create(self._name(f"host-{which.index}"), b"", mark):
+            return self._restarted(which, executor)
+        done = self._name(host_done(which.index))
+        return self._attempt(HostCall, executor).beside(done)
+
+    def _restarted(self, which: Hosts, executor: str) -> int:
+        """This host was here before; what it ran must not run twice."""
+        os.mkdir(self._again)
+        key = self._order.key
+        return close_restarted(self._assignment, key, executor, which.name, self._objects)
+
+    def _attempt(self, kind: type[Invocation], executor: str) -> PodAttempt:
+        order = self._order
+        call = kind(self._assignment, self._objects, self._site, self._stopping, executor)
+        invoke = call.run
+        if isinstance(call, HostCall) and order.hosts is not None:
+            call.hosts = order.hosts
+            call.watch = Watch(
+                self._assignment,
+                self._objects,
+                lambda: self._line.tell(self._opening_code(executor)),
+            )
+            invoke = call.watched
+        attempt = PodAttempt(
+            self._assignment, order.key, executor, self._objects, self._stopping, invoke
+        )
+        attempt.receipt = order.restarts.receipt
+        return attempt
+
+    def _opening_code(self, executor: str) -> int:
+        return code_of(Opening(self._assignment, self._order.key, executor, self._objects))
+
+    def _name(self, what: str) -> str:
+        order = self._assignment
+        return wire.attempt_key(order.scope, order.index, order.attempt, what)
+
+    def _last_lines(self) -> str:
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(Exception):  # they are the user's, who may have closed them
+                stream.flush()
+        return self._line.last_lines()
+
+
+def _stream(fd: int) -> io.TextIOWrapper:
+    """What is printed goes out at once, and no character of it may end the job."""
+    raw = open(fd, "wb", buffering=0, closefd=False)  # noqa: SIM115 - it lives as long as the job
+    return io.TextIOWrapper(raw, encoding="utf-8", errors="backslashreplace", write_through=True)
+
+
+def _report() -> None:
+    import traceback
+
+    with contextlib.suppress(OSError, ValueError):
+        traceback.print_exc()

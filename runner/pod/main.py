@@ -1,0 +1,217 @@
+"""A job in a pod: the container's first process, which looks after the job's own.
+
+It stays small and does what must not depend on the user's code: see
+`pod_guard`. The job is its child, and commits by itself; of a child that died
+without a word this one says what became of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import importlib.util
+import os
+import random
+import re
+import signal
+import ssl
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from ..job import processes
+from ..protocol import wire
+from ..stores.objects import opened
+from . import job
+from .attempt import Ended, Guard, Limits, Line, close_dead, death_of, oom_kills
+from .job import OWN, Order, read_order
+
+__all__ = ["delete", "main", "rest"]
+
+
+ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
+"""Where Kubernetes mounts it; without a container, KINETIC_POD_ACCOUNT_FOLDER says where it is."""
+
+API = "/apis/leaderworkerset.x-k8s.io/v1"
+PATIENCE_S = 600.0
+TIMEOUT_S = 30.0
+ROLE = """\
+apiVersion: rbac.authorization.k8s.io/v1
+kind: Role
+metadata: {{name: kinetic-runner, namespace: {namespace}}}
+rules:
+- apiGroups: [leaderworkerset.x-k8s.io]
+  resources: [leaderworkersets]
+  verbs: [delete]
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: RoleBinding
+metadata: {{name: {account}-runner, namespace: {namespace}}}
+roleRef: {{apiGroup: rbac.authorization.k8s.io, kind: Role, name: kinetic-runner}}
+subjects: [{{kind: ServiceAccount, name: {account}, namespace: {namespace}}}]"""
+
+
+def delete(name: str, environ: Mapping[str, str] = os.environ) -> bool:
+    """Delete the LeaderWorkerSet *name* of the pod's own namespace; whether it is going.
+
+    Tries for ten minutes; what cannot be done is said in the log.
+    """
+    account = Path(environ.get("KINETIC_POD_ACCOUNT_FOLDER", ACCOUNT))
+    try:
+        namespace = (account / "namespace").read_text().strip()
+    except OSError as exc:
+        _say(f"cannot delete its own LeaderWorkerSet {name}: no service account is mounted ({exc})")
+        return False
+    end, pause = time.monotonic() + PATIENCE_S, 1.0
+    while True:
+        try:
+            status, said = _request(name, namespace, environ, account)
+        except (OSError, http.client.HTTPException, KeyError) as exc:
+            status, said = 0, f"{type(exc).__name__}: {exc}"
+        if status in (200, 202, 404):
+            return True
+        if status == 403:
+            role = ROLE.format(namespace=namespace, account=_refused(said))
+            words = f"may not delete its own LeaderWorkerSet {name}, which keeps its hosts busy"
+            _say(f"{words}; delete it, and let the next one, with\n{role}")
+            return False
+        if time.monotonic() + pause > end:
+            _say(f"cannot delete its own LeaderWorkerSet {name} ({status or said}); delete it")
+            return False
+        time.sleep(random.uniform(pause / 2, pause))
+        pause = min(30.0, pause * 2)
+
+
+def _request(
+    name: str, namespace: str, environ: Mapping[str, str], account: Path
+) -> tuple[int, str]:
+    trusted = ssl.create_default_context(cafile=str(account / "ca.crt"))
+    host, port = environ["KUBERNETES_SERVICE_HOST"], environ.get("KUBERNETES_SERVICE_PORT", "443")
+    api = http.client.HTTPSConnection(host, int(port), timeout=TIMEOUT_S, context=trusted)
+    try:
+        api.request(
+            "DELETE",
+            f"{API}/namespaces/{namespace}/leaderworkersets/{name}?propagationPolicy=Background",
+            headers={"Authorization": f"Bearer {(account / 'token').read_text().strip()}"},
+        )
+        answer = api.getresponse()
+        return answer.status, answer.read(4096).decode(errors="replace")
+    finally:
+        api.close()
+
+
+def _refused(said: str) -> str:
+    """The name of the service account that a refusal is about."""
+    found = re.search(r"system:serviceaccount:[^:]+:([a-z0-9.-]+)", said)
+    return found[1] if found else "kinetic"
+
+
+def rest() -> None:
+    """Do nothing until the pod is asked to end; SIGTERM has to be held back before."""
+    signal.sigwait([signal.SIGTERM])
+
+
+def _say(words: str) -> None:
+    print(f"kinetic: this job {words}", file=sys.stderr)
+
+
+CLAIM_S = 60.0
+
+
+def main() -> int:
+    """Carry out what the environment says, and return what to leave with."""
+    try:
+        order = read_order(os.environ)
+    except (ValueError, OSError) as exc:
+        print(f"kinetic: this job cannot be run: {exc}", file=sys.stderr)
+        return wire.EXIT_FINAL
+    if lacking := _lacking(order.assignment.store):
+        words = f"its image lacks {lacking}; install google-cloud-storage into it"
+        print(f"kinetic: this job cannot be run: {words}", file=sys.stderr)
+        return wire.EXIT_FINAL
+    for name in OWN:
+        os.environ.pop(name, None)
+    os.environ["KINETIC_ATTEMPT"] = str(order.assignment.attempt)
+    place = tempfile.mkdtemp(prefix="kinetic-run-")
+    killed_before = oom_kills()
+    ended = _in_a_child(order, place)
+    code = ended.told
+    if code is None:
+        code = _closed(order, ended, memory=oom_kills() > killed_before)
+    again = os.path.exists(os.path.join(place, job.AGAIN))
+    with contextlib.suppress(OSError):  # what is much goes with the container
+        processes.remove_if_small(place)
+    if order.group and not ended.stopped:
+        leads = order.hosts is None or order.hosts.leads
+        if leads and not delete(order.group) and not again:
+            return code  # the end of this container tells that there is an outcome
+        rest()
+    return code
+
+
+def _lacking(store: str) -> str:
+    """The library that is not there, and that the store needs: this is told once, and is final."""
+    for name in ("requests", "google.auth", "google_crc32c") if store.startswith("gs://") else ():
+        try:
+            found = importlib.util.find_spec(name)
+        except ImportError:  # what it is in is not there either
+            found = None
+        if found is None:
+            return name
+    return ""
+
+
+def _closed(order: Order, ended: Ended, *, memory: bool) -> int:
+    """Say what became of a job that has said nothing itself."""
+    assignment, executor = order.assignment, order.executor
+    death = death_of(ended, assignment, memory=memory)
+    if order.hosts is not None:
+        death = replace(death, message=f"on {order.hosts.name}: {death.message}")
+    print(f"kinetic: {death.message}", file=sys.stderr)
+    try:
+        objects = opened(assignment.store)
+        if order.hosts is not None and not order.hosts.leads:
+            place = (assignment.scope, assignment.index, assignment.attempt)
+            claim = wire.attempt_key(*place, "claim")
+            executor = job.claimant(claim, objects, CLAIM_S) or executor
+    except (OSError, ValueError) as exc:
+        print(f"kinetic: the outcome could not be written: {exc}", file=sys.stderr)
+        return wire.EXIT_RETRY
+    return close_dead(
+        assignment, order.key, executor, death, ended.log, order.restarts.receipt, objects
+    )
+
+
+def _in_a_child(order: Order, place: str) -> Ended:
+    line, mine = Line(), os.getpid()
+    signal.pthread_sigmask(signal.SIG_BLOCK, processes.STOPS)  # until each side is ready for them
+    together = _same(1, 2)
+    outer = (1,) if together else (1, 2)
+    pipes = {out: os.pipe() for out in outer}
+    pid = os.fork()
+    if pid == 0:
+        for out, (source, sink) in pipes.items():
+            os.close(source)
+            os.dup2(sink, out)
+            os.close(sink)
+        if together:
+            os.dup2(1, 2)
+        line.near.close()
+        job.become(order, place, line, mine)
+    for _, sink in pipes.values():
+        os.close(sink)
+    line.far.close()
+    limits = Limits(timeout=order.assignment.timeout, grace=order.assignment.grace)
+    streams = {source: out for out, (source, _) in pipes.items()}
+    return Guard(pid, streams, line, limits).watch()
+
+
+def _same(one: int, other: int) -> bool:
+    """Whether two descriptors are of the same file: then what goes there keeps its order."""
+    try:
+        return os.path.samestat(os.fstat(one), os.fstat(other))
+    except OSError:
+        return False

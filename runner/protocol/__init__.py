@@ -1,0 +1,1 @@
+"""What client and job agree on: names, formats and signatures of what lies in a store."""

@@ -1,0 +1,159 @@
+"""What one Data holds: its files by digest, and the names they have in the store.
+
+Everything here is pure and shared: the client writes a manifest after the last
+of the files it names, so that its presence means that all are there; a runner
+can check a manifest against the Data's hash before it trusts a line of it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import urllib.parse
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from .pickles import MALFORMED
+
+__all__ = ["Entry", "Manifest", "file_hash", "prefix"]
+
+VERSION = 1
+PLAIN, EXECUTABLE = 0o644, 0o755
+LONGEST_SEGMENT = 220  # bytes when quoted: a directory store makes it the name of a file
+LONGEST_NAME = 900  # bytes: Cloud Storage takes names of at most 1024
+ENTRIES_AT_ONCE = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One file: *path* is relative with ``/``, *size* in bytes.
+
+    *digest* is the hex SHA-256 of path, NUL and content.
+    """
+
+    path: str
+    size: int
+    executable: bool
+    digest: str
+
+    @property
+    def mode(self) -> int:
+        """The permissions that it gets in a job."""
+        return EXECUTABLE if self.executable else PLAIN
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """The files of one Data in the order in which they are hashed.
+
+    ``empty`` are the directories that hold nothing; all others follow from the
+    paths of the files.
+    """
+
+    is_dir: bool
+    entries: tuple[Entry, ...]
+    empty: tuple[str, ...] = ()
+
+    @property
+    def size(self) -> int:
+        """Bytes of all files."""
+        return sum(entry.size for entry in self.entries)
+
+    def content_hash(self) -> str:
+        """SHA-256 over the kind and the digests of all files, in hex."""
+        total = hashlib.sha256(b"dir:" if self.is_dir else b"file:")
+        for entry in self.entries:
+            total.update(bytes.fromhex(entry.digest))
+        return total.hexdigest()
+
+    def name(self, digest: str) -> str:
+        """The manifest's object, given the content hash.
+
+        The hash knows neither empty directories nor executable files. Trees
+        that differ in these alone share their files and have a manifest each.
+        """
+        look = [[entry.path for entry in self.entries if entry.executable], list(self.empty)]
+        if look == [[], []]:
+            return f"{prefix(digest)}manifest"
+        return f"{prefix(digest)}manifest.{hashlib.sha256(_json(look)).hexdigest()[:16]}"
+
+    def objects(self, digest: str) -> Iterator[tuple[Entry, str]]:
+        """Each file with the name of its object.
+
+        The name ends in the file's path, so that a bucket can be mounted and
+        read as it is, unless some store could not have such a name.
+        """
+        for number, entry in enumerate(self.entries):
+            if _speakable(entry.path):
+                yield entry, f"{prefix(digest)}files/{entry.path}"
+            else:
+                yield entry, f"{prefix(digest)}unnamed/{number}"
+
+    def to_bytes(self) -> bytes:
+        """As the object's content."""
+        head = _json({"version": VERSION, "kind": "dir" if self.is_dir else "file"})[:-1]
+        rows = _list([one.path, one.size, one.mode, one.digest] for one in self.entries)
+        return b'%s,\n"empty":%s,\n"entries":%s}' % (head, _list(self.empty), rows)
+
+    @classmethod
+    def from_bytes(cls, content: bytes) -> Manifest:
+        """Read a manifest.
+
+        Raises:
+            ValueError: It is damaged, of another version, or names a file outside its tree.
+        """
+        try:
+            fields = json.loads(content)
+            if fields["version"] != VERSION:
+                raise ValueError(f"it is of version {fields['version']}")
+            entries = tuple(
+                Entry(_relative(path), int(size), bool(mode & 0o100), bytes.fromhex(digest).hex())
+                for path, size, mode, digest in fields["entries"]
+            )
+            empty = tuple(_relative(path) for path in fields["empty"])
+            return cls(is_dir=fields["kind"] == "dir", entries=entries, empty=empty)
+        except MALFORMED as exc:
+            raise ValueError(f"a manifest cannot be read: {exc}") from exc
+
+
+def prefix(digest: str) -> str:
+    """Where everything of one content lies."""
+    return f"data/{digest}/"
+
+
+def file_hash(path: str) -> Any:
+    """A SHA-256 that already knows the file's *path*; feed it the content."""
+    return hashlib.sha256(path.encode(errors="surrogateescape") + b"\0")
+
+
+def _speakable(path: str) -> bool:
+    return (
+        path.isprintable()  # no control characters, and nothing that is not Unicode
+        and len(path.encode()) <= LONGEST_NAME
+        and max(map(len, urllib.parse.quote(path).split("/"))) <= LONGEST_SEGMENT
+    )
+
+
+def _relative(path: str) -> str:
+    if "\0" in path or not {"", ".", ".."}.isdisjoint(path.split("/")):
+        raise ValueError(f"{path!r} is not inside its tree")
+    return path
+
+
+def _json(value: Any) -> bytes:
+    return json.dumps(value, separators=(",", ":")).encode()
+
+
+def _list(values: Iterable[Any]) -> bytes:
+    """A JSON list, piece by piece: one long call would hold the GIL to its end."""
+    pieces: list[bytes] = []
+    batch: list[Any] = []
+    for value in values:
+        batch.append(value)
+        if len(batch) == ENTRIES_AT_ONCE:
+            pieces.append(_json(batch)[1:-1])
+            batch = []
+    if batch:
+        pieces.append(_json(batch)[1:-1])
+    return b"[%s]" % b",\n".join(pieces)

@@ -1,0 +1,226 @@
+"""What an attempt leaves behind: a value, or an error told in text.
+
+Both are the body of an outcome, one `frames` container. The text of an error
+lies in the container's fields, outside any pickle, so that it can be read
+where the exception cannot be rebuilt.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import pickle
+import time
+import traceback
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from . import exceptions, pickles, wire
+
+__all__ = [
+    "Death",
+    "ErrorText",
+    "Stored",
+    "closed",
+    "digest",
+    "encode_error",
+    "encode_value",
+    "error_text",
+    "fields_of",
+    "result_repr",
+]
+
+TEXT_LIMIT = 64 * 1024
+REPR_LIMIT = 20_000
+PLAIN_CHARACTERS = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """An encoded body: in memory when it is small, else in a file; with its SHA-256."""
+
+    content: bytes | Path
+    digest: str
+    size: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ErrorText:
+    """An exception in words; ``qualname`` is dotted with its module.
+
+    ``log`` holds the last lines of the job's log where they would be gone with it,
+    ``withheld`` why the exception itself is not there although it was to be.
+    """
+
+    qualname: str
+    message: str
+    traceback: str
+    phase: str = "execute"
+    result_repr: str = ""
+    log: str = ""
+    withheld: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Death:
+    """How an attempt ended that did not say so itself: its process died, or never began."""
+
+    reason: str
+    message: str
+    kind: wire.Kind = wire.Kind.LOST
+    exit_code: int | None = None
+    phase: str = "lost"
+    qualname: str = ""
+    traceback: str = ""
+
+
+def closed(
+    death: Death, item: wire.Item, executor: str, fence: int, log: str = ""
+) -> tuple[wire.Outcome, bytes]:
+    """The outcome by which somebody else closes an attempt of *executor*, and its body.
+
+    *item* was looked at after the claim of *executor* was seen: if it was stopped by then,
+    the attempt is cancelled, whatever it died of. *log* are the last lines of its log.
+    """
+    content = b""
+    if not item.stopped:
+        words = death.message + (f"\nLast lines of its log:\n{log}" if log else "")
+        text = ErrorText(
+            qualname=death.qualname,
+            message=words,
+            traceback=death.traceback,
+            phase=death.phase,
+            log=log,
+        )
+        content = pickles.pack([], {"error": fields_of(text)})
+    outcome = wire.Outcome(
+        kind=wire.Kind.CANCELLED if item.stopped else death.kind,
+        reason="cancelled" if item.stopped else death.reason,
+        executor=executor,
+        fence=fence,
+        phase="cancelled" if item.stopped else death.phase,
+        exit_code=death.exit_code,
+        ended=time.time(),
+        body=digest(content),
+    )
+    return outcome, content
+
+
+def _is_plain(value: Any) -> bool:
+    """Small, and of a type that needs no pickler of ours: the path of most sweeps."""
+    kind: Any = value.__class__
+    if kind is str:
+        return len(value) < PLAIN_CHARACTERS
+    return value is None or kind in (bool, float) or (kind is int and value.bit_length() < 64)
+
+
+class _Spool:
+    """Collects in memory up to a limit, then in a file; hashes on the way."""
+
+    def __init__(self, path: Path, limit: int) -> None:
+        self._path, self._limit = path, limit
+        self._file: Any = io.BytesIO()
+        self._in_memory = True
+        self._hash = hashlib.sha256()
+        self._size = 0
+
+    def write(self, data: bytes | memoryview, /) -> int:
+        view = memoryview(data)
+        self._size += view.nbytes
+        if self._in_memory and self._size > self._limit:
+            start = self._file.getvalue()
+            fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+            self._file = open(fd, "wb", buffering=1 << 20)  # noqa: SIM115 - closed by finish()
+            self._file.write(start)
+            self._in_memory = False
+        self._hash.update(view)
+        self._file.write(view)
+        return view.nbytes
+
+    def finish(self) -> Stored:
+        """Close it and say where the content is."""
+        content: bytes | Path = self._file.getvalue() if self._in_memory else self._path
+        self._file.close()
+        return Stored(content, self._hash.hexdigest(), self._size)
+
+
+def digest(content: bytes) -> str:
+    """SHA-256 as hex."""
+    return hashlib.sha256(content).hexdigest()
+
+
+def encode_value(value: Any, spool: str | Path, limit: int = wire.INLINE_BYTES) -> Stored:
+    """Pickle a result; what exceeds *limit* bytes goes to the file *spool*.
+
+    Raises:
+        Exception: Whatever pickling the value raises.
+    """
+    if _is_plain(value):
+        content = pickles.pack_one(pickle.dumps(value, protocol=5))
+        return Stored(content, digest(content), len(content))
+    sink = _Spool(Path(spool), limit)
+    try:
+        pickles.dump(value, sink)
+    finally:
+        stored = sink.finish()
+    return stored
+
+
+def encode_error(text: ErrorText, error: BaseException | None) -> Stored:
+    """An error in words, and the exception itself, or why it could not come along."""
+    parts: list[bytes] = []
+    if error is not None:
+        try:
+            parts.append(exceptions.dumps(error, wire.INLINE_BYTES))
+        except Exception as exc:  # any class may refuse in any way; the text stays
+            text = replace(text, withheld=_clip(f"{type(exc).__name__}: {_words(exc)}", 1000))
+    body = pickles.pack(parts, {"error": fields_of(text)})
+    return Stored(body, digest(body), len(body))
+
+
+def fields_of(text: ErrorText) -> dict[str, str]:
+    """An error in words as an outcome's body has it."""
+    return {name: getattr(text, name) for name in ErrorText.__slots__}
+
+
+def error_text(error: BaseException, *, phase: str, own_frames: int = 0) -> ErrorText:
+    """Put an exception into words, leaving out the runner's *own_frames* outermost frames."""
+    trace = error.__traceback__
+    for _ in range(own_frames):
+        trace = trace.tb_next if trace is not None and trace.tb_next is not None else trace
+    lines = traceback.TracebackException(
+        type(error), error, trace, capture_locals=False, compact=True
+    ).format()
+    kind = type(error)
+    qualname = kind.__qualname__
+    if kind.__module__ not in ("builtins", "__main__"):
+        qualname = f"{kind.__module__}.{qualname}"
+    return ErrorText(
+        qualname=qualname,
+        message=_clip(_words(error), TEXT_LIMIT),
+        traceback=_clip("".join(lines), TEXT_LIMIT),
+        phase=phase,
+    )
+
+
+def result_repr(value: Any) -> str:
+    """The repr of a value that could not be pickled, at most 20,000 characters."""
+    try:
+        return _clip(repr(value), REPR_LIMIT)
+    except Exception as exc:
+        return f"<{type(value).__qualname__} whose repr raised {type(exc).__name__}>"
+
+
+def _words(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception as exc:
+        return f"<its message raised {type(exc).__name__}>"
+
+
+def _clip(text: str, limit: int) -> str:
+    # lone surrogates cannot be stored as UTF-8
+    text = text.encode(errors="backslashreplace").decode()
+    return text if len(text) <= limit else f"… {len(text) - limit} characters …\n{text[-limit:]}"

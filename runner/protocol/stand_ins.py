@@ -1,0 +1,99 @@
+"""What a job has in place of what only the client can have: decorated functions, and `Data`.
+
+Pickles of calls name them.
+"""
+
+from __future__ import annotations
+
+import functools
+import types
+import typing
+from typing import Any, NoReturn, Self
+
+__all__ = ["Decorated", "data_path", "data_paths"]
+
+data_paths: list[str] = []
+"""Where the Data of this job lie, by number."""
+
+
+def data_path(k: int) -> str:
+    """The path of Data number *k* in this job; unpickling arguments calls it.
+
+    Raises:
+        RuntimeError: This process is no job that has such Data.
+    """
+    if not 0 <= k < len(data_paths):
+        raise RuntimeError(f"there is no Data {k} here: this is not the job it was sent to")
+    return data_paths[k]
+
+
+_OF_THE_FUNCTION = frozenset({"__doc__", "__module__"})
+"""What every instance would have from its class."""
+
+
+class Decorated(functools.partial[Any]):
+    """A function of the script or the project that ``kinetic.run`` decorates there.
+
+    It is made of the function alone, and what it has not itself is asked of that. A partial call,
+    as which it is made, leaves no line of its own in a traceback.
+    """
+
+    @property
+    def __wrapped__(self) -> Any:
+        """The function; one that is a partial call itself has become part of this."""
+        if self.args or self.keywords:
+            return functools.partial(self.func, *self.args, **self.keywords)
+        return self.func
+
+    @property
+    def local(self) -> Any:
+        """The function, to be called."""
+        return self.__wrapped__
+
+    def options(self, **changes: Any) -> Self:
+        """The same: there is nothing to set for a call in this process."""
+        return self
+
+    def run_async(self, /, *args: Any, **kwargs: Any) -> NoReturn:
+        """Refuse: this is a job."""
+        self._refuse("run_async")
+
+    def run_async_map(self, /, *args: Any, **kwargs: Any) -> NoReturn:
+        """Refuse: this is a job."""
+        self._refuse("run_async_map")
+
+    @property
+    def __kinetic__(self) -> NoReturn:
+        """Asked for by whatever would submit it."""
+        self._refuse("submitting it")
+
+    def _refuse(self, what: str) -> NoReturn:
+        name = getattr(self, "__name__", type(self.func).__name__)
+        raise RuntimeError(
+            f"{name}: {what} starts jobs, and this is one already; {name}.local(...), or "
+            f"{name}(...), calls it in this process"
+        )
+
+    def __get__(self, instance: object, owner: type[object] | None = None) -> Decorated:
+        return self if instance is None else Decorated(types.MethodType(self.__wrapped__, instance))
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in _OF_THE_FUNCTION:
+            return getattr(self.func, name)
+        return object.__getattribute__(self, name)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.func, name)
+
+    def __repr__(self) -> str:
+        return f"<kinetic function {getattr(self, '__qualname__', self.func)} in its job>"
+
+    def __copy__(self) -> Self:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # As what every Python can read: it may go to where this module is not.
+        return typing.cast, (None, self.__wrapped__)

@@ -1,0 +1,766 @@
+"""The contract between client and runner: names of objects, their content, one rule.
+
+Everything here is pure. `item` is the one place where it is decided what the
+objects of a batch say about one of its items; runner, submitter and observers
+share it.
+"""
+
+from __future__ import annotations
+
+import base64
+import bisect
+import hmac
+import json
+import operator
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, NamedTuple, cast
+
+from . import signing
+from .pickles import MALFORMED
+
+__all__ = [
+    "EXIT_FINAL",
+    "EXIT_RETRY",
+    "EXIT_SETUP",
+    "EXIT_UNCOMMITTED",
+    "EXIT_VALUE",
+    "INLINE_BYTES",
+    "LIMIT",
+    "VERSION",
+    "VOID",
+    "Assignment",
+    "Attempt",
+    "Code",
+    "DataRef",
+    "Input",
+    "Item",
+    "ItemState",
+    "Kind",
+    "Orders",
+    "Outcome",
+    "Receipt",
+    "Request",
+    "RetryBudgets",
+    "Slot",
+    "Standing",
+    "attempt_key",
+    "attempt_keys",
+    "attempts_of",
+    "block_prefix",
+    "check_version",
+    "control_key",
+    "debugger_mark",
+    "done_key",
+    "group_key",
+    "input_key",
+    "item_prefix",
+    "item_state",
+    "parse",
+    "retry_base",
+    "standing",
+    "value_key",
+    "version_fields",
+]
+
+
+LIMIT = 4096
+RECEIPT_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Receipt:
+    """The metadata of an outcome, whose it is, and its body where that is small enough."""
+
+    index: int
+    attempt: int
+    metadata: Mapping[str, str]
+    body: bytes | None = None
+
+    def to_text(self) -> str:
+        """As a termination message; empty when even the header is too large for one."""
+        for body in (self.body, None):
+            fields = {
+                "kinetic": RECEIPT_VERSION,
+                "index": self.index,
+                "attempt": self.attempt,
+                "header": self.metadata["header"],
+                "mac": self.metadata["mac"],
+                "body": None if body is None else base64.b85encode(body).decode(),
+            }
+            text = json.dumps(fields, separators=(",", ":"))
+            if len(text) <= LIMIT:
+                return text
+        return ""
+
+
+def parse(text: str) -> Receipt | None:
+    """The receipt in a termination message, or None if it is none."""
+    if not text.startswith('{"kinetic":'):
+        return None
+    try:
+        fields = json.loads(text)
+        if fields["kinetic"] != RECEIPT_VERSION:
+            return None
+        body = fields["body"]
+        return Receipt(
+            index=int(fields["index"]),
+            attempt=int(fields["attempt"]),
+            metadata={"header": str(fields["header"]), "mac": str(fields["mac"])},
+            body=None if body is None else base64.b85decode(body),
+        )
+    except MALFORMED:
+        return None
+
+
+VERSION = (1, 1)
+"""Major and minor of the format; a reader refuses an unknown major."""
+
+MIN_READER = 1
+"""The least minor version that can read what this one writes: one before signs no requests."""
+
+BLOCK = 500
+INLINE_BYTES = 256 * 1024
+VOID = "void"
+"""The executor of a claim that was made to close an attempt which will not start."""
+
+EXIT_VALUE, EXIT_FINAL, EXIT_RETRY = 0, 42, 43
+EXIT_SETUP, EXIT_UNCOMMITTED = 70, 74
+"""The job's process could not be prepared; its outcome could not be written. Its log says why
+(EX_SOFTWARE and EX_IOERR of sysexits.h)."""
+
+INFRASTRUCTURE = frozenset({"preempted", "node lost", "evicted"})
+SUBMISSION = "submission"
+"""The reason of an item that could not be submitted: no budget covers it, for nothing ran."""
+
+UNVERIFIED = "unverified"
+"""The reason of an attempt whose outcome nobody signed for it: forged, damaged, or emptied by a
+power cut. Nothing of what it says counts, and no budget covers it; a retry goes past it."""
+
+UNSIGNED = "unsigned"
+"""The kind of a request that cannot be verified: its slot is taken, and says nothing."""
+
+CLEANUP = "cleanup"
+"""The cause of a stop that comes before the objects are removed: no retry comes after it."""
+
+
+# --- names -----------------------------------------------------------------------------
+
+
+def input_key(scope: str, slot: int) -> str:
+    """Slot *slot* of the inputs: a chunk of them, or the end."""
+    return f"{scope}inputs/{slot:08d}"
+
+
+def control_key(scope: str, slot: int) -> str:
+    """Slot *slot* of the requests: stop or retry."""
+    return f"{scope}control/{slot:08d}"
+
+
+def group_key(group_id: str) -> str:
+    """What a batch is listed by; its metadata say the rest."""
+    return f"groups/{group_id}"
+
+
+def done_key(scope: str, requests: int) -> str:
+    """How all items had ended when there were so many requests."""
+    return f"{scope}done/{requests:08d}"
+
+
+def block_prefix(scope: str, index: int) -> str:
+    """The claims and outcomes of the 500 items around *index*: at most one list page."""
+    return f"{scope}attempts/{index // BLOCK:06d}/"
+
+
+def item_prefix(scope: str, index: int) -> str:
+    """The claims and outcomes of one item."""
+    return f"{block_prefix(scope, index)}{index:08d}."
+
+
+def attempt_key(scope: str, index: int, attempt: int, what: str) -> str:
+    """*what* is ``claim`` or ``outcome``; below `item_prefix`, written out for it is made often."""
+    place = (scope, index // BLOCK, index, attempt, what)
+    return "%sattempts/%06d/%08d.%04d.%s" % place  # noqa: UP031 - half the time of an f-string
+
+
+def debugger_mark(host: int) -> str:
+    """What of an attempt host number *host* leaves when its debugger listens, with the port."""
+    return f"debug-{host}"
+
+
+def attempt_keys(scope: str, index: int, up_to: int) -> list[str]:
+    """The claims and outcomes of attempts 1 to *up_to*, for a store that finds names cheaply."""
+    return [
+        attempt_key(scope, index, attempt, what)
+        for attempt in range(1, up_to + 1)
+        for what in ("claim", "outcome")
+    ]
+
+
+def value_key(scope: str, index: int, attempt: int, executor: str) -> str:
+    """A value too large for its outcome."""
+    return f"{scope}values/{index:08d}.{attempt:04d}.{executor}"
+
+
+_ATTEMPT = re.compile(r"(\d{8,})\.(\d{4,})\.(claim|outcome)$")
+
+
+# --- the version -------------------------------------------------------------------------
+
+
+def version_fields() -> dict[str, int]:
+    """The format that this version writes, for a manifest."""
+    return {"major": VERSION[0], "minor": VERSION[1], "min_reader": MIN_READER}
+
+
+def check_version(fields: Mapping[str, Any], what: str) -> None:
+    """Refuse a format that this version cannot read; later minor ones it can.
+
+    Raises:
+        ValueError: The major version is another, or the writer asks for a later reader.
+    """
+    major, least = fields.get("major"), fields.get("min_reader", 0)
+    if major != VERSION[0] or least > VERSION[1]:
+        raise ValueError(
+            f"{what} was written in format {major}.{fields.get('minor')}, which needs a reader of "
+            f"{major}.{least}; this kinetic reads format {VERSION[0]}.{VERSION[1]}: use the "
+            "version that submitted it, or a later one"
+        )
+
+
+# --- the order ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Code:
+    """The project's archive, and where in it the caller stood (paths with ``/``)."""
+
+    name: str
+    digest: str
+    sys_path: tuple[str, ...] = ("",)
+    cwd: str | None = None
+
+
+class Input(NamedTuple):
+    """Bytes *start* to *stop* of an object, with the digest of those bytes."""
+
+    name: str
+    start: int
+    stop: int
+    digest: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataRef:
+    """One Data: content under a prefix of the store, or a URI that the job resolves itself.
+
+    ``mount`` is the absolute path of a volume; None means an argument.
+    """
+
+    uri: str
+    digest: str = ""
+    is_dir: bool = True
+    mount: str | None = None
+    fuse: bool = False
+    trust_remote_code: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetryBudgets:
+    """How many failed attempts an item may have beyond the first."""
+
+    user: int = 0
+    infrastructure: int = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assignment:
+    """Everything a runner is told about its attempt; travels as JSON in the job's spec.
+
+    ``debug_s`` is how long it waits for a debugger, None for not at all. Only then ``root`` says
+    where the project was on the machine that submitted it, and ``stood`` where the caller was.
+    """
+
+    version: tuple[int, int] = VERSION
+    store: str
+    scope: str
+    job_id: str
+    index: int
+    attempt: int
+    group_id: str | None = None
+    fence: int = 1
+    budgets: RetryBudgets = field(default_factory=RetryBudgets)
+    function: Input
+    arguments: Input
+    code: Code | None = None
+    requirements: Input | None = None
+    data: tuple[DataRef, ...] = ()
+    output_dir: str = ""
+    timeout: float | None = None
+    grace: float = 30.0
+    debug_s: float | None = None
+    root: str = ""
+    stood: str = ""
+    client: Mapping[str, str] = field(default_factory=dict[str, str])
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON-safe, the inverse of `from_json`; made by hand, for it is made for each job."""
+        order = {name: getattr(self, name) for name in Assignment.__slots__}
+        order["budgets"] = _shallow(self.budgets)
+        order["function"] = self.function._asdict()
+        order["arguments"] = self.arguments._asdict()
+        order["code"] = _shallow(self.code) if self.code is not None else None
+        order["requirements"] = self.requirements._asdict() if self.requirements else None
+        order["data"] = [_shallow(ref) for ref in self.data]
+        order["client"] = dict(self.client)
+        return order
+
+    def altered(self, own: Mapping[str, Any]) -> Assignment:
+        """This assignment with the fields of *own*, JSON-safe like an order's."""
+        other = object.__new__(Assignment)
+        for name in Assignment.__slots__:  # `replace` would go by far more of the memory
+            if name not in own:
+                value = getattr(self, name)
+            else:
+                value = _READERS[name](own[name]) if name in _READERS else own[name]
+            object.__setattr__(other, name, value)
+        return other
+
+    @classmethod
+    def from_json(cls, order: Mapping[str, Any]) -> Assignment:
+        """Read an order; unknown fields are ignored.
+
+        Raises:
+            ValueError: It is of an unknown major version.
+        """
+        known = _known(cls, order)
+        known["version"] = tuple(known["version"])
+        if known["version"][0] != VERSION[0]:
+            raise ValueError(
+                f"the job was submitted in format {known['version'][0]}, this runner reads "
+                f"format {VERSION[0]}; use the runner of the submitting kinetic"
+            )
+        for name, read in _READERS.items():
+            if name in known:
+                known[name] = read(known[name])
+        return cls(**known)
+
+
+class Orders:
+    """Assignments that have most in common, as JSON: that is read only once."""
+
+    def __init__(self, common: Mapping[str, Any]) -> None:
+        self._common = common
+        self._read: tuple[frozenset[str], Assignment] | None = None
+
+    def assignment(self, own: Mapping[str, Any]) -> Assignment:
+        """The one that has *own* beside, or in place of, what is common.
+
+        Raises:
+            ValueError: It is of an unknown major version.
+        """
+        if self._read is not None and self._read[0] == frozenset(own):
+            return self._read[1].altered(own)
+        assignment = Assignment.from_json({**self._common, **own})
+        self._read = self._read or (frozenset(own), assignment)
+        return assignment
+
+
+def _input(fields: Mapping[str, Any]) -> Input:
+    return Input(
+        name=fields["name"],
+        start=fields["start"],
+        stop=fields["stop"],
+        digest=fields["digest"],
+    )
+
+
+def _shallow(value: Any) -> dict[str, Any]:
+    return {name: getattr(value, name) for name in value.__slots__}
+
+
+def _code(fields: Mapping[str, Any] | None) -> Code | None:
+    if not fields:
+        return None
+    known = _known(Code, fields)
+    known["sys_path"] = tuple(known["sys_path"])
+    return Code(**known)
+
+
+def _data(refs: Iterable[Mapping[str, Any]]) -> tuple[DataRef, ...]:
+    return tuple(DataRef(**_known(DataRef, ref)) for ref in refs)
+
+
+def _budgets(fields: Mapping[str, Any]) -> RetryBudgets:
+    return RetryBudgets(**_known(RetryBudgets, fields))
+
+
+_READERS: Mapping[str, Callable[[Any], Any]] = {
+    "version": tuple,
+    "budgets": _budgets,
+    "function": _input,
+    "arguments": _input,
+    "requirements": lambda fields: _input(fields) if fields else None,
+    "code": _code,
+    "data": _data,
+}
+
+
+def _known(cls: type[Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    names = _FIELDS.get(cls) or _FIELDS.setdefault(cls, _fields_of(cls))
+    if values.keys() <= names:
+        return dict(values)
+    return {name: value for name, value in values.items() if name in names}
+
+
+def _fields_of(cls: type[Any]) -> frozenset[str]:
+    return frozenset(getattr(cls, "_fields", cls.__slots__))  # a tuple has slots, and none there
+
+
+_FIELDS: dict[type[Any], frozenset[str]] = {}
+_compact = json.JSONEncoder(separators=(",", ":"), sort_keys=True).encode
+_decode = json.JSONDecoder().raw_decode
+
+
+# --- the inputs --------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """One slot of ``inputs/``: *count* inputs from index *first* on, or the end with the *total*.
+
+    It travels as the object's metadata, so that a listing tells all. ``footer`` is the SHA-256
+    of a chunk's footer, which has the digest of each input.
+    """
+
+    first: int = 0
+    count: int = 0
+    footer: str = ""
+    size: int = 0
+    total: int | None = None
+
+    def signed(self, key: bytes, scope: str, name: str) -> dict[str, str]:
+        """As metadata, with a signature over all of it and the slot *name*."""
+        if self.total is not None:
+            said = {"total": str(self.total)}
+        else:
+            counts = {"first": str(self.first), "count": str(self.count), "size": str(self.size)}
+            said = {**counts, "footer": self.footer}
+        return {**said, "mac": signing.sign(key, scope, name, _compact(said).encode())}
+
+    @classmethod
+    def verified(cls, metadata: Mapping[str, str], key: bytes, scope: str, name: str) -> Slot:
+        """Read signed metadata.
+
+        Raises:
+            ValueError: The signature is missing, wrong, or for another slot.
+        """
+        said = {one: metadata[one] for one in cls.__slots__ if one in metadata}
+        if not signing.is_signed(metadata, key, scope, name, _compact(said).encode()):
+            raise ValueError(f"{name} is not what its submitter signed")
+        if "total" in said:
+            return cls(total=int(said["total"]))
+        first, count, size = (int(said[one]) for one in ("first", "count", "size"))
+        return cls(first, count, said["footer"], size)
+
+
+# --- the outcome -------------------------------------------------------------------------
+
+
+class Kind(StrEnum):
+    """How an attempt ended."""
+
+    VALUE = "value"
+    ERROR = "error"
+    LOST = "lost"
+    CANCELLED = "cancelled"
+
+
+class Outcome(NamedTuple):
+    """The header of an outcome: it travels as the object's metadata and in receipts.
+
+    The body is a `frames` container; ``body`` is its SHA-256. A value that is
+    too large for it lies under ``value`` (name, SHA-256), and the body's
+    frames are empty. ``started`` and ``ended`` are seconds since the epoch by
+    the job's clock, for display.
+    """
+
+    kind: Kind
+    reason: str = ""
+    executor: str = ""
+    fence: int = 1
+    phase: str = ""
+    exit_code: int | None = None
+    started: float | None = None
+    ended: float | None = None
+    body: str = ""
+    value: tuple[str, str] | None = None
+
+    def signed(self, key: bytes, scope: str, index: int, attempt: int) -> dict[str, str]:
+        """As metadata, with a signature over everything and the place it is for."""
+        header = _compact(self._asdict())
+        return {"header": header, "mac": signing.seal_of(key, scope, index, attempt, header)}
+
+    @classmethod
+    def verified(
+        cls, metadata: Mapping[str, str], key: bytes, scope: str, index: int, attempt: int
+    ) -> Outcome:
+        """Read signed metadata.
+
+        Raises:
+            ValueError: The signature is missing, wrong, or for another place.
+        """
+        header, mac = metadata.get("header", ""), metadata.get("mac", "").encode(errors="replace")
+        try:
+            seal = signing.seal_of(key, scope, index, attempt, header).encode()
+        except UnicodeEncodeError:
+            seal = b""
+        if not (seal and hmac.compare_digest(mac, seal)):
+            name = attempt_key(scope, index, attempt, "outcome")
+            raise ValueError(f"the outcome {name} is forged or damaged")
+        return cls.parse(header)
+
+    @classmethod
+    def parse(cls, header: str) -> Outcome:
+        """Read a header without checking its signature.
+
+        Raises:
+            ValueError: It is damaged.
+        """
+        try:
+            fields, end = _decode(header)
+            if end != len(header):
+                raise ValueError("it goes on after its end")
+            known = _UNSAID | fields  # what is unknown here is left out below
+            known["kind"] = _KINDS.get(known["kind"]) or Kind(known["kind"])
+            if known["value"]:
+                known["value"] = tuple(known["value"])
+            return cls._make(_in_order(known))
+        except MALFORMED as exc:
+            raise ValueError(f"the header of an outcome is damaged: {exc}") from exc
+
+
+_KINDS = {kind.value: kind for kind in Kind}
+_UNSAID = dict(Outcome._field_defaults)
+_in_order = cast(Callable[[Mapping[str, Any]], Any], operator.itemgetter(*Outcome._fields))
+
+
+# --- the one rule --------------------------------------------------------------------------
+
+
+class Attempt(NamedTuple):
+    """What the store holds of one attempt."""
+
+    executor: str | None = None
+    outcome: Outcome | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """One slot of ``control/``: stop some items or all, or let some be tried again.
+
+    ``items``, in ascending order, None means all; ``bases`` maps an item to the number of attempts
+    that are behind it; ``keep_running`` leaves claimed attempts to end. Who
+    does not know the kind ignores it, unless it is a ``must``.
+    """
+
+    kind: str
+    items: tuple[int, ...] | None = None
+    bases: Mapping[int, int] = field(default_factory=dict[int, int])
+    cause: str = ""
+    keep_running: bool = False
+    must: bool = False
+
+    def to_bytes(self) -> bytes:
+        """As the slot's content."""
+        bases = {str(index): base for index, base in self.bases.items()}
+        content = {**_shallow(self), "bases": bases}
+        return json.dumps(content).encode()
+
+    def signed(self, key: bytes, scope: str, name: str) -> tuple[bytes, dict[str, str]]:
+        """Content and metadata of the slot *name*."""
+        content = self.to_bytes()
+        return content, {"mac": signing.sign(key, scope, name, content)}
+
+    @classmethod
+    def verified(
+        cls, content: bytes, metadata: Mapping[str, str], key: bytes, scope: str, name: str
+    ) -> Request:
+        """What the slot *name* says: nothing (`UNSIGNED`), unless it was signed for that place."""
+        if not signing.is_signed(metadata, key, scope, name, content):
+            return cls(kind=UNSIGNED)
+        return cls.from_bytes(content)
+
+    @classmethod
+    def from_bytes(cls, content: bytes) -> Request:
+        """The inverse of `to_bytes`; unknown fields are ignored, and nothing is verified."""
+        known = _known(cls, json.loads(content))
+        if known.get("items") is not None:
+            known["items"] = tuple(sorted(known["items"]))
+        known["bases"] = {int(i): base for i, base in known.get("bases", {}).items()}
+        return cls(**known)
+
+
+class Standing(NamedTuple):
+    """What the requests of a batch, as far as they were read, say of one item.
+
+    None of the attempts up to ``base`` counts, or starts any more. ``retried`` is the number of
+    requests up to the one that says so, 0 if none does. An item that is ``stopped`` does not start,
+    and what runs of it is to end if it is ``unwanted``, too. It is so for good when the batch is
+    ``removing`` its objects.
+    """
+
+    base: int = 0
+    retried: int = 0
+    stopped: bool = False
+    unwanted: bool = False
+    removing: bool = False
+
+    def after(self, index: int | None, request: Request, number: int) -> Standing:
+        """What stands for item *index* after one more, by which there are *number* requests.
+
+        Of None, which is every item that no request has named yet.
+        """
+        if self.removing:
+            return self  # its objects go: nothing reopens what is left
+        if request.kind == "stop" and _names(request, index):
+            unwanted = self.unwanted or not request.keep_running
+            removing = request.cause == CLEANUP
+            return self._replace(stopped=True, unwanted=unwanted, removing=removing)
+        if request.kind == "retry" and index is not None and index in request.bases:
+            return Standing(request.bases[index], number)
+        return self
+
+
+def standing(index: int, requests: Iterable[Request]) -> Standing:
+    """What the *requests*, all from the first slot on, say of an item."""
+    stands = Standing()
+    for number, request in enumerate(requests, start=1):
+        stands = stands.after(index, request, number)
+    return stands
+
+
+class ItemState(StrEnum):
+    """What the objects say of an item.
+
+    ``final`` says whether only a retry request can change it (and nothing, if
+    it succeeded); an attribute, for it is asked for at every turn.
+    """
+
+    OPEN = "open"
+    CANCELLING = "cancelling"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+    final: bool
+
+    def __init__(self, value: str) -> None:
+        self.final = value not in ("open", "cancelling")
+
+
+class Item(NamedTuple):
+    """The state of an item.
+
+    ``attempt`` is the attempt that decided it; of an open item, the one and
+    only attempt that may start or is running, ``after`` why the last one
+    before it failed, and ``failures`` how many did on the user's budget.
+    """
+
+    state: ItemState
+    attempt: int
+    outcome: Outcome | None = None
+    after: str = ""
+    failures: int = 0
+
+    @property
+    def stopped(self) -> bool:
+        """Whether what becomes of its open attempt is that it was cancelled."""
+        return self.state in (ItemState.CANCELLING, ItemState.CANCELLED)
+
+
+_NOTHING = Attempt()
+_UNVERIFIED = Outcome(Kind.ERROR, UNVERIFIED)
+
+
+def item_state(stands: Standing, attempts: Mapping[int, Attempt], budgets: RetryBudgets) -> Item:
+    """The outcome of an item, from the batch's objects alone.
+
+    A value counts for good, also under a stop and at a number that a retry
+    request has retired.
+    """
+    base, stopped = stands.base, stands.stopped
+    spent = {True: 0, False: 0}
+    hopeless = False
+    failed: tuple[int, Outcome] | None = None
+    number = 1
+    while (outcome := attempts.get(number, _NOTHING).outcome) is not None or number <= base:
+        if outcome is not None and outcome.kind is Kind.VALUE:
+            return Item(ItemState.SUCCEEDED, number, outcome)
+        if outcome is not None and number > base and outcome.kind is not Kind.CANCELLED:
+            spent[outcome.reason in INFRASTRUCTURE] += 1
+            hopeless = outcome.reason in (SUBMISSION, UNVERIFIED)
+            failed = (number, outcome)
+        number += 1
+    exhausted = spent[False] > budgets.user or spent[True] > budgets.infrastructure
+    if failed is not None and (exhausted or hopeless) and not stopped:
+        return Item(ItemState.FAILED, *failed)
+    if not stopped:
+        after = failed[1].reason if failed is not None else ""
+        return Item(ItemState.OPEN, number, None, after, spent[False])
+    claimed = attempts.get(number)
+    if claimed is not None and claimed.executor is not None:
+        return Item(ItemState.CANCELLING, number)
+    return Item(ItemState.FAILED, *failed) if failed else Item(ItemState.CANCELLED, number)
+
+
+def retry_base(
+    stands: Standing, attempts: Mapping[int, Attempt], budgets: RetryBudgets
+) -> int | None:
+    """The base of a request to try the item again, or None when there is nothing to retry.
+
+    All closed attempts are behind it. So is the open one of an item that was
+    stopped: a job with that number may be on its way.
+    """
+    ended = item_state(stands, attempts, budgets).state
+    if stands.removing or ended not in (ItemState.FAILED, ItemState.CANCELLED):
+        return None
+    number = 1
+    while number <= stands.base or attempts.get(number, _NOTHING).outcome is not None:
+        number += 1
+    return number if stands.stopped else number - 1
+
+
+def _names(request: Request, index: int | None) -> bool:
+    """Whether a stop is about this item; `items` are in order, and may be ten thousand."""
+    if request.items is None or index is None:
+        return request.items is None
+    at = bisect.bisect_left(request.items, index)
+    return at < len(request.items) and request.items[at] == index
+
+
+def attempts_of(
+    entries: Iterable[tuple[str, Mapping[str, str]]], key: bytes, scope: str
+) -> dict[int, dict[int, Attempt]]:
+    """Item → attempt number → what is there, from a listing of names and metadata.
+
+    An outcome that was not signed with *key* for its place is a failure, for `UNVERIFIED`.
+    """
+    found: dict[int, dict[int, Attempt]] = {}
+    for name, metadata in entries:
+        if (match := _ATTEMPT.search(name)) is None:
+            continue
+        of_item = found.setdefault(int(match[1]), {})
+        there = of_item.get(int(match[2]), Attempt())
+        if match[3] == "claim":
+            there = Attempt(metadata.get("executor", ""), there.outcome)
+        else:
+            try:
+                header = Outcome.verified(metadata, key, scope, int(match[1]), int(match[2]))
+            except ValueError:
+                header = _UNVERIFIED
+            there = Attempt(there.executor, header)
+        of_item[int(match[2])] = there
+    return found

@@ -1,0 +1,435 @@
+"""A store in a directory: one file an object, created whole or not at all.
+
+An object without metadata is a plain file with exactly its content. Metadata,
+and the generation of an object that was replaced, go into a header before the
+content, so that both appear by the same atomic step. Nothing is synced to the
+disk: objects survive every process, not a power cut.
+
+Whatever lies there may be damaged, or put there by somebody else. A header that
+cannot be read is none: the file is all content, and has no metadata. What is no
+regular file (a link, a pipe, a device) is an object without content, is never
+read and never followed. So who verifies an object finds that it is not signed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import io
+import json
+import os
+import stat
+import struct
+import time
+import urllib.parse
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, cast
+
+from ..protocol.pickles import MALFORMED
+from ..protocol.private import make_folder
+
+__all__ = ["DirectoryObjects", "Stored"]
+
+MAGIC = b"\x89KNO\r\n\x1a\n"
+HEAD = struct.Struct("<8sI")
+TEMPORARY = ".tmp"
+SAFE = "".join(chr(c) for c in range(32, 127) if chr(c) not in '%/\\:*?"<>|')
+PLAIN = bytes(c for c in range(128) if chr(c).isalnum() or chr(c) in "_-./")
+SMALL = 64 * 1024
+_json = json.encoder.encode_basestring_ascii
+LONGEST = 240  # bytes of one file name; most file systems stop at 255
+READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # waits for no pipe's writer
+NO_FILE = (errno.ELOOP, errno.ENXIO, errno.ENODEV, errno.EOPNOTSUPP)  # a link, a socket, a device
+HEADER_BYTES = 4 * 1024 * 1024
+"""No header is as long as this."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """What a listing tells of one object.
+
+    ``size`` is that of its content, in bytes; ``used`` when it was written or
+    renewed last, in seconds since 1970.
+    """
+
+    name: str
+    size: int
+    metadata: Mapping[str, str]
+    generation: int
+    used: float | None = None
+
+
+Listing = list[Stored]
+Entries = list[tuple[str, bool]]
+
+
+class DirectoryObjects:
+    """Objects under *root*. Safe for any number of threads and processes at once.
+
+    A missing object is a ``KeyError`` with its name; everything else that goes
+    wrong is the ``OSError`` of the file system.
+    """
+
+    def __init__(self, root: str | Path) -> None:
+        self._root = os.fspath(root)
+        self._made = 0
+
+    @property
+    def root(self) -> Path:
+        """The directory."""
+        return Path(self._root)
+
+    @property
+    def url(self) -> str:
+        """Where another process finds the same objects."""
+        return "file://" + urllib.parse.quote(self._root)
+
+    @classmethod
+    def from_url(cls, url: str) -> DirectoryObjects:
+        """Open the store of a ``file://`` URL."""
+        path = url.removeprefix("file://")
+        return cls(urllib.parse.unquote(path) if "%" in path else path)
+
+    def create(
+        self,
+        name: str,
+        body: bytes | Path,
+        metadata: Mapping[str, str] | None = None,
+        *,
+        consume: bool = False,
+    ) -> bool:
+        """Create *name* if it is absent; False when it exists.
+
+        With *consume* a file given as *body* may become the object itself.
+        """
+        target = self._file(name)
+        if consume and isinstance(body, Path) and not metadata:
+            with _suppress_cross_device():
+                return self._link(os.fspath(body), target)
+        temporary = self._write(body, metadata or {}, generation=1)
+        try:
+            return self._link(temporary, target)
+        finally:
+            os.unlink(temporary)
+
+    def replace(self, name: str, body: bytes, generation: int) -> int | None:
+        """Overwrite *generation* of an object; None when it is another one by now."""
+        target = self._file(name)
+        make_folder(os.path.join(self._root, TEMPORARY))
+        place = os.path.join(self._root, TEMPORARY, "replace.lock")
+        with open(os.open(place, os.O_WRONLY | os.O_CREAT, 0o600), "wb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if self.stat(name).generation != generation:
+                return None
+            os.replace(self._write(body, {}, generation=generation + 1), target)
+        return generation + 1
+
+    def get(
+        self, name: str, start: int | None = None, stop: int | None = None
+    ) -> tuple[bytes, Mapping[str, str]]:
+        """Content, or its bytes from *start* to *stop*, and metadata."""
+        beginning = self._beginning(name)
+        if len(beginning) < SMALL:  # it is the whole, by one read
+            metadata, _, offset = _head(io.BytesIO(beginning))
+            last = None if stop is None else offset + stop
+            return beginning[offset + (start or 0) : last], metadata
+        with self._open(name) as file:
+            metadata, _, offset = _head(file)
+            file.seek(offset + (start or 0))
+            return file.read(-1 if stop is None else stop - (start or 0)), metadata
+
+    def read(self, name: str, limit: int) -> tuple[Stored, bytes | None]:
+        """An object and its content, or None in its place when that exceeds *limit* bytes."""
+        with self._open(name) as file:
+            stored, offset = _described(name, file)
+            if stored.size > limit:
+                return stored, None
+            file.seek(offset)
+            return stored, file.read(limit)
+
+    def path(self, name: str) -> Path | None:
+        """The file that holds exactly the content; None if there is none."""
+        with self._open(name) as file:
+            whole = not isinstance(file, io.BytesIO) and _head(file)[2] == 0
+            return Path(self._file(name)) if whole else None
+
+    def fetch(self, name: str, path: Path) -> None:
+        """Copy the content to a new file."""
+        with self._open(name) as file, open(path, "xb") as copy:
+            file.seek(_head(file)[2])
+            _copy(file, copy)
+
+    def stat(self, name: str) -> Stored:
+        """What a listing tells, of one object."""
+        with self._open(name) as file:
+            return _described(name, file)[0]
+
+    def exists(self, name: str) -> bool:
+        """Whether there is such an object."""
+        try:
+            return not stat.S_ISDIR(os.lstat(self._file(name)).st_mode)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+
+    def holds(self, folder: str) -> bool:
+        """Whether there is an object below *folder*; True also for what is no object there."""
+        try:
+            return bool(os.listdir(self._file(folder)))
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+
+    def list(self, prefix: str) -> Listing:
+        """All objects whose name starts with *prefix*, sorted by name."""
+        folder, _, start = prefix.rpartition("/")
+        return self.look_up(sorted(self._names(folder, start)))
+
+    def look_up(self, names: Iterable[str]) -> Listing:
+        """Those of *names* that exist: cheaper here than a listing of their folder."""
+        found: list[Stored] = []
+        for name in names:
+            try:
+                found.append(self.stat(name))
+            except KeyError:
+                continue
+        return found
+
+    def renew(self, names: Iterable[str]) -> set[str]:
+        """These are in use now; those of them that are not there."""
+        absent: set[str] = set()
+        with self._collecting(fcntl.LOCK_SH):
+            for name in names:
+                try:
+                    os.utime(self._file(name), follow_symlinks=False)
+                except (FileNotFoundError, NotADirectoryError):
+                    absent.add(name)
+        return absent
+
+    def collect(self, names: Sequence[str], before: float) -> bool:
+        """Delete these, which belong together, in this order, if none was used since *before*.
+
+        No `renew` comes between the look and the deletion: it sees all of them, or none.
+        """
+        with self._collecting(fcntl.LOCK_EX):
+            if any((one.used or 0.0) >= before for one in self.look_up(names)):
+                return False
+            self.delete(names)
+            return True
+
+    @contextlib.contextmanager
+    def _collecting(self, how: int) -> Generator[None]:
+        make_folder(os.path.join(self._root, TEMPORARY))
+        place = os.path.join(self._root, TEMPORARY, "collect.lock")
+        with open(os.open(place, os.O_WRONLY | os.O_CREAT, 0o600), "wb") as lock:
+            fcntl.flock(lock, how)
+            yield
+
+    def delete(self, names: Iterable[str]) -> None:
+        """Delete objects, and the folders that this leaves empty."""
+        for name in names:
+            file = self._file(name)
+            try:
+                os.unlink(file)
+                while (file := os.path.dirname(file)) != self._root:
+                    os.rmdir(file)
+            except OSError as exc:
+                if exc.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ENOTEMPTY, errno.EEXIST):
+                    raise
+
+    def sweep(self, age: float) -> None:
+        """Remove what writers who were killed left more than *age* seconds ago."""
+        place, now = os.path.join(self._root, TEMPORARY), time.time()
+        for name in os.listdir(place) if os.path.isdir(place) else ():
+            path = os.path.join(place, name)
+            try:
+                if not name.endswith(".lock") and os.stat(path).st_mtime < now - age:
+                    os.unlink(path)
+            except OSError:
+                continue  # somebody else was faster, or may do that
+
+    def _names(self, folder: str, start: str) -> Iterator[str]:
+        quoted = urllib.parse.quote(start, safe=SAFE, errors="surrogateescape")
+        for entry, is_folder in self._entries(folder):
+            if not entry.startswith((quoted, "%")) or (entry == TEMPORARY and not folder):
+                continue
+            segment = _unquoted(entry)
+            if not segment.startswith(start):
+                continue
+            name = f"{folder}/{segment}" if folder else segment
+            if is_folder:
+                yield from self._within(name)
+            else:
+                yield name
+
+    def _within(self, folder: str) -> Iterator[str]:
+        for entry, is_folder in self._entries(folder):
+            name = f"{folder}/{_unquoted(entry)}"
+            if is_folder:
+                yield from self._within(name)
+            else:
+                yield name
+
+    def _entries(self, folder: str) -> Entries:
+        """What is in *folder*, and whether it is a folder itself; none that a link leads to."""
+        place = self._file(folder) if folder else self._root
+        at = place
+        while len(at) > len(self._root):
+            if os.path.islink(at):
+                return []
+            at = os.path.dirname(at)
+        try:
+            with os.scandir(place) as entries:
+                return [(one.name, one.is_dir(follow_symlinks=False)) for one in entries]
+        except (FileNotFoundError, NotADirectoryError):
+            return []  # or it was deleted meanwhile
+
+    def _file(self, name: str) -> str:
+        if _is_plain(name):  # what kinetic itself names
+            return f"{self._root}/{name}"
+        return os.path.join(self._root, *map(_segment, name.split("/")))
+
+    def _beginning(self, name: str) -> bytes:
+        if (fd := self._opened(name)) is None:
+            return b""
+        try:
+            return os.read(fd, SMALL)
+        finally:
+            os.close(fd)
+
+    def _open(self, name: str) -> BinaryIO:
+        fd = self._opened(name)
+        return io.BytesIO() if fd is None else cast(BinaryIO, io.FileIO(fd))
+
+    def _opened(self, name: str) -> int | None:
+        """A descriptor of the object's file; None where that is no file but a link or a device."""
+        try:
+            fd = os.open(self._file(name), READ)
+        except (FileNotFoundError, NotADirectoryError):
+            raise KeyError(name) from None
+        except OSError as exc:
+            if exc.errno not in NO_FILE:
+                raise
+            return None
+        mode = os.fstat(fd).st_mode
+        if stat.S_ISREG(mode):
+            return fd
+        os.close(fd)
+        if stat.S_ISDIR(mode):
+            raise KeyError(name)
+        return None
+
+    def _write(self, body: bytes | Path, metadata: Mapping[str, str], generation: int) -> str:
+        self._made += 1
+        unique = f"{os.getpid()}-{id(self):x}-{self._made}-{os.urandom(4).hex()}"
+        temporary = os.path.join(self._root, TEMPORARY, unique)
+        try:
+            fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        except FileNotFoundError:
+            make_folder(os.path.dirname(temporary))
+            fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        try:
+            small = b""
+            if isinstance(body, bytes):
+                small = _header(body, metadata, generation) + body
+            if small and len(small) < SMALL and os.write(fd, small) == len(small):
+                os.close(fd)
+                return temporary
+            os.lseek(fd, 0, os.SEEK_SET)
+            # Buffered: a raw file may take less than it is given, and say so only in passing.
+            with open(fd, "wb") as file:
+                if isinstance(body, Path):
+                    with open(body, "rb") as source:
+                        start = source.read(len(MAGIC))
+                        file.write(_header(start, metadata, generation) + start)
+                        _copy(source, file)
+                else:
+                    file.write(small)
+        except BaseException as exc:
+            os.unlink(temporary)
+            if isinstance(exc, OSError) and exc.filename is None:
+                exc.filename = self._root  # a write does not say to what
+            raise
+        return temporary
+
+    def _link(self, temporary: str, target: str) -> bool:
+        for _ in range(100):  # a delete elsewhere may take the folder away again
+            try:
+                os.link(temporary, target)
+            except FileExistsError:
+                return False
+            except FileNotFoundError:
+                make_folder(os.path.dirname(target))
+            else:
+                return True
+        raise OSError(f"the folder of {target} vanishes as often as it is made")
+
+
+class _suppress_cross_device:
+    """Swallow the error of a hard link that the file system does not allow."""
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
+        return isinstance(error, OSError) and error.errno in (1, 18, 31, 95)  # EPERM EXDEV EMLINK
+
+
+def _is_plain(name: str) -> bool:
+    """Whether the name is a path as it stands; told by single calls, for it is told often."""
+    if not name.isascii() or name.encode().translate(None, PLAIN) or len(name) > LONGEST:
+        return False
+    return not (name.startswith((".", "/")) or name.endswith("/") or "/." in name or "//" in name)
+
+
+def _segment(segment: str) -> str:
+    """A file name for one part of an object's name, whatever it holds."""
+    quoted = urllib.parse.quote(segment, safe=SAFE, errors="surrogateescape")
+    if quoted in ("", ".", "..") or quoted.startswith(TEMPORARY):
+        quoted = "%" + (f"{ord(quoted[0]):02X}{quoted[1:]}" if quoted else "")
+    if len(quoted) > LONGEST:
+        raise OSError(f"the name {segment[:40]!r}… is too long for a file of this store")
+    return quoted
+
+
+def _unquoted(entry: str) -> str:
+    return "" if entry == "%" else urllib.parse.unquote(entry, errors="surrogateescape")
+
+
+def _header(start: bytes, metadata: Mapping[str, str], generation: int) -> bytes:
+    if not metadata and generation == 1 and not start.startswith(MAGIC):
+        return b""
+    # Written without the detour over an encoder: it is done for each claim and outcome.
+    fields = ", ".join([f"{_json(name)}: {_json(value)}" for name, value in metadata.items()])
+    content = f'{{"m": {{{fields}}}, "g": {generation}}}'.encode()
+    return HEAD.pack(MAGIC, len(content)) + content
+
+
+def _copy(source: BinaryIO, target: BinaryIO) -> None:
+    while part := source.read(1 << 20):
+        target.write(part)
+
+
+def _described(name: str, file: BinaryIO) -> tuple[Stored, int]:
+    """What a listing tells of an object, and the offset of its content."""
+    if isinstance(file, io.BytesIO):
+        return Stored(name, 0, {}, 1, 0.0), 0
+    metadata, generation, offset = _head(file)
+    status = os.fstat(file.fileno())
+    return Stored(name, status.st_size - offset, metadata, generation, status.st_mtime), offset
+
+
+def _head(file: BinaryIO) -> tuple[Mapping[str, str], int, int]:
+    """Metadata, generation and the offset of the content."""
+    start = file.read(HEAD.size)
+    if len(start) < HEAD.size or not start.startswith(MAGIC):
+        return {}, 1, 0
+    length = HEAD.unpack(start)[1]
+    try:
+        content = json.loads(file.read(length) if length < HEADER_BYTES else b"")
+        metadata, generation = content["m"], content["g"]
+        if type(generation) is int and all(type(one) is str for one in metadata.values()):
+            return metadata, generation, HEAD.size + length
+    except MALFORMED:
+        pass
+    return {}, 1, 0

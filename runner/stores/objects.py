@@ -1,0 +1,68 @@
+"""The objects of a store, wherever it is: what the runner asks of them."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from .directory import DirectoryObjects, Stored
+
+__all__ = ["Objects", "opened"]
+
+Listing = list[Stored]
+
+
+class Objects(Protocol):
+    """A store as a job sees it. A missing object is a ``KeyError``, other trouble an ``OSError``.
+
+    `DirectoryObjects` says what each does.
+    """
+
+    def create(
+        self,
+        name: str,
+        body: bytes | Path,
+        metadata: Mapping[str, str] | None = None,
+        *,
+        consume: bool = False,
+    ) -> bool: ...
+
+    def get(
+        self, name: str, start: int | None = None, stop: int | None = None
+    ) -> tuple[bytes, Mapping[str, str]]:
+        """Content, and metadata where they come with it; `stat` has them for certain."""
+        ...
+
+    def path(self, name: str) -> Path | None: ...
+
+    def fetch(self, name: str, path: Path) -> None: ...
+
+    def stat(self, name: str) -> Stored: ...
+
+    def exists(self, name: str) -> bool: ...
+
+    def holds(self, folder: str) -> bool: ...
+
+    def list(self, prefix: str) -> Listing: ...
+
+    def look_up(self, names: Iterable[str]) -> Listing: ...
+
+    def delete(self, names: Iterable[str]) -> None: ...
+
+
+def opened(url: str) -> Objects:
+    """The store of a ``file://`` or ``gs://`` URL; what the latter takes is loaded for it alone.
+
+    Raises:
+        ValueError: It is of another kind.
+        OSError: What is needed for it is not installed.
+    """
+    if url.startswith("file://"):
+        return DirectoryObjects.from_url(url)
+    if url.startswith("gs://"):
+        gcs: Any = importlib.import_module(".gcs", __package__)
+        found: Objects = gcs.GcsObjects(url)
+        return found
+    raise ValueError(f"this runner knows no store like {url!r}")
