@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kinetic._runner.protocol import pickles, wire
+from kinetic._runner.protocol import frames, wire
 from kinetic.aio.platforms import Platform
 from kinetic.aio.ports import Image, JobSpec, Observation, Phase, Resources
 from kinetic.testing import MemoryCluster, MemoryStore
@@ -23,7 +23,7 @@ from kinetic.testing.platform import MemoryImages
 
 __all__ = ["Instant", "Recording", "bare", "platform"]
 
-BODY = pickles.pack([b"\x80\x05N."])  # None
+BODY = frames.pack([b"\x80\x05N."])  # None
 DIGEST = hashlib.sha256(BODY).hexdigest()
 OUTCOME = wire.Outcome(kind=wire.Kind.VALUE, executor="nobody", phase="execute", body=DIGEST)
 

@@ -36,7 +36,7 @@ from kinetic._packing.pickler import (
     importable_there,
     refuse_hidden,
 )
-from kinetic._runner.protocol import pickles
+from kinetic._runner.protocol import frames, pickles
 from kinetic.errors import KineticError, PackError
 
 __all__ = [
@@ -169,7 +169,7 @@ def plain_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes | None:
 
 
 def _packed(call: Any) -> bytes:
-    return pickles.pack_one(pickle.dumps(call, protocol=5))
+    return frames.pack_one(pickle.dumps(call, protocol=5))
 
 
 def _are_plain(values: Iterable[object], left: list[int], depth: int = 4) -> bool:

@@ -54,7 +54,7 @@ class Prefetch:
 
     def __init__(self, cache: str) -> None:
         self._cache = cache
-        self._runner = os.path.realpath(os.path.dirname(opening.__file__))
+        self._runner = str(Path(opening.__file__).resolve().parents[1])
         self._edition = edition(Path(self._runner))
         self._terms: dict[Shared, _Terms | None] = {}
         self._made: dict[Job, _Made | None] = {}  # None: it was tried before the job's turn

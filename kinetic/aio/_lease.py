@@ -25,7 +25,7 @@ from typing import Any, Generic, Self, TypeVar
 
 from absl import logging
 
-from kinetic._runner.protocol.pickles import MALFORMED
+from kinetic._runner.protocol.frames import MALFORMED
 from kinetic.aio.ports import Store
 from kinetic.errors import BackendError, Conflict, NotFound, SubmitterLost
 

@@ -21,7 +21,7 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..protocol import outcomes, pickles, private, signing, wire
+from ..protocol import frames, outcomes, pickles, private, signing, wire
 from ..protocol.wire import Assignment, Input, Kind, Outcome, value_key
 from ..stores.directory import DirectoryObjects
 from ..stores.objects import Objects, opened
@@ -238,7 +238,7 @@ def _reserve() -> bytes:
 def _load(content: bytes) -> Any:
     """The value of a container; a small one that knows nothing of ours by the shortest way."""
     if len(content) < SMALL_VALUE and b"kinetic" not in content:
-        found = pickles.unpack(content).frames
+        found = frames.unpack(content).frames
         if len(found) == 1:
             return pickle.loads(found[0])
     return pickles.load(content)
@@ -444,7 +444,7 @@ class Attempt:
         try:
             if outcome.value is not None and not isinstance(body.content, bytes):
                 self._create(outcome.value[0], body.content, consume=True)
-                content = pickles.pack([])
+                content = frames.pack([])
             else:
                 content = body.content if isinstance(body.content, bytes) else b""
             known = body.digest if content is body.content else ""

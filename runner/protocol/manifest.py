@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from .pickles import MALFORMED
+from .frames import MALFORMED
 
 __all__ = ["Entry", "Manifest", "file_hash", "prefix"]
 

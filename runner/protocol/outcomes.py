@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from . import exceptions, pickles, wire
+from . import exceptions, frames, pickles, wire
 
 __all__ = [
     "Death",
@@ -94,7 +94,7 @@ def closed(
             phase=death.phase,
             log=log,
         )
-        content = pickles.pack([], {"error": fields_of(text)})
+        content = frames.pack([], {"error": fields_of(text)})
     outcome = wire.Outcome(
         kind=wire.Kind.CANCELLED if item.stopped else death.kind,
         reason="cancelled" if item.stopped else death.reason,
@@ -158,7 +158,7 @@ def encode_value(value: Any, spool: str | Path, limit: int = wire.INLINE_BYTES) 
         Exception: Whatever pickling the value raises.
     """
     if _is_plain(value):
-        content = pickles.pack_one(pickle.dumps(value, protocol=5))
+        content = frames.pack_one(pickle.dumps(value, protocol=5))
         return Stored(content, digest(content), len(content))
     sink = _Spool(Path(spool), limit)
     try:
@@ -176,7 +176,7 @@ def encode_error(text: ErrorText, error: BaseException | None) -> Stored:
             parts.append(exceptions.dumps(error, wire.INLINE_BYTES))
         except Exception as exc:  # any class may refuse in any way; the text stays
             text = replace(text, withheld=_clip(f"{type(exc).__name__}: {_words(exc)}", 1000))
-    body = pickles.pack(parts, {"error": fields_of(text)})
+    body = frames.pack(parts, {"error": fields_of(text)})
     return Stored(body, digest(body), len(body))
 
 

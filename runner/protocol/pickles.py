@@ -9,155 +9,41 @@ reason large plain values are pickled, and rebuilt, slice by slice.
 from __future__ import annotations
 
 import io
-import json
 import math
 import mmap
 import os
 import pickle
-import struct
 import sys
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from itertools import chain, groupby, islice
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import cloudpickle
 
 from . import import_hints
+from .frames import FramesError, Sink, unpack, write_footer
 
 __all__ = [
     "FEW",
     "KINDS",
     "LONG",
-    "MALFORMED",
     "OUT_OF_BAND_BYTES",
-    "Frames",
-    "FramesError",
     "Gathered",
     "OtherPythonError",
     "Pickler",
-    "Sink",
     "Unpickler",
     "divide",
     "dump",
     "dumps",
-    "footer_of",
     "load",
     "load_file",
-    "pack",
-    "pack_one",
     "parts_of",
     "slotted",
-    "unpack",
-    "write_footer",
 ]
 
 
-MAGIC = b"KNF1"
-TAIL = struct.Struct("<I4s")
-
-MALFORMED = (
-    ValueError,
-    LookupError,
-    TypeError,
-    AttributeError,
-    OverflowError,
-    RecursionError,
-)
 """What reading JSON raises that somebody else may have written, and taking apart what it says."""
-
-
-class FramesError(ValueError):
-    """The bytes are not a whole container."""
-
-
-class Sink(Protocol):
-    """Where bytes go: a file opened for writing."""
-
-    def write(self, data: bytes | memoryview, /) -> int: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Frames:
-    """A container that was read: its footer's fields and its frames, not copied."""
-
-    fields: Mapping[str, Any]
-    frames: tuple[memoryview, ...]
-
-
-def write_footer(sink: Sink, sizes: Iterable[int], fields: Mapping[str, Any]) -> int:
-    """End a container whose frames, of *sizes* bytes, were already written to *sink*."""
-    footer = _footer(list(sizes), fields)
-    return sink.write(footer + TAIL.pack(len(footer), MAGIC))
-
-
-def pack(frames: Iterable[bytes | memoryview], fields: Mapping[str, Any] | None = None) -> bytes:
-    """The container as bytes, for small content."""
-    parts = [one if type(one) is bytes else memoryview(one).cast("B") for one in frames]
-    footer = _footer([len(part) for part in parts], fields or {})
-    return b"".join([*parts, footer, TAIL.pack(len(footer), MAGIC)])
-
-
-def pack_one(frame: bytes) -> bytes:
-    """What `pack` makes of a single frame, in a quarter of the time: most containers are this."""
-    footer = b'{"frames":[%d]}' % len(frame)
-    return frame + footer + TAIL.pack(len(footer), MAGIC)
-
-
-def _footer(sizes: list[int], fields: Mapping[str, Any]) -> bytes:
-    if not fields:  # of most containers, so it is written without the detour over an encoder
-        return f'{{"frames":[{",".join(map(str, sizes))}]}}'.encode()
-    return json.dumps({**fields, "frames": sizes}, separators=(",", ":")).encode()
-
-
-def _read_footer(footer: bytes) -> tuple[dict[str, Any], list[int]]:
-    size = footer[11:-2]
-    if size.isdigit() and footer == b'{"frames":[%b]}' % size:  # that of most containers
-        return {}, [int(size)]
-    fields = json.loads(footer)
-    return fields, fields.pop("frames")
-
-
-def footer_of(data: bytes | bytearray | memoryview) -> bytes:
-    """The bytes of a container's footer, unread: what may be signed in place of the whole.
-
-    Raises:
-        FramesError: As `unpack`.
-    """
-    view = memoryview(data).cast("B")
-    if view.nbytes < TAIL.size:
-        raise FramesError(f"{view.nbytes} bytes are too few for a container")
-    length, magic = TAIL.unpack_from(view, view.nbytes - TAIL.size)
-    body = view.nbytes - TAIL.size - length
-    if magic != MAGIC or body < 0:
-        raise FramesError("the container's end is missing or damaged")
-    return bytes(view[body : body + length])
-
-
-def unpack(data: bytes | bytearray | memoryview) -> Frames:
-    """Read a container.
-
-    Raises:
-        FramesError: It is truncated, or no container at all.
-    """
-    footer, view = footer_of(data), memoryview(data).cast("B")
-    body = view.nbytes - TAIL.size - len(footer)
-    try:
-        fields, sizes = _read_footer(footer)
-        whole = all(type(size) is int and size >= 0 for size in sizes)
-    except MALFORMED as exc:
-        raise FramesError("the container's footer is damaged") from exc
-    if sizes == [body]:  # most containers
-        return Frames(fields, (view[:body],))
-    if not whole or sum(sizes) != body:
-        raise FramesError("the container's frames do not add up")
-    frames: list[memoryview] = []
-    offset = 0
-    for size in sizes:
-        frames.append(view[offset : offset + size])
-        offset += size
-    return Frames(fields, tuple(frames))
 
 
 KINDS: frozenset[type] = frozenset({list, tuple, dict, set, frozenset, str})
@@ -593,9 +479,10 @@ class _Reader(io.RawIOBase):
 _PACKAGE = __name__.removesuffix(".protocol.pickles")
 
 _MOVED = {
-    **dict.fromkeys(("frames", "pickles", "slices", "slotted"), "protocol.pickles"),
+    **dict.fromkeys(("pickles", "slices", "slotted"), "protocol.pickles"),
     "decorated": "protocol.stand_ins",
     "exceptions": "protocol.exceptions",
+    "frames": "protocol.frames",
     "hints": "protocol.import_hints",
     "views": "protocol.stand_ins",
     "wire": "protocol.wire",

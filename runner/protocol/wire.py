@@ -19,7 +19,7 @@ from enum import StrEnum
 from typing import Any, NamedTuple, cast
 
 from . import signing
-from .pickles import MALFORMED
+from .frames import MALFORMED
 
 __all__ = [
     "EXIT_FINAL",

@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, cast
 
-from ..protocol.pickles import MALFORMED
+from ..protocol.frames import MALFORMED
 from ..protocol.private import make_folder
 
 __all__ = ["DirectoryObjects", "Stored"]

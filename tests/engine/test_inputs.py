@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from kinetic import aio, errors
-from kinetic._runner.protocol import pickles, signing, wire
+from kinetic._runner.protocol import frames, signing, wire
 from kinetic.aio.platforms import Platform
 from kinetic.testing import memory_platform
 
@@ -190,7 +190,7 @@ async def test_a_slot_that_somebody_else_has_won_is_taken_in(
         await strange.wait()
         there = await platform.store.get(f"batches/{strange.group_id}/inputs/00000000")
     await asyncio.sleep(1)
-    footer = hashlib.sha256(pickles.footer_of(there.body)).hexdigest()
+    footer = hashlib.sha256(frames.footer_of(there.body)).hexdigest()
     late = wire.Slot(first=1, count=1, footer=footer, size=len(there.body))
     name = f"batches/{group}/inputs/00000001"
     assert await platform.store.create(name, there.body, await signed(platform, group, name, late))

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from kinetic import aio, errors
-from kinetic._runner.protocol import pickles, wire
+from kinetic._runner.protocol import frames, pickles, wire
 from kinetic.aio._engine.results import failure_of, value_of
 from kinetic.aio.platforms import Platform
 from kinetic.testing import memory_platform
@@ -71,14 +71,14 @@ async def test_all_who_ask_at_once_for_what_an_item_returned_get_it(client: aio.
 
 async def test_bytecode_of_another_python_is_not_run(platform: Platform) -> None:
     plain, code = pickles.dumps([1]), pickles.dumps(lambda: 1)
-    assert pickles.unpack(plain).fields == {}, "which every Python can read"
-    here = pickles.unpack(code).fields["python"]
+    assert frames.unpack(plain).fields == {}, "which every Python can read"
+    here = frames.unpack(code).fields["python"]
     assert sys.version.startswith(here)
-    body = pickles.pack(pickles.unpack(code).frames, {"python": "3.5"})
+    body = frames.pack(frames.unpack(code).frames, {"python": "3.5"})
     with pytest.raises(errors.JobFailed, match=r"of Python 3\.5; .* from Python 3\.5") as told:
         await value_of(platform.store, wire.Outcome(kind=wire.Kind.VALUE), body, "job-1")
     assert told.value.phase == "result deserialization"
-    error = pickles.pack([body], {"error": {"message": "what it said"}})
+    error = frames.pack([body], {"error": {"message": "what it said"}})
     outcome = wire.Outcome(kind=wire.Kind.ERROR)
     assert "what it said" in str(failure_of(outcome, error, "job-1"))
 

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 
 from kinetic import aio
-from kinetic._runner.protocol import pickles, wire
+from kinetic._runner.protocol import frames, wire
 from kinetic.testing import MemoryCluster, MemoryStore, Run, memory_platform
 from kinetic.testing.attempts import commit
 
 FEW, MANY = 1_000, 4_000
-NONE = pickles.pack([b"\x80\x05N."])
+NONE = frames.pack([b"\x80\x05N."])
 ENDED = wire.Outcome(kind=wire.Kind.VALUE, phase="execute")
 
 

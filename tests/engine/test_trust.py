@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from kinetic import aio, errors
-from kinetic._runner.protocol import pickles, signing, wire
+from kinetic._runner.protocol import frames, pickles, signing, wire
 from kinetic.aio.platforms import Platform
 from kinetic.aio.ports import Object
 from kinetic.job_status import JobStatus
@@ -81,25 +81,25 @@ def same(x: Any) -> Any:
 
 def trap(there: Object) -> bytes:
     """The same inputs, but for the first: it runs code, and the footer has its digest or not."""
-    held = pickles.unpack(there.body)
+    held = frames.unpack(there.body)
     bad = pickles.dumps(((Trap(),), {}))
-    return pickles.pack([bad, *held.frames[1:]], held.fields)
+    return frames.pack([bad, *held.frames[1:]], held.fields)
 
 
 def trap_with_digest(there: Object) -> bytes:
-    held = pickles.unpack(there.body)
+    held = frames.unpack(there.body)
     bad = pickles.dumps(((Trap(),), {}))
     digests = [hashlib.sha256(bad).hexdigest(), *held.fields["digests"][1:]]
-    return pickles.pack([bad, *held.frames[1:]], {**held.fields, "digests": digests})
+    return frames.pack([bad, *held.frames[1:]], {**held.fields, "digests": digests})
 
 
 def trap_of_equal_length(there: Object) -> bytes:
     """Also its offsets are those that were signed."""
-    held = pickles.unpack(there.body)
+    held = frames.unpack(there.body)
     bad = pickles.dumps(((Trap(),), {}))
     assert len(bad) <= len(held.frames[0])
     part = bad + bytes(len(held.frames[0]) - len(bad))  # what follows a pickle's end is not read
-    return pickles.pack([part, *held.frames[1:]], held.fields)
+    return frames.pack([part, *held.frames[1:]], held.fields)
 
 
 @VIRTUAL

@@ -37,7 +37,7 @@ PAUSE_S = 5.0
 
 SCOPE = "jobs/job-1/"
 KEY = b"k" * 32
-RUNNER = Path(opening.__file__).parent
+RUNNER = Path(opening.__file__).parents[1]
 ROOT = Path(__file__).parents[2]
 
 

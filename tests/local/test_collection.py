@@ -134,7 +134,7 @@ def test_a_tree_that_a_process_has_is_not_discarded(tmp_path: Path) -> None:
     place = str(tmp_path / "place")
     script = (
         "import sys\n"
-        "from kinetic._runner import trees\n"
+        "from kinetic._runner.job import workspace as trees\n"
         "trees.shared(sys.argv[1], lambda part: trees.Weight(0, 0))\n"
         "print('has it', flush=True); sys.stdin.read()\n"
     )

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kinetic._runner.protocol import pickles
+from kinetic._runner.protocol import frames, pickles
 
 N = pickles.MANY
 
@@ -207,4 +207,4 @@ def test_any_plain_value_comes_back_with_its_aliases(value: Any, seed: int) -> N
     assert back == whole
     assert back[0] is back[2]
     assert references(back) == references(expected)
-    assert pickles.unpack(pickles.dumps(whole)).frames
+    assert frames.unpack(pickles.dumps(whole)).frames

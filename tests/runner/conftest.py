@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from kinetic._runner.protocol import pickles, wire
+from kinetic._runner.protocol import frames, pickles, wire
 from kinetic._runner.stores.directory import DirectoryObjects
 
 KEY = b"k" * 32
@@ -113,7 +113,7 @@ class Bench:
     def error(self) -> dict[str, str]:
         """What went wrong, in words."""
         body, _ = self.objects.get(wire.attempt_key(SCOPE, 0, 1, "outcome"))
-        words: dict[str, str] = pickles.unpack(body).fields["error"]
+        words: dict[str, str] = frames.unpack(body).fields["error"]
         return words
 
     def claim(self, executor: str, attempt: int = 1) -> None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-from kinetic._runner.protocol import pickles, wire
+from kinetic._runner.protocol import frames, pickles, wire
 from kinetic._runner.stores.objects import Objects
 
 KEY = b"k" * 32
@@ -96,7 +96,7 @@ class Pods:
 
     def error(self, attempt: int = 1) -> dict[str, str]:
         """What went wrong, in words."""
-        words: dict[str, str] = pickles.unpack(
+        words: dict[str, str] = frames.unpack(
             self.objects.get(self.name("outcome", attempt))[0]
         ).fields["error"]
         return words

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from kinetic._runner.protocol import pickles, signing, wire
+from kinetic._runner.protocol import frames, pickles, signing, wire
 
 NAME = re.compile(r"attempts/\d+/(\d+)\.(\d+)\.(claim|outcome)$")
 FINAL = ("succeeded", "failed", "cancelled")
@@ -387,7 +387,7 @@ class Oracle:
         for body, metadata in self.batch.inputs.values():
             if "first" not in metadata:
                 continue
-            content = pickles.unpack(body).frames
+            content = frames.unpack(body).frames
             for place in range(int(metadata["count"])):
                 index = int(metadata["first"]) + place
                 if index not in self.values:

@@ -353,7 +353,9 @@ async def test_two_clients_at_once_in_a_new_home(scene: Scene) -> None:
         for client in clients:
             client.hear("over")
             assert sorted(client.ended().values()) == sorted(str(n * n) for n in range(50))
-        supervisors = [one for one in processes_of(scene.home) if "kinetic._supervisor" in one.cmdline()]
+        supervisors = [
+            one for one in processes_of(scene.home) if "kinetic._supervisor" in one.cmdline()
+        ]
         assert len(supervisors) == 1
     async with aio.Client(backend="local") as client:
         jobs = await client.list_jobs()

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kinetic._runner.protocol import pickles, signing, wire
+from kinetic._runner.protocol import frames, signing, wire
 from kinetic._runner.protocol.manifest import Manifest
 from kinetic._runner.protocol.wire import (
     Attempt,
@@ -246,8 +246,8 @@ def test_no_content_stops_a_reader(body: bytes) -> None:
     text = body.decode("latin-1").lstrip("{")
     wire.parse('{"kinetic":' + text)
     wire.parse('{"kinetic":1,' + text)
-    with contextlib.suppress(pickles.FramesError):
-        pickles.unpack(body + struct.pack("<I4s", len(body), pickles.MAGIC))
+    with contextlib.suppress(frames.FramesError):
+        frames.unpack(body + struct.pack("<I4s", len(body), frames.MAGIC))
     with contextlib.suppress(ValueError):
         Manifest.from_bytes(body)
     assert isinstance(Lease.from_bytes(body), Lease)

@@ -24,7 +24,7 @@ from typing import Any, cast
 from absl import logging
 
 from kinetic._runner.protocol import signing, wire
-from kinetic._runner.protocol.pickles import MALFORMED
+from kinetic._runner.protocol.frames import MALFORMED
 from kinetic._tasks import all_or_none, in_thread, release
 from kinetic.aio import _lease
 from kinetic.aio._engine import cleanup, job_spec, prepare, scheduler

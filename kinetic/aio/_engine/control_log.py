@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 
 from absl import logging
 
-from kinetic._runner.protocol import pickles, wire
+from kinetic._runner.protocol import frames, wire
 from kinetic.aio.ports import Object, Store
 from kinetic.errors import NotFound, WireError
 
@@ -120,7 +120,7 @@ class ControlLog:
             request = wire.Request.verified(
                 content.body, content.metadata, self._key, self._scope, name
             )
-        except pickles.MALFORMED as exc:
+        except frames.MALFORMED as exc:
             raise WireError(f"the request {name} is damaged: {exc}; cancel the batch anew") from exc
         if request.kind == wire.UNSIGNED:
             logging.warning(

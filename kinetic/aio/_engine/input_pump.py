@@ -16,7 +16,7 @@ from typing import Any
 
 from absl import logging
 
-from kinetic._runner.protocol import pickles, wire
+from kinetic._runner.protocol import frames, wire
 from kinetic.aio._engine import prepare, scheduler
 from kinetic.aio._engine.inputs import CHUNK_ITEMS, Chunk, InputIndex, Source, encode
 from kinetic.aio._engine.session import Session
@@ -333,7 +333,7 @@ class InputPump:
         while True:
             first = self._stock.count
             body = chunk.body(first, refs)
-            footer = hashlib.sha256(pickles.footer_of(body)).hexdigest()
+            footer = hashlib.sha256(frames.footer_of(body)).hexdigest()
             slot = wire.Slot(first, len(chunk.parts), footer, len(body))
             name = wire.input_key(self._scope, self._stock.slots)
             if await create(store, name, body, slot.signed(self._key, self._scope, name)):

@@ -28,7 +28,7 @@ import anyio.to_thread
 
 from kinetic._packing import payload
 from kinetic._packing.payload import Binding, plain_call
-from kinetic._runner.protocol import pickles, wire
+from kinetic._runner.protocol import frames, pickles, wire
 from kinetic.aio._engine.prepare import UploadedCall
 from kinetic.aio._engine.results import INLINE_BYTES, STACK_GLOBAL
 from kinetic.aio._engine.scratch import Scratch
@@ -89,7 +89,7 @@ class InputIndex:
         self._key = key
         self._chunks: list[_Stored] = []
         self._firsts: list[int] = []
-        self._bodies: dict[int, pickles.Frames] = {}
+        self._bodies: dict[int, frames.Frames] = {}
 
     @property
     def count(self) -> int:
@@ -233,15 +233,15 @@ class InputIndex:
         sizes = (len(part) for part in body.frames)
         _describe(stored, sizes, fields["digests"], refs, failed)
 
-    async def _body(self, stored: _Stored) -> pickles.Frames:
+    async def _body(self, stored: _Stored) -> frames.Frames:
         held = self._bodies.get(stored.slot)
         if held is None:
             content = await self._store.get(stored.name, limit=stored.size)
             try:
-                footer = pickles.footer_of(content.body)
+                footer = frames.footer_of(content.body)
                 if not _has_digest(footer, bytes.fromhex(stored.footer)):
                     raise self._forged(stored.name)
-                held = pickles.unpack(content.body)
+                held = frames.unpack(content.body)
             except ValueError as exc:
                 raise self._forged(stored.name) from exc
             while len(self._bodies) >= CACHED:
@@ -309,7 +309,7 @@ class Chunk:
             fields["data"] = {str(at): [asdict(ref) for ref in of] for at, of in refs.items()}
         if self.failed:
             fields["failed"] = {str(at): str(error) for at, error in self.failed.items()}
-        return pickles.pack(self.parts, fields)
+        return frames.pack(self.parts, fields)
 
 
 def size_of(inputs: Any) -> int | None:

@@ -17,7 +17,7 @@ from absl import logging
 from kinetic._messages import one_line
 from kinetic._progress import steps
 from kinetic._progress.tally import State, Tally
-from kinetic._runner.protocol import pickles, wire
+from kinetic._runner.protocol import frames, wire
 from kinetic.aio._engine import results
 from kinetic.errors import (
     JobCancelled,
@@ -227,7 +227,7 @@ async def outcome_of(batch: Batch, index: int) -> Outcome[Any]:
     except (WireError, JobFailed) as exc:  # forged or damaged; not to be rebuilt here
         return Failed(exc)
     if outcome.reason == wire.SUBMISSION:  # as the process that submitted it wrote down
-        text = pickles.unpack(body).fields.get("error", {})
+        text = frames.unpack(body).fields.get("error", {})
         return Failed(SubmissionError(f"{job_id} was not submitted: {text.get('message', '')}"))
     failure = await anyio.to_thread.run_sync(results.failure_of, outcome, body, job_id)
     error = cast("Exception", failure)  # what is no Exception comes back as a JobFailed
@@ -434,7 +434,7 @@ async def _words(batch: Batch, index: int) -> str:
     if item is None or item.outcome is None:
         return "failed"
     outcome, body = await submission.outcome(index, item.attempt)
-    text = pickles.unpack(body).fields.get("error", {})
+    text = frames.unpack(body).fields.get("error", {})
     kind, message = str(text.get("qualname", "")), str(text.get("message", ""))
     if outcome.kind is wire.Kind.LOST:
         return f"lost ({outcome.reason}): {message}"

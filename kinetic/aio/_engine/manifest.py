@@ -13,7 +13,7 @@ from absl import logging
 
 from kinetic._packing.discover import Project
 from kinetic._runner.protocol import signing, wire
-from kinetic._runner.protocol.pickles import MALFORMED
+from kinetic._runner.protocol.frames import MALFORMED
 from kinetic.aio._engine import ids, job_spec, scheduler
 from kinetic.aio._engine.inputs import INPUT_MODES
 from kinetic.aio._engine.prepare import Call, UploadedCall

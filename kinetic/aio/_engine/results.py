@@ -10,7 +10,7 @@ from typing import Any
 
 import anyio.to_thread
 
-from kinetic._runner.protocol import pickles, wire
+from kinetic._runner.protocol import frames, pickles, wire
 from kinetic._tracebacks import REMOTE_TRACEBACK
 from kinetic.aio._engine.scratch import Scratch
 from kinetic.aio.ports import Object, Store
@@ -96,7 +96,7 @@ def failure_of(outcome: wire.Outcome, body: bytes, job_id: str) -> BaseException
     """
     if outcome.kind is wire.Kind.CANCELLED:
         return JobCancelled(f"{job_id} was cancelled ({outcome.phase})", job_id=job_id)
-    content = pickles.unpack(body)
+    content = frames.unpack(body)
     text = content.fields.get("error", {})
     message, trace = text.get("message", ""), text.get("traceback", "")
     if outcome.kind is wire.Kind.LOST:
