@@ -26,9 +26,7 @@ from kinetic._supervisor.journal import Journal, read, supervisor_line
 from kinetic._supervisor.protocol import Places
 from kinetic._supervisor.supervisor import Supervisor, say, seconds
 
-__all__ = [
-    "found",
-]
+__all__ = ["found", "main"]
 
 
 WAITING_CLIENTS = 512

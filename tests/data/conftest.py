@@ -34,7 +34,7 @@ from kinetic._runner.stores import directory
 from kinetic._runner.job import namespace
 from kinetic._runner.job import workspace as trees
 from kinetic._runner.job import views
-from kinetic._runner.protocol import wire
+from kinetic._runner.protocol import stand_ins, wire
 from kinetic._runner.job import workspace
 if job["uid"] is not None:
     os.setgroups([])
@@ -50,7 +50,7 @@ try:
     exec(job["before"])
     views.prepare(refs, objects, site)
     workspace.prepare(code, objects, site)
-    paths = [views.data_path(k) for k in range(len(refs))]
+    paths = [stand_ins.data_path(k) for k in range(len(refs))]
     exec(job["body"])
 except Exception as error:
     answer["error"] = f"{type(error).__name__}: {error}"

@@ -20,7 +20,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kinetic._runner.job import namespace, views, workspace
-from kinetic._runner.protocol import manifest, wire
+from kinetic._runner.protocol import manifest, stand_ins, wire
 from kinetic._runner.stores.directory import DirectoryObjects
 from kinetic.aio._engine import data_upload
 from kinetic.aio.local.store import DirectoryStore
@@ -73,7 +73,7 @@ def same_process(refs: list[wire.DataRef], store: DirectoryStore, folder: Path) 
     site = workspace.Site(work=folder / "work", cache=folder / "cache", mounts=False)
     site.work.mkdir()
     views.prepare(refs, store_objects(store), site)
-    return [Path(views.data_path(k)) for k in range(len(refs))]
+    return [Path(stand_ins.data_path(k)) for k in range(len(refs))]
 
 
 def store_objects(store: DirectoryStore) -> DirectoryObjects:
@@ -305,7 +305,7 @@ def test_a_library_that_is_missing_is_named(place: Place, uri: str) -> None:
 
 
 def test_a_process_without_data_says_so(place: Place) -> None:
-    answer = place.run("views.data_path(0)")
+    answer = place.run("stand_ins.data_path(0)")
     assert answer["error"] == (
         "RuntimeError: there is no Data 0 here: this is not the job it was sent to"
     )
@@ -338,7 +338,7 @@ async def test_a_store_elsewhere_is_fetched_from(
     site = workspace.Site(work=tmp_path / "work", cache=tmp_path / "cache", mounts=False)
     site.work.mkdir()
     views.prepare([ref], objects, site)
-    view = Path(views.data_path(0))
+    view = Path(stand_ins.data_path(0))
     assert {name: (view / name).read_bytes() for name in os.listdir(view)} == tree
     assert os.access(view / "large", os.X_OK)
     assert len(objects.fetched) == 1

@@ -146,7 +146,7 @@ def test_a_base_image_has_no_dependencies_of_a_project() -> None:
     context = recipe.base_context("cpu", "3.12.1", OWN, runner_files())
     assert "requirements.txt" not in context["Dockerfile"].decode()
     assert "install/requirements.txt" not in context
-    assert "app/remote_runner.py" in context and "app/requirements.py" in context
+    assert "app/remote_runner.py" in context and "app/protocol/wire.py" in context
 
 
 def test_a_context_packs_to_the_files_it_has() -> None:

@@ -50,9 +50,9 @@ def tree(number: int = 0) -> dict[str, str]:
     """In the job: the files of a Data, by path."""
     import os
 
-    from kinetic_runner.job import views
+    from kinetic_runner.protocol import stand_ins
 
-    root = views.data_path(number)
+    root = stand_ins.data_path(number)
     found = {}
     if os.path.isfile(root):
         with open(root) as file:
@@ -142,14 +142,14 @@ import sys
 sys.path.insert(0, {root!r})
 import threading
 from kinetic._runner.job import views
-from kinetic._runner.protocol import wire
+from kinetic._runner.protocol import stand_ins, wire
 from kinetic._runner.job import workspace
 
 # With a second thread no process gets a namespace, as none does in a container.
 threading.Thread(target=threading.Event().wait, daemon=True).start()
 site = workspace.Site(work={work!r}, cache={work!r} + "/c", mounts=False, alone=True)
 views.prepare([wire.DataRef(uri="gs://kn-test/set/", mount={point!r})], None, site)
-print(views.data_path(0), open({point!r} + "/a").read())
+print(stand_ins.data_path(0), open({point!r} + "/a").read())
 """
 
 
