@@ -20,15 +20,13 @@ import time
 import traceback
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import psutil
 import pytest
 from hypothesis import HealthCheck, settings
-from xdist.scheduler import LoadScopeScheduling
 
-CLUSTER = {"cluster", "gke", "images", "kubernetes", "platforms"}
-"""The folders of tests that want a control plane."""
+pytest.register_assert_rewrite("tests.contract.cluster", "tests.kubernetes.situations")
 
 EXIT_DEADLINE = 30.0
 """How many seconds the processes of a test may take to go once their supervisor was told to."""
@@ -47,18 +45,23 @@ settings.register_profile(
 settings.load_profile("any machine")
 
 
-class OneCluster(LoadScopeScheduling):
-    """Of several processes that run the tests, one has the cluster: to start it takes seconds."""
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The fixtures of a test decide when it is run, and beside which others.
 
-    def _split_scope(self, nodeid: str) -> str:
-        folder = nodeid.split("/")[1]
-        return "cluster" if folder in CLUSTER else nodeid
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> OneCluster:
-    """Who runs what, with ``pytest -n``."""
-    return OneCluster(config, log)
+    What needs the control plane is of the full tier, but for what is marked ``everyday``, and one
+    process has all of it, since to start a control plane takes seconds. Behaviours that share
+    their jobs (`crew`) stay together by module.
+    """
+    for item in items:
+        fixtures = getattr(item, "fixturenames", ())
+        everyday = item.get_closest_marker("everyday") is not None
+        if "control_plane" in fixtures or item.get_closest_marker("control_plane") is not None:
+            item.add_marker(pytest.mark.xdist_group("control plane"))
+            if not everyday:
+                item.add_marker(pytest.mark.full)
+        elif "crew" in fixtures:
+            item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))
 
 
 @pytest.fixture(autouse=True)
@@ -75,6 +78,17 @@ def home(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A private ``KINETIC_HOME``; fails the test when a process of it does not end."""
     with private_home(monkeypatch) as path:
         yield path
+
+
+@pytest.fixture
+def small_project(
+    home: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> Path:
+    """The folder of the test is the project: else each job would pack and unpack all there is."""
+    assert os.environ["KINETIC_HOME"] == str(home)
+    monkeypatch.setenv("KINETIC_PACKAGE_ROOT", str(request.path.parent))
+    monkeypatch.chdir(request.path.parent)  # where builtins are taken to be from
+    return request.path.parent
 
 
 @contextlib.contextmanager

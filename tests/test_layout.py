@@ -136,6 +136,17 @@ def test_no_test_patches_a_module_of_ours() -> None:
     assert not patched
 
 
+def test_no_test_imports_a_file_of_tests() -> None:
+    """What two of them share is in a conftest or in a module that says what it is."""
+    imports = re.compile(r"^\s*(from\s+\S*\btest_\w+\s+import|(from|import)\s.*\btest_\w+)", re.M)
+    found = [
+        f"{relative(path)}: {match[0].strip()}"
+        for path in sorted((ROOT / "tests").rglob("*.py"))
+        for match in imports.finditer(path.read_text())
+    ]
+    assert not found
+
+
 def test_the_runner_in_the_package_is_the_runner() -> None:
     link = ROOT / "kinetic" / "_runner"
     assert link.resolve() == (ROOT / "runner").resolve()

@@ -103,3 +103,29 @@ class Watched:
                 if right(event):
                     return last
         raise AssertionError(f"{self._query} after {WAIT_S:g} s: {json.dumps(last, indent=1)}")
+
+
+FOREVER = "import time; print('up'); time.sleep(600)"
+
+
+def ended(found: dict[str, Any]) -> dict[str, Any]:
+    """How the container of a pod ended."""
+    return found["status"]["containerStatuses"][0]["state"]["terminated"]
+
+
+def condition(found: dict[str, Any], kind: str) -> dict[str, Any]:
+    """A condition of a pod, by its type; a new pod has none yet."""
+    conditions = found["status"].get("conditions") or ()
+    return next((one for one in conditions if one["type"] == kind), {})
+
+
+def follow_until(namespace: Namespace, name: str, mark: bytes) -> bytes:
+    """Read a pod's log as it comes, once there is one, until *mark* is in it."""
+    Watched(namespace, name).until("Running", "Failed", "Succeeded")
+    read = b""
+    with namespace.stream(f"pods/{name}/log?follow=true") as lines:
+        for line in lines:
+            read += line
+            if mark in read:
+                return read
+    raise AssertionError(f"{mark!r} is not in {read!r}")

@@ -11,9 +11,8 @@ import pytest
 
 from tests.cluster.control_plane import ControlPlane
 from tests.cluster.fixtures import Namespace
-from tests.cluster.orders import Json, Watched, pod
+from tests.cluster.orders import Json, Watched, follow_until, pod
 from tests.cluster.rest import Refused
-from tests.cluster.test_pods import follow_until
 
 WAITS = """
 import pathlib, time

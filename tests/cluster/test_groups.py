@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from tests.cluster.fixtures import Namespace
-from tests.cluster.orders import Json, Watched, job, pod
-from tests.cluster.test_pods import follow_until
+from tests.cluster.orders import Json, Watched, follow_until, job, pod
 
 SETS = "leaderworkerset.x-k8s.io/v1/leaderworkersets"
 NAME = "leaderworkerset.sigs.k8s.io/name"

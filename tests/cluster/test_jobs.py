@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from tests.cluster.fixtures import Namespace
-from tests.cluster.orders import Json, Watched, job, pod
-from tests.cluster.test_pods import FOREVER, condition, ended, follow_until
+from tests.cluster.orders import FOREVER, Json, Watched, condition, ended, follow_until, job, pod
 
 JOBS = "batch/v1/jobs"
 LABEL = "batch.kubernetes.io/job-name=j"

@@ -11,15 +11,9 @@ from typing import Any
 import pytest
 
 from tests.cluster.fixtures import Namespace
-from tests.cluster.orders import Watched, pod
+from tests.cluster.orders import FOREVER, Watched, condition, ended, follow_until, pod
 
-FOREVER = "import time; print('up'); time.sleep(600)"
 STUBBORN = "import signal, time; signal.signal(15, signal.SIG_IGN); print('up'); time.sleep(600)"
-
-
-def ended(found: dict[str, Any]) -> dict[str, Any]:
-    """How the container of a pod ended."""
-    return found["status"]["containerStatuses"][0]["state"]["terminated"]
 
 
 def waiting(found: dict[str, Any]) -> str:
@@ -28,18 +22,13 @@ def waiting(found: dict[str, Any]) -> str:
     return states[0]["state"].get("waiting", {}).get("reason", "")
 
 
-def condition(found: dict[str, Any], kind: str) -> dict[str, Any]:
-    """A condition of a pod, by its type; a new pod has none yet."""
-    conditions = found["status"].get("conditions") or ()
-    return next((one for one in conditions if one["type"] == kind), {})
-
-
 def events(namespace: Namespace, name: str) -> dict[str, str]:
     """What has been told about a pod: messages by reason."""
     found = namespace.call("GET", "events", fieldSelector=f"involvedObject.name={name}")
     return {one["reason"]: one["message"] for one in found["items"]}
 
 
+@pytest.mark.everyday
 def test_a_pod_runs_and_its_log_is_read_through_the_api_server(namespace: Namespace) -> None:
     namespace.call("POST", "pods", pod("p", "print('first'); print('second', end='')"))
     found = Watched(namespace, "p").until("Succeeded", "Failed")
@@ -271,15 +260,3 @@ def test_processes_see_none_of_the_tests_environment(
     Watched(namespace, "p").until("Succeeded")
     assert namespace.log("p") == b"[]\n"
     assert "OF_THE_TESTS" in os.environ
-
-
-def follow_until(namespace: Namespace, name: str, mark: bytes) -> bytes:
-    """Read a pod's log as it comes, once there is one, until *mark* is in it."""
-    Watched(namespace, name).until("Running", "Failed", "Succeeded")
-    read = b""
-    with namespace.stream(f"pods/{name}/log?follow=true") as lines:
-        for line in lines:
-            read += line
-            if mark in read:
-                return read
-    raise AssertionError(f"{mark!r} is not in {read!r}")

@@ -10,8 +10,7 @@ import aiohttp
 from yarl import URL
 
 from tests.cluster.fixtures import Namespace
-from tests.cluster.orders import pod
-from tests.cluster.test_pods import FOREVER, follow_until
+from tests.cluster.orders import FOREVER, follow_until, pod
 
 DEADLINE_S = 40.0
 V4 = ("v4.channel.k8s.io",)

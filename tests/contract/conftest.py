@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from tests.gcs import processes
+
+
+@pytest.fixture(autouse=True)
+def project(small_project: Path) -> Path:
+    """Of every test here."""
+    return small_project
 
 
 @pytest.fixture(scope="session")

@@ -22,27 +22,8 @@ from kinetic.aio.local.store import DirectoryStore
 from kinetic.aio.ports import Store
 from kinetic.errors import BackendError, Conflict, NotFound
 from kinetic.testing import MemoryStore
+from tests.contract.names import HOSTILE
 from tests.gcs.server import GcsServer
-
-HOSTILE = [
-    "plain",
-    "a/b/c",
-    " leading and trailing ",
-    "..",
-    ".",
-    "a/../b",
-    ".tmp",
-    ".tmp/x",
-    "double//slash",
-    "percent%2Fnot/a%slash",
-    "ünïcode/名前/🙂",
-    "new\nline\ttab",
-    "quote\"and'and\\back",
-    "a" * 200,
-    "star*and?and[",
-    "hash#and&and+and=and;and:",
-    "trailing/",
-]
 
 
 @pytest.fixture(params=["memory", "directory", "gcs", "fake-gcs-server"])

@@ -25,7 +25,9 @@ def blocks() -> Iterator[Any]:
         text = page.read_text()
         for block in BLOCK.finditer(text):
             line = text.count("\n", 0, block.start()) + 2
-            yield pytest.param(block[1], id=f"{page.relative_to(ROOT).as_posix()}:{line}")
+            name = f"{page.relative_to(ROOT).as_posix()}:{line}"
+            tier = () if page.name == "README.md" else pytest.mark.full
+            yield pytest.param(block[1], id=name, marks=tier)
 
 
 def run(script: Path, *, cwd: Path) -> str:

@@ -21,6 +21,8 @@ import pytest
 
 from tests.face.child import listener
 
+pytestmark = pytest.mark.full
+
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
 DEADLINE = 100.0

@@ -1,14 +1,25 @@
-"""Virtual time waits for worker threads, however late the machine lets them run."""
+"""A platform in memory with a client, and virtual time that waits for worker threads."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import anyio.to_thread
 import pytest
 
+from kinetic import aio
+from tests.engine.world import World
+
 LATEST_S = 60.0
+
+
+@pytest.fixture(autouse=True)
+def project(small_project: Path) -> Path:
+    """Of every test here."""
+    return small_project
 
 
 @pytest.fixture(autouse=True)
@@ -46,3 +57,14 @@ async def threads_take_no_time() -> None:
         return future
 
     selector.select, loop.run_in_executor = select, run_in_executor
+
+
+@pytest.fixture
+async def world() -> World:
+    return World()
+
+
+@pytest.fixture
+async def client(world: World) -> AsyncIterator[aio.Client]:
+    async with aio.Client(platform=world.platform) as client:
+        yield client

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import os
-import sys
 from collections.abc import AsyncGenerator, Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -19,16 +17,8 @@ from kinetic.aio.platforms import Platform
 from kinetic.aio.ports import JobSpec, Observation, Phase
 from kinetic.job_status import JobStatus
 from kinetic.testing import MemoryCluster, MemoryStore, Run, carry_out, memory_platform
-
-_spec = importlib.util.spec_from_file_location("severed", Path(__file__).with_name("severed.py"))
-assert _spec is not None and _spec.loader is not None
-_severed = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(_severed)
-on_loop_time, severed = _severed.on_loop_time, _severed.severed
-sys.modules.pop("severed", None)
-
-VIRTUAL = pytest.mark.looptime(noop_cycles=300)
-"""Virtual time that gives the threads which pickle a moment before it jumps."""
+from tests.engine.severed import on_loop_time, severed
+from tests.engine.world import VIRTUAL, until
 
 
 async def held(x: int, gate: str) -> int:
@@ -38,13 +28,7 @@ async def held(x: int, gate: str) -> int:
     return x
 
 
-async def until(what: Any) -> None:
-    async with asyncio.timeout(1000):
-        while not what():
-            await asyncio.sleep(0.1)
-
-
-class World:
+class Held:
     """A platform whose jobs claim their attempts, and run until they are let go."""
 
     def __init__(self, folder: Path, work: Any = carry_out) -> None:
@@ -69,8 +53,8 @@ class World:
 
 
 @pytest.fixture
-async def world(tmp_path: Path) -> World:
-    return World(tmp_path)
+async def world(tmp_path: Path) -> Held:
+    return Held(tmp_path)
 
 
 class Passing:
@@ -93,7 +77,7 @@ async def hangs(run: Run) -> int | None:
     return 1
 
 
-async def left(world: World, count: int) -> str:
+async def left(world: Held, count: int) -> str:
     """A batch whose submitter has vanished while all of it ran."""
     platform, cut = severed(world.platform)
     client = aio.Client(platform=platform)
@@ -106,7 +90,7 @@ async def left(world: World, count: int) -> str:
 
 @VIRTUAL
 async def test_those_that_died_together_are_asked_about_together(tmp_path: Path) -> None:
-    world = World(tmp_path, hangs)
+    world = Held(tmp_path, hangs)
     group = await left(world, 30)
     for index in range(30):
         world.cluster.end(f"{group}-{index}-1")
@@ -147,7 +131,7 @@ class TellsMeanwhile(Passing):
 
 @VIRTUAL
 async def test_whoever_resumes_takes_no_old_answer_for_what_was_told_since(
-    world: World,
+    world: Held,
 ) -> None:
     group = await left(world, 2)
     cluster: Any = TellsMeanwhile(world.cluster)
@@ -162,7 +146,7 @@ async def test_whoever_resumes_takes_no_old_answer_for_what_was_told_since(
 
 
 @VIRTUAL
-async def test_whoever_doubts_takes_no_old_answer_for_what_was_told_since(world: World) -> None:
+async def test_whoever_doubts_takes_no_old_answer_for_what_was_told_since(world: Held) -> None:
     cluster: Any = TellsMeanwhile(world.cluster)
     cluster.late = True
     async with aio.Client(platform=replace(world.platform, cluster=cluster)) as client:
@@ -178,7 +162,7 @@ async def test_whoever_doubts_takes_no_old_answer_for_what_was_told_since(world:
 class Late(Passing):
     """Of a request that is on its way when it is asked for, it is told nothing; then it arrives."""
 
-    def __init__(self, cluster: MemoryCluster, world: World) -> None:
+    def __init__(self, cluster: MemoryCluster, world: Held) -> None:
         super().__init__(cluster)
         self.world = world
         self.orders: list[JobSpec] = []
@@ -210,7 +194,7 @@ class Withheld(Passing):
 
 
 @VIRTUAL
-async def test_what_began_while_it_was_asked_for_is_not_given_up(world: World) -> None:
+async def test_what_began_while_it_was_asked_for_is_not_given_up(world: Held) -> None:
     withheld: Any = Withheld(world.cluster)
     platform, cut = severed(replace(world.platform, cluster=withheld))
     gone = aio.Client(platform=platform)

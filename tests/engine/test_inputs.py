@@ -15,9 +15,7 @@ from kinetic import aio, errors
 from kinetic._runner.protocol import frames, signing, wire
 from kinetic.aio.platforms import Platform
 from kinetic.testing import memory_platform
-
-VIRTUAL = pytest.mark.looptime(noop_cycles=300)
-"""Virtual time that gives the threads which pickle a moment before it jumps."""
+from tests.engine.world import VIRTUAL
 
 
 @pytest.fixture

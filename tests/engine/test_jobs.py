@@ -42,6 +42,7 @@ async def test_damage_in_the_store_is_noticed(client, home: Path) -> None:
             await (await other.attach(job.job_id))
 
 
+@pytest.mark.full
 async def test_a_result_of_one_gibibyte(client, tmp_path: Path) -> None:
     numpy = pytest.importorskip("numpy")
 

@@ -16,9 +16,7 @@ from kinetic.aio.platforms import Platform
 from kinetic.aio.ports import Object
 from kinetic.job_status import JobStatus
 from kinetic.testing import MemoryCluster, MemoryStore, carry_out, memory_platform
-
-VIRTUAL = pytest.mark.looptime(noop_cycles=300)
-"""Virtual time that gives the threads which pickle a moment before it jumps."""
+from tests.engine.world import VIRTUAL, until
 
 BROKEN = set[int]()
 RUNS = Counter[int]()
@@ -221,12 +219,6 @@ async def test_a_forged_end_is_refused(client: aio.Client, platform: Platform) -
     async with aio.Client(platform=platform) as reader:
         with pytest.raises(errors.WireError, match="forged"):
             await reader.attach_batch(batch.group_id)
-
-
-async def until(what: Any) -> None:
-    async with asyncio.timeout(300):
-        while not what():
-            await asyncio.sleep(0.2)
 
 
 @VIRTUAL

@@ -6,70 +6,32 @@ import asyncio
 import builtins
 import logging
 import time
-from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from kinetic import aio, errors
-from kinetic.aio.platforms import Platform
 from kinetic.aio.ports import ObjectInfo
 from kinetic.job_status import JobStatus
 from kinetic.testing import MemoryCluster, MemoryStore, carry_out, memory_platform
-
-VIRTUAL = pytest.mark.looptime(noop_cycles=300)
-"""Virtual time that gives the threads which pickle a moment before it jumps."""
-
-
-class World:
-    def __init__(self) -> None:
-        self.started = 0
-        self.gate = asyncio.Event()
-        plain = memory_platform(self._work)
-        self.platform: Platform = replace(plain, clock=asyncio.get_running_loop().time)
-        self.requests: Counter[str] = plain.cluster.requests  # type: ignore[attr-defined]
-
-    async def _work(self, run: Any) -> int | None:
-        self.started += 1
-        try:
-            await self.gate.wait()
-        except asyncio.CancelledError:
-            return 42
-        return await carry_out(run)
-
-
-@pytest.fixture
-async def world() -> World:
-    return World()
-
-
-@pytest.fixture
-async def client(world: World) -> AsyncIterator[aio.Client]:
-    async with aio.Client(platform=world.platform) as client:
-        yield client
+from tests.engine.world import VIRTUAL, World, until
 
 
 def same(x: int) -> int:
     return x
 
 
-async def until(what: Any) -> None:
-    async with asyncio.timeout(1000):
-        while not what():
-            await asyncio.sleep(0.2)
-
-
 @VIRTUAL
 async def test_a_thousand_live_items_end_by_one_request(client: aio.Client, world: World) -> None:
     batch = await client.run_async_map(same, range(1000), max_concurrent=None)
     await until(lambda: world.started == 1000)
-    world.requests.clear()
+    world.cluster.requests.clear()
     began = time.process_time()
     await batch.cancel()
     assert time.process_time() - began < 10
-    assert world.requests["delete"] == 1
+    assert world.cluster.requests["delete"] == 1
     assert await batch.status_counts() == {"NOT_FOUND": 1000}
 
 

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import json
-import sys
-from collections import Counter
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,63 +12,32 @@ import pytest
 from kinetic import aio, errors
 from kinetic._runner.protocol import signing, wire
 from kinetic.aio import _lease
-from kinetic.aio.platforms import Platform
 from kinetic.testing import carry_out, memory_platform
-
-_spec = importlib.util.spec_from_file_location("severed", Path(__file__).with_name("severed.py"))
-assert _spec is not None and _spec.loader is not None
-_severed = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(_severed)
-on_loop_time, severed = _severed.on_loop_time, _severed.severed
-sys.modules.pop("severed", None)
-
-VIRTUAL = pytest.mark.looptime(noop_cycles=300)
-"""Virtual time that gives the threads which pickle a moment before it jumps."""
-
-
-class World:
-    """One platform in memory, whose jobs may be held up; starts are counted by name."""
-
-    def __init__(self) -> None:
-        self.starts: Counter[str] = Counter()
-        self.open = asyncio.Event()
-        self.open.set()
-        self.platform: Platform = on_loop_time(memory_platform(self._work))
-
-    async def _work(self, run: Any) -> int | None:
-        self.starts[run.spec.name] += 1
-        await self.open.wait()
-        return await carry_out(run)
-
-    @property
-    def running(self) -> int:
-        return self.starts.total()
+from tests.engine.severed import on_loop_time, severed
+from tests.engine.world import VIRTUAL, World, until
 
 
 @pytest.fixture
 async def world() -> World:
-    return World()
+    """Nothing is held up in it until the gate is closed."""
+    world = World()
+    world.gate.set()
+    return world
 
 
 def square(x: int) -> int:
     return x * x
 
 
-async def until(what: Any) -> None:
-    async with asyncio.timeout(60):
-        while not what():
-            await asyncio.sleep(0.2)
-
-
 async def begun(world: World, inputs: Any, **terms: Any) -> tuple[aio.Client, str]:
     """A batch whose submitter is gone in the midst of it."""
     platform, cut = severed(world.platform)
     client = aio.Client(platform=platform)
-    world.open.clear()
+    world.gate.clear()
     batch = await client.run_async_map(square, inputs, **terms)
-    await until(lambda: world.running >= min(3, terms.get("max_concurrent", 3)))
+    await until(lambda: world.started >= min(3, terms.get("max_concurrent", 3)))
     cut.set()
-    world.open.set()
+    world.gate.set()
     return client, batch.group_id
 
 
@@ -92,16 +57,16 @@ async def test_another_client_finishes_what_the_first_began(world: World) -> Non
 
 @VIRTUAL
 async def test_by_force_nothing_is_waited_for_and_the_old_one_is_told(world: World) -> None:
-    world.open.clear()
+    world.gate.clear()
     async with aio.Client(platform=world.platform) as first:
         batch = await first.run_async_map(square, range(10), max_concurrent=2)
-        await until(lambda: world.running == 2)
+        await until(lambda: world.started == 2)
         async with aio.Client(platform=world.platform) as second:
             other = await second.attach_batch(batch.group_id)
             await other.resume(force=True)
             waiting = asyncio.create_task(batch.results())
             await asyncio.sleep(15)
-            world.open.set()
+            world.gate.set()
             with pytest.raises(errors.SubmitterLost, match="fence 2, here 1"):
                 await waiting
             assert await other.results() == [x * x for x in range(10)]
@@ -110,14 +75,14 @@ async def test_by_force_nothing_is_waited_for_and_the_old_one_is_told(world: Wor
 
 @VIRTUAL
 async def test_a_holder_that_lives_is_not_robbed(world: World) -> None:
-    world.open.clear()
+    world.gate.clear()
     async with aio.Client(platform=world.platform) as first:
         batch = await first.run_async_map(square, range(4), max_concurrent=1)
         async with aio.Client(platform=world.platform) as second:
             other = await second.attach_batch(batch.group_id)
             with pytest.raises(errors.Conflict, match="alive"):
                 await other.resume()
-            world.open.set()
+            world.gate.set()
             assert await other.results(cleanup=False) == [0, 1, 4, 9]
         assert await batch.results() == [0, 1, 4, 9]
 
@@ -125,13 +90,13 @@ async def test_a_holder_that_lives_is_not_robbed(world: World) -> None:
 @VIRTUAL
 async def test_what_runs_counts_as_busy(world: World) -> None:
     gone, group = await begun(world, range(12), max_concurrent=3)
-    world.open.clear()
+    world.gate.clear()
     async with aio.Client(platform=world.platform) as client:
         batch = await client.attach_batch(group)
         await batch.resume(force=True)
         await asyncio.sleep(5)
-        assert world.running <= 6, "three that had begun, and three in their slots when they ended"
-        world.open.set()
+        assert world.started <= 6, "three that had begun, and three in their slots when they ended"
+        world.gate.set()
         assert await batch.results() == [x * x for x in range(12)]
     await gone.aclose()
 
@@ -298,10 +263,10 @@ async def test_a_batch_of_another_version_is_taken_or_refused(
 
 @VIRTUAL
 async def test_a_request_that_must_not_be_ignored_stops_the_holder(world: World) -> None:
-    world.open.clear()
+    world.gate.clear()
     async with aio.Client(platform=world.platform) as client:
         batch = await client.run_async_map(square, range(3), max_concurrent=1)
-        await until(lambda: world.running == 1)
+        await until(lambda: world.started == 1)
         for number, must in enumerate([False, True]):
             scope = f"batches/{batch.group_id}/"
             key = signing.submission_key(await world.platform.cluster.root_key(), scope)

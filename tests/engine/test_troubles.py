@@ -16,10 +16,8 @@ from kinetic._runner.protocol import wire
 from kinetic.aio._net.retry import retry_forever
 from kinetic.aio.platforms import Platform
 from kinetic.aio.ports import Observation, Phase
-from kinetic.testing import Run, carry_out, memory_platform
-
-VIRTUAL = pytest.mark.looptime(noop_cycles=300)
-"""Virtual time that gives the threads which pickle a moment before it jumps."""
+from kinetic.testing import Run, carry_out
+from tests.engine.world import VIRTUAL, World
 
 REFUSED = errors.AuthError("403: the right is missing")
 FULL = errors.StoreFull("507: no room")
@@ -60,42 +58,10 @@ class Faulty:
         return failed
 
 
-class World:
-    """One platform in memory for several clients; every job waits for the gate."""
-
-    def __init__(self, work: Callable[[Run], Any] = carry_out) -> None:
-        self.started = 0
-        self.gate = asyncio.Event()
-        self._after = work
-        plain = memory_platform(self._work)
-        self.platform: Platform = replace(plain, clock=asyncio.get_running_loop().time)
-
-    async def _work(self, run: Run) -> int | None:
-        self.started += 1
-        await self.gate.wait()
-        code: int | None = await self._after(run)
-        return code
-
-    def faulty(self) -> tuple[Platform, Faulty, Faulty]:
-        """The platform as one client has it, its store and its cluster."""
-        store, cluster = Faulty(self.platform.store), Faulty(self.platform.cluster)
-        return replace(self.platform, store=store, cluster=cluster), store, cluster
-
-    async def begun(self, count: int) -> None:
-        async with asyncio.timeout(1000):
-            while self.started < count:
-                await asyncio.sleep(0.2)
-
-
-@pytest.fixture
-async def world() -> World:
-    return World()
-
-
-@pytest.fixture
-async def client(world: World) -> AsyncIterator[aio.Client]:
-    async with aio.Client(platform=world.platform) as client:
-        yield client
+def faulty(world: World) -> tuple[Platform, Faulty, Faulty]:
+    """The platform as one client has it, its store and its cluster."""
+    store, cluster = Faulty(world.store), Faulty(world.cluster)
+    return replace(world.platform, store=store, cluster=cluster), store, cluster
 
 
 async def same(x: int) -> int:
@@ -115,7 +81,7 @@ async def test_an_outcome_that_may_not_be_read_is_among_the_results(
 ) -> None:
     batch = await client.run_async_map(same, range(4))
     await world.begun(4)
-    platform, store, _ = world.faulty()
+    platform, store, _ = faulty(world)
     async with aio.Client(platform=platform) as other:
         observed = await other.attach_batch(batch.group_id)
         store.once("get", "00000002.0001.outcome", REFUSED)
@@ -132,7 +98,7 @@ async def test_a_look_at_one_item_that_fails_costs_the_batch_nothing(
 ) -> None:
     batch = await client.run_async_map(same, range(4))
     await world.begun(4)
-    platform, store, _ = world.faulty()
+    platform, store, _ = faulty(world)
     async with aio.Client(platform=platform) as other:
         observed = await other.attach_batch(batch.group_id)
         waiting = asyncio.create_task(observed.results(cleanup=False))
@@ -151,7 +117,7 @@ async def test_a_store_that_is_silent_when_a_batch_ends_is_waited_for(
 ) -> None:
     batch = await client.run_async_map(same, range(4))
     await world.begun(4)
-    platform, store, _ = world.faulty()
+    platform, store, _ = faulty(world)
     async with aio.Client(platform=platform) as other:
         observed = await other.attach_batch(batch.group_id)
         waiting = asyncio.create_task(observed.results(cleanup=False))
@@ -171,7 +137,7 @@ async def test_how_all_has_ended_reaches_who_waits_already(
     """It is written in one piece, and read so by who has heard of no single end."""
     batch = await client.run_async_map(same, range(4))
     await world.begun(4)
-    platform, store, _ = world.faulty()
+    platform, store, _ = faulty(world)
     async with aio.Client(platform=platform) as other:
         observed = await other.attach_batch(batch.group_id)
         waiting = asyncio.create_task(all_completed(observed))
@@ -187,7 +153,7 @@ async def all_completed(batch: aio.BatchHandle[int]) -> int:
 
 @VIRTUAL
 async def test_whoever_submits_asks_again_for_what_it_might_not_read(world: World) -> None:
-    platform, store, _ = world.faulty()
+    platform, store, _ = faulty(world)
     async with aio.Client(platform=platform) as client:
         batch = await client.run_async_map(same, range(4), max_concurrent=2)
         await world.begun(2)
@@ -215,7 +181,7 @@ async def test_results_are_not_cut_short_by_a_client_that_closes(world: World) -
 async def test_whoever_attached_waits_through_one_error(client: aio.Client, world: World) -> None:
     job = await client.submit(same, 3)
     await world.begun(1)
-    platform, store, _ = world.faulty()
+    platform, store, _ = faulty(world)
     async with aio.Client(platform=platform) as other:
         attached = await other.attach(job.job_id)
         waiting = asyncio.create_task(attached.result(cleanup=False))
@@ -231,7 +197,7 @@ async def test_whoever_attached_hears_of_a_store_that_stays_silent(
 ) -> None:
     job = await client.submit(same, 3)
     await world.begun(1)
-    platform, store, _ = world.faulty()
+    platform, store, _ = faulty(world)
     async with aio.Client(platform=platform) as other:
         attached = await other.attach(job.job_id)
         waiting = asyncio.create_task(attached.result(cleanup=False))
@@ -256,7 +222,7 @@ def no_room_for(part: str) -> Callable[[str, str], Exception | None]:
 @VIRTUAL
 @pytest.mark.parametrize("cause", ["cancel", "timeout", "fail_fast"])
 async def test_a_stop_ends_a_batch_whose_jobs_may_not_be_deleted(world: World, cause: str) -> None:
-    platform, _, cluster = world.faulty()
+    platform, _, cluster = faulty(world)
     cluster.fault = lambda verb, name: REFUSED if verb == "delete" else None
     async with aio.Client(platform=platform) as client:
         batch = await client.run_async_map(
@@ -280,7 +246,7 @@ async def test_a_stop_ends_a_batch_whose_jobs_may_not_be_deleted(world: World, c
 
 @VIRTUAL
 async def test_a_stop_whose_end_cannot_be_looked_at_tells_everybody(world: World) -> None:
-    platform, store, _ = world.faulty()
+    platform, store, _ = faulty(world)
     async with aio.Client(platform=platform) as client:
         batch = await client.run_async_map(same, range(5), max_concurrent=2)
         await world.begun(2)
@@ -295,7 +261,7 @@ async def test_a_stop_whose_end_cannot_be_looked_at_tells_everybody(world: World
 
 @VIRTUAL
 async def test_the_end_of_endless_inputs_that_cannot_be_stored_is_told(world: World) -> None:
-    platform, store, _ = world.faulty()
+    platform, store, _ = faulty(world)
     async with aio.Client(platform=platform) as client:
         batch = await client.run_async_map(same, iter(range(10**9)), max_concurrent=2)
         await world.begun(2)
@@ -308,7 +274,7 @@ async def test_the_end_of_endless_inputs_that_cannot_be_stored_is_told(world: Wo
 
 @VIRTUAL
 async def test_a_cancel_that_cannot_be_stored_stops_nothing(world: World) -> None:
-    platform, store, _ = world.faulty()
+    platform, store, _ = faulty(world)
     async with aio.Client(platform=platform) as client:
         batch = await client.run_async_map(same, range(5), max_concurrent=2)
         await world.begun(2)
@@ -323,7 +289,7 @@ async def test_a_cancel_that_cannot_be_stored_stops_nothing(world: World) -> Non
 @VIRTUAL
 @pytest.mark.parametrize("cause", ["timeout", "fail_fast"])
 async def test_a_stop_of_its_own_that_cannot_be_stored_is_told(world: World, cause: str) -> None:
-    platform, store, _ = world.faulty()
+    platform, store, _ = faulty(world)
     async with aio.Client(platform=platform) as client:
         batch = await client.run_async_map(
             fails if cause == "fail_fast" else same,
@@ -585,7 +551,7 @@ async def test_whoever_attaches_while_the_client_closes_is_told(
 ) -> None:
     world.gate.set()
     batch = await client.run_async_map(same, [1])
-    platform, _, cluster = world.faulty()
+    platform, _, cluster = faulty(world)
     asked = asyncio.Event()
 
     async def root_key() -> bytes:

@@ -6,8 +6,7 @@ import asyncio
 import hashlib
 import json
 import logging
-from collections.abc import AsyncIterator, Callable
-from dataclasses import replace
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +14,9 @@ import pytest
 
 from kinetic import aio, errors
 from kinetic._runner.protocol import frames, pickles, signing, wire
-from kinetic.aio.platforms import Platform
 from kinetic.aio.ports import Object
 from kinetic.job_status import JobStatus
-from kinetic.testing import carry_out, memory_platform
-
-VIRTUAL = pytest.mark.looptime(noop_cycles=300)
-"""Virtual time that gives the threads which pickle a moment before it jumps."""
+from tests.engine.world import VIRTUAL, World
 
 RAN: list[str] = []
 
@@ -33,46 +28,29 @@ class Trap:
         return RAN.append, ("somebody else's code",)
 
 
-class World:
-    """One platform in memory, whose jobs may be held up; starts are counted."""
+async def put(world: World, name: str, body: bytes, metadata: dict[str, str]) -> None:
+    """Write what is in nobody's way, as who can write to the store."""
+    await world.platform.store.delete([name])
+    assert await world.platform.store.create(name, body, metadata)
 
-    def __init__(self) -> None:
-        self.starts = 0
-        self.open = asyncio.Event()
-        self.open.set()
-        self.platform: Platform = replace(
-            memory_platform(self._work), clock=asyncio.get_running_loop().time
-        )
 
-    async def _work(self, run: Any) -> int | None:
-        self.starts += 1
-        await self.open.wait()
-        return await carry_out(run)
+async def change(world: World, name: str, change: Callable[[Object], bytes]) -> None:
+    """Replace the content of an object, and leave what is beside it."""
+    there = await world.platform.store.get(name)
+    await put(world, name, change(there), dict(there.metadata))
 
-    async def put(self, name: str, body: bytes, metadata: dict[str, str]) -> None:
-        """Write what is in nobody's way, as who can write to the store."""
-        await self.platform.store.delete([name])
-        assert await self.platform.store.create(name, body, metadata)
 
-    async def change(self, name: str, change: Callable[[Object], bytes]) -> None:
-        """Replace the content of an object, and leave what is beside it."""
-        there = await self.platform.store.get(name)
-        await self.put(name, change(there), dict(there.metadata))
-
-    async def left(self, name: str) -> list[str]:
-        return [one.name for one in await self.platform.store.list("") if name in one.name]
+async def left(world: World, name: str) -> list[str]:
+    return [one.name for one in await world.platform.store.list("") if name in one.name]
 
 
 @pytest.fixture
 async def world() -> World:
+    """Nothing is held up in it."""
     RAN.clear()
-    return World()
-
-
-@pytest.fixture
-async def client(world: World) -> AsyncIterator[aio.Client]:
-    async with aio.Client(platform=world.platform) as client:
-        yield client
+    world = World()
+    world.gate.set()
+    return world
 
 
 def same(x: Any) -> Any:
@@ -113,7 +91,7 @@ async def test_a_replaced_input_runs_nothing_in_the_client(
     batch = await client.run_async_map(same, ["long" * 100, "two"])
     await batch.wait()
     name = wire.input_key(f"batches/{batch.group_id}/", 0)
-    await world.change(name, how)
+    await change(world, name, how)
     async with aio.Client(platform=world.platform) as other:
         found = await other.attach_batch(batch.group_id)
         given = {one.index: (one.input, one.outcome.unwrap()) async for one in found.outcomes()}
@@ -159,7 +137,7 @@ async def test_a_slot_that_was_not_signed_for_its_place_is_refused(
             del metadata["mac"]
         case _:
             metadata[what] = "99"
-    await world.put(name, there.body, metadata)
+    await put(world, name, there.body, metadata)
     async with aio.Client(platform=world.platform) as reader:
         with pytest.raises(errors.WireError, match="is not what the submitter of"):
             await reader.attach_batch(batch.group_id)
@@ -171,7 +149,7 @@ async def test_a_forged_end_of_the_inputs_ends_nothing(world: World, client: aio
     await batch.wait()
     name = wire.input_key(f"batches/{batch.group_id}/", 1)
     there = await world.platform.store.get(name)
-    await world.put(name, there.body, {**there.metadata, "total": "1"})
+    await put(world, name, there.body, {**there.metadata, "total": "1"})
     async with aio.Client(platform=world.platform) as reader:
         with pytest.raises(errors.WireError, match="inputs/00000001 is not what"):
             await reader.attach_batch(batch.group_id)
@@ -194,13 +172,13 @@ def other_function(there: Object) -> bytes:
 async def test_a_changed_manifest_starts_nothing(
     world: World, how: Callable[[Object], bytes]
 ) -> None:
-    world.open.clear()
+    world.gate.clear()
     async with aio.Client(platform=world.platform) as client:
         batch = await client.run_async_map(same, range(4), max_concurrent=1)
-        while not world.starts:
+        while not world.started:
             await asyncio.sleep(0.2)
-    begun = world.starts
-    await world.change(f"batches/{batch.group_id}/manifest", how)
+    begun = world.started
+    await change(world, f"batches/{batch.group_id}/manifest", how)
     async with aio.Client(platform=world.platform) as other:
         with pytest.raises(errors.WireError) as refusal:
             await (await other.attach_batch(batch.group_id)).resume(force=True)
@@ -209,9 +187,9 @@ async def test_a_changed_manifest_starts_nothing(
         with pytest.raises(errors.WireError, match="is not what its submitter signed"):
             await other.attach(f"{batch.group_id}-0")
         await asyncio.sleep(100)
-        assert world.starts == begun
+        assert world.started == begun
         await other.cleanup(batch.group_id)
-        assert await world.left(batch.group_id) == []
+        assert await left(world, batch.group_id) == []
 
 
 @VIRTUAL
@@ -220,7 +198,7 @@ async def test_the_manifest_of_another_batch_is_refused(world: World, client: ai
     await batch.wait()
     await other.wait()
     there = await world.platform.store.get(f"batches/{other.group_id}/manifest")
-    await world.put(f"batches/{batch.group_id}/manifest", there.body, dict(there.metadata))
+    await put(world, f"batches/{batch.group_id}/manifest", there.body, dict(there.metadata))
     async with aio.Client(platform=world.platform) as reader:
         with pytest.raises(errors.WireError, match="of another submission"):
             await reader.attach_batch(batch.group_id)
@@ -239,7 +217,7 @@ async def test_a_batch_without_a_signature_is_refused_and_can_be_removed(
     there = await world.platform.store.get(f"batches/{group}/manifest")
     manifest = json.loads(there.body)
     assert manifest.pop("mac")
-    await world.put(f"batches/{group}/manifest", json.dumps(manifest).encode(), {})
+    await put(world, f"batches/{group}/manifest", json.dumps(manifest).encode(), {})
     async with aio.Client(platform=world.platform) as other:
         with pytest.raises(errors.WireError) as refusal:
             await other.attach_batch(group)
@@ -250,7 +228,7 @@ async def test_a_batch_without_a_signature_is_refused_and_can_be_removed(
         [told] = [one.getMessage() for one in caplog.records if "left out" in one.getMessage()]
         assert group in told and "is not signed" in told
         await other.cleanup(group)
-        assert await world.left(group) == []
+        assert await left(world, group) == []
         assert await other.attach_batch(good.group_id)
 
 
@@ -258,13 +236,13 @@ async def test_a_batch_without_a_signature_is_refused_and_can_be_removed(
 async def test_a_job_whose_record_was_changed_is_refused_and_can_be_removed(
     world: World, client: aio.Client, caplog: pytest.LogCaptureFixture
 ) -> None:
-    world.open.clear()
+    world.gate.clear()
     job = await client.submit(same, 1)
     name = f"jobs/{job.job_id}/handle.json"
     record = json.loads((await world.platform.store.get(name)).body)
     assert record["job_id"] == job.job_id  # the object is the JSON that it always was
     changed = json.dumps({**record, "output_dir": "/elsewhere"}).encode()
-    await world.change(name, lambda there: changed)
+    await change(world, name, lambda there: changed)
     async with aio.Client(platform=world.platform) as other:
         with pytest.raises(errors.WireError, match="is not what its submitter signed"):
             await other.attach(job.job_id)
@@ -275,7 +253,7 @@ async def test_a_job_whose_record_was_changed_is_refused_and_can_be_removed(
         assert await other.list_jobs() == []
         assert name in caplog.text
         await other.cleanup(job.job_id)
-        assert await world.left(job.job_id) == []
+        assert await left(world, job.job_id) == []
         assert await world.platform.cluster.find() == []
 
 
@@ -284,9 +262,9 @@ async def test_forged_requests_say_nothing(
     world: World, client: aio.Client, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Neither to who submits the batch, nor to its jobs, nor to who observes it; later ones do."""
-    world.open.clear()
+    world.gate.clear()
     batch = await client.run_async_map(same, range(3), max_concurrent=1)
-    while not world.starts:
+    while not world.started:
         await asyncio.sleep(0.2)
     scope = f"batches/{batch.group_id}/"
     stop = wire.Request(kind="stop", cause=wire.CLEANUP)
@@ -306,7 +284,7 @@ async def test_forged_requests_say_nothing(
     async with aio.Client(platform=world.platform) as other:
         found = await other.attach_batch(batch.group_id)
         assert await (await found.job(0)).status() is JobStatus.RUNNING
-        world.open.set()
+        world.gate.set()
         assert await batch.results() == [0, 1, 2]
         assert await found.results() == [0, 1, 2]
     told = [one for one in caplog.records if "is not signed by anybody" in one.getMessage()]
@@ -315,9 +293,9 @@ async def test_forged_requests_say_nothing(
 
 @VIRTUAL
 async def test_a_request_after_a_forged_one_is_heeded(world: World, client: aio.Client) -> None:
-    world.open.clear()
+    world.gate.clear()
     batch = await client.run_async_map(same, range(3), max_concurrent=1)
-    while not world.starts:
+    while not world.started:
         await asyncio.sleep(0.2)
     scope = f"batches/{batch.group_id}/"
     stop = wire.Request(kind="stop").to_bytes()

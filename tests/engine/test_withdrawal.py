@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import builtins
-from collections import Counter
-from collections.abc import AsyncIterator, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -19,47 +18,11 @@ from kinetic.aio.platforms import Platform
 from kinetic.aio.ports import JobSpec, Observation, Phase
 from kinetic.job_status import JobStatus
 from kinetic.testing import MemoryCluster, MemoryStore, carry_out, memory_platform
-
-VIRTUAL = pytest.mark.looptime(noop_cycles=300)
-"""Virtual time that gives the threads which pickle a moment before it jumps."""
-
-
-class World:
-    def __init__(self) -> None:
-        self.started = 0
-        self.gate = asyncio.Event()
-        plain = memory_platform(self._work)
-        self.platform: Platform = replace(plain, clock=asyncio.get_running_loop().time)
-        self.requests: Counter[str] = plain.cluster.requests  # type: ignore[attr-defined]
-
-    async def _work(self, run: Any) -> int | None:
-        self.started += 1
-        try:
-            await self.gate.wait()
-        except asyncio.CancelledError:
-            return 42
-        return await carry_out(run)
-
-
-@pytest.fixture
-async def world() -> World:
-    return World()
-
-
-@pytest.fixture
-async def client(world: World) -> AsyncIterator[aio.Client]:
-    async with aio.Client(platform=world.platform) as client:
-        yield client
+from tests.engine.world import VIRTUAL, World, until
 
 
 def same(x: int) -> int:
     return x
-
-
-async def until(what: Any) -> None:
-    async with asyncio.timeout(1000):
-        while not what():
-            await asyncio.sleep(0.2)
 
 
 async def requests_of(world: World, group_id: str) -> ControlLog:

@@ -9,9 +9,6 @@ import pytest
 
 import kinetic
 from kinetic import RemoteCallable, RemoteFunction, collections, data
-from tests.face.test_batches import script
-
-__all__ = ["script"]
 
 
 @kinetic.run(accelerator="cpu")

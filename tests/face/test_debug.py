@@ -24,6 +24,8 @@ from tests.conftest import processes_of
 from tests.face.child import Child, listener
 from tests.face.editor import Editor
 
+pytestmark = pytest.mark.full
+
 DEADLINE_S = 60.0
 PROGRAM = """
 import time

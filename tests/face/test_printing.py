@@ -70,6 +70,7 @@ KEPT = r"kinetic\.attach\('(job-\S+)'\)\.logs\(\) reads it"
 READ = "print(kinetic.attach(sys.argv[1]).logs())"
 
 
+@pytest.mark.full
 def test_a_job_that_prints_300_000_lines_into_a_file_arrives_whole(tmp_path: Path) -> None:
     with open(tmp_path / "out", "wb") as out, script(CALL, tmp_path, out) as process:
         _, err = process.communicate(timeout=2 * DEADLINE)
@@ -77,6 +78,7 @@ def test_a_job_that_prints_300_000_lines_into_a_file_arrives_whole(tmp_path: Pat
     assert (tmp_path / "out").read_text().splitlines() == [*LINES, f"returned {COUNT}"]
 
 
+@pytest.mark.full
 def test_a_slow_reader_of_a_pipe_gets_every_line(tmp_path: Path) -> None:
     """Also one that reads nothing for longer than a silent log is waited for."""
     with script(CALL, tmp_path, subprocess.PIPE) as process:

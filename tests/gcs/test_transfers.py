@@ -236,6 +236,7 @@ asyncio.run(main(*sys.argv[1:]))
 """
 
 
+@pytest.mark.full
 async def test_a_quarter_of_a_gigabyte_takes_little_memory(
     server: GcsServer, tmp_path: Path
 ) -> None:

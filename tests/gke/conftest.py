@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -51,3 +53,9 @@ def configured(
 async def client(configured: Namespace) -> AsyncIterator[aio.Client]:
     async with aio.Client() as client:
         yield client
+
+
+async def until(what: Any) -> None:
+    """A process elsewhere has done something that nobody tells of."""
+    while not what():
+        await asyncio.sleep(0.05)

@@ -7,7 +7,6 @@ import os
 import time
 from contextlib import aclosing
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -15,6 +14,7 @@ import kinetic
 from kinetic import aio, errors
 from kinetic.aio.gcs.store import GcsStore
 from tests.cluster.fixtures import Namespace
+from tests.gke.conftest import until
 
 from .conftest import IMAGE
 
@@ -53,6 +53,7 @@ async def test_a_disrupted_item_is_started_again_by_the_cluster(
         await batch.cleanup()
 
 
+@pytest.mark.everyday
 async def test_nothing_of_what_ended_or_was_cancelled_is_left(
     client: aio.Client, configured: Namespace, tmp_path: Path
 ) -> None:
@@ -97,6 +98,7 @@ def contents(folder: str, file: str) -> dict[str, str]:
     return {path.name: path.read_text() for path in found}
 
 
+@pytest.mark.everyday
 async def test_data_that_lies_in_a_bucket_arrives(
     client: aio.Client, configured: Namespace
 ) -> None:
@@ -109,12 +111,6 @@ async def test_data_that_lies_in_a_bucket_arrives(
         folder, file = kinetic.Data(f"{url}/set/"), kinetic.Data(f"{url}/set/deep/b.txt")
         found = await client.run(contents, folder, file)
     assert found == {"a.txt": "a.txt", "b.txt": "deep/b.txt"}
-
-
-async def until(what: Any) -> None:
-    """A process elsewhere has done something that nobody tells of."""
-    while not what():
-        await asyncio.sleep(0.05)
 
 
 def left(namespace: Namespace) -> list[str]:

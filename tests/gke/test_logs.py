@@ -13,8 +13,7 @@ import kinetic
 from kinetic import aio
 from tests.cluster.fixtures import Namespace
 
-from .conftest import IMAGE
-from .test_batches import until
+from .conftest import IMAGE, until
 
 pytestmark = pytest.mark.timeout(180)  # the first one starts the control plane
 DEADLINE_S = 100.0

@@ -17,8 +17,7 @@ from kinetic.job_status import JobStatus
 from tests.cluster.fixtures import Namespace
 from tests.cluster.rights import permit_runner
 
-from .conftest import IMAGE
-from .test_batches import until
+from .conftest import IMAGE, until
 
 DEADLINE_S = 100.0
 on_hosts = kinetic.run(accelerator="cpu:hosts=3", container_image=IMAGE, cpu=0.1)

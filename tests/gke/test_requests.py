@@ -14,9 +14,8 @@ import kinetic
 from kinetic import aio
 from tests.cluster.fixtures import Namespace
 
-from .conftest import IMAGE
+from .conftest import IMAGE, until
 from .proxy import Front
-from .test_batches import until
 
 pytestmark = pytest.mark.timeout(180)  # the first one starts the control plane
 DEADLINE_S = 120.0

@@ -17,7 +17,10 @@ from kinetic.aio.images.recipe import Wheel, wheel
 from kinetic.aio.ports import ImageRequest
 from kinetic.testing import MemoryStore
 from tests.gcs.server import GcsServer
+from tests.images.packages import index
 from tests.images.services import BuildServer, RegistryServer
+
+__all__ = ["index"]
 
 QUICK = Pace(beat_s=0.05, look_s=0.02, patience_s=3600.0)
 IMPATIENT = dataclasses.replace(QUICK, patience_s=0.5)

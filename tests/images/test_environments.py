@@ -6,50 +6,16 @@ import asyncio
 import os
 import subprocess
 import sys
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from kinetic.aio.images.current import CurrentInterpreter, find_uv
+from kinetic.aio.images.current import CurrentInterpreter
 from kinetic.aio.ports import Image, ImageRequest
 from kinetic.errors import BuildError, ConfigurationError
 from tests.images.conftest import small_wheel
-
-try:
-    UV = find_uv()
-except ConfigurationError as exc:  # pragma: no cover
-    UV = ""
-    REASON = str(exc)
-else:
-    REASON = ""
-
-needs_uv = pytest.mark.skipif(not UV, reason=REASON)
-
-
-def package(folder: Path, name: str, version: str, content: str = "") -> None:
-    """A wheel that can be installed without a network."""
-    info = f"{name}-{version}.dist-info"
-    with zipfile.ZipFile(folder / f"{name}-{version}-py3-none-any.whl", "w") as archive:
-        archive.writestr(f"{name}.py", content or f"VERSION = {version!r}\n")
-        archive.writestr(
-            f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
-        )
-        archive.writestr(
-            f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
-        )
-        archive.writestr(f"{info}/RECORD", "")
-
-
-@pytest.fixture
-def index(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of packages, which stands for an index."""
-    folder = tmp_path_factory.mktemp("index")
-    package(folder, "knsix", "1.0")
-    package(folder, "knsix", "2.0")
-    package(folder, "jaxlib", "0.1")
-    return folder
+from tests.images.packages import needs_uv
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from kinetic import images
 from kinetic._runner.protocol import wire
 from kinetic._runner.stores.directory import DirectoryObjects
 from kinetic.errors import ConfigurationError
-from tests.images.test_environments import UV, index, needs_uv
+from tests.images.packages import UV, index, needs_uv
 from tests.runner.pods import RUNNER, Pods
 
 __all__ = ["index"]

@@ -12,6 +12,10 @@ from typing import Any, Self
 
 from aiohttp import web
 
+from kinetic.aio.kubernetes.api import Limits
+from kinetic.aio.kubernetes.credentials import ClusterCredentials, Fresh, TokenCache
+from kinetic.aio.kubernetes.http import Patience
+
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
 
@@ -157,3 +161,23 @@ def stream(*pieces: bytes, then: str = "end", code: int = 200) -> Handler:
         return response
 
     return handle
+
+
+LIMITS = Limits(
+    connect_s=30.0,
+    idle_s=30.0,
+    patience=Patience(total_s=30.0, first_s=0.005, longest_s=0.02),
+)
+"""The server is in this very process: when that stands still, both do, and it counts as silence."""
+
+
+class Tokens:
+    """The passes of a test, counted; ``refused`` are those the server shall not take."""
+
+    def __init__(self) -> None:
+        self.made = 0
+        self.passes = TokenCache(self._renew, "a test")
+
+    async def _renew(self) -> Fresh:
+        self.made += 1
+        return Fresh(shown=ClusterCredentials(authorization=f"Bearer token-{self.made}"))

@@ -6,10 +6,12 @@ ends. A `Situation` is what there is and what a person should be told of it.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from kinetic.aio.kubernetes.diagnosis.judge import judge
 from kinetic.aio.kubernetes.diagnosis.verdict import Diagnosis, Outlook, Seen
 from kinetic.job_status import JobStatus, Reason
 
@@ -216,3 +218,45 @@ def a_node(
             "conditions": [{"type": "Ready", "status": ready}],
         },
     }
+
+
+def row(verdict: Diagnosis) -> list[object]:
+    reason = verdict.reason.name if verdict.reason is not None else None
+    return [
+        verdict.status.name,
+        verdict.phase.name,
+        reason,
+        verdict.exit_code,
+        verdict.outlook.name,
+    ]
+
+
+def changed(seen: Seen, **fields: Any) -> Seen:
+    names = ("job", "pods", "events", "nodes", "workload", "gone", "earlier", "scenes", "name")
+    return Seen(**{**{name: getattr(seen, name) for name in names}, **fields})
+
+
+def check_any_order(seen: Seen) -> None:
+    """Neither order nor repetition, nor the words of a newer API, change what is told."""
+    verdict = judge(seen)
+    nodes = seen.nodes and [*reversed(seen.nodes)]
+    twice = [one for event in seen.events for one in (event, copy.deepcopy(event))]
+    newer = [
+        {
+            **{
+                key: value for key, value in one.items() if key not in ("involvedObject", "message")
+            },
+            "regarding": one["involvedObject"],
+            "note": one.get("message"),
+        }
+        for one in seen.events
+        if "involvedObject" in one
+    ]
+    for other in (
+        changed(seen, pods=[*reversed(seen.pods)], gone=[*reversed(seen.gone)]),
+        changed(seen, events=twice),
+        changed(seen, events=newer or seen.events),
+    ):
+        again = judge(other)
+        assert (row(again), again.executor) == (row(verdict), verdict.executor), again.text
+    assert row(judge(changed(seen, nodes=nodes))) == row(verdict)

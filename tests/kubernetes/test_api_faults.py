@@ -15,8 +15,7 @@ from aiohttp import web
 
 from kinetic.aio._net.http import Sockets
 from kinetic.aio.kubernetes.api import Api, Limits
-from kinetic.aio.kubernetes.credentials import Access, ClusterCredentials, Fresh, TokenCache
-from kinetic.aio.kubernetes.http import Patience
+from kinetic.aio.kubernetes.credentials import Access
 from kinetic.errors import (
     AlreadyThere,
     AuthError,
@@ -28,31 +27,23 @@ from kinetic.errors import (
     Throttled,
     Unavailable,
 )
-from tests.kubernetes.faults import FaultServer, Handler, answer, reset, silence, status, stream
+from tests.kubernetes.faults import (
+    LIMITS,
+    FaultServer,
+    Handler,
+    Tokens,
+    answer,
+    reset,
+    silence,
+    status,
+    stream,
+)
 
 JOBS = "/apis/batch/v1/namespaces/team/jobs"
-LIMITS = Limits(
-    connect_s=30.0,
-    idle_s=30.0,
-    patience=Patience(total_s=30.0, first_s=0.005, longest_s=0.02),
-)
-"""The server is in this very process: when that stands still, both do, and it counts as silence."""
 
 HASTY = replace(LIMITS, patience=replace(LIMITS.patience, total_s=3.0))
 SILENCE_S = 0.3
 """Where a server is silent."""
-
-
-class Tokens:
-    """The passes of a test, counted; ``refused`` are those the server shall not take."""
-
-    def __init__(self) -> None:
-        self.made = 0
-        self.passes = TokenCache(self._renew, "a test")
-
-    async def _renew(self) -> Fresh:
-        self.made += 1
-        return Fresh(shown=ClusterCredentials(authorization=f"Bearer token-{self.made}"))
 
 
 @pytest.fixture

@@ -14,8 +14,7 @@ from kinetic.aio.kubernetes.credentials import Access
 from kinetic.aio.kubernetes.manifests import Paths
 from kinetic.aio.kubernetes.port_forward import PROTOCOL, dialled
 from kinetic.errors import AuthError, NotFound, Unavailable
-from tests.kubernetes.faults import FaultServer, Handler, answer, reset, status
-from tests.kubernetes.test_api_faults import LIMITS, Tokens
+from tests.kubernetes.faults import LIMITS, FaultServer, Handler, Tokens, answer, reset, status
 
 POD = {
     "metadata": {

@@ -3,60 +3,15 @@
 # ruff: noqa: F403 - every test of the suite, whichever there are
 from __future__ import annotations
 
-import sys
 from collections.abc import AsyncIterator
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from kinetic.aio.kubernetes.gke import GkeCluster
-from kinetic.aio.ports import Image, JobSpec, Resources
-from tests.contract import test_cluster
-from tests.contract.test_cluster import *
+from tests.contract.cluster import *
 from tests.kubernetes import places
-
-PROGRAM = """
-import json, os, signal, sys
-import time
-order = json.loads(os.environ["KINETIC_ASSIGNMENT"])
-signal.signal(signal.SIGTERM, lambda *_: os._exit(143))
-def late(*_):
-    header = json.dumps({"kind": "error", "reason": "deadline"})
-    receipt = {"kinetic": 1, "index": 0, "attempt": 1, "header": header, "mac": "", "body": None}
-    with open(os.environ["KINETIC_TERMINATION_LOG"], "w") as file:
-        json.dump(receipt, file)
-    os._exit(43)
-signal.signal(signal.SIGALRM, late)
-signal.setitimer(signal.ITIMER_REAL, order.get("timeout", 0), 0.5)
-if order["lines"]:
-    print(*order["lines"], sep="\\n", flush=True)
-else:
-    print(flush=True)
-if order["gate"]:
-    os.open(order["gate"], os.O_RDONLY)
-print("last", flush=True)
-print(os.environ["KINETIC_POD_UID"], flush=True)
-sys.exit(order["code"])
-"""
-"""In place of the runner."""
-
-
-class Place(test_cluster.Place):
-    """Jobs of the suite as pods; two fit on the node at once."""
-
-    def job(self, name: str, **more: Any) -> JobSpec:
-        made = super().job(name, **more)
-        program = self.folder / "job.py"
-        if not program.exists():  # once: pods of earlier jobs may be reading it just now
-            program.write_text(PROGRAM)
-        return replace(
-            made,
-            image=Image(uri=places.IMAGE, command=(sys.executable, str(program))),
-            assignment={**made.assignment, "timeout": made.timeout or 0},
-            resources=Resources(cpu=7),
-        )
+from tests.kubernetes.contract import Place
 
 
 @pytest.fixture

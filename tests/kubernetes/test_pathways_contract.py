@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from kinetic.aio.kubernetes.pathways import PathwaysCluster
-from tests.contract.test_cluster import *
+from tests.contract.cluster import *
 from tests.kubernetes import places
-from tests.kubernetes.test_gke_contract import Place
+from tests.kubernetes.contract import Place
 
 pytestmark = pytest.mark.usefixtures("groups")
 

@@ -24,9 +24,10 @@ from kinetic.aio.kubernetes.diagnosis.held import refused_request
 from kinetic.aio.kubernetes.diagnosis.images import pull_failure
 from kinetic.aio.kubernetes.diagnosis.judge import judge, judge_pod
 from kinetic.aio.kubernetes.diagnosis.quantities import number, requests, shown
-from kinetic.aio.kubernetes.diagnosis.verdict import Diagnosis, Outlook, Seen, merged
+from kinetic.aio.kubernetes.diagnosis.verdict import Outlook, Seen, merged
 from kinetic.aio.ports import Phase
 from kinetic.job_status import JobStatus, Reason
+from tests.kubernetes.situations import check_any_order, row
 
 RECORDED = {
     path.stem: json.loads(path.read_text())
@@ -52,17 +53,6 @@ def now(case: dict[str, Any], step: dict[str, Any]) -> Seen:
         nodes=nodes[-1] if nodes else None,
         workload=case.get("workload"),
     )
-
-
-def row(verdict: Diagnosis) -> list[object]:
-    reason = verdict.reason.name if verdict.reason is not None else None
-    return [
-        verdict.status.name,
-        verdict.phase.name,
-        reason,
-        verdict.exit_code,
-        verdict.outlook.name,
-    ]
 
 
 @pytest.mark.parametrize("name", RECORDED)
@@ -105,6 +95,11 @@ def test_a_pod_that_may_still_run_is_never_told_as_ended(name: str) -> None:
             "running" in state and phase == "Running" for state, phase in statuses
         ):
             assert judge(seen_of(case, upto + 1)).phase in (Phase.RUNNING, Phase.PENDING)
+
+
+@pytest.mark.parametrize("name", [name for name, case in RECORDED.items() if "steps" in case])
+def test_neither_order_nor_repetition_changes_what_is_told(name: str) -> None:
+    check_any_order(seen_of(RECORDED[name]))
 
 
 def test_what_the_platform_did_is_what_the_infrastructure_budget_is_for() -> None:

@@ -26,6 +26,7 @@ from tests.kubernetes.situations import (
     a_job,
     a_node,
     a_pod,
+    check_any_order,
     disrupted,
     ended,
     event,
@@ -514,6 +515,7 @@ EARLY = [
 )
 def test_what_follows_an_end_is_told_as_it_should_be(case: Situation) -> None:
     case.check(judge(case.seen))
+    check_any_order(case.seen)
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from tests.kubernetes.situations import (
     a_container,
     a_node,
     a_pod,
+    check_any_order,
     disrupted,
     ended,
     event,
@@ -424,3 +425,4 @@ DISRUPTED = [
 )
 def test_an_end_is_told_as_it_should_be(case: Situation) -> None:
     case.check(judge(case.seen))
+    check_any_order(case.seen)

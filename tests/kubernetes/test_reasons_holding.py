@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import pytest
@@ -19,16 +18,10 @@ from tests.kubernetes.situations import (
     Json,
     Situation,
     a_job,
+    check_any_order,
     event,
     told_of,
 )
-from tests.kubernetes.test_reasons import RECORDED, row, seen_of
-from tests.kubernetes.test_reasons_afterwards import AFTERWARDS
-from tests.kubernetes.test_reasons_ending import EXITS
-from tests.kubernetes.test_reasons_placing import NODES
-from tests.kubernetes.test_reasons_scaling import GROWTH
-from tests.kubernetes.test_reasons_several import SEVERAL
-from tests.kubernetes.test_reasons_starting import VOLUMES
 
 
 def refused(name: str, said: str, *words: str, **more: Any) -> Situation:
@@ -430,43 +423,4 @@ CLOCKS = [
 @pytest.mark.parametrize("case", [*ADMISSION, *QUEUES, *CLOCKS], ids=lambda case: case.name)
 def test_a_job_without_pods_is_told_as_it_should_be(case: Situation) -> None:
     case.check(judge(case.seen))
-
-
-# --- the same, in another order ------------------------------------------------------------
-
-SITUATIONS = {
-    case.name: case.seen
-    for case in (*ADMISSION, *NODES, *GROWTH, *VOLUMES, *SEVERAL, *EXITS, *AFTERWARDS)
-} | {name: seen_of(case) for name, case in RECORDED.items() if "steps" in case}
-
-
-def changed(seen: Seen, **fields: Any) -> Seen:
-    names = ("job", "pods", "events", "nodes", "workload", "gone", "earlier", "scenes", "name")
-    return Seen(**{**{name: getattr(seen, name) for name in names}, **fields})
-
-
-@pytest.mark.parametrize("name", SITUATIONS)
-def test_neither_order_nor_repetition_changes_what_is_told(name: str) -> None:
-    seen = SITUATIONS[name]
-    verdict = judge(seen)
-    nodes = seen.nodes and [*reversed(seen.nodes)]
-    twice = [one for event in seen.events for one in (event, copy.deepcopy(event))]
-    newer = [
-        {
-            **{
-                key: value for key, value in one.items() if key not in ("involvedObject", "message")
-            },
-            "regarding": one["involvedObject"],
-            "note": one.get("message"),
-        }
-        for one in seen.events
-        if "involvedObject" in one
-    ]
-    for other in (
-        changed(seen, pods=[*reversed(seen.pods)], gone=[*reversed(seen.gone)]),
-        changed(seen, events=twice),
-        changed(seen, events=newer or seen.events),
-    ):
-        again = judge(other)
-        assert (row(again), again.executor) == (row(verdict), verdict.executor), again.text
-    assert row(judge(changed(seen, nodes=nodes))) == row(verdict)
+    check_any_order(case.seen)

@@ -20,6 +20,7 @@ from tests.kubernetes.situations import (
     a_job,
     a_node,
     a_pod,
+    check_any_order,
     event,
     not_placed,
     told_of,
@@ -436,3 +437,4 @@ WORDS = [
 @pytest.mark.parametrize("case", [*NODES, *WORDS], ids=lambda case: case.name)
 def test_a_pod_without_a_node_is_told_as_it_should_be(case: Situation) -> None:
     case.check(judge(case.seen))
+    check_any_order(case.seen)

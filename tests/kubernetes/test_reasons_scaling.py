@@ -21,6 +21,7 @@ from tests.kubernetes.situations import (
     a_job,
     a_node,
     a_pod,
+    check_any_order,
     event,
     not_placed,
     told_of,
@@ -283,3 +284,4 @@ GROWTH = [
 @pytest.mark.parametrize("case", [*CLAIMS, *GROWTH], ids=lambda case: case.name)
 def test_what_is_done_about_a_pod_without_a_node_is_told(case: Situation) -> None:
     case.check(judge(case.seen))
+    check_any_order(case.seen)

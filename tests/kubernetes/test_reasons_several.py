@@ -23,6 +23,7 @@ from tests.kubernetes.situations import (
     a_job,
     a_node,
     a_pod,
+    check_any_order,
     ended,
     event,
     told_of_pods,
@@ -303,3 +304,4 @@ def test_pods_that_run_and_a_quota_that_is_used_up_are_both_told() -> None:
 @pytest.mark.parametrize("case", [*SEVERAL], ids=lambda case: case.name)
 def test_what_is_with_several_containers_is_told_as_it_should_be(case: Situation) -> None:
     case.check(judge(case.seen))
+    check_any_order(case.seen)

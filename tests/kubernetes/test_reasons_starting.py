@@ -17,6 +17,7 @@ from tests.kubernetes.situations import (
     OPEN,
     Situation,
     a_pod,
+    check_any_order,
     ended,
     event,
     told_of_pods,
@@ -330,3 +331,4 @@ STARTS = [
 @pytest.mark.parametrize("case", [*VOLUMES, *STARTS], ids=lambda case: case.name)
 def test_a_pod_that_does_not_run_is_told_as_it_should_be(case: Situation) -> None:
     case.check(judge(case.seen))
+    check_any_order(case.seen)

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import shutil
+import signal
 import sys
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
@@ -47,6 +48,12 @@ class Terms:
         exec(compile(order["source"], "<job>", "exec"), space)
         return space["code"]
 """
+
+
+@pytest.fixture(autouse=True)
+def project(small_project: Path) -> Path:
+    """Of every test here."""
+    return small_project
 
 
 @pytest.fixture(scope="session")
@@ -166,3 +173,9 @@ def marked(home: Path) -> list[int]:
     from kinetic._supervisor.parents import strays
 
     return strays(str(Places(home).state))
+
+
+def end_supervisor(home: Path) -> None:
+    pid = signal_supervisor(home, signal.SIGTERM)
+    psutil.wait_procs([psutil.Process(pid)] if psutil.pid_exists(pid) else [], timeout=40)
+    assert not psutil.pid_exists(pid)

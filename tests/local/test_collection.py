@@ -18,8 +18,7 @@ from kinetic._runner.stores.directory import DirectoryObjects
 from kinetic.aio._shared_objects import DAY_S, RENEWED_S
 from kinetic.collection import Collection
 
-from .conftest import eventually
-from .test_growth import end_supervisor
+from .conftest import end_supervisor, eventually
 
 LONG_S = 100 * DAY_S
 
@@ -96,8 +95,8 @@ async def test_what_nobody_needs_goes_and_is_made_anew_for_the_next_job(
         age(home / "cache")
         done = await client.collect()
         assert {*done.freed} == {"store/code", "store/functions", "store/data", "cache/code"}
-        assert done.freed["store/data"].files == 2 and done.freed["cache/code"].files > 100
-        assert done.files > 100 and done.size > 10_000
+        assert done.freed["store/data"].files == 2 and done.freed["cache/code"].files > 10
+        assert done.files > 10 and done.size > 10_000
         assert files(home / "store") == files(home / "cache" / "code") == set()
         assert await client.collect() == Collection({})
         assert await client.run(value, kinetic.Data(str(tmp_path / "words"))) == 5

@@ -409,6 +409,7 @@ def test_windows_is_told_what_it_needs(home: Path, monkeypatch: pytest.MonkeyPat
         LocalCluster(home, {})
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("seed", range(int(os.environ.get("DEATHS", "4"))))
 async def test_random_deaths(
     home: Path, environ: dict[str, str], runner: Path, seed: int, tmp_path: Path

@@ -10,14 +10,14 @@ import signal
 import sys
 from pathlib import Path
 
-import psutil
 import pytest
 
 import kinetic
 from kinetic import aio, errors
 from kinetic._supervisor.jobs import KEPT_S
+from tests.local.conftest import end_supervisor
 
-from .conftest import eventually, signal_supervisor, supervisors
+from .conftest import eventually, supervisors
 
 
 def write_nothing() -> str:
@@ -156,12 +156,6 @@ async def test_the_documented_command_ends_the_supervisor_of_one_home_and_no_oth
     assert await ending.wait() == 0
     await eventually(lambda: not supervisors(home))
     assert len(supervisors(other)) == 1
-
-
-def end_supervisor(home: Path) -> None:
-    pid = signal_supervisor(home, signal.SIGTERM)
-    psutil.wait_procs([psutil.Process(pid)] if psutil.pid_exists(pid) else [], timeout=40)
-    assert not psutil.pid_exists(pid)
 
 
 # --- temporary files ---

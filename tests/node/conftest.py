@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import tempfile
 import time
 import uuid
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -140,3 +142,25 @@ def configured(
 async def client(configured: Namespace) -> AsyncIterator[aio.Client]:
     async with aio.Client() as client:
         yield client
+
+
+async def gone(namespace: Namespace, *kinds: str) -> None:
+    """Wait until there is neither a Job nor a pod nor a submission's Secret."""
+
+    def left() -> list[str]:
+        found = [
+            one for kind in ("batch/v1/jobs", "pods", *kinds)
+            for one in namespace.call("GET", kind)["items"]
+        ]  # fmt: skip
+        secrets = namespace.call("GET", "secrets")["items"]
+        names = [one["metadata"]["name"] for one in [*found, *secrets]]
+        return [name for name in names if "root" not in name]
+
+    with contextlib.suppress(Refused):
+        await until(lambda: not left())
+
+
+async def until(true: Callable[[], Any]) -> None:
+    """Return when it is, asked in a thread."""
+    while not await asyncio.to_thread(true):
+        await asyncio.sleep(0.1)

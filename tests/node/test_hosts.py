@@ -14,7 +14,7 @@ from tests.cluster.fixtures import Namespace
 from tests.cluster.rights import permit_runner
 from tests.node.images import JOBS
 
-from .test_jobs import gone
+from .conftest import gone
 
 DEADLINE_S = 180.0
 on_hosts = kinetic.run(

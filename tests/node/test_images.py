@@ -18,7 +18,7 @@ from tests.node import machine
 from tests.node.images import PYTHON, Kitchen
 from tests.node.node import Node
 
-from .test_jobs import gone
+from .conftest import gone
 
 DEADLINE_S = 1500.0
 CODE = """

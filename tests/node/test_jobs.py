@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import time
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 
@@ -15,8 +12,8 @@ import kinetic
 from kinetic import aio, errors
 from kinetic.job_status import JobStatus
 from tests.cluster.fixtures import Namespace
-from tests.cluster.rest import Refused
 from tests.images.services import RegistryServer
+from tests.node.conftest import gone, until
 from tests.node.images import JOBS
 from tests.node.node import Node
 
@@ -195,28 +192,6 @@ async def printed(job: aio.JobHandle, wanted: str) -> None:
     raise AssertionError(f"the log has ended without {wanted!r}")
 
 
-async def until(true: Callable[[], Any]) -> None:
-    """Return when it is, asked in a thread."""
-    while not await asyncio.to_thread(true):
-        await asyncio.sleep(0.1)
-
-
 def replaced(namespace: Namespace) -> bool:
     """Whether there is one pod, and it waits for a node."""
     return [one["status"]["phase"] for one in namespace.call("GET", "pods")["items"]] == ["Pending"]
-
-
-async def gone(namespace: Namespace, *kinds: str) -> None:
-    """Wait until there is neither a Job nor a pod nor a submission's Secret."""
-
-    def left() -> list[str]:
-        found = [
-            one for kind in ("batch/v1/jobs", "pods", *kinds)
-            for one in namespace.call("GET", kind)["items"]
-        ]  # fmt: skip
-        secrets = namespace.call("GET", "secrets")["items"]
-        names = [one["metadata"]["name"] for one in [*found, *secrets]]
-        return [name for name in names if "root" not in name]
-
-    with contextlib.suppress(Refused):
-        await until(lambda: not left())

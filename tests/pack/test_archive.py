@@ -366,6 +366,7 @@ def test_what_was_packed_while_it_changed_is_not_kept(
     assert contents(pack(root))["b"] == b"new!"
 
 
+@pytest.mark.full
 def test_memory_stays_flat_however_large_a_file_is(
     tmp_path: Path, make: Make, python: Python
 ) -> None:

@@ -32,7 +32,11 @@ IMAGE = "example.test/image:1"
 """Any name will do: the processes run in the interpreter of the tests."""
 
 
-@pytest.fixture(scope="module", params=["local", "gke", "pathways"])
+# The fixture asks for the control plane where it is needed, which no name of a fixture tells.
+ON_A_CLUSTER = [pytest.param(one, marks=pytest.mark.control_plane) for one in ("gke", "pathways")]
+
+
+@pytest.fixture(scope="module", params=["local", *ON_A_CLUSTER])
 def platform(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Platform]:

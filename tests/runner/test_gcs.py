@@ -25,7 +25,7 @@ from kinetic._runner.stores.gcs import EMULATOR, NONCE, GcsObjects, Patience, Re
 from kinetic.aio.gcs.http import NONCE as CLIENTS_NONCE
 from kinetic.aio.gcs.http import Location
 from kinetic.aio.gcs.store import GcsStore
-from tests.contract.test_store import HOSTILE
+from tests.contract.names import HOSTILE
 from tests.gcs import processes
 from tests.gcs.server import GcsServer, Stored
 from tests.runner.served import served
@@ -439,6 +439,7 @@ print(peak() - before)
 """
 
 
+@pytest.mark.full
 def test_large_contents_take_little_memory(fake_gcs: str, tmp_path: Path) -> None:
     source, folder = tmp_path / "source", str(uuid.uuid4())
     with source.open("wb") as file:

@@ -10,6 +10,7 @@ from .scenario import play
 SEEDS = 300
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", MUTATIONS)
 def test_a_rule_left_out_is_missed(name: str) -> None:
     mutation = MUTATIONS[name]

@@ -15,6 +15,7 @@ import pytest
 from .scenario import CALM_AFTER, Plan, crowded, forged, play
 
 SEEDS, BLOCK = 1000, 100
+MORE = [pytest.param(first, marks=pytest.mark.full) for first in range(2 * BLOCK, SEEDS, BLOCK)]
 
 
 def as_it_is(plan: Plan) -> Plan:
@@ -36,7 +37,7 @@ def played(seeds: range, change: Callable[[Plan], Plan] = as_it_is) -> Counter[s
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("first", range(0, SEEDS, BLOCK))
+@pytest.mark.parametrize("first", [0, BLOCK, *MORE])
 def test_every_course_keeps_the_protocol(first: int, pytestconfig: pytest.Config) -> None:
     if (only := pytestconfig.getoption("--seed")) is not None:
         report = play(only)
@@ -50,11 +51,13 @@ def test_every_course_keeps_the_protocol(first: int, pytestconfig: pytest.Config
         assert faults[what], f"no {what} in {BLOCK} seeds"
 
 
+@pytest.mark.full
 @pytest.mark.timeout(300)
 def test_courses_with_many_requests_keep_the_protocol() -> None:
     played(range(BLOCK), crowded)
 
 
+@pytest.mark.full
 @pytest.mark.timeout(300)
 def test_requests_that_are_forged_change_no_course() -> None:
     assert played(range(BLOCK), forged)["control: forged"] > BLOCK

@@ -39,7 +39,7 @@ class Client:
         self.process = subprocess.Popen(
             [sys.executable, "-u", "-W", "error", script.name, *map(str, arguments)],
             cwd=folder,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            env={**os.environ, "PYTHONPATH": str(ROOT), "KINETIC_PACKAGE_ROOT": str(folder)},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             **options,
@@ -262,6 +262,12 @@ async def truth(scene: Scene) -> dict[str, Word]:
             said |= {job.job_id: word for job, word in zip(jobs, words, strict=True)}
         assert listed <= set(said), "what is listed can be attached to"
     return said
+
+
+@pytest.fixture(autouse=True)
+def project(small_project: Path) -> Path:
+    """Of every test here."""
+    return small_project
 
 
 @pytest.fixture

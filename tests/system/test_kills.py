@@ -16,12 +16,13 @@ from kinetic.job_status import JobStatus
 from .conftest import DEADLINE_S, Client, Scene, Word, eventually, soon, truth, word_of
 
 VICTIM = Path(__file__).with_name("victim.py")
-EVERYDAY, MORE = 8, 60
+EVERYDAY, FULL, MORE = 4, 8, 60
 
 
 def seeds() -> list[object]:
-    slow = [pytest.param(seed, marks=pytest.mark.slow) for seed in range(EVERYDAY, MORE)]
-    return [*range(EVERYDAY), *slow]
+    full = [pytest.param(seed, marks=pytest.mark.full) for seed in range(EVERYDAY, FULL)]
+    slow = [pytest.param(seed, marks=pytest.mark.slow) for seed in range(FULL, MORE)]
+    return [*range(EVERYDAY), *full, *slow]
 
 
 def kill_one_of(scene: Scene, client: Client, who: str, chance: random.Random) -> None:
@@ -91,7 +92,12 @@ def check(said: dict[str, Word], client: Client, *, committed: set[str], died: s
 STEPS = Path(__file__).with_name("steps.py")
 
 
-@pytest.mark.parametrize("mode", ["submit", "cancel", "clean", "batch", "lazy", "remove"])
+OTHERS = [
+    pytest.param(mode, marks=pytest.mark.full) for mode in ("cancel", "clean", "lazy", "remove")
+]
+
+
+@pytest.mark.parametrize("mode", ["submit", "batch", *OTHERS])
 async def test_a_client_killed_at_every_step(
     scene: Scene, mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

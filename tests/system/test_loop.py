@@ -58,6 +58,7 @@ LARGE: dict[str, Callable[[], Any]] = {
 }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("what", LARGE)
 async def test_while_large_arguments_are_submitted(
     client: aio.Client, loop_guard: Any, what: str
@@ -80,6 +81,7 @@ RESULTS = {
 }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("what", RESULTS)
 async def test_while_a_large_result_is_collected(
     client: aio.Client, loop_guard: Any, what: str

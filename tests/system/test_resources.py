@@ -401,6 +401,7 @@ async def test_a_thousand_jobs_in_the_queue_are_listed_and_cancelled(
 
 
 @pytest.mark.timeout(2 * MANY_S)
+@pytest.mark.full
 async def test_a_thousand_single_jobs_run_and_are_found_again(
     scene: Scene, small_project: None
 ) -> None:

@@ -42,7 +42,7 @@ def test_whatever_the_umask_nobody_else_may_look_into_what_is_kept(
     fresh = home / "not" / "there" / "yet"
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
-    environ = {**os.environ, "KINETIC_HOME": str(fresh)}
+    environ = {**os.environ, "KINETIC_HOME": str(fresh), "KINETIC_PACKAGE_ROOT": str(tmp_path)}
     subprocess.run([sys.executable, script], env=environ, check=True, timeout=100)
     for one in (fresh.parent.parent, fresh.parent, fresh):
         assert not one.stat().st_mode & OTHERS

@@ -24,8 +24,9 @@ ATTEMPT = re.compile(r"(\d+)\.(\d+)\.(claim|outcome)$")
 
 
 def seeds() -> list[object]:
+    full = [pytest.param(seed, marks=pytest.mark.full) for seed in range(1, EVERYDAY)]
     slow = [pytest.param(seed, marks=pytest.mark.slow) for seed in range(EVERYDAY, MORE)]
-    return [*range(EVERYDAY), *slow]
+    return [0, *full, *slow]
 
 
 @pytest.mark.parametrize("seed", seeds())

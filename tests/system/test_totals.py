@@ -25,7 +25,10 @@ def troubled(number: int) -> int:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("many", [1000, pytest.param(10_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "many",
+    [100, pytest.param(1000, marks=pytest.mark.full), pytest.param(10_000, marks=pytest.mark.slow)],
+)
 async def test_the_totals_of_a_troubled_batch_are_exact(scene: Scene, many: int) -> None:
     raising = {n for n in range(many) if n % 20 == 0}
     dying = {n for n in range(many) if n % 50 == 7}

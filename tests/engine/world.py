@@ -1,0 +1,62 @@
+"""One platform in memory for the clients of a test, on virtual time; its jobs may be held up."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from kinetic.aio.platforms import Platform
+from kinetic.testing import MemoryCluster, MemoryStore, Run, carry_out, memory_platform
+from tests.engine.severed import on_loop_time
+
+__all__ = ["VIRTUAL", "World", "until"]
+
+VIRTUAL = pytest.mark.looptime(noop_cycles=300)
+"""Virtual time that gives the threads which pickle a moment before it jumps."""
+
+
+class World:
+    """Every job waits for the gate, and then does its *work*; what starts is counted by name."""
+
+    def __init__(self, work: Callable[[Run], Any] = carry_out) -> None:
+        self.starts: Counter[str] = Counter()
+        self.gate = asyncio.Event()
+        self._after = work
+        self.platform: Platform = on_loop_time(memory_platform(self._work))
+
+    async def _work(self, run: Run) -> int | None:
+        self.starts[run.spec.name] += 1
+        try:
+            await self.gate.wait()
+        except asyncio.CancelledError:
+            return 42
+        code: int | None = await self._after(run)
+        return code
+
+    @property
+    def store(self) -> MemoryStore:
+        return self.platform.store  # type: ignore[return-value]
+
+    @property
+    def cluster(self) -> MemoryCluster:
+        return self.platform.cluster  # type: ignore[return-value]
+
+    @property
+    def started(self) -> int:
+        """How many attempts have begun."""
+        return self.starts.total()
+
+    async def begun(self, count: int) -> None:
+        """Wait until so many have."""
+        await until(lambda: self.started >= count)
+
+
+async def until(what: Callable[[], Any]) -> None:
+    """Wait for what nobody tells of, for at most 1000 virtual seconds."""
+    async with asyncio.timeout(1000):
+        while not what():
+            await asyncio.sleep(0.2)
