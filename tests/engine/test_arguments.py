@@ -64,7 +64,7 @@ OPTIONS: list[tuple[str, Any, str]] = [
     ("tags", "team=x", "such as {'team': 'maths'}, or None, not 'team=x'"),
     ("tags", {"a": 1}, "not {'a': 1}"),
     ("tags", {1: "a"}, "not {1: 'a'}"),
-    ("input_mode", 3, "input_mode must be text, not 3"),
+    ("input_mode", 3, "input_mode must be one of auto, single, args, kwargs, not 3"),
 ]
 
 

@@ -129,6 +129,8 @@ def test_debugging_on_a_machine_that_may_go_away_warns_at_the_users_line() -> No
 def test_an_unknown_setting_names_the_nearest() -> None:
     with pytest.raises(TypeError, match="did you mean 'accelerator'"):
         kinetic.run()(plain).options(acelerator="cpu")  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="did you mean 'accelerator'"):
+        kinetic.run(acelerator="cpu")  # type: ignore[call-overload]
 
 
 # --- settings of a function ---

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import ast
+import asyncio
+import dataclasses
 import inspect
+import re
+import typing
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -178,17 +182,60 @@ def test_the_promised_signatures_hold(name: str) -> None:
     assert all(default is not inspect.Parameter.empty for _, _, default in found[len(wanted) :])
 
 
-def test_every_way_to_start_a_batch_takes_the_same_terms() -> None:
-    ways = [
+@pytest.mark.parametrize(
+    "way",
+    [
         kinetic.aio.run_async_map,
         kinetic.aio.Client.run_async_map,
         kinetic.jobs.run_async_map,
         kinetic.RemoteFunction.run_async_map,
-    ]
-    keyword = inspect.Parameter.KEYWORD_ONLY
-    terms = [[one for one in parameters(way) if one[1] is keyword] for way in ways]
-    assert all(one == terms[0] for one in terms)
-    assert {name for name, _, _ in terms[0]} == set(kinetic.options.MapOptions.__annotations__)
+        kinetic.collections.map,
+    ],
+    ids=lambda way: f"{way.__module__}.{way.__qualname__}",
+)
+def test_every_way_to_start_a_batch_shows_the_declared_options(way: Callable[..., Any]) -> None:
+    keywords = [one for one in parameters(way) if one[1] is inspect.Parameter.KEYWORD_ONLY]
+    assert keywords == parameters(kinetic.options.MapSettings)
+    assert "max_concurrent: 'int | None' = 64" in str(inspect.signature(way))
+
+
+def test_type_checkers_are_told_of_the_declared_options() -> None:
+    names = {"Data": kinetic.Data}
+    for told, declared in (
+        (kinetic.options.MapOptions, kinetic.options.MapSettings),
+        (kinetic.options.Settings, kinetic.options.Options),
+    ):
+        fields = [one.name for one in dataclasses.fields(declared)]
+        hints = typing.get_type_hints(declared, localns=names)
+        assert typing.get_type_hints(told, localns=names) == {one: hints[one] for one in fields}
+    _, told_of_run = typing.get_overloads(kinetic.run)
+    shown = inspect.signature(kinetic.run).parameters
+    assert inspect.signature(told_of_run).parameters == shown
+
+
+def test_the_page_of_the_reference_has_the_declared_options() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "reference" / "batches.md").read_text()
+    table = text.partition("| option of `run_async_map` |")[2].partition("\n\n")[0]
+    rows = [row.strip("| ").split(" | ")[:2] for row in table.splitlines()[2:]]
+    found = {name: default for names, default in rows for name in re.findall(r"`(\w+)`", names)}
+    fields = dataclasses.fields(kinetic.options.MapSettings)
+    assert list(found) == [one.name for one in fields]
+    plain = {name: default.strip("`").replace('"', "'") for name, default in found.items()}
+    given = {one.name: repr(one.default) for one in fields if one.default is not None}
+    assert {name: plain[name] for name in given} == given
+
+
+@pytest.mark.parametrize(
+    "slip",
+    [
+        lambda: kinetic.run("cpu")(len).run_async_map([1], max_concurent=3),  # type: ignore[call-arg]
+        lambda: asyncio.run(kinetic.aio.run_async_map(len, [1], max_concurent=3)),  # type: ignore[call-overload]
+        lambda: kinetic.collections.map(kinetic.run("cpu")(len), [1], max_concurent=3),  # type: ignore[call-arg]
+    ],
+)
+def test_an_unknown_option_of_a_batch_names_the_nearest(slip: Callable[[], Any]) -> None:
+    with pytest.raises(TypeError, match="no option 'max_concurent': did you mean 'max_concurrent'"):
+        slip()
 
 
 def test_the_decorators_own_parameters_are_keywords() -> None:

@@ -35,9 +35,9 @@ from kinetic.aio._engine.input_pump import InputSource
 from kinetic.aio._engine.inputs import InputIndex, Source, check_there, size_of
 from kinetic.aio._engine.launcher import BatchContext
 from kinetic.aio._engine.manifest import (
-    MapSettings,
     batch_manifest,
     manifest_of,
+    map_settings_of,
     placed_of,
     read_manifest,
     record_of,
@@ -54,6 +54,7 @@ from kinetic.errors import (
     WireError,
 )
 from kinetic.job_status import JobStatus
+from kinetic.options import MapSettings
 
 __all__ = [
     "Batch",
@@ -68,6 +69,8 @@ __all__ = [
 
 
 LONGEST_LOOK_S = 10.0
+
+MANY_UNBOUNDED = 100
 
 PARTING_S = 15.0
 """With a lease that cannot be released, it is still less than a closing client waits."""
@@ -240,7 +243,7 @@ class Batch:
         hold: _lease.HeldLease,
         placed: prepare.UploadedCall,
         feed: InputSource | None,
-        terms: MapSettings,
+        settings: MapSettings,
         events: Iterable[scheduler.Event] = (),
     ) -> None:
         """Submit it from now on; what a survey has found comes first."""
@@ -256,7 +259,7 @@ class Batch:
             output_dir=self.manifest["output_dir"],
         )
         length = feed.length if feed is not None else self.manifest["total"]
-        holder = BatchCoordinator(order, terms.policy, feed, terms.window_for(length), self.wake)
+        holder = BatchCoordinator(order, settings, feed, length, self.wake)
         self.holder = holder
         for event in events:
             holder.post(event)
@@ -265,7 +268,7 @@ class Batch:
         self.session.spawn(self._submitting(holder), name=f"batch {self.group_id}")
         if (deadline := self.manifest.get("deadline")) is not None:
             if submission.requests.reopened:  # what is tried again has the whole time again
-                deadline = time.time() + (terms.batch_timeout or 0.0)
+                deadline = time.time() + (settings.batch_timeout or 0.0)
             self.session.spawn(self._end_at(holder, deadline), name=f"timeout of {self.group_id}")
 
     async def _submitting(self, holder: BatchCoordinator) -> None:
@@ -388,13 +391,13 @@ class Batch:
                 "it was collected by its age; submit what is left in a new batch"
             )
         total = self.stock.total
-        terms = MapSettings.from_json(self.manifest["terms"])
-        feed: InputSource | None = feed_of(inputs if inputs is not None else (), terms)
+        settings = map_settings_of(self.manifest)
+        feed: InputSource | None = feed_of(inputs if inputs is not None else (), settings)
         if inputs is None and not (seal and total is None):
             feed = None
             end = total if total is not None else self.stock.count
             events.append(scheduler.Ended(end, sealed=total is not None))
-        self.hold(hold, placed, feed, terms, events)
+        self.hold(hold, placed, feed, settings, events)
 
     @property
     def _is_open(self) -> bool:
@@ -622,7 +625,7 @@ class Batch:
         self.wake()
 
 
-def feed_of(inputs: Iterable[Any] | AsyncIterable[Any], terms: MapSettings) -> InputSource:
+def feed_of(inputs: Iterable[Any] | AsyncIterable[Any], settings: MapSettings) -> InputSource:
     """What is to be pulled; a list counts as it is now, whatever the caller does with it."""
     length = size_of(inputs)
     there: Sequence[Any] | None = None
@@ -630,7 +633,7 @@ def feed_of(inputs: Iterable[Any] | AsyncIterable[Any], terms: MapSettings) -> I
         known = cast("Collection[Any]", inputs)
         inputs = there = inputs if isinstance(inputs, range) else tuple(known)
     source = Source(inputs)
-    return InputSource(source=source, mode=terms.input_mode, length=length, there=there)
+    return InputSource(source=source, mode=settings.input_mode, length=length, there=there)
 
 
 LISTING = 32
@@ -641,14 +644,20 @@ async def start(
     session: Session,
     call: prepare.Call,
     inputs: Iterable[Any] | AsyncIterable[Any],
-    terms: MapSettings,
+    settings: MapSettings,
 ) -> Batch:
     """Pack once, write the manifest, take the lease, and start submitting.
 
+    Raises:
+        ConfigurationError: There is nothing to run.
+
     Cancelled: what was made of the batch is removed; shared content stays in the store.
     """
-    feed = feed_of(inputs, terms)
-    terms.check_length(feed.length)
+    feed = feed_of(inputs, settings)
+    if feed.length == 0:
+        raise ConfigurationError("inputs is empty: there is nothing to run")
+    if settings.max_concurrent is None and (feed.length or 0) > MANY_UNBOUNDED:
+        logging.warning("max_concurrent=None starts all %d jobs at once", feed.length)
     if feed.there is not None and call.function is not None:
         await in_thread(check_there, call.function, feed.there, feed.mode)
     packed = await prepare.pack(replace(call, inputs=feed.there or ()))
@@ -656,13 +665,13 @@ async def start(
         placed = await prepare.upload_call(session, packed)
     finally:
         shutil.rmtree(packed.spool, ignore_errors=True)
-    identity = await _new_identity(session, "grp", wire.RetryBudgets(user=terms.retries))
-    manifest = batch_manifest(session, identity, placed, terms, feed.length)
+    identity = await _new_identity(session, "grp", wire.RetryBudgets(user=settings.retries))
+    manifest = batch_manifest(session, identity, placed, settings, feed.length)
     removal = functools.partial(cleanup.delete_batch, session, identity, jobs=False, alone=True)
     async with _begun(session, placed, identity, removal) as submission:
         hold = await _found(session, identity, placed, manifest)
         batch = session.batches[identity.id] = Batch(session, submission, manifest)
-        batch.hold(hold, placed, feed, terms)
+        batch.hold(hold, placed, feed, settings)
     return batch
 
 
