@@ -15,11 +15,12 @@ import posixpath
 import re
 import types
 from collections.abc import AsyncIterable, Callable, Collection, Iterable, Mapping
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, Any, Self, TypedDict, TypeVar, Unpack, cast
 
 from kinetic import accelerators
 from kinetic._messages import one_line, suggest
+from kinetic.accelerators import Accelerator
 from kinetic.configuration import BACKENDS
 from kinetic.errors import ConfigurationError
 
@@ -231,7 +232,7 @@ class Options:
     ``timeout`` and ``start_timeout`` are seconds of one attempt: running, and
     waiting to start. ``memory`` is bytes, or text such as ``"4Gi"``; what a job
     is given is in `memory_bytes`. None leaves a setting to environment, profile
-    and default.
+    and default. ``parsed_accelerator`` is what ``accelerator`` and ``spot`` name.
 
     Raises:
         ConfigurationError: A value is wrong.
@@ -256,9 +257,11 @@ class Options:
     start_timeout: float | None = None
     cpu: float | None = None
     memory: str | int | None = None
+    parsed_accelerator: Accelerator = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        accelerators.parse(self.accelerator)
+        parsed = accelerators.parse(self.accelerator, spot=self.spot)
+        object.__setattr__(self, "parsed_accelerator", parsed)
         for name in _NAMES:
             _check_text(name, getattr(self, name))
         _check_backend(self.backend)
@@ -517,7 +520,7 @@ def refuse_unknown(given: Iterable[str], settings: type[Any], words: str) -> Non
     Raises:
         TypeError: It says *words*, the name, and the nearest that there is.
     """
-    known = [field.name for field in dataclasses.fields(settings)]
+    known = [*inspect.signature(settings).parameters]
     for name in given:
         if name not in known:
             hint = suggest(name, known, otherwise=f"there are {', '.join(known)}")

@@ -23,12 +23,13 @@ from typing import Any, ParamSpec, Self, TypeVar, Unpack, overload
 import anyio.to_thread
 from absl import logging
 
-from kinetic import _collector, _log_level, accelerators, configuration
+from kinetic import _collector, _log_level, configuration
 from kinetic._messages import described
 from kinetic._packing.payload import Binding
 from kinetic._progress import display
 from kinetic._tasks import in_thread, release, running_loop, shared
 from kinetic._tracebacks import own_frames_left_out
+from kinetic.accelerators import Accelerator
 from kinetic.aio._engine import batches, cleanup, ids, job_spec, prepare
 from kinetic.aio._engine.in_flight import CLOSED, AttemptLimit, InFlight
 from kinetic.aio._engine.manifest import job_record, read_manifest
@@ -515,8 +516,7 @@ class Client:
 
     async def _session(self, settings: Options) -> Session:
         given = {name: getattr(settings, name) for name in self._where}
-        accelerator = accelerators.parse(settings.accelerator)
-        return await self._open({**self._where, **_given(given)}, accelerator)
+        return await self._open({**self._where, **_given(given)}, settings.parsed_accelerator)
 
     async def _session_for_id(
         self, identity: str, project: str | None, cluster: str | None
@@ -534,7 +534,7 @@ class Client:
     async def _open(
         self,
         where: Mapping[str, str | None],
-        accelerator: accelerators.Accelerator | None = None,
+        accelerator: Accelerator | None = None,
     ) -> Session:
         if self.closed:
             raise ClientClosed(CLOSED)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ def test_the_defaults_are_documented_values() -> None:
     options = Options()
     assert options.accelerator == "tpu-v5e-1"
     assert (options.spot, options.debug) == (False, False)
-    rest = {name: getattr(options, name) for name in Options.__dataclass_fields__}
+    rest = {name: getattr(options, name) for name in inspect.signature(Options).parameters}
     assert {name for name, value in rest.items() if value is not None} == {
         "accelerator",
         "spot",

@@ -205,7 +205,7 @@ def test_type_checkers_are_told_of_the_declared_options() -> None:
         (kinetic.options.MapOptions, kinetic.options.MapSettings),
         (kinetic.options.Settings, kinetic.options.Options),
     ):
-        fields = [one.name for one in dataclasses.fields(declared)]
+        fields = inspect.signature(declared).parameters
         hints = typing.get_type_hints(declared, localns=names)
         assert typing.get_type_hints(told, localns=names) == {one: hints[one] for one in fields}
     _, told_of_run = typing.get_overloads(kinetic.run)

@@ -8,6 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, cast
 
+from kinetic import accelerators
 from kinetic._packing.discover import Project
 from kinetic._runner.protocol import signing, wire
 from kinetic._runner.protocol.frames import MALFORMED
@@ -201,7 +202,7 @@ def _placed_fields(placed: UploadedCall) -> dict[str, Any]:
         "code": asdict(placed.code) if placed.code is not None else None,
         "data": [asdict(ref) for ref in placed.data],
         "image": _image_fields(placed.image),
-        "resources": asdict(placed.resources),
+        "resources": _resources_fields(placed.resources),
         "client": dict(placed.client),
         "project": {
             "root": str(project.root) if project.root is not None else None,
@@ -210,6 +211,25 @@ def _placed_fields(placed: UploadedCall) -> dict[str, Any]:
             "sys_path": list(project.sys_path),
         },
     }
+
+
+def _resources_fields(resources: Resources) -> dict[str, Any]:
+    accelerator = resources.accelerator
+    return {
+        "accelerator": str(accelerator),
+        "accelerator_count": 0 if accelerator.kind == "cpu" else accelerator.count,
+        "cpu": resources.cpu,
+        "memory_bytes": resources.memory_bytes,
+        "spot": accelerator.spot,
+    }
+
+
+def _resources_of(fields: Mapping[str, Any]) -> Resources:
+    return Resources(
+        accelerator=accelerators.parse(fields["accelerator"], spot=fields.get("spot", False)),
+        cpu=fields["cpu"],
+        memory_bytes=fields["memory_bytes"],
+    )
 
 
 def placed_of(manifest: Mapping[str, Any], environment: Mapping[str, str]) -> UploadedCall:
@@ -239,7 +259,7 @@ def placed_of(manifest: Mapping[str, Any], environment: Mapping[str, str]) -> Up
             data=tuple(wire.DataRef(**ref) for ref in fields["data"]),
             table=tuple(Data("gs://shared/") for _ in fields["data"]),  # each keeps its number
             image=_image_of(fields["image"]),
-            resources=Resources(**fields["resources"]),
+            resources=_resources_of(fields["resources"]),
             environment=environment,
             client=fields["client"],
         )
