@@ -504,8 +504,7 @@ class Client:
 
     async def _following(self, session: Session, job_id: str, manifest: dict[str, Any]) -> JobRef:
         submission = session.followed(job_id) or await self._observed(session, job_id, manifest)
-        output_dir = manifest.get("output_dir", "")
-        return JobRef(session=session, submission=submission, index=0, output_dir=output_dir)
+        return JobRef(session=session, submission=submission, index=0)
 
     async def _observed(
         self, session: Session, job_id: str, manifest: dict[str, Any]

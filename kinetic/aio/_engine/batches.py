@@ -108,12 +108,7 @@ class Batch:
 
     def following(self, index: int) -> JobRef:
         """Where the job of an item is followed."""
-        return JobRef(
-            session=self.session,
-            submission=self.submission,
-            index=index,
-            output_dir=f"{self.manifest['output_dir']}/{index}",
-        )
+        return JobRef(session=self.session, submission=self.submission, index=index)
 
     # --- what is there ---
 
@@ -256,7 +251,6 @@ class Batch:
             placed=placed,
             stock=self.stock,
             hold=hold,
-            output_dir=self.manifest["output_dir"],
         )
         length = feed.length if feed is not None else self.manifest["total"]
         holder = BatchCoordinator(order, settings, feed, length, self.wake)
@@ -665,7 +659,7 @@ async def start(
         placed = await prepare.upload_call(session, packed)
     finally:
         shutil.rmtree(packed.spool, ignore_errors=True)
-    identity = await _new_identity(session, "grp", wire.RetryBudgets(user=settings.retries))
+    identity = await _new_identity(session, placed, "grp", wire.RetryBudgets(user=settings.retries))
     manifest = batch_manifest(session, identity, placed, settings, feed.length)
     removal = functools.partial(cleanup.delete_batch, session, identity, jobs=False, alone=True)
     async with _begun(session, placed, identity, removal) as submission:
@@ -685,21 +679,19 @@ async def start_job(
     await session.limit.acquire()
     try:
         budgets = wire.RetryBudgets(infrastructure=3 if session.platform.restarts else 0)
-        identity = await _new_identity(session, "job", budgets)
+        identity = await _new_identity(session, placed, "job", budgets)
         name = identity.attempt_name(0, 1)
         undo = functools.partial(job_spec.undo, session, identity.scope, name)
         async with _begun(session, placed, identity, undo) as submission:
-            output_dir = job_spec.output_base(session, placed, identity.id)
             record = record_of(session, identity, placed, 0)
-            await _launch_only(session, identity, packed, placed, record, output_dir)
+            await _launch_only(session, identity, packed, placed, record)
     except BaseException:
         session.limit.release()
         raise
     if session.limit.bounded:
         waiting = session.spawn(submission.closed(0), name=f"slot of {identity.id}")
         waiting.add_done_callback(functools.partial(_on_closed, session))
-    at = JobRef(session=session, submission=submission, index=0, output_dir=output_dir)
-    return record, at
+    return record, JobRef(session=session, submission=submission, index=0)
 
 
 async def _launch_only(
@@ -708,12 +700,11 @@ async def _launch_only(
     packed: prepare.PackedCall,
     placed: prepare.UploadedCall,
     record: dict[str, Any],
-    output_dir: str,
 ) -> None:
     """Store what a job of its own needs, and launch its first attempt: nobody holds a lease."""
     store, content = session.platform.store, packed.arguments
     assert content is not None
-    manifest = manifest_of(record, identity, placed, output_dir)
+    manifest = manifest_of(record, identity, placed)
     manifest = signing.signed_json(identity.key, identity.scope, identity.entry, manifest)
     if not await store.create(identity.entry, manifest):
         raise Conflict(f"{identity.id} exists already in {store.url}; submit again")
@@ -721,7 +712,7 @@ async def _launch_only(
     await store.create(name, content.content)
     arguments = wire.Input(name=name, start=0, stop=content.size, digest=content.digest)
     orders = job_spec.JobSpecBuilder(session, identity, placed)
-    await orders.launch(job_spec.AttemptSpec(0, 1, arguments, output_dir))
+    await orders.launch(job_spec.AttemptSpec(0, 1, arguments))
 
 
 def _on_closed(session: Session, waiting: asyncio.Task[wire.Item]) -> None:
@@ -772,14 +763,18 @@ async def _found(
     return await _lease.begin(store, scope, session.platform.clock)
 
 
-async def _new_identity(session: Session, kind: str, budgets: wire.RetryBudgets) -> Identity:
+async def _new_identity(
+    session: Session, placed: prepare.UploadedCall, kind: str, budgets: wire.RetryBudgets
+) -> Identity:
     """One that nobody else has, for a ``job`` or a batch (``grp``)."""
-    return await _identity(
-        session,
-        job_spec.new_id(kind, session.platform.marker),
-        budgets,
-        time.time(),
-        ProcessIdentity.me(),
+    new = job_spec.new_id(kind, session.platform.marker)
+    return _kind_of(new)(
+        id=new,
+        key=await session.key(scope_of(new)),
+        budgets=budgets,
+        created=time.time(),
+        submitter=ProcessIdentity.me(),
+        output_base=job_spec.output_base(session, placed, new),
     )
 
 
@@ -794,23 +789,18 @@ async def identity_of(
 ) -> Identity:
     """That of a job or a batch by its id; without its manifest it can only be removed."""
     said = manifest or {}
-    budgets, submitter = (
-        wire.RetryBudgets(**said.get("budgets", {})),
-        ProcessIdentity.named(said.get("submitter")),
+    return _kind_of(submission)(
+        id=submission,
+        key=await session.key(scope_of(submission)),
+        budgets=wire.RetryBudgets(**said.get("budgets", {})),
+        created=float(said.get("created", 0.0)),
+        submitter=ProcessIdentity.named(said.get("submitter")),
+        output_base=said.get("output_dir", ""),
     )
-    return await _identity(session, submission, budgets, float(said.get("created", 0.0)), submitter)
 
 
-async def _identity(
-    session: Session,
-    submission: str,
-    budgets: wire.RetryBudgets,
-    created: float,
-    submitter: ProcessIdentity | None,
-) -> Identity:
-    kind = BatchIdentity if submission.startswith("grp-") else Identity
-    key = await session.key(scope_of(submission))
-    return kind(id=submission, key=key, budgets=budgets, created=created, submitter=submitter)
+def _kind_of(submission: str) -> type[Identity]:
+    return BatchIdentity if submission.startswith("grp-") else Identity
 
 
 async def attach(session: Session, group_id: str) -> Batch:

@@ -96,7 +96,6 @@ class BatchContext:
     placed: prepare.UploadedCall
     stock: InputIndex
     hold: HeldLease
-    output_dir: str
 
 
 class Launcher:
@@ -229,7 +228,6 @@ class Launcher:
             start.index,
             start.attempt,
             arguments,
-            f"{order.output_dir}/{start.index}",
             data,
             order.hold.fence,
             order.submission.requests.round,

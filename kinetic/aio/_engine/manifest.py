@@ -128,9 +128,7 @@ def record_of(
     return record.to_dict()
 
 
-def manifest_of(
-    record: dict[str, Any], identity: Identity, placed: UploadedCall, output_dir: str
-) -> bytes:
+def manifest_of(record: dict[str, Any], identity: Identity, placed: UploadedCall) -> bytes:
     """``handle.json``: the handle's fields, and what it takes to go on from anywhere."""
     budgets = {
         "user": identity.budgets.user,
@@ -140,7 +138,7 @@ def manifest_of(
         "version": wire.version_fields(),
         "budgets": budgets,
         "created": identity.created,
-        "output_dir": output_dir,
+        "output_dir": identity.output_base,
         "submitter": asdict(identity.submitter) if identity.submitter is not None else None,
         "shared": _shared_names(placed),
     }
@@ -177,7 +175,7 @@ def batch_manifest(
         "created_at": job_spec.utc_now(),
         "total": length,
         "budgets": {"user": budgets.user, "infrastructure": budgets.infrastructure},
-        "output_dir": job_spec.output_base(session, placed, identity.id),
+        "output_dir": identity.output_base,
         "submitter": asdict(identity.submitter) if identity.submitter is not None else None,
         "deadline": identity.created + deadline if deadline is not None else None,
         "terms": {name: getattr(settings, name) for name in KEPT_OPTIONS},
