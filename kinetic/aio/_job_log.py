@@ -231,7 +231,7 @@ async def _goes_on(at: JobRef, number: int) -> bool:
 
 def _is_hopeless(at: JobRef) -> bool:
     """Whether nothing more will be heard of it here."""
-    return bool(at.submission.trouble(at.index) or at.submission.abandoned)
+    return bool(at.submission.error(at.index) or at.submission.abandoned)
 
 
 async def _change(at: JobRef, timeout: float) -> None:

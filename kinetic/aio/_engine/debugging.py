@@ -159,8 +159,8 @@ async def _standing(at: JobRef, attempt: int) -> dict[str, Mapping[str, str]]:
 
 
 def _state(at: JobRef) -> str:
-    trouble = at.submission.trouble(at.index)
-    return f"{at.submission.status(at.index).value}{f' ({trouble})' if trouble else ''}"
+    error = at.submission.error(at.index)
+    return f"{at.submission.status(at.index).value}{f' ({error})' if error else ''}"
 
 
 def _place(at: JobRef, attempt: int, host: int, said: Mapping[str, str]) -> Place:

@@ -79,10 +79,10 @@ class Submission(ItemStates):
         self._cleaned_round: int | None = None
         self._cluster = cluster
         self._seen: dict[int, Observation] = {}
-        self._unsure: set[int] = set()
+        self._unconfirmed: set[int] = set()
         self._waiters: dict[int, list[asyncio.Future[wire.Item]]] = {}
         self._abandonment: _Abandonment | None = None
-        self._troubles: dict[int, Exception] = {}
+        self._errors: dict[int, Exception] = {}
         self._refused: dict[int, Exception] = {}  # also of what has failed by that since
 
     # --- what is known ---
@@ -90,7 +90,7 @@ class Submission(ItemStates):
     @property
     def settled_items(self) -> int:
         """How many items are final, or cannot be found out about; not those nobody submits."""
-        return self.ended + sum(not is_passing(error) for error in self._troubles.values())
+        return self.ended + sum(not is_passing(error) for error in self._errors.values())
 
     @property
     def abandoned(self) -> KineticError | None:
@@ -105,7 +105,7 @@ class Submission(ItemStates):
     def touched(self, known: int) -> list[int]:
         """The items below *known* that anything was heard of, in order."""
         stuck = (self._abandonment.items if self._abandonment is not None else None) or ()
-        found = {*self._items, *self._refused, *self._troubles, *stuck}
+        found = {*self._items, *self._refused, *self._errors, *stuck}
         return sorted(index for index in found if index < known)
 
     def observation(self, index: int) -> Observation | None:
@@ -116,41 +116,41 @@ class Submission(ItemStates):
         """The platform's last words on all items that are open, as they are now."""
         return {**self._seen}
 
-    def is_sure(self, index: int, number: int) -> bool:
+    def is_confirmed(self, index: int, number: int) -> bool:
         """Whether the platform's word on this attempt can still be relied on: it is repeated."""
         seen = self._seen.get(index)
-        if seen is None or index in self._unsure:
+        if seen is None or index in self._unconfirmed:
             return False
         return seen.name == self.identity.attempt_name(index, number)
 
-    def doubt_all(self) -> None:
+    def mark_unconfirmed(self) -> None:
         """The watch was interrupted: what has ended meanwhile may be gone, and never be named."""
-        self._unsure = {*self._seen}
+        self._unconfirmed = {*self._seen}
 
-    def trouble(self, index: int) -> Exception | None:
+    def error(self, index: int) -> Exception | None:
         """Why nothing more will be heard of an item that is open."""
         if self._abandonment is not None and self._abandonment.concerns(index):
             return self._abandonment.error
-        return self._refused.get(index) or self._troubles.get(index)
+        return self._refused.get(index) or self._errors.get(index)
 
-    def lasting_trouble(self, index: int) -> Exception | None:
+    def final_error(self, index: int) -> Exception | None:
         """The same, where asking again would bring the same answer."""
-        error = self._troubles.get(index)
+        error = self._errors.get(index)
         return None if error is None or is_passing(error) else error
 
-    def troubled(self) -> list[int]:
+    def unreadable(self) -> list[int]:
         """The items that nothing more can be found out about, in order."""
         unverified = (
             index
             for index, item in self._items.items()
             if item.outcome is not None and item.outcome.reason == wire.UNVERIFIED
         )
-        lasting = (index for index in self._troubles if self.lasting_trouble(index) is not None)
+        lasting = (index for index in self._errors if self.final_error(index) is not None)
         return sorted({*lasting, *unverified})
 
     def is_damaged(self, index: int) -> bool:
         """Whether what there is of the item is forged, or damaged: it stays so."""
-        return isinstance(self.lasting_trouble(index), WireError)
+        return isinstance(self.final_error(index), WireError)
 
     def refusal(self, index: int) -> Exception | None:
         """Why the item was never submitted."""
@@ -215,48 +215,48 @@ class Submission(ItemStates):
             abandoned.items.discard(index)  # somebody has gone on with it
         super()._set(index, item)
         if item.state.final:
-            self.hope(index)
+            self.clear_error(index)
             self._seen.pop(index, None)
         else:
             self._refused.pop(index, None)
 
-    def _tell(self, index: int, item: wire.Item | None) -> None:
-        super()._tell(index, item)
+    def _notify(self, index: int, item: wire.Item | None) -> None:
+        super()._notify(index, item)
         if index not in self._waiters:
             return
         if item is not None and item.state.final:
             for waiter in self._woken(index):
                 waiter.set_result(item)
-        elif (trouble := self.trouble(index)) is not None:
+        elif (error := self.error(index)) is not None:
             for waiter in self._woken(index):
-                waiter.set_exception(trouble)
+                waiter.set_exception(error)
 
     def _woken(self, index: int) -> list[asyncio.Future[wire.Item]]:
         return [waiter for waiter in self._waiters.pop(index) if not waiter.done()]
 
-    def fail(self, index: int, error: Exception) -> None:
+    def set_error(self, index: int, error: Exception) -> None:
         """What happened to the item cannot be found out: tell those who wait, and who will."""
         item = self.item(index)
         if item is None or not item.state.final:
-            self._troubles[index] = error
-            self._unsure.add(index)  # the platform may have said its last word about it
-            self._tell(index, None)
+            self._errors[index] = error
+            self._unconfirmed.add(index)  # the platform may have said its last word about it
+            self._notify(index, None)
 
-    def hope(self, index: int) -> None:
+    def clear_error(self, index: int) -> None:
         """It can be found out again."""
-        self._troubles.pop(index, None)
+        self._errors.pop(index, None)
 
     def refuse(self, index: int, error: Exception) -> None:
         """The item was not submitted: *error* says more than its outcome does."""
         self._refused[index] = error
-        self._tell(index, None)
+        self._notify(index, None)
 
     def abandon(self, error: KineticError, items: Iterable[int] | None = None) -> None:
         """Tell everybody who waits for *items*, for any without them, that nothing more comes."""
         concerned = None if items is None else {*items}
         self._abandonment = _Abandonment(error, concerned)
         for index in [*self._waiters, 0] if concerned is None else [*concerned]:
-            self._tell(index, None)
+            self._notify(index, None)
 
     def reclaim(self) -> None:
         """Somebody submits it again."""
@@ -277,10 +277,10 @@ class Submission(ItemStates):
 
     def note(self, index: int, number: int, seen: Observation) -> None:
         """The platform says that an attempt waits or runs."""
-        self._unsure.discard(index)
+        self._unconfirmed.discard(index)
         if self.concerns(index, number) and self._seen.get(index) != seen:
             self._seen[index] = seen
-            self._tell(index, None)
+            self._notify(index, None)
 
     def note_found(
         self, index: int, number: int, seen: Observation, before: Observation | None
@@ -317,9 +317,9 @@ class Submission(ItemStates):
                 try:
                     await self.look(index)
                 except WireError as exc:
-                    self.fail(index, exc)
+                    self.set_error(index, exc)
 
-    async def settle(
+    async def resolve_attempt(
         self, index: int, number: int, seen: Observation | None, claimant: str | None = None
     ) -> wire.Item:
         """Attempt *number* is over for the platform: find its outcome, or close it.
@@ -332,7 +332,9 @@ class Submission(ItemStates):
             alive = await self._close(index, number, seen, claimant)
             item = await self.look(index)
             if not (item.state.final or alive):
-                self._unsure.add(index)  # that word closed nothing, and it may have been the last
+                self._unconfirmed.add(
+                    index
+                )  # that word closed nothing, and it may have been the last
         return item
 
     async def _sound_outcome(self, index: int, number: int) -> wire.Item | None:
@@ -346,14 +348,14 @@ class Submission(ItemStates):
     async def reconcile(self, index: int) -> wire.Item:
         """Look at an item, and ask the platform about it when it is open."""
         item = await self.look(index)
-        self.hope(index)
+        self.clear_error(index)
         if item.state.final:
             return item
         before = self._seen.get(index)
         seen = (await self._find([(index, item.attempt)])).get((index, item.attempt))
         never_comes = self.identity.settled and not self.identity.leased
         if self.is_over(index, item.attempt, seen, before) or (seen is None and never_comes):
-            await self.settle(index, item.attempt, seen)
+            await self.resolve_attempt(index, item.attempt, seen)
         return self._items[index]
 
     async def keep_looking(self, index: int) -> None:
@@ -372,7 +374,7 @@ class Submission(ItemStates):
                 answered = clock()
             except KineticError as exc:
                 if not is_passing(exc) or clock() - answered >= PATIENCE_S:
-                    self.fail(index, exc)
+                    self.set_error(index, exc)
                     return
                 what = self.identity.job_id(index)
                 logging.warning("looking at %s failed: %s; trying again", what, exc)
@@ -409,8 +411,10 @@ class Submission(ItemStates):
                     stopped.append(seen.name)
                 continue
             if seen is not None or self._claimed(index, number):
-                await self.settle(index, number, seen, claimant)  # who may have been closed by now
-            if not (self._items[index].state.final or self.is_sure(index, number)):
+                await self.resolve_attempt(
+                    index, number, seen, claimant
+                )  # who may have been closed by now
+            if not (self._items[index].state.final or self.is_confirmed(index, number)):
                 stuck.append(index)
         if stopped:
             await self._cluster.delete(names=stopped)
@@ -526,8 +530,8 @@ class Submission(ItemStates):
         item = self._items.get(index)
         if item is not None and item.state.final:
             return item
-        if (trouble := self.trouble(index)) is not None:
-            raise trouble
+        if (error := self.error(index)) is not None:
+            raise error
         waiter: asyncio.Future[wire.Item] = asyncio.get_running_loop().create_future()
         self._waiters.setdefault(index, []).append(waiter)
         try:
@@ -592,8 +596,8 @@ class Session:
         self._watches: dict[str, asyncio.Task[None]] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
         self._unsettled: deque[_Ended] = deque()
-        self._settlers = 0
-        self._settler_comes = False
+        self._resolvers = 0
+        self._resolver_comes = False
         self._root_key: asyncio.Task[bytes] | None = None
         self._closed = False
 
@@ -692,7 +696,7 @@ class Session:
             except Exception:  # the only source of news must not end
                 logging.exception("watching jobs was interrupted; trying again")
             for submission in tuple(self._submissions.values()):
-                submission.doubt_all()
+                submission.mark_unconfirmed()
             await asyncio.sleep(pause)
             pause = min(LONGEST_PAUSE_S, pause * 2)
 
@@ -704,11 +708,11 @@ class Session:
         if not submission.concerns(index, number):
             return
         if seen.phase in (Phase.ENDED, Phase.GONE):
-            self.settle(submission, index, number, seen)
+            self.resolve_attempt(submission, index, number, seen)
         else:
             submission.note(index, number, seen)
 
-    def settle(
+    def resolve_attempt(
         self,
         submission: Submission,
         index: int,
@@ -721,68 +725,68 @@ class Session:
         *claimant* is who was known to have claimed it before the platform was asked.
         """
         self._unsettled.append(_Ended(submission, index, number, seen, claimant))
-        self._call_settler()
+        self._call_resolver()
 
-    def _call_settler(self) -> None:
+    def _call_resolver(self) -> None:
         """See in the next turn of the loop whether one more has to work on what has ended."""
-        if not self._settler_comes:
-            self._settler_comes = True
-            asyncio.get_running_loop().call_soon(self._send_settler)
+        if not self._resolver_comes:
+            self._resolver_comes = True
+            asyncio.get_running_loop().call_soon(self._send_resolver)
 
-    def _send_settler(self) -> None:
-        self._settler_comes = False
-        if self._unsettled and self._settlers < SETTLING and not self._closed:
-            self._settlers += 1
-            self.spawn(self._settle_some(), name="settler")
+    def _send_resolver(self) -> None:
+        self._resolver_comes = False
+        if self._unsettled and self._resolvers < SETTLING and not self._closed:
+            self._resolvers += 1
+            self.spawn(self._resolve_some(), name="settler")
 
-    async def _settle_some(self) -> None:
+    async def _resolve_some(self) -> None:
         """Settle until nothing is left; a task for each would cost more than the settling."""
         count = 0
         try:
             while self._unsettled:
                 ended = self._unsettled.popleft()
-                self._call_settler()  # should this one have to wait for the store
-                if not await self._settle(ended):
+                self._call_resolver()  # should this one have to wait for the store
+                if not await self._resolve(ended):
                     name = f"settle {ended.name}"
-                    self.spawn(self._settle_later(ended), name=name)
+                    self.spawn(self._resolve_later(ended), name=name)
                 count += 1
                 if count % TURN == 0:
                     await asyncio.sleep(0)
         finally:
-            self._settlers -= 1
+            self._resolvers -= 1
 
-    async def _settle_later(self, ended: _Ended) -> None:
+    async def _resolve_later(self, ended: _Ended) -> None:
         while True:
             await asyncio.sleep(ended.pause)  # whoever holds the batch is about to close it
             ended.waited += 0.0 if ended.answered else ended.pause
             ended.pause = min(LONGEST_PAUSE_S, ended.pause * 2)
-            if await self._settle(ended):
+            if await self._resolve(ended):
                 return
 
-    async def _settle(self, ended: _Ended) -> bool:
+    async def _resolve(self, ended: _Ended) -> bool:
         """Ask once how an attempt has ended; False when it has to be asked again."""
         submission, index = ended.submission, ended.index
         try:
-            item = await submission.settle(index, ended.number, ended.seen, ended.claimant)
+            item = await submission.resolve_attempt(index, ended.number, ended.seen, ended.claimant)
         except BackendError as exc:
             if not is_passing(exc):
-                submission.fail(index, exc)
+                submission.set_error(index, exc)
                 return True
             logging.warning("%s ended, but not how: %s; trying again", ended.name, exc)
             ended.answered = False
             if ended.waited >= PATIENCE_S:
-                submission.fail(index, _unanswered(ended.name, exc))
+                submission.set_error(index, _unanswered(ended.name, exc))
             return False
         except KineticError as exc:
             logging.error("cannot find out how %s ended: %s", ended.name, exc)
-            submission.fail(index, exc)
+            submission.set_error(index, exc)
             return True
         except Exception as exc:  # a defect of ours: whoever waits must hear of it, too
             logging.exception("cannot find out how %s ended", ended.name)
-            submission.fail(index, exc)
+            submission.set_error(index, exc)
             return True
         ended.answered = True
-        submission.hope(index)
+        submission.clear_error(index)
         return item.state.final or item.attempt != ended.number or submission.closes
 
 
