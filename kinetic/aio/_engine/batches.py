@@ -245,7 +245,7 @@ class Batch:
         terms: MapSettings,
         events: Iterable[scheduler.Event] = (),
     ) -> None:
-        """Submit it from now on; what a survey has found comes first."""
+        """Submit it from now on, beginning with the *events* that `recover_state` has found."""
         submission = self.submission
         submission.closes, submission.fence = True, lease.fence
         submission.reclaim()
@@ -275,7 +275,7 @@ class Batch:
             )
 
     async def _submitting(self, coordinator: BatchCoordinator) -> None:
-        """Have *coordinator* at work, and hear of what goes on elsewhere when it is over.
+        """Run *coordinator*; when it has ended, follow what other processes do with the batch.
 
         Not if it has ended with an error of its own: that is what everybody hears then.
         """
@@ -294,7 +294,7 @@ class Batch:
             self.observe()
 
     def _on_request(self, request: wire.Request) -> None:
-        """What somebody has tried again after this process had submitted it all runs elsewhere.
+        """After this process has submitted everything, a retry is run by whoever asked for it.
 
         What this process asks for, or finds while it takes the batch over, it is about to serve.
         """
@@ -449,7 +449,7 @@ class Batch:
         return count
 
     async def _is_there(self) -> bool:
-        """Whether nobody has cleaned it up: what is written into it then would stay for ever."""
+        """Whether it was not cleaned up; what is written after that would never be removed."""
         entry = self.submission.identity.entry
         if self.submits or await self.session.platform.store.look(entry) is not None:
             return True
@@ -476,7 +476,7 @@ class Batch:
                 return len(bases)
 
     async def _is_free(self) -> bool:
-        """Whether nobody who lives has the lease; waits until that is clear."""
+        """Whether no living process has the lease; waits until that is certain."""
         identity, platform = self.submission.identity, self.session.platform
         there = await _lease.read(platform.store, identity.scope)
         return there is None or not there[0].held or not await self._is_served(there[0])
@@ -493,7 +493,7 @@ class Batch:
         return False
 
     async def part(self, why: str) -> None:
-        """Stop submitting at once, for this process is about to leave it."""
+        """Stop submitting at once: the client is being closed."""
         if self.coordinator is not None and self.submits:
             coordinator = self.coordinator
             what = f"leaving {self.group_id}"
@@ -543,7 +543,7 @@ class Batch:
                 await self._until_closed(index)
 
     async def _until_closed(self, index: int) -> None:
-        """Wait for its end, of which the platform says nothing where a submitter closes it."""
+        """Wait until every item is final, even if the platform does not tell of it."""
         closing = asyncio.ensure_future(self.submission.closed(index))
         try:
             while not (await asyncio.wait({closing}, timeout=LONGEST_LOOK_S))[0]:
@@ -590,7 +590,7 @@ class Batch:
         self.observe()
 
     async def look_again(self) -> None:
-        """When somebody submits it again that nobody did, observe it again."""
+        """Observe it again, if it was abandoned and somebody submits it by now."""
         if self.submits or self.submission.abandoned is None:
             return
         identity, platform = self.submission.identity, self.session.platform
@@ -599,7 +599,7 @@ class Batch:
             self._observe_again()
 
     async def _see_through(self) -> list[int]:
-        """Learn what is there, and close what has ended; the store may have to be asked again."""
+        """Read what is there and close what has ended, again and again until the store answers."""
         while True:
             try:
                 await self.refresh()
@@ -614,7 +614,7 @@ class Batch:
             return stuck
 
     async def watch_abandonment(self) -> None:
-        """When nobody submits it any more, see that nobody waits for what will not come."""
+        """Wait until the batch has no submitter, then end the waiting for what has no outcome."""
         identity, platform = self.submission.identity, self.session.platform
         lease = await retry_forever(
             lambda: _lease.until_abandoned(
@@ -636,7 +636,7 @@ class Batch:
 
 
 def feed_of(inputs: Iterable[Any] | AsyncIterable[Any], terms: MapSettings) -> InputSource:
-    """What is to be pulled; a list counts as it is now, whatever the caller does with it."""
+    """The source of *inputs*; a list is copied, so that later changes to it do not matter."""
     length = size_of(inputs)
     there: Sequence[Any] | None = None
     if isinstance(inputs, (list, tuple, range, set, frozenset, dict)):
@@ -682,7 +682,7 @@ async def start(
 async def start_job(
     session: Session, packed: prepare.PackedCall, placed: prepare.UploadedCall
 ) -> tuple[dict[str, Any], JobRef]:
-    """Start a job of its own, when the client's limit lets it; its handle's fields, and itself.
+    """Start a single job, within the client's limit; its handle's fields, and its place.
 
     Cancelled: the job is removed; shared content stays in the store.
     """
@@ -714,7 +714,7 @@ async def _launch_only(
     record: dict[str, Any],
     output_dir: str,
 ) -> None:
-    """Store what a job of its own needs, and launch its first attempt: nobody holds a lease."""
+    """Store what a single job needs, and launch its first attempt; a single job has no lease."""
     store, content = session.platform.store, packed.arguments
     assert content is not None
     manifest = manifest_of(record, identity, placed, output_dir)
@@ -741,7 +741,7 @@ async def _begun(
     identity: Identity,
     undo: Callable[[], Coroutine[Any, Any, None]],
 ) -> AsyncGenerator[Submission]:
-    """The submission that the block makes; what was made of it is undone when that fails."""
+    """The submission that the block creates; if the block fails, all of it is removed."""
     submission = Submission(identity, session.platform.store, session.platform.cluster)
     submission.closes = True
     session.follow(submission, ours=True)
@@ -761,7 +761,7 @@ async def _begun(
 async def _create(
     session: Session, identity: Identity, placed: prepare.UploadedCall, manifest: Mapping[str, Any]
 ) -> _lease.HeldLease:
-    """Everything that makes a batch, in the order in which a crash leaves no riddle."""
+    """Write the objects that make a batch; a crash between any two leaves what `cleanup` finds."""
     store, scope = session.platform.store, identity.scope
     environment = json.dumps(dict(placed.environment)).encode()
     await session.platform.cluster.keep_secret(identity.id, environment)
@@ -777,7 +777,7 @@ async def _create(
 
 
 async def _new_identity(session: Session, kind: str, budgets: wire.RetryBudgets) -> Identity:
-    """One that nobody else has, for a ``job`` or a batch (``grp``)."""
+    """A new identity, for a ``job`` or a batch (``grp``)."""
     return await _identity(
         session,
         job_spec.new_id(kind, session.platform.marker),
@@ -796,7 +796,7 @@ def known_batch(session: Session, group_id: str) -> Batch | None:
 async def identity_of(
     session: Session, submission: str, manifest: Mapping[str, Any] | None = None
 ) -> Identity:
-    """That of a job or a batch by its id; without its manifest it can only be removed."""
+    """The identity of a job or a batch, by its id; without a manifest it can only be removed."""
     said = manifest or {}
     budgets, submitter = (
         wire.RetryBudgets(**said.get("budgets", {})),
@@ -851,7 +851,7 @@ async def list_batches(
     tags: Mapping[str, str] | None,
     count: int | None,
 ) -> list[Batch]:
-    """The newest *count* batches that carry *name* and *tags*; followed when they are asked.
+    """The newest *count* batches with this *name* and *tags*; each is followed once it is used.
 
     Entries whose manifest is missing are left out; of those that cannot be
     read or verified, a warning has the names.

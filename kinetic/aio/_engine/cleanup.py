@@ -71,7 +71,7 @@ async def delete_batch(
 
 
 async def _until_let_go(session: Session, identity: Identity) -> None:
-    """Wait until nobody submits it any more."""
+    """Wait until no process submits it any more."""
     store, clock, scope = session.platform.store, session.platform.clock, identity.scope
     try:
         async with asyncio.timeout(GONE_S):
@@ -130,7 +130,7 @@ async def delete_unwanted(
 async def withdraw_idle(
     cluster: Cluster, submission: Submission, attempts: Iterable[tuple[int, int]]
 ) -> None:
-    """`withdraw` those whose item is over without them; to be called after a look at it."""
+    """`withdraw` the attempts whose item has ended without them; look at the items before."""
     idle = [
         (index, number)
         for index, number in attempts
@@ -141,7 +141,7 @@ async def withdraw_idle(
 
 
 async def take_back(cluster: Cluster, submission: Submission, index: int, number: int) -> None:
-    """A stop came while a job was asked for: whoever has heeded it found none to delete yet."""
+    """Delete a job that was being launched when a stop came, and that the stop missed."""
     stands = submission.requests.standing(index)
     if stands.unwanted or number <= stands.base:
         await delete_unwanted(cluster, submission, [(index, number)])
@@ -157,7 +157,7 @@ async def take_back(cluster: Cluster, submission: Submission, index: int, number
 
 
 def _is_idle(item: wire.Item, number: int, retired: int) -> bool:
-    """Whether *item* has ended, and nobody has begun with attempt *number*, or still may."""
+    """Whether *item* has ended, and attempt *number* has not begun and cannot begin any more."""
     if not item.state.final:
         return False
     if item.outcome is not None and item.attempt == number:

@@ -182,7 +182,7 @@ class _Survey:
         return events + [scheduler.Stored(first, stop - first) for first, stop in self._fresh]
 
     def _revived(self) -> list[scheduler.Event]:
-        """A stop keeps everything from starting but what was reopened after it."""
+        """Under a stop of the whole batch, only items that were reopened after it may start."""
         requests = self._submission.requests
         events: list[scheduler.Event] = [
             self._reopened(one.index, one.attempt)
@@ -259,7 +259,7 @@ AT_ONCE = 16
 
 
 async def renewed(store: Store, placed: UploadedCall, data: Iterable[DataRef] = ()) -> list[str]:
-    """Have what the jobs of *placed* read for some time to come; the names of what is gone."""
+    """Renew the shared objects that the jobs of *placed* read; the names of those that are gone."""
     parts = (placed.code, placed.function, placed.image.requirements)
     names = [one.name for one in parts if one is not None]
     uris = {one.uri: None for one in (*placed.data, *data) if "://" not in one.uri}
@@ -282,7 +282,7 @@ async def renewed(store: Store, placed: UploadedCall, data: Iterable[DataRef] = 
 async def keep_renewing(
     store: Store, placed: UploadedCall, inputs: InputIndex, whose: str
 ) -> NoReturn:
-    """Look at it once a day, until cancelled."""
+    """`renewed` once a day, until cancelled."""
     while True:
         await asyncio.sleep(_shared_objects.DAY_S)
         try:
@@ -390,7 +390,7 @@ class BatchCoordinator:
         return [index for index in self.state.left() if index not in busy]
 
     def post(self, event: scheduler.Event) -> None:
-        """Report something that happened."""
+        """Put an event into the queue; it is decided on in the next turn of the loop."""
         self._events.append(event)
         self._awake.set()
 
@@ -409,7 +409,7 @@ class BatchCoordinator:
             self.post(scheduler.Refused(index))  # what is forged stays so: it counts as failed
 
     def _on_request(self, request: wire.Request) -> None:
-        """Anybody, this process included, has asked for something."""
+        """Carry out a new request, whether this or another process has made it."""
         if request.kind not in KINDS:
             return
         if request.kind == "stop" and request.items is None:
@@ -440,7 +440,7 @@ class BatchCoordinator:
     # --- from beginning to end ---
 
     async def run(self) -> None:
-        """Submit everything and see it through; what goes wrong is kept in ``error``."""
+        """Submit everything and wait until all of it has ended; an error is kept in ``error``."""
         workers = min(LAUNCHING, self.state.policy.max_concurrent or LAUNCHING)
         try:
             async with asyncio.TaskGroup() as group:
@@ -462,7 +462,7 @@ class BatchCoordinator:
             await self._leave()
 
     async def _until_complete(self) -> None:
-        """Decide until all is over; whoever asks for more between end and release is served."""
+        """Decide until the batch is complete; a request before the lease is free reopens it."""
         while True:
             await self._decide()
             if self._leaving:
@@ -500,7 +500,7 @@ class BatchCoordinator:
         await retry_forever(lambda: self.lease.release(seen), "releasing the lease")
 
     async def _drop_secrets(self, total: int) -> None:
-        """Nobody needs them who was launched; and who retries what failed, only the environment."""
+        """Drop the batch's secrets; its environment stays for `retry_failed` if items failed."""
         batch, cluster = self._submission.identity.id, self._session.platform.cluster
         items = (self._submission.item(index) for index in range(total))
         well = all(one is not None and one.state is wire.ItemState.SUCCEEDED for one in items)
@@ -535,7 +535,7 @@ class BatchCoordinator:
                 self.on_change()
 
     def _let_the_rest_know(self) -> None:
-        """Whoever waits for an item that nobody submits any more must not wait for ever."""
+        """Give those who wait for items that are not submitted any more an error."""
         batch = self._submission.identity.id
         lost = self.error
         if not isinstance(lost, (SubmitterLost, InputsUnfinished)):
@@ -551,7 +551,7 @@ class BatchCoordinator:
         self._submission.abandon(lost, waiting)
 
     async def caught_up(self) -> None:
-        """Wait until all requests so far are taken in, or never will be by this coordinator."""
+        """Wait until all requests so far are carried out, or this coordinator is over."""
         while not self.over.is_set():
             if self._closing:
                 await self.over.wait()
@@ -568,7 +568,7 @@ class BatchCoordinator:
         return self.pump is not None and not self.pump.known_length
 
     async def is_replaced(self) -> bool:
-        """Whether another process has the batch by now, which is noticed at the next renewal only.
+        """Whether another process has the lease by now; without this, the next renewal would tell.
 
         Raises:
             BackendError: The store does not answer.
@@ -578,7 +578,7 @@ class BatchCoordinator:
         return self.lease.lost is not None
 
     async def finish_inputs(self, *, seal: bool) -> None:
-        """Have all inputs stored; lazy ones are pulled no more, and end here with *seal*."""
+        """Have all inputs stored; pull no more lazy ones, and write their end with *seal*."""
         if self.pump is None or self.pump.finished:
             return
         if self._is_lazy or self.pump.spare():
@@ -655,7 +655,7 @@ class BatchCoordinator:
         await retry_forever(lambda: self._submission.append(request), "asking for the end")
 
     def stop_beside(self, cause: str, *, keep_running: bool) -> None:
-        """`stop` where nobody waits for it: what goes wrong is told to those who wait for items."""
+        """`stop` in the background; those who wait for items get its error."""
         stopping = self.stop(cause, keep_running=keep_running)
         self._in_background(stopping, f"{cause} of {self._submission.identity.id}")
 
@@ -676,7 +676,7 @@ class BatchCoordinator:
             await withdraw_idle(self._session.platform.cluster, self._submission, sent)
 
     async def _delete_jobs(self, its_round: int) -> None:
-        """To be quick: the stop alone keeps what has not begun from running."""
+        """Delete the jobs, to be quick: the stop alone keeps what has not begun from running."""
         cluster, batch = self._session.platform.cluster, self._submission.identity.id
         try:
             await retry_forever(

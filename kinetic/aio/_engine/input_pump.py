@@ -50,7 +50,7 @@ class Backpressure:
         return None if self.limit is None or delivered is None else self.limit + delivered
 
     def begin(self, count: int = 0) -> Delivery:
-        """Somebody who has got *count* items consumes from now on, and `Delivery.end`s it."""
+        """Register a consumer, who has got *count* items; `Delivery.end` ends it."""
         delivery = Delivery(self, count)
         self._consumers.append(delivery)
         self._on_change()
@@ -104,7 +104,7 @@ LAST_S = 0.25
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InputSource:
-    """What is to be pulled; ``length`` None when nobody knows it."""
+    """Where inputs come from; ``length`` is None when it is not known."""
 
     source: Source
     mode: str
@@ -113,7 +113,7 @@ class InputSource:
 
 
 class InputPump:
-    """Pulls a feed to its end, at the pace of those who run and those who consume."""
+    """Pulls inputs to their end, at the pace of the jobs and of the consumers."""
 
     def __init__(
         self,
@@ -157,7 +157,7 @@ class InputPump:
         self._room.set()
 
     def spare(self) -> bool:
-        """Whether it is the iterator of the inputs that asks: it gives none while it waits."""
+        """Whether the caller runs inside the inputs' iterator, which must not be awaited then."""
         return self._feed.source.spare()
 
     def close(self) -> None:
@@ -171,13 +171,13 @@ class InputPump:
             self._taking.cancel()
 
     def input_of(self, index: int) -> tuple[Any] | None:
-        """The very object, while it is here."""
+        """The input as the user gave it, in a tuple, while this process has it."""
         if self._feed.there is not None and 0 <= index - self._first < len(self._feed.there):
             return (self._feed.there[index - self._first],)
         return (self._kept[index],) if index in self._kept else None
 
     async def run(self) -> None:
-        """Store everything, and its end.
+        """Store all inputs, and their end.
 
         Raises:
             SubmitterLost: Somebody else submits the batch now.
@@ -194,7 +194,7 @@ class InputPump:
             await self._close_source()
 
     async def _close_source(self) -> None:
-        """What goes wrong in the user's own clean-up ends no batch."""
+        """Close the user's iterator; an error in its clean-up is logged."""
         try:
             await self._feed.source.aclose()
         except (Exception, SystemExit) as exc:
@@ -202,7 +202,7 @@ class InputPump:
             logging.warning("closing the inputs of %s raised %r; the batch goes on", batch, exc)
 
     async def end(self) -> None:
-        """Write down that there are no more; those of a list that was stopped count as well.
+        """Write that there are no more inputs; those of a list that was stopped count as well.
 
         Raises:
             SubmitterLost: As `run`.
@@ -224,7 +224,7 @@ class InputPump:
         self._post(scheduler.Ended(self._inputs.total))
 
     async def _pull_all(self) -> None:
-        """All is stored before the first job."""
+        """Pull and store all before the first job."""
         first = self._inputs.count
         while not self._is_over():
             values = await self._take(AT_ONCE)
@@ -265,7 +265,7 @@ class InputPump:
         return values
 
     def _whose(self) -> str:
-        """For who sees an exception of the user's iterator far away from it."""
+        """What to add to an exception of the user's iterator, which is seen far away from it."""
         batch, stored = self._scope.strip("/").rpartition("/")[2], self._inputs.count
         return (
             f"The iterator of the inputs of {batch} raised this. What runs goes on, nothing more "
@@ -277,7 +277,7 @@ class InputPump:
         return self._state.free > 0 and not self._state.waiting
 
     async def _wanted(self, size: int) -> int:
-        """How many to pull now; waits until some are wanted, 0 when none will be."""
+        """How many to pull now; waits until it is more than none; 0 when none will be wanted."""
         while not self._is_over():
             room = self._limit() - self._pulled
             least = min(size, CHUNK_ITEMS, self._window.limit or CHUNK_ITEMS)
@@ -290,7 +290,7 @@ class InputPump:
         return 0
 
     def _limit(self) -> float:
-        """How many may have been pulled: what runs, a window of what was not delivered."""
+        """How many may have been pulled in all, by what runs and by the window of the consumers."""
         slots, delivered = self._state.policy.max_concurrent, self._window.delivered
         if self._window.limit is None or (slots is None and delivered is None):
             return float("inf")
@@ -364,7 +364,7 @@ class InputPump:
         return refs, failed
 
     async def _adopt(self, values: Sequence[Any]) -> None:
-        """Somebody has won the slot: whoever holds the lease takes it in, others stop here."""
+        """Another writer has won the slot: take its inputs in, if the lease is still ours."""
         await retry_forever(self._lease.renew, "renewing the lease")
         before = self._inputs.count
         await retry_forever(self._inputs.read, "reading the inputs")

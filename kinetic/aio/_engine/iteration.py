@@ -122,7 +122,7 @@ class Consumer:
             self._delivery = coordinator.window.begin(self._delivered)
 
     def delivered(self) -> None:
-        """One more item has reached whom it is for."""
+        """Note that one more item was handed to the consumer."""
         self._delivered += 1
         if self._delivery is not None:
             self._delivery.add()
@@ -177,7 +177,7 @@ class Consumer:
             self._turn += 1
 
     def _is_over(self, index: int) -> bool:
-        """Whether an item that is open by its objects is over all the same."""
+        """Whether an item without an outcome will not get one."""
         submission = self._batch.submission
         if submission.refusal(index) is not None:
             return True
@@ -186,7 +186,7 @@ class Consumer:
         return submission.is_damaged(index) or not self._batch.submits  # which asks further
 
     async def _keep_looking(self) -> None:
-        """Look now and then, for what was gone from the platform before it was watched."""
+        """Look now and then, for jobs that were gone from the platform before it was watched."""
         pause = FIRST_LOOK_S
         while not self._batch.finished:
             await asyncio.sleep(pause)

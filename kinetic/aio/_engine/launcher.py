@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 
 class WorkQueue(Generic[T]):
-    """First come, first served; of the workers that wait, one is woken for a whole burst.
+    """A FIFO queue that wakes one waiting worker for a whole burst of entries.
 
     It wakes the next as it takes something, which comes to its turn when this
     one has to wait itself. A queue that wakes one for each thing costs several
@@ -100,7 +100,7 @@ class BatchContext:
 
 
 class Launcher:
-    """Starts what was decided; ``post`` hears what cannot be started."""
+    """Starts attempts; ``post`` is given the event of one that cannot be started."""
 
     def __init__(
         self,
@@ -146,7 +146,7 @@ class Launcher:
             self._context.session.limit.release()
 
     def free_all(self) -> None:
-        """Nothing more is started here."""
+        """Free all slots: nothing more is started here."""
         for index in tuple(self._slots):
             self.free(index)
 
@@ -156,13 +156,13 @@ class Launcher:
         await self.quiet()
 
     async def quiet(self) -> None:
-        """Wait for the requests that are under way: their jobs come, or are taken back."""
+        """Wait for the requests under way; jobs that are not wanted any more are deleted."""
         while self._under_way:
             self._idle.clear()
             await self._idle.wait()
 
     async def withdraw_uncertain(self) -> None:
-        """Requests that nobody answered may have made jobs of what had its end without them."""
+        """Delete jobs that unanswered requests may have made for items that ended without them."""
         doubtful, self._uncertain = self._uncertain, set()
         cluster = self._context.session.platform.cluster
         await withdraw_idle(cluster, self._context.submission, doubtful)
@@ -183,7 +183,7 @@ class Launcher:
                 self._on_change()
 
     async def _acquire(self, start: scheduler.Start) -> None:
-        """A slot of the client's; the item keeps it until its outcome is there."""
+        """Take a slot of the client's limit; the item keeps it until it has an outcome."""
         limit = self._context.session.limit
         if start.index not in self._slots:
             await limit.acquire()
@@ -236,7 +236,7 @@ class Launcher:
         )
 
     def _is_hopeless(self, index: int, error: BackendError) -> bool:
-        """Whether to ask once more would be once too often."""
+        """Whether the attempt is to be given up, after so many tries."""
         now, tries = asyncio.get_running_loop().time(), self._tries[index]
         launched, since = self._first_failures.setdefault(index, (self._launched, now))
         if isinstance(error, Throttled):
@@ -245,13 +245,13 @@ class Launcher:
         return tries > (PATIENT_TRIES if launched == self._launched else TRIES)
 
     def _is_plain(self, start: scheduler.Start) -> bool:
-        """Whether nothing has happened since the decision that `_is_wanted` has to look at."""
+        """Whether the item is as it was at the decision, so that `_is_wanted` need not look."""
         index, requests = start.index, self._context.submission.requests.entries
         same = self._state.busy.get(index) == start.attempt
         return same and not (requests or self.halted or self._state.stopping)
 
     async def _is_wanted(self, start: scheduler.Start) -> bool:
-        """To be asked right before the request: much may have happened since the decision."""
+        """Whether the attempt is still wanted; asked right before the request."""
         submission, index = self._context.submission, start.index
         if self._state.busy.get(index) != start.attempt:
             if self._slots.get(index) == start.attempt:
@@ -284,7 +284,7 @@ class Launcher:
                 self._idle.set()
 
     async def refuse(self, index: int, error: Exception, attempt: int = 1) -> None:
-        """The item cannot be submitted: say so to everybody, unless it runs all the same."""
+        """Close the item as refused, unless an attempt of it runs after all."""
         submission = self._context.submission
         try:
             refused = await retry_forever(

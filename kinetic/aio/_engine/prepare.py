@@ -282,7 +282,7 @@ _stood_in: set[str] = set()
 
 
 def _stand_in(asked: str, capacity: Capacity | None) -> str:
-    """What this machine has instead of *asked*; empty when it is just that."""
+    """What the machine has instead of the accelerator *asked* for; empty if it has that."""
     accelerator, said = accelerators.parse(asked), list[str]()
     if capacity is not None and accelerator.kind != "cpu":
         if not capacity.gpus:

@@ -54,7 +54,7 @@ LOG_S = 15.0
 
 @dataclass(slots=True)
 class _Abandonment:
-    """Why nothing more will come of *items*; None: of any of them, whatever this process does."""
+    """Why nothing more will come of *items*; None means of all of them, for good."""
 
     error: KineticError
     items: set[int] | None
@@ -89,12 +89,12 @@ class Submission(ItemStates):
 
     @property
     def settled_items(self) -> int:
-        """How many items are final, or cannot be found out about; not those nobody submits."""
+        """How many items are final, or have an error that looking again will not change."""
         return self.ended + sum(not is_passing(error) for error in self._errors.values())
 
     @property
     def abandoned(self) -> KineticError | None:
-        """Why nothing more comes of it, or of some of its items."""
+        """The error of those who wait for items that nobody submits any more."""
         return self._abandonment.error if self._abandonment is not None else None
 
     @property
@@ -109,22 +109,22 @@ class Submission(ItemStates):
         return sorted(index for index in found if index < known)
 
     def observation(self, index: int) -> Observation | None:
-        """The platform's last word on an item that is open."""
+        """What the platform last said of an open item."""
         return self._seen.get(index)
 
     def observations(self) -> dict[int, Observation]:
-        """The platform's last words on all items that are open, as they are now."""
+        """What the platform last said of each open item."""
         return {**self._seen}
 
     def is_confirmed(self, index: int, number: int) -> bool:
-        """Whether the platform's word on this attempt can still be relied on: it is repeated."""
+        """Whether the watch has told of this attempt since it was last interrupted."""
         seen = self._seen.get(index)
         if seen is None or index in self._unconfirmed:
             return False
         return seen.name == self.identity.attempt_name(index, number)
 
     def mark_unconfirmed(self) -> None:
-        """The watch was interrupted: what has ended meanwhile may be gone, and never be named."""
+        """The watch was interrupted: an attempt that ended meanwhile may never be told of."""
         self._unconfirmed = {*self._seen}
 
     def error(self, index: int) -> Exception | None:
@@ -134,12 +134,12 @@ class Submission(ItemStates):
         return self._refused.get(index) or self._errors.get(index)
 
     def final_error(self, index: int) -> Exception | None:
-        """The same, where asking again would bring the same answer."""
+        """As `error`, only if looking again would not change it."""
         error = self._errors.get(index)
         return None if error is None or is_passing(error) else error
 
     def unreadable(self) -> list[int]:
-        """The items that nothing more can be found out about, in order."""
+        """The items whose outcome cannot be read, in order."""
         unverified = (
             index
             for index, item in self._items.items()
@@ -149,7 +149,7 @@ class Submission(ItemStates):
         return sorted({*lasting, *unverified})
 
     def is_damaged(self, index: int) -> bool:
-        """Whether what there is of the item is forged, or damaged: it stays so."""
+        """Whether the item's objects are forged or damaged, which does not change."""
         return isinstance(self.final_error(index), WireError)
 
     def refusal(self, index: int) -> Exception | None:
@@ -196,11 +196,11 @@ class Submission(ItemStates):
     # --- requests ---
 
     async def read_requests(self) -> list[wire.Request]:
-        """The control slots, in order; only new ones are read."""
+        """All requests, in order; only new ones are read from the store."""
         return await self.requests.read()
 
     async def look_for_requests(self) -> None:
-        """The same, by whoever looks now and again: mostly there is nothing new."""
+        """As `read_requests`, with one small request when there is nothing new."""
         await self.requests.look()
 
     async def append(self, request: wire.Request) -> int:
@@ -235,7 +235,7 @@ class Submission(ItemStates):
         return [waiter for waiter in self._waiters.pop(index) if not waiter.done()]
 
     def set_error(self, index: int, error: Exception) -> None:
-        """What happened to the item cannot be found out: tell those who wait, and who will."""
+        """The item's end cannot be read: raise *error* for those who wait, now and later."""
         item = self.item(index)
         if item is None or not item.state.final:
             self._errors[index] = error
@@ -243,16 +243,16 @@ class Submission(ItemStates):
             self._notify(index, None)
 
     def clear_error(self, index: int) -> None:
-        """It can be found out again."""
+        """The item can be read again."""
         self._errors.pop(index, None)
 
     def refuse(self, index: int, error: Exception) -> None:
-        """The item was not submitted: *error* says more than its outcome does."""
+        """The item could not be submitted; *error* says more than its outcome."""
         self._refused[index] = error
         self._notify(index, None)
 
     def abandon(self, error: KineticError, items: Iterable[int] | None = None) -> None:
-        """Tell everybody who waits for *items*, for any without them, that nothing more comes."""
+        """Nobody submits *items* (None: any) any more: raise *error* where they are awaited."""
         concerned = None if items is None else {*items}
         self._abandonment = _Abandonment(error, concerned)
         for index in [*self._waiters, 0] if concerned is None else [*concerned]:
@@ -292,7 +292,7 @@ class Submission(ItemStates):
     def is_over(
         self, index: int, number: int, seen: Observation | None, before: Observation | None
     ) -> bool:
-        """What the platform answered about an attempt: whether that has ended; else it is noted.
+        """Whether an attempt has ended, by the platform's answer about it, which is noted if not.
 
         It has ended, too, when somebody has claimed it and nothing of it is there.
         """
@@ -304,7 +304,7 @@ class Submission(ItemStates):
         return False
 
     async def look_at_each(self, indices: Collection[int]) -> None:
-        """`look_at_all`, where a forged outcome fails its item and is no trouble of the others.
+        """`look_at_all`; a forged outcome is the error of its item, not of the others.
 
         Raises:
             WireError: A request is damaged, which concerns them all.
@@ -338,7 +338,7 @@ class Submission(ItemStates):
         return item
 
     async def _sound_outcome(self, index: int, number: int) -> wire.Item | None:
-        """`look_at_outcome`; of a damaged body the signed header counts, which a look reads."""
+        """`look_at_outcome`; None if its body is damaged: `look` reads the signed header then."""
         try:
             return await self.look_at_outcome(index, number)
         except WireError as exc:
@@ -359,7 +359,7 @@ class Submission(ItemStates):
         return self._items[index]
 
     async def keep_looking(self, index: int) -> None:
-        """Look now and then until the item is final, for what the platform had no chance to tell.
+        """Look now and then until the item is final, in case the platform never tells.
 
         It may never have been launched, or be gone since before it was watched. Who
         waits is told what is definite, and that nobody has answered for a minute.
@@ -386,7 +386,7 @@ class Submission(ItemStates):
         return self.attempt(index, number).executor is not None
 
     async def see_through(self, indices: Collection[int]) -> list[int]:
-        """Nobody holds the submission: close what has ended, and say what never will.
+        """Close what has ended of a submission without a submitter; the items that never will end.
 
         What still runs commits its own outcome; the platform will tell. What
         was stopped and still runs is taken off the platform. What is forged
@@ -423,7 +423,7 @@ class Submission(ItemStates):
     async def _find(
         self, attempts: Collection[tuple[int, int]]
     ) -> dict[tuple[int, int], Observation]:
-        """What the platform says of *attempts*, asked at once."""
+        """What the platform says of *attempts*, in one request."""
         names = {self.identity.attempt_name(*one): one for one in attempts}
         found = await self._cluster.find(names=[*names]) if names else []
         return {names[seen.name]: seen for seen in found}
@@ -431,7 +431,7 @@ class Submission(ItemStates):
     async def _close(
         self, index: int, number: int, seen: Observation | None, known: str | None
     ) -> bool:
-        """Close it if the evidence allows that; True when it turns out to be alive."""
+        """Close the attempt if it is proven to be over; True if it turns out to be alive."""
         if seen is not None and seen.name != self.identity.attempt_name(index, number):
             return False  # the end of another attempt says nothing about this one
         claimant = self.attempt(index, number).executor
@@ -568,7 +568,7 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 10.0
 
 
 class Parting(Protocol):
-    """What has to be left before the session ends: a batch, which stands above it."""
+    """What must stop submitting before the session ends; batches register themselves."""
 
     async def part(self, why: str) -> None:
         """Stop submitting at once."""
@@ -576,7 +576,7 @@ class Parting(Protocol):
 
 
 class Session:
-    """Routes the platform's words to the submissions they are about.
+    """One opened platform: its watch, and the submissions that are followed by it.
 
     What this client starts carries its label and needs one watch; a submission
     of another process gets a watch of its own. Batches and submissions are
@@ -622,7 +622,7 @@ class Session:
         return known
 
     def watch(self, submission: Submission) -> None:
-        """Hear of all its attempts, also of those that other clients have started."""
+        """Follow all its attempts, also those that other clients start."""
         label = {LABEL_SUBMISSION: submission.identity.id}
         self._ensure_watch(submission.identity.id, label)
 
@@ -720,7 +720,7 @@ class Session:
         seen: Observation | None,
         claimant: str | None = None,
     ) -> None:
-        """Find out how an attempt has ended; None: it is gone from the platform.
+        """Queue an attempt that has ended, to find out how; *seen* None: the platform forgot it.
 
         *claimant* is who was known to have claimed it before the platform was asked.
         """
@@ -728,7 +728,7 @@ class Session:
         self._call_resolver()
 
     def _call_resolver(self) -> None:
-        """See in the next turn of the loop whether one more has to work on what has ended."""
+        """In the next turn of the loop, start one more worker if there is work left."""
         if not self._resolver_comes:
             self._resolver_comes = True
             asyncio.get_running_loop().call_soon(self._send_resolver)
@@ -740,7 +740,7 @@ class Session:
             self.spawn(self._resolve_some(), name="settler")
 
     async def _resolve_some(self) -> None:
-        """Settle until nothing is left; a task for each would cost more than the settling."""
+        """Work until the queue is empty; a task for each attempt would cost more than the work."""
         count = 0
         try:
             while self._unsettled:
