@@ -63,7 +63,7 @@ async def delete_batch(
         if jobs:  # it may have started something in between
             await cluster.delete(labels=labels)
             await job_spec.until_gone(session, (), GONE_S, labels=labels)
-    for part in ("inputs/", "done/", "attempts/", "values/", "arrays/", "control/", "lease"):
+    for part in ("inputs/", "done/", "attempts/", "values/", "arrays/", "lease", "control/"):
         await store.delete([one.name for one in await store.list(f"{scope}{part}")])
     await store.delete([identity.entry])
     await cluster.drop_secret([identity.id])
