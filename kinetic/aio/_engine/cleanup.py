@@ -7,6 +7,7 @@ have a machine made for it, only to find that out; and what it reads may be gone
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Iterable
 
 from absl import logging
@@ -18,7 +19,7 @@ from kinetic.aio._engine.control_log import ControlLog
 from kinetic.aio._engine.session import LABEL_ROUND, LABEL_SUBMISSION, Identity, Session, Submission
 from kinetic.aio._net.retry import retry_forever
 from kinetic.aio.ports import Cluster
-from kinetic.errors import KineticError, Unavailable
+from kinetic.errors import KineticError, NotFound, Unavailable
 
 __all__ = ["delete_all", "delete_batch", "delete_unwanted", "take_back", "withdraw_idle"]
 
@@ -63,7 +64,7 @@ async def delete_batch(
         if jobs:  # it may have started something in between
             await cluster.delete(labels=labels)
             await job_spec.until_gone(session, (), GONE_S, labels=labels)
-    for part in ("inputs/", "done/", "attempts/", "values/", "arrays/", "lease", "control/"):
+    for part in ("inputs/", "done/", "attempts/", "values/", "arrays/", "control/", "lease"):
         await store.delete([one.name for one in await store.list(f"{scope}{part}")])
     await store.delete([identity.entry])
     await cluster.drop_secret([identity.id])
@@ -71,11 +72,15 @@ async def delete_batch(
 
 
 async def _until_let_go(session: Session, identity: Identity) -> None:
-    """Wait until no process submits it any more."""
+    """Wait until no process submits it any more, nor ever will."""
     store, clock, scope = session.platform.store, session.platform.clock, identity.scope
     try:
         async with asyncio.timeout(GONE_S):
-            await _lease.until_abandoned(store, scope, identity.submitter, clock)
+            lease = await _lease.until_abandoned(store, scope, identity.submitter, clock)
+            if lease is not None and lease.held:
+                # Its owner may only be asleep, and must not go on once the requests are deleted.
+                with contextlib.suppress(NotFound):
+                    await _lease.acquire(store, scope, identity.submitter, clock, force=True)
     except TimeoutError:
         found = await _lease.read(store, scope)
         owner = found[0].owner if found else identity.submitter
