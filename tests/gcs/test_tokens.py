@@ -14,14 +14,14 @@ from typing import Any
 
 import pytest
 
+from kinetic.aio._net.retry import RetryPolicy
 from kinetic.aio._net.tokens import Credentials
-from kinetic.aio.gcs.http import Patience
 from kinetic.aio.gcs.store import GcsStore
 from kinetic.errors import AuthError, BackendError, Unavailable
 from tests.gcs.conftest import QUICK
 from tests.gcs.server import GcsServer
 
-SHORT = replace(QUICK, connect_s=5.0, patience=Patience(total_s=0.01))
+SHORT = replace(QUICK, connect_s=5.0, retry=RetryPolicy(total_s=0.01))
 
 
 @pytest.fixture(autouse=True)
@@ -192,7 +192,6 @@ async def test_a_proxy_of_the_environment_is_used(
 
 NOWHERE = """
 import asyncio
-from kinetic.aio.gcs.http import Patience
 from kinetic.aio.gcs.store import GcsStore
 from kinetic.errors import AuthError
 

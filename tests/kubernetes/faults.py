@@ -12,9 +12,9 @@ from typing import Any, Self
 
 from aiohttp import web
 
+from kinetic.aio._net.retry import RetryPolicy
 from kinetic.aio.kubernetes.api import Limits
 from kinetic.aio.kubernetes.credentials import ClusterCredentials, Fresh, TokenCache
-from kinetic.aio.kubernetes.http import Patience
 
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
@@ -166,7 +166,7 @@ def stream(*pieces: bytes, then: str = "end", code: int = 200) -> Handler:
 LIMITS = Limits(
     connect_s=30.0,
     idle_s=30.0,
-    patience=Patience(total_s=30.0, first_s=0.005, longest_s=0.02),
+    retry=RetryPolicy(total_s=30.0, first_s=0.005, longest_s=0.02),
 )
 """The server is in this very process: when that stands still, both do, and it counts as silence."""
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 import asyncio
 import datetime
 import enum
+import itertools
 import json
-import random
 import ssl
 import urllib.parse
 import urllib.request
@@ -20,11 +20,9 @@ from contextlib import asynccontextmanager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-import tenacity
-from absl import logging
-
 from kinetic._runner.protocol.gcs_names import Place
 from kinetic.aio._net.http import Sockets, retry_after
+from kinetic.aio._net.retry import Outage, RetryPolicy, retry
 from kinetic.aio._net.tokens import Credentials
 from kinetic.aio.ports import ObjectInfo
 from kinetic.errors import (
@@ -52,14 +50,13 @@ __all__ = [
     "Http",
     "Limits",
     "Location",
-    "Patience",
     "Refusal",
     "Verb",
     "described",
     "explained",
+    "forgiving",
     "is_damage",
     "is_passing",
-    "persist",
 ]
 
 
@@ -78,14 +75,14 @@ class Refusal(Exception):
     """The server answered, with something else than what was asked for.
 
     It stays within the adapter: `explained` makes of it what users see.
-    ``wait_s`` is the server's own wish, from Retry-After.
+    ``retry_after`` is the server's own wish, in seconds.
     """
 
-    def __init__(self, status: int, text: str = "", wait_s: float | None = None) -> None:
-        super().__init__(status, text, wait_s)
+    def __init__(self, status: int, text: str = "", retry_after: float | None = None) -> None:
+        super().__init__(f"it answers {status}")
         self.status = status
         self.text = text
-        self.wait_s = wait_s
+        self.retry_after = retry_after
 
 
 class Damaged(WireError):
@@ -145,13 +142,13 @@ def explained(refusal: Refusal, verb: Verb, bucket: str, name: str) -> BackendEr
                 f"{what}: too many requests for Cloud Storage ({said}); try again later, with "
                 "fewer at a time",
                 retryable=True,
-                retry_after=refusal.wait_s,
+                retry_after=refusal.retry_after,
             )
         case status if status in PASSING:
             return Unavailable(
                 f"{what}: Cloud Storage answered {status} for too long ({said}); try again later",
                 retryable=True,
-                retry_after=refusal.wait_s,
+                retry_after=refusal.retry_after,
             )
         case status:
             return BackendError(f"{what}: Cloud Storage answered {status} ({said})")
@@ -212,111 +209,16 @@ class Location(Place):
 T = TypeVar("T")
 
 DAMAGED_TRIES = 3
-QUIET_S = 5.0
-"""Failing for longer than this is told to the user."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Patience:
-    """Seconds: how long to go on without progress, and the bounds of one random wait."""
+def forgiving() -> Callable[[BaseException], bool]:
+    """For one piece of work: what may pass, and content that was damaged on its way, twice."""
+    damaged = itertools.count(1)
 
-    total_s: float = 120.0
-    first_s: float = 0.2
-    longest_s: float = 10.0
+    def may_pass(failure: BaseException) -> bool:
+        return next(damaged) < DAMAGED_TRIES if is_damage(failure) else is_passing(failure)
 
-
-class _Trying:
-    """One piece of work under way: since when it fails, and how often it has."""
-
-    def __init__(self, patience: Patience, progress: Callable[[], int] | None, what: str) -> None:
-        self._patience = patience
-        self._progress = progress
-        self._what = what
-        self._reached = progress() if progress else 0
-        self._since: float | None = None
-        self._failures = 0
-        self._damaged = 0
-        self._told = False
-
-    def retries(self, failure: BaseException) -> bool:
-        if is_damage(failure):
-            self._damaged += 1
-            return self._damaged < DAMAGED_TRIES
-        return is_passing(failure)
-
-    def wait(self, state: tenacity.RetryCallState) -> float:
-        now = asyncio.get_running_loop().time()
-        if self._progress and (reached := self._progress()) > self._reached:
-            self._reached, self._failures, self._since = reached, 0, None
-        if self._since is None:
-            self._since = now
-        self._failures += 1
-        ceiling = self._patience.first_s * 2 ** min(self._failures - 1, 30)
-        jittered = random.uniform(0, min(self._patience.longest_s, ceiling))
-        wished = getattr(_failure(state), "wait_s", None)
-        return jittered if wished is None else wished + random.uniform(0, self._patience.first_s)
-
-    def stop(self, state: tenacity.RetryCallState) -> bool:
-        now = asyncio.get_running_loop().time()
-        since = now if self._since is None else self._since
-        return now + state.upcoming_sleep - since > self._patience.total_s
-
-    def tell(self, state: tenacity.RetryCallState) -> None:
-        failure, failing = _failure(state), 0.0
-        if self._since is not None:
-            failing = asyncio.get_running_loop().time() - self._since
-        if failing > QUIET_S and not self._told:
-            self._told = True
-            why = f"it answers {failure.status}" if isinstance(failure, Refusal) else failure
-            logging.warning(
-                "Cloud Storage fails at %s for %.0f s now (%s); trying on for up to %.0f s",
-                self._what,
-                failing,
-                why,
-                self._patience.total_s - failing,
-            )
-
-
-def _failure(state: tenacity.RetryCallState) -> BaseException | None:
-    return state.outcome.exception() if state.outcome is not None else None
-
-
-async def persist(
-    work: Callable[[], Awaitable[T]],
-    patience: Patience,
-    *,
-    what: str,
-    progress: Callable[[], int] | None = None,
-) -> T:
-    """Do *work* until it succeeds, fails for good, or patience ends; then its last failure.
-
-    *progress* counts what is done already; as long as it grows, patience does not end.
-    """
-    trying = _Trying(patience, progress, what)
-    try:
-        return await work()
-    except Exception as exc:
-        if not (is_passing(exc) or is_damage(exc)):
-            raise
-        failed: Exception | None = exc
-
-    async def again() -> T:
-        """The first time it is what has failed already: most requests never come here."""
-        nonlocal failed
-        if failed is not None:
-            failure, failed = failed, None
-            raise failure
-        return await work()
-
-    retrying = tenacity.AsyncRetrying(
-        sleep=asyncio.sleep,
-        retry=tenacity.retry_if_exception(trying.retries),
-        wait=trying.wait,
-        stop=trying.stop,
-        before_sleep=trying.tell,
-        reraise=True,
-    )
-    return await retrying(again)
+    return may_pass
 
 
 ENDPOINT = "https://storage.googleapis.com"
@@ -342,7 +244,7 @@ class Limits:
     piece_bytes: int = 1024 * 1024
     part_bytes: int = 32 * 1024 * 1024
     page: int = 1000
-    patience: Patience = field(default_factory=Patience)
+    retry: RetryPolicy = field(default_factory=RetryPolicy)
 
 
 class Http:
@@ -373,6 +275,7 @@ class Http:
         self._session: aiohttp.ClientSession | None = None
         self._storage: Storage | None = None
         self._sockets = Sockets()
+        self._outage = Outage("Cloud Storage")
         self._slots = asyncio.Semaphore(limits.connections)
         self._transfers = asyncio.Semaphore(limits.transfers)
         self._closed = False
@@ -421,8 +324,13 @@ class Http:
             self._credentials.forget(token or self._credentials.last)
             return await once()
 
-        what = f"{verb.value[0]} {name}"
-        return await persist(with_a_token, self.limits.patience, what=what, progress=progress)
+        return await retry(
+            with_a_token,
+            self.limits.retry,
+            self._outage,
+            is_passing=forgiving(),
+            progress=progress,
+        )
 
     def explained(self, refusal: Refusal, verb: Verb, name: str) -> Exception:
         """What users see of *refusal*."""

@@ -8,10 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import tenacity
-
 from kinetic import configuration
 from kinetic.aio._net.http import Sockets
+from kinetic.aio._net.retry import Outage, RetryPolicy, retry
 from kinetic.aio._net.tokens import Credentials
 from kinetic.errors import (
     AuthError,
@@ -77,16 +76,15 @@ class Http:
             Unavailable: It does not answer.
             ClientClosed: This was closed.
         """
-        policy = tenacity.AsyncRetrying(
-            retry=tenacity.retry_if_exception_type(_Passing),
-            wait=tenacity.wait_random_exponential(multiplier=0.25, max=8),
-            stop=tenacity.stop_after_delay(self._patience),
-            reraise=True,
-        )
+        host = url.split("/")[2]
         try:
-            return await policy(self._once, method, url, headers, authorized)
+            return await retry(
+                lambda: self._once(method, url, headers, authorized),
+                RetryPolicy(total_s=self._patience),
+                Outage(host),
+                is_passing=lambda failure: isinstance(failure, _Passing),
+            )
         except _Passing as exc:
-            host = url.split("/")[2]
             raise Unavailable(
                 f"{host} did not answer for {self._patience:g} s ({exc}); check the network, "
                 "or try again later",

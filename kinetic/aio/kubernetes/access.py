@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, cast
 import anyio.to_thread
 
 from kinetic._messages import one_line, suggest
+from kinetic.aio._net.retry import Outage, RetryPolicy, retry
 from kinetic.aio._net.tokens import Credentials
 from kinetic.aio.kubernetes.credentials import (
     Access,
@@ -33,11 +34,8 @@ from kinetic.aio.kubernetes.exec_plugin import Plugin, Reply
 from kinetic.aio.kubernetes.http import (
     Connections,
     HttpError,
-    News,
-    Patience,
     Request,
     Response,
-    persist,
 )
 from kinetic.configuration import Target
 from kinetic.errors import (
@@ -459,7 +457,7 @@ class _Google:
 
 
 async def open_gke(
-    target: Target, environ: Mapping[str, str], patience: Patience | None = None
+    target: Target, environ: Mapping[str, str], policy: RetryPolicy | None = None
 ) -> Access:
     """Access to the cluster of project, zone and name that *target* has.
 
@@ -472,7 +470,7 @@ async def open_gke(
         await anyio.to_thread.run_sync(importlib.import_module, module)
     credentials = Credentials()
     try:
-        described = await _described(target, environ, credentials, patience or Patience())
+        described = await _described(target, environ, credentials, policy or RetryPolicy())
         server, ca = _address(described, target)
         context = await anyio.to_thread.run_sync(trusting, ca)
         return Access(
@@ -491,7 +489,7 @@ def _name(target: Target) -> str:
 
 
 async def _described(
-    target: Target, environ: Mapping[str, str], credentials: Credentials, patience: Patience
+    target: Target, environ: Mapping[str, str], credentials: Credentials, policy: RetryPolicy
 ) -> dict[str, Any]:
     endpoint = (environ.get(ENDPOINT_VARIABLE) or ENDPOINT).rstrip("/")
     secure = endpoint.startswith("https:")
@@ -506,10 +504,10 @@ async def _described(
     parts = ("projects", target.project or "", "locations", target.zone, "clusters", target.cluster)
     one = "/v1/" + "/".join(urllib.parse.quote(part, safe="") for part in parts)
     try:
-        return await _asked(http, one, target, patience)
+        return await _asked(http, one, target, policy)
     except _Missing:
         every = f"{one.partition('/locations/')[0]}/locations/-/clusters"
-        raise await _no_such(http, every, target, patience) from None
+        raise await _no_such(http, every, target, policy) from None
     finally:
         await http.aclose()
 
@@ -519,26 +517,26 @@ class _Missing(BackendError):
 
 
 async def _asked(
-    http: Connections, path: str, target: Target, patience: Patience
+    http: Connections, path: str, target: Target, policy: RetryPolicy
 ) -> dict[str, Any]:
     ask = Request(method="GET", path=path, words=f"look up {_name(target)}")
 
     async def once() -> dict[str, Any]:
-        raw = await http.send(ask, None, "", IDLE_S)
+        try:
+            raw = await http.send(ask, None, "", IDLE_S)
+        except HttpError as refusal:
+            raise _explained(refusal.answer, target) from None
         return Response(status=200, text=raw.decode(errors="replace")).body
 
-    def explain(refusal: HttpError) -> BackendError:
-        return _explained(refusal.answer, target)
-
-    return await persist(once, patience, explain, News(patience))
+    return await retry(once, policy, Outage("Google's container API"))
 
 
 async def _no_such(
-    http: Connections, path: str, target: Target, patience: Patience
+    http: Connections, path: str, target: Target, policy: RetryPolicy
 ) -> ConfigurationError:
     """Say which clusters there are: mostly it is the zone, or a name nearly right."""
     try:
-        answer = await _asked(http, path, target, patience)
+        answer = await _asked(http, path, target, policy)
         found: list[dict[str, Any]] = answer.get("clusters") or []
         there = ", ".join(sorted(f"{one['name']} in {one['location']}" for one in found)[:10])
         hint = f"it has {there}" if there else "it has none"
