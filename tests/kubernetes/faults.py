@@ -13,8 +13,9 @@ from typing import Any, Self
 from aiohttp import web
 
 from kinetic.aio._net.retry import RetryPolicy
+from kinetic.aio._net.tokens import Fresh, TokenCache
 from kinetic.aio.kubernetes.api import Limits
-from kinetic.aio.kubernetes.credentials import ClusterCredentials, Fresh, TokenCache
+from kinetic.aio.kubernetes.credentials import ClusterCredentials
 
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
@@ -178,6 +179,6 @@ class Tokens:
         self.made = 0
         self.passes = TokenCache(self._renew, "a test")
 
-    async def _renew(self) -> Fresh:
+    async def _renew(self) -> Fresh[ClusterCredentials]:
         self.made += 1
-        return Fresh(shown=ClusterCredentials(authorization=f"Bearer token-{self.made}"))
+        return Fresh(value=ClusterCredentials(authorization=f"Bearer token-{self.made}"))

@@ -12,8 +12,9 @@ import pytest
 from aiohttp import web
 
 from kinetic.aio._net.retry import RetryPolicy
+from kinetic.aio._net.tokens import Fresh, TokenCache
 from kinetic.aio.kubernetes.api import Api, Limits
-from kinetic.aio.kubernetes.credentials import Access, ClusterCredentials, Fresh, TokenCache
+from kinetic.aio.kubernetes.credentials import Access, ClusterCredentials
 from kinetic.aio.kubernetes.gke import GkeCluster
 from kinetic.aio.kubernetes.manifests import START_TIMEOUT
 from kinetic.aio.kubernetes.tables import ENDED, End, Rhythm
@@ -46,8 +47,8 @@ def world(server: FaultServer) -> World:
     return made
 
 
-async def _fresh() -> Fresh:
-    return Fresh(shown=ClusterCredentials())
+async def _fresh() -> Fresh[ClusterCredentials]:
+    return Fresh(value=ClusterCredentials())
 
 
 @pytest.fixture

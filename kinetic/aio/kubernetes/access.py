@@ -18,15 +18,12 @@ import anyio.to_thread
 
 from kinetic._messages import one_line, suggest
 from kinetic.aio._net.retry import Outage, RetryPolicy, retry
-from kinetic.aio._net.tokens import Credentials
+from kinetic.aio._net.tokens import Credentials, Fresh, Revoked, TokenCache, lasting
 from kinetic.aio.kubernetes.credentials import (
     Access,
     Certificates,
     ClusterCredentials,
     Contexts,
-    Fresh,
-    OtherCluster,
-    TokenCache,
     proxy_for,
     trusting,
 )
@@ -175,9 +172,6 @@ def _entry(merged: ConfigNode, kind: str, name: str, whose: str) -> ConfigNode:
 REREAD_S = 60.0
 """How often a file with a token is read again: whoever writes it does so before it ends."""
 
-EARLY, LATE = 0.2, 0.05
-"""Parts of a reply's life that are left when its plugin is run beside, and instead of, requests."""
-
 
 async def open_context(name: str, environ: Mapping[str, str]) -> Access:
     """Access by the context *name* of the files in KUBECONFIG, else ``~/.kube/config``.
@@ -212,11 +206,11 @@ class _Source:
         self._contexts = Contexts()
         self._provider = _Provider()
 
-    async def renew(self) -> Fresh:
+    async def renew(self) -> Fresh[ClusterCredentials]:
         first, asked = self._first, time.time()
         context = await anyio.to_thread.run_sync(read_context, first.name, self._environ)
         if context.server != first.server:
-            raise OtherCluster(
+            raise Revoked(
                 f"the context {context.name!r} names the server {context.server} now, and this "
                 f"client was opened for {first.server}; open another"
             )
@@ -228,11 +222,10 @@ class _Source:
             header = await self._provider.header(section, context.name)
         shown = await anyio.to_thread.run_sync(self._pass, context, reply, header)
         if reply is not None and reply.until is not None:
-            life, until = reply.until - asked, reply.until
-            return Fresh(shown=shown, early=until - EARLY * life, late=until - LATE * life)
+            return lasting(shown, asked, reply.until)
         if context.user.text("tokenFile") or header:
-            return Fresh(shown=shown, early=asked + REREAD_S)
-        return Fresh(shown=shown)
+            return Fresh(value=shown, early=asked + REREAD_S)
+        return Fresh(value=shown)
 
     async def _plugin(self, context: Context) -> Reply:
         told = await anyio.to_thread.run_sync(_told, context)
@@ -377,9 +370,9 @@ async def open_pod(environ: Mapping[str, str]) -> Access:
         _, token, ca = _loaded(environ, account)
         return ClusterCredentials(authorization=token, tls=contexts.context(Certificates(ca=ca)))
 
-    async def renew() -> Fresh:
+    async def renew() -> Fresh[ClusterCredentials]:
         early = time.time() + ACCOUNT_REREAD_S
-        return Fresh(shown=await anyio.to_thread.run_sync(read), early=early)
+        return Fresh(value=await anyio.to_thread.run_sync(read), early=early)
 
     name = "the cluster of this pod"
     passes = TokenCache(renew, name)
@@ -449,8 +442,8 @@ class _Google:
             self._shown = ClusterCredentials(authorization=header, tls=self._tls)
         return self._shown
 
-    def forget(self, shown: ClusterCredentials) -> None:
-        self._credentials.forget(shown.authorization.removeprefix("Bearer "))
+    def forget(self, value: ClusterCredentials) -> None:
+        self._credentials.forget(value.authorization.removeprefix("Bearer "))
 
     async def aclose(self) -> None:
         await self._credentials.aclose()
