@@ -6,8 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
+from kinetic.aio._net.http import HttpError
 from kinetic.aio._net.retry import Outage, RetryPolicy, retry
-from kinetic.aio.gcs.http import Damaged, Refusal, forgiving
+from kinetic.aio.gcs.http import Damaged, forgiving
 from kinetic.errors import AuthError, Unavailable
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.looptime(start=0)]
@@ -31,9 +32,9 @@ async def tries(failures: Callable[[int], BaseException]) -> int:
 @pytest.mark.parametrize(
     "failure",
     [
-        Refusal(503),
-        Refusal(429),
-        Refusal(403, '{"error": {"errors": [{"reason": "rateLimitExceeded"}]}}'),
+        HttpError(503),
+        HttpError(429),
+        HttpError(403, '{"error": {"errors": [{"reason": "rateLimitExceeded"}]}}'),
         Unavailable("cut", retryable=True),
     ],
 )
@@ -42,11 +43,12 @@ async def test_what_passes_is_tried_again(failure: Exception) -> None:
 
 
 @pytest.mark.parametrize(
-    "failure", [Refusal(404), Refusal(412), Refusal(403), AuthError("no"), ValueError("a bug")]
+    "failure",
+    [HttpError(404), HttpError(412), HttpError(403), AuthError("no"), ValueError("a bug")],
 )
 async def test_what_does_not_pass_is_not_tried_again(failure: Exception) -> None:
     assert await tries(lambda n: failure) == 1
 
 
 async def test_damage_is_tried_three_times() -> None:
-    assert await tries(lambda n: Damaged("x") if n % 2 else Refusal(400, "CRC32C differs")) == 3
+    assert await tries(lambda n: Damaged("x") if n % 2 else HttpError(400, "CRC32C differs")) == 3

@@ -6,11 +6,10 @@ import asyncio
 
 import pytest
 
+from kinetic.aio._net.http import HttpError
 from kinetic.aio._net.retry import Outage, RetryPolicy
 from kinetic.aio.kubernetes.http import (
-    HttpError,
     Request,
-    Response,
     explained,
     persist,
 )
@@ -36,11 +35,11 @@ class Work:
 
 
 def refusal(status: int, wish_s: float | None = None, text: str = "") -> HttpError:
-    return HttpError(Response(status=status, text=text, wish_s=wish_s))
+    return HttpError(status, text, wish_s)
 
 
 def explain(refused: HttpError) -> BackendError:
-    return explained(refused.answer, ASK, "c")
+    return explained(refused, ASK, "c")
 
 
 async def tried(work: Work, *, had_right: bool = False) -> str:
@@ -80,7 +79,7 @@ async def test_a_right_that_there_was_is_waited_for_but_not_for_long() -> None:
 
 async def test_the_body_may_say_when_to_come_again() -> None:
     body = '{"kind": "Status", "message": "m", "details": {"retryAfterSeconds": 4}}'
-    error = explained(refusal(429, text=body).answer, ASK, "c")
+    error = explained(refusal(429, text=body), ASK, "c")
     assert isinstance(error, Throttled)
     assert error.retry_after == 4.0
-    assert refusal(429, 1.0, body).answer.wait_s == 1.0
+    assert explained(refusal(429, 1.0, body), ASK, "c").retry_after == 1.0

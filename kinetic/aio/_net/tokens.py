@@ -13,21 +13,30 @@ import os
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from absl import logging
 
 from kinetic._tasks import shared
-from kinetic.aio._net.http import Sockets
+from kinetic.aio._net.http import HttpClient, HttpError
 from kinetic.errors import AuthError, BackendError, ClientClosed, ConfigurationError, Unavailable
 
 if TYPE_CHECKING:
-    import aiohttp
     from gcloud.aio.auth import Token
 
-__all__ = ["SCOPE", "Credentials", "Fresh", "Revoked", "TokenCache", "lasting"]
+__all__ = [
+    "SCOPE",
+    "Credentials",
+    "Fresh",
+    "Revoked",
+    "TokenCache",
+    "TokenSource",
+    "lasting",
+    "with_token",
+]
 
 T = TypeVar("T")
+R = TypeVar("R")
 
 EARLY, LATE = 0.2, 0.05
 """Parts of a life that are left when it is renewed beside, and instead of, the requests."""
@@ -53,6 +62,46 @@ def lasting(value: T, asked: float, until: float) -> Fresh[T]:
     """Credentials that were *asked* for then, and are good *until* then."""
     life = until - asked
     return Fresh(value=value, early=until - EARLY * life, late=until - LATE * life)
+
+
+class TokenSource(Protocol[T]):
+    """Gives out credentials, and gets new ones in time."""
+
+    async def get(self) -> T:
+        """Credentials that are valid now.
+
+        Raises:
+            AuthError: There are none to get.
+            Unavailable: Whoever gives them does not answer, or has given some before.
+            ClientClosed: This was closed.
+        """
+        ...
+
+    def forget(self, value: T) -> None:
+        """A server has refused *value*: get another before the next request."""
+        ...
+
+    async def aclose(self) -> None: ...
+
+
+def _is_refused(failure: Exception) -> bool:
+    return isinstance(failure, HttpError) and failure.status == 401
+
+
+async def with_token(
+    tokens: TokenSource[T],
+    request: Callable[[T], Awaitable[R]],
+    is_refused: Callable[[Exception], bool] = _is_refused,
+) -> R:
+    """Make *request* with credentials, and once more with others if these are refused."""
+    shown = await tokens.get()
+    try:
+        return await request(shown)
+    except Exception as exc:
+        if not is_refused(exc):
+            raise
+    tokens.forget(shown)
+    return await request(await tokens.get())
 
 
 class TokenCache(Generic[T]):
@@ -86,13 +135,7 @@ class TokenCache(Generic[T]):
             raise
 
     async def get(self) -> T:
-        """Credentials that are valid now.
-
-        Raises:
-            AuthError: There are none to get.
-            Unavailable: Whoever gives them does not answer, or has given some before.
-            ClientClosed: This was closed.
-        """
+        """See `TokenSource`."""
         if self._closed:
             raise ClientClosed(f"the client of {self._name} is closed; open another")
         now, fresh = self._clock(), self._fresh
@@ -102,13 +145,8 @@ class TokenCache(Generic[T]):
             return fresh.value
         return await shared(self._start(), f"the client of {self._name}")
 
-    @property
-    def last(self) -> T | None:
-        """What was given out last, if it can be given out still."""
-        return None if self._fresh is None else self._fresh.value
-
-    def forget(self, value: T | None) -> None:
-        """A server has refused *value*: get another before the next request."""
+    def forget(self, value: T) -> None:
+        """See `TokenSource`."""
         if self._fresh is not None and self._fresh.value == value:
             self._fresh = None
 
@@ -158,15 +196,12 @@ class Credentials(TokenCache[str]):
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         super().__init__(self._asked, "Google's APIs", clock)
         self._token: Token | None = None
-        self._session: aiohttp.ClientSession | None = None
-        self._sockets = Sockets()
+        self._http = HttpClient("the client of Google's APIs", connect_s=5.0, trust_env=True)
 
     async def aclose(self) -> None:
         """End a renewal under way and close its connections."""
         await super().aclose()
-        if self._session is not None:
-            await self._session.close()
-            await self._sockets.closed()
+        await self._http.aclose()
 
     async def _asked(self) -> Fresh[str]:
         token = self._token
@@ -180,17 +215,10 @@ class Credentials(TokenCache[str]):
         return lasting(answer.value, asked, asked + answer.expires_in)
 
     def _open(self) -> Token:
-        import aiohttp
         from gcloud.aio.auth import Token
 
-        if self._session is None:
-            timeout = aiohttp.ClientTimeout(total=REFRESH_S, sock_connect=5)
-            connector = aiohttp.TCPConnector(socket_factory=self._sockets.make)
-            self._session = aiohttp.ClientSession(
-                connector=connector, timeout=timeout, trust_env=True
-            )
         named = os.environ.get(VARIABLE, "")
-        session: Any = self._session  # the library's types say that it wants another one
+        session: Any = self._http.session()  # the library's types say that it wants another one
         try:
             token = Token(session=session, scopes=[SCOPE])
         except FileNotFoundError as exc:

@@ -21,8 +21,9 @@ import anyio.to_thread
 from absl import logging
 
 from kinetic._tasks import asked_to_end, release
+from kinetic.aio._net.http import HttpError
 from kinetic.aio._net.retry import Outage, RetryPolicy, growing, retry
-from kinetic.aio._net.tokens import Credentials
+from kinetic.aio._net.tokens import Credentials, with_token
 from kinetic.aio.images.registry import Http
 from kinetic.errors import (
     AuthError,
@@ -80,15 +81,17 @@ class BuildLog:
             Unavailable: The server does not answer.
         """
         headers = {"Range": f"bytes={self._read}-", "Accept-Encoding": "identity"}
-        answer = await self._http.ask("GET", f"{self._url}?alt=media", headers)
-        if answer.status in (401, 403):
-            raise AuthError(
-                f"it was refused ({answer.status}): you need storage.objects.get on the bucket "
-                "of builds, which roles/storage.objectAdmin has"
-            )
-        body = answer.body if answer.status in (200, 206) else b""
-        if answer.status == 200:  # it does not know ranges
-            body = body[self._read :]
+        try:
+            answer = await self._http.ask("GET", f"{self._url}?alt=media", headers)
+        except HttpError as exc:
+            if exc.status in (401, 403):
+                raise AuthError(
+                    f"it was refused ({exc.status}): you need storage.objects.get on the bucket "
+                    "of builds, which roles/storage.objectAdmin has"
+                ) from exc
+            body = b""  # there is none yet, or no more than was read
+        else:  # 206, or the whole from a server that does not know ranges
+            body = answer.body[self._read if answer.status == 200 else 0 :]
         self._read += len(body)
         *whole, self._rest = (self._rest + body).split(b"\n")
         if last and self._rest:
@@ -473,15 +476,11 @@ class Builder:
         call = functools.partial(call, request=request, retry=None, timeout=CALL_S)
         if self._credentials is None:
             return await call()
-        token = await self._credentials.get()
-        try:
-            return await call(metadata=[("authorization", f"Bearer {token}")])
-        except Exception as exc:
-            if not refuses_token(exc):
-                raise
-        self._credentials.forget(token)  # an old one: once more, with a new one
-        token = await self._credentials.get()
-        return await call(metadata=[("authorization", f"Bearer {token}")])
+        return await with_token(
+            self._credentials,
+            lambda token: call(metadata=[("authorization", f"Bearer {token}")]),
+            refuses_token,
+        )
 
     async def _opened(self) -> Any:
         self._check("is closed")

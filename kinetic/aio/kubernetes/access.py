@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, cast
 import anyio.to_thread
 
 from kinetic._messages import one_line, suggest
+from kinetic.aio._net.http import HttpError, json_object, proxy_for
 from kinetic.aio._net.retry import Outage, RetryPolicy, retry
 from kinetic.aio._net.tokens import Credentials, Fresh, Revoked, TokenCache, lasting
 from kinetic.aio.kubernetes.credentials import (
@@ -24,15 +25,12 @@ from kinetic.aio.kubernetes.credentials import (
     Certificates,
     ClusterCredentials,
     Contexts,
-    proxy_for,
     trusting,
 )
 from kinetic.aio.kubernetes.exec_plugin import Plugin, Reply
 from kinetic.aio.kubernetes.http import (
     Connections,
-    HttpError,
     Request,
-    Response,
 )
 from kinetic.configuration import Target
 from kinetic.errors import (
@@ -518,8 +516,8 @@ async def _asked(
         try:
             raw = await http.send(ask, None, "", IDLE_S)
         except HttpError as refusal:
-            raise _explained(refusal.answer, target) from None
-        return Response(status=200, text=raw.decode(errors="replace")).body
+            raise _explained(refusal, target) from None
+        return json_object(raw.decode(errors="replace"))
 
     return await retry(once, policy, Outage("Google's container API"))
 
@@ -541,10 +539,8 @@ async def _no_such(
     )
 
 
-def _explained(answer: Response, target: Target) -> BackendError:
-    error = cast("dict[str, Any]", answer.body.get("error") or {})
-    said = one_line(str(error.get("message") or answer.text or "no reason given"), 400)
-    what = f"cannot look up {_name(target)}"
+def _explained(answer: HttpError, target: Target) -> BackendError:
+    said, what = answer.said, f"cannot look up {_name(target)}"
     match answer.status:
         case 404:
             return _Missing(said)
@@ -565,13 +561,13 @@ def _explained(answer: Response, target: Target) -> BackendError:
             return Throttled(
                 f"{what}: too many requests ({said}); try again later",
                 retryable=True,
-                retry_after=answer.wait_s,
+                retry_after=answer.retry_after,
             )
         case status if status >= 500:
             return Unavailable(
                 f"{what}: Google's container API answered {status} ({said}); try again later",
                 retryable=True,
-                retry_after=answer.wait_s,
+                retry_after=answer.retry_after,
             )
         case status:
             return BackendError(f"{what}: Google's container API answered {status} ({said})")

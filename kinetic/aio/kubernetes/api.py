@@ -12,14 +12,13 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from absl import logging
 
+from kinetic.aio._net.http import HttpError
 from kinetic.aio._net.retry import Outage, RetryPolicy
 from kinetic.aio.kubernetes.credentials import Access
 from kinetic.aio.kubernetes.http import (
     RIGHTS,
     Connections,
-    HttpError,
     Request,
-    Response,
     explained,
     is_crowded,
     persist,
@@ -298,7 +297,7 @@ class Api:
     ) -> T:
         return await persist(
             work,
-            lambda refusal: explained(refusal.answer, ask, self.cluster),
+            lambda refusal: explained(refusal, ask, self.cluster),
             policy,
             self._outage,
             had_right=lambda: _key(ask) in self._had,
@@ -312,7 +311,7 @@ class Api:
             try:
                 raw = await self._http.send(ask, data, content_type, self._limits.idle_s)
             except HttpError as refusal:
-                turn.refused = is_crowded(refusal.answer)
+                turn.refused = is_crowded(refusal)
                 raise
             except Unavailable as exc:
                 turn.refused = isinstance(exc.__cause__, TimeoutError)
@@ -333,6 +332,6 @@ def _decoded(raw: bytes, ask: Request, cluster: str) -> dict[str, Any]:
     except ValueError:
         decoded = None
     if not isinstance(decoded, dict):
-        said = Response(status=200, text=raw[:4096].decode(errors="replace"))
+        said = HttpError(200, raw[:4096].decode(errors="replace"))
         raise explained(said, ask, cluster)
     return cast("dict[str, Any]", decoded)

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import ssl
 import tempfile
-import urllib.parse
-import urllib.request
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+
+from kinetic.aio._net.tokens import TokenSource
 
 __all__ = [
     "Access",
     "Certificates",
     "ClusterCredentials",
     "Contexts",
-    "CredentialsProvider",
-    "proxy_for",
     "trusting",
 ]
 
@@ -107,25 +104,6 @@ class ClusterCredentials:
     tls: ssl.SSLContext | None = None
 
 
-class CredentialsProvider(Protocol):
-    """Gives out passes, and gets new ones in time."""
-
-    async def get(self) -> ClusterCredentials:
-        """A pass that is valid now.
-
-        Raises:
-            AuthError: There is none to get.
-            Unavailable: Whoever gives them does not answer.
-        """
-        ...
-
-    def forget(self, value: ClusterCredentials) -> None:
-        """The server has refused *value*: do not hand it out again."""
-        ...
-
-    async def aclose(self) -> None: ...
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Access:
     """One cluster, as one client reaches it.
@@ -139,16 +117,8 @@ class Access:
 
     server: str
     name: str
-    passes: CredentialsProvider
+    passes: TokenSource[ClusterCredentials]
     namespace: str = "default"
     tls_name: str | None = None
     proxy: str | None = None
     headers: tuple[tuple[str, str], ...] = ()
-
-
-def proxy_for(server: str) -> str | None:
-    """The proxy that the environment names for *server*."""
-    parts = urllib.parse.urlsplit(server)
-    if urllib.request.proxy_bypass(parts.hostname or ""):
-        return None
-    return urllib.request.getproxies().get(parts.scheme)
