@@ -11,7 +11,7 @@ from kinetic.aio._net.retry import Outage, RetryPolicy
 from kinetic.aio.kubernetes.http import (
     Request,
     explained,
-    persist,
+    retry_request,
 )
 from kinetic.errors import AuthError, BackendError, Throttled, Unavailable
 
@@ -44,7 +44,7 @@ def explain(refused: HttpError) -> BackendError:
 
 async def tried(work: Work, *, had_right: bool = False) -> str:
     outage = Outage("c")
-    return await persist(work, explain, RetryPolicy(), outage, had_right=lambda: had_right)
+    return await retry_request(work, explain, RetryPolicy(), outage, had_right=lambda: had_right)
 
 
 async def test_an_api_server_that_restarts_is_waited_for() -> None:

@@ -8,7 +8,8 @@ import math
 
 import pytest
 
-from kinetic.aio._net.tokens import Fresh, Revoked, TokenCache
+from kinetic.aio._net.http import HttpError
+from kinetic.aio._net.tokens import Fresh, Revoked, TokenCache, with_token
 from kinetic.errors import AuthError, BackendError, ConfigurationError, Unavailable
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.looptime(start=0)]
@@ -130,3 +131,22 @@ async def test_an_opening_that_is_cancelled_leaves_nothing_running() -> None:
     with pytest.raises(asyncio.CancelledError):
         await opening
     assert len(asyncio.all_tasks()) == 1
+
+
+async def test_credentials_that_are_refused_are_changed_once() -> None:
+    source = Source()
+    shown: list[str] = []
+
+    async def request(value: str) -> str:
+        shown.append(value)
+        if value in refused:
+            raise HttpError(401)
+        return value
+
+    refused = {"pass 1"}
+    assert await with_token(source.passes, request) == "pass 2"
+    assert await with_token(source.passes, request) == "pass 2"
+    refused |= {"pass 2", "pass 3"}
+    with pytest.raises(HttpError):
+        await with_token(source.passes, request)
+    assert shown == ["pass 1", "pass 2", "pass 2", "pass 2", "pass 3"]

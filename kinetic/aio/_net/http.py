@@ -61,15 +61,16 @@ class HttpError(Exception):
     @property
     def said(self) -> str:
         """The server's own words, on one line; each API has its own place for them."""
-        body = self.body
-        error, errors = body.get("error"), body.get("errors")
-        message = body.get("message")
-        if isinstance(error, dict):
-            message = cast("dict[str, Any]", error).get("message")
-        elif isinstance(errors, list):
-            every = cast("list[dict[str, Any]]", errors)
-            message = "; ".join(str(one.get("message", one.get("code", ""))) for one in every)
-        return one_line(str(message or self.text or "no reason given"), 600)
+        body: Any = self.body
+        try:
+            found = (
+                body.get("message")  # Kubernetes
+                or (body["error"]["message"] if "error" in body else "")  # Google's APIs
+                or "; ".join(str(one.get("message") or one["code"]) for one in body["errors"])
+            )
+        except (AttributeError, KeyError, TypeError):
+            found = ""
+        return one_line(str(found or self.text or "no reason given"), 600)
 
 
 def json_object(text: str) -> dict[str, Any]:

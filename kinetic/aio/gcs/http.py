@@ -271,7 +271,7 @@ class Http:
                 with self._http.translated(what, self.endpoint):
                     return await work()
 
-        async def authorized() -> T:
+        async def authorized() -> T:  # the token is for the library, which asks for it itself
             return await with_token(self._credentials, once)
 
         return await retry(

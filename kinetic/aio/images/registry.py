@@ -5,21 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from kinetic import configuration
 from kinetic.aio._net.http import HttpClient, HttpError, cut
 from kinetic.aio._net.retry import Outage, RetryPolicy, retry
 from kinetic.aio._net.tokens import Credentials, with_token
-from kinetic.errors import (
-    AuthError,
-    BackendError,
-    ConfigurationError,
-    Unavailable,
-)
-
-if TYPE_CHECKING:
-    pass
+from kinetic.errors import AuthError, BackendError, ConfigurationError, Unavailable
 
 __all__ = [
     "Answer",

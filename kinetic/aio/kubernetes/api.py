@@ -21,7 +21,7 @@ from kinetic.aio.kubernetes.http import (
     Request,
     explained,
     is_crowded,
-    persist,
+    retry_request,
 )
 from kinetic.errors import Unavailable
 
@@ -219,7 +219,7 @@ class Api:
             first, again = not again, True
             return await self._try(ask, data, content_type, again=not first)
 
-        return await self._persist(once, ask, self._limits.retry)
+        return await self._retry(once, ask, self._limits.retry)
 
     async def lines(
         self, path: str, *, query: Mapping[str, str] | None = None, idle: float | None = None
@@ -272,7 +272,7 @@ class Api:
             self._had.add(_key(ask))
             return pieces
 
-        async with aclosing(await self._persist(begun, ask, ONCE)) as pieces:
+        async with aclosing(await self._retry(begun, ask, ONCE)) as pieces:
             async for piece in pieces:
                 yield piece
 
@@ -285,17 +285,17 @@ class Api:
         async def begun() -> aiohttp.ClientWebSocketResponse:
             return await self._http.upgrade(ask, protocol)
 
-        return await self._persist(begun, ask, ONCE)
+        return await self._retry(begun, ask, ONCE)
 
     async def aclose(self) -> None:
         """Close all connections; what is under way fails."""
         await self._http.aclose()
         await self._access.passes.aclose()
 
-    async def _persist(
+    async def _retry(
         self, work: Callable[[], Awaitable[T]], ask: Request, policy: RetryPolicy
     ) -> T:
-        return await persist(
+        return await retry_request(
             work,
             lambda refusal: explained(refusal, ask, self.cluster),
             policy,

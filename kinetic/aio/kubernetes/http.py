@@ -43,7 +43,7 @@ __all__ = [
     "explained",
     "how_to_grant",
     "is_crowded",
-    "persist",
+    "retry_request",
     "role",
 ]
 
@@ -268,7 +268,7 @@ RIGHTS = RetryPolicy(total_s=15.0)
 """For a right that there was: a server that has just started again knows nobody's for a moment."""
 
 
-async def persist(
+async def retry_request(
     work: Callable[[], Awaitable[T]],
     explain: Callable[[HttpError], BackendError],
     policy: RetryPolicy,
