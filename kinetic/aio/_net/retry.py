@@ -120,8 +120,7 @@ async def retry(
     the server's own wish in seconds, goes before the pauses of *policy*.
     """
     clock = asyncio.get_running_loop().time
-    since: float | None = None
-    failing, reached, pauses = False, progress() if progress else 0, policy.pauses()
+    since, reached, pauses = None, 0, policy.pauses()
     try:
         while True:
             try:
@@ -130,23 +129,21 @@ async def retry(
             except Exception as exc:
                 if not is_passing(exc):
                     raise
-                now = clock()
-                if progress and (there := progress()) > reached:
-                    reached, since, pauses = there, None, policy.pauses()
-                since = now if since is None else since
+                now, done = clock(), progress() if progress else 0
+                if since is None:
+                    outage.begin()
+                if since is None or done > reached:
+                    since, reached, pauses = now, done, policy.pauses()
                 pause, wish = next(pauses), getattr(exc, "retry_after", None)
                 if wish is not None:
                     pause = wish + random.uniform(0, policy.first_s)
                 if now + pause > since + policy.total_s:
                     raise
-                if not failing:
-                    failing = True
-                    outage.begin()
                 if now - since > policy.quiet_s:
                     outage.tell(exc, now - since)
             await asyncio.sleep(pause)
     finally:
-        if failing:
+        if since is not None:
             outage.end()
     outage.works()
     return result
