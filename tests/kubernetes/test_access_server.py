@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from kinetic import configuration
+from kinetic.aio._net.retry import RetryPolicy
 from kinetic.aio.kubernetes.access import open_access, open_pod
 from kinetic.aio.kubernetes.api import Api, Limits
-from kinetic.aio.kubernetes.http import Patience
 from kinetic.errors import (
     AlreadyThere,
     AuthError,
@@ -27,7 +27,10 @@ from kinetic.errors import (
 )
 from tests.cluster.fixtures import Namespace
 
-LIMITS = Limits(patience=Patience(total_s=110.0, rights_s=60.0, first_s=0.05, longest_s=0.5))
+LIMITS = Limits(
+    retry=RetryPolicy(total_s=110.0, first_s=0.05, longest_s=0.5),
+    rights=RetryPolicy(total_s=60.0, first_s=0.05, longest_s=0.5),
+)
 WARY = replace(LIMITS, idle_s=1.0)
 """For a server that says nothing. Of one that is only slow, what it has made is there already."""
 

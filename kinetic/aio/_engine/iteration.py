@@ -19,6 +19,7 @@ from kinetic._progress import steps
 from kinetic._progress.tally import State, Tally
 from kinetic._runner.protocol import frames, wire
 from kinetic.aio._engine import results
+from kinetic.aio._net.retry import growing
 from kinetic.errors import (
     JobCancelled,
     JobFailed,
@@ -187,10 +188,9 @@ class Consumer:
 
     async def _keep_looking(self) -> None:
         """Look now and then, for jobs that were gone from the platform before it was watched."""
-        pause = FIRST_LOOK_S
+        pauses = growing(FIRST_LOOK_S, LONGEST_LOOK_S)
         while not self._batch.finished:
-            await asyncio.sleep(pause)
-            pause = min(LONGEST_LOOK_S, pause * 2)
+            await asyncio.sleep(next(pauses))
             try:
                 await self._batch.look()
             except KineticError as exc:

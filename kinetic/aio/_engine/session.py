@@ -16,7 +16,7 @@ from kinetic._runner.protocol import outcomes, signing, wire
 from kinetic._tasks import shared
 from kinetic.aio._engine.in_flight import AttemptLimit
 from kinetic.aio._engine.item_states import BatchIdentity, Identity, ItemStates, closing
-from kinetic.aio._net.retry import PATIENCE_S, is_passing
+from kinetic.aio._net.retry import PATIENCE_S, growing, is_passing
 from kinetic.aio.platforms import Platform
 from kinetic.aio.ports import Cluster, Observation, Phase, Store
 from kinetic.configuration import Target
@@ -364,10 +364,9 @@ class Submission(ItemStates):
         It may never have been launched, or be gone since before it was watched. Who
         waits is told what is definite, and that nobody has answered for a minute.
         """
-        owner, pause = self.identity.submitter, FIRST_RECHECK_S
-        clock = asyncio.get_running_loop().time
+        owner, clock = self.identity.submitter, asyncio.get_running_loop().time
         answered = clock()
-        while True:
+        for pause in growing(FIRST_RECHECK_S, RECHECK_S):
             try:
                 if (await self.reconcile(index)).state.final:
                     return
@@ -380,7 +379,6 @@ class Submission(ItemStates):
                 logging.warning("looking at %s failed: %s; trying again", what, exc)
             unseen = owner is not None and index not in self._seen
             await (owner.ended(pause) if owner and unseen else asyncio.sleep(pause))
-            pause = min(RECHECK_S, pause * 2)
 
     def _claimed(self, index: int, number: int) -> bool:
         return self.attempt(index, number).executor is not None
@@ -684,12 +682,12 @@ class Session:
             self._watches[name] = self.spawn(watching, name=f"watch {name or 'own jobs'}")
 
     async def _watch(self, labels: Mapping[str, str]) -> None:
-        pause = FIRST_PAUSE_S
+        pauses = growing(FIRST_PAUSE_S, LONGEST_PAUSE_S)
         while True:
             try:
                 async with aclosing(self.platform.cluster.watch(labels)) as news:
                     async for seen in news:
-                        pause = FIRST_PAUSE_S
+                        pauses = growing(FIRST_PAUSE_S, LONGEST_PAUSE_S)
                         self._route(seen)
             except KineticError as exc:
                 logging.warning("watching jobs was interrupted: %s; trying again", exc)
@@ -697,8 +695,7 @@ class Session:
                 logging.exception("watching jobs was interrupted; trying again")
             for submission in tuple(self._submissions.values()):
                 submission.mark_unconfirmed()
-            await asyncio.sleep(pause)
-            pause = min(LONGEST_PAUSE_S, pause * 2)
+            await asyncio.sleep(next(pauses))
 
     def _route(self, seen: Observation) -> None:
         submission = self._submissions.get(seen.labels.get(LABEL_SUBMISSION, ""))
