@@ -86,7 +86,7 @@ class Outage:
         if not self._told:
             self._told = True
             logging.warning(
-                "%s fails for %.0f s now: %s; trying on", self._what, failing_s, failure
+                "%s has failed for %.0f s: %s; trying again", self._what, failing_s, failure
             )
 
     def end(self) -> None:

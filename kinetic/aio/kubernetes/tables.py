@@ -460,7 +460,7 @@ class _Pauses:
     async def wait(self, what: str, why: object) -> None:
         self._failures += 1
         if self._failures == 5:  # some seconds of it
-            logging.warning("%s was interrupted: %s; trying on", what, why)
+            logging.warning("%s was interrupted: %s; trying again", what, why)
         wish = (why.retry_after if isinstance(why, BackendError) else None) or 0.0
         wish = min(wish, self.rhythm.longest_pause_s)
         await asyncio.sleep(
