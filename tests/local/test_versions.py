@@ -24,6 +24,7 @@ async def test_a_supervisor_of_another_version_is_not_used_and_it_is_said_which_
 ) -> None:
     places = Places(home)
     places.state.mkdir(0o700, parents=True)
+    over = asyncio.Event()
 
     async def earlier(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         decoder = Decoder()
@@ -31,10 +32,13 @@ async def test_a_supervisor_of_another_version_is_not_used_and_it_is_said_which_
         writer.write(encode({"id": hello["id"], "protocol": EARLIER, "pid": 4711}))
         await reader.read()  # until the client hangs up
         writer.close()
+        await writer.wait_closed()
+        over.set()
 
     async with await asyncio.start_unix_server(earlier, str(places.socket)):
         with pytest.raises(Unavailable, match=r"another version of kinetic.*`kill 4711`"):
             await open_connection(home, os.environ)
+        await over.wait()
 
 
 async def test_a_client_of_another_version_is_told_so(cluster: LocalCluster, home: Path) -> None:
