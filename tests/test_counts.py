@@ -137,7 +137,7 @@ async def test_a_batch_writes_two_objects_a_job(client: aio.Client, store: Writt
     """Its inputs are stored by the chunk: the first alone, so that it can start at once."""
     batch = await client.run_async_map(square, range(JOBS))
     assert await batch.results() == [x * x for x in range(JOBS)]
-    await batch._batch.holder.over.wait()  # how all ended is written down after they are told
+    await batch._batch.coordinator.over.wait()  # how all ended is written down after they are told
     there = store.there()
     chunks = there.pop("batches/grp/inputs/#")
     assert chunks <= 3

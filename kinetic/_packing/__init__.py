@@ -1,5 +1,5 @@
 """What leaves this machine: the project's archive, the function and its arguments.
 
-Everything here is synchronous and knows nothing of asyncio; the engine calls
-it from worker threads.
+Synchronous: the engine calls it from worker threads. May import the values and the runner's
+protocol; nothing of `kinetic.aio`.
 """

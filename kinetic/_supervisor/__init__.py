@@ -1,5 +1,6 @@
 """The local platform: a supervisor process that owns this machine's slots and runs jobs in them.
 
-Everything here loads the standard library only. The client talks to the
-supervisor through `kinetic.aio.local.cluster`.
+May import the standard library, the collector, `kinetic.errors` and the runner: it starts
+in milliseconds and outlives its clients. The client talks to it through
+`kinetic.aio.local.cluster`.
 """

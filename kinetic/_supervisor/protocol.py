@@ -147,8 +147,11 @@ class Channel:
         self._sock.close()
 
 
-VERSION = (1, 0)
-"""Major and minor; another major lives at another path and never meets this one."""
+VERSION = (1, 1)
+"""Major and minor. Client and supervisor have the same: a job names files of the runner.
+
+The minor is raised when those are moved; another major lives at another path.
+"""
 
 SUBMISSION = "kinetic.dev/submission"
 """The label with whose value the names of a submission's jobs begin."""

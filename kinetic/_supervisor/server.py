@@ -164,8 +164,8 @@ class Server:
 
     def _on_hello(self, connection: Connection, header: dict[str, Any], body: bytes) -> None:
         reply: dict[str, Any] = {"id": header["id"], "protocol": VERSION, "pid": os.getpid()}
-        if header["protocol"][0] != VERSION[0]:
-            reply |= {"error": f"the supervisor speaks protocol {VERSION[0]}", "kind": "protocol"}
+        if tuple(header["protocol"]) != VERSION:
+            reply |= {"error": f"the supervisor speaks protocol {VERSION}", "kind": "protocol"}
         self._reply(connection, reply)
 
     def _on_share(self, connection: Connection, header: dict[str, Any], body: bytes) -> None:

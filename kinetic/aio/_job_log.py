@@ -19,6 +19,7 @@ from kinetic._progress.entry import is_terminal
 from kinetic._runner.protocol import wire
 from kinetic._tasks import all_or_none
 from kinetic.aio._engine.session import JobRef
+from kinetic.aio._net.retry import growing
 from kinetic.errors import NoLog, NotFound
 
 __all__ = [
@@ -167,7 +168,8 @@ async def followed(at: JobRef) -> AsyncGenerator[str]:
     """
     submission = at.submission
     item = submission.item(at.index) or await submission.look(at.index)
-    number, told, closed, pause = item.attempt, False, False, FIRST_PAUSE_S
+    number, told, closed = item.attempt, False, False
+    pauses = growing(FIRST_PAUSE_S, LONGEST_PAUSE_S)
     while True:
         name = submission.identity.attempt_name(at.index, number)
         try:
@@ -183,12 +185,12 @@ async def followed(at: JobRef) -> AsyncGenerator[str]:
             if not closed and not _is_hopeless(at):  # it is about to start, or just has
                 closed = item.attempt > number or item.state.final
                 if not closed:
-                    await _change(at, pause)
-                    pause = min(LONGEST_PAUSE_S, pause * 2)
+                    await _change(at, next(pauses))
                 continue
         if not await _goes_on(at, number):
             return
-        number, closed, pause = number + 1, False, FIRST_PAUSE_S
+        number, closed = number + 1, False
+        pauses = growing(FIRST_PAUSE_S, LONGEST_PAUSE_S)
 
 
 async def of_attempt(at: JobRef, number: int, *, follow: bool) -> AsyncGenerator[str]:
@@ -231,7 +233,7 @@ async def _goes_on(at: JobRef, number: int) -> bool:
 
 def _is_hopeless(at: JobRef) -> bool:
     """Whether nothing more will be heard of it here."""
-    return bool(at.submission.trouble(at.index) or at.submission.abandoned)
+    return bool(at.submission.error(at.index) or at.submission.abandoned)
 
 
 async def _change(at: JobRef, timeout: float) -> None:

@@ -91,7 +91,12 @@ class BatchHandle(Generic[T]):
         trace: TracebackType | None,
     ) -> None:
         batch = self._batch
-        if batch.holder is None or self._detached or batch.complete or batch.submission.removed:
+        if (
+            batch.coordinator is None
+            or self._detached
+            or batch.complete
+            or batch.submission.removed
+        ):
             return
         level, by = logging.INFO, ""
         if error is not None:
@@ -102,11 +107,11 @@ class BatchHandle(Generic[T]):
 
     async def _end(self) -> None:
         """Cancel it, unless another process has taken it over meanwhile."""
-        if (holder := self._batch.holder) is not None:
+        if (coordinator := self._batch.coordinator) is not None:
             with contextlib.suppress(BackendError):
-                await holder.is_replaced()
-            if holder.hold.lost is not None:
-                logging.warning("it is left alone: %s", holder.hold.lost)
+                await coordinator.is_replaced()
+            if coordinator.lease.lost is not None:
+                logging.warning("it is left alone: %s", coordinator.lease.lost)
                 return
         await self.cancel()
 
@@ -184,7 +189,7 @@ class BatchHandle(Generic[T]):
         outcome. Of all others there is a handle, and an outcome sooner or later.
         """
         submission = self._batch.submission
-        return {index: submission.identity.job_id(index) for index in submission.troubled()}
+        return {index: submission.identity.job_id(index) for index in submission.unreadable()}
 
     @property
     def stored(self) -> int:
@@ -535,11 +540,11 @@ class BatchHandle(Generic[T]):
         ended. Returns how many inputs have yet to be handed to the platform.
         """
         batch = self._batch
-        if not batch.holding or batch.holder is None:
+        if not batch.submits or batch.coordinator is None:
             return 0
-        batch.holder.window.lift()
-        intake = batch.holder.intake
-        cut = intake is not None and not (intake.known_length or intake.finished)
+        batch.coordinator.window.lift()
+        pump = batch.coordinator.pump
+        cut = pump is not None and not (pump.known_length or pump.finished)
         await batch.seal()
         if cut and batch.stored:
             logging.warning(

@@ -144,8 +144,7 @@ class JobHandle(JobRecord, Generic[T]):
         if item.outcome is None:
             if item.state.final or item.state is wire.ItemState.CANCELLING:
                 return "cancelled"
-            trouble = at.submission.trouble(at.index)
-            return str(trouble or (seen.message if seen is not None else ""))
+            return str(at.submission.error(at.index) or (seen.message if seen is not None else ""))
         if item.outcome.kind is wire.Kind.VALUE:
             return ""
         error = await self._failure(at, item)
@@ -221,7 +220,7 @@ class JobHandle(JobRecord, Generic[T]):
         on_status_change: Callable[[JobStatus], None] | None,
     ) -> wire.Item:
         """Wait for its end, and tell meanwhile what was asked for."""
-        stop_telling = self._tell(at, on_status_change)
+        stop_telling = self._notify(at, on_status_change)
         printing = LogPrinter()
         shown = at.session.spawn(self._print(printing), name="print logs") if stream_logs else None
         try:
@@ -286,14 +285,14 @@ class JobHandle(JobRecord, Generic[T]):
         if (refused := at.submission.refusal(at.index)) is not None:
             raise refused
         item = at.submission.item(at.index)
-        if item is None or at.submission.trouble(at.index) is not None:
+        if item is None or at.submission.error(at.index) is not None:
             item = await at.submission.reconcile(at.index)
         if item.state.final:
             return item
-        doubt = None
+        looking_again = None
         if not at.submission.ours:
             looking = at.submission.keep_looking(at.index)
-            doubt = at.session.spawn(looking, name=f"doubt about {self.job_id}")
+            looking_again = at.session.spawn(looking, name=f"doubt about {self.job_id}")
         try:
             return await asyncio.wait_for(at.submission.closed(at.index), timeout)
         except TimeoutError:
@@ -303,10 +302,10 @@ class JobHandle(JobRecord, Generic[T]):
                 job_id=self.job_id,
             ) from None
         finally:
-            if doubt is not None:
-                doubt.cancel()
+            if looking_again is not None:
+                looking_again.cancel()
 
-    def _tell(
+    def _notify(
         self, at: JobRef, on_status_change: Callable[[JobStatus], None] | None
     ) -> Callable[[], None]:
         if on_status_change is None:

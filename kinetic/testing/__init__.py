@@ -1,4 +1,7 @@
-"""Adapters for tests: they keep the same contract as the real ones, in memory."""
+"""Adapters for tests: they keep the same contract as the real ones, in memory.
+
+May import the ports, the values and the runner; nothing of the engine or of another adapter.
+"""
 
 from __future__ import annotations
 

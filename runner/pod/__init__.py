@@ -1,1 +1,1 @@
-"""A job in a pod of Kubernetes: on one host, or on several."""
+"""A job in a pod of Kubernetes: on one host, or on several. May import all but `fork`."""

@@ -43,9 +43,6 @@ __all__ = [
 ]
 
 
-"""What reading JSON raises that somebody else may have written, and taking apart what it says."""
-
-
 KINDS: frozenset[type] = frozenset({list, tuple, dict, set, frozenset, str})
 """The types, but not their subclasses, of what can be cut."""
 

@@ -320,7 +320,7 @@ async def test_what_was_decided_and_not_asked_for_is_told_as_waiting(
         batch = await client.run_async_map(for_ever, range(100), max_concurrent=80)
         await until(lambda: cluster.asked == 32)
         closing = asyncio.ensure_future(client.aclose())
-        await until(lambda: batch._batch.holder.launcher.halted)  # type: ignore[union-attr]
+        await until(lambda: batch._batch.coordinator.launcher.halted)  # type: ignore[union-attr]
         cluster.open.set()
         await closing
     assert f"{100 - 32} of its items were not started" in caplog.text
@@ -344,7 +344,7 @@ async def test_what_an_iterator_has_given_is_stored_before_it_is_sealed(
         await until(lambda number=number: batch.stored == number)
     for number in range(6, 20):
         given.put(number)
-    reader = batch._batch.holder.intake._feed.source._reader  # type: ignore[union-attr]
+    reader = batch._batch.coordinator.pump._feed.source._reader  # type: ignore[union-attr]
     await until(lambda: reader._got == 8)  # all that was asked for: pulled, and handed over
     assert given.qsize() == 11
     await batch.detach(seal=True)

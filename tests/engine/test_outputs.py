@@ -464,7 +464,7 @@ async def test_whoever_waits_after_a_retry_waits_for_what_runs_again(
     first = {one.index: one.outcome.ok async for one in seen}
     assert first == {0: True, 1: False, 2: False}
     if settled:
-        await until(lambda: not batch._batch.holding)
+        await until(lambda: not batch._batch.submits)
     (tmp_path / "b").write_text("b")
     assert await batch.retry_failed([1]) == 1
     again = {one.index: one.outcome async for one in batch.outcomes()}

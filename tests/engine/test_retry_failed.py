@@ -148,7 +148,7 @@ async def test_whoever_submits_it_serves_the_request(
     BROKEN.clear()
     found = await other.attach_batch(batch.group_id)
     assert await found.retry_failed() == 1
-    assert not found._batch.holding
+    assert not found._batch.submits
     gate.set()
     assert await batch.results(cleanup=False) == [0, 1, 2]
     assert await found.results(cleanup=False) == [0, 1, 2]
@@ -180,7 +180,7 @@ async def test_what_was_cancelled_may_run_after_all(client: aio.Client, other: a
 @VIRTUAL
 async def test_how_all_ended_is_read_in_one_piece(client: aio.Client, platform: Platform) -> None:
     batch = await failed(client)
-    await batch._batch.holder.over.wait()  # type: ignore[union-attr]
+    await batch._batch.coordinator.over.wait()  # type: ignore[union-attr]
     async with aio.Client(platform=platform) as reader:
         platform.store.requests.clear()  # type: ignore[attr-defined]
         found = await reader.attach_batch(batch.group_id)
@@ -211,7 +211,7 @@ async def test_what_failed_again_elsewhere_can_be_retried_by_who_saw_it_fail_fir
 async def test_a_forged_end_is_refused(client: aio.Client, platform: Platform) -> None:
     batch = await failed(client)
     scope = f"batches/{batch.group_id}/"
-    await batch._batch.holder.over.wait()  # type: ignore[union-attr]
+    await batch._batch.coordinator.over.wait()  # type: ignore[union-attr]
     name = wire.done_key(scope, 0)
     there = await platform.store.get(name)
     await platform.store.delete([name])

@@ -311,7 +311,7 @@ def note(name):
     pathlib.Path(name).touch()
 
 def tell_when_it_is_read():
-    until(lambda: batch._twin._batch.holder.window.delivered is not None)
+    until(lambda: batch._twin._batch.coordinator.window.delivered is not None)
     pathlib.Path("read").touch()
 
 folder = os.path.join(here, "done")

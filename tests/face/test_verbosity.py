@@ -57,7 +57,12 @@ def test_at_info_one_sees_what_is_packed_uploaded_and_started(tmp_path: Path, ho
     code, out, err = run(tmp_path, "info")
     assert (code, out) == (0, "INFO\n")
     assert f"Packed {tmp_path}: 2 files, " in err
-    for words in ("Uploaded code/", "Uploaded functions/", "Started job-local-", "Started grp-local-"):
+    for words in (
+        "Uploaded code/",
+        "Uploaded functions/",
+        "Started job-local-",
+        "Started grp-local-",
+    ):
         assert words in err
     assert f".zip is in file://{home}/store already" in err, "the batch sends it not again"
 

@@ -7,14 +7,15 @@ from dataclasses import replace
 
 import pytest
 
-from kinetic.aio.gcs.http import EMULATOR, Patience
+from kinetic.aio._net.retry import RetryPolicy
+from kinetic.aio.gcs.http import EMULATOR
 from kinetic.aio.gcs.store import GcsStore, Limits
 from tests.gcs.server import GcsServer
 
 QUICK = Limits(
     idle_s=30.0,
     connect_s=10.0,
-    patience=Patience(total_s=30.0, first_s=0.005, longest_s=0.02),
+    retry=RetryPolicy(total_s=30.0, first_s=0.005, longest_s=0.02),
     piece_bytes=64 * 1024,
     part_bytes=1024 * 1024,
 )

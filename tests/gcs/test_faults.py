@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from kinetic.aio.gcs.http import EMULATOR, Patience
+from kinetic.aio._net.retry import RetryPolicy
+from kinetic.aio.gcs.http import EMULATOR
 from kinetic.aio.gcs.store import GcsStore, Limits
 from kinetic.errors import (
     AuthError,
@@ -85,8 +86,8 @@ async def test_silence_is_not_waited_for(
 async def test_whatever_happens_is_told_in_our_own_words(
     server: GcsServer, tmp_path: Path, operation: Work, fault: Fault
 ) -> None:
-    patience = Patience(total_s=0.05, first_s=0.002, longest_s=0.01)
-    limits = Limits(patience=patience, piece_bytes=64 * 1024)
+    policy = RetryPolicy(total_s=0.05, first_s=0.002, longest_s=0.01)
+    limits = Limits(retry=policy, piece_bytes=64 * 1024)
     store = GcsStore("gs://kn-test", {EMULATOR: server.url}, limits=limits)
     server.faults = [replace(fault)]
     try:
@@ -105,7 +106,7 @@ async def test_whatever_happens_is_told_in_our_own_words(
 
 
 async def test_patience_ends(server: GcsServer) -> None:
-    limits = Limits(patience=Patience(total_s=3.0, first_s=0.01, longest_s=0.05))
+    limits = Limits(retry=RetryPolicy(total_s=3.0, first_s=0.01, longest_s=0.05))
     store = GcsStore("gs://kn-test", {EMULATOR: server.url}, limits=limits)
     storm = server.fail("*", times=10**6, status=503, text="Backend Error")
     async with asyncio.timeout(60):

@@ -14,14 +14,14 @@ from typing import Any
 
 import pytest
 
+from kinetic.aio._net.retry import RetryPolicy
 from kinetic.aio._net.tokens import Credentials
-from kinetic.aio.gcs.http import Patience
 from kinetic.aio.gcs.store import GcsStore
 from kinetic.errors import AuthError, BackendError, Unavailable
 from tests.gcs.conftest import QUICK
 from tests.gcs.server import GcsServer
 
-SHORT = replace(QUICK, connect_s=5.0, patience=Patience(total_s=0.01))
+SHORT = replace(QUICK, connect_s=5.0, retry=RetryPolicy(total_s=0.01))
 
 
 @pytest.fixture(autouse=True)
@@ -91,6 +91,18 @@ async def test_credentials_that_are_refused_are_told_at_once(
     assert server.requests["token"] == 1
 
 
+async def test_a_login_that_is_revoked_is_told_as_well_and_not_waited_for(
+    server: GcsServer, store: GcsStore
+) -> None:
+    await store.create("x", b"")
+    assert server.tokens is not None
+    server.tokens.clear()
+    server.fail("token", times=100, status=400, text="invalid_grant: it was revoked")
+    with pytest.raises(AuthError, match="it was revoked"):
+        await store.list("")
+    assert server.requests["token"] == 2
+
+
 async def test_a_server_of_tokens_that_fails_is_asked_again(
     server: GcsServer, store: GcsStore
 ) -> None:
@@ -100,19 +112,18 @@ async def test_a_server_of_tokens_that_fails_is_asked_again(
 
 
 async def test_a_token_is_renewed_before_it_ends_and_beside_the_requests(
-    server: GcsServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    server: GcsServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, logger="absl")
     now = [1000.0]
-    monkeypatch.setattr("time.time", lambda: now[0])
-    tokens = Credentials()
+    tokens = Credentials(clock=lambda: now[0])
     first = await tokens.get()
-    now[0] += 1790
+    now[0] += 2870
     assert await tokens.get() == first
-    now[0] += 20  # past the half of its hour
+    now[0] += 20  # past four fifths of its hour
     server.fail("token", status=503)
     assert await tokens.get() == first
-    while "was not renewed yet" not in caplog.text:  # from now on the next try is counted
+    while "were not renewed yet" not in caplog.text:  # from now on the next try is counted
         await asyncio.sleep(0.001)
     assert server.requests["token"] == 2
     now[0] += 5
@@ -192,7 +203,6 @@ async def test_a_proxy_of_the_environment_is_used(
 
 NOWHERE = """
 import asyncio
-from kinetic.aio.gcs.http import Patience
 from kinetic.aio.gcs.store import GcsStore
 from kinetic.errors import AuthError
 

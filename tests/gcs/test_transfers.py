@@ -52,7 +52,7 @@ async def test_an_upload_of_which_only_a_part_was_taken_goes_on(
 async def test_a_service_that_takes_nothing_is_not_asked_for_ever(
     server: GcsServer, source: Path
 ) -> None:
-    hasty = replace(QUICK, patience=replace(QUICK.patience, total_s=3.0))
+    hasty = replace(QUICK, retry=replace(QUICK.retry, total_s=3.0))
     store = GcsStore("gs://kn-test", {EMULATOR: server.url}, limits=hasty)
     nothing = server.fail("put", times=10**6, at=0, status=308)
     with pytest.raises(Unavailable, match="takes nothing"):

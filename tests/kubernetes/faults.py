@@ -12,9 +12,10 @@ from typing import Any, Self
 
 from aiohttp import web
 
+from kinetic.aio._net.retry import RetryPolicy
+from kinetic.aio._net.tokens import Fresh, TokenCache
 from kinetic.aio.kubernetes.api import Limits
-from kinetic.aio.kubernetes.credentials import ClusterCredentials, Fresh, TokenCache
-from kinetic.aio.kubernetes.http import Patience
+from kinetic.aio.kubernetes.credentials import ClusterCredentials
 
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
@@ -166,7 +167,7 @@ def stream(*pieces: bytes, then: str = "end", code: int = 200) -> Handler:
 LIMITS = Limits(
     connect_s=30.0,
     idle_s=30.0,
-    patience=Patience(total_s=30.0, first_s=0.005, longest_s=0.02),
+    retry=RetryPolicy(total_s=30.0, first_s=0.005, longest_s=0.02),
 )
 """The server is in this very process: when that stands still, both do, and it counts as silence."""
 
@@ -178,6 +179,6 @@ class Tokens:
         self.made = 0
         self.passes = TokenCache(self._renew, "a test")
 
-    async def _renew(self) -> Fresh:
+    async def _renew(self) -> Fresh[ClusterCredentials]:
         self.made += 1
-        return Fresh(shown=ClusterCredentials(authorization=f"Bearer token-{self.made}"))
+        return Fresh(value=ClusterCredentials(authorization=f"Bearer token-{self.made}"))

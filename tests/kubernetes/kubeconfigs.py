@@ -18,15 +18,15 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
+from kinetic.aio._net.retry import RetryPolicy
 from kinetic.aio.kubernetes.access import open_context
 from kinetic.aio.kubernetes.api import Api, Limits
 from kinetic.aio.kubernetes.credentials import Access
-from kinetic.aio.kubernetes.http import Patience
 from tests.cluster import certificates
 from tests.kubernetes.faults import FaultServer
 
 PODS = "/api/v1/namespaces/default/pods"
-QUICK = Limits(connect_s=30.0, idle_s=30.0, patience=Patience(total_s=0.2))
+QUICK = Limits(connect_s=30.0, idle_s=30.0, retry=RetryPolicy(total_s=0.2))
 LOOPBACK = ipaddress.ip_address("127.0.0.1")
 ONCE = "client.authentication.k8s.io/v1"
 

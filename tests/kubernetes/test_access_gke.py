@@ -14,16 +14,16 @@ import pytest
 from aiohttp import web
 
 from kinetic import configuration
+from kinetic.aio._net.retry import RetryPolicy
 from kinetic.aio.kubernetes.access import ENDPOINT_VARIABLE, open_access, open_gke
 from kinetic.aio.kubernetes.api import Api, Limits
-from kinetic.aio.kubernetes.http import Patience
 from kinetic.errors import AuthError, BackendError, ConfigurationError, Throttled, Unavailable
 from tests.cluster import certificates
 from tests.kubernetes.faults import FaultServer, Handler, answer, reset, status
 
 CLUSTER = "/v1/projects/acme/locations/europe-west4-b/clusters/lab"
 EVERY = "/v1/projects/acme/locations/-/clusters"
-LONG = Patience(total_s=60.0, first_s=0.005, longest_s=0.02)
+LONG = RetryPolicy(total_s=60.0, first_s=0.005, longest_s=0.02)
 QUICK = replace(LONG, total_s=0.3)
 """Where it is to end."""
 
@@ -93,7 +93,7 @@ async def test_one_request_and_one_token_open_a_cluster_and_the_token_goes_on(
     tls.load_cert_chain(folder / "server.crt", folder / "server.key")
     async with FaultServer(tls) as cluster:
         google.described = described(cluster.url.removeprefix("https://"), ca)
-        api = Api(await open_access(google.target, google.environ), Limits(patience=LONG))
+        api = Api(await open_access(google.target, google.environ), Limits(retry=LONG))
         assert google.asked == [f"GET {CLUSTER}"]
         assert api.server == cluster.url
         await api.call("GET", PODS)

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from kinetic import configuration
+from kinetic.aio._net.retry import RetryPolicy
 from kinetic.aio.kubernetes.access import open_access, open_pod
 from kinetic.aio.kubernetes.api import Api, Limits
-from kinetic.aio.kubernetes.http import Patience
 from kinetic.errors import (
     AlreadyThere,
     AuthError,
@@ -27,7 +27,10 @@ from kinetic.errors import (
 )
 from tests.cluster.fixtures import Namespace
 
-LIMITS = Limits(patience=Patience(total_s=110.0, rights_s=60.0, first_s=0.05, longest_s=0.5))
+LIMITS = Limits(
+    retry=RetryPolicy(total_s=110.0, first_s=0.05, longest_s=0.5),
+    rights=RetryPolicy(total_s=60.0, first_s=0.05, longest_s=0.5),
+)
 WARY = replace(LIMITS, idle_s=1.0)
 """For a server that says nothing. Of one that is only slow, what it has made is there already."""
 
@@ -105,6 +108,7 @@ async def test_a_watch_brings_lines_of_json_until_its_time_is_over(
     notes = namespace.path("configmaps")
     listed = await api.call("GET", notes)
     query = {"watch": "1", "resourceVersion": listed["metadata"]["resourceVersion"]}
+    query["fieldSelector"] = "metadata.name=a"  # every namespace is given kube-root-ca.crt, too
     events = []
     async with aclosing(api.lines(notes, query={**query, "timeoutSeconds": "5"})) as lines:
         await api.call("POST", notes, body=note("a"))

@@ -6,16 +6,17 @@ import json
 
 import pytest
 
-from kinetic.aio.kubernetes.http import Request, Response, Right, explained
+from kinetic.aio._net.http import HttpError
+from kinetic.aio.kubernetes.http import Request, Right, explained
 from kinetic.errors import AuthError, BackendError, Refused
 
 BATCH = "/apis/batch/v1/namespaces/team/jobs"
 CORE = "/api/v1/namespaces/team"
 
 
-def said(status: int, message: str, reason: str = "Forbidden") -> Response:
+def said(status: int, message: str, reason: str = "Forbidden") -> HttpError:
     body = {"kind": "Status", "code": status, "reason": reason, "message": message}
-    return Response(status=status, text=json.dumps(body))
+    return HttpError(status, json.dumps(body))
 
 
 @pytest.mark.parametrize(
@@ -108,7 +109,7 @@ def test_no_role_helps_where_something_else_forbids_it(message: str) -> None:
 
 
 def test_what_a_server_says_is_shown_on_one_line_and_not_for_ever() -> None:
-    answer = Response(status=418, text="<html>\n\x1b[2J" + "x" * 10_000)
+    answer = HttpError(418, "<html>\n\x1b[2J" + "x" * 10_000)
     error = explained(answer, Request(method="GET", path=BATCH), "c")
     assert type(error) is BackendError
     assert "\n" not in str(error)

@@ -41,7 +41,7 @@ from tests.kubernetes.faults import (
 
 JOBS = "/apis/batch/v1/namespaces/team/jobs"
 
-HASTY = replace(LIMITS, patience=replace(LIMITS.patience, total_s=3.0))
+HASTY = replace(LIMITS, retry=replace(LIMITS.retry, total_s=3.0))
 SILENCE_S = 0.3
 """Where a server is silent."""
 

@@ -8,17 +8,18 @@ from collections.abc import AsyncIterator
 import pytest
 from aiohttp import web
 
+from kinetic.aio._net.retry import RetryPolicy
+from kinetic.aio._net.tokens import Fresh, TokenCache
 from kinetic.aio.kubernetes.api import Api, Limits
-from kinetic.aio.kubernetes.credentials import Access, ClusterCredentials, Fresh, TokenCache
+from kinetic.aio.kubernetes.credentials import Access, ClusterCredentials
 from kinetic.aio.kubernetes.gke import AT_ONCE, GkeCluster
-from kinetic.aio.kubernetes.http import Patience
 from kinetic.aio.kubernetes.pathways import PathwaysCluster
 from kinetic.aio.kubernetes.watch import MANY_NAMES
 from tests.kubernetes.faults import FaultServer, answer
 from tests.kubernetes.orders import order
 from tests.kubernetes.world import AT, World
 
-LIMITS = Limits(patience=Patience(total_s=30.0, first_s=0.2, longest_s=0.2))
+LIMITS = Limits(retry=RetryPolicy(total_s=30.0, first_s=0.2, longest_s=0.2))
 
 
 @pytest.fixture
@@ -27,8 +28,8 @@ async def server() -> AsyncIterator[FaultServer]:
         yield running
 
 
-async def _fresh() -> Fresh:
-    return Fresh(shown=ClusterCredentials())
+async def _fresh() -> Fresh[ClusterCredentials]:
+    return Fresh(value=ClusterCredentials())
 
 
 @pytest.fixture

@@ -10,16 +10,17 @@ from collections.abc import AsyncIterator
 import pytest
 from aiohttp import web
 
+from kinetic.aio._net.retry import RetryPolicy
+from kinetic.aio._net.tokens import Fresh, TokenCache
 from kinetic.aio.kubernetes.api import Api, Limits
-from kinetic.aio.kubernetes.credentials import Access, ClusterCredentials, Fresh, TokenCache
+from kinetic.aio.kubernetes.credentials import Access, ClusterCredentials
 from kinetic.aio.kubernetes.gke import GkeCluster
-from kinetic.aio.kubernetes.http import Patience
 from kinetic.aio.kubernetes.tables import Rhythm
 from kinetic.errors import Unavailable
 from tests.kubernetes.faults import FaultServer, cut
 from tests.kubernetes.world import AT, World
 
-LIMITS = Limits(idle_s=30.0, patience=Patience(total_s=30.0, first_s=0.005, longest_s=0.02))
+LIMITS = Limits(idle_s=30.0, retry=RetryPolicy(total_s=30.0, first_s=0.005, longest_s=0.02))
 """The server is in this very process: when that stands still, both do, and it counts as silence."""
 
 DEADLINE_S = 40.0
@@ -39,8 +40,8 @@ def world(server: FaultServer) -> World:
     return made
 
 
-async def _fresh() -> Fresh:
-    return Fresh(shown=ClusterCredentials())
+async def _fresh() -> Fresh[ClusterCredentials]:
+    return Fresh(value=ClusterCredentials())
 
 
 @pytest.fixture

@@ -12,8 +12,9 @@ import pytest
 from aiohttp import web
 
 from kinetic.accelerators import parse
+from kinetic.aio._net.tokens import Fresh, TokenCache
 from kinetic.aio.kubernetes.api import Api
-from kinetic.aio.kubernetes.credentials import Access, ClusterCredentials, Fresh, TokenCache
+from kinetic.aio.kubernetes.credentials import Access, ClusterCredentials
 from kinetic.aio.kubernetes.manifests import Placement
 from kinetic.aio.kubernetes.multihost import LIFE
 from kinetic.aio.kubernetes.pathways import KINDS, PathwaysCluster
@@ -66,8 +67,8 @@ async def server() -> AsyncIterator[FaultServer]:
 def access(server: FaultServer) -> Access:
     """To that server, as nobody."""
 
-    async def fresh() -> Fresh:
-        return Fresh(shown=ClusterCredentials())
+    async def fresh() -> Fresh[ClusterCredentials]:
+        return Fresh(value=ClusterCredentials())
 
     return Access(server=server.url, name="a test", passes=TokenCache(fresh, "a test"))
 

@@ -166,7 +166,7 @@ class NumberNotBound(Bend):
 
     def asked(self, of: ClusterOf, names: tuple[str, ...]) -> None:
         batch = self.world.batches[of.party]()
-        if names and batch is not None and not batch.holding:
+        if names and batch is not None and not batch.submits:
             settling = self._settle(of, batch.submission, names)
             self.world.loop.spawn(of.party, settling, "settles what it asked about")
 
@@ -177,7 +177,7 @@ class NumberNotBound(Bend):
                 number = submission.item(index).attempt
                 if seen.phase is Phase.ENDED:
                     name = submission.identity.attempt_name(index, number)
-                    await submission.settle(index, number, replace(seen, name=name))
+                    await submission.resolve_attempt(index, number, replace(seen, name=name))
 
 
 class OnlyTheHolderCloses(Bend):

@@ -309,7 +309,7 @@ class Scenario:
     def side(self, name: str) -> Side:
         if name not in self.sides:
             side = self.sides[name] = Side(self, name)
-            self.world.holders[name] = lambda: side.handle and side.handle._batch.holder
+            self.world.holders[name] = lambda: side.handle and side.handle._batch.coordinator
             self.world.batches[name] = lambda: side.handle and side.handle._batch
         return self.sides[name]
 
@@ -391,7 +391,7 @@ class Scenario:
 
     def _seeded(self, side: Side) -> None:
         """The delays before retries come from the seed."""
-        holder = side.handle._batch.holder
+        holder = side.handle._batch.coordinator
         if holder is not None:
             holder.state.random.seed(self.plan.seed)
 
@@ -419,7 +419,7 @@ class Scenario:
     def _submits(self, name: str) -> bool:
         """Whether a party goes on with the batch now: who has asked for a retry does so, too."""
         handle = self.sides[name].handle
-        return self._alive(name) and handle is not None and bool(handle._batch.holding)
+        return self._alive(name) and handle is not None and bool(handle._batch.submits)
 
     def _waiting(self) -> list[asyncio.Task[Any]]:
         """Whoever lives and has not heard the end of what it asked."""

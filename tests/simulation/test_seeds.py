@@ -91,6 +91,7 @@ def test_many_courses_keep_the_protocol(change: Callable[[Plan], Plan]) -> None:
         7393,
         7884,
         9976,
+        10552,
     ],
 )
 def test_what_went_wrong_once_does_not_again(seed: int) -> None:

@@ -77,7 +77,7 @@ PARTING_S = 15.0
 
 
 class Batch:
-    """One batch as this process sees it; with a holder, this process submits it."""
+    """One batch as this process sees it; with a coordinator, this process submits it."""
 
     def __init__(
         self,
@@ -90,13 +90,13 @@ class Batch:
         self.session = session
         self.submission = submission
         self.manifest = manifest
-        self.holder: BatchCoordinator | None = None
+        self.coordinator: BatchCoordinator | None = None
         self.watchers: list[asyncio.Event] = []
         identity = submission.identity
-        self.stock = InputIndex(session.platform.store, identity.scope, identity.key)
+        self.inputs = InputIndex(session.platform.store, identity.scope, identity.key)
         self._followed = followed
         self._taking_over = asyncio.Lock()
-        self._mourning: asyncio.Task[None] | None = None
+        self._abandonment_watch: asyncio.Task[None] | None = None
         self._asked: wire.Request | None = None
         submission.listen(self.wake)
         submission.requests.listeners.append(self._on_request)
@@ -113,31 +113,31 @@ class Batch:
     # --- what is there ---
 
     @property
-    def holding(self) -> bool:
+    def submits(self) -> bool:
         """Whether this process submits it now."""
-        return self.holder is not None and not self.holder.over.is_set()
+        return self.coordinator is not None and not self.coordinator.over.is_set()
 
     @property
     def total(self) -> int | None:
         """How many items there are, once that is known."""
-        if self.stock.total is not None:
-            return self.stock.total
-        if self.holder is not None and self.holder.state.sealed:
-            return self.holder.state.total
+        if self.inputs.total is not None:
+            return self.inputs.total
+        if self.coordinator is not None and self.coordinator.state.sealed:
+            return self.coordinator.state.total
         total: int | None = self.manifest["total"]
-        return total if self.holder is None else None
+        return total if self.coordinator is None else None
 
     @property
     def known(self) -> int:
         """How many items there are so far."""
-        if self.stock.total is not None:
-            return self.stock.total  # a length may be wrong that the inputs said beforehand
-        return max(self.stock.count, self.total or 0, self.manifest["total"] or 0)
+        if self.inputs.total is not None:
+            return self.inputs.total  # a length may be wrong that the inputs said beforehand
+        return max(self.inputs.count, self.total or 0, self.manifest["total"] or 0)
 
     @property
     def stored(self) -> int:
         """How many inputs are stored."""
-        return self.stock.count
+        return self.inputs.count
 
     @property
     def refused(self) -> dict[int, Exception]:
@@ -148,22 +148,22 @@ class Batch:
         """Whether an attempt of the item was asked for."""
         if self.submission.refusal(index) is not None:
             return False
-        if self.holder is None:
+        if self.coordinator is None:
             return True
-        return self.submission.begun(index) or index in self.holder.state.busy
+        return self.submission.begun(index) or index in self.coordinator.state.busy
 
     @property
     def finished(self) -> bool:
         """Whether nothing more will happen."""
-        if self.holder is not None:
+        if self.coordinator is not None:
             settled = self.submission.settled_items >= (self.total or 0)  # a retry opens some
-            return (self.holder.complete and settled) or self.holder.over.is_set()
+            return (self.coordinator.complete and settled) or self.coordinator.over.is_set()
         return self.total is not None and self.submission.settled_items >= self.total
 
     @property
     def complete(self) -> bool:
         """Whether every item has its outcome, as opposed to nobody submitting it any more."""
-        return self.finished if self.holder is None else self.holder.complete
+        return self.finished if self.coordinator is None else self.coordinator.complete
 
     def follow(self) -> None:
         """Keep it current from now on, if that was put off until somebody asks."""
@@ -175,8 +175,8 @@ class Batch:
     async def refresh(self) -> None:
         """Learn how many items there are, when another process submits them."""
         self.follow()
-        if not self.holding and self.stock.total is None:
-            await self.stock.read()
+        if not self.submits and self.inputs.total is None:
+            await self.inputs.read()
 
     async def look(self) -> None:
         """Read the objects of all items that are not final."""
@@ -197,7 +197,7 @@ class Batch:
         """Index and status of what was submitted, read from the store now."""
         submitted = [index for index in range(self.known) if self.submitted(index)]
         await self.look()
-        submitted = submitted if self.holder is not None else [*range(self.known)]
+        submitted = submitted if self.coordinator is not None else [*range(self.known)]
         return [(index, self.submission.status(index)) for index in submitted]
 
     async def input_of(self, index: int) -> Any:
@@ -208,11 +208,11 @@ class Batch:
             SubmissionError: It could not be pickled.
             Exception: What rebuilding it raises; `Data` in it cannot be rebuilt.
         """
-        intake = self.holder.intake if self.holder is not None else None
-        if intake is not None and (here := intake.input_of(index)) is not None:
+        pump = self.coordinator.pump if self.coordinator is not None else None
+        if pump is not None and (here := pump.input_of(index)) is not None:
             return here[0]
         await self.refresh()
-        return await self.stock.value(index)
+        return await self.inputs.value(index)
 
     # --- waiting ---
 
@@ -223,7 +223,9 @@ class Batch:
 
     async def submitted_all(self) -> None:
         """Wait until every item was asked for once, or never will be."""
-        while self.holder is not None and not (self.finished or self.holder.all_asked_for):
+        while self.coordinator is not None and not (
+            self.finished or self.coordinator.all_asked_for
+        ):
             awake = asyncio.Event()
             self.watchers.append(awake)
             try:
@@ -233,46 +235,52 @@ class Batch:
 
     # --- submitting ---
 
-    def hold(
+    def coordinate(
         self,
-        hold: _lease.HeldLease,
+        lease: _lease.HeldLease,
         placed: prepare.UploadedCall,
         feed: InputSource | None,
         settings: MapSettings,
         events: Iterable[scheduler.Event] = (),
     ) -> None:
-        """Submit it from now on; what a survey has found comes first."""
+        """Submit it from now on, beginning with the *events* that `recover_state` has found."""
         submission = self.submission
-        submission.closes, submission.fence = True, hold.fence
+        submission.closes, submission.fence = True, lease.fence
         submission.reclaim()
-        order = BatchContext(
+        context = BatchContext(
             session=self.session,
             submission=submission,
             placed=placed,
-            stock=self.stock,
-            hold=hold,
+            inputs=self.inputs,
+            lease=lease,
         )
         length = feed.length if feed is not None else self.manifest["total"]
-        holder = BatchCoordinator(order, settings, feed, length, self.wake)
-        self.holder = holder
+        coordinator = BatchCoordinator(context, settings, feed, length, self.wake)
+        self.coordinator = coordinator
         for event in events:
-            holder.post(event)
+            coordinator.post(event)
             for news in since(submission, event):
-                holder.post(news)
-        self.session.spawn(self._submitting(holder), name=f"batch {self.group_id}")
+                coordinator.post(news)
+        self.session.spawn(self._submitting(coordinator), name=f"batch {self.group_id}")
         if (deadline := self.manifest.get("deadline")) is not None:
             if submission.requests.reopened:  # what is tried again has the whole time again
                 deadline = time.time() + (settings.batch_timeout or 0.0)
-            self.session.spawn(self._end_at(holder, deadline), name=f"timeout of {self.group_id}")
+            self.session.spawn(
+                self._end_at(coordinator, deadline), name=f"timeout of {self.group_id}"
+            )
 
-    async def _submitting(self, holder: BatchCoordinator) -> None:
-        """Have *holder* at work, and hear of what goes on elsewhere when it is over.
+    async def _submitting(self, coordinator: BatchCoordinator) -> None:
+        """Run *coordinator*; when it has ended, follow what other processes do with the batch.
 
         Not if it has ended with an error of its own: that is what everybody hears then.
         """
-        await holder.run()
-        requests, lost = self.submission.requests, holder.hold.lost is not None
-        if self.holder is not holder or requests.removing or not (lost or holder.complete):
+        await coordinator.run()
+        requests, lost = self.submission.requests, coordinator.lease.lost is not None
+        if (
+            self.coordinator is not coordinator
+            or requests.removing
+            or not (lost or coordinator.complete)
+        ):
             return
         if not all(map(self._is_final, requests.reopened)):
             self._observe_again()
@@ -281,22 +289,22 @@ class Batch:
             self.observe()
 
     def _on_request(self, request: wire.Request) -> None:
-        """What somebody has tried again after this process had submitted it all runs elsewhere.
+        """After this process has submitted everything, a retry is run by whoever asked for it.
 
         What this process asks for, or finds while it takes the batch over, it is about to serve.
         """
         if request.kind != "retry" or request == self._asked or self._taking_over.locked():
             return
-        if self.holder is not None and not self.holding:
+        if self.coordinator is not None and not self.submits:
             self._observe_again()
 
-    async def _end_at(self, holder: BatchCoordinator, deadline: float) -> None:
+    async def _end_at(self, coordinator: BatchCoordinator, deadline: float) -> None:
         """The batch's own timeout, whoever submits it."""
         try:
-            await asyncio.wait_for(holder.over.wait(), max(0.0, deadline - time.time()))
+            await asyncio.wait_for(coordinator.over.wait(), max(0.0, deadline - time.time()))
         except TimeoutError:
             logging.warning("batch %s is cancelled: its batch_timeout is over", self.group_id)
-            holder.stop_beside("timeout", keep_running=False)
+            coordinator.stop_beside("timeout", keep_running=False)
 
     async def take_over(
         self,
@@ -316,26 +324,26 @@ class Batch:
         async with self._taking_over:
             await self.refresh()
             self._refuse_more(inputs)
-            if (holder := self.holder) is not None and self.holding:
-                if not await holder.is_replaced():
+            if (coordinator := self.coordinator) is not None and self.submits:
+                if not await coordinator.is_replaced():
                     if inputs is None and not seal and not force:
                         return
                     raise Conflict(
                         f"this client submits {self.group_id} already: it need not resume"
                     )
-                await holder.over.wait()
+                await coordinator.over.wait()
             environment = await self._environment()
             placed = placed_of(self.manifest, environment)
             identity, platform = self.submission.identity, self.session.platform
-            hold = await _lease.acquire(
+            lease = await _lease.acquire(
                 platform.store, identity.scope, identity.submitter, platform.clock, force=force
             )
             try:
-                await self._hold_again(hold, placed, inputs, seal=seal)
+                await self._coordinate_again(lease, placed, inputs, seal=seal)
             except BaseException:
                 with contextlib.suppress(ConfigurationError):  # the client is closed
                     self.observe()
-                await release(hold.release(), what=f"releasing {self.group_id}")
+                await release(lease.release(), what=f"releasing {self.group_id}")
                 raise
 
     async def _environment(self) -> dict[str, str]:
@@ -354,53 +362,54 @@ class Batch:
         environment: dict[str, str] = json.loads(content)
         return environment
 
-    async def _hold_again(
+    async def _coordinate_again(
         self,
-        hold: _lease.HeldLease,
+        lease: _lease.HeldLease,
         placed: prepare.UploadedCall,
         inputs: Iterable[Any] | AsyncIterable[Any] | None,
         *,
         seal: bool,
     ) -> None:
-        keeping = self.session.spawn(hold.keep(), name=f"lease of {self.group_id}")
-        if self._mourning is not None:  # two that close the same attempts get in each other's way
-            self._mourning.cancel()
+        keeping = self.session.spawn(lease.keep(), name=f"lease of {self.group_id}")
+        if self._abandonment_watch is not None:
+            # two that close the same attempts get in each other's way
+            self._abandonment_watch.cancel()
         try:
-            if self._mourning is not None:
-                await asyncio.wait({self._mourning})
-            self.submission.closes, self.submission.fence = True, hold.fence
+            if self._abandonment_watch is not None:
+                await asyncio.wait({self._abandonment_watch})
+            self.submission.closes, self.submission.fence = True, lease.fence
             self.session.watch(self.submission)
             store = self.session.platform.store
             gone = await retry_forever(lambda: renewed(store, placed), "looking at what jobs share")
-            events = await recover_state(self.session, self.submission, self.stock)
+            events = await recover_state(self.session, self.submission, self.inputs)
         finally:
             keeping.cancel()
             await asyncio.wait({keeping})
-        if hold.lost is not None:
-            raise hold.lost
+        if lease.lost is not None:
+            raise lease.lost
         self._refuse_more(inputs)
         if gone and (inputs is not None or self._is_open):
             raise NotFound(
                 f"the {gone[0].partition('/')[0]} of {self.group_id} is not in the store any more: "
                 "it was collected by its age; submit what is left in a new batch"
             )
-        total = self.stock.total
+        total = self.inputs.total
         settings = map_settings_of(self.manifest)
         feed: InputSource | None = feed_of(inputs if inputs is not None else (), settings)
         if inputs is None and not (seal and total is None):
             feed = None
-            end = total if total is not None else self.stock.count
+            end = total if total is not None else self.inputs.count
             events.append(scheduler.Ended(end, sealed=total is not None))
-        self.hold(hold, placed, feed, settings, events)
+        self.coordinate(lease, placed, feed, settings, events)
 
     @property
     def _is_open(self) -> bool:
-        return any(not self._is_final(index) for index in range(self.stock.count))
+        return any(not self._is_final(index) for index in range(self.inputs.count))
 
     def _refuse_more(self, inputs: object) -> None:
-        if inputs is not None and self.stock.total is not None:
+        if inputs is not None and self.inputs.total is not None:
             raise ConfigurationError(
-                f"{self.group_id} has all its {self.stock.total} inputs: resume() without more, "
+                f"{self.group_id} has all its {self.inputs.total} inputs: resume() without more, "
                 "and submit these in a batch of their own"
             )
 
@@ -419,25 +428,25 @@ class Batch:
         if strange := [index for index in wanted if not 0 <= index < self.known]:
             raise NotFound(f"batch {self.group_id} has no item {strange[0]}; it has {self.known}")
         count = await self._request_retry(wanted)
-        if (holder := self.holder) is not None and self.holding:
-            await holder.heeded()
-            if await holder.is_replaced():
-                await holder.over.wait()
+        if (coordinator := self.coordinator) is not None and self.submits:
+            await coordinator.caught_up()
+            if await coordinator.is_replaced():
+                await coordinator.over.wait()
         reopened = self.submission.requests.reopened  # also by who died before it came to start
         is_open = any(not self._is_final(index) for index in reopened)
-        if is_open and not self.holding and await self._is_free():
+        if is_open and not self.submits and await self._is_free():
             try:
                 await self.take_over()
             except Conflict:
                 logging.info("%s: somebody else has taken it, and serves this", self.group_id)
-        if self.holder is not None and not self.holding and self.submission.ended < self.known:
+        if self.coordinator is not None and not self.submits and self.submission.ended < self.known:
             self._observe_again()  # what was reopened runs elsewhere
         return count
 
     async def _is_there(self) -> bool:
-        """Whether nobody has cleaned it up: what is written into it then would stay for ever."""
+        """Whether it was not cleaned up; what is written after that would never be removed."""
         entry = self.submission.identity.entry
-        if self.holding or await self.session.platform.store.look(entry) is not None:
+        if self.submits or await self.session.platform.store.look(entry) is not None:
             return True
         self.session.forget(self.submission)
         return False
@@ -462,7 +471,7 @@ class Batch:
                 return len(bases)
 
     async def _is_free(self) -> bool:
-        """Whether nobody who lives has the lease; waits until that is clear."""
+        """Whether no living process has the lease; waits until that is certain."""
         identity, platform = self.submission.identity, self.session.platform
         there = await _lease.read(platform.store, identity.scope)
         return there is None or not there[0].held or not await self._is_served(there[0])
@@ -479,13 +488,13 @@ class Batch:
         return False
 
     async def part(self, why: str) -> None:
-        """Stop submitting at once, for this process is about to leave it."""
-        if self.holder is not None and self.holding:
-            holder = self.holder
+        """Stop submitting at once: the client is being closed."""
+        if self.coordinator is not None and self.submits:
+            coordinator = self.coordinator
             what = f"leaving {self.group_id}"
-            await release(holder.part(), what=what, grace=PARTING_S)
-            left = holder.waiting
-            if left or not (holder.complete or holder.all_asked_for):
+            await release(coordinator.part(), what=what, grace=PARTING_S)
+            left = coordinator.waiting
+            if left or not (coordinator.complete or coordinator.all_asked_for):
                 logging.warning(
                     "%s: %s is not submitted any more; %d of its items were not started. What "
                     "runs goes on; kinetic.attach_batch(%r).resume() submits the rest",
@@ -497,8 +506,8 @@ class Batch:
 
     async def seal(self) -> None:
         """Pull no more inputs: those that were pulled are stored, and are all."""
-        if self.holder is not None and self.holding:
-            await self.holder.finish_inputs(seal=True)
+        if self.coordinator is not None and self.submits:
+            await self.coordinator.finish_inputs(seal=True)
 
     # --- ending ---
 
@@ -508,13 +517,13 @@ class Batch:
         Raises:
             BackendError: The stop cannot be stored, or what it has ended not be read.
         """
-        holder = self.holder
-        if holder is not None and self.holding and not holder.complete:
-            await holder.stop("cancel", keep_running=False)
-            await holder.over.wait()
-            if holder.unheeded is not None:
-                raise holder.unheeded
-            if holder.hold.lost is None:
+        coordinator = self.coordinator
+        if coordinator is not None and self.submits and not coordinator.complete:
+            await coordinator.stop("cancel", keep_running=False)
+            await coordinator.over.wait()
+            if coordinator.request_error is not None:
+                raise coordinator.request_error
+            if coordinator.lease.lost is None:
                 return  # else another process has it now, and ends it
         await self.look()
         if self.total is not None and self.submission.ended >= self.total:
@@ -525,11 +534,11 @@ class Batch:
         await delete_all(self.session.platform.cluster, self.submission, its_round)
         await self.look()
         for index in range(self.known):
-            if not self._is_final(index) and self.submission.lasting_trouble(index) is None:
+            if not self._is_final(index) and self.submission.final_error(index) is None:
                 await self._until_closed(index)
 
     async def _until_closed(self, index: int) -> None:
-        """Wait for its end, of which the platform says nothing where a submitter closes it."""
+        """Wait until every item is final, even if the platform does not tell of it."""
         closing = asyncio.ensure_future(self.submission.closed(index))
         try:
             while not (await asyncio.wait({closing}, timeout=LONGEST_LOOK_S))[0]:
@@ -550,9 +559,9 @@ class Batch:
         """Stop it, and take away its jobs and its objects."""
         if self.submission.removed:
             return
-        if self.holder is not None and self.holding:
+        if self.coordinator is not None and self.submits:
             await self.cancel()
-            await self.holder.over.wait()  # its lease is looked at next, and then only rarely
+            await self.coordinator.over.wait()  # its lease is looked at next, and then only rarely
         await cleanup.delete_batch(
             self.session, self.submission.identity, jobs=jobs, objects=objects
         )
@@ -563,19 +572,21 @@ class Batch:
 
     def observe(self) -> None:
         """Hear when nobody submits it any more."""
-        if self._mourning is None or self._mourning.done():
-            self._mourning = self.session.spawn(self.mourn(), name=f"lease of {self.group_id}")
+        if self._abandonment_watch is None or self._abandonment_watch.done():
+            self._abandonment_watch = self.session.spawn(
+                self.watch_abandonment(), name=f"lease of {self.group_id}"
+            )
 
     def _observe_again(self) -> None:
-        self.holder = None
+        self.coordinator = None
         self.submission.closes = False
         self.submission.reclaim()
         self.session.watch(self.submission)
         self.observe()
 
     async def look_again(self) -> None:
-        """When somebody submits it again that nobody did, observe it again."""
-        if self.holding or self.submission.abandoned is None:
+        """Observe it again, if it was abandoned and somebody submits it by now."""
+        if self.submits or self.submission.abandoned is None:
             return
         identity, platform = self.submission.identity, self.session.platform
         there = await _lease.read(platform.store, identity.scope)
@@ -583,7 +594,7 @@ class Batch:
             self._observe_again()
 
     async def _see_through(self) -> list[int]:
-        """Learn what is there, and close what has ended; the store may have to be asked again."""
+        """Read what is there and close what has ended, again and again until the store answers."""
         while True:
             try:
                 await self.refresh()
@@ -594,11 +605,11 @@ class Batch:
                 await asyncio.sleep(LONGEST_LOOK_S)
                 continue
             if self.total is None and self.submission.requests.all_stopped:
-                self.stock.total = self.known
+                self.inputs.total = self.known
             return stuck
 
-    async def mourn(self) -> None:
-        """When nobody submits it any more, see that nobody waits for what will not come."""
+    async def watch_abandonment(self) -> None:
+        """Wait until the batch has no submitter, then end the waiting for what has no outcome."""
         identity, platform = self.submission.identity, self.session.platform
         lease = await retry_forever(
             lambda: _lease.until_abandoned(
@@ -620,7 +631,7 @@ class Batch:
 
 
 def feed_of(inputs: Iterable[Any] | AsyncIterable[Any], settings: MapSettings) -> InputSource:
-    """What is to be pulled; a list counts as it is now, whatever the caller does with it."""
+    """The source of *inputs*; a list is copied, so that later changes to it do not matter."""
     length = size_of(inputs)
     there: Sequence[Any] | None = None
     if isinstance(inputs, (list, tuple, range, set, frozenset, dict)):
@@ -663,16 +674,16 @@ async def start(
     manifest = batch_manifest(session, identity, placed, settings, feed.length)
     removal = functools.partial(cleanup.delete_batch, session, identity, jobs=False, alone=True)
     async with _begun(session, placed, identity, removal) as submission:
-        hold = await _found(session, identity, placed, manifest)
+        lease = await _create(session, identity, placed, manifest)
         batch = session.batches[identity.id] = Batch(session, submission, manifest)
-        batch.hold(hold, placed, feed, settings)
+        batch.coordinate(lease, placed, feed, settings)
     return batch
 
 
 async def start_job(
     session: Session, packed: prepare.PackedCall, placed: prepare.UploadedCall
 ) -> tuple[dict[str, Any], JobRef]:
-    """Start a job of its own, when the client's limit lets it; its handle's fields, and itself.
+    """Start a single job, within the client's limit; its handle's fields, and its place.
 
     Cancelled: the job is removed; shared content stays in the store.
     """
@@ -701,7 +712,7 @@ async def _launch_only(
     placed: prepare.UploadedCall,
     record: dict[str, Any],
 ) -> None:
-    """Store what a job of its own needs, and launch its first attempt: nobody holds a lease."""
+    """Store what a single job needs, and launch its first attempt; a single job has no lease."""
     store, content = session.platform.store, packed.arguments
     assert content is not None
     manifest = manifest_of(record, identity, placed)
@@ -728,7 +739,7 @@ async def _begun(
     identity: Identity,
     undo: Callable[[], Coroutine[Any, Any, None]],
 ) -> AsyncGenerator[Submission]:
-    """The submission that the block makes; what was made of it is undone when that fails."""
+    """The submission that the block creates; if the block fails, all of it is removed."""
     submission = Submission(identity, session.platform.store, session.platform.cluster)
     submission.closes = True
     session.follow(submission, ours=True)
@@ -745,10 +756,10 @@ async def _begun(
     logging.info("Started %s: %s", identity.id, placed.call.name)
 
 
-async def _found(
+async def _create(
     session: Session, identity: Identity, placed: prepare.UploadedCall, manifest: Mapping[str, Any]
 ) -> _lease.HeldLease:
-    """Everything that makes a batch, in the order in which a crash leaves no riddle."""
+    """Write the objects that make a batch; a crash between any two leaves what `cleanup` finds."""
     store, scope = session.platform.store, identity.scope
     environment = json.dumps(dict(placed.environment)).encode()
     await session.platform.cluster.keep_secret(identity.id, environment)
@@ -766,7 +777,7 @@ async def _found(
 async def _new_identity(
     session: Session, placed: prepare.UploadedCall, kind: str, budgets: wire.RetryBudgets
 ) -> Identity:
-    """One that nobody else has, for a ``job`` or a batch (``grp``)."""
+    """A new identity, for a ``job`` or a batch (``grp``)."""
     new = job_spec.new_id(kind, session.platform.marker)
     return _kind_of(new)(
         id=new,
@@ -787,7 +798,7 @@ def known_batch(session: Session, group_id: str) -> Batch | None:
 async def identity_of(
     session: Session, submission: str, manifest: Mapping[str, Any] | None = None
 ) -> Identity:
-    """That of a job or a batch by its id; without its manifest it can only be removed."""
+    """The identity of a job or a batch, by its id; without a manifest it can only be removed."""
     said = manifest or {}
     return _kind_of(submission)(
         id=submission,
@@ -812,7 +823,7 @@ async def attach(session: Session, group_id: str) -> Batch:
     """
     manifest = await read_manifest(session, group_id)
     if (known := known_batch(session, group_id)) is not None:
-        await (known.refresh() if known.holding else known.look())
+        await (known.refresh() if known.submits else known.look())
         await known.look_again()
         return known
     identity = await identity_of(session, group_id, manifest)
@@ -837,7 +848,7 @@ async def list_batches(
     tags: Mapping[str, str] | None,
     count: int | None,
 ) -> list[Batch]:
-    """The newest *count* batches that carry *name* and *tags*; followed when they are asked.
+    """The newest *count* batches with this *name* and *tags*; each is followed once it is used.
 
     Entries whose manifest is missing are left out; of those that cannot be
     read or verified, a warning has the names.
@@ -887,7 +898,7 @@ async def _listed(
     submission = Submission(identity, session.platform.store, session.platform.cluster)
     batch = Batch(session, submission, manifest, followed=False)
     try:
-        await batch.stock.read()  # how much is stored, which whoever resumes it has to know
+        await batch.inputs.read()  # how much is stored, which whoever resumes it has to know
     except WireError as exc:
         refused[group_id] = exc
         return None

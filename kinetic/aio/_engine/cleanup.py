@@ -7,6 +7,7 @@ have a machine made for it, only to find that out; and what it reads may be gone
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Iterable
 
 from absl import logging
@@ -18,7 +19,7 @@ from kinetic.aio._engine.control_log import ControlLog
 from kinetic.aio._engine.session import LABEL_ROUND, LABEL_SUBMISSION, Identity, Session, Submission
 from kinetic.aio._net.retry import retry_forever
 from kinetic.aio.ports import Cluster
-from kinetic.errors import KineticError, Unavailable
+from kinetic.errors import KineticError, NotFound, Unavailable
 
 __all__ = ["delete_all", "delete_batch", "delete_unwanted", "take_back", "withdraw_idle"]
 
@@ -71,11 +72,15 @@ async def delete_batch(
 
 
 async def _until_let_go(session: Session, identity: Identity) -> None:
-    """Wait until nobody submits it any more."""
+    """Wait until no process submits it any more, nor ever will."""
     store, clock, scope = session.platform.store, session.platform.clock, identity.scope
     try:
         async with asyncio.timeout(GONE_S):
-            await _lease.until_abandoned(store, scope, identity.submitter, clock)
+            lease = await _lease.until_abandoned(store, scope, identity.submitter, clock)
+            if lease is not None and lease.held:
+                # Its owner may only be asleep, and must not go on once the requests are deleted.
+                with contextlib.suppress(NotFound):
+                    await _lease.acquire(store, scope, identity.submitter, clock, force=True)
     except TimeoutError:
         found = await _lease.read(store, scope)
         owner = found[0].owner if found else identity.submitter
@@ -130,7 +135,7 @@ async def delete_unwanted(
 async def withdraw_idle(
     cluster: Cluster, submission: Submission, attempts: Iterable[tuple[int, int]]
 ) -> None:
-    """`withdraw` those whose item is over without them; to be called after a look at it."""
+    """`withdraw` the attempts whose item has ended without them; look at the items before."""
     idle = [
         (index, number)
         for index, number in attempts
@@ -141,7 +146,7 @@ async def withdraw_idle(
 
 
 async def take_back(cluster: Cluster, submission: Submission, index: int, number: int) -> None:
-    """A stop came while a job was asked for: whoever has heeded it found none to delete yet."""
+    """Delete a job that was being launched when a stop came, and that the stop missed."""
     stands = submission.requests.standing(index)
     if stands.unwanted or number <= stands.base:
         await delete_unwanted(cluster, submission, [(index, number)])
@@ -157,7 +162,7 @@ async def take_back(cluster: Cluster, submission: Submission, index: int, number
 
 
 def _is_idle(item: wire.Item, number: int, retired: int) -> bool:
-    """Whether *item* has ended, and nobody has begun with attempt *number*, or still may."""
+    """Whether *item* has ended, and attempt *number* has not begun and cannot begin any more."""
     if not item.state.final:
         return False
     if item.outcome is not None and item.attempt == number:

@@ -36,7 +36,7 @@ class ControlLog:
         self._sent: float | None = None
 
     def standing(self, index: int) -> wire.Standing:
-        """What stands for this item by what is known now."""
+        """What the log, as far as it was read, says of this item."""
         return self._named.get(index, self._general)
 
     @property
@@ -46,7 +46,7 @@ class ControlLog:
 
     @property
     def removing(self) -> bool:
-        """Whether somebody takes the batch away; what follows that is of no use to anybody."""
+        """Whether somebody removes the batch; later requests are ignored."""
         return self._general.removing
 
     @property
@@ -55,7 +55,7 @@ class ControlLog:
         return [index for index, stands in self._named.items() if stands.retried]
 
     async def read(self) -> list[wire.Request]:
-        """All of them, in order; only new ones are asked for.
+        """All entries, in order; only new ones are read from the store.
 
         Raises:
             WireError: One is damaged, or must not be ignored and is of an unknown kind.
@@ -71,7 +71,7 @@ class ControlLog:
                 self._note(self._parsed(content))
 
     async def look(self) -> None:
-        """As `read`; where there is nothing new, one small request finds that out."""
+        """As `read`, with one small request where there is nothing new."""
         if await self._store.look(wire.control_key(self._scope, len(self.entries))) is not None:
             await self.read()
 
@@ -93,7 +93,7 @@ class ControlLog:
         return True
 
     async def stop_items(self, indices: Iterable[int], cause: str) -> None:
-        """Ask for the end of single items; what many callers ask for goes into one entry."""
+        """Ask for the end of single items; the requests of many callers are put into one entry."""
         mine = {*indices}
         self._unsent |= mine
         async with self._sending:

@@ -55,25 +55,25 @@ SLICE = 1000
 
 
 async def recover_state(
-    session: Session, submission: Submission, stock: InputIndex
+    session: Session, submission: Submission, inputs: InputIndex
 ) -> list[scheduler.Event]:
     """Read control, inputs, attempts and jobs, in this order, and say what they mean.
 
     Every job without an outcome is busy. What has ended is closed, here or by
     the watch; what has nothing may start. All is read once more when somebody
-    has asked for something meanwhile, of which no holder has heard.
+    has asked for something meanwhile, of which no coordinator has heard.
     """
     batch, requests = submission.identity.id, submission.requests
     while True:
         await retry_forever(submission.read_requests, f"reading the requests of {batch}")
         asked = len(requests.entries)
-        events = await _surveyed(session, submission, stock)
+        events = await _surveyed(session, submission, inputs)
         if len(requests.entries) == asked:
             return events
 
 
 def since(submission: Submission, event: scheduler.Event) -> Iterator[scheduler.Seen]:
-    """What a new holder could not hear, for it came while it looked around and found *event*.
+    """What a new coordinator missed: it came while the state was read that gave *event*.
 
     Also of items that nobody had asked for by then: the request of one that died may come late.
     """
@@ -91,11 +91,11 @@ def since(submission: Submission, event: scheduler.Event) -> Iterator[scheduler.
 
 
 async def _surveyed(
-    session: Session, submission: Submission, stock: InputIndex
+    session: Session, submission: Submission, inputs: InputIndex
 ) -> list[scheduler.Event]:
     batch = submission.identity.id
-    await retry_forever(stock.read, f"reading the inputs of {batch}")
-    count = max(stock.count, stock.total or 0)  # a stop may have come before all were stored
+    await retry_forever(inputs.read, f"reading the inputs of {batch}")
+    count = max(inputs.count, inputs.total or 0)  # a stop may have come before all were stored
     unknown = [index for index in range(count) if not submission.is_final(index)]
     await retry_forever(
         lambda: submission.look_at_each(unknown), f"reading the attempts of {batch}"
@@ -111,12 +111,12 @@ async def _surveyed(
     }
     live = [one for one, seen in found.items() if seen.phase not in (Phase.ENDED, Phase.GONE)]
     await withdraw_idle(cluster, submission, live)  # who was stopped had no time for that
-    recover_state = _Survey(session, submission, found, before, claimants)
+    survey = _Survey(session, submission, found, before, claimants)
     for index in range(count):
-        recover_state.add(index)
+        survey.add(index)
         if index % SLICE == SLICE - 1:
             await asyncio.sleep(0)
-    return recover_state.events(count)
+    return survey.events(count)
 
 
 async def _claimants(submission: Submission, indices: list[int]) -> dict[tuple[int, int], str]:
@@ -152,9 +152,7 @@ class _Survey:
 
     def add(self, index: int) -> None:
         if self._submission.is_damaged(index):
-            self._known.append(
-                scheduler.Refused(index)
-            )  # it counts as failed, and is not run again
+            self._known.append(scheduler.Refused(index))  # counts as failed, and is not run again
             return
         item = self._submission.item(index)
         assert item is not None
@@ -167,7 +165,7 @@ class _Survey:
             self._known.append(scheduler.Found(index, item.attempt))
             if self._submission.is_over(index, item.attempt, seen, self._before.get(index)):
                 claimant = self._claimants.get((index, item.attempt))
-                self._session.settle(self._submission, index, item.attempt, seen, claimant)
+                self._session.resolve_attempt(self._submission, index, item.attempt, seen, claimant)
         elif item.attempt > 1:
             self._known.append(scheduler.Again(index, item.attempt))
         elif self._fresh and self._fresh[-1][1] == index:
@@ -185,7 +183,7 @@ class _Survey:
         return events + [scheduler.Stored(first, stop - first) for first, stop in self._fresh]
 
     def _revived(self) -> list[scheduler.Event]:
-        """A stop keeps everything from starting but what was reopened after it."""
+        """Under a stop of the whole batch, only items that were reopened after it may start."""
         requests = self._submission.requests
         events: list[scheduler.Event] = [
             self._reopened(one.index, one.attempt)
@@ -216,8 +214,8 @@ async def reconcile_silent_attempts(
         await asyncio.sleep(SILENT_S)
         before, silent = silent, _silent(submission, state, launcher)
         try:
-            if doubted := before & silent:
-                await _ask(session, submission, launcher, doubted)
+            if suspects := before & silent:
+                await _ask(session, submission, launcher, suspects)
         except BackendError as exc:
             logging.warning("%s: %s; trying again", submission.identity.id, exc)
 
@@ -228,18 +226,18 @@ def _silent(
     found: set[tuple[int, int]] = set()
     for index, number in state.busy.items():
         void = submission.attempt(index, number).executor == wire.VOID
-        known = submission.is_sure(index, number)
+        known = submission.is_confirmed(index, number)
         if (void or not known) and index not in launcher.unasked:
             found.add((index, number))
     return found
 
 
 async def _ask(
-    session: Session, submission: Submission, launcher: Launcher, doubted: set[tuple[int, int]]
+    session: Session, submission: Submission, launcher: Launcher, suspects: set[tuple[int, int]]
 ) -> None:
-    await submission.look_at_each([index for index, _ in doubted])
+    await submission.look_at_each([index for index, _ in suspects])
     asked: dict[tuple[int, int], tuple[Observation | None, str | None]] = {}
-    for index, number in sorted(doubted):
+    for index, number in sorted(suspects):
         item = submission.item(index)
         if item is not None and not item.state.final and item.attempt == number:
             claimant = submission.attempt(index, number).executor
@@ -251,9 +249,9 @@ async def _ask(
     for name, ((index, number), (before, claimant)) in zip(names, asked.items(), strict=True):
         seen = found.get(name)
         if submission.attempt(index, number).executor == wire.VOID:  # who voided it is gone
-            session.settle(submission, index, number, seen)
+            session.resolve_attempt(submission, index, number, seen)
         elif submission.is_over(index, number, seen, before):
-            session.settle(submission, index, number, seen, claimant)
+            session.resolve_attempt(submission, index, number, seen, claimant)
         elif seen is None:  # it never arrived; to ask once more, by the same name, costs nothing
             launcher.start(scheduler.Start(index, number))
 
@@ -262,7 +260,7 @@ AT_ONCE = 16
 
 
 async def renewed(store: Store, placed: UploadedCall, data: Iterable[DataRef] = ()) -> list[str]:
-    """Have what the jobs of *placed* read for some time to come; the names of what is gone."""
+    """Renew the shared objects that the jobs of *placed* read; the names of those that are gone."""
     parts = (placed.code, placed.function, placed.image.requirements)
     names = [one.name for one in parts if one is not None]
     uris = {one.uri: None for one in (*placed.data, *data) if "://" not in one.uri}
@@ -283,13 +281,13 @@ async def renewed(store: Store, placed: UploadedCall, data: Iterable[DataRef] = 
 
 
 async def keep_renewing(
-    store: Store, placed: UploadedCall, stock: InputIndex, whose: str
+    store: Store, placed: UploadedCall, inputs: InputIndex, whose: str
 ) -> NoReturn:
-    """Look at it once a day, until cancelled."""
+    """`renewed` once a day, until cancelled."""
     while True:
         await asyncio.sleep(_shared_objects.DAY_S)
         try:
-            gone = await renewed(store, placed, _data_of(stock))
+            gone = await renewed(store, placed, _data_of(inputs))
         except BackendError as exc:
             logging.warning("%s: shared content was not renewed: %s; tomorrow again", whose, exc)
             continue
@@ -302,11 +300,11 @@ async def keep_renewing(
             )
 
 
-def _data_of(stock: InputIndex) -> Iterator[DataRef]:
+def _data_of(inputs: InputIndex) -> Iterator[DataRef]:
     """The `Data` in the inputs that this process has stored."""
-    for index in range(stock.count):
+    for index in range(inputs.count):
         try:
-            place = stock.place(index)
+            place = inputs.place(index)
         except KineticError:
             continue  # it could not be pickled
         if place is not None:
@@ -321,16 +319,16 @@ TURN = 500
 
 
 class BatchCoordinator:
-    """Runs one batch to its end, or until it lets go or another process takes it.
+    """Runs one batch to its end, or until it stops submitting or another process has the lease.
 
     ``over`` is set when it is not at work any more; then ``error`` says why
-    the batch is not complete, if it is not. ``unheeded`` is why a request could
-    not be heeded, or made: nobody would hear of what it was to do.
+    the batch is not complete, if it is not. ``request_error`` is why a request
+    could not be carried out, or made: whoever waits for its effect hears of it.
     """
 
     def __init__(
         self,
-        order: BatchContext,
+        context: BatchContext,
         settings: MapSettings,
         feed: InputSource | None,
         length: int | None,
@@ -339,37 +337,37 @@ class BatchCoordinator:
         self.state = scheduler.State(settings)
         self.window = Backpressure(settings.window_for(length), self._on_window)
         self.error: BaseException | None = None
-        self.unheeded: BaseException | None = None
+        self.request_error: BaseException | None = None
         self.over = asyncio.Event()
         self.on_change = on_change
-        self.hold = order.hold
-        self.stock = order.stock
-        self._order = order
-        self._session = order.session
-        self._submission = order.submission
+        self.lease = context.lease
+        self.inputs = context.inputs
+        self._context = context
+        self._session = context.session
+        self._submission = context.submission
         self._events: deque[scheduler.Event] = deque()
         self._awake = asyncio.Event()
         self._decided = asyncio.Event()
-        self._letting_go = False
+        self._leaving = False
         self._closing = False
-        self._heeding: set[asyncio.Task[None]] = set()
-        self.launcher = Launcher(order, self.state, self.post, on_change)
-        self.intake = None if feed is None else self._new_intake(feed)
+        self._applying: set[asyncio.Task[None]] = set()
+        self.launcher = Launcher(context, self.state, self.post, on_change)
+        self.pump = None if feed is None else self._new_pump(feed)
         self._fed = asyncio.Event()
-        self._let_go = self._submission.listen(self._on_look)
+        self._stop_listening = self._submission.listen(self._on_look)
         self._submission.requests.listeners.append(self._on_request)
 
-    def _new_intake(self, feed: InputSource) -> InputPump:
-        order = self._order
+    def _new_pump(self, feed: InputSource) -> InputPump:
+        context = self._context
         return InputPump(
-            order.session,
-            order.placed,
+            context.session,
+            context.placed,
             feed,
-            order.stock,
+            context.inputs,
             self.window,
             self.state,
-            order.hold,
-            order.submission.identity.key,
+            context.lease,
+            context.submission.identity.key,
             self.post,
             self.launcher.refuse,
         )
@@ -393,7 +391,7 @@ class BatchCoordinator:
         return [index for index in self.state.left() if index not in busy]
 
     def post(self, event: scheduler.Event) -> None:
-        """Report something that happened."""
+        """Put an event into the queue; it is decided on in the next turn of the loop."""
         self._events.append(event)
         self._awake.set()
 
@@ -412,63 +410,63 @@ class BatchCoordinator:
             self.post(scheduler.Refused(index))  # what is forged stays so: it counts as failed
 
     def _on_request(self, request: wire.Request) -> None:
-        """Anybody, this process included, has asked for something."""
+        """Carry out a new request, whether this or another process has made it."""
         if request.kind not in KINDS:
             return
         if request.kind == "stop" and request.items is None:
             self.post(scheduler.StopRequested())
             sent = [*self.state.busy.items()]
             its_round, keep_running = self._submission.requests.round, request.keep_running
-            heeding = self._heed_stop(sent, its_round, keep_running=keep_running)
+            applying = self._apply_stop(sent, its_round, keep_running=keep_running)
         else:
             busy = self.state.busy
             sent = [(index, busy[index]) for index in request.items or () if index in busy]
-            heeding = self._heed(request, sent)
+            applying = self._apply(request, sent)
         number = len(self._submission.requests.entries)
-        self._heed_beside(heeding, f"request {number} to {self._submission.identity.id}")
+        self._in_background(applying, f"request {number} to {self._submission.identity.id}")
 
-    def _heed_beside(self, heeding: Coroutine[Any, Any, None], name: str) -> None:
-        task = self._session.spawn(heeding, name=name)
-        self._heeding.add(task)
-        task.add_done_callback(self._on_heeded)
+    def _in_background(self, applying: Coroutine[Any, Any, None], name: str) -> None:
+        task = self._session.spawn(applying, name=name)
+        self._applying.add(task)
+        task.add_done_callback(self._on_applied)
 
-    def _on_heeded(self, task: asyncio.Task[None]) -> None:
-        """What goes wrong with it ends the holder: whoever waits would wait for ever."""
-        self._heeding.discard(task)
+    def _on_applied(self, task: asyncio.Task[None]) -> None:
+        """An error in it ends the coordinator: who waits for the request would wait for ever."""
+        self._applying.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            logging.error("%s was not heeded: %s", task.get_name(), described(error))
-            self.unheeded = self.unheeded or error
+            logging.error("%s was not carried out: %s", task.get_name(), described(error))
+            self.request_error = self.request_error or error
         self._awake.set()
 
     # --- from beginning to end ---
 
     async def run(self) -> None:
-        """Submit everything and see it through; what goes wrong is kept in ``error``."""
+        """Submit everything and wait until all of it has ended; an error is kept in ``error``."""
         workers = min(LAUNCHING, self.state.settings.max_concurrent or LAUNCHING)
         try:
             async with asyncio.TaskGroup() as group:
                 helpers = [group.create_task(self.launcher.work()) for _ in range(workers)]
-                helpers.append(group.create_task(self.hold.keep()))
+                helpers.append(group.create_task(self.lease.keep()))
                 helpers.append(group.create_task(self._read_requests()))
                 helpers.append(group.create_task(self._feed()))
-                helpers.append(group.create_task(self._keep_doubting()))
+                helpers.append(group.create_task(self._reconcile()))
                 helpers.append(group.create_task(self._keep_shared()))
                 await self._until_complete()
                 for helper in helpers:
                     helper.cancel()
-        except BaseExceptionGroup as trouble:
-            if self.unheeded is not None or not self.complete:
-                self.error = self.unheeded or trouble.exceptions[0]
+        except BaseExceptionGroup as errors:
+            if self.request_error is not None or not self.complete:
+                self.error = self.request_error or errors.exceptions[0]
                 why = described(self.error)
                 logging.error("batch %s stopped: %s", self._submission.identity.id, why)
         finally:
             await self._leave()
 
     async def _until_complete(self) -> None:
-        """Decide until all is over; whoever asks for more between end and release is served."""
+        """Decide until the batch is complete; a request before the lease is free reopens it."""
         while True:
             await self._decide()
-            if self._letting_go:
+            if self._leaving:
                 return
             requests = self._submission.requests
             seen = len(requests.entries)
@@ -480,12 +478,12 @@ class BatchCoordinator:
                 self._closing = True
                 break
             logging.info("batch %s goes on: there is a request", self._submission.identity.id)
-            await retry_forever(self.hold.retake, "taking the lease again")
-            self._submission.fence = self.hold.fence
+            await retry_forever(self.lease.retake, "taking the lease again")
+            self._submission.fence = self.lease.fence
             await retry_forever(requests.read, "reading requests")  # somebody may have seen it free
-            self.hold.catch_up()
+            self.lease.catch_up()
         if not self.state.sealed:
-            stored = self.stock.count
+            stored = self.inputs.count
             self.error = InputsUnfinished(
                 f"batch {self._submission.identity.id}: the {stored} inputs that were stored have "
                 f"run, and the process that had the others is gone; resume(inputs=...) with those "
@@ -496,14 +494,14 @@ class BatchCoordinator:
     async def _close_up(self, seen: int) -> None:
         submission, total = self._submission, self.state.total
         await self.launcher.quiet()
-        await self.launcher.take_back_doubtful()
+        await self.launcher.withdraw_uncertain()
         if self.state.sealed and total is not None and not submission.requests.removing:
             await retry_forever(lambda: submission.write_done(total), "noting how all ended")
             await self._drop_secrets(total)
-        await retry_forever(lambda: self.hold.release(seen), "releasing the lease")
+        await retry_forever(lambda: self.lease.release(seen), "releasing the lease")
 
     async def _drop_secrets(self, total: int) -> None:
-        """Nobody needs them who was launched; and who retries what failed, only the environment."""
+        """Drop the batch's secrets; its environment stays for `retry_failed` if items failed."""
         batch, cluster = self._submission.identity.id, self._session.platform.cluster
         items = (self._submission.item(index) for index in range(total))
         well = all(one is not None and one.state is wire.ItemState.SUCCEEDED for one in items)
@@ -511,34 +509,34 @@ class BatchCoordinator:
             if well:
                 await cluster.drop_secret([batch])
             else:
-                await cluster.finish(batch, self.hold.fence)
+                await cluster.finish(batch, self.lease.fence)
         except KineticError as exc:
             logging.warning("the secrets of %s stay until it is cleaned up: %s", batch, exc)
 
     async def _leave(self) -> None:
         try:
-            self._let_go()
+            self._stop_listening()
             self._submission.requests.listeners.remove(self._on_request)
             self._submission.closes = self.complete
             self.launcher.free_all()
-            if self.hold.lost is None:
+            if self.lease.lost is None:
                 async with asyncio.timeout(LEAVING_S):
-                    await self.hold.release(len(self._submission.requests.entries))
+                    await self.lease.release(len(self._submission.requests.entries))
         except (BackendError, SubmitterLost, TimeoutError) as exc:
             why = str(exc) or f"no answer within {LEAVING_S:g} s; it runs out by itself"
             logging.warning("%s was not released: %s", self._submission.identity.id, why)
         finally:
             try:
-                if not self.complete and not self._letting_go:
+                if not self.complete and not self._leaving:
                     self._let_the_rest_know()
-            finally:  # whatever went wrong: nobody waits for a holder that is gone
+            finally:  # whatever went wrong: nobody waits for a coordinator that is gone
                 self._fed.set()
                 self.over.set()
                 self._decided.set()
                 self.on_change()
 
     def _let_the_rest_know(self) -> None:
-        """Whoever waits for an item that nobody submits any more must not wait for ever."""
+        """Give those who wait for items that are not submitted any more an error."""
         batch = self._submission.identity.id
         lost = self.error
         if not isinstance(lost, (SubmitterLost, InputsUnfinished)):
@@ -553,13 +551,13 @@ class BatchCoordinator:
             logging.warning("%s; %d of its items were not started", lost, len(waiting))
         self._submission.abandon(lost, waiting)
 
-    async def heeded(self) -> None:
-        """Wait until all requests so far are taken in, or will not be by this holder."""
+    async def caught_up(self) -> None:
+        """Wait until all requests so far are carried out, or this coordinator is over."""
         while not self.over.is_set():
             if self._closing:
                 await self.over.wait()
-            elif self._heeding:
-                await asyncio.wait(self._heeding)
+            elif self._applying:
+                await asyncio.wait(self._applying)
             elif self._events:
                 self._decided.clear()
                 await self._decided.wait()
@@ -568,27 +566,27 @@ class BatchCoordinator:
 
     @property
     def _is_lazy(self) -> bool:
-        return self.intake is not None and not self.intake.known_length
+        return self.pump is not None and not self.pump.known_length
 
     async def is_replaced(self) -> bool:
-        """Whether another process has the batch by now, which is noticed at the next renewal only.
+        """Whether another process has the lease by now; without this, the next renewal would tell.
 
         Raises:
             BackendError: The store does not answer.
         """
         with contextlib.suppress(SubmitterLost):
-            await self.hold.renew()
-        return self.hold.lost is not None
+            await self.lease.renew()
+        return self.lease.lost is not None
 
     async def finish_inputs(self, *, seal: bool) -> None:
-        """Have all inputs stored; lazy ones are pulled no more, and end here with *seal*."""
-        if self.intake is None or self.intake.finished:
+        """Have all inputs stored; pull no more lazy ones, and write their end with *seal*."""
+        if self.pump is None or self.pump.finished:
             return
-        if self._is_lazy or self.intake.spare():
-            self.intake.close()
+        if self._is_lazy or self.pump.spare():
+            self.pump.close()
         await self._fed.wait()
-        if self._is_lazy and seal and self.hold.lost is None:
-            await self.intake.end()
+        if self._is_lazy and seal and self.lease.lost is None:
+            await self.pump.end()
 
     async def part(self) -> None:
         """Store what was pulled, then `stop_submitting`."""
@@ -597,7 +595,7 @@ class BatchCoordinator:
 
     async def stop_submitting(self) -> None:
         """Start nothing more, and release the lease; what runs goes on."""
-        self._letting_go = True
+        self._leaving = True
         await self.launcher.halt()
         self._awake.set()
         await self.over.wait()
@@ -605,20 +603,20 @@ class BatchCoordinator:
     # --- deciding ---
 
     async def _decide(self) -> None:
-        while not (self._letting_go or self._is_idle):
+        while not (self._leaving or self._is_idle):
             await self._awake.wait()
             self._awake.clear()
-            if self.unheeded is not None:
+            if self.request_error is not None:
                 break
             self._decide_some()
             if self._events:
                 self._awake.set()
                 await asyncio.sleep(0)
-            if self.intake is not None:
-                self.intake.wake()
+            if self.pump is not None:
+                self.pump.wake()
             self.on_change()
-        if self.unheeded is not None and not self._letting_go:
-            raise self.unheeded
+        if self.request_error is not None and not self._leaving:
+            raise self.request_error
 
     def _decide_some(self) -> None:
         some = [self._events.popleft() for _ in range(min(TURN, len(self._events)))]
@@ -628,7 +626,7 @@ class BatchCoordinator:
 
     @property
     def _is_idle(self) -> bool:
-        return self.state.complete and not self._events and not self._heeding
+        return self.state.complete and not self._events and not self._applying
 
     def _carry_out(self, action: scheduler.Action) -> None:
         match action:
@@ -647,39 +645,39 @@ class BatchCoordinator:
     # --- requests ---
 
     async def stop(self, cause: str, *, keep_running: bool) -> None:
-        """Ask for the end of the whole batch; the request is heeded like anybody's.
+        """Ask for the end of the whole batch; the request is carried out like anybody's.
 
         Raises:
             BackendError: The request cannot be stored: nothing was stopped.
         """
-        if self.intake is not None:
-            self.intake.spare()
+        if self.pump is not None:
+            self.pump.spare()
         request = wire.Request(kind="stop", cause=cause, keep_running=keep_running)
         await retry_forever(lambda: self._submission.append(request), "asking for the end")
 
     def stop_beside(self, cause: str, *, keep_running: bool) -> None:
-        """`stop` where nobody waits for it: what goes wrong is told to those who wait for items."""
+        """`stop` in the background; those who wait for items get its error."""
         stopping = self.stop(cause, keep_running=keep_running)
-        self._heed_beside(stopping, f"{cause} of {self._submission.identity.id}")
+        self._in_background(stopping, f"{cause} of {self._submission.identity.id}")
 
-    async def _heed_stop(
+    async def _apply_stop(
         self, sent: Sequence[tuple[int, int]], its_round: int, *, keep_running: bool
     ) -> None:
         if not keep_running:
             await self._delete_jobs(its_round)
-        if self.intake is not None:
-            self.intake.close()
+        if self.pump is not None:
+            self.pump.close()
             await self._fed.wait()
-            if self.state.total is None and self.hold.lost is None:
-                await self.intake.end()
+            if self.state.total is None and self.lease.lost is None:
+                await self.pump.end()
         elif self.state.total is None:
-            self.post(scheduler.Ended(self.stock.count, sealed=self.stock.total is not None))
+            self.post(scheduler.Ended(self.inputs.count, sealed=self.inputs.total is not None))
         await self._look_at_the_rest()
         if keep_running:
             await withdraw_idle(self._session.platform.cluster, self._submission, sent)
 
     async def _delete_jobs(self, its_round: int) -> None:
-        """To be quick: the stop alone keeps what has not begun from running."""
+        """Delete the jobs, to be quick: the stop alone keeps what has not begun from running."""
         cluster, batch = self._session.platform.cluster, self._submission.identity.id
         try:
             await retry_forever(
@@ -688,7 +686,7 @@ class BatchCoordinator:
         except KineticError as exc:
             logging.warning("the jobs of %s that run end by themselves: %s", batch, exc)
 
-    async def _heed(self, request: wire.Request, sent: Sequence[tuple[int, int]]) -> None:
+    async def _apply(self, request: wire.Request, sent: Sequence[tuple[int, int]]) -> None:
         """Look at the items that a request names; those it reopens may start."""
         items = [*(request.items or request.bases)]
         submission = self._submission
@@ -708,18 +706,18 @@ class BatchCoordinator:
                 self.post(scheduler.Reopened(index, item.attempt, stands))
 
     async def _look_at_the_rest(self) -> None:
-        known = max(self.stock.count, self.stock.total or 0)
+        known = max(self.inputs.count, self.inputs.total or 0)
         left = [index for index in range(known) if not self.state.is_final(index)]
         submission = self._submission
         await retry_forever(lambda: submission.look_at_each(left), "looking at what was stopped")
 
-    async def _keep_doubting(self) -> None:
+    async def _reconcile(self) -> None:
         await reconcile_silent_attempts(self._session, self._submission, self.state, self.launcher)
 
     async def _keep_shared(self) -> None:
-        order, whose = self._order, self._submission.identity.id
+        context, whose = self._context, self._submission.identity.id
         store = self._session.platform.store
-        await keep_renewing(store, order.placed, order.stock, whose)
+        await keep_renewing(store, context.placed, context.inputs, whose)
 
     async def _read_requests(self) -> None:
         while True:
@@ -731,7 +729,7 @@ class BatchCoordinator:
 
     async def _feed(self) -> None:
         try:
-            if self.intake is not None:
-                await self.intake.run()
+            if self.pump is not None:
+                await self.pump.run()
         finally:
             self._fed.set()

@@ -99,7 +99,7 @@ def _lock(store: Store, key: object) -> asyncio.Lock:
 
 
 async def renew(store: Store, name: str) -> bool:
-    """Have the `Data` of this manifest for some time to come; False when some of it is gone."""
+    """Renew the objects of a `Data`, by its manifest; False when some of them are gone."""
     there = await store.look(name)
     if there is None or _shared_objects.is_fresh(there):
         return there is not None
@@ -167,7 +167,7 @@ class _Transfer:
             raise failures.exceptions[0]  # noqa: B904 - its own cause says more than its siblings
 
     def _of_another_size(self, infos: list[ObjectInfo]) -> set[str]:
-        """Those that a power cut has emptied, or that are somebody else's: they are sent again."""
+        """Objects of the wrong size, as a power cut leaves them; they are sent again."""
         named = self._snapshot.manifest.objects(self._snapshot.digest)
         sizes = {name: entry.size for entry, name in named}
         return {info.name for info in infos if sizes.get(info.name, info.size) != info.size}
@@ -217,7 +217,7 @@ class _Transfer:
             self._count(one)
 
     async def _send_big(self, one: _File) -> None:
-        """Create it from the file, which is too large to be held and compared first.
+        """Create the object from its file, which is too large to be read into memory and compared.
 
         So an upload that was killed can have left another content behind: what
         is there already is read back before it is trusted.

@@ -23,6 +23,7 @@ from kinetic._runner.protocol import wire
 from kinetic._tasks import in_thread, release
 from kinetic.aio._engine.forwarder import LOOPBACK, Order, taken
 from kinetic.aio._engine.session import LABEL_INDEX, LABEL_SUBMISSION, JobRef
+from kinetic.aio._net.retry import growing
 
 __all__ = [
     "Forwarder",
@@ -125,7 +126,8 @@ async def ready(
     """
     seconds = configuration.debug_wait_s() if timeout is None else timeout
     clock = asyncio.get_running_loop().time
-    begun, pause, looks = clock(), FIRST_LOOK_S, 0
+    begun, looks = clock(), 0
+    pauses = growing(FIRST_LOOK_S, LAST_LOOK_S, 1.5)
     submission = at.submission
     item = await submission.look(at.index)
     while True:
@@ -145,8 +147,7 @@ async def ready(
         if looks % TOLD == TOLD - 1:
             logging.info("%s is not ready for a debugger yet: it is %s", job_id, _state(at))
         looks += 1
-        await asyncio.sleep(min(pause, left))
-        pause = min(LAST_LOOK_S, pause * 1.5)
+        await asyncio.sleep(min(next(pauses), left))
         if "outcome" in here or looks % TOLD == 0:
             item = await submission.look(at.index)
 
@@ -159,8 +160,8 @@ async def _standing(at: JobRef, attempt: int) -> dict[str, Mapping[str, str]]:
 
 
 def _state(at: JobRef) -> str:
-    trouble = at.submission.trouble(at.index)
-    return f"{at.submission.status(at.index).value}{f' ({trouble})' if trouble else ''}"
+    error = at.submission.error(at.index)
+    return f"{at.submission.status(at.index).value}{f' ({error})' if error else ''}"
 
 
 def _place(at: JobRef, attempt: int, host: int, said: Mapping[str, str]) -> Place:

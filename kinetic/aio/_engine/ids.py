@@ -73,7 +73,7 @@ def scope_of(submission: str) -> str:
 
 
 def entry_of(submission: str) -> str:
-    """The object that describes it: as long as that is there, it was not cleaned up."""
+    """The object that describes it, which is there until it is cleaned up."""
     name = "manifest" if submission.startswith("grp-") else "handle.json"
     return f"{scope_of(submission)}{name}"
 

@@ -39,13 +39,13 @@ class AttemptLimit:
                 self.waiting -= 1
 
     def release(self) -> None:
-        """One has its outcome, or was not started."""
+        """Give back the slot of one that has its outcome, or was not started."""
         if self._free is not None:
             self._free.release()
 
 
 class InFlight:
-    """Blocks that must not go on when what they use is closed."""
+    """Blocks of code to be cancelled when what they use is closed."""
 
     def __init__(self) -> None:
         self._limits: set[asyncio.Timeout] = set()
@@ -53,7 +53,7 @@ class InFlight:
 
     @contextlib.asynccontextmanager
     async def block(self) -> AsyncGenerator[None]:
-        """One of them; `end` cancels it as a timeout does.
+        """Run a block; `end` cancels it as a timeout does.
 
         Raises:
             ClientClosed: It was ended.

@@ -50,7 +50,7 @@ class Backpressure:
         return None if self.limit is None or delivered is None else self.limit + delivered
 
     def begin(self, count: int = 0) -> Delivery:
-        """Somebody who has got *count* items consumes from now on, and `Delivery.end`s it."""
+        """Register a consumer, who has got *count* items; `Delivery.end` ends it."""
         delivery = Delivery(self, count)
         self._consumers.append(delivery)
         self._on_change()
@@ -104,7 +104,7 @@ LAST_S = 0.25
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InputSource:
-    """What is to be pulled; ``length`` None when nobody knows it."""
+    """Where inputs come from; ``length`` is None when it is not known."""
 
     source: Source
     mode: str
@@ -113,17 +113,17 @@ class InputSource:
 
 
 class InputPump:
-    """Pulls a feed to its end, at the pace of those who run and those who consume."""
+    """Pulls inputs to their end, at the pace of the jobs and of the consumers."""
 
     def __init__(
         self,
         session: Session,
         placed: prepare.UploadedCall,
         feed: InputSource,
-        stock: InputIndex,
+        inputs: InputIndex,
         window: Backpressure,
         state: scheduler.State,
-        hold: HeldLease,
+        lease: HeldLease,
         key: bytes,
         post: Callable[[scheduler.Event], None],
         refuse: Callable[[int, Exception], Awaitable[None]],
@@ -131,16 +131,16 @@ class InputPump:
         self._session = session
         self._placed = placed
         self._feed = feed
-        self._stock = stock
+        self._inputs = inputs
         self._window = window
         self._state = state
-        self._hold = hold
+        self._lease = lease
         self._post = post
         self._refuse = refuse
-        self._scope = hold.scope
+        self._scope = lease.scope
         self._key = key
-        self._pulled = stock.count
-        self._first = stock.count
+        self._pulled = inputs.count
+        self._first = inputs.count
         self._room = asyncio.Event()
         self._taking: asyncio.Task[list[Any]] | None = None
         self._kept: OrderedDict[int, Any] = OrderedDict()
@@ -157,7 +157,7 @@ class InputPump:
         self._room.set()
 
     def spare(self) -> bool:
-        """Whether it is the iterator of the inputs that asks: it gives none while it waits."""
+        """Whether the caller runs inside the inputs' iterator, which must not be awaited then."""
         return self._feed.source.spare()
 
     def close(self) -> None:
@@ -171,13 +171,13 @@ class InputPump:
             self._taking.cancel()
 
     def input_of(self, index: int) -> tuple[Any] | None:
-        """The very object, while it is here."""
+        """The input as the user gave it, in a tuple, while this process has it."""
         if self._feed.there is not None and 0 <= index - self._first < len(self._feed.there):
             return (self._feed.there[index - self._first],)
         return (self._kept[index],) if index in self._kept else None
 
     async def run(self) -> None:
-        """Store everything, and its end.
+        """Store all inputs, and their end.
 
         Raises:
             SubmitterLost: Somebody else submits the batch now.
@@ -194,7 +194,7 @@ class InputPump:
             await self._close_source()
 
     async def _close_source(self) -> None:
-        """What goes wrong in the user's own clean-up ends no batch."""
+        """Close the user's iterator; an error in its clean-up is logged."""
         try:
             await self._feed.source.aclose()
         except (Exception, SystemExit) as exc:
@@ -202,36 +202,36 @@ class InputPump:
             logging.warning("closing the inputs of %s raised %r; the batch goes on", batch, exc)
 
     async def end(self) -> None:
-        """Write down that there are no more; those of a list that was stopped count as well.
+        """Write that there are no more inputs; those of a list that was stopped count as well.
 
         Raises:
             SubmitterLost: As `run`.
         """
         self.finished = True
-        while self._stock.total is None:
-            total = self._stock.count
+        while self._inputs.total is None:
+            total = self._inputs.count
             if self._state.stopping:
                 total = max(total, self._first + (self._feed.length or 0))
-            content = {"kind": "end", "total": total, "sealed_by": self._hold.fence}
-            name = wire.input_key(self._scope, self._stock.slots)
+            content = {"kind": "end", "total": total, "sealed_by": self._lease.fence}
+            name = wire.input_key(self._scope, self._inputs.slots)
             body, slot = json.dumps(content).encode(), wire.Slot(total=total)
             metadata = slot.signed(self._key, self._scope, name)
             if not await create(self._session.platform.store, name, body, metadata):
                 await self._adopt(())
             else:
-                self._stock.total = total
-                self._stock.slots += 1
-        self._post(scheduler.Ended(self._stock.total))
+                self._inputs.total = total
+                self._inputs.slots += 1
+        self._post(scheduler.Ended(self._inputs.total))
 
     async def _pull_all(self) -> None:
-        """All is stored before the first job."""
-        first = self._stock.count
+        """Pull and store all before the first job."""
+        first = self._inputs.count
         while not self._is_over():
             values = await self._take(AT_ONCE)
             await self._keep(values, ready=False)
             if not values:
                 break
-        if count := self._stock.count - first:
+        if count := self._inputs.count - first:
             self._post(scheduler.Stored(first, count))
 
     async def _pull_as_needed(self) -> None:
@@ -265,8 +265,8 @@ class InputPump:
         return values
 
     def _whose(self) -> str:
-        """For who sees an exception of the user's iterator far away from it."""
-        batch, stored = self._scope.strip("/").rpartition("/")[2], self._stock.count
+        """What to add to an exception of the user's iterator, which is seen far away from it."""
+        batch, stored = self._scope.strip("/").rpartition("/")[2], self._inputs.count
         return (
             f"The iterator of the inputs of {batch} raised this. What runs goes on, nothing more "
             f"is submitted. {stored} inputs are stored: resume(inputs=...) goes on with them and "
@@ -277,7 +277,7 @@ class InputPump:
         return self._state.free > 0 and not self._state.waiting
 
     async def _wanted(self, size: int) -> int:
-        """How many to pull now; waits until some are wanted, 0 when none will be."""
+        """How many to pull now; waits until it is more than none; 0 when none will be wanted."""
         while not self._is_over():
             room = self._limit() - self._pulled
             least = min(size, CHUNK_ITEMS, self._window.limit or CHUNK_ITEMS)
@@ -290,7 +290,7 @@ class InputPump:
         return 0
 
     def _limit(self) -> float:
-        """How many may have been pulled: what runs, a window of what was not delivered."""
+        """How many may have been pulled in all, by what runs and by the window of the consumers."""
         slots, delivered = self._state.settings.max_concurrent, self._window.delivered
         if self._window.limit is None or (slots is None and delivered is None):
             return float("inf")
@@ -315,7 +315,7 @@ class InputPump:
         if self._feed.there is None:
             self._remember(first, values[:count])
         for at, error in chunk.failed.items():
-            self._post(scheduler.Known(self._stock.count))
+            self._post(scheduler.Known(self._inputs.count))
             await self._refuse(first + at, error)
         self._post(scheduler.Stored(first, count) if ready else scheduler.Known(first + count))
 
@@ -331,15 +331,15 @@ class InputPump:
         store = self._session.platform.store
         refs, failed = await self._upload(chunk)
         while True:
-            first = self._stock.count
+            first = self._inputs.count
             body = chunk.body(first, refs)
             footer = hashlib.sha256(frames.footer_of(body)).hexdigest()
             slot = wire.Slot(first, len(chunk.parts), footer, len(body))
-            name = wire.input_key(self._scope, self._stock.slots)
+            name = wire.input_key(self._scope, self._inputs.slots)
             if await create(store, name, body, slot.signed(self._key, self._scope, name)):
                 break
             await self._adopt(values)
-        self._stock.add(
+        self._inputs.add(
             slot,
             (len(part) for part in chunk.parts),
             chunk.digests,
@@ -347,7 +347,7 @@ class InputPump:
             {**chunk.failed, **failed},
         )
         for at, error in failed.items():
-            self._post(scheduler.Known(self._stock.count))
+            self._post(scheduler.Known(self._inputs.count))
             await self._refuse(first + at, error)
         return first
 
@@ -364,18 +364,18 @@ class InputPump:
         return refs, failed
 
     async def _adopt(self, values: Sequence[Any]) -> None:
-        """Somebody has won the slot: whoever holds the lease takes it in, others stop here."""
-        await retry_forever(self._hold.renew, "renewing the lease")
-        before = self._stock.count
-        await retry_forever(self._stock.read, "reading the inputs")
-        if self._stock.total is not None and values:
+        """Another writer has won the slot: take its inputs in, if the lease is still ours."""
+        await retry_forever(self._lease.renew, "renewing the lease")
+        before = self._inputs.count
+        await retry_forever(self._inputs.read, "reading the inputs")
+        if self._inputs.total is not None and values:
             raise InputsUnfinished(
-                f"{self._scope.strip('/')} was sealed with {self._stock.total} inputs meanwhile; "
+                f"{self._scope.strip('/')} was sealed with {self._inputs.total} inputs meanwhile; "
                 f"{len(values)} more are not part of it: {_some(values)}; submit them as a batch "
                 "of their own",
-                stored=self._stock.total,
+                stored=self._inputs.total,
             )
-        count = self._stock.count - before
+        count = self._inputs.count - before
         logging.warning("%s: %d inputs of an earlier submitter came late", self._scope, count)
         if count:
             self._pulled += count

@@ -57,7 +57,7 @@ DIGEST_BYTES = 32
 
 @dataclass(slots=True)
 class _Stored:
-    """A chunk by its signed slot; ``offsets`` is None until its footer was needed."""
+    """A chunk as its signed slot describes it; ``offsets`` is None until its footer was read."""
 
     slot: int
     name: str
@@ -128,7 +128,7 @@ class InputIndex:
         data: Mapping[int, tuple[wire.DataRef, ...]],
         failed: Mapping[int, Exception],
     ) -> None:
-        """Take in the slot that was won just now; *data* and *failed* by place in the chunk."""
+        """Note a slot that was just written; *data* and *failed* are by place in the chunk."""
         name = wire.input_key(self._scope, self.slots)
         stored = _Stored(self.slots, name, slot.first, slot.count, slot.footer, slot.size)
         _describe(stored, sizes, digests, data, failed)
@@ -301,7 +301,7 @@ class Chunk:
     failed: Mapping[int, Exception]
 
     def body(self, first: int, refs: Mapping[int, tuple[wire.DataRef, ...]]) -> bytes:
-        """A slot's content: what a resumer needs to know is in its footer, which is signed."""
+        """The content of a slot, with a signed footer for whoever resumes the batch."""
         fields: dict[str, Any] = {"first": first, "digests": self.digests, "how": self.how}
         if refs:
             fields["data"] = {str(at): [asdict(ref) for ref in of] for at, of in refs.items()}
@@ -353,7 +353,7 @@ def as_call(value: Any, mode: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 
 def _misfit(binding: Binding, value: Any, mode: str) -> str:
-    """Why the function cannot be called with this input; empty when it can."""
+    """Why the function cannot be called with this input; empty if it can."""
     way = way_of(value, mode)
     words = binding.misfit(*as_call(value, way))
     if not words:
@@ -367,7 +367,7 @@ def _misfit(binding: Binding, value: Any, mode: str) -> str:
 
 
 def check_there(function: Callable[..., Any], values: Iterable[Any], mode: str) -> None:
-    """Refuse inputs that are all there, if the function cannot be called with one of them.
+    """Refuse a list of inputs if the function cannot be called with one of them.
 
     Those that are no call at all are left to `encode`.
 
@@ -429,7 +429,7 @@ class Source:
         return self.rest()
 
     def rest(self) -> list[Any]:
-        """What was taken and not handed out."""
+        """Inputs that were taken and not handed out."""
         taken, self._taken = self._taken, []
         return taken
 
@@ -453,7 +453,7 @@ class Source:
         return left + await self._reader.drain(patience)
 
     async def _took(self, wanted: int, deadline: float, hurry: Callable[[], bool]) -> bool:
-        """Take what comes next; False when it does not come in time, or not at all."""
+        """Take the next input; False when it does not come in time, or there is none."""
         missing = wanted - len(self._taken)
         if self._reader is not None and (ready := self._reader.ready(missing)):
             self._taken += ready
@@ -490,7 +490,7 @@ class Source:
         return asyncio.ensure_future(_anext(self._async, self._mark))
 
     def spare(self) -> bool:
-        """Whether it is this iterator itself that asks: then its step is not waited for, nor ended.
+        """Whether the caller runs inside this iterator, whose step must not be awaited then.
 
         It may close what it is pulled for, which ends when nothing is pulled any more.
         """
@@ -631,7 +631,7 @@ async def _anext(source: AsyncIterator[Any], mark: object) -> Any:
 
 
 def _raised(error: BaseException) -> RuntimeError:
-    """What stands for an exception that means something else where it would be raised again."""
+    """A RuntimeError in place of an exception that has a meaning of its own in the engine."""
     stand_in = RuntimeError(f"the iterator of the inputs raised {error!r}")
     stand_in.__cause__ = error
     return stand_in

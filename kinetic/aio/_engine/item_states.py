@@ -328,7 +328,7 @@ class ItemStates:
             if asked < len(self.requests.entries):
                 return False  # somebody has had some tried again since
             self._set(index, item)
-            self._tell(index, item)
+            self._notify(index, item)
             if index % (SLICE * 10) == 0:
                 await asyncio.sleep(0)
         return True
@@ -397,7 +397,7 @@ class ItemStates:
         """
         known = self._items.get(index)
         if known is not None and known.state.final and not self._reopened(index, known):
-            self._tell(index, known)
+            self._notify(index, known)
             return known
         attempts = self._grown(index, found)
         item = self._rule(index, attempts)
@@ -407,7 +407,7 @@ class ItemStates:
         if attempts and not item.state.final:
             self._attempts[index] = attempts
         self._set(index, _light(item))
-        self._tell(index, item)
+        self._notify(index, item)
         return item
 
     def _reopened(self, index: int, known: wire.Item) -> bool:
@@ -426,7 +426,7 @@ class ItemStates:
             if item.state is not wire.ItemState.SUCCEEDED:
                 self._final_since[index] = len(self.requests.entries)
 
-    def _tell(self, index: int, item: wire.Item | None) -> None:
+    def _notify(self, index: int, item: wire.Item | None) -> None:
         for listener in self._listeners:
             listener(index, item)
 

@@ -19,6 +19,7 @@ from kinetic._progress import steps
 from kinetic._progress.tally import State, Tally
 from kinetic._runner.protocol import frames, wire
 from kinetic.aio._engine import results
+from kinetic.aio._net.retry import growing
 from kinetic.errors import (
     JobCancelled,
     JobFailed,
@@ -76,16 +77,16 @@ class Consumer:
         self._told = bytearray()  # by index: whether it was ready once
         self._turn = 0
         self._awake = asyncio.Event()
-        self._doubt: asyncio.Task[None] | None = None
-        self._let_go = batch.submission.listen(self._note)
+        self._looking_again: asyncio.Task[None] | None = None
+        self._stop_listening = batch.submission.listen(self._note)
         batch.watchers.append(self._awake)
 
     async def __aenter__(self) -> Self:
         self._join()
         try:
-            if self._batch.holder is None:
+            if self._batch.coordinator is None:
                 name = f"doubt about {self._batch.group_id}"
-                self._doubt = self._batch.session.spawn(self._keep_looking(), name=name)
+                self._looking_again = self._batch.session.spawn(self._keep_looking(), name=name)
                 await self._batch.look_again()
                 await self._batch.look()
             submission = self._batch.submission
@@ -107,20 +108,22 @@ class Consumer:
         self._close()
 
     def _close(self) -> None:
-        self._let_go()
+        self._stop_listening()
         if self._delivery is not None:
             self._delivery.end()
-        if self._doubt is not None:
-            self._doubt.cancel()
+        if self._looking_again is not None:
+            self._looking_again.cancel()
         self._batch.watchers.remove(self._awake)
 
     def _join(self) -> None:
-        holder = self._batch.holder  # which there may be later: this process may take over
-        if self._windowed and self._delivery is None and holder is not None:
-            self._delivery = holder.window.begin(self._delivered)
+        coordinator = (
+            self._batch.coordinator
+        )  # which there may be later: this process may take over
+        if self._windowed and self._delivery is None and coordinator is not None:
+            self._delivery = coordinator.window.begin(self._delivered)
 
     def delivered(self) -> None:
-        """One more item has reached whom it is for."""
+        """Note that one more item was handed to the consumer."""
         self._delivered += 1
         if self._delivery is not None:
             self._delivery.add()
@@ -146,9 +149,9 @@ class Consumer:
         while not self.ready:
             self._join()
             if batch.finished:
-                if batch.holder is not None and batch.holder.error is not None:
-                    raise batch.holder.error
-                if batch.holder is None or batch.holder.complete:
+                if batch.coordinator is not None and batch.coordinator.error is not None:
+                    raise batch.coordinator.error
+                if batch.coordinator is None or batch.coordinator.complete:
                     return False  # else it was let go of: what comes of it is about to be told
             if batch.submission.abandoned is not None:
                 raise batch.submission.abandoned
@@ -175,20 +178,19 @@ class Consumer:
             self._turn += 1
 
     def _is_over(self, index: int) -> bool:
-        """Whether an item that is open by its objects is over all the same."""
+        """Whether an item without an outcome will not get one."""
         submission = self._batch.submission
         if submission.refusal(index) is not None:
             return True
-        if submission.lasting_trouble(index) is None:
+        if submission.final_error(index) is None:
             return False
-        return submission.is_damaged(index) or not self._batch.holding  # which asks further
+        return submission.is_damaged(index) or not self._batch.submits  # which asks further
 
     async def _keep_looking(self) -> None:
-        """Look now and then, for what was gone from the platform before it was watched."""
-        pause = FIRST_LOOK_S
+        """Look now and then, for jobs that were gone from the platform before it was watched."""
+        pauses = growing(FIRST_LOOK_S, LONGEST_LOOK_S)
         while not self._batch.finished:
-            await asyncio.sleep(pause)
-            pause = min(LONGEST_LOOK_S, pause * 2)
+            await asyncio.sleep(next(pauses))
             try:
                 await self._batch.look()
             except KineticError as exc:
@@ -213,8 +215,8 @@ async def outcome_of(batch: Batch, index: int) -> Outcome[Any]:
         return Failed(refused)
     item = submission.item(index)
     if item is None or not item.state.final:
-        if (trouble := submission.trouble(index)) is not None:
-            return Failed(trouble)
+        if (error := submission.error(index)) is not None:
+            return Failed(error)
         item = await submission.closed(index)
     job_id = submission.identity.job_id(index)
     if item.outcome is None:
@@ -340,7 +342,7 @@ class Watch:
         self._clock = clock or asyncio.get_running_loop().time
         age = time.time() - batch.submission.identity.created
         self._tally = Tally(self._clock(), age=age)
-        self._looking = looking and batch.holder is None
+        self._looking = looking and batch.coordinator is None
         self._message: tuple[int, str] | None = None  # of the first failure, and whose it is
         self._reading: asyncio.Task[None] | None = None
         self._open = contextlib.AsyncExitStack()
@@ -420,8 +422,8 @@ class Watch:
 
 def _given(batch: Batch, index: int) -> str:
     """The item's input, cut short, where this process still has it."""
-    intake = batch.holder.intake if batch.holder is not None else None
-    here = intake.input_of(index) if intake is not None else None
+    pump = batch.coordinator.pump if batch.coordinator is not None else None
+    here = pump.input_of(index) if pump is not None else None
     return f" ({one_line(reprlib.repr(here[0]), 40)})" if here is not None else ""
 
 

@@ -58,7 +58,7 @@ class AttemptSpec:
 
 
 class JobSpecBuilder:
-    """The orders for one submission's attempts; what they share is made once."""
+    """Builds the order and the platform's job of each attempt; what they share, once."""
 
     def __init__(self, session: Session, identity: Identity, placed: UploadedCall) -> None:
         self._cluster = session.platform.cluster
@@ -230,7 +230,7 @@ async def _store_stop(session: Session, scope: str) -> None:
 
 
 async def _remove_objects(store: Store, scope: str) -> None:
-    """First what jobs read, and last what tells that there is something to remove."""
+    """Remove what jobs read first, and last the object by which the submission is found."""
     listed = [one.name for one in await store.list(scope)]
     inputs = [name for name in listed if name.startswith(f"{scope}inputs/")]
     last = [name for name in listed if name.startswith(f"{scope}control/")]

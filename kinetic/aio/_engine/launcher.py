@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 
 class WorkQueue(Generic[T]):
-    """First come, first served; of the workers that wait, one is woken for a whole burst.
+    """A FIFO queue that wakes one waiting worker for a whole burst of entries.
 
     It wakes the next as it takes something, which comes to its turn when this
     one has to wait itself. A queue that wakes one for each thing costs several
@@ -94,16 +94,16 @@ class BatchContext:
     session: Session
     submission: Submission
     placed: prepare.UploadedCall
-    stock: InputIndex
-    hold: HeldLease
+    inputs: InputIndex
+    lease: HeldLease
 
 
 class Launcher:
-    """Starts what was decided; ``post`` hears what cannot be started."""
+    """Starts attempts; ``post`` is given the event of one that cannot be started."""
 
     def __init__(
         self,
-        order: BatchContext,
+        context: BatchContext,
         state: scheduler.State,
         post: Callable[[scheduler.Event], None],
         on_change: Callable[[], None],
@@ -111,9 +111,9 @@ class Launcher:
         self.unasked: set[int] = set()
         """Items with an attempt that is decided, and not yet asked for."""
         self.halted = False
-        self._order = order
-        self._orders = job_spec.JobSpecBuilder(
-            order.session, order.submission.identity, order.placed
+        self._context = context
+        self._specs = job_spec.JobSpecBuilder(
+            context.session, context.submission.identity, context.placed
         )
         self._state = state
         self._post = post
@@ -123,7 +123,7 @@ class Launcher:
         self._tries: dict[int, int] = {}
         self._launched = 0
         self._first_failures: dict[int, tuple[int, float]] = {}
-        self._doubtful: set[tuple[int, int]] = set()
+        self._uncertain: set[tuple[int, int]] = set()
         self._idle = asyncio.Event()
         self._under_way = 0
 
@@ -142,10 +142,10 @@ class Launcher:
         if self._tries.pop(index, None) is not None:
             self._first_failures.pop(index, None)
         if self._slots.pop(index, None) is not None:
-            self._order.session.limit.release()
+            self._context.session.limit.release()
 
     def free_all(self) -> None:
-        """Nothing more is started here."""
+        """Free all slots: nothing more is started here."""
         for index in tuple(self._slots):
             self.free(index)
 
@@ -155,16 +155,16 @@ class Launcher:
         await self.quiet()
 
     async def quiet(self) -> None:
-        """Wait for the requests that are under way: their jobs come, or are taken back."""
+        """Wait for the requests under way; jobs that are not wanted any more are deleted."""
         while self._under_way:
             self._idle.clear()
             await self._idle.wait()
 
-    async def take_back_doubtful(self) -> None:
-        """Requests that nobody answered may have made jobs of what had its end without them."""
-        doubtful, self._doubtful = self._doubtful, set()
-        cluster = self._order.session.platform.cluster
-        await withdraw_idle(cluster, self._order.submission, doubtful)
+    async def withdraw_uncertain(self) -> None:
+        """Delete jobs that unanswered requests may have made for items that ended without them."""
+        doubtful, self._uncertain = self._uncertain, set()
+        cluster = self._context.session.platform.cluster
+        await withdraw_idle(cluster, self._context.submission, doubtful)
 
     async def work(self) -> None:
         """Take from the queue, one after the other, until cancelled.
@@ -182,8 +182,8 @@ class Launcher:
                 self._on_change()
 
     async def _acquire(self, start: scheduler.Start) -> None:
-        """A slot of the client's; the item keeps it until its outcome is there."""
-        limit = self._order.session.limit
+        """Take a slot of the client's limit; the item keeps it until it has an outcome."""
+        limit = self._context.session.limit
         if start.index not in self._slots:
             await limit.acquire()
             if start.index in self._slots:  # another attempt of it has waited for one, too
@@ -191,14 +191,14 @@ class Launcher:
         self._slots[start.index] = max(start.attempt, self._slots.get(start.index, 0))
 
     async def _start(self, start: scheduler.Start) -> None:
-        order, index = self._order, start.index
+        context, index = self._context, start.index
         try:
-            place = order.stock.place(index)
+            place = context.inputs.place(index)
             if place is None:
-                ask = functools.partial(order.stock.input, index)
+                ask = functools.partial(context.inputs.input, index)
                 place = await retry_forever(ask, f"reading input {index}")
-            if not order.hold.may_start:
-                await order.hold.until_may_start()
+            if not context.lease.may_start:
+                await context.lease.until_may_start()
             if self._is_plain(start) or await self._is_wanted(start):
                 await self._launch(self._ordered(start, *place))
                 return
@@ -223,34 +223,34 @@ class Launcher:
     def _ordered(
         self, start: scheduler.Start, arguments: wire.Input, data: tuple[wire.DataRef, ...]
     ) -> job_spec.AttemptSpec:
-        order = self._order
+        context = self._context
         return job_spec.AttemptSpec(
             start.index,
             start.attempt,
             arguments,
             data,
-            order.hold.fence,
-            order.submission.requests.round,
+            context.lease.fence,
+            context.submission.requests.round,
         )
 
     def _is_hopeless(self, index: int, error: BackendError) -> bool:
-        """Whether to ask once more would be once too often."""
+        """Whether the attempt is to be given up, after so many tries."""
         now, tries = asyncio.get_running_loop().time(), self._tries[index]
         launched, since = self._first_failures.setdefault(index, (self._launched, now))
         if isinstance(error, Throttled):
-            limit = self._order.placed.call.options.start_timeout
+            limit = self._context.placed.call.options.start_timeout
             return limit is not None and now - since >= limit
         return tries > (PATIENT_TRIES if launched == self._launched else TRIES)
 
     def _is_plain(self, start: scheduler.Start) -> bool:
-        """Whether nothing has happened since the decision that `_is_wanted` has to look at."""
-        index, requests = start.index, self._order.submission.requests.entries
+        """Whether the item is as it was at the decision, so that `_is_wanted` need not look."""
+        index, requests = start.index, self._context.submission.requests.entries
         same = self._state.busy.get(index) == start.attempt
         return same and not (requests or self.halted or self._state.stopping)
 
     async def _is_wanted(self, start: scheduler.Start) -> bool:
-        """To be asked right before the request: much may have happened since the decision."""
-        submission, index = self._order.submission, start.index
+        """Whether the attempt is still wanted; asked right before the request."""
+        submission, index = self._context.submission, start.index
         if self._state.busy.get(index) != start.attempt:
             if self._slots.get(index) == start.attempt:
                 self.free(index)  # it is over already, or somebody else's attempt is under way
@@ -265,25 +265,25 @@ class Launcher:
         self.unasked.discard(one.index)
         try:
             try:
-                await self._orders.launch(one)
+                await self._specs.launch(one)
             except BackendError as exc:
                 if not (isinstance(exc, Throttled) or is_definite(exc)):
-                    self._doubtful.add((one.index, one.attempt))
+                    self._uncertain.add((one.index, one.attempt))
                 raise
-            self._doubtful.discard((one.index, one.attempt))
+            self._uncertain.discard((one.index, one.attempt))
             self._launched += 1
-            stands = self._order.submission.requests.standing(one.index)
+            stands = self._context.submission.requests.standing(one.index)
             if stands.stopped or one.attempt <= stands.base:
-                cluster = self._order.session.platform.cluster
-                await take_back(cluster, self._order.submission, one.index, one.attempt)
+                cluster = self._context.session.platform.cluster
+                await take_back(cluster, self._context.submission, one.index, one.attempt)
         finally:
             self._under_way -= 1
             if not self._under_way:
                 self._idle.set()
 
     async def refuse(self, index: int, error: Exception, attempt: int = 1) -> None:
-        """The item cannot be submitted: say so to everybody, unless it runs all the same."""
-        submission = self._order.submission
+        """Close the item as refused, unless an attempt of it runs after all."""
+        submission = self._context.submission
         try:
             refused = await retry_forever(
                 lambda: submission.close_refused(index, attempt, error), f"closing item {index}"

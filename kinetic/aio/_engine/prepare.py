@@ -280,7 +280,7 @@ _stood_in: set[str] = set()
 
 
 def _stand_in(options: Options, capacity: Capacity | None) -> str:
-    """What this machine has instead of the accelerator; empty when it is just that."""
+    """What the machine has instead of the accelerator that is asked for; empty if it has that."""
     asked, accelerator, said = options.accelerator, options.parsed_accelerator, list[str]()
     if capacity is not None and accelerator.kind != "cpu":
         if not capacity.gpus:

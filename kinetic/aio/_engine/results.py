@@ -116,7 +116,7 @@ def failure_of(outcome: wire.Outcome, body: bytes, job_id: str) -> BaseException
 
 
 class _Finder(pickles.Unpickler):
-    """Finds the classes that this process has, so that its ``except`` knows them again.
+    """Unpickles exceptions as the classes of this process, so that ``except`` matches them.
 
     A class of a script or a project travels by value. One that came from here is the very one
     again; one that another process sent is that of the same name in the same module, if this

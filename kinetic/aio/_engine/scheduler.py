@@ -89,7 +89,7 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Again:
-    """There is nothing of this attempt, and its item has begun: it may start."""
+    """An earlier attempt of the item is over, and nothing of this one is there: it may start."""
 
     index: int
     attempt: int

@@ -16,7 +16,7 @@ from kinetic._runner.protocol import outcomes, signing, wire
 from kinetic._tasks import shared
 from kinetic.aio._engine.in_flight import AttemptLimit
 from kinetic.aio._engine.item_states import BatchIdentity, Identity, ItemStates, closing
-from kinetic.aio._net.retry import PATIENCE_S, is_passing
+from kinetic.aio._net.retry import PATIENCE_S, growing, is_passing
 from kinetic.aio.platforms import Platform
 from kinetic.aio.ports import Cluster, Observation, Phase, Store
 from kinetic.configuration import Target
@@ -54,7 +54,7 @@ LOG_S = 15.0
 
 @dataclass(slots=True)
 class _Abandonment:
-    """Why nothing more will come of *items*; None: of any of them, whatever this process does."""
+    """Why nothing more will come of *items*; None means of all of them, for good."""
 
     error: KineticError
     items: set[int] | None
@@ -79,22 +79,22 @@ class Submission(ItemStates):
         self._cleaned_round: int | None = None
         self._cluster = cluster
         self._seen: dict[int, Observation] = {}
-        self._unsure: set[int] = set()
+        self._unconfirmed: set[int] = set()
         self._waiters: dict[int, list[asyncio.Future[wire.Item]]] = {}
         self._abandonment: _Abandonment | None = None
-        self._troubles: dict[int, Exception] = {}
+        self._errors: dict[int, Exception] = {}
         self._refused: dict[int, Exception] = {}  # also of what has failed by that since
 
     # --- what is known ---
 
     @property
     def settled_items(self) -> int:
-        """How many items are final, or cannot be found out about; not those nobody submits."""
-        return self.ended + sum(not is_passing(error) for error in self._troubles.values())
+        """How many items are final, or have an error that looking again will not change."""
+        return self.ended + sum(not is_passing(error) for error in self._errors.values())
 
     @property
     def abandoned(self) -> KineticError | None:
-        """Why nothing more comes of it, or of some of its items."""
+        """The error of those who wait for items that nobody submits any more."""
         return self._abandonment.error if self._abandonment is not None else None
 
     @property
@@ -105,52 +105,52 @@ class Submission(ItemStates):
     def touched(self, known: int) -> list[int]:
         """The items below *known* that anything was heard of, in order."""
         stuck = (self._abandonment.items if self._abandonment is not None else None) or ()
-        found = {*self._items, *self._refused, *self._troubles, *stuck}
+        found = {*self._items, *self._refused, *self._errors, *stuck}
         return sorted(index for index in found if index < known)
 
     def observation(self, index: int) -> Observation | None:
-        """The platform's last word on an item that is open."""
+        """What the platform last said of an open item."""
         return self._seen.get(index)
 
     def observations(self) -> dict[int, Observation]:
-        """The platform's last words on all items that are open, as they are now."""
+        """What the platform last said of each open item."""
         return {**self._seen}
 
-    def is_sure(self, index: int, number: int) -> bool:
-        """Whether the platform's word on this attempt can still be relied on: it is repeated."""
+    def is_confirmed(self, index: int, number: int) -> bool:
+        """Whether the watch has told of this attempt since it was last interrupted."""
         seen = self._seen.get(index)
-        if seen is None or index in self._unsure:
+        if seen is None or index in self._unconfirmed:
             return False
         return seen.name == self.identity.attempt_name(index, number)
 
-    def doubt_all(self) -> None:
-        """The watch was interrupted: what has ended meanwhile may be gone, and never be named."""
-        self._unsure = {*self._seen}
+    def mark_unconfirmed(self) -> None:
+        """The watch was interrupted: an attempt that ended meanwhile may never be told of."""
+        self._unconfirmed = {*self._seen}
 
-    def trouble(self, index: int) -> Exception | None:
+    def error(self, index: int) -> Exception | None:
         """Why nothing more will be heard of an item that is open."""
         if self._abandonment is not None and self._abandonment.concerns(index):
             return self._abandonment.error
-        return self._refused.get(index) or self._troubles.get(index)
+        return self._refused.get(index) or self._errors.get(index)
 
-    def lasting_trouble(self, index: int) -> Exception | None:
-        """The same, where asking again would bring the same answer."""
-        error = self._troubles.get(index)
+    def final_error(self, index: int) -> Exception | None:
+        """As `error`, only if looking again would not change it."""
+        error = self._errors.get(index)
         return None if error is None or is_passing(error) else error
 
-    def troubled(self) -> list[int]:
-        """The items that nothing more can be found out about, in order."""
+    def unreadable(self) -> list[int]:
+        """The items whose outcome cannot be read, in order."""
         unverified = (
             index
             for index, item in self._items.items()
             if item.outcome is not None and item.outcome.reason == wire.UNVERIFIED
         )
-        lasting = (index for index in self._troubles if self.lasting_trouble(index) is not None)
+        lasting = (index for index in self._errors if self.final_error(index) is not None)
         return sorted({*lasting, *unverified})
 
     def is_damaged(self, index: int) -> bool:
-        """Whether what there is of the item is forged, or damaged: it stays so."""
-        return isinstance(self.lasting_trouble(index), WireError)
+        """Whether the item's objects are forged or damaged, which does not change."""
+        return isinstance(self.final_error(index), WireError)
 
     def refusal(self, index: int) -> Exception | None:
         """Why the item was never submitted."""
@@ -196,11 +196,11 @@ class Submission(ItemStates):
     # --- requests ---
 
     async def read_requests(self) -> list[wire.Request]:
-        """The control slots, in order; only new ones are read."""
+        """All requests, in order; only new ones are read from the store."""
         return await self.requests.read()
 
     async def look_for_requests(self) -> None:
-        """The same, by whoever looks now and again: mostly there is nothing new."""
+        """As `read_requests`, with one small request when there is nothing new."""
         await self.requests.look()
 
     async def append(self, request: wire.Request) -> int:
@@ -215,48 +215,48 @@ class Submission(ItemStates):
             abandoned.items.discard(index)  # somebody has gone on with it
         super()._set(index, item)
         if item.state.final:
-            self.hope(index)
+            self.clear_error(index)
             self._seen.pop(index, None)
         else:
             self._refused.pop(index, None)
 
-    def _tell(self, index: int, item: wire.Item | None) -> None:
-        super()._tell(index, item)
+    def _notify(self, index: int, item: wire.Item | None) -> None:
+        super()._notify(index, item)
         if index not in self._waiters:
             return
         if item is not None and item.state.final:
             for waiter in self._woken(index):
                 waiter.set_result(item)
-        elif (trouble := self.trouble(index)) is not None:
+        elif (error := self.error(index)) is not None:
             for waiter in self._woken(index):
-                waiter.set_exception(trouble)
+                waiter.set_exception(error)
 
     def _woken(self, index: int) -> list[asyncio.Future[wire.Item]]:
         return [waiter for waiter in self._waiters.pop(index) if not waiter.done()]
 
-    def fail(self, index: int, error: Exception) -> None:
-        """What happened to the item cannot be found out: tell those who wait, and who will."""
+    def set_error(self, index: int, error: Exception) -> None:
+        """The item's end cannot be read: raise *error* for those who wait, now and later."""
         item = self.item(index)
         if item is None or not item.state.final:
-            self._troubles[index] = error
-            self._unsure.add(index)  # the platform may have said its last word about it
-            self._tell(index, None)
+            self._errors[index] = error
+            self._unconfirmed.add(index)  # the platform may have said its last word about it
+            self._notify(index, None)
 
-    def hope(self, index: int) -> None:
-        """It can be found out again."""
-        self._troubles.pop(index, None)
+    def clear_error(self, index: int) -> None:
+        """The item can be read again."""
+        self._errors.pop(index, None)
 
     def refuse(self, index: int, error: Exception) -> None:
-        """The item was not submitted: *error* says more than its outcome does."""
+        """The item could not be submitted; *error* says more than its outcome."""
         self._refused[index] = error
-        self._tell(index, None)
+        self._notify(index, None)
 
     def abandon(self, error: KineticError, items: Iterable[int] | None = None) -> None:
-        """Tell everybody who waits for *items*, for any without them, that nothing more comes."""
+        """Nobody submits *items* (None: any) any more: raise *error* where they are awaited."""
         concerned = None if items is None else {*items}
         self._abandonment = _Abandonment(error, concerned)
         for index in [*self._waiters, 0] if concerned is None else [*concerned]:
-            self._tell(index, None)
+            self._notify(index, None)
 
     def reclaim(self) -> None:
         """Somebody submits it again."""
@@ -277,10 +277,10 @@ class Submission(ItemStates):
 
     def note(self, index: int, number: int, seen: Observation) -> None:
         """The platform says that an attempt waits or runs."""
-        self._unsure.discard(index)
+        self._unconfirmed.discard(index)
         if self.concerns(index, number) and self._seen.get(index) != seen:
             self._seen[index] = seen
-            self._tell(index, None)
+            self._notify(index, None)
 
     def note_found(
         self, index: int, number: int, seen: Observation, before: Observation | None
@@ -292,7 +292,7 @@ class Submission(ItemStates):
     def is_over(
         self, index: int, number: int, seen: Observation | None, before: Observation | None
     ) -> bool:
-        """What the platform answered about an attempt: whether that has ended; else it is noted.
+        """Whether an attempt has ended, by the platform's answer about it, which is noted if not.
 
         It has ended, too, when somebody has claimed it and nothing of it is there.
         """
@@ -304,7 +304,7 @@ class Submission(ItemStates):
         return False
 
     async def look_at_each(self, indices: Collection[int]) -> None:
-        """`look_at_all`, where a forged outcome fails its item and is no trouble of the others.
+        """`look_at_all`; a forged outcome is the error of its item, not of the others.
 
         Raises:
             WireError: A request is damaged, which concerns them all.
@@ -317,9 +317,9 @@ class Submission(ItemStates):
                 try:
                     await self.look(index)
                 except WireError as exc:
-                    self.fail(index, exc)
+                    self.set_error(index, exc)
 
-    async def settle(
+    async def resolve_attempt(
         self, index: int, number: int, seen: Observation | None, claimant: str | None = None
     ) -> wire.Item:
         """Attempt *number* is over for the platform: find its outcome, or close it.
@@ -332,11 +332,13 @@ class Submission(ItemStates):
             alive = await self._close(index, number, seen, claimant)
             item = await self.look(index)
             if not (item.state.final or alive):
-                self._unsure.add(index)  # that word closed nothing, and it may have been the last
+                self._unconfirmed.add(
+                    index
+                )  # that word closed nothing, and it may have been the last
         return item
 
     async def _sound_outcome(self, index: int, number: int) -> wire.Item | None:
-        """`look_at_outcome`; of a damaged body the signed header counts, which a look reads."""
+        """`look_at_outcome`; None if its body is damaged: `look` reads the signed header then."""
         try:
             return await self.look_at_outcome(index, number)
         except WireError as exc:
@@ -346,45 +348,43 @@ class Submission(ItemStates):
     async def reconcile(self, index: int) -> wire.Item:
         """Look at an item, and ask the platform about it when it is open."""
         item = await self.look(index)
-        self.hope(index)
+        self.clear_error(index)
         if item.state.final:
             return item
         before = self._seen.get(index)
         seen = (await self._find([(index, item.attempt)])).get((index, item.attempt))
         never_comes = self.identity.settled and not self.identity.leased
         if self.is_over(index, item.attempt, seen, before) or (seen is None and never_comes):
-            await self.settle(index, item.attempt, seen)
+            await self.resolve_attempt(index, item.attempt, seen)
         return self._items[index]
 
     async def keep_looking(self, index: int) -> None:
-        """Look now and then until the item is final, for what the platform had no chance to tell.
+        """Look now and then until the item is final, in case the platform never tells.
 
         It may never have been launched, or be gone since before it was watched. Who
         waits is told what is definite, and that nobody has answered for a minute.
         """
-        owner, pause = self.identity.submitter, FIRST_RECHECK_S
-        clock = asyncio.get_running_loop().time
+        owner, clock = self.identity.submitter, asyncio.get_running_loop().time
         answered = clock()
-        while True:
+        for pause in growing(FIRST_RECHECK_S, RECHECK_S):
             try:
                 if (await self.reconcile(index)).state.final:
                     return
                 answered = clock()
             except KineticError as exc:
                 if not is_passing(exc) or clock() - answered >= PATIENCE_S:
-                    self.fail(index, exc)
+                    self.set_error(index, exc)
                     return
                 what = self.identity.job_id(index)
                 logging.warning("looking at %s failed: %s; trying again", what, exc)
             unseen = owner is not None and index not in self._seen
             await (owner.ended(pause) if owner and unseen else asyncio.sleep(pause))
-            pause = min(RECHECK_S, pause * 2)
 
     def _claimed(self, index: int, number: int) -> bool:
         return self.attempt(index, number).executor is not None
 
     async def see_through(self, indices: Collection[int]) -> list[int]:
-        """Nobody holds the submission: close what has ended, and say what never will.
+        """Close what has ended of a submission without a submitter; the items that never will end.
 
         What still runs commits its own outcome; the platform will tell. What
         was stopped and still runs is taken off the platform. What is forged
@@ -409,8 +409,10 @@ class Submission(ItemStates):
                     stopped.append(seen.name)
                 continue
             if seen is not None or self._claimed(index, number):
-                await self.settle(index, number, seen, claimant)  # who may have been closed by now
-            if not (self._items[index].state.final or self.is_sure(index, number)):
+                await self.resolve_attempt(
+                    index, number, seen, claimant
+                )  # who may have been closed by now
+            if not (self._items[index].state.final or self.is_confirmed(index, number)):
                 stuck.append(index)
         if stopped:
             await self._cluster.delete(names=stopped)
@@ -419,7 +421,7 @@ class Submission(ItemStates):
     async def _find(
         self, attempts: Collection[tuple[int, int]]
     ) -> dict[tuple[int, int], Observation]:
-        """What the platform says of *attempts*, asked at once."""
+        """What the platform says of *attempts*, in one request."""
         names = {self.identity.attempt_name(*one): one for one in attempts}
         found = await self._cluster.find(names=[*names]) if names else []
         return {names[seen.name]: seen for seen in found}
@@ -427,7 +429,7 @@ class Submission(ItemStates):
     async def _close(
         self, index: int, number: int, seen: Observation | None, known: str | None
     ) -> bool:
-        """Close it if the evidence allows that; True when it turns out to be alive."""
+        """Close the attempt if it is proven to be over; True if it turns out to be alive."""
         if seen is not None and seen.name != self.identity.attempt_name(index, number):
             return False  # the end of another attempt says nothing about this one
         claimant = self.attempt(index, number).executor
@@ -526,8 +528,8 @@ class Submission(ItemStates):
         item = self._items.get(index)
         if item is not None and item.state.final:
             return item
-        if (trouble := self.trouble(index)) is not None:
-            raise trouble
+        if (error := self.error(index)) is not None:
+            raise error
         waiter: asyncio.Future[wire.Item] = asyncio.get_running_loop().create_future()
         self._waiters.setdefault(index, []).append(waiter)
         try:
@@ -564,7 +566,7 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 10.0
 
 
 class Parting(Protocol):
-    """What has to be left before the session ends: a batch, which stands above it."""
+    """What must stop submitting before the session ends; batches register themselves."""
 
     async def part(self, why: str) -> None:
         """Stop submitting at once."""
@@ -572,7 +574,7 @@ class Parting(Protocol):
 
 
 class Session:
-    """Routes the platform's words to the submissions they are about.
+    """One opened platform: its watch, and the submissions that are followed by it.
 
     What this client starts carries its label and needs one watch; a submission
     of another process gets a watch of its own. Batches and submissions are
@@ -592,8 +594,8 @@ class Session:
         self._watches: dict[str, asyncio.Task[None]] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
         self._unsettled: deque[_Ended] = deque()
-        self._settlers = 0
-        self._settler_comes = False
+        self._resolvers = 0
+        self._resolver_comes = False
         self._root_key: asyncio.Task[bytes] | None = None
         self._closed = False
 
@@ -618,7 +620,7 @@ class Session:
         return known
 
     def watch(self, submission: Submission) -> None:
-        """Hear of all its attempts, also of those that other clients have started."""
+        """Follow all its attempts, also those that other clients start."""
         label = {LABEL_SUBMISSION: submission.identity.id}
         self._ensure_watch(submission.identity.id, label)
 
@@ -680,21 +682,20 @@ class Session:
             self._watches[name] = self.spawn(watching, name=f"watch {name or 'own jobs'}")
 
     async def _watch(self, labels: Mapping[str, str]) -> None:
-        pause = FIRST_PAUSE_S
+        pauses = growing(FIRST_PAUSE_S, LONGEST_PAUSE_S)
         while True:
             try:
                 async with aclosing(self.platform.cluster.watch(labels)) as news:
                     async for seen in news:
-                        pause = FIRST_PAUSE_S
+                        pauses = growing(FIRST_PAUSE_S, LONGEST_PAUSE_S)
                         self._route(seen)
             except KineticError as exc:
                 logging.warning("watching jobs was interrupted: %s; trying again", exc)
             except Exception:  # the only source of news must not end
                 logging.exception("watching jobs was interrupted; trying again")
             for submission in tuple(self._submissions.values()):
-                submission.doubt_all()
-            await asyncio.sleep(pause)
-            pause = min(LONGEST_PAUSE_S, pause * 2)
+                submission.mark_unconfirmed()
+            await asyncio.sleep(next(pauses))
 
     def _route(self, seen: Observation) -> None:
         submission = self._submissions.get(seen.labels.get(LABEL_SUBMISSION, ""))
@@ -704,11 +705,11 @@ class Session:
         if not submission.concerns(index, number):
             return
         if seen.phase in (Phase.ENDED, Phase.GONE):
-            self.settle(submission, index, number, seen)
+            self.resolve_attempt(submission, index, number, seen)
         else:
             submission.note(index, number, seen)
 
-    def settle(
+    def resolve_attempt(
         self,
         submission: Submission,
         index: int,
@@ -716,73 +717,73 @@ class Session:
         seen: Observation | None,
         claimant: str | None = None,
     ) -> None:
-        """Find out how an attempt has ended; None: it is gone from the platform.
+        """Queue an attempt that has ended, to find out how; *seen* None: the platform forgot it.
 
         *claimant* is who was known to have claimed it before the platform was asked.
         """
         self._unsettled.append(_Ended(submission, index, number, seen, claimant))
-        self._call_settler()
+        self._call_resolver()
 
-    def _call_settler(self) -> None:
-        """See in the next turn of the loop whether one more has to work on what has ended."""
-        if not self._settler_comes:
-            self._settler_comes = True
-            asyncio.get_running_loop().call_soon(self._send_settler)
+    def _call_resolver(self) -> None:
+        """In the next turn of the loop, start one more worker if there is work left."""
+        if not self._resolver_comes:
+            self._resolver_comes = True
+            asyncio.get_running_loop().call_soon(self._send_resolver)
 
-    def _send_settler(self) -> None:
-        self._settler_comes = False
-        if self._unsettled and self._settlers < SETTLING and not self._closed:
-            self._settlers += 1
-            self.spawn(self._settle_some(), name="settler")
+    def _send_resolver(self) -> None:
+        self._resolver_comes = False
+        if self._unsettled and self._resolvers < SETTLING and not self._closed:
+            self._resolvers += 1
+            self.spawn(self._resolve_some(), name="settler")
 
-    async def _settle_some(self) -> None:
-        """Settle until nothing is left; a task for each would cost more than the settling."""
+    async def _resolve_some(self) -> None:
+        """Work until the queue is empty; a task for each attempt would cost more than the work."""
         count = 0
         try:
             while self._unsettled:
                 ended = self._unsettled.popleft()
-                self._call_settler()  # should this one have to wait for the store
-                if not await self._settle(ended):
+                self._call_resolver()  # should this one have to wait for the store
+                if not await self._resolve(ended):
                     name = f"settle {ended.name}"
-                    self.spawn(self._settle_later(ended), name=name)
+                    self.spawn(self._resolve_later(ended), name=name)
                 count += 1
                 if count % TURN == 0:
                     await asyncio.sleep(0)
         finally:
-            self._settlers -= 1
+            self._resolvers -= 1
 
-    async def _settle_later(self, ended: _Ended) -> None:
+    async def _resolve_later(self, ended: _Ended) -> None:
         while True:
             await asyncio.sleep(ended.pause)  # whoever holds the batch is about to close it
             ended.waited += 0.0 if ended.answered else ended.pause
             ended.pause = min(LONGEST_PAUSE_S, ended.pause * 2)
-            if await self._settle(ended):
+            if await self._resolve(ended):
                 return
 
-    async def _settle(self, ended: _Ended) -> bool:
+    async def _resolve(self, ended: _Ended) -> bool:
         """Ask once how an attempt has ended; False when it has to be asked again."""
         submission, index = ended.submission, ended.index
         try:
-            item = await submission.settle(index, ended.number, ended.seen, ended.claimant)
+            item = await submission.resolve_attempt(index, ended.number, ended.seen, ended.claimant)
         except BackendError as exc:
             if not is_passing(exc):
-                submission.fail(index, exc)
+                submission.set_error(index, exc)
                 return True
             logging.warning("%s ended, but not how: %s; trying again", ended.name, exc)
             ended.answered = False
             if ended.waited >= PATIENCE_S:
-                submission.fail(index, _unanswered(ended.name, exc))
+                submission.set_error(index, _unanswered(ended.name, exc))
             return False
         except KineticError as exc:
             logging.error("cannot find out how %s ended: %s", ended.name, exc)
-            submission.fail(index, exc)
+            submission.set_error(index, exc)
             return True
         except Exception as exc:  # a defect of ours: whoever waits must hear of it, too
             logging.exception("cannot find out how %s ended", ended.name)
-            submission.fail(index, exc)
+            submission.set_error(index, exc)
             return True
         ended.answered = True
-        submission.hope(index)
+        submission.clear_error(index)
         return item.state.final or item.attempt != ended.number or submission.closes
 
 

@@ -1,4 +1,4 @@
 """What all adapters need to talk to a server: sessions, tokens, retries.
 
-May import errors and values.
+May import the ports, errors and values.
 """

@@ -1,28 +1,184 @@
-"""Access tokens of Google's APIs from application-default credentials: asked for once, for all.
+"""Credentials that end: renewed in time, once for all who wait; and those of Google's APIs.
 
-gcloud-aio knows the kinds of credentials and how each is turned into a token.
-Here is what it leaves open: one refresh at a time that no waiter can cancel,
-failures that say what to do, and no five attempts at a password that is wrong.
+gcloud-aio knows the kinds of application-default credentials and how each is
+turned into a token. Here is what it leaves open: failures that say what to do,
+and no five attempts at a password that is wrong.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from absl import logging
 
 from kinetic._tasks import shared
-from kinetic.aio._net.http import Sockets
-from kinetic.errors import AuthError, BackendError, ClientClosed, Unavailable
+from kinetic.aio._net.http import HttpClient, HttpError
+from kinetic.errors import AuthError, BackendError, ClientClosed, ConfigurationError, Unavailable
 
 if TYPE_CHECKING:
-    import aiohttp
     from gcloud.aio.auth import Token
 
-__all__ = ["SCOPE", "Credentials"]
+__all__ = [
+    "SCOPE",
+    "Credentials",
+    "Fresh",
+    "Revoked",
+    "TokenCache",
+    "TokenSource",
+    "lasting",
+    "with_token",
+]
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+EARLY, LATE = 0.2, 0.05
+"""Parts of a life that are left when it is renewed beside, and instead of, the requests."""
+
+PAUSE_S = 10.0
+"""After a renewal beside a request has failed, the next is tried this much later."""
+
+
+class Revoked(AuthError):
+    """What gave credentials gives no more of them: asking again would bring the same answer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fresh(Generic[T]):
+    """New credentials: when to look for newer ones, until when they are good; in `time.time`."""
+
+    value: T = field(repr=False)
+    early: float = math.inf
+    late: float = math.inf
+
+
+def lasting(value: T, asked: float, until: float) -> Fresh[T]:
+    """Credentials that were *asked* for then, and are good *until* then."""
+    life = until - asked
+    return Fresh(value=value, early=until - EARLY * life, late=until - LATE * life)
+
+
+class TokenSource(Protocol[T]):
+    """Gives out credentials, and gets new ones in time."""
+
+    async def get(self) -> T:
+        """Credentials that are valid now.
+
+        Raises:
+            AuthError: There are none to get.
+            Unavailable: Whoever gives them does not answer, or has given some before.
+            ClientClosed: This was closed.
+        """
+        ...
+
+    def forget(self, value: T) -> None:
+        """A server has refused *value*: get another before the next request."""
+        ...
+
+    async def aclose(self) -> None: ...
+
+
+def _is_refused(failure: Exception) -> bool:
+    return isinstance(failure, HttpError) and failure.status == 401
+
+
+async def with_token(
+    tokens: TokenSource[T],
+    request: Callable[[T], Awaitable[R]],
+    is_refused: Callable[[Exception], bool] = _is_refused,
+) -> R:
+    """Make *request* with credentials, and once more with others if these are refused."""
+    shown = await tokens.get()
+    try:
+        return await request(shown)
+    except Exception as exc:
+        if not is_refused(exc):
+            raise
+    tokens.forget(shown)
+    return await request(await tokens.get())
+
+
+class TokenCache(Generic[T]):
+    """Gives out what *renew* brings; cancelling one who waits for it leaves the others waiting.
+
+    What is still good is renewed beside the requests; what is not holds them
+    up. *name* says for messages whose credentials they are.
+    """
+
+    def __init__(
+        self,
+        renew: Callable[[], Awaitable[Fresh[T]]],
+        name: str,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._renew = renew
+        self._name = name
+        self._clock = clock
+        self._fresh: Fresh[T] | None = None
+        self._had = False
+        self._pause_until = -math.inf
+        self._renewing: asyncio.Task[T] | None = None
+        self._closed = False
+
+    async def first(self) -> None:
+        """Get them now; nothing is left behind if that fails, or is cancelled."""
+        try:
+            await self.get()
+        except BaseException:
+            await self.aclose()
+            raise
+
+    async def get(self) -> T:
+        """See `TokenSource`."""
+        if self._closed:
+            raise ClientClosed(f"the client of {self._name} is closed; open another")
+        now, fresh = self._clock(), self._fresh
+        if fresh is not None and now < fresh.late:
+            if now >= max(fresh.early, self._pause_until):
+                self._start()
+            return fresh.value
+        return await shared(self._start(), f"the client of {self._name}")
+
+    def forget(self, value: T) -> None:
+        """See `TokenSource`."""
+        if self._fresh is not None and self._fresh.value == value:
+            self._fresh = None
+
+    async def aclose(self) -> None:
+        """End a renewal under way."""
+        self._closed = True
+        if self._renewing is not None:
+            self._renewing.cancel()
+            await asyncio.wait({self._renewing})
+
+    def _start(self) -> asyncio.Task[T]:
+        if self._renewing is None or self._renewing.done():
+            self._renewing = asyncio.create_task(self._once(), name=f"kinetic token {self._name}")
+            self._renewing.add_done_callback(self._ended)
+        return self._renewing
+
+    async def _once(self) -> T:
+        try:
+            fresh = self._fresh = await self._renew()
+        except (AuthError, ConfigurationError) as exc:
+            if not self._had or isinstance(exc, Revoked):
+                raise
+            # What worked before may work again: without a network, plugins fail as well.
+            raise Unavailable(f"{exc} (they were there before)", retryable=True) from exc
+        self._had = True
+        return fresh.value
+
+    def _ended(self, task: asyncio.Task[T]) -> None:
+        if not task.cancelled() and (failure := task.exception()) is not None and self._fresh:
+            self._pause_until = self._clock() + PAUSE_S
+            logging.info("the credentials of %s were not renewed yet: %s", self._name, failure)
+
 
 SCOPE = "https://www.googleapis.com/auth/cloud-platform"
 VARIABLE = "GOOGLE_APPLICATION_CREDENTIALS"
@@ -32,103 +188,37 @@ LOGIN = (
 )
 
 REFRESH_S = 10
-EARLY = 0.5
-LATE = 0.05
-"""Parts of a token's life that are left when it is renewed beside, and instead of, the request."""
-
-PAUSE_S = 10.0
-"""After a renewal beside a request has failed, the next is tried this much later."""
 
 
-class Credentials:
-    """The tokens of one process on one loop; for as many requests at once as there are.
+class Credentials(TokenCache[str]):
+    """Access tokens of Google's APIs from application-default credentials, on one loop."""
 
-    Cancelling one that waits for a token leaves the others waiting for it.
-    """
-
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.time) -> None:
+        super().__init__(self._asked, "Google's APIs", clock)
         self._token: Token | None = None
-        self._session: aiohttp.ClientSession | None = None
-        self._sockets = Sockets()
-        self._value = ""
-        self._early = self._late = 0.0
-        self._refreshing: asyncio.Task[str] | None = None
-        self._closed = False
-
-    async def get(self) -> str:
-        """A token that is valid now.
-
-        Raises:
-            AuthError: There are no credentials, or they are refused.
-            Unavailable: Whoever gives tokens does not answer.
-            ClientClosed: This was closed.
-        """
-        if self._closed:
-            raise ClientClosed("the client is closed; open another")
-        now = time.time()
-        if self._value and now < self._late:
-            if now >= self._early:
-                self._refresh()
-            return self._value
-        return await shared(self._refresh(), "the client")
-
-    def forget(self, value: str) -> None:
-        """A server has refused *value*: do not hand it out again."""
-        if value == self._value:
-            self._value = ""
-
-    @property
-    def last(self) -> str:
-        """The token that was given last, or nothing."""
-        return self._value
+        self._http = HttpClient("the client of Google's APIs", connect_s=5.0, trust_env=True)
 
     async def aclose(self) -> None:
-        """End a refresh under way and close its connections."""
-        self._closed = True
-        if self._refreshing is not None:
-            self._refreshing.cancel()
-            await asyncio.wait({self._refreshing})
-        if self._session is not None:
-            await self._session.close()
-            await self._sockets.closed()
+        """End a renewal under way and close its connections."""
+        await super().aclose()
+        await self._http.aclose()
 
-    def _refresh(self) -> asyncio.Task[str]:
-        if self._refreshing is None or self._refreshing.done():
-            self._refreshing = asyncio.create_task(self._renew(), name="kinetic token")
-            self._refreshing.add_done_callback(self._refreshed)
-        return self._refreshing
-
-    def _refreshed(self, task: asyncio.Task[str]) -> None:
-        if not task.cancelled() and (failure := task.exception()) is not None and self._value:
-            self._early = time.time() + PAUSE_S
-            logging.info("the access token was not renewed yet: %s", failure)
-
-    async def _renew(self) -> str:
+    async def _asked(self) -> Fresh[str]:
         token = self._token
         if token is None:
             token = self._token = self._open()
-        asked = time.time()
+        asked = self._clock()
         try:
             answer = await token.refresh(timeout=REFRESH_S)
         except Exception as exc:
             raise _explained(exc, token) from exc
-        self._value = answer.value
-        self._early = asked + answer.expires_in * (1 - EARLY)
-        self._late = asked + answer.expires_in * (1 - LATE)
-        return self._value
+        return lasting(answer.value, asked, asked + answer.expires_in)
 
     def _open(self) -> Token:
-        import aiohttp
         from gcloud.aio.auth import Token
 
-        if self._session is None:
-            timeout = aiohttp.ClientTimeout(total=REFRESH_S, sock_connect=5)
-            connector = aiohttp.TCPConnector(socket_factory=self._sockets.make)
-            self._session = aiohttp.ClientSession(
-                connector=connector, timeout=timeout, trust_env=True
-            )
         named = os.environ.get(VARIABLE, "")
-        session: Any = self._session  # the library's types say that it wants another one
+        session: Any = self._http.session()  # the library's types say that it wants another one
         try:
             token = Token(session=session, scopes=[SCOPE])
         except FileNotFoundError as exc:
@@ -152,7 +242,7 @@ def _explained(failure: Exception, token: Token) -> BackendError:
                 retryable=True,
             )
         said = " ".join(failure.message.split())[:300]
-        return AuthError(f"Google refused the credentials ({failure.status}: {said}); {LOGIN}")
+        return Revoked(f"Google refused the credentials ({failure.status}: {said}); {LOGIN}")
     if isinstance(failure, aiohttp.ClientError | TimeoutError | OSError):
         if not token.service_data:
             return AuthError(

@@ -10,30 +10,23 @@ from __future__ import annotations
 import asyncio
 import datetime
 import enum
-import json
-import random
-import ssl
+import itertools
 import urllib.parse
-import urllib.request
-from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Generator, Mapping
-from contextlib import asynccontextmanager, contextmanager, nullcontext
+from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-import tenacity
-from absl import logging
-
 from kinetic._runner.protocol.gcs_names import Place
-from kinetic.aio._net.http import Sockets, retry_after
-from kinetic.aio._net.tokens import Credentials
+from kinetic.aio._net.http import HttpClient, HttpError, cut, proxy_for
+from kinetic.aio._net.retry import Outage, RetryPolicy, is_retryable, retry
+from kinetic.aio._net.tokens import Credentials, with_token
 from kinetic.aio.ports import ObjectInfo
 from kinetic.errors import (
     AuthError,
     BackendError,
-    ClientClosed,
     ConfigurationError,
     Conflict,
-    KineticError,
     NotFound,
     Throttled,
     Unavailable,
@@ -52,14 +45,12 @@ __all__ = [
     "Http",
     "Limits",
     "Location",
-    "Patience",
-    "Refusal",
     "Verb",
     "described",
     "explained",
+    "forgiving",
     "is_damage",
     "is_passing",
-    "persist",
 ]
 
 
@@ -74,48 +65,40 @@ class Verb(enum.Enum):
     RENEW = ("renew", ("storage.objects.update",))
 
 
-class Refusal(Exception):
-    """The server answered, with something else than what was asked for.
-
-    It stays within the adapter: `explained` makes of it what users see.
-    ``wait_s`` is the server's own wish, from Retry-After.
-    """
-
-    def __init__(self, status: int, text: str = "", wait_s: float | None = None) -> None:
-        super().__init__(status, text, wait_s)
-        self.status = status
-        self.text = text
-        self.wait_s = wait_s
-
-
 class Damaged(WireError):
     """Content arrived, here or there, as something else than was sent."""
 
 
-PASSING = frozenset({408, 429, 500, 502, 503, 504})
 RATE_LIMITS = ("rateLimitExceeded", "userRateLimitExceeded")
 
 
-def is_passing(failure: BaseException) -> bool:
+def is_passing(failure: Exception) -> bool:
     """Whether the same request may succeed a little later."""
-    if isinstance(failure, Refusal):
-        limited = failure.status == 403 and _reason(failure.text) in RATE_LIMITS
-        return limited or failure.status in PASSING
-    return isinstance(failure, BackendError) and failure.retryable
+    return _is_limited(failure) or is_retryable(failure)
 
 
-def is_damage(failure: BaseException) -> bool:
+def _is_limited(failure: Exception) -> bool:
+    """Whether it is a limit of requests that forbids."""
+    if not isinstance(failure, HttpError) or failure.status != 403:
+        return False
+    try:
+        return failure.body["error"]["errors"][0]["reason"] in RATE_LIMITS
+    except (KeyError, IndexError, TypeError):
+        return False
+
+
+def is_damage(failure: Exception) -> bool:
     """Whether a content was not the same on both sides."""
-    if isinstance(failure, Refusal):
+    if isinstance(failure, HttpError):
         said = failure.text.lower()
         return failure.status == 400 and ("crc32c" in said or "md5" in said)
     return isinstance(failure, Damaged)
 
 
-def explained(refusal: Refusal, verb: Verb, bucket: str, name: str) -> BackendError | WireError:
+def explained(refusal: HttpError, verb: Verb, bucket: str, name: str) -> BackendError | WireError:
     """The error that says what failed, on what, and what to do next."""
     word, permissions = verb.value
-    said = _said(refusal.text)
+    said = refusal.said
     what = f"cannot {word} {name!r} in gs://{bucket}"
     match refusal.status:
         case 400 if is_damage(refusal):
@@ -125,7 +108,7 @@ def explained(refusal: Refusal, verb: Verb, bucket: str, name: str) -> BackendEr
                 f"{what}: Google does not accept the access token ({said}); run "
                 "`gcloud auth application-default login` again"
             )
-        case 403 if not is_passing(refusal):
+        case 403 if not _is_limited(refusal):
             return AuthError(
                 f"{what}: the credentials lack {' and '.join(permissions)} on gs://{bucket} "
                 f"({said}); grant it: gcloud storage buckets add-iam-policy-binding "
@@ -145,39 +128,16 @@ def explained(refusal: Refusal, verb: Verb, bucket: str, name: str) -> BackendEr
                 f"{what}: too many requests for Cloud Storage ({said}); try again later, with "
                 "fewer at a time",
                 retryable=True,
-                retry_after=refusal.wait_s,
+                retry_after=refusal.retry_after,
             )
-        case status if status in PASSING:
+        case status if refusal.retryable:
             return Unavailable(
                 f"{what}: Cloud Storage answered {status} for too long ({said}); try again later",
                 retryable=True,
-                retry_after=refusal.wait_s,
+                retry_after=refusal.retry_after,
             )
         case status:
             return BackendError(f"{what}: Cloud Storage answered {status} ({said})")
-
-
-def _said(text: str) -> str:
-    """The server's own sentence, on one line."""
-    message = _error(text).get("message")
-    return " ".join(str(message or text).split())[:300]
-
-
-def _reason(text: str) -> str:
-    try:
-        return str(_error(text)["errors"][0]["reason"])
-    except (KeyError, IndexError, TypeError):
-        return ""
-
-
-def _error(text: str) -> dict[str, Any]:
-    """The ``error`` of a JSON answer; a client library may have put words before it."""
-    start = text.find("{")
-    try:
-        error: Any = json.loads(text[start:])["error"] if start >= 0 else {}
-    except (KeyError, TypeError, ValueError):
-        return {}
-    return error if isinstance(error, dict) else {}  # pyright: ignore[reportUnknownVariableType]
 
 
 class Location(Place):
@@ -212,117 +172,20 @@ class Location(Place):
 T = TypeVar("T")
 
 DAMAGED_TRIES = 3
-QUIET_S = 5.0
-"""Failing for longer than this is told to the user."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Patience:
-    """Seconds: how long to go on without progress, and the bounds of one random wait."""
+def forgiving() -> Callable[[Exception], bool]:
+    """For one piece of work: what may pass, and content that was damaged on its way, twice."""
+    damaged = itertools.count(1)
 
-    total_s: float = 120.0
-    first_s: float = 0.2
-    longest_s: float = 10.0
+    def may_pass(failure: Exception) -> bool:
+        return next(damaged) < DAMAGED_TRIES if is_damage(failure) else is_passing(failure)
 
-
-class _Trying:
-    """One piece of work under way: since when it fails, and how often it has."""
-
-    def __init__(self, patience: Patience, progress: Callable[[], int] | None, what: str) -> None:
-        self._patience = patience
-        self._progress = progress
-        self._what = what
-        self._reached = progress() if progress else 0
-        self._since: float | None = None
-        self._failures = 0
-        self._damaged = 0
-        self._told = False
-
-    def retries(self, failure: BaseException) -> bool:
-        if is_damage(failure):
-            self._damaged += 1
-            return self._damaged < DAMAGED_TRIES
-        return is_passing(failure)
-
-    def wait(self, state: tenacity.RetryCallState) -> float:
-        now = asyncio.get_running_loop().time()
-        if self._progress and (reached := self._progress()) > self._reached:
-            self._reached, self._failures, self._since = reached, 0, None
-        if self._since is None:
-            self._since = now
-        self._failures += 1
-        ceiling = self._patience.first_s * 2 ** min(self._failures - 1, 30)
-        jittered = random.uniform(0, min(self._patience.longest_s, ceiling))
-        wished = getattr(_failure(state), "wait_s", None)
-        return jittered if wished is None else wished + random.uniform(0, self._patience.first_s)
-
-    def stop(self, state: tenacity.RetryCallState) -> bool:
-        now = asyncio.get_running_loop().time()
-        since = now if self._since is None else self._since
-        return now + state.upcoming_sleep - since > self._patience.total_s
-
-    def tell(self, state: tenacity.RetryCallState) -> None:
-        failure, failing = _failure(state), 0.0
-        if self._since is not None:
-            failing = asyncio.get_running_loop().time() - self._since
-        if failing > QUIET_S and not self._told:
-            self._told = True
-            why = f"it answers {failure.status}" if isinstance(failure, Refusal) else failure
-            logging.warning(
-                "Cloud Storage fails at %s for %.0f s now (%s); trying on for up to %.0f s",
-                self._what,
-                failing,
-                why,
-                self._patience.total_s - failing,
-            )
-
-
-def _failure(state: tenacity.RetryCallState) -> BaseException | None:
-    return state.outcome.exception() if state.outcome is not None else None
-
-
-async def persist(
-    work: Callable[[], Awaitable[T]],
-    patience: Patience,
-    *,
-    what: str,
-    progress: Callable[[], int] | None = None,
-) -> T:
-    """Do *work* until it succeeds, fails for good, or patience ends; then its last failure.
-
-    *progress* counts what is done already; as long as it grows, patience does not end.
-    """
-    trying = _Trying(patience, progress, what)
-    try:
-        return await work()
-    except Exception as exc:
-        if not (is_passing(exc) or is_damage(exc)):
-            raise
-        failed: Exception | None = exc
-
-    async def again() -> T:
-        """The first time it is what has failed already: most requests never come here."""
-        nonlocal failed
-        if failed is not None:
-            failure, failed = failed, None
-            raise failure
-        return await work()
-
-    retrying = tenacity.AsyncRetrying(
-        sleep=asyncio.sleep,
-        retry=tenacity.retry_if_exception(trying.retries),
-        wait=trying.wait,
-        stop=trying.stop,
-        before_sleep=trying.tell,
-        reraise=True,
-    )
-    return await retrying(again)
+    return may_pass
 
 
 ENDPOINT = "https://storage.googleapis.com"
 EMULATOR = "STORAGE_EMULATOR_HOST"
-KEEPALIVE_S = 60.0
-ERROR_BYTES = 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -342,7 +205,7 @@ class Limits:
     piece_bytes: int = 1024 * 1024
     part_bytes: int = 32 * 1024 * 1024
     page: int = 1000
-    patience: Patience = field(default_factory=Patience)
+    retry: RetryPolicy = field(default_factory=RetryPolicy)
 
 
 class Http:
@@ -354,34 +217,31 @@ class Http:
     def __init__(
         self, place: Location, endpoint: str | None, limits: Limits, *, authorized: bool
     ) -> None:
-        import aiohttp
         import gcloud.aio.storage
 
         self.place = place
         self.limits = limits
         self._authorized = authorized
         self.endpoint = (endpoint or ENDPOINT).rstrip("/")
-        self.timeout: Any = aiohttp.ClientTimeout(
-            total=None,
-            connect=3 * limits.connect_s,  # with the look-up of the name, which has no limit itself
-            sock_connect=limits.connect_s,
-            sock_read=limits.idle_s,
+        self._http = HttpClient(
+            f"the store {place.url}",
+            connect_s=limits.connect_s,
+            idle_s=limits.idle_s,
+            proxy=proxy_for(self.endpoint) if authorized else None,
         )
+        self.timeout: Any = self._http.timeout(limits.idle_s)
         self._new_storage = gcloud.aio.storage.Storage
         self._credentials = Credentials()
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._session: aiohttp.ClientSession | None = None
         self._storage: Storage | None = None
-        self._sockets = Sockets()
+        self._outage = Outage("Cloud Storage")
         self._slots = asyncio.Semaphore(limits.connections)
         self._transfers = asyncio.Semaphore(limits.transfers)
-        self._closed = False
 
     @property
     def storage(self) -> Storage:
         """The client library on our connections; pass it ``timeout`` and fresh dicts each time."""
         if self._storage is None:
-            session: Any = self._open()  # the library's types say that it wants another one
+            session: Any = self._session()  # the library's types say that it wants another one
             self._storage = self._new_storage(
                 token=self._credentials,  # type: ignore[arg-type] # all it calls is get()
                 session=session,
@@ -399,32 +259,30 @@ class Http:
         progress: Callable[[], int] | None = None,
         transfer: bool = False,
     ) -> T:
-        """Do *work*, again where that may help; its `Refusal`s are the caller's to explain.
+        """Do *work*, again where that may help; its `HttpError`s are the caller's to explain.
 
         A *transfer* also waits until few enough others are under way.
         """
+        self._http.check()
+        what = f"cannot {verb.value[0]} {name!r} in {self.place.url}"
 
-        self._check()
-
-        async def once() -> T:
+        async def once(_token: object = None) -> T:
             async with self._transfers if transfer else nullcontext(), self._slots:
-                with self._translated(verb, name):
+                with self._http.translated(what, self.endpoint):
                     return await work()
 
-        async def with_a_token() -> T:
-            token = self._credentials.last
-            try:
-                return await once()
-            except Refusal as refusal:
-                if refusal.status != 401 or not self._authorized:
-                    raise
-            self._credentials.forget(token or self._credentials.last)
-            return await once()
+        async def authorized() -> T:  # the token is for the library, which asks for it itself
+            return await with_token(self._credentials, once)
 
-        what = f"{verb.value[0]} {name}"
-        return await persist(with_a_token, self.limits.patience, what=what, progress=progress)
+        return await retry(
+            authorized if self._authorized else once,
+            self.limits.retry,
+            self._outage,
+            is_passing=forgiving(),
+            progress=progress,
+        )
 
-    def explained(self, refusal: Refusal, verb: Verb, name: str) -> Exception:
+    def explained(self, refusal: HttpError, verb: Verb, name: str) -> Exception:
         """What users see of *refusal*."""
         return explained(refusal, verb, self.place.bucket, name)
 
@@ -447,105 +305,37 @@ class Http:
         """The answer to one request, for what the client library has no method.
 
         Raises:
-            Refusal: Its status is 300 or more, and not among *accepted*.
+            HttpError: Its status is 300 or more, and not among *accepted*.
         """
         from yarl import URL
 
         sent = {"Accept-Encoding": "identity", **(headers or {})}
-        session = self.storage.session
         if self._authorized:
             sent["Authorization"] = f"Bearer {await self._credentials.get()}"
         # aiohttp repeats what failed on an old connection. A stream cannot be repeated.
-        extra = {"middlewares": (_not_again,)} if isinstance(data, AsyncIterable) else {}
-        answer = await session.request(
+        unrepeated = (_not_again,) if isinstance(data, AsyncIterable) else None
+        request = self._session().request(
             method,
-            URL(url, encoded=True),  # type: ignore[arg-type] # aiohttp's own, left as it is
-            sent,
-            auto_raise_for_status=False,
+            URL(url, encoded=True),
+            headers=sent,
             params=params,
             data=data,
-            timeout=self.timeout,
             allow_redirects=False,
-            **extra,
+            middlewares=unrepeated,
         )
-        self._sockets.read(answer)
-        async with answer:
-            if answer.status >= 300 and answer.status not in accepted:
-                said = (await answer.content.read(ERROR_BYTES)).decode(errors="replace")
-                raise Refusal(answer.status, said, retry_after(answer.headers.get("Retry-After")))
+        answer = await self._http.answered(request, accepted)
+        try:
             yield answer
+        finally:
+            cut(answer)
+
+    def _session(self) -> aiohttp.ClientSession:
+        return self._http.session(self.limits.connections)
 
     async def aclose(self) -> None:
         """Close all connections; what is under way fails."""
-        self._closed = True
-        self._sockets.hang_up()
-        if self._session is not None:
-            await self._session.close()
-        await self._sockets.closed()
+        await self._http.aclose()
         await self._credentials.aclose()
-
-    def _check(self) -> None:
-        loop = asyncio.get_running_loop()
-        self._loop = self._loop or loop
-        if self._closed:
-            raise ClientClosed(f"the store {self.place.url} is closed; open another")
-        if loop is not self._loop:
-            raise BackendError(
-                f"the store {self.place.url} belongs to another event loop; open one of its own"
-            )
-
-    def _open(self) -> aiohttp.ClientSession:
-        import aiohttp
-
-        if self._session is None:
-            self._session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(
-                    limit=self.limits.connections,
-                    keepalive_timeout=KEEPALIVE_S,
-                    socket_factory=self._sockets.make,
-                ),
-                cookie_jar=aiohttp.DummyCookieJar(),
-                timeout=self.timeout,
-                headers={"User-Agent": "kinetic-aio"},
-                # Asked for once: aiohttp would read the environment again for each request.
-                proxy=_proxy(self.endpoint) if self._authorized else None,
-            )
-        return self._session
-
-    @contextmanager
-    def _translated(self, verb: Verb, name: str) -> Generator[None]:
-        """Failures of the library and of the network as `Refusal`, or as errors of ours."""
-        import aiohttp
-
-        what = f"cannot {verb.value[0]} {name!r} in {self.place.url}"
-        try:
-            yield
-        except aiohttp.ClientResponseError as exc:
-            wish = retry_after(exc.headers.get("Retry-After") if exc.headers else None)
-            raise Refusal(exc.status, exc.message, wish) from exc
-        except aiohttp.ClientSSLError as exc:
-            raise BackendError(
-                f"{what}: no trusted connection to {self.endpoint} ({exc}); check the clock, the "
-                "proxy and the certificates of this machine",
-                # Cut during the handshake it is like any other connection.
-                retryable=isinstance(getattr(exc, "os_error", None), ssl.SSLEOFError),
-            ) from exc
-        except (aiohttp.ClientError, TimeoutError, OSError, LookupError, ValueError) as exc:
-            if isinstance(exc, KineticError):
-                raise
-            if self._closed:
-                raise ClientClosed(f"{what}: the store was closed meanwhile") from exc
-            words = str(exc) or type(exc).__name__
-            raise Unavailable(
-                f"{what}: {self.endpoint} does not answer as it should ({words}); check the "
-                "network",
-                retryable=True,
-            ) from exc
-        except Exception as exc:
-            if not self._closed or isinstance(exc, KineticError | Refusal):
-                raise
-            # aiohttp has several words for a session that was closed, some of them assertions.
-            raise ClientClosed(f"{what}: the store was closed meanwhile") from exc
 
 
 async def _not_again(
@@ -557,13 +347,6 @@ async def _not_again(
         return await send(request)
     except (aiohttp.ClientOSError, aiohttp.ServerDisconnectedError) as exc:
         raise aiohttp.ClientConnectionError(str(exc) or type(exc).__name__) from exc
-
-
-def _proxy(endpoint: str) -> str | None:
-    parts = urllib.parse.urlsplit(endpoint)
-    if urllib.request.proxy_bypass(parts.hostname or ""):
-        return None
-    return urllib.request.getproxies().get(parts.scheme)
 
 
 NONCE = "kinetic-nonce"
@@ -617,7 +400,7 @@ async def described(http: Http, name: str) -> Described:
     """What there is under *name*.
 
     Raises:
-        Refusal: There is nothing, or it may not be read.
+        HttpError: There is nothing, or it may not be read.
     """
     object_name = http.place.object_name(name)
 

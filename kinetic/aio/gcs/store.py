@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from kinetic._tasks import all_or_none
-from kinetic.aio._net.http import retry_after
+from kinetic.aio._net.http import HttpError, retry_after
 from kinetic.aio.gcs import transfer
 from kinetic.aio.gcs.http import (
     EMULATOR,
@@ -23,7 +23,6 @@ from kinetic.aio.gcs.http import (
     Http,
     Limits,
     Location,
-    Refusal,
     Verb,
     described,
     is_passing,
@@ -86,7 +85,7 @@ async def _one(http: Http, task: Task, name: str, object_name: str) -> dict[str,
 
     try:
         await http.do(task.verb, name, work)
-    except Refusal as refusal:
+    except HttpError as refusal:
         if refusal.status in task.known:
             return {name: refusal.status}
         raise http.explained(refusal, task.verb, name) from None
@@ -109,7 +108,7 @@ class _Batch:
         verb = self._task.verb
         try:
             await self._http.do(verb, first, self._once, progress=lambda: self._done)
-        except Refusal as refusal:
+        except HttpError as refusal:
             name = self._left[0][0]
             raise self._http.explained(refusal, verb, name) from None
         return self._known
@@ -157,7 +156,7 @@ def _written(task: Task, bucket: str, objects: Sequence[str], boundary: str) -> 
     return "\r\n".join([*lines, f"--{boundary}--", ""]).encode()
 
 
-def _read(kind: str, body: bytes, count: int) -> dict[int, Refusal]:
+def _read(kind: str, body: bytes, count: int) -> dict[int, HttpError]:
     """The number of each call that was refused, with why.
 
     Raises:
@@ -167,7 +166,7 @@ def _read(kind: str, body: bytes, count: int) -> dict[int, Refusal]:
     parts = body.decode(errors="replace").split(f"--{boundary[1]}")[1:-1] if boundary else []
     if len(parts) != count:
         raise ValueError(f"{len(parts)} answers to {count} calls")
-    refusals: dict[int, Refusal] = {}
+    refusals: dict[int, HttpError] = {}
     for place, part in enumerate(parts):
         status = STATUS.search(part)
         if status is None:
@@ -175,7 +174,7 @@ def _read(kind: str, body: bytes, count: int) -> dict[int, Refusal]:
         code = int(status[1])
         if code >= 300:
             number, wish = NUMBER.search(part), WISH.search(part)
-            refusal = Refusal(code, part[status.end() :], retry_after(wish[1] if wish else None))
+            refusal = HttpError(code, part[status.end() :], retry_after(wish[1] if wish else None))
             refusals[int(number[1]) if number else place] = refusal
     return refusals
 
@@ -215,13 +214,13 @@ async def renewed(http: Http, names: Collection[str]) -> set[str]:
     for name in found.keys() - absent:  # somebody whose clock is ahead was faster
         try:
             about = await described(http, name)
-        except Refusal as refusal:
+        except HttpError as refusal:
             if refusal.status != ABSENT:
                 raise http.explained(refusal, Verb.GET, name) from None
             absent.add(name)
             continue
         if about.used is None or about.used < (moment - SKEW).timestamp():
-            raise http.explained(Refusal(TOO_EARLY), Verb.RENEW, name)
+            raise http.explained(HttpError(TOO_EARLY), Verb.RENEW, name)
     return absent
 
 
@@ -256,7 +255,7 @@ async def _page(http: Http, prefix: str, token: str) -> tuple[list[ObjectInfo], 
 
     try:
         return await http.do(Verb.LIST, prefix, work)
-    except Refusal as refusal:
+    except HttpError as refusal:
         raise http.explained(refusal, Verb.LIST, prefix) from None
 
 
@@ -343,7 +342,7 @@ class GcsStore:
             return made
         try:
             await described(self._http, name)
-        except Refusal as refusal:
+        except HttpError as refusal:
             raise self._http.explained(refusal, Verb.GET, name) from None
         raise Conflict(f"{name} is no longer of generation {generation}")
 
@@ -363,7 +362,7 @@ class GcsStore:
         """See the port. One request, of the cheaper kind."""
         try:
             return (await described(self._http, name)).info(name)
-        except Refusal as refusal:
+        except HttpError as refusal:
             if refusal.status == ABSENT:
                 return None
             raise self._http.explained(refusal, Verb.GET, name) from None

@@ -27,6 +27,7 @@ from aiofiles.threadpool import wrap
 from aiofiles.threadpool.binary import AsyncBufferedReader
 
 from kinetic._tasks import all_or_none, in_thread, release
+from kinetic.aio._net.http import HttpError
 from kinetic.aio.gcs.http import (
     DAMAGED_TRIES,
     NONCE,
@@ -34,7 +35,6 @@ from kinetic.aio.gcs.http import (
     Described,
     Http,
     Limits,
-    Refusal,
     Verb,
     described,
 )
@@ -174,7 +174,7 @@ async def get(http: Http, name: str, limit: int | None) -> Object:
         if isinstance(about, Described) and isinstance(body, _TooLong):
             return Object(name=name, body=b"", metadata=about.metadata, generation=about.generation)
         for failure in (about, body):
-            if isinstance(failure, Refusal):
+            if isinstance(failure, HttpError):
                 raise http.explained(failure, Verb.GET, name) from None
             if isinstance(failure, BaseException):
                 raise failure
@@ -203,11 +203,11 @@ async def fetch(http: Http, name: str, path: Path) -> None:
     for _ in range(DAMAGED_TRIES):
         try:
             about = await described(http, name)
-        except Refusal as refusal:
+        except HttpError as refusal:
             raise http.explained(refusal, Verb.GET, name) from None
         try:
             await _fetched(http, name, about, path)
-        except Refusal as refusal:
+        except HttpError as refusal:
             if refusal.status != 404:
                 raise http.explained(refusal, Verb.GET, name) from None
             failure = http.explained(refusal, Verb.GET, name)  # replaced in between, or deleted
@@ -348,7 +348,7 @@ class _Stream:
         """Read it to its end.
 
         Raises:
-            Refusal: There is no such object, or no such generation any more.
+            HttpError: There is no such object, or no such generation any more.
         """
         in_parts = self._stop is not None
         await self._http.do(
@@ -444,7 +444,7 @@ async def write(
     upload = kind(http, verb, name, content, metadata, generation, used)
     try:
         return await upload.run()
-    except Refusal as refusal:
+    except HttpError as refusal:
         if refusal.status != 412:
             raise http.explained(refusal, verb, name) from None
         return await _resolved(http, name, upload.nonce) if upload.tries > 1 else None
@@ -454,7 +454,7 @@ async def _resolved(http: Http, name: str, nonce: str) -> int | None:
     """The generation there is if the write with *nonce* made it."""
     try:
         there = await described(http, name)
-    except Refusal as refusal:
+    except HttpError as refusal:
         if refusal.status == 404:
             return None
         raise http.explained(refusal, Verb.GET, name) from None
@@ -562,7 +562,7 @@ class _Resumable(_Whole):
                         f"{self._http.place.url} takes nothing of {self._name!r}; try again later",
                         retryable=True,
                     )
-        except Refusal as refusal:
+        except HttpError as refusal:
             lost = refusal.status in (404, 410) and self._session != ""
             if lost or refusal.status in (400, 412):
                 self._session = ""  # it has ended, in one way or another

@@ -18,11 +18,12 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 import anyio.to_thread
-import tenacity
 from absl import logging
 
 from kinetic._tasks import asked_to_end, release
-from kinetic.aio._net.tokens import Credentials
+from kinetic.aio._net.http import HttpError
+from kinetic.aio._net.retry import Outage, RetryPolicy, growing, retry
+from kinetic.aio._net.tokens import Credentials, with_token
 from kinetic.aio.images.registry import Http
 from kinetic.errors import (
     AuthError,
@@ -80,15 +81,17 @@ class BuildLog:
             Unavailable: The server does not answer.
         """
         headers = {"Range": f"bytes={self._read}-", "Accept-Encoding": "identity"}
-        answer = await self._http.ask("GET", f"{self._url}?alt=media", headers)
-        if answer.status in (401, 403):
-            raise AuthError(
-                f"it was refused ({answer.status}): you need storage.objects.get on the bucket "
-                "of builds, which roles/storage.objectAdmin has"
-            )
-        body = answer.body if answer.status in (200, 206) else b""
-        if answer.status == 200:  # it does not know ranges
-            body = body[self._read :]
+        try:
+            answer = await self._http.ask("GET", f"{self._url}?alt=media", headers)
+        except HttpError as exc:
+            if exc.status in (401, 403):
+                raise AuthError(
+                    f"it was refused ({exc.status}): you need storage.objects.get on the bucket "
+                    "of builds, which roles/storage.objectAdmin has"
+                ) from exc
+            body = b""  # there is none yet, or no more than was read
+        else:  # 206, or the whole from a server that does not know ranges
+            body = answer.body[self._read if answer.status == 200 else 0 :]
         self._read += len(body)
         *whole, self._rest = (self._rest + body).split(b"\n")
         if last and self._rest:
@@ -229,7 +232,6 @@ DOCKER = "gcr.io/cloud-builders/docker"
 TIMEOUT_S = 3600
 CALL_S = 30.0
 PATIENCE_S = 60.0
-LONGEST_PAUSE_S = 8.0
 _ABANDONED = frozenset({"CANCELLED", "EXPIRED", "INTERNAL_ERROR"})
 FIRST_LOOK_S, LONGEST_LOOK_S = 0.5, 5.0
 
@@ -271,7 +273,8 @@ class Builder:
         self._open_log = open_log
         self._emulator = emulator
         self._look = look
-        self._patience = patience
+        self._policy = RetryPolicy(total_s=patience)
+        self._outage = Outage("Cloud Build")
         self._client: Any = None  # its methods' types are not all known
         self._closed = False
 
@@ -361,9 +364,10 @@ class Builder:
             await release(
                 self._cancel_ordered(ordering, order.project),
                 what=f"cancelling {order.uri}",
-                # The order's last call, a look for what it began, and a cancellation: what is
-                # given up before that may go on for an hour, and nobody knows of it.
-                grace=3 * CALL_S + 2 * self._patience + LONGEST_PAUSE_S,
+                # The order's last call, a look for what it began, and a cancellation, the latter
+                # with a call before and after their patience: what is given up before that may
+                # go on for an hour, and nobody knows of it.
+                grace=5 * CALL_S + 2 * self._policy.total_s + self._policy.longest_s,
             )
             raise
 
@@ -405,7 +409,7 @@ class Builder:
                 raise
             return str(operation.metadata.build.id)
 
-        return await self._policy(_is_retryable)(attempt)
+        return await retry(attempt, self._policy, self._outage)
 
     async def _under_way(self, order: Order, mark: str) -> str:
         request = {"project_id": order.project, "filter": f'tags="{mark}"', "page_size": 10}
@@ -418,7 +422,7 @@ class Builder:
 
     async def _followed(self, order: Order, build_id: str, told: Callable[[str], None]) -> None:
         log = self._open_log(order.bucket, f"{order.logs}/log-{build_id}.txt")
-        pause, longest = self._look
+        pauses = growing(*self._look, 1.5)
         while True:
             build: cloudbuild_v1.Build = await self._call(
                 "get_build", {"project_id": order.project, "id": build_id}
@@ -427,8 +431,7 @@ class Builder:
             await self._tell(log, told, last=over)
             if over:
                 break
-            await asyncio.sleep(pause)
-            pause = min(longest, pause * 1.5)
+            await asyncio.sleep(next(pauses))
         step = next(
             (number for number, one in enumerate(build.steps) if one.exit_code or _failed(one)),
             None,
@@ -447,11 +450,16 @@ class Builder:
     # --- calling ---
 
     async def _call(self, method: str, request: dict[str, Any], *, once: bool = False) -> Any:
-        def again(exc: BaseException) -> bool:
+        def again(exc: Exception) -> bool:
             return passing(exc) and not once
 
         try:
-            return await self._policy(again)(self._authorized, method, request)
+            return await retry(
+                lambda: self._authorized(method, request),
+                self._policy,
+                self._outage,
+                is_passing=again,
+            )
         except KineticError:
             raise
         except asyncio.CancelledError:  # gRPC's word for a channel that was closed
@@ -462,29 +470,17 @@ class Builder:
             self._check("was closed meanwhile")
             raise explained_call(exc, str(request["project_id"])) from exc
 
-    def _policy(self, again: Callable[[BaseException], bool]) -> tenacity.AsyncRetrying:
-        return tenacity.AsyncRetrying(
-            retry=tenacity.retry_if_exception(again),
-            wait=tenacity.wait_random_exponential(multiplier=0.25, max=LONGEST_PAUSE_S),
-            stop=tenacity.stop_after_delay(self._patience),
-            reraise=True,
-        )
-
     async def _authorized(self, method: str, request: dict[str, Any]) -> Any:
         call = getattr(await self._opened(), method)
         # No policy of the library's own: one, and it is above.
         call = functools.partial(call, request=request, retry=None, timeout=CALL_S)
         if self._credentials is None:
             return await call()
-        token = await self._credentials.get()
-        try:
-            return await call(metadata=[("authorization", f"Bearer {token}")])
-        except Exception as exc:
-            if not refuses_token(exc):
-                raise
-        self._credentials.forget(token)  # an old one: once more, with a new one
-        token = await self._credentials.get()
-        return await call(metadata=[("authorization", f"Bearer {token}")])
+        return await with_token(
+            self._credentials,
+            lambda token: call(metadata=[("authorization", f"Bearer {token}")]),
+            refuses_token,
+        )
 
     async def _opened(self) -> Any:
         self._check("is closed")
@@ -543,10 +539,6 @@ def _described(order: Order, *, to_bucket: bool) -> dict[str, Any]:
     if to_bucket:
         build["logs_bucket"] = f"gs://{order.bucket}/{order.logs}"
     return build
-
-
-def _is_retryable(failure: BaseException) -> bool:
-    return isinstance(failure, BackendError) and failure.retryable
 
 
 def _is_over(build: cloudbuild_v1.Build) -> bool:

@@ -2,28 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
-import tenacity
 
 from kinetic import configuration
-from kinetic.aio._net.http import Sockets
-from kinetic.aio._net.tokens import Credentials
-from kinetic.errors import (
-    AuthError,
-    BackendError,
-    ClientClosed,
-    ConfigurationError,
-    KineticError,
-    Unavailable,
-)
-
-if TYPE_CHECKING:
-    import aiohttp
+from kinetic.aio._net.http import HttpClient, HttpError, cut
+from kinetic.aio._net.retry import Outage, RetryPolicy, retry
+from kinetic.aio._net.tokens import Credentials, with_token
+from kinetic.errors import AuthError, BackendError, ConfigurationError, Unavailable
 
 __all__ = [
     "Answer",
@@ -37,21 +24,16 @@ __all__ = [
 ]
 
 
-CONNECT_S, IDLE_S = 10.0, 30.0
 PATIENCE_S = 60.0
 """How long a server that does not answer, or answers that it cannot, is asked again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a server said, whatever it was."""
+    """What a server gave of what it was asked for: 206 is a part."""
 
     status: int
     body: bytes
-
-
-class _Passing(Exception):
-    """The same request may work later."""
 
 
 class Http:
@@ -62,10 +44,9 @@ class Http:
 
     def __init__(self, credentials: Credentials | None, *, patience: float = PATIENCE_S) -> None:
         self._credentials = credentials
-        self._patience = patience
-        self._session: aiohttp.ClientSession | None = None
-        self._sockets = Sockets()
-        self._closed = False
+        self._policy = RetryPolicy(total_s=patience)
+        self._http = HttpClient("the client of images", idle_s=30.0, trust_env=True)
+        self.aclose = self._http.aclose
 
     async def ask(
         self, method: str, url: str, headers: Mapping[str, str], *, authorized: bool = True
@@ -73,73 +54,38 @@ class Http:
         """One request; asked again while the server has trouble of its own.
 
         Raises:
+            HttpError: It gives something else than what was asked for.
             AuthError: There are no credentials.
-            Unavailable: It does not answer.
+            Unavailable: It does not answer, or answers that it cannot.
             ClientClosed: This was closed.
         """
-        policy = tenacity.AsyncRetrying(
-            retry=tenacity.retry_if_exception_type(_Passing),
-            wait=tenacity.wait_random_exponential(multiplier=0.25, max=8),
-            stop=tenacity.stop_after_delay(self._patience),
-            reraise=True,
-        )
-        try:
-            return await policy(self._once, method, url, headers, authorized)
-        except _Passing as exc:
-            host = url.split("/")[2]
-            raise Unavailable(
-                f"{host} did not answer for {self._patience:g} s ({exc}); check the network, "
-                "or try again later",
-                retryable=True,
-            ) from exc.__cause__
+        host = url.split("/")[2]
 
-    async def _once(
-        self, method: str, url: str, headers: Mapping[str, str], authorized: bool
-    ) -> Answer:
-        import aiohttp
+        async def once(token: str = "") -> Answer:
+            sent = {**headers, "Authorization": f"Bearer {token}"} if token else headers
+            session = self._http.session()
+            with self._http.translated(f"cannot ask for {url}", host):
+                answer = await self._http.answered(session.request(method, url, headers=sent))
+                try:
+                    return Answer(answer.status, await answer.read())
+                finally:
+                    cut(answer)
 
-        sent, token = dict(headers), ""
-        if authorized and self._credentials is not None:
-            token = await self._credentials.get()
-            sent["Authorization"] = f"Bearer {token}"
+        async def request() -> Answer:
+            if self._credentials is None or not authorized:
+                return await once()
+            return await with_token(self._credentials, once)
+
         try:
-            async with self._opened().request(method, url, headers=sent) as response:
-                self._sockets.read(response)
-                answer = Answer(response.status, await response.read())
-        except KineticError:
-            raise
-        except Exception as exc:
-            if self._closed:  # aiohttp has several words for it
-                raise ClientClosed("the client of images was closed meanwhile") from exc
-            if not isinstance(exc, aiohttp.ClientError | OSError | TimeoutError):
+            return await retry(request, self._policy, Outage(host))
+        except (HttpError, Unavailable) as exc:
+            if not exc.retryable:
                 raise
-            raise _Passing(str(exc) or type(exc).__name__) from exc
-        if answer.status in (408, 429) or answer.status >= 500:
-            raise _Passing(f"it answered {answer.status}")
-        if answer.status == 401 and self._credentials is not None and token:
-            self._credentials.forget(token)  # the next request asks for another one
-        return answer
-
-    def _opened(self) -> aiohttp.ClientSession:
-        import aiohttp
-
-        if self._closed:
-            raise ClientClosed("the client of images is closed; open another")
-        if self._session is None:
-            timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S, sock_read=IDLE_S)
-            connector = aiohttp.TCPConnector(socket_factory=self._sockets.make)
-            self._session = aiohttp.ClientSession(
-                connector=connector, timeout=timeout, trust_env=True
-            )
-        return self._session
-
-    async def aclose(self) -> None:
-        """Close the connections; what is under way fails."""
-        self._closed = True
-        self._sockets.hang_up()
-        if self._session is not None:
-            await self._session.close()
-            await self._sockets.closed()
+            raise Unavailable(
+                f"{host} did not answer for {self._policy.total_s:g} s ({exc}); check the "
+                "network, or try again later",
+                retryable=True,
+            ) from exc
 
 
 CONTINENTS = ("us", "europe", "asia")
@@ -244,14 +190,13 @@ class Registry:
         url = manifest_url(uri, scheme="http" if plain else "https")
         # GET, because the answer to HEAD has no body to tell an error by.
         headers = {"Accept": ", ".join(_KINDS)}
-        answer = await self._http.ask("GET", url, headers, authorized=not plain)
-        if answer.status == 401:  # an old token: once more, with a new one
-            answer = await self._http.ask("GET", url, headers, authorized=not plain)
-        if answer.status == 200:
-            return True
-        if answer.status == 404:
-            return False
-        raise _explained(answer, uri)
+        try:
+            await self._http.ask("GET", url, headers, authorized=not plain)
+        except HttpError as answer:
+            if answer.status == 404:
+                return False
+            raise _explained(answer, uri) from None
+        return True
 
 
 def manifest_url(uri: str, *, scheme: str = "https") -> str:
@@ -265,21 +210,11 @@ def manifest_url(uri: str, *, scheme: str = "https") -> str:
     return f"{scheme}://{host}/v2/{name}/manifests/{reference or 'latest'}"
 
 
-def _explained(answer: Answer, uri: str) -> BackendError:
-    said = _message(answer.body)
+def _explained(answer: HttpError, uri: str) -> BackendError:
     if answer.status in (401, 403):
         return AuthError(
-            f"the registry does not let you look for {uri} ({answer.status}{said}): you need "
-            "artifactregistry.repositories.downloadArtifacts there, which the role "
+            f"the registry does not let you look for {uri} ({answer.status}: {answer.said}): you "
+            "need artifactregistry.repositories.downloadArtifacts there, which the role "
             "roles/artifactregistry.reader has"
         )
-    return BackendError(f"the registry answered {answer.status} for {uri}{said}")
-
-
-def _message(body: bytes) -> str:
-    try:
-        errors = json.loads(body)["errors"]
-        words = "; ".join(str(one.get("message", one.get("code", ""))) for one in errors)
-    except (ValueError, KeyError, TypeError, AttributeError):
-        return ""
-    return f": {words[:300]}" if words else ""
+    return BackendError(f"the registry answered {answer.status} for {uri}: {answer.said}")

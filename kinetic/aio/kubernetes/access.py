@@ -17,27 +17,20 @@ from typing import TYPE_CHECKING, Any, cast
 import anyio.to_thread
 
 from kinetic._messages import one_line, suggest
-from kinetic.aio._net.tokens import Credentials
+from kinetic.aio._net.http import HttpError, json_object, proxy_for
+from kinetic.aio._net.retry import Outage, RetryPolicy, retry
+from kinetic.aio._net.tokens import Credentials, Fresh, Revoked, TokenCache, lasting
 from kinetic.aio.kubernetes.credentials import (
     Access,
     Certificates,
     ClusterCredentials,
     Contexts,
-    Fresh,
-    OtherCluster,
-    TokenCache,
-    proxy_for,
     trusting,
 )
 from kinetic.aio.kubernetes.exec_plugin import Plugin, Reply
 from kinetic.aio.kubernetes.http import (
     Connections,
-    HttpError,
-    News,
-    Patience,
     Request,
-    Response,
-    persist,
 )
 from kinetic.configuration import Target
 from kinetic.errors import (
@@ -177,9 +170,6 @@ def _entry(merged: ConfigNode, kind: str, name: str, whose: str) -> ConfigNode:
 REREAD_S = 60.0
 """How often a file with a token is read again: whoever writes it does so before it ends."""
 
-EARLY, LATE = 0.2, 0.05
-"""Parts of a reply's life that are left when its plugin is run beside, and instead of, requests."""
-
 
 async def open_context(name: str, environ: Mapping[str, str]) -> Access:
     """Access by the context *name* of the files in KUBECONFIG, else ``~/.kube/config``.
@@ -214,11 +204,11 @@ class _Source:
         self._contexts = Contexts()
         self._provider = _Provider()
 
-    async def renew(self) -> Fresh:
+    async def renew(self) -> Fresh[ClusterCredentials]:
         first, asked = self._first, time.time()
         context = await anyio.to_thread.run_sync(read_context, first.name, self._environ)
         if context.server != first.server:
-            raise OtherCluster(
+            raise Revoked(
                 f"the context {context.name!r} names the server {context.server} now, and this "
                 f"client was opened for {first.server}; open another"
             )
@@ -230,11 +220,10 @@ class _Source:
             header = await self._provider.header(section, context.name)
         shown = await anyio.to_thread.run_sync(self._pass, context, reply, header)
         if reply is not None and reply.until is not None:
-            life, until = reply.until - asked, reply.until
-            return Fresh(shown=shown, early=until - EARLY * life, late=until - LATE * life)
+            return lasting(shown, asked, reply.until)
         if context.user.text("tokenFile") or header:
-            return Fresh(shown=shown, early=asked + REREAD_S)
-        return Fresh(shown=shown)
+            return Fresh(value=shown, early=asked + REREAD_S)
+        return Fresh(value=shown)
 
     async def _plugin(self, context: Context) -> Reply:
         told = await anyio.to_thread.run_sync(_told, context)
@@ -379,9 +368,9 @@ async def open_pod(environ: Mapping[str, str]) -> Access:
         _, token, ca = _loaded(environ, account)
         return ClusterCredentials(authorization=token, tls=contexts.context(Certificates(ca=ca)))
 
-    async def renew() -> Fresh:
+    async def renew() -> Fresh[ClusterCredentials]:
         early = time.time() + ACCOUNT_REREAD_S
-        return Fresh(shown=await anyio.to_thread.run_sync(read), early=early)
+        return Fresh(value=await anyio.to_thread.run_sync(read), early=early)
 
     name = "the cluster of this pod"
     passes = TokenCache(renew, name)
@@ -451,15 +440,15 @@ class _Google:
             self._shown = ClusterCredentials(authorization=header, tls=self._tls)
         return self._shown
 
-    def forget(self, shown: ClusterCredentials) -> None:
-        self._credentials.forget(shown.authorization.removeprefix("Bearer "))
+    def forget(self, value: ClusterCredentials) -> None:
+        self._credentials.forget(value.authorization.removeprefix("Bearer "))
 
     async def aclose(self) -> None:
         await self._credentials.aclose()
 
 
 async def open_gke(
-    target: Target, environ: Mapping[str, str], patience: Patience | None = None
+    target: Target, environ: Mapping[str, str], policy: RetryPolicy | None = None
 ) -> Access:
     """Access to the cluster of project, zone and name that *target* has.
 
@@ -472,7 +461,7 @@ async def open_gke(
         await anyio.to_thread.run_sync(importlib.import_module, module)
     credentials = Credentials()
     try:
-        described = await _described(target, environ, credentials, patience or Patience())
+        described = await _described(target, environ, credentials, policy or RetryPolicy())
         server, ca = _address(described, target)
         context = await anyio.to_thread.run_sync(trusting, ca)
         return Access(
@@ -491,7 +480,7 @@ def _name(target: Target) -> str:
 
 
 async def _described(
-    target: Target, environ: Mapping[str, str], credentials: Credentials, patience: Patience
+    target: Target, environ: Mapping[str, str], credentials: Credentials, policy: RetryPolicy
 ) -> dict[str, Any]:
     endpoint = (environ.get(ENDPOINT_VARIABLE) or ENDPOINT).rstrip("/")
     secure = endpoint.startswith("https:")
@@ -506,10 +495,10 @@ async def _described(
     parts = ("projects", target.project or "", "locations", target.zone, "clusters", target.cluster)
     one = "/v1/" + "/".join(urllib.parse.quote(part, safe="") for part in parts)
     try:
-        return await _asked(http, one, target, patience)
+        return await _asked(http, one, target, policy)
     except _Missing:
         every = f"{one.partition('/locations/')[0]}/locations/-/clusters"
-        raise await _no_such(http, every, target, patience) from None
+        raise await _no_such(http, every, target, policy) from None
     finally:
         await http.aclose()
 
@@ -519,26 +508,26 @@ class _Missing(BackendError):
 
 
 async def _asked(
-    http: Connections, path: str, target: Target, patience: Patience
+    http: Connections, path: str, target: Target, policy: RetryPolicy
 ) -> dict[str, Any]:
     ask = Request(method="GET", path=path, words=f"look up {_name(target)}")
 
     async def once() -> dict[str, Any]:
-        raw = await http.send(ask, None, "", IDLE_S)
-        return Response(status=200, text=raw.decode(errors="replace")).body
+        try:
+            raw = await http.send(ask, None, "", IDLE_S)
+        except HttpError as refusal:
+            raise _explained(refusal, target) from None
+        return json_object(raw.decode(errors="replace"))
 
-    def explain(refusal: HttpError) -> BackendError:
-        return _explained(refusal.answer, target)
-
-    return await persist(once, patience, explain, News(patience))
+    return await retry(once, policy, Outage("Google's container API"))
 
 
 async def _no_such(
-    http: Connections, path: str, target: Target, patience: Patience
+    http: Connections, path: str, target: Target, policy: RetryPolicy
 ) -> ConfigurationError:
     """Say which clusters there are: mostly it is the zone, or a name nearly right."""
     try:
-        answer = await _asked(http, path, target, patience)
+        answer = await _asked(http, path, target, policy)
         found: list[dict[str, Any]] = answer.get("clusters") or []
         there = ", ".join(sorted(f"{one['name']} in {one['location']}" for one in found)[:10])
         hint = f"it has {there}" if there else "it has none"
@@ -550,10 +539,8 @@ async def _no_such(
     )
 
 
-def _explained(answer: Response, target: Target) -> BackendError:
-    error = cast("dict[str, Any]", answer.body.get("error") or {})
-    said = one_line(str(error.get("message") or answer.text or "no reason given"), 400)
-    what = f"cannot look up {_name(target)}"
+def _explained(answer: HttpError, target: Target) -> BackendError:
+    said, what = answer.said, f"cannot look up {_name(target)}"
     match answer.status:
         case 404:
             return _Missing(said)
@@ -574,13 +561,13 @@ def _explained(answer: Response, target: Target) -> BackendError:
             return Throttled(
                 f"{what}: too many requests ({said}); try again later",
                 retryable=True,
-                retry_after=answer.wait_s,
+                retry_after=answer.retry_after,
             )
         case status if status >= 500:
             return Unavailable(
                 f"{what}: Google's container API answered {status} ({said}); try again later",
                 retryable=True,
-                retry_after=answer.wait_s,
+                retry_after=answer.retry_after,
             )
         case status:
             return BackendError(f"{what}: Google's container API answered {status} ({said})")

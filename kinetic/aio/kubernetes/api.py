@@ -7,22 +7,21 @@ import json
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing, asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from absl import logging
 
+from kinetic.aio._net.http import HttpError
+from kinetic.aio._net.retry import Outage, RetryPolicy
 from kinetic.aio.kubernetes.credentials import Access
 from kinetic.aio.kubernetes.http import (
+    RIGHTS,
     Connections,
-    HttpError,
-    News,
-    Patience,
     Request,
-    Response,
     explained,
     is_crowded,
-    persist,
+    retry_request,
 )
 from kinetic.errors import Unavailable
 
@@ -148,6 +147,8 @@ class AdaptiveLimit:
 
 T = TypeVar("T")
 
+ONCE = RetryPolicy(total_s=0.0)
+
 LONGEST_LINE = 64 * 1024**2
 """No event of a watch is nearly as long: an object has 1.5 MiB at most, twice that in JSON."""
 
@@ -164,7 +165,8 @@ class Limits:
     first_requests: int = 16
     connect_s: float = 10.0
     idle_s: float = 75.0
-    patience: Patience = field(default_factory=Patience)
+    retry: RetryPolicy = field(default_factory=RetryPolicy)
+    rights: RetryPolicy = RIGHTS
 
 
 class Api:
@@ -189,7 +191,7 @@ class Api:
         self._level = AdaptiveLimit(
             access.name, first=self._limits.first_requests, most=self._limits.requests
         )
-        self._news = News(self._limits.patience)
+        self._outage = Outage(access.name)
         self._had: set[tuple[str, ...]] = set()
         self._http = Connections(
             access, connect_s=self._limits.connect_s, most=self._limits.requests
@@ -217,7 +219,7 @@ class Api:
             first, again = not again, True
             return await self._try(ask, data, content_type, again=not first)
 
-        return await self._persist(once, ask, self._limits.patience)
+        return await self._retry(once, ask, self._limits.retry)
 
     async def lines(
         self, path: str, *, query: Mapping[str, str] | None = None, idle: float | None = None
@@ -270,8 +272,7 @@ class Api:
             self._had.add(_key(ask))
             return pieces
 
-        once = replace(self._limits.patience, total_s=0.0)
-        async with aclosing(await self._persist(begun, ask, once)) as pieces:
+        async with aclosing(await self._retry(begun, ask, ONCE)) as pieces:
             async for piece in pieces:
                 yield piece
 
@@ -284,23 +285,23 @@ class Api:
         async def begun() -> aiohttp.ClientWebSocketResponse:
             return await self._http.upgrade(ask, protocol)
 
-        once = replace(self._limits.patience, total_s=0.0)
-        return await self._persist(begun, ask, once)
+        return await self._retry(begun, ask, ONCE)
 
     async def aclose(self) -> None:
         """Close all connections; what is under way fails."""
         await self._http.aclose()
         await self._access.passes.aclose()
 
-    async def _persist(
-        self, work: Callable[[], Awaitable[T]], ask: Request, patience: Patience
+    async def _retry(
+        self, work: Callable[[], Awaitable[T]], ask: Request, policy: RetryPolicy
     ) -> T:
-        return await persist(
+        return await retry_request(
             work,
-            patience,
-            lambda refusal: explained(refusal.answer, ask, self.cluster),
-            self._news,
-            lambda: _key(ask) in self._had,
+            lambda refusal: explained(refusal, ask, self.cluster),
+            policy,
+            self._outage,
+            had_right=lambda: _key(ask) in self._had,
+            rights=self._limits.rights,
         )
 
     async def _try(
@@ -310,7 +311,7 @@ class Api:
             try:
                 raw = await self._http.send(ask, data, content_type, self._limits.idle_s)
             except HttpError as refusal:
-                turn.refused = is_crowded(refusal.answer)
+                turn.refused = is_crowded(refusal)
                 raise
             except Unavailable as exc:
                 turn.refused = isinstance(exc.__cause__, TimeoutError)
@@ -331,6 +332,6 @@ def _decoded(raw: bytes, ask: Request, cluster: str) -> dict[str, Any]:
     except ValueError:
         decoded = None
     if not isinstance(decoded, dict):
-        said = Response(status=200, text=raw[:4096].decode(errors="replace"))
+        said = HttpError(200, raw[:4096].decode(errors="replace"))
         raise explained(said, ask, cluster)
     return cast("dict[str, Any]", decoded)

@@ -2,33 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
-import math
 import ssl
 import tempfile
-import time
-import urllib.parse
-import urllib.request
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
 
-from absl import logging
-
-from kinetic._tasks import shared
-from kinetic.errors import AuthError, ConfigurationError, Unavailable
+from kinetic.aio._net.tokens import TokenSource
 
 __all__ = [
     "Access",
     "Certificates",
     "ClusterCredentials",
     "Contexts",
-    "CredentialsProvider",
-    "Fresh",
-    "OtherCluster",
-    "TokenCache",
-    "proxy_for",
     "trusting",
 ]
 
@@ -105,35 +90,18 @@ def _no_password() -> str:
     raise ValueError("the client's key has a password; give one without")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ClusterCredentials:
     """What one request shows: a header, and the certificates of its connection.
 
+    Those of two renewals are not equal, even if they say the same: who was
+    refused with the older ones shall not take the newer ones for refused.
     ``tls`` is the same object as long as its certificates are the same, so
     that connections are used again; None for a server without TLS.
     """
 
     authorization: str = field(default="", repr=False)
     tls: ssl.SSLContext | None = None
-
-
-class CredentialsProvider(Protocol):
-    """Gives out passes, and gets new ones in time."""
-
-    async def get(self) -> ClusterCredentials:
-        """A pass that is valid now.
-
-        Raises:
-            AuthError: There is none to get.
-            Unavailable: Whoever gives them does not answer.
-        """
-        ...
-
-    def forget(self, shown: ClusterCredentials) -> None:
-        """The server has refused *shown*: do not hand it out again."""
-        ...
-
-    async def aclose(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,105 +117,8 @@ class Access:
 
     server: str
     name: str
-    passes: CredentialsProvider
+    passes: TokenSource[ClusterCredentials]
     namespace: str = "default"
     tls_name: str | None = None
     proxy: str | None = None
     headers: tuple[tuple[str, str], ...] = ()
-
-
-def proxy_for(server: str) -> str | None:
-    """The proxy that the environment names for *server*."""
-    parts = urllib.parse.urlsplit(server)
-    if urllib.request.proxy_bypass(parts.hostname or ""):
-        return None
-    return urllib.request.getproxies().get(parts.scheme)
-
-
-PAUSE_S = 10.0
-"""After a renewal beside a request has failed, the next is tried this much later."""
-
-
-class OtherCluster(AuthError):
-    """What gave the passes of one cluster is about another one now."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fresh:
-    """A new pass: when to look for a newer one, and until when it is good; in `time.time`."""
-
-    shown: ClusterCredentials
-    early: float = math.inf
-    late: float = math.inf
-
-
-class TokenCache:
-    """Gives out what *renew* brings; cancelling one who waits for it leaves the others waiting.
-
-    A pass that is still good is renewed beside the requests; one that is not
-    holds them up.
-    """
-
-    def __init__(
-        self,
-        renew: Callable[[], Awaitable[Fresh]],
-        name: str,
-        clock: Callable[[], float] = time.time,
-    ) -> None:
-        self._renew = renew
-        self._name = name
-        self._clock = clock
-        self._fresh: Fresh | None = None
-        self._had = False
-        self._pause_until = -math.inf
-        self._renewing: asyncio.Task[ClusterCredentials] | None = None
-
-    async def first(self) -> None:
-        """Get one now; nothing is left behind if that fails, or is cancelled."""
-        try:
-            await self.get()
-        except BaseException:
-            await self.aclose()
-            raise
-
-    async def get(self) -> ClusterCredentials:
-        """A pass that is valid now, or the error of *renew*."""
-        now, fresh = self._clock(), self._fresh
-        if fresh is not None and now < fresh.late:
-            if now >= max(fresh.early, self._pause_until):
-                self._start()
-            return fresh.shown
-        return await shared(self._start(), f"the client of {self._name}")
-
-    def forget(self, shown: ClusterCredentials) -> None:
-        """The server has refused *shown*: get another one before the next request."""
-        if self._fresh is not None and self._fresh.shown is shown:
-            self._fresh = None
-
-    async def aclose(self) -> None:
-        """End a renewal under way."""
-        if self._renewing is not None:
-            self._renewing.cancel()
-            await asyncio.wait({self._renewing})
-
-    def _start(self) -> asyncio.Task[ClusterCredentials]:
-        if self._renewing is None or self._renewing.done():
-            self._renewing = asyncio.create_task(self._once(), name=f"kinetic pass of {self._name}")
-            self._renewing.add_done_callback(self._ended)
-        return self._renewing
-
-    async def _once(self) -> ClusterCredentials:
-        try:
-            fresh = self._fresh = await self._renew()
-        except (AuthError, ConfigurationError) as exc:
-            if not self._had or isinstance(exc, OtherCluster):
-                raise
-            # What worked before may work again: without a network, plugins fail as well.
-            raise Unavailable(f"{exc} (they were there before)", retryable=True) from exc
-        self._had = True
-        return fresh.shown
-
-    def _ended(self, task: asyncio.Task[ClusterCredentials]) -> None:
-        if not task.cancelled() and (failure := task.exception()) is not None and self._fresh:
-            self._pause_until = self._clock() + PAUSE_S
-            logging.info("the credentials of %s were not renewed yet: %s", self._name, failure)

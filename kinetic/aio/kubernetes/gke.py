@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from kinetic._tasks import bounded, release
+from kinetic.aio._net.retry import growing
 from kinetic.aio.kubernetes.api import Api
 from kinetic.aio.kubernetes.diagnosis.documents import part
 from kinetic.aio.kubernetes.diagnosis.held import refused_request
@@ -98,7 +99,7 @@ async def _comes_by_itself(api: Api, paths: Paths, job: JobSpec) -> bool:
     number = job.labels.get(ATTEMPT, "")
     if not number.isdecimal() or int(number) < 2:
         return False
-    loop, pause = asyncio.get_running_loop(), FIRST_PAUSE_S
+    loop, pauses = asyncio.get_running_loop(), growing(FIRST_PAUSE_S, LONGEST_PAUSE_S, 1.5)
     deadline = loop.time() + job.grace + LEAVING_S
     while True:
         seen = await found(api, paths, by_items([job.name]))
@@ -107,8 +108,7 @@ async def _comes_by_itself(api: Api, paths: Paths, job: JobSpec) -> bool:
             return True
         if all(one.phase in (Phase.ENDED, Phase.GONE) for one in seen) or loop.time() > deadline:
             return False
-        await asyncio.sleep(pause)
-        pause = min(LONGEST_PAUSE_S, pause * 1.5)
+        await asyncio.sleep(next(pauses))
 
 
 @asynccontextmanager
@@ -130,8 +130,8 @@ async def _undone(api: Api, paths: Paths, made: dict[str, Any] | None) -> AsyncG
 
 async def _created(api: Api, paths: Paths, manifest: dict[str, Any]) -> tuple[dict[str, Any], bool]:
     """The Job, and whether it was made now."""
-    name, pause = str(manifest["metadata"]["name"]), FIRST_PAUSE_S
-    loop = asyncio.get_running_loop()
+    name = str(manifest["metadata"]["name"])
+    loop, pauses = asyncio.get_running_loop(), growing(FIRST_PAUSE_S, LONGEST_PAUSE_S, 1.5)
     deadline = loop.time() + GOING_S
     while True:
         try:
@@ -150,8 +150,7 @@ async def _created(api: Api, paths: Paths, manifest: dict[str, Any]) -> tuple[di
                 "its place; see what holds it (its finalizers)",
                 retryable=True,
             )
-        await asyncio.sleep(pause)
-        pause = min(LONGEST_PAUSE_S, pause * 1.5)
+        await asyncio.sleep(next(pauses))
 
 
 def _explained(refused: Refused, name: str) -> Exception:

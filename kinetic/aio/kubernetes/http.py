@@ -6,30 +6,24 @@ network become errors of ours here; and a pass that is refused is renewed once.
 
 from __future__ import annotations
 
-import asyncio
 import json
-import random
 import re
-import ssl
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from contextlib import AbstractContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from absl import logging
-
-from kinetic._messages import one_line
-from kinetic.aio._net.http import Sockets, cut, retry_after
+from kinetic.aio._net.http import HttpClient, HttpError, cut
+from kinetic.aio._net.retry import Outage, RetryPolicy, retry
+from kinetic.aio._net.tokens import with_token
 from kinetic.aio.kubernetes.credentials import Access, ClusterCredentials
 from kinetic.errors import (
     AlreadyThere,
     AuthError,
     BackendError,
-    ClientClosed,
     Conflict,
     Expired,
-    KineticError,
     NotFound,
     Refused,
     Throttled,
@@ -41,20 +35,15 @@ if TYPE_CHECKING:
     from yarl import URL
 
 __all__ = [
+    "RIGHTS",
     "Connections",
-    "HttpError",
-    "News",
-    "Patience",
+    "Forbidden",
     "Request",
-    "Response",
     "Right",
-    "Trying",
     "explained",
     "how_to_grant",
     "is_crowded",
-    "is_forbidden",
-    "is_passing",
-    "persist",
+    "retry_request",
     "role",
 ]
 
@@ -155,7 +144,6 @@ def _subject(user: str) -> str:
     return f"{{kind: User, apiGroup: rbac.authorization.k8s.io, name: {json.dumps(user)}}}"
 
 
-PASSING = frozenset({408, 429, 500, 502, 503, 504})
 CROWDED = frozenset({408, 429, 503, 504})
 MALFORMED = frozenset({400, 405, 406, 413, 415, 422})
 VERBS = {"POST": "create", "PUT": "update", "PATCH": "patch"}
@@ -212,62 +200,16 @@ def _right(method: str, path: str, watches: bool) -> Right:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Response:
-    """What came back instead of what was asked for."""
-
-    status: int
-    text: str
-    wish_s: float | None = None
-
-    @property
-    def body(self) -> dict[str, Any]:
-        """The ``Status`` it holds, or nothing if it is none."""
-        try:
-            body: Any = json.loads(self.text)
-        except ValueError:
-            return {}
-        return cast("dict[str, Any]", body) if isinstance(body, dict) else {}
-
-    @property
-    def said(self) -> str:
-        """The server's own words, on one line."""
-        return one_line(str(self.body.get("message") or self.text or "no reason given"), 600)
-
-    @property
-    def wait_s(self) -> float | None:
-        """How long the server wants us to wait, if it says so, in seconds."""
-        if self.wish_s is not None:
-            return self.wish_s
-        details: Any = self.body.get("details")
-        wish = cast("dict[str, Any]", details).get("retryAfterSeconds") if details else None
-        return float(wish) if isinstance(wish, int | float) and wish > 0 else None
+class Forbidden(AuthError):
+    """A right is missing."""
 
 
-class HttpError(Exception):
-    """The server answered, with something else than what was asked for; stays in the adapter."""
-
-    def __init__(self, answer: Response) -> None:
-        super().__init__(answer)
-        self.answer = answer
-
-
-def is_passing(answer: Response) -> bool:
-    """Whether the same request may succeed a little later."""
-    return answer.status in PASSING
-
-
-def is_forbidden(answer: Response) -> bool:
-    """Whether it is a right that is missing. A quota and the like forbid things as well."""
-    return answer.status == 403 and ("cannot" in answer.said or not answer.body)
-
-
-def is_crowded(answer: Response) -> bool:
+def is_crowded(answer: HttpError) -> bool:
     """Whether fewer requests at a time would help."""
     return answer.status in CROWDED
 
 
-def explained(answer: Response, ask: Request, cluster: str) -> BackendError:
+def explained(answer: HttpError, ask: Request, cluster: str) -> BackendError:
     """The error that says what failed, on what, and what to do next."""
     what = f"cannot {ask} of {cluster}"
     said = answer.said
@@ -277,8 +219,8 @@ def explained(answer: Response, ask: Request, cluster: str) -> BackendError:
                 f"{what}: the API server does not accept the credentials ({said}); log in again, "
                 "and check that they are those of this very cluster"
             )
-        case 403 if is_forbidden(answer):
-            return AuthError(f"{what}: {said}\n{how_to_grant(ask.right, said)}")
+        case 403 if "cannot" in said or not answer.body:  # a quota and the like forbid as well
+            return Forbidden(f"{what}: {said}\n{how_to_grant(ask.right, said)}")
         case 403:
             return Refused(f"{what}: {said}", answer=answer.body)
         case 404:
@@ -293,16 +235,16 @@ def explained(answer: Response, ask: Request, cluster: str) -> BackendError:
             return Throttled(
                 f"{what}: the API server takes no more requests now ({said}); try again later",
                 retryable=True,
-                retry_after=answer.wait_s,
+                retry_after=_wish(answer),
             )
         case status if status in MALFORMED:
             return Refused(f"{what}: {said}", answer=answer.body)
-        case status if status in PASSING:
+        case status if answer.retryable:
             return Unavailable(
                 f"{what}: the API server answered {status} ({said}); try again "
                 "later, or look how the cluster's control plane is",
                 retryable=True,
-                retry_after=answer.wait_s,
+                retry_after=_wish(answer),
             )
         case status:
             return BackendError(
@@ -311,152 +253,86 @@ def explained(answer: Response, ask: Request, cluster: str) -> BackendError:
             )
 
 
+def _wish(answer: HttpError) -> float | None:
+    """How long the server wants us to wait, if it says so, in seconds."""
+    if answer.retry_after is not None:
+        return answer.retry_after
+    details: Any = answer.body.get("details")
+    wish = cast("dict[str, Any]", details).get("retryAfterSeconds") if details else None
+    return float(wish) if isinstance(wish, int | float) and wish > 0 else None
+
+
 T = TypeVar("T")
 
-TELL_S = 30.0
+RIGHTS = RetryPolicy(total_s=15.0)
+"""For a right that there was: a server that has just started again knows nobody's for a moment."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Patience:
-    """Seconds: how long to go on failing, the bounds of one wait, when a user is told.
-
-    ``rights_s`` is how long a right that there was may be missing: a server
-    that has just been started again knows nobody's for a moment.
-    """
-
-    total_s: float = 120.0
-    rights_s: float = 15.0
-    first_s: float = 0.1
-    longest_s: float = 10.0
-    quiet_s: float = 5.0
-
-
-class Trying:
-    """One request that has failed: since when, and how often."""
-
-    def __init__(
-        self,
-        patience: Patience,
-        now: float,
-        chance: Callable[[float, float], float] = random.uniform,
-    ) -> None:
-        self._patience = patience
-        self._chance = chance
-        self._since = now
-        self._missing_since: float | None = None
-        self._failures = 0
-
-    def pause(
-        self, now: float, wish_s: float | None = None, *, missing_right: bool = False
-    ) -> float | None:
-        """Seconds until the next try; None when patience ends. The server's own wish goes first."""
-        if missing_right != (self._missing_since is not None):
-            self._missing_since = now if missing_right else None
-            self._failures = 0  # another trouble than before, which may be short
-        ceiling = self._patience.first_s * 2 ** min(self._failures, 30)
-        self._failures += 1
-        pause = self._chance(0, min(self._patience.longest_s, ceiling))
-        if wish_s is not None:
-            pause = wish_s + self._chance(0, self._patience.first_s)
-        if self._missing_since is not None:
-            end = self._missing_since + self._patience.rights_s
-        else:
-            end = self._since + self._patience.total_s
-        return None if now + pause > end else pause
-
-    def failing_s(self, now: float) -> float:
-        """For how long it has failed."""
-        return now - self._since
-
-
-class News:
-    """When a user is told that a server fails: after a while, and not for each request."""
-
-    def __init__(self, patience: Patience) -> None:
-        self._patience = patience
-        self._told: float | None = None
-
-    def tell(self, failure: BackendError, failing_s: float, now: float) -> None:
-        """Log *failure* if that is due."""
-        if failing_s <= self._patience.quiet_s:
-            return
-        if self._told is None or now - self._told >= TELL_S:
-            self._told = now
-            logging.warning("%s (failing for %.0f s now; trying on)", failure, failing_s)
-
-
-async def persist(
+async def retry_request(
     work: Callable[[], Awaitable[T]],
-    patience: Patience,
     explain: Callable[[HttpError], BackendError],
-    news: News,
+    policy: RetryPolicy,
+    outage: Outage,
+    *,
     had_right: Callable[[], bool] = bool,
+    rights: RetryPolicy = RIGHTS,
 ) -> T:
-    """Do *work* until it succeeds, fails for good, or patience ends; then its last failure.
+    """Do *work*, again where that may help; what the server refuses is raised explained.
 
     *had_right* says whether the right it takes was there before.
     """
-    trying: Trying | None = None
-    while True:
+
+    async def explained_work() -> T:
         try:
             return await work()
         except HttpError as refusal:
-            failure = explain(refusal)
-            missing = is_forbidden(refusal.answer) and had_right()
-            if not (missing or is_passing(refusal.answer)):
-                raise failure from None
-            wish = refusal.answer.wait_s
-        except Unavailable as exc:
-            failure, wish, missing = exc, exc.retry_after, False
-        now = asyncio.get_running_loop().time()
-        trying = trying or Trying(patience, now)
-        pause = trying.pause(now, wish, missing_right=missing)
-        if pause is None:
-            raise failure
-        news.tell(failure, trying.failing_s(now), now)
-        await asyncio.sleep(pause)
+            raise explain(refusal) from None
 
+    async def with_right() -> T:
+        return await retry(
+            explained_work,
+            rights,
+            outage,
+            is_passing=lambda failure: isinstance(failure, Forbidden) and had_right(),
+        )
 
-KEEPALIVE_S = 60.0
+    return await retry(with_right, policy, outage)
+
 
 HEARTBEAT_S = 30.0
 """After so much silence a WebSocket is asked whether the other side is there."""
 
 IDLE_S = 75.0
-ERROR_BYTES = 64 * 1024
-STREAM_BYTES = 256 * 1024
 
 
 class Connections:
-    """Of one client, on the event loop that sends the first request."""
+    """To one API server: few for requests, and others, without number, for streams."""
 
     def __init__(self, access: Access, *, connect_s: float, most: int) -> None:
         self._access = access
-        self._connect_s = connect_s
         self._most = most
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._requests: aiohttp.ClientSession | None = None
-        self._streams: aiohttp.ClientSession | None = None
-        self._sockets = Sockets()
-        self._timeouts: dict[float | None, aiohttp.ClientTimeout] = {}
-        self._closed = False
+        self._http = HttpClient(
+            f"the client of {access.name}",
+            connect_s=connect_s,
+            proxy=access.proxy,
+            headers={"Accept": "application/json, */*"},
+        )
+        self.aclose = self._http.aclose
 
     async def send(self, ask: Request, data: bytes | None, content_type: str, idle: float) -> bytes:
         """The body of the answer.
 
         Raises:
-            Refusal: Its status is not one of success.
+            HttpError: Its status is not one of success.
             Unavailable: There is none.
         """
-        session = self._session(streams=False)
         headers = {"Content-Type": content_type} if data is not None else {}
-        async with self._answer(session, ask, idle, data, headers) as answer:
+        async with self._answer(self._most, ask, idle, data, headers) as answer:
             return await answer.read()
 
     async def stream(self, ask: Request, idle: float | None) -> AsyncGenerator[bytes]:
         """The body of the answer in pieces, as they come; first an empty one when it begins."""
-        session = self._session(streams=True)
-        async with self._answer(session, ask, idle, None, {}) as answer:
+        async with self._answer(0, ask, idle, None, {}) as answer:
             yield b""
             async for piece in answer.content.iter_any():
                 yield piece
@@ -465,102 +341,74 @@ class Connections:
         """A WebSocket that speaks *protocol*; whoever asks for it closes it.
 
         Raises:
-            Refusal: There is none.
+            HttpError: There is none.
             Unavailable: Nobody answers.
         """
-        import aiohttp
 
-        session = self._session(streams=True)
-        for again in (False, True):
-            shown = await self._access.passes.get()
+        async def upgraded(shown: ClusterCredentials) -> aiohttp.ClientWebSocketResponse:
+            session: Any = self._http.session()
             with self._translated(ask):
-                try:
-                    return await self._upgraded(session, ask, protocol, shown)
-                except aiohttp.WSServerHandshakeError as exc:
-                    refused = Response(status=exc.status, text=exc.message)
-            if refused.status != 401 or again:
-                break
-            self._access.passes.forget(shown)
+                opened = await session.ws_connect(
+                    self._url(ask),
+                    method=ask.method,
+                    protocols=(protocol,),
+                    heartbeat=HEARTBEAT_S,
+                    **self._shown(shown, {}),
+                )
+            return cast("aiohttp.ClientWebSocketResponse", opened)
+
+        try:
+            return await with_token(self._access.passes, upgraded)
+        except HttpError as exc:
+            refused = exc
         # Its words are lost there. They are the same for whoever does not ask for a WebSocket.
         try:
             await self.send(ask, None, "", IDLE_S)
         except HttpError as refusal:
-            if refusal.answer.status == refused.status:
+            if refusal.status == refused.status:
                 raise
-        raise HttpError(refused)
-
-    async def _upgraded(
-        self, session: aiohttp.ClientSession, ask: Request, protocol: str, shown: ClusterCredentials
-    ) -> aiohttp.ClientWebSocketResponse:
-        sent = [*self._access.headers]
-        if shown.authorization:
-            sent.append(("Authorization", shown.authorization))
-        return await session.ws_connect(
-            self._url(ask),
-            method=ask.method,
-            protocols=(protocol,),
-            headers=sent,
-            heartbeat=HEARTBEAT_S,
-            ssl=shown.tls if shown.tls is not None else True,
-            server_hostname=self._access.tls_name,
-        )
-
-    async def aclose(self) -> None:
-        """Close all connections; what is under way fails."""
-        self._closed = True
-        self._sockets.hang_up()
-        for session in (self._requests, self._streams):
-            if session is not None:
-                await session.close()
-        await self._sockets.closed()
+        raise refused
 
     @asynccontextmanager
     async def _answer(
         self,
-        session: aiohttp.ClientSession,
+        limit: int,
         ask: Request,
         idle: float | None,
         data: bytes | None,
         headers: dict[str, str],
     ) -> AsyncGenerator[aiohttp.ClientResponse]:
-        shown = await self._access.passes.get()
-        with self._translated(ask):
-            answer = await self._request(session, ask, idle, data, headers, shown)
-            if answer.status == 401:
-                answer.release()
-                self._access.passes.forget(shown)
-                shown = await self._access.passes.get()
-                answer = await self._request(session, ask, idle, data, headers, shown)
-            self._sockets.read(answer)
-            async with _ended(answer):
-                if answer.status >= 300:
-                    wish = retry_after(answer.headers.get("Retry-After"))
-                    text = await _beginning(answer.content)
-                    raise HttpError(Response(status=answer.status, text=text, wish_s=wish))
-                yield answer
+        session = self._http.session(limit)
 
-    async def _request(
-        self,
-        session: aiohttp.ClientSession,
-        ask: Request,
-        idle: float | None,
-        data: bytes | None,
-        headers: dict[str, str],
-        shown: ClusterCredentials,
-    ) -> aiohttp.ClientResponse:
+        async def answered(shown: ClusterCredentials) -> aiohttp.ClientResponse:
+            return await self._http.answered(
+                session.request(
+                    ask.method,
+                    self._url(ask),
+                    data=data,
+                    timeout=self._http.timeout(idle),
+                    allow_redirects=False,
+                    **self._shown(shown, headers),
+                )
+            )
+
+        with self._translated(ask):
+            answer = await with_token(self._access.passes, answered)
+            try:
+                yield answer
+            finally:
+                cut(answer)
+
+    def _shown(self, shown: ClusterCredentials, headers: dict[str, str]) -> dict[str, Any]:
+        """What each request shows: aiohttp's arguments for it."""
         sent = [*headers.items(), *self._access.headers]
         if shown.authorization:
             sent.append(("Authorization", shown.authorization))
-        return await session.request(
-            ask.method,
-            self._url(ask),
-            data=data,
-            headers=sent,
-            timeout=self._timeout(idle),
-            ssl=shown.tls if shown.tls is not None else True,
-            server_hostname=self._access.tls_name,
-            allow_redirects=False,
-        )
+        return {
+            "headers": sent,
+            "ssl": shown.tls if shown.tls is not None else True,
+            "server_hostname": self._access.tls_name,
+        }
 
     def _url(self, ask: Request) -> URL:
         from yarl import URL
@@ -568,110 +416,10 @@ class Connections:
         url = URL(self._access.server + ask.path, encoded=True)
         return url.with_query(dict(ask.query)) if ask.query else url
 
-    def _timeout(self, idle: float | None) -> aiohttp.ClientTimeout:
-        import aiohttp
-
-        known = self._timeouts.get(idle)
-        if known is None:
-            known = self._timeouts[idle] = aiohttp.ClientTimeout(
-                total=None,
-                # With the look-up of the name, which has no limit itself.
-                connect=3 * self._connect_s,
-                sock_connect=self._connect_s,
-                sock_read=idle,
-            )
-        return known
-
-    def _session(self, *, streams: bool) -> aiohttp.ClientSession:
-        loop = asyncio.get_running_loop()
-        self._loop = self._loop or loop
-        if self._closed:
-            raise ClientClosed(f"the client of {self._access.name} is closed; open another")
-        if loop is not self._loop:
-            raise BackendError(
-                f"the client of {self._access.name} belongs to another event loop; open one of "
-                "its own"
-            )
-        if streams:
-            self._streams = self._streams or self._open(0, STREAM_BYTES)
-            return self._streams
-        self._requests = self._requests or self._open(self._most, STREAM_BYTES)
-        return self._requests
-
-    def _open(self, most: int, buffered: int) -> aiohttp.ClientSession:
-        import aiohttp
-
-        return aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(
-                limit=most, keepalive_timeout=KEEPALIVE_S, socket_factory=self._sockets.make
-            ),
-            cookie_jar=aiohttp.DummyCookieJar(),
-            headers={"User-Agent": "kinetic-aio", "Accept": "application/json, */*"},
-            read_bufsize=buffered,
-            # Asked for once: aiohttp would read the environment again for each request.
-            proxy=self._access.proxy,
+    def _translated(self, ask: Request) -> AbstractContextManager[None]:
+        return self._http.translated(
+            f"cannot {ask} of {self._access.name}",
+            self._access.server,
+            whose="the cluster's",
+            advice="check that the cluster runs, and the network",
         )
-
-    @contextmanager
-    def _translated(self, ask: Request) -> Generator[None]:
-        """Failures of the network as errors of ours."""
-        import aiohttp
-
-        what, server = f"cannot {ask} of {self._access.name}", self._access.server
-        try:
-            yield
-        except (KineticError, HttpError):
-            raise
-        except aiohttp.ClientConnectorCertificateError as exc:
-            raise AuthError(
-                f"{what}: the certificate of {server} is not the cluster's ({exc.certificate_error}"
-                "); check that address and CA belong together"
-            ) from exc
-        except aiohttp.ClientSSLError as exc:
-            # Cut during the handshake it is like any other connection.
-            cut = isinstance(getattr(exc, "os_error", None), ssl.SSLEOFError)
-            kind: Any = Unavailable if cut else BackendError
-            raise kind(
-                f"{what}: no trusted connection to {server} ({exc}); check the clock, the proxy "
-                "and the certificates",
-                retryable=cut,
-            ) from exc
-        except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as exc:
-            if self._closed:
-                raise ClientClosed(f"{what}: the client was closed meanwhile") from exc
-            raise Unavailable(
-                f"{what}: {server} does not answer as it should "
-                f"({_words(exc)}); check that the cluster runs, and the network",
-                retryable=True,
-            ) from exc
-        except Exception as exc:
-            if not self._closed:
-                raise
-            # aiohttp has several words for a session that was closed, some of them assertions.
-            raise ClientClosed(f"{what}: the client was closed meanwhile") from exc
-
-
-@asynccontextmanager
-async def _ended(answer: aiohttp.ClientResponse) -> AsyncGenerator[None]:
-    """Close *answer*; one that is not read to its end ends its connection without a goodbye.
-
-    Its session knows nothing of that connection any more and would not wait for it.
-    """
-    try:
-        yield
-    finally:
-        cut(answer)
-
-
-async def _beginning(content: aiohttp.StreamReader) -> str:
-    """As much of an answer as is needed to explain it; its parts come one by one."""
-    said = b""
-    while len(said) < ERROR_BYTES and (piece := await content.read(ERROR_BYTES - len(said))):
-        said += piece
-    return said.decode(errors="replace")
-
-
-def _words(failure: Exception) -> str:
-    """aiohttp's own words for a connection that was not made name its objects in memory."""
-    cause = getattr(failure, "os_error", None) or failure
-    return str(cause) or type(cause).__name__

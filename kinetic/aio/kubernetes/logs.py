@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import datetime
 import math
-import random
 import re
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Iterator
@@ -186,8 +185,8 @@ async def container_log(
         NotFound: The pod, or its log, is gone.
         Unavailable: The log cannot be read, and the container has ended.
     """
-    begun, barren = asyncio.get_running_loop().time(), 0
-    memory, rhythm = _Memory(cut=tail is not None), source.rhythm
+    begun, barren, pauses = asyncio.get_running_loop().time(), 0, source.rhythm.pauses()
+    memory = _Memory(cut=tail is not None)
     while True:
         over = source.ended()  # asked before reading: what it wrote before its end is there then
         query = _query(source, memory, begun, tail, follow=follow and not over)
@@ -210,11 +209,12 @@ async def container_log(
             failure = exc
         if whole and (over or not follow):
             return
-        barren = 0 if told else barren + 1
+        barren += 1
+        if told:
+            barren, pauses = 0, source.rhythm.pauses()
         if failure is not None and barren >= TRIES and (over or not follow):
             raise failure
-        pause = min(rhythm.longest_pause_s, rhythm.first_pause_s * 2 ** min(barren, 10))
-        await asyncio.sleep(pause * random.uniform(0.5, 1.0))
+        await asyncio.sleep(next(pauses))
 
 
 def _query(

@@ -15,6 +15,7 @@ from absl import logging
 
 from kinetic._messages import one_line
 from kinetic._runner.protocol import wire
+from kinetic.aio._net.retry import growing
 from kinetic.aio.kubernetes.api import Api
 from kinetic.aio.kubernetes.diagnosis.containers import containers
 from kinetic.aio.kubernetes.diagnosis.documents import Document, condition, part, parts, uid
@@ -371,6 +372,10 @@ class Rhythm:
     first_pause_s: float = 0.2
     longest_pause_s: float = 30.0
 
+    def pauses(self) -> Iterator[float]:
+        """Growing, and half of each random."""
+        return growing(self.first_pause_s, self.longest_pause_s, jitter=0.5)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listed:
@@ -446,20 +451,21 @@ class _Pauses:
 
     def __init__(self, rhythm: Rhythm) -> None:
         self.rhythm = rhythm
-        self._failures = 0
+        self.reset()
 
     def reset(self) -> None:
         self._failures = 0
+        self._growing = self.rhythm.pauses()
 
     async def wait(self, what: str, why: object) -> None:
-        rhythm = self.rhythm
-        longest = min(rhythm.longest_pause_s, rhythm.first_pause_s * 2 ** min(self._failures, 20))
         self._failures += 1
         if self._failures == 5:  # some seconds of it
-            logging.warning("%s was interrupted: %s; trying on", what, why)
+            logging.warning("%s was interrupted: %s; trying again", what, why)
         wish = (why.retry_after if isinstance(why, BackendError) else None) or 0.0
-        pause = max(min(wish, rhythm.longest_pause_s), longest * random.uniform(0.5, 1.0))
-        await asyncio.sleep(pause)  # a watch that sleeps for an hour is blind for an hour
+        wish = min(wish, self.rhythm.longest_pause_s)
+        await asyncio.sleep(
+            max(wish, next(self._growing))
+        )  # a watch that sleeps for an hour is blind for an hour
 
 
 class _Watch:

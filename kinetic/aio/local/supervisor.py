@@ -314,9 +314,12 @@ async def open_connection(home: Path, environ: Mapping[str, str]) -> Connection:
         except BaseException:
             connection.close()
             raise
-        if "error" in hello:
+        if "error" in hello or tuple(hello["protocol"]) != VERSION:
             connection.close()
-            raise Unavailable(f"the local supervisor is of another kind: {hello['error']}")
+            raise Unavailable(
+                f"the local supervisor of {home} is of another version of kinetic; end it with "
+                f"`kill {hello['pid']}` when its jobs have ended or are not wanted, and try again"
+            )
         return connection
     raise Unavailable(f"the local supervisor of {home} ends as soon as it is started; see its log")
 

@@ -8,8 +8,9 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from kinetic.aio._net.tokens import Fresh, TokenCache
 from kinetic.aio.kubernetes.api import Api
-from kinetic.aio.kubernetes.credentials import Access, ClusterCredentials, Fresh, TokenCache
+from kinetic.aio.kubernetes.credentials import Access, ClusterCredentials
 from kinetic.aio.kubernetes.manifests import Paths
 from kinetic.aio.kubernetes.watch import Diagnostics, Patience
 from tests.kubernetes.faults import FaultServer, answer, status
@@ -25,8 +26,8 @@ async def server() -> AsyncIterator[FaultServer]:
         yield running
 
 
-async def _fresh() -> Fresh:
-    return Fresh(shown=ClusterCredentials())
+async def _fresh() -> Fresh[ClusterCredentials]:
+    return Fresh(value=ClusterCredentials())
 
 
 @pytest.fixture

@@ -199,7 +199,7 @@ def test_a_signal_between_the_fork_and_its_listening_is_not_lost(
 
 def apart(what: str, *words: object) -> None:
     """Call the function *what* of this module, with *words* for its arguments, in a process."""
-    code = f"from tests.local.test_ahead import {what}; {what}()"
+    code = f"from tests.local.test_prefetch import {what}; {what}()"
     command = [sys.executable, "-c", code, *map(str, words)]
     subprocess.run(command, cwd=ROOT, check=True, timeout=2 * DEADLINE_S)
 

@@ -1,4 +1,4 @@
-"""Passes are renewed in time, once for all who wait, in virtual time."""
+"""Credentials are renewed in time, once for all who wait, in virtual time."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import math
 
 import pytest
 
-from kinetic.aio.kubernetes.credentials import ClusterCredentials, Fresh, OtherCluster, TokenCache
+from kinetic.aio._net.http import HttpError
+from kinetic.aio._net.tokens import Fresh, Revoked, TokenCache, with_token
 from kinetic.errors import AuthError, BackendError, ConfigurationError, Unavailable
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.looptime(start=0)]
@@ -24,18 +25,17 @@ class Source:
         self.life = 80.0, 100.0
         self.passes = TokenCache(self.renew, "a test", clock=asyncio.get_running_loop().time)
 
-    async def renew(self) -> Fresh:
+    async def renew(self) -> Fresh[str]:
         asked = asyncio.get_running_loop().time()
         await asyncio.sleep(self.takes_s)
         if self.failure is not None:
             raise self.failure
         self.made += 1
         early, late = self.life
-        shown = ClusterCredentials(authorization=f"pass {self.made}")
-        return Fresh(shown=shown, early=asked + early, late=asked + late)
+        return Fresh(value=f"pass {self.made}", early=asked + early, late=asked + late)
 
     async def get(self) -> str:
-        return (await self.passes.get()).authorization
+        return await self.passes.get()
 
 
 async def test_all_who_wait_share_one_renewal_and_none_ends_it_for_the_others() -> None:
@@ -87,8 +87,8 @@ async def test_what_fails_beside_is_tried_again_later_and_is_no_failure_yet(
 
 
 async def test_what_never_worked_is_told_as_it_is() -> None:
-    source = Source()
     for failure in (AuthError("no"), ConfigurationError("no")):
+        source = Source()
         source.failure = failure
         with pytest.raises(type(failure)):
             await source.passes.first()
@@ -98,8 +98,8 @@ async def test_another_cluster_is_no_passing_trouble() -> None:
     source = Source()
     shown = await source.passes.get()
     source.passes.forget(shown)
-    source.failure = OtherCluster("it moved")
-    with pytest.raises(OtherCluster):
+    source.failure = Revoked("it moved")
+    with pytest.raises(Revoked):
         await source.get()
 
 
@@ -131,3 +131,22 @@ async def test_an_opening_that_is_cancelled_leaves_nothing_running() -> None:
     with pytest.raises(asyncio.CancelledError):
         await opening
     assert len(asyncio.all_tasks()) == 1
+
+
+async def test_credentials_that_are_refused_are_changed_once() -> None:
+    source = Source()
+    shown: list[str] = []
+
+    async def request(value: str) -> str:
+        shown.append(value)
+        if value in refused:
+            raise HttpError(401)
+        return value
+
+    refused = {"pass 1"}
+    assert await with_token(source.passes, request) == "pass 2"
+    assert await with_token(source.passes, request) == "pass 2"
+    refused |= {"pass 2", "pass 3"}
+    with pytest.raises(HttpError):
+        await with_token(source.passes, request)
+    assert shown == ["pass 1", "pass 2", "pass 2", "pass 2", "pass 3"]

@@ -1,0 +1,54 @@
+"""Client and supervisor are of one version: the files that an order names lie where it has them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+from kinetic._supervisor.protocol import VERSION, Decoder, Places, encode
+from kinetic.aio.local.cluster import LocalCluster
+from kinetic.aio.local.supervisor import open_connection
+from kinetic.errors import Unavailable
+
+from .conftest import spec
+
+EARLIER = (VERSION[0], VERSION[1] - 1)
+
+
+async def test_a_supervisor_of_another_version_is_not_used_and_it_is_said_which_to_end(
+    home: Path,
+) -> None:
+    places = Places(home)
+    places.state.mkdir(0o700, parents=True)
+    over = asyncio.Event()
+
+    async def earlier(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        decoder = Decoder()
+        [(hello, _)] = decoder.feed(await reader.read(65536))
+        writer.write(encode({"id": hello["id"], "protocol": EARLIER, "pid": 4711}))
+        await reader.read()  # until the client hangs up
+        writer.close()
+        await writer.wait_closed()
+        over.set()
+
+    async with await asyncio.start_unix_server(earlier, str(places.socket)):
+        with pytest.raises(Unavailable, match=r"another version of kinetic.*`kill 4711`"):
+            await open_connection(home, os.environ)
+        await over.wait()
+
+
+async def test_a_client_of_another_version_is_told_so(cluster: LocalCluster, home: Path) -> None:
+    await cluster.launch(spec("one", "pass"))
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.settimeout(60)
+        sock.connect(str(Places(home).socket))
+        sock.sendall(encode({"op": "hello", "id": 1, "protocol": EARLIER}))
+        heard: list[dict[str, object]] = []
+        decoder = Decoder()
+        while not heard:
+            heard += [header for header, _ in decoder.feed(sock.recv(65536))]
+    assert heard[0]["kind"] == "protocol"

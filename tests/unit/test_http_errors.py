@@ -1,0 +1,42 @@
+"""What a server said, wherever its API puts it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from kinetic.aio._net.http import HttpError
+
+MESSAGE = {"message": "pods is forbidden"}
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (json.dumps({"kind": "Status", **MESSAGE}), "pods is forbidden"),
+        (json.dumps({"error": {"code": 403, **MESSAGE}}), "pods is forbidden"),
+        (json.dumps({"errors": [MESSAGE, {"code": "DENIED"}]}), "pods is forbidden; DENIED"),
+        (f"Forbidden: {json.dumps({'error': MESSAGE})}", "pods is forbidden"),
+        ("<html>\n  a proxy", "<html> a proxy"),
+        ('{"error": "invalid_grant"}', '{"error": "invalid_grant"}'),
+        ('{"errors": ["a", 1]}', '{"errors": ["a", 1]}'),
+        ('["a"]', '["a"]'),
+        ("", "no reason given"),
+    ],
+)
+def test_it_is_found_and_is_one_line(text: str, said: str) -> None:
+    assert HttpError(403, text).said == said
+
+
+@pytest.mark.parametrize(
+    ("text", "body"), [('{"a": 1}', {"a": 1}), ("", {}), ("{", {}), ("[1]", {}), ("x {}", {})]
+)
+def test_a_body_is_an_object_or_nothing(text: str, body: dict[str, Any]) -> None:
+    assert HttpError(400, text).body == body
+
+
+def test_what_is_the_servers_own_trouble_may_pass() -> None:
+    passing = [status for status in range(300, 600) if HttpError(status).retryable]
+    assert passing == [408, 429, 500, 502, 503, 504]
