@@ -24,13 +24,13 @@ from typing import (
 )
 
 from kinetic._tracebacks import own_frames, own_frames_left_out
-from kinetic.options import MapOptions, MapSettings, Options, Settings, refuse_unknown, shows
+from kinetic.options import MapOptions, MapSettings, Options, RunOptions, refuse_unknown, shows
 
 if TYPE_CHECKING:
     from kinetic.data import Data
     from kinetic.jobs import BatchHandle, JobHandle
 
-__all__ = ["Decorator", "RemoteCallable", "RemoteFunction", "Settings", "run"]
+__all__ = ["Decorator", "RemoteCallable", "RemoteFunction", "run"]
 
 P = ParamSpec("P")
 Q = ParamSpec("Q")
@@ -163,7 +163,7 @@ class RemoteFunction(_Look[R_co], Generic[P, R_co]):
         """Call the function here, in this process, as if it were not decorated."""
         return self._plain(*self._receiver, *args, **kwargs)
 
-    def options(self, **changes: Unpack[Settings]) -> Self:
+    def options(self, **changes: Unpack[RunOptions]) -> Self:
         """The same function with other settings; this one keeps its own.
 
         Raises:

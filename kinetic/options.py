@@ -32,7 +32,7 @@ __all__ = [
     "MapSettings",
     "Options",
     "Rule",
-    "Settings",
+    "RunOptions",
     "check",
     "check_indices",
     "refuse_unknown",
@@ -203,7 +203,7 @@ _SYSTEM_ROOTS = {
 }
 
 
-class Settings(TypedDict, total=False):
+class RunOptions(TypedDict, total=False):
     """What `RemoteFunction.options` changes; see `run` for what each means."""
 
     accelerator: str
@@ -281,7 +281,7 @@ class Options:
         """`memory` in bytes."""
         return None if self.memory is None else _bytes(self.memory)
 
-    def changed(self, **changes: Unpack[Settings]) -> Self:
+    def changed(self, **changes: Unpack[RunOptions]) -> Self:
         """A copy with other settings, validated like the first.
 
         Raises:

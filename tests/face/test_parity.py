@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import ast
 import asyncio
-import dataclasses
 import inspect
-import re
 import typing
 from collections.abc import Callable
 from pathlib import Path
@@ -203,7 +201,7 @@ def test_type_checkers_are_told_of_the_declared_options() -> None:
     names = {"Data": kinetic.Data}
     for told, declared in (
         (kinetic.options.MapOptions, kinetic.options.MapSettings),
-        (kinetic.options.Settings, kinetic.options.Options),
+        (kinetic.options.RunOptions, kinetic.options.Options),
     ):
         fields = inspect.signature(declared).parameters
         hints = typing.get_type_hints(declared, localns=names)
@@ -211,18 +209,6 @@ def test_type_checkers_are_told_of_the_declared_options() -> None:
     _, told_of_run = typing.get_overloads(kinetic.run)
     shown = inspect.signature(kinetic.run).parameters
     assert inspect.signature(told_of_run).parameters == shown
-
-
-def test_the_page_of_the_reference_has_the_declared_options() -> None:
-    text = (Path(__file__).parents[2] / "docs" / "reference" / "batches.md").read_text()
-    table = text.partition("| option of `run_async_map` |")[2].partition("\n\n")[0]
-    rows = [row.strip("| ").split(" | ")[:2] for row in table.splitlines()[2:]]
-    found = {name: default for names, default in rows for name in re.findall(r"`(\w+)`", names)}
-    fields = dataclasses.fields(kinetic.options.MapSettings)
-    assert list(found) == [one.name for one in fields]
-    plain = {name: default.strip("`").replace('"', "'") for name, default in found.items()}
-    given = {one.name: repr(one.default) for one in fields if one.default is not None}
-    assert {name: plain[name] for name in given} == given
 
 
 @pytest.mark.parametrize(
