@@ -50,6 +50,7 @@ from kinetic.errors import ConfigurationError
 __all__ = [
     "BARE_GPUS",
     "BARE_TPUS",
+    "CPU",
     "GPUS",
     "TPUS",
     "Accelerator",
@@ -428,6 +429,10 @@ class Accelerator:
         return next(existing, self)
 
 
+CPU = Accelerator(kind="cpu", name="cpu", count=0)
+"""A machine without accelerators, of as many cores as it has."""
+
+
 def parse(text: str, *, spot: bool = False) -> Accelerator:
     """Read the name of an accelerator; the module's documentation has the grammar.
 
@@ -451,7 +456,7 @@ def parse(text: str, *, spot: bool = False) -> Accelerator:
 def catalogue() -> tuple[Accelerator, ...]:
     """Every accelerator of the table, each layout of a TPU slice on its own."""
     return (
-        Accelerator(kind="cpu", name="cpu", count=0),
+        CPU,
         *(_of_gpu(gpu, count) for gpu in GPUS.values() for count in gpu.machines),
         *(_of_slice(tpu, one) for tpu in TPUS.values() for one in _by_size(tpu)),
     )

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import AsyncIterable, Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import AsyncIterable, Callable, Iterable
+from typing import TYPE_CHECKING, Any, Unpack, cast
 
 from kinetic.function import RemoteFunction
+from kinetic.options import MapOptions, MapSettings, shows
 
 if TYPE_CHECKING:
     from kinetic.jobs import BatchHandle
@@ -14,19 +15,11 @@ if TYPE_CHECKING:
 __all__ = ["map"]
 
 
+@shows(MapSettings)
 def map(
     submit_fn: Callable[..., Any],
     inputs: Iterable[Any] | AsyncIterable[Any],
-    *,
-    input_mode: str = "auto",
-    max_concurrent: int | None = 64,
-    retries: int = 0,
-    fail_fast: bool = False,
-    cancel_running_on_fail: bool = False,
-    name: str | None = None,
-    tags: Mapping[str, str] | None = None,
-    project: str | None = None,
-    cluster: str | None = None,
+    **options: Unpack[MapOptions],
 ) -> BatchHandle[Any]:
     """Run a function once for each of *inputs*: ``f.run_async_map(inputs, ...)``, spelled out.
 
@@ -43,19 +36,7 @@ def map(
     """
     from kinetic import jobs
 
-    return jobs.run_async_map(
-        _submitted(submit_fn),
-        inputs,
-        input_mode=input_mode,
-        max_concurrent=max_concurrent,
-        retries=retries,
-        fail_fast=fail_fast,
-        cancel_running_on_fail=cancel_running_on_fail,
-        name=name,
-        tags=tags,
-        project=project,
-        cluster=cluster,
-    )
+    return jobs.run_async_map(_submitted(submit_fn), inputs, **options)
 
 
 def _submitted(submit_fn: Any) -> Callable[..., Any]:

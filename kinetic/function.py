@@ -9,7 +9,7 @@ import sys
 import types
 import typing
 import warnings
-from collections.abc import AsyncIterable, Callable, Coroutine, Iterable, Mapping
+from collections.abc import AsyncIterable, Callable, Coroutine, Iterable
 from typing import (
     TYPE_CHECKING,
     Any,
@@ -18,20 +18,19 @@ from typing import (
     ParamSpec,
     Protocol,
     Self,
-    TypedDict,
     TypeVar,
     Unpack,
     overload,
 )
 
 from kinetic._tracebacks import own_frames, own_frames_left_out
-from kinetic.options import Options
+from kinetic.options import MapOptions, MapSettings, Options, RunOptions, refuse_unknown, shows
 
 if TYPE_CHECKING:
     from kinetic.data import Data
     from kinetic.jobs import BatchHandle, JobHandle
 
-__all__ = ["Decorator", "RemoteCallable", "RemoteFunction", "Settings", "run"]
+__all__ = ["Decorator", "RemoteCallable", "RemoteFunction", "run"]
 
 P = ParamSpec("P")
 Q = ParamSpec("Q")
@@ -42,28 +41,6 @@ Owner = TypeVar("Owner")
 
 IN_A_JOB = "KINETIC_JOB_ID"
 """The variable that every job has, and nothing else."""
-
-
-class Settings(TypedDict, total=False):
-    """What `RemoteFunction.options` changes; see `run` for what each means."""
-
-    accelerator: str
-    container_image: str | None
-    base_image_repo: str | None
-    zone: str | None
-    project: str | None
-    capture_env_vars: list[str] | None
-    cluster: str | None
-    backend: str | None
-    namespace: str | None
-    volumes: dict[str, Data] | None
-    spot: bool
-    output_dir: str | None
-    debug: bool
-    timeout: float | None
-    start_timeout: float | None
-    cpu: float | None
-    memory: str | int | None
 
 
 if TYPE_CHECKING:
@@ -156,56 +133,21 @@ class RemoteFunction(_Look[R_co], Generic[P, R_co]):
     def run_async_map(
         self: RemoteFunction[..., Coroutine[Any, Any, T]],
         inputs: Iterable[Any] | AsyncIterable[Any],
-        *,
-        input_mode: str = "auto",
-        max_concurrent: int | None = 64,
-        retries: int = 0,
-        fail_fast: bool = False,
-        cancel_running_on_fail: bool = False,
-        name: str | None = None,
-        tags: Mapping[str, str] | None = None,
-        project: str | None = None,
-        cluster: str | None = None,
-        window: int | None = None,
-        batch_timeout: float | None = None,
-        progress: bool | None = None,
+        **options: Unpack[MapOptions],
     ) -> BatchHandle[T]: ...
 
     @overload
     def run_async_map(
         self,
         inputs: Iterable[Any] | AsyncIterable[Any],
-        *,
-        input_mode: str = "auto",
-        max_concurrent: int | None = 64,
-        retries: int = 0,
-        fail_fast: bool = False,
-        cancel_running_on_fail: bool = False,
-        name: str | None = None,
-        tags: Mapping[str, str] | None = None,
-        project: str | None = None,
-        cluster: str | None = None,
-        window: int | None = None,
-        batch_timeout: float | None = None,
-        progress: bool | None = None,
+        **options: Unpack[MapOptions],
     ) -> BatchHandle[R_co]: ...
 
+    @shows(MapSettings)
     def run_async_map(
         self,
         inputs: Iterable[Any] | AsyncIterable[Any],
-        *,
-        input_mode: str = "auto",
-        max_concurrent: int | None = 64,
-        retries: int = 0,
-        fail_fast: bool = False,
-        cancel_running_on_fail: bool = False,
-        name: str | None = None,
-        tags: Mapping[str, str] | None = None,
-        project: str | None = None,
-        cluster: str | None = None,
-        window: int | None = None,
-        batch_timeout: float | None = None,
-        progress: bool | None = None,
+        **options: Unpack[MapOptions],
     ) -> BatchHandle[Any]:
         """Run it once for each of *inputs* and return the handle of the batch.
 
@@ -215,28 +157,13 @@ class RemoteFunction(_Look[R_co], Generic[P, R_co]):
         """
         from kinetic import jobs
 
-        return jobs.run_async_map(
-            self,
-            inputs,
-            input_mode=input_mode,
-            max_concurrent=max_concurrent,
-            retries=retries,
-            fail_fast=fail_fast,
-            cancel_running_on_fail=cancel_running_on_fail,
-            name=name,
-            tags=tags,
-            project=project,
-            cluster=cluster,
-            window=window,
-            batch_timeout=batch_timeout,
-            progress=progress,
-        )
+        return jobs.run_async_map(self, inputs, **options)
 
     def local(self, /, *args: P.args, **kwargs: P.kwargs) -> R_co:
         """Call the function here, in this process, as if it were not decorated."""
         return self._plain(*self._receiver, *args, **kwargs)
 
-    def options(self, **changes: Unpack[Settings]) -> Self:
+    def options(self, **changes: Unpack[RunOptions]) -> Self:
         """The same function with other settings; this one keeps its own.
 
         Raises:
@@ -309,7 +236,7 @@ def run(
     base_image_repo: str | None = None,
     zone: str | None = None,
     project: str | None = None,
-    capture_env_vars: list[str] | None = None,
+    capture_env_vars: list[str] | tuple[str, ...] | None = None,
     cluster: str | None = None,
     backend: str | None = None,
     namespace: str | None = None,
@@ -325,26 +252,8 @@ def run(
 ) -> Decorator: ...
 
 
-def run(
-    accelerator: Any = "tpu-v5e-1",
-    container_image: str | None = None,
-    base_image_repo: str | None = None,
-    zone: str | None = None,
-    project: str | None = None,
-    capture_env_vars: list[str] | None = None,
-    cluster: str | None = None,
-    backend: str | None = None,
-    namespace: str | None = None,
-    volumes: dict[str, Data] | None = None,
-    spot: bool = False,
-    output_dir: str | None = None,
-    debug: bool = False,
-    *,
-    timeout: float | None = None,
-    start_timeout: float | None = None,
-    cpu: float | None = None,
-    memory: str | int | None = None,
-) -> Any:
+@shows(Options)
+def run(*args: Any, **settings: Any) -> Any:
     """Decorate a function so that calling it runs it on an accelerator.
 
     ``@kinetic.run`` without parentheses takes every default.
@@ -369,15 +278,15 @@ def run(
         ConfigurationError: A value is wrong.
         TypeError: What is decorated is no function, or ``volumes`` no dict of `Data`.
     """
-    given = dict(locals())
-    if _may_be_decorated(accelerator):
-        del given["accelerator"]
-        return _decorated_bare(accelerator, given)
-    settings = Options(**given)
-    _warn_of_preemption(settings)
+    refuse_unknown(settings, Options, "kinetic.run has no setting")
+    given = inspect.signature(Options).bind(*args, **settings).arguments
+    if _may_be_decorated(given.get("accelerator")):
+        return _decorated_bare(given.pop("accelerator"), given)
+    options = Options(**given)
+    _warn_of_preemption(options)
 
     def decorate(function: Callable[P, R], /) -> RemoteFunction[P, R]:
-        return RemoteFunction(_checked(function), settings)
+        return RemoteFunction(_checked(function), options)
 
     return decorate
 

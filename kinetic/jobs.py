@@ -37,7 +37,7 @@ from kinetic.collection import Collection
 from kinetic.errors import BatchError
 from kinetic.job_record import JobRecord
 from kinetic.job_status import JobStatus
-from kinetic.options import MapOptions, settings_of
+from kinetic.options import MapOptions, MapSettings, settings_of, shows
 from kinetic.outcome import Completion
 from kinetic.progress import Progress
 
@@ -432,7 +432,7 @@ def _interrupt() -> None:
 def run_async_map(
     function: Callable[..., Coroutine[Any, Any, T]],
     inputs: Iterable[Any] | AsyncIterable[Any],
-    **terms: Unpack[MapOptions],
+    **options: Unpack[MapOptions],
 ) -> BatchHandle[T]: ...
 
 
@@ -440,45 +440,18 @@ def run_async_map(
 def run_async_map(
     function: Callable[..., T],
     inputs: Iterable[Any] | AsyncIterable[Any],
-    **terms: Unpack[MapOptions],
+    **options: Unpack[MapOptions],
 ) -> BatchHandle[T]: ...
 
 
+@shows(MapSettings)
 def run_async_map(
     function: Callable[..., Any],
     inputs: Iterable[Any] | AsyncIterable[Any],
-    *,
-    input_mode: str = "auto",
-    max_concurrent: int | None = 64,
-    retries: int = 0,
-    fail_fast: bool = False,
-    cancel_running_on_fail: bool = False,
-    name: str | None = None,
-    tags: Mapping[str, str] | None = None,
-    project: str | None = None,
-    cluster: str | None = None,
-    window: int | None = None,
-    batch_timeout: float | None = None,
-    progress: bool | None = None,
+    **options: Unpack[MapOptions],
 ) -> BatchHandle[Any]:
     """Run *function* once for each input; see `kinetic.aio.Client.run_async_map`."""
-    batch = _made(
-        aio.run_async_map,
-        function,
-        inputs,
-        input_mode=input_mode,
-        max_concurrent=max_concurrent,
-        retries=retries,
-        fail_fast=fail_fast,
-        cancel_running_on_fail=cancel_running_on_fail,
-        name=name,
-        tags=tags,
-        project=project,
-        cluster=cluster,
-        window=window,
-        batch_timeout=batch_timeout,
-        progress=progress,
-    )
+    batch = _made(lambda: aio.run_async_map(function, inputs, **options))
     _remember(batch)
     return BatchHandle(batch)
 

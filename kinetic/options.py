@@ -1,26 +1,46 @@
-"""What ``@kinetic.run`` accepts, validated once and frozen."""
+"""The options of ``@kinetic.run`` and of ``run_async_map``: their names, types, defaults and rules.
+
+Each set is a frozen dataclass, which refuses wrong values, and beside it a ``TypedDict`` that says
+the same to type checkers and editors: a function that takes the options takes
+``**options: Unpack[...]``, and `shows` gives it the parameters that people look for.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import inspect
 import math
 import posixpath
 import re
 import types
 from collections.abc import AsyncIterable, Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self, TypedDict, cast
+from dataclasses import KW_ONLY, dataclass, field
+from typing import TYPE_CHECKING, Any, Self, TypedDict, TypeVar, Unpack, cast
 
 from kinetic import accelerators
 from kinetic._messages import one_line, suggest
+from kinetic.accelerators import Accelerator
 from kinetic.configuration import BACKENDS
 from kinetic.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from kinetic.data import Data
 
-__all__ = ["MapOptions", "Options", "Rule", "check", "check_indices", "settings_of"]
+__all__ = [
+    "MapOptions",
+    "MapSettings",
+    "Options",
+    "Rule",
+    "RunOptions",
+    "check",
+    "check_indices",
+    "refuse_unknown",
+    "settings_of",
+    "shows",
+]
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +93,12 @@ _SPAN = Rule(
 )
 _TAGS = Rule("a dict of text by text, such as {'team': 'maths'}", _is_text_by_text)
 
+INPUT_MODES = ("auto", "single", "args", "kwargs")
+
+_MODE = Rule(
+    f"one of {', '.join(INPUT_MODES)}",
+    lambda value: isinstance(value, str) and value in INPUT_MODES,
+)
 _INPUTS = Rule(
     "an iterable with an input for each job (write [...] around a single one, .items() or "
     ".values() after a dict of many)",
@@ -89,7 +115,7 @@ _RULES = {
     "force": _FLAG,
     "group_id": _ID,
     "index": _int_of(),
-    "input_mode": _TEXT,
+    "input_mode": _MODE,
     "inputs": _INPUTS,
     "job_id": _ID,
     "limit": _or_none(_int_of(0)),
@@ -177,14 +203,36 @@ _SYSTEM_ROOTS = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOptions(TypedDict, total=False):
+    """What `RemoteFunction.options` changes; see `run` for what each means."""
+
+    accelerator: str
+    container_image: str | None
+    base_image_repo: str | None
+    zone: str | None
+    project: str | None
+    capture_env_vars: list[str] | tuple[str, ...] | None
+    cluster: str | None
+    backend: str | None
+    namespace: str | None
+    volumes: dict[str, Data] | None
+    spot: bool
+    output_dir: str | None
+    debug: bool
+    timeout: float | None
+    start_timeout: float | None
+    cpu: float | None
+    memory: str | int | None
+
+
+@dataclass(frozen=True, slots=True)
 class Options:
     """The settings of a decorated function.
 
     ``timeout`` and ``start_timeout`` are seconds of one attempt: running, and
     waiting to start. ``memory`` is bytes, or text such as ``"4Gi"``; what a job
     is given is in `memory_bytes`. None leaves a setting to environment, profile
-    and default.
+    and default. ``parsed_accelerator`` is what ``accelerator`` and ``spot`` name.
 
     Raises:
         ConfigurationError: A value is wrong.
@@ -196,21 +244,24 @@ class Options:
     base_image_repo: str | None = None
     zone: str | None = None
     project: str | None = None
-    capture_env_vars: tuple[str, ...] | None = None
+    capture_env_vars: list[str] | tuple[str, ...] | None = None
     cluster: str | None = None
     backend: str | None = None
     namespace: str | None = None
-    volumes: Mapping[str, Data] | None = None
+    volumes: dict[str, Data] | None = None
     spot: bool = False
     output_dir: str | None = None
     debug: bool = False
+    _: KW_ONLY
     timeout: float | None = None
     start_timeout: float | None = None
     cpu: float | None = None
     memory: str | int | None = None
+    parsed_accelerator: Accelerator = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        accelerators.parse(self.accelerator)
+        parsed = accelerators.parse(self.accelerator, spot=self.spot)
+        object.__setattr__(self, "parsed_accelerator", parsed)
         for name in _NAMES:
             _check_text(name, getattr(self, name))
         _check_backend(self.backend)
@@ -230,17 +281,13 @@ class Options:
         """`memory` in bytes."""
         return None if self.memory is None else _bytes(self.memory)
 
-    def changed(self, **changes: Any) -> Self:
+    def changed(self, **changes: Unpack[RunOptions]) -> Self:
         """A copy with other settings, validated like the first.
 
         Raises:
             TypeError: There is no such setting.
         """
-        known = [field.name for field in dataclasses.fields(self)]
-        for name in changes:
-            if name not in known:
-                hint = suggest(name, known, otherwise=f"there are {', '.join(known)}")
-                raise TypeError(f"kinetic has no setting {name!r}: {hint}")
+        refuse_unknown(changes, type(self), "kinetic has no setting")
         return dataclasses.replace(self, **changes)
 
 
@@ -404,3 +451,77 @@ class MapOptions(TypedDict, total=False):
     window: int | None
     batch_timeout: float | None
     progress: bool | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MapSettings:
+    """How a batch runs; `kinetic.aio.Client.run_async_map` says what each means.
+
+    Raises:
+        ConfigurationError: A value is wrong.
+    """
+
+    input_mode: str = "auto"
+    max_concurrent: int | None = 64
+    retries: int = 0
+    fail_fast: bool = False
+    cancel_running_on_fail: bool = False
+    name: str | None = None
+    tags: Mapping[str, str] | None = None
+    project: str | None = None
+    cluster: str | None = None
+    window: int | None = None
+    batch_timeout: float | None = None
+    progress: bool | None = None
+
+    def __post_init__(self) -> None:
+        if self.batch_timeout == math.inf:  # which is how others write that there is none
+            object.__setattr__(self, "batch_timeout", None)
+        check(**{name: getattr(self, name) for name in self.__slots__})
+        if self.tags is not None:  # a copy, which its owner does not change
+            object.__setattr__(self, "tags", dict(self.tags))
+
+    @classmethod
+    def of(cls, **options: Unpack[MapOptions]) -> Self:
+        """The settings that the keyword arguments of a call are.
+
+        Raises:
+            ConfigurationError: A value is wrong.
+            TypeError: There is no such option.
+        """
+        refuse_unknown(options, cls, "run_async_map has no option")
+        return cls(**options)
+
+    def window_for(self, length: int | None) -> int | None:
+        """What bounds the items that were not delivered; inputs of unknown length have a bound."""
+        if self.window is None and length is None and self.max_concurrent is not None:
+            return 2 * self.max_concurrent
+        return self.window
+
+
+def shows(settings: type[Any]) -> Callable[[F], F]:
+    """Have `inspect.signature` and ``help`` show the fields of *settings* for ``**options``."""
+    open_ended = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    shown = inspect.signature(settings).parameters.values()
+
+    def decorate(function: F) -> F:
+        own = inspect.signature(function)
+        kept = [one for one in own.parameters.values() if one.kind not in open_ended]
+        described: Any = function
+        described.__signature__ = own.replace(parameters=[*kept, *shown])
+        return function
+
+    return decorate
+
+
+def refuse_unknown(given: Iterable[str], settings: type[Any], words: str) -> None:
+    """Refuse what is no field of *settings*.
+
+    Raises:
+        TypeError: It says *words*, the name, and the nearest that there is.
+    """
+    known = [*inspect.signature(settings).parameters]
+    for name in given:
+        if name not in known:
+            hint = suggest(name, known, otherwise=f"there are {', '.join(known)}")
+            raise TypeError(f"{words} {name!r}: {hint}")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, Unpack, overload
 
 from kinetic._tracebacks import own_frames_left_out
 from kinetic.aio._engine import implicit_client
+from kinetic.options import MapOptions, MapSettings, shows
 
 if TYPE_CHECKING:
     from kinetic.aio._engine.session import JobRef
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from kinetic.aio.job import JobHandle as JobHandle
     from kinetic.collection import Collection
     from kinetic.job_record import JobRecord
-    from kinetic.options import MapOptions
 
 __all__ = [
     "BatchHandle",
@@ -106,7 +106,7 @@ async def run(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any
 async def run_async_map(
     function: Callable[..., Coroutine[Any, Any, T]],
     inputs: Iterable[Any] | AsyncIterable[Any],
-    **terms: Unpack[MapOptions],
+    **options: Unpack[MapOptions],
 ) -> BatchHandle[T]: ...
 
 
@@ -114,44 +114,18 @@ async def run_async_map(
 async def run_async_map(
     function: Callable[..., T],
     inputs: Iterable[Any] | AsyncIterable[Any],
-    **terms: Unpack[MapOptions],
+    **options: Unpack[MapOptions],
 ) -> BatchHandle[T]: ...
 
 
+@shows(MapSettings)
 async def run_async_map(
     function: Callable[..., Any],
     inputs: Iterable[Any] | AsyncIterable[Any],
-    *,
-    input_mode: str = "auto",
-    max_concurrent: int | None = 64,
-    retries: int = 0,
-    fail_fast: bool = False,
-    cancel_running_on_fail: bool = False,
-    name: str | None = None,
-    tags: Mapping[str, str] | None = None,
-    project: str | None = None,
-    cluster: str | None = None,
-    window: int | None = None,
-    batch_timeout: float | None = None,
-    progress: bool | None = None,
+    **options: Unpack[MapOptions],
 ) -> BatchHandle[Any]:
     """Run *function* once for each input; see `Client.run_async_map`."""
-    return await (await _client()).run_async_map(
-        function,
-        inputs,
-        input_mode=input_mode,
-        max_concurrent=max_concurrent,
-        retries=retries,
-        fail_fast=fail_fast,
-        cancel_running_on_fail=cancel_running_on_fail,
-        name=name,
-        tags=tags,
-        project=project,
-        cluster=cluster,
-        window=window,
-        batch_timeout=batch_timeout,
-        progress=progress,
-    )
+    return await (await _client()).run_async_map(function, inputs, **options)
 
 
 async def attach(

@@ -23,16 +23,16 @@ from typing import Any, ParamSpec, Self, TypeVar, Unpack, overload
 import anyio.to_thread
 from absl import logging
 
-from kinetic import _collector, _log_level, accelerators, configuration, options
+from kinetic import _collector, _log_level, configuration
 from kinetic._messages import described
 from kinetic._packing.payload import Binding
 from kinetic._progress import display
 from kinetic._tasks import in_thread, release, running_loop, shared
 from kinetic._tracebacks import own_frames_left_out
+from kinetic.accelerators import Accelerator
 from kinetic.aio._engine import batches, cleanup, ids, job_spec, prepare
-from kinetic.aio._engine.batches import Batch
 from kinetic.aio._engine.in_flight import CLOSED, AttemptLimit, InFlight
-from kinetic.aio._engine.manifest import MapSettings, job_record, read_manifest
+from kinetic.aio._engine.manifest import job_record, read_manifest
 from kinetic.aio._engine.scratch import sweep_scratch
 from kinetic.aio._engine.session import LABEL_INDEX, LABEL_SUBMISSION, JobRef, Session, Submission
 from kinetic.aio._plain_call import run_plain_call
@@ -42,7 +42,7 @@ from kinetic.aio.platforms import BACKENDS, Platform, open_platform
 from kinetic.collection import Collection
 from kinetic.errors import AuthError, ClientClosed, ConfigurationError, NotFound, WireError
 from kinetic.job_record import JobRecord
-from kinetic.options import check
+from kinetic.options import MapOptions, MapSettings, Options, check, settings_of, shows
 
 __all__ = ["Client", "implicit_client", "records"]
 
@@ -220,7 +220,7 @@ class Client:
         *,
         owned: bool,
     ) -> JobHandle[Any]:
-        plain, settings = options.settings_of(function)
+        plain, settings = settings_of(function)
         if misfit := Binding(plain).misfit(args, kwargs):
             raise TypeError(misfit)
         call = prepare.Call(
@@ -268,7 +268,7 @@ class Client:
         directory is kept. With ``debug=True`` `JobHandle.debug_attach` comes first,
         on port KINETIC_DEBUG_PORT (5678).
         """
-        debug = options.settings_of(function)[1].debug
+        debug = settings_of(function)[1].debug
         with own_frames_left_out:
             return await run_plain_call(
                 lambda: self.submit_owned(function, *args, **kwargs), debug=debug
@@ -279,7 +279,7 @@ class Client:
         self,
         function: Callable[..., Coroutine[Any, Any, T]],
         inputs: Iterable[Any] | AsyncIterable[Any],
-        **terms: Unpack[options.MapOptions],
+        **options: Unpack[MapOptions],
     ) -> BatchHandle[T]: ...
 
     @overload
@@ -287,26 +287,15 @@ class Client:
         self,
         function: Callable[..., T],
         inputs: Iterable[Any] | AsyncIterable[Any],
-        **terms: Unpack[options.MapOptions],
+        **options: Unpack[MapOptions],
     ) -> BatchHandle[T]: ...
 
+    @shows(MapSettings)
     async def run_async_map(
         self,
         function: Callable[..., Any],
         inputs: Iterable[Any] | AsyncIterable[Any],
-        *,
-        input_mode: str = "auto",
-        max_concurrent: int | None = 64,
-        retries: int = 0,
-        fail_fast: bool = False,
-        cancel_running_on_fail: bool = False,
-        name: str | None = None,
-        tags: Mapping[str, str] | None = None,
-        project: str | None = None,
-        cluster: str | None = None,
-        window: int | None = None,
-        batch_timeout: float | None = None,
-        progress: bool | None = None,
+        **options: Unpack[MapOptions],
     ) -> BatchHandle[Any]:
         """Run *function* once for each input and return the batch's handle at once.
 
@@ -335,29 +324,14 @@ class Client:
 
         Cancelled: nothing of the batch is left, but shared content.
         """
-        check(inputs=inputs, tags=tags, progress=progress, project=project, cluster=cluster)
-        terms = MapSettings(
-            input_mode=input_mode,
-            max_concurrent=max_concurrent,
-            retries=retries,
-            fail_fast=fail_fast,
-            cancel_running_on_fail=cancel_running_on_fail,
-            name=name,
-            tags=dict(tags or {}),
-            window=window,
-            batch_timeout=batch_timeout,
-        )
-        call = _call_of(function, project, cluster)
-        with display.wanted(progress):
-            batch = await self._start(call, inputs, terms)
-        return BatchHandle(batch, progress=progress)
-
-    async def _start(
-        self, call: prepare.Call, inputs: Iterable[Any] | AsyncIterable[Any], terms: MapSettings
-    ) -> Batch:
-        async with self._under_way.block():
-            session = await self._session(call.options)
-            return await batches.start(session, call, inputs, terms)
+        settings = MapSettings.of(**options)
+        check(inputs=inputs)
+        call = _call_of(function, settings.project, settings.cluster)
+        with display.wanted(settings.progress):
+            async with self._under_way.block():
+                session = await self._session(call.options)
+                batch = await batches.start(session, call, inputs, settings)
+        return BatchHandle(batch, progress=settings.progress)
 
     # --- finding ---
 
@@ -530,8 +504,7 @@ class Client:
 
     async def _following(self, session: Session, job_id: str, manifest: dict[str, Any]) -> JobRef:
         submission = session.followed(job_id) or await self._observed(session, job_id, manifest)
-        output_dir = manifest.get("output_dir", "")
-        return JobRef(session=session, submission=submission, index=0, output_dir=output_dir)
+        return JobRef(session=session, submission=submission, index=0)
 
     async def _observed(
         self, session: Session, job_id: str, manifest: dict[str, Any]
@@ -540,10 +513,9 @@ class Client:
         submission = Submission(identity, session.platform.store, session.platform.cluster)
         return session.follow(submission, ours=False)
 
-    async def _session(self, settings: options.Options) -> Session:
+    async def _session(self, settings: Options) -> Session:
         given = {name: getattr(settings, name) for name in self._where}
-        accelerator = accelerators.parse(settings.accelerator)
-        return await self._open({**self._where, **_given(given)}, accelerator)
+        return await self._open({**self._where, **_given(given)}, settings.parsed_accelerator)
 
     async def _session_for_id(
         self, identity: str, project: str | None, cluster: str | None
@@ -561,7 +533,7 @@ class Client:
     async def _open(
         self,
         where: Mapping[str, str | None],
-        accelerator: accelerators.Accelerator | None = None,
+        accelerator: Accelerator | None = None,
     ) -> Session:
         if self.closed:
             raise ClientClosed(CLOSED)
@@ -607,7 +579,7 @@ def _call_of(
     function: Callable[..., Any], project: str | None, cluster: str | None
 ) -> prepare.Call:
     """What all items of a batch share; *project* and *cluster* go before the function's own."""
-    plain, settings = options.settings_of(function)
+    plain, settings = settings_of(function)
     if project is not None or cluster is not None:
         settings = settings.changed(
             project=project or settings.project, cluster=cluster or settings.cluster

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from kinetic._runner.protocol.wire import Input
+from kinetic.accelerators import CPU, Accelerator
 from kinetic.job_status import Reason
 
 if TYPE_CHECKING:
@@ -168,11 +169,9 @@ class Images(Protocol):
 class Resources:
     """What one job asks for. ``memory_bytes`` None means the platform's default."""
 
-    accelerator: str = "cpu"
-    accelerator_count: int = 0
+    accelerator: Accelerator = CPU
     cpu: float = 1.0
     memory_bytes: int | None = None
-    spot: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

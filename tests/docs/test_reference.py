@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import re
 from pathlib import Path
 
 import pytest
+
+from kinetic.options import MapSettings
 
 PAGE = Path(__file__).parents[2] / "docs/reference/imports.md"
 ROW = re.compile(r"^\| `(kinetic[\w.]*)` \| (.*) \|$", re.MULTILINE)
@@ -23,3 +26,15 @@ def test_every_public_name_can_be_imported_from_where_the_reference_says(module:
 def test_all_names_of_the_packages_and_all_errors_are_in_the_reference() -> None:
     for module in ("kinetic", "kinetic.aio", "kinetic.errors", "kinetic.jobs", "kinetic.outcome"):
         assert {*importlib.import_module(module).__all__} == {*LISTED[module]}, module
+
+
+def test_the_options_of_a_batch_are_in_the_reference_with_their_defaults() -> None:
+    text = PAGE.with_name("batches.md").read_text()
+    table = text.partition("| option of `run_async_map` |")[2].partition("\n\n")[0]
+    rows = [row.strip("| ").split(" | ")[:2] for row in table.splitlines()[2:]]
+    found = {name: default for names, default in rows for name in re.findall(r"`(\w+)`", names)}
+    fields = dataclasses.fields(MapSettings)
+    assert list(found) == [one.name for one in fields]
+    plain = {name: default.strip("`").replace('"', "'") for name, default in found.items()}
+    given = {one.name: repr(one.default) for one in fields if one.default is not None}
+    assert {name: plain[name] for name in given} == given

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import json
 import pickle
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
@@ -13,6 +14,7 @@ import pytest
 
 import kinetic
 from kinetic import aio, errors
+from kinetic.aio._engine.manifest import placed_of
 from kinetic.aio.platforms import Platform
 from kinetic.testing import memory_platform
 
@@ -64,7 +66,7 @@ OPTIONS: list[tuple[str, Any, str]] = [
     ("tags", "team=x", "such as {'team': 'maths'}, or None, not 'team=x'"),
     ("tags", {"a": 1}, "not {'a': 1}"),
     ("tags", {1: "a"}, "not {1: 'a'}"),
-    ("input_mode", 3, "input_mode must be text, not 3"),
+    ("input_mode", 3, "input_mode must be one of auto, single, args, kwargs, not 3"),
 ]
 
 
@@ -435,6 +437,26 @@ async def test_a_timeout_without_end_is_none(client: aio.Client) -> None:
     bare = kinetic.run(timeout=float("inf"), start_timeout=float("inf"))(same)
     assert (bare.__kinetic__.timeout, bare.__kinetic__.start_timeout) == (None, None)
     assert await (await client.submit(bare, 2)).result(timeout=float("inf")) == 2
+
+
+async def test_who_goes_on_with_a_batch_asks_for_the_same_machines(client: aio.Client) -> None:
+    function = kinetic.run(accelerator="v5e-8:hosts=2", spot=True, cpu=3, memory="1Gi")(same)
+    batch = await client.run_async_map(function, [1])
+    manifest = json.loads(json.dumps(batch._batch.manifest))
+    assert manifest["placed"]["resources"] == {
+        "accelerator": "tpu-v5litepod-8:hosts=2:spot",
+        "accelerator_count": 8,
+        "cpu": 3,
+        "memory_bytes": 1 << 30,
+        "spot": True,
+    }
+    found = placed_of(manifest, {}).resources
+    assert found.accelerator == function.__kinetic__.parsed_accelerator
+    assert (found.cpu, found.memory_bytes) == (3, 1 << 30)
+    before = manifest["placed"]["resources"] | {"accelerator": "tpu-v5litepod-8:hosts=2"}
+    manifest["placed"]["resources"] = before
+    assert placed_of(manifest, {}).resources == found, "spot was beside the name, not in it"
+    assert await batch.results() == [1]
 
 
 async def test_a_closed_client_says_that_it_is_closed(platform: Platform) -> None:

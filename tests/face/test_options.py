@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ def test_the_defaults_are_documented_values() -> None:
     options = Options()
     assert options.accelerator == "tpu-v5e-1"
     assert (options.spot, options.debug) == (False, False)
-    rest = {name: getattr(options, name) for name in Options.__dataclass_fields__}
+    rest = {name: getattr(options, name) for name in inspect.signature(Options).parameters}
     assert {name for name, value in rest.items() if value is not None} == {
         "accelerator",
         "spot",
@@ -129,6 +130,8 @@ def test_debugging_on_a_machine_that_may_go_away_warns_at_the_users_line() -> No
 def test_an_unknown_setting_names_the_nearest() -> None:
     with pytest.raises(TypeError, match="did you mean 'accelerator'"):
         kinetic.run()(plain).options(acelerator="cpu")  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="did you mean 'accelerator'"):
+        kinetic.run(acelerator="cpu")  # type: ignore[call-overload]
 
 
 # --- settings of a function ---

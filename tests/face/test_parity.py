@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import asyncio
 import inspect
+import typing
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -178,17 +180,48 @@ def test_the_promised_signatures_hold(name: str) -> None:
     assert all(default is not inspect.Parameter.empty for _, _, default in found[len(wanted) :])
 
 
-def test_every_way_to_start_a_batch_takes_the_same_terms() -> None:
-    ways = [
+@pytest.mark.parametrize(
+    "way",
+    [
         kinetic.aio.run_async_map,
         kinetic.aio.Client.run_async_map,
         kinetic.jobs.run_async_map,
         kinetic.RemoteFunction.run_async_map,
-    ]
-    keyword = inspect.Parameter.KEYWORD_ONLY
-    terms = [[one for one in parameters(way) if one[1] is keyword] for way in ways]
-    assert all(one == terms[0] for one in terms)
-    assert {name for name, _, _ in terms[0]} == set(kinetic.options.MapOptions.__annotations__)
+        kinetic.collections.map,
+    ],
+    ids=lambda way: f"{way.__module__}.{way.__qualname__}",
+)
+def test_every_way_to_start_a_batch_shows_the_declared_options(way: Callable[..., Any]) -> None:
+    keywords = [one for one in parameters(way) if one[1] is inspect.Parameter.KEYWORD_ONLY]
+    assert keywords == parameters(kinetic.options.MapSettings)
+    assert "max_concurrent: 'int | None' = 64" in str(inspect.signature(way))
+
+
+def test_type_checkers_are_told_of_the_declared_options() -> None:
+    names = {"Data": kinetic.Data}
+    for told, declared in (
+        (kinetic.options.MapOptions, kinetic.options.MapSettings),
+        (kinetic.options.RunOptions, kinetic.options.Options),
+    ):
+        fields = inspect.signature(declared).parameters
+        hints = typing.get_type_hints(declared, localns=names)
+        assert typing.get_type_hints(told, localns=names) == {one: hints[one] for one in fields}
+    _, told_of_run = typing.get_overloads(kinetic.run)
+    shown = inspect.signature(kinetic.run).parameters
+    assert inspect.signature(told_of_run).parameters == shown
+
+
+@pytest.mark.parametrize(
+    "slip",
+    [
+        lambda: kinetic.run("cpu")(len).run_async_map([1], max_concurent=3),  # type: ignore[call-arg]
+        lambda: asyncio.run(kinetic.aio.run_async_map(len, [1], max_concurent=3)),  # type: ignore[call-overload]
+        lambda: kinetic.collections.map(kinetic.run("cpu")(len), [1], max_concurent=3),  # type: ignore[call-arg]
+    ],
+)
+def test_an_unknown_option_of_a_batch_names_the_nearest(slip: Callable[[], Any]) -> None:
+    with pytest.raises(TypeError, match="no option 'max_concurent': did you mean 'max_concurrent'"):
+        slip()
 
 
 def test_the_decorators_own_parameters_are_keywords() -> None:

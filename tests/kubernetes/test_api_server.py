@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -32,7 +33,8 @@ def tried(control_plane: ControlPlane, path: str, manifest: dict[str, Any]) -> J
 
 def test_every_accelerator_makes_a_job_that_kubernetes_takes(control_plane: ControlPlane) -> None:
     for accelerator in accelerators.catalogue():
-        resources = Resources(accelerator=str(accelerator), spot=True, memory_bytes=2**30, cpu=0.5)
+        spot = replace(accelerator, spot=True)
+        resources = Resources(accelerator=spot, memory_bytes=2**30, cpu=0.5)
         tried(control_plane, JOBS, job_manifest(order(resources=resources, timeout=0.5), AT))
 
 
@@ -67,7 +69,8 @@ def test_the_secret_is_taken_with_any_variable(control_plane: ControlPlane) -> N
 
 
 def test_what_it_refuses_is_told(control_plane: ControlPlane) -> None:
-    manifest = job_manifest(order(resources=Resources(accelerator="tpu-v5e-1")), AT)
+    one_chip = Resources(accelerator=accelerators.parse("tpu-v5e-1"))
+    manifest = job_manifest(order(resources=one_chip), AT)
     resources = manifest["spec"]["template"]["spec"]["containers"][0]["resources"]
     del resources["limits"]["google.com/tpu"]
     with pytest.raises(Refused) as caught:

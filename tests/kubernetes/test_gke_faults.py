@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from kinetic.accelerators import parse
 from kinetic.aio.kubernetes.gke import GkeCluster
 from kinetic.aio.kubernetes.tables import Rhythm
 from kinetic.aio.ports import JobSpec, Observation, Phase, Resources
@@ -42,7 +43,7 @@ async def test_a_job_that_is_killed_for_memory_says_so(place: Place) -> None:
 async def test_what_the_platform_did_to_a_pod_is_told(place: Place, fault: str) -> None:
     kubelet = place.namespace.kubelet
     await asyncio.to_thread(kubelet.add_node, "gpu-1", gpu=1)
-    job = Resources(accelerator="gpu-t4", accelerator_count=1, cpu=0.1)
+    job = Resources(accelerator=parse("gpu-t4"), cpu=0.1)
     labels = {"cloud.google.com/gke-accelerator": "nvidia-tesla-t4"}
     await asyncio.to_thread(kubelet.remove_node, "gpu-1")
     await asyncio.to_thread(kubelet.add_node, "gpu-1", gpu=1, labels=labels)

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from kinetic.accelerators import parse
 from kinetic.aio.kubernetes.diagnosis.verdict import Outlook, Seen
 from kinetic.aio.kubernetes.manifests import Placement
 from kinetic.aio.kubernetes.multihost import (
@@ -24,7 +25,7 @@ from kinetic.job_status import Reason
 from tests.kubernetes.orders import order
 
 Json = dict[str, Any]
-SPEC = order(name="grp-1-7-2", resources=Resources(accelerator="cpu:hosts=3"))
+SPEC = order(name="grp-1-7-2", resources=Resources(accelerator=parse("cpu:hosts=3")))
 BEGAN = "2026-01-01T00:00:02Z"
 RUNNING: Json = {"running": {"startedAt": BEGAN}}
 

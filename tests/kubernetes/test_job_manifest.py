@@ -141,7 +141,7 @@ def test_what_the_environment_sets_for_jobs_on_a_cluster() -> None:
 @pytest.mark.parametrize("name", [str(one) for one in accelerators.catalogue()])
 def test_an_accelerator_is_asked_for_with_its_nodes_and_their_taints(name: str) -> None:
     accelerator = accelerators.parse(name)
-    pod = pod_of(resources=Resources(accelerator=name))
+    pod = pod_of(resources=Resources(accelerator=accelerator))
     resources = pod["containers"][0]["resources"]
     assert pod.get("nodeSelector", {}).items() >= accelerator.node_selector.items()
     if accelerator.resource:
@@ -156,7 +156,7 @@ def test_an_accelerator_is_asked_for_with_its_nodes_and_their_taints(name: str) 
 
 
 def test_a_spot_machine_is_selected_and_tolerated_by_its_value() -> None:
-    pod = pod_of(resources=Resources(accelerator="tpu-v5e-8", spot=True))
+    pod = pod_of(resources=Resources(accelerator=accelerators.parse("tpu-v5e-8", spot=True)))
     assert pod["nodeSelector"]["cloud.google.com/gke-spot"] == "true"
     assert {
         "key": "cloud.google.com/gke-spot",

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from kinetic.accelerators import parse
 from kinetic.aio.kubernetes.pathways import KINDS
 from kinetic.aio.ports import Phase, Resources
 from kinetic.errors import LaunchError
@@ -14,7 +15,7 @@ from kinetic.job_status import Reason
 from tests.kubernetes.places import Place, gone, names, until, watching
 
 pytestmark = pytest.mark.usefixtures("groups")
-TWO = Resources(accelerator="cpu:hosts=2", cpu=0.1)
+TWO = Resources(accelerator=parse("cpu:hosts=2"), cpu=0.1)
 
 
 @pytest.mark.parametrize("kind", KINDS)

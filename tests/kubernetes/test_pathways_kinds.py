@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from kinetic.accelerators import parse
 from kinetic.aio._net.tokens import Fresh, TokenCache
 from kinetic.aio.kubernetes.api import Api
 from kinetic.aio.kubernetes.credentials import Access, ClusterCredentials
@@ -26,7 +27,7 @@ from tests.kubernetes.faults import FaultServer, answer, status, stream
 from tests.kubernetes.orders import order
 from tests.kubernetes.places import watching
 
-SPEC = order(resources=Resources(accelerator="cpu:hosts=2"))
+SPEC = order(resources=Resources(accelerator=parse("cpu:hosts=2")))
 AT = Placement(namespace="ns", secret="s", restarts=0, annotations={LIFE: "a"})
 OTHER = {"lws": "jobset", "jobset": "lws"}
 

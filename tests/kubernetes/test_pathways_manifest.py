@@ -22,7 +22,7 @@ Json = dict[str, Any]
 
 
 def spec(accelerator: str = "tpu-v5e-16", **more: Any) -> Any:
-    return order(resources=Resources(accelerator=accelerator), **more)
+    return order(resources=Resources(accelerator=accelerators.parse(accelerator)), **more)
 
 
 def templates(kind: str, manifest: Json) -> list[Json]:

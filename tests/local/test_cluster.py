@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from kinetic._supervisor.protocol import Places
+from kinetic.accelerators import parse
 from kinetic.aio.local.cluster import LocalCluster
 from kinetic.aio.ports import Image, Phase, Resources, Shared
 from kinetic.errors import LaunchError, NotFound
@@ -170,7 +171,7 @@ async def test_gpus_are_handed_out(home: Path, environ: dict[str, str], runner: 
     environ |= {"CUDA_VISIBLE_DEVICES": "GPU-a,GPU-b,-1,GPU-c", "KINETIC_LOCAL_SLOTS": "4"}
     cluster = LocalCluster(home, environ, runner=runner)
     tell = "import os; print(os.environ.get('CUDA_VISIBLE_DEVICES')); "
-    gpu = Resources(accelerator="gpu-l4", accelerator_count=1)
+    gpu = Resources(accelerator=parse("gpu-l4"))
     await cluster.launch(spec("g1", tell + SLEEP, resources=gpu))
     await cluster.launch(spec("g2", tell + SLEEP, resources=gpu))
     await cluster.launch(spec("g3", tell, resources=gpu))
@@ -183,9 +184,7 @@ async def test_gpus_are_handed_out(home: Path, environ: dict[str, str], runner: 
     await until(cluster, "g3")
     assert await lines(cluster, "g3") == ["GPU-b"]
     await cluster.delete(names=["g1"])
-    await cluster.launch(
-        spec("tpu", tell, resources=Resources(accelerator="tpu-v5e-8", accelerator_count=8))
-    )
+    await cluster.launch(spec("tpu", tell, resources=Resources(accelerator=parse("tpu-v5e-8"))))
     await until(cluster, "tpu")
     assert (await lines(cluster, "tpu"))[0] in ("GPU-a", "GPU-b")
     await cluster.aclose()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, field
+from typing import Unpack
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -14,6 +15,8 @@ from kinetic._runner.protocol import wire
 from kinetic._runner.protocol.wire import Item, ItemState, Kind, Outcome
 from kinetic.aio._engine import scheduler
 from kinetic.aio._engine.scheduler import (
+    FIRST_DELAY_S,
+    LONGEST_DELAY_S,
     Again,
     Bound,
     Complete,
@@ -22,7 +25,6 @@ from kinetic.aio._engine.scheduler import (
     Found,
     Freed,
     Known,
-    Policy,
     Refused,
     Reopened,
     Seen,
@@ -34,12 +36,13 @@ from kinetic.aio._engine.scheduler import (
     Wait,
     decide,
 )
+from kinetic.options import MapOptions, MapSettings
 
 VALUE = Outcome(kind=Kind.VALUE)
 
 
-def new(**policy: object) -> State:
-    return State(Policy(**policy), random=random.Random(1))  # type: ignore[arg-type]
+def new(**options: Unpack[MapOptions]) -> State:
+    return State(MapSettings(**options), random=random.Random(1))
 
 
 def done(index: int, state: ItemState = ItemState.SUCCEEDED, attempt: int = 1) -> Seen:
@@ -88,7 +91,7 @@ def test_a_retry_waits_its_delay_and_goes_before_new_items() -> None:
 
 
 def test_delays_grow_with_failures_of_the_users_up_to_a_limit() -> None:
-    state = new(max_concurrent=None, first_delay=1.0, longest_delay=8.0)
+    state = new(max_concurrent=None)
     decide(state, Stored(0, 1))
     delays = []
     for attempt in range(2, 10):
@@ -96,18 +99,18 @@ def test_delays_grow_with_failures_of_the_users_up_to_a_limit() -> None:
         assert isinstance(wait, Wait)
         delays.append(wait.delay)
         decide(state, Due(0, attempt))
-    assert max(delays) <= 8.0
-    assert delays[0] <= 1.0
-    assert delays[-1] >= 4.0
+    assert max(delays) <= LONGEST_DELAY_S
+    assert delays[0] <= FIRST_DELAY_S
+    assert delays[-1] >= LONGEST_DELAY_S / 2
 
 
 def test_what_the_platform_has_done_is_tried_again_soon() -> None:
-    state = new(max_concurrent=None, first_delay=1.0)
+    state = new(max_concurrent=None)
     decide(state, Stored(0, 1))
     for attempt in range(2, 12):
         [_, wait] = decide(state, opened(0, attempt, after="preempted", failures=0))
         assert isinstance(wait, Wait)
-        assert wait.delay <= 1.0
+        assert wait.delay <= FIRST_DELAY_S
         decide(state, Due(0, attempt))
 
 
@@ -120,7 +123,7 @@ def test_the_first_failure_ends_a_fail_fast_batch_once() -> None:
 
 
 def test_a_refused_item_counts_as_a_failure() -> None:
-    state = new(fail_fast=True, cancel_running=True)
+    state = new(fail_fast=True, cancel_running_on_fail=True)
     decide(state, Stored(0, 2))
     assert decide(state, Refused(0)) == [Freed(0), Stop("fail_fast", keep_running=False)]
 
@@ -170,7 +173,7 @@ def test_what_was_tried_again_twice_when_it_is_found_may_fail_by_the_first_of_th
 
 
 def test_what_is_reopened_before_it_is_known_here_runs_once_it_is_stored() -> None:
-    state = State(Policy())
+    state = State(MapSettings())
     decide(state, Stored(0, 1), StopRequested())
     assert decide(state, Reopened(1, 2, wire.Standing(1, 2))) == []
     assert decide(state, Known(2)) == []
@@ -180,13 +183,13 @@ def test_what_is_reopened_before_it_is_known_here_runs_once_it_is_stored() -> No
 
 def test_what_is_reopened_and_never_got_an_input_is_started() -> None:
     """A stop came before it was stored: to start it tells everybody that it has none."""
-    state = State(Policy())
+    state = State(MapSettings())
     decide(state, Stored(0, 1), StopRequested(), Reopened(1, 2, wire.Standing(1, 2)))
     assert decide(state, Ended(2)) == [Start(1, 2)]
 
 
 def test_a_stop_after_it_ends_what_was_reopened_before_it_is_known_here() -> None:
-    state = State(Policy())
+    state = State(MapSettings())
     assert decide(state, Reopened(0, 2, wire.Standing(1, 1)), StopRequested(), Stored(0, 1)) == []
 
 
@@ -278,7 +281,7 @@ class Fanout(RuleBasedStateMachine):
     def begin(self, slots: int, retries: int, seed: int) -> None:
         self.budgets = wire.RetryBudgets(user=retries, infrastructure=1)
         self.slots = slots
-        self.state = State(Policy(max_concurrent=slots), random=random.Random(seed))
+        self.state = State(MapSettings(max_concurrent=slots), random=random.Random(seed))
         self.requests: list[wire.Request] = []
         self.items: dict[int, Truth] = {}
         self.live: dict[int, int] = {}

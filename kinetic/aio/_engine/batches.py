@@ -35,9 +35,9 @@ from kinetic.aio._engine.input_pump import InputSource
 from kinetic.aio._engine.inputs import InputIndex, Source, check_there, size_of
 from kinetic.aio._engine.launcher import BatchContext
 from kinetic.aio._engine.manifest import (
-    MapSettings,
     batch_manifest,
     manifest_of,
+    map_settings_of,
     placed_of,
     read_manifest,
     record_of,
@@ -54,6 +54,7 @@ from kinetic.errors import (
     WireError,
 )
 from kinetic.job_status import JobStatus
+from kinetic.options import MapSettings
 
 __all__ = [
     "Batch",
@@ -68,6 +69,8 @@ __all__ = [
 
 
 LONGEST_LOOK_S = 10.0
+
+MANY_UNBOUNDED = 100
 
 PARTING_S = 15.0
 """With a lease that cannot be released, it is still less than a closing client waits."""
@@ -105,12 +108,7 @@ class Batch:
 
     def following(self, index: int) -> JobRef:
         """Where the job of an item is followed."""
-        return JobRef(
-            session=self.session,
-            submission=self.submission,
-            index=index,
-            output_dir=f"{self.manifest['output_dir']}/{index}",
-        )
+        return JobRef(session=self.session, submission=self.submission, index=index)
 
     # --- what is there ---
 
@@ -242,7 +240,7 @@ class Batch:
         lease: _lease.HeldLease,
         placed: prepare.UploadedCall,
         feed: InputSource | None,
-        terms: MapSettings,
+        settings: MapSettings,
         events: Iterable[scheduler.Event] = (),
     ) -> None:
         """Submit it from now on, beginning with the *events* that `recover_state` has found."""
@@ -255,12 +253,9 @@ class Batch:
             placed=placed,
             inputs=self.inputs,
             lease=lease,
-            output_dir=self.manifest["output_dir"],
         )
         length = feed.length if feed is not None else self.manifest["total"]
-        coordinator = BatchCoordinator(
-            context, terms.policy, feed, terms.window_for(length), self.wake
-        )
+        coordinator = BatchCoordinator(context, settings, feed, length, self.wake)
         self.coordinator = coordinator
         for event in events:
             coordinator.post(event)
@@ -269,7 +264,7 @@ class Batch:
         self.session.spawn(self._submitting(coordinator), name=f"batch {self.group_id}")
         if (deadline := self.manifest.get("deadline")) is not None:
             if submission.requests.reopened:  # what is tried again has the whole time again
-                deadline = time.time() + (terms.batch_timeout or 0.0)
+                deadline = time.time() + (settings.batch_timeout or 0.0)
             self.session.spawn(
                 self._end_at(coordinator, deadline), name=f"timeout of {self.group_id}"
             )
@@ -399,13 +394,13 @@ class Batch:
                 "it was collected by its age; submit what is left in a new batch"
             )
         total = self.inputs.total
-        terms = MapSettings.from_json(self.manifest["terms"])
-        feed: InputSource | None = feed_of(inputs if inputs is not None else (), terms)
+        settings = map_settings_of(self.manifest)
+        feed: InputSource | None = feed_of(inputs if inputs is not None else (), settings)
         if inputs is None and not (seal and total is None):
             feed = None
             end = total if total is not None else self.inputs.count
             events.append(scheduler.Ended(end, sealed=total is not None))
-        self.coordinate(lease, placed, feed, terms, events)
+        self.coordinate(lease, placed, feed, settings, events)
 
     @property
     def _is_open(self) -> bool:
@@ -635,7 +630,7 @@ class Batch:
         self.wake()
 
 
-def feed_of(inputs: Iterable[Any] | AsyncIterable[Any], terms: MapSettings) -> InputSource:
+def feed_of(inputs: Iterable[Any] | AsyncIterable[Any], settings: MapSettings) -> InputSource:
     """The source of *inputs*; a list is copied, so that later changes to it do not matter."""
     length = size_of(inputs)
     there: Sequence[Any] | None = None
@@ -643,7 +638,7 @@ def feed_of(inputs: Iterable[Any] | AsyncIterable[Any], terms: MapSettings) -> I
         known = cast("Collection[Any]", inputs)
         inputs = there = inputs if isinstance(inputs, range) else tuple(known)
     source = Source(inputs)
-    return InputSource(source=source, mode=terms.input_mode, length=length, there=there)
+    return InputSource(source=source, mode=settings.input_mode, length=length, there=there)
 
 
 LISTING = 32
@@ -654,14 +649,20 @@ async def start(
     session: Session,
     call: prepare.Call,
     inputs: Iterable[Any] | AsyncIterable[Any],
-    terms: MapSettings,
+    settings: MapSettings,
 ) -> Batch:
     """Pack once, write the manifest, take the lease, and start submitting.
 
+    Raises:
+        ConfigurationError: There is nothing to run.
+
     Cancelled: what was made of the batch is removed; shared content stays in the store.
     """
-    feed = feed_of(inputs, terms)
-    terms.check_length(feed.length)
+    feed = feed_of(inputs, settings)
+    if feed.length == 0:
+        raise ConfigurationError("inputs is empty: there is nothing to run")
+    if settings.max_concurrent is None and (feed.length or 0) > MANY_UNBOUNDED:
+        logging.warning("max_concurrent=None starts all %d jobs at once", feed.length)
     if feed.there is not None and call.function is not None:
         await in_thread(check_there, call.function, feed.there, feed.mode)
     packed = await prepare.pack(replace(call, inputs=feed.there or ()))
@@ -669,13 +670,13 @@ async def start(
         placed = await prepare.upload_call(session, packed)
     finally:
         shutil.rmtree(packed.spool, ignore_errors=True)
-    identity = await _new_identity(session, "grp", wire.RetryBudgets(user=terms.retries))
-    manifest = batch_manifest(session, identity, placed, terms, feed.length)
+    identity = await _new_identity(session, placed, "grp", wire.RetryBudgets(user=settings.retries))
+    manifest = batch_manifest(session, identity, placed, settings, feed.length)
     removal = functools.partial(cleanup.delete_batch, session, identity, jobs=False, alone=True)
     async with _begun(session, placed, identity, removal) as submission:
         lease = await _create(session, identity, placed, manifest)
         batch = session.batches[identity.id] = Batch(session, submission, manifest)
-        batch.coordinate(lease, placed, feed, terms)
+        batch.coordinate(lease, placed, feed, settings)
     return batch
 
 
@@ -689,21 +690,19 @@ async def start_job(
     await session.limit.acquire()
     try:
         budgets = wire.RetryBudgets(infrastructure=3 if session.platform.restarts else 0)
-        identity = await _new_identity(session, "job", budgets)
+        identity = await _new_identity(session, placed, "job", budgets)
         name = identity.attempt_name(0, 1)
         undo = functools.partial(job_spec.undo, session, identity.scope, name)
         async with _begun(session, placed, identity, undo) as submission:
-            output_dir = job_spec.output_base(session, placed, identity.id)
             record = record_of(session, identity, placed, 0)
-            await _launch_only(session, identity, packed, placed, record, output_dir)
+            await _launch_only(session, identity, packed, placed, record)
     except BaseException:
         session.limit.release()
         raise
     if session.limit.bounded:
         waiting = session.spawn(submission.closed(0), name=f"slot of {identity.id}")
         waiting.add_done_callback(functools.partial(_on_closed, session))
-    at = JobRef(session=session, submission=submission, index=0, output_dir=output_dir)
-    return record, at
+    return record, JobRef(session=session, submission=submission, index=0)
 
 
 async def _launch_only(
@@ -712,12 +711,11 @@ async def _launch_only(
     packed: prepare.PackedCall,
     placed: prepare.UploadedCall,
     record: dict[str, Any],
-    output_dir: str,
 ) -> None:
     """Store what a single job needs, and launch its first attempt; a single job has no lease."""
     store, content = session.platform.store, packed.arguments
     assert content is not None
-    manifest = manifest_of(record, identity, placed, output_dir)
+    manifest = manifest_of(record, identity, placed)
     manifest = signing.signed_json(identity.key, identity.scope, identity.entry, manifest)
     if not await store.create(identity.entry, manifest):
         raise Conflict(f"{identity.id} exists already in {store.url}; submit again")
@@ -725,7 +723,7 @@ async def _launch_only(
     await store.create(name, content.content)
     arguments = wire.Input(name=name, start=0, stop=content.size, digest=content.digest)
     orders = job_spec.JobSpecBuilder(session, identity, placed)
-    await orders.launch(job_spec.AttemptSpec(0, 1, arguments, output_dir))
+    await orders.launch(job_spec.AttemptSpec(0, 1, arguments))
 
 
 def _on_closed(session: Session, waiting: asyncio.Task[wire.Item]) -> None:
@@ -776,14 +774,18 @@ async def _create(
     return await _lease.begin(store, scope, session.platform.clock)
 
 
-async def _new_identity(session: Session, kind: str, budgets: wire.RetryBudgets) -> Identity:
+async def _new_identity(
+    session: Session, placed: prepare.UploadedCall, kind: str, budgets: wire.RetryBudgets
+) -> Identity:
     """A new identity, for a ``job`` or a batch (``grp``)."""
-    return await _identity(
-        session,
-        job_spec.new_id(kind, session.platform.marker),
-        budgets,
-        time.time(),
-        ProcessIdentity.me(),
+    new = job_spec.new_id(kind, session.platform.marker)
+    return _kind_of(new)(
+        id=new,
+        key=await session.key(scope_of(new)),
+        budgets=budgets,
+        created=time.time(),
+        submitter=ProcessIdentity.me(),
+        output_base=job_spec.output_base(session, placed, new),
     )
 
 
@@ -798,23 +800,18 @@ async def identity_of(
 ) -> Identity:
     """The identity of a job or a batch, by its id; without a manifest it can only be removed."""
     said = manifest or {}
-    budgets, submitter = (
-        wire.RetryBudgets(**said.get("budgets", {})),
-        ProcessIdentity.named(said.get("submitter")),
+    return _kind_of(submission)(
+        id=submission,
+        key=await session.key(scope_of(submission)),
+        budgets=wire.RetryBudgets(**said.get("budgets", {})),
+        created=float(said.get("created", 0.0)),
+        submitter=ProcessIdentity.named(said.get("submitter")),
+        output_base=said.get("output_dir", ""),
     )
-    return await _identity(session, submission, budgets, float(said.get("created", 0.0)), submitter)
 
 
-async def _identity(
-    session: Session,
-    submission: str,
-    budgets: wire.RetryBudgets,
-    created: float,
-    submitter: ProcessIdentity | None,
-) -> Identity:
-    kind = BatchIdentity if submission.startswith("grp-") else Identity
-    key = await session.key(scope_of(submission))
-    return kind(id=submission, key=key, budgets=budgets, created=created, submitter=submitter)
+def _kind_of(submission: str) -> type[Identity]:
+    return BatchIdentity if submission.startswith("grp-") else Identity
 
 
 async def attach(session: Session, group_id: str) -> Batch:

@@ -38,6 +38,7 @@ from kinetic.errors import (
     KineticError,
     SubmitterLost,
 )
+from kinetic.options import MapSettings
 
 __all__ = [
     "BatchCoordinator",
@@ -328,13 +329,13 @@ class BatchCoordinator:
     def __init__(
         self,
         context: BatchContext,
-        policy: scheduler.Policy,
+        settings: MapSettings,
         feed: InputSource | None,
-        window: int | None,
+        length: int | None,
         on_change: Callable[[], None],
     ) -> None:
-        self.state = scheduler.State(policy)
-        self.window = Backpressure(window, self._on_window)
+        self.state = scheduler.State(settings)
+        self.window = Backpressure(settings.window_for(length), self._on_window)
         self.error: BaseException | None = None
         self.request_error: BaseException | None = None
         self.over = asyncio.Event()
@@ -441,7 +442,7 @@ class BatchCoordinator:
 
     async def run(self) -> None:
         """Submit everything and wait until all of it has ended; an error is kept in ``error``."""
-        workers = min(LAUNCHING, self.state.policy.max_concurrent or LAUNCHING)
+        workers = min(LAUNCHING, self.state.settings.max_concurrent or LAUNCHING)
         try:
             async with asyncio.TaskGroup() as group:
                 helpers = [group.create_task(self.launcher.work()) for _ in range(workers)]

@@ -291,7 +291,7 @@ class InputPump:
 
     def _limit(self) -> float:
         """How many may have been pulled in all, by what runs and by the window of the consumers."""
-        slots, delivered = self._state.policy.max_concurrent, self._window.delivered
+        slots, delivered = self._state.settings.max_concurrent, self._window.delivered
         if self._window.limit is None or (slots is None and delivered is None):
             return float("inf")
         told = self._state.ended if delivered is None else delivered
@@ -323,7 +323,7 @@ class InputPump:
         for index, value in enumerate(values, start=first):
             self._kept[index] = value
         limit = self._window.limit or CHUNK_ITEMS  # more are not pulled before they are delivered
-        while len(self._kept) > limit + (self._state.policy.max_concurrent or 0):
+        while len(self._kept) > limit + (self._state.settings.max_concurrent or 0):
             self._kept.popitem(last=False)
 
     async def _store(self, chunk: Chunk, values: list[Any]) -> int:

@@ -38,7 +38,6 @@ from kinetic.errors import ConfigurationError, KineticError, NotFound, Submissio
 
 __all__ = [
     "CHUNK_ITEMS",
-    "INPUT_MODES",
     "Chunk",
     "InputIndex",
     "Source",
@@ -278,7 +277,6 @@ def _describe(
     stored.data, stored.failed = data, failed
 
 
-INPUT_MODES = ("auto", "single", "args", "kwargs")
 CHUNK_ITEMS = 100
 CHUNK_BYTES = 8 * 1024 * 1024
 FLUSH_S, HURRY_S = 0.05, 0.005

@@ -89,6 +89,8 @@ class Identity:
     budgets: wire.RetryBudgets
     created: float
     submitter: ProcessIdentity | None = None
+    output_base: str = ""
+    """Where its jobs leave what is kept: a path where they run, or a ``gs://`` prefix."""
     scope: str = field(init=False)
     """The prefix of its objects."""
     entry: str = field(init=False)
@@ -122,6 +124,10 @@ class Identity:
         """The id of one item's job."""
         return self.id
 
+    def output_dir(self, index: int) -> str:
+        """What one item's job sees as ``KINETIC_OUTPUT_DIR``, in each of its attempts."""
+        return self.output_base
+
     def attempt_name(self, index: int, attempt: int) -> str:
         """The platform's name of one attempt: the same for everybody who computes it."""
         return f"kinetic-{self.id}" if attempt == 1 else f"kinetic-{self.id}-{attempt}"
@@ -146,6 +152,9 @@ class BatchIdentity(Identity):
 
     def job_id(self, index: int) -> str:
         return f"{self.id}-{index}"
+
+    def output_dir(self, index: int) -> str:
+        return f"{self.output_base}/{index}"
 
     def attempt_name(self, index: int, attempt: int) -> str:
         return f"{self.id}-{index}-{attempt}"

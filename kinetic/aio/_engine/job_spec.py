@@ -52,7 +52,6 @@ class AttemptSpec:
     index: int
     attempt: int
     arguments: wire.Input
-    output_dir: str
     data: tuple[wire.DataRef, ...] = ()
     fence: int = 1
     round: int = 0
@@ -106,13 +105,14 @@ class JobSpecBuilder:
         identity, placed = self._identity, self._placed
         index, attempt = str(one.index), str(one.attempt)
         job_id, given = identity.job_id(one.index), one.arguments
+        output_dir = identity.output_dir(one.index)
         assignment = {
             **self._assignment,
             "job_id": job_id,
             "index": one.index,
             "attempt": one.attempt,
             "fence": one.fence,
-            "output_dir": one.output_dir,
+            "output_dir": output_dir,
             "arguments": {
                 "name": given.name,
                 "start": given.start,
@@ -137,7 +137,7 @@ class JobSpecBuilder:
                 "KINETIC_JOB_ID": job_id,
                 "KINETIC_INDEX": index,
                 "KINETIC_ATTEMPT": attempt,
-                "KINETIC_OUTPUT_DIR": one.output_dir,
+                "KINETIC_OUTPUT_DIR": output_dir,
             },
             key=identity.key,
             resources=placed.resources,
@@ -277,11 +277,10 @@ async def until_gone(
 
 
 def output_base(session: Session, placed: UploadedCall, identity_id: str) -> str:
-    """Where KINETIC_OUTPUT_DIR points to: a path of this machine, or a ``gs://`` prefix."""
+    """Where its jobs leave what is kept; `Identity.output_dir` says where each of them does."""
     configured = placed.call.options.output_dir or session.target.output_dir
     if configured:
-        remote = "://" in configured
-        if remote:
+        if "://" in configured:
             return configured.rstrip("/")
         return os.path.abspath(os.path.expanduser(configured))
     url = session.platform.store.url

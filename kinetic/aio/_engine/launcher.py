@@ -96,7 +96,6 @@ class BatchContext:
     placed: prepare.UploadedCall
     inputs: InputIndex
     lease: HeldLease
-    output_dir: str
 
 
 class Launcher:
@@ -229,7 +228,6 @@ class Launcher:
             start.index,
             start.attempt,
             arguments,
-            f"{context.output_dir}/{start.index}",
             data,
             context.lease.fence,
             context.submission.requests.round,

@@ -3,103 +3,39 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, cast
 
-from absl import logging
-
+from kinetic import accelerators
 from kinetic._packing.discover import Project
 from kinetic._runner.protocol import signing, wire
 from kinetic._runner.protocol.frames import MALFORMED
-from kinetic.aio._engine import ids, job_spec, scheduler
-from kinetic.aio._engine.inputs import INPUT_MODES
+from kinetic.aio._engine import ids, job_spec
 from kinetic.aio._engine.prepare import Call, UploadedCall
 from kinetic.aio._engine.session import Identity, Session
 from kinetic.aio.ports import Image, Object, Resources
 from kinetic.data import Data
-from kinetic.errors import ConfigurationError, NotFound, WireError
+from kinetic.errors import NotFound, WireError
 from kinetic.job_record import JobRecord
-from kinetic.options import Options, check
+from kinetic.options import MapSettings, Options
 
 __all__ = [
-    "MapSettings",
     "batch_manifest",
     "job_record",
     "manifest_of",
+    "map_settings_of",
     "placed_of",
     "read_manifest",
     "record_of",
 ]
 
 
-MANY_UNBOUNDED = 100
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MapSettings:
-    """See `kinetic.aio.Client.run_async_map`; ``batch_timeout`` is in seconds.
-
-    Raises:
-        ConfigurationError: A value is wrong.
-    """
-
-    input_mode: str = "auto"
-    max_concurrent: int | None = 64
-    retries: int = 0
-    fail_fast: bool = False
-    cancel_running_on_fail: bool = False
-    name: str | None = None
-    tags: dict[str, str] = field(default_factory=dict[str, str])
-    window: int | None = None
-    batch_timeout: float | None = None
-
-    def __post_init__(self) -> None:
-        if self.batch_timeout == math.inf:
-            object.__setattr__(self, "batch_timeout", None)
-        for name in self.__slots__:
-            check(**{name: getattr(self, name)})
-        if self.input_mode not in INPUT_MODES:
-            raise ConfigurationError(
-                f"input_mode must be one of {', '.join(INPUT_MODES)}, not {self.input_mode!r}"
-            )
-
-    @classmethod
-    def from_json(cls, fields: Mapping[str, Any]) -> MapSettings:
-        """As a manifest has them; unknown ones are ignored."""
-        return cls(**{name: fields[name] for name in cls.__slots__ if name in fields})
-
-    def to_json(self) -> dict[str, Any]:
-        """For a manifest."""
-        return asdict(self)
-
-    @property
-    def policy(self) -> scheduler.Policy:
-        """For the decisions."""
-        return scheduler.Policy(
-            max_concurrent=self.max_concurrent,
-            fail_fast=self.fail_fast,
-            cancel_running=self.cancel_running_on_fail,
-        )
-
-    def window_for(self, length: int | None) -> int | None:
-        """What bounds the items that were not delivered; inputs of unknown length have a bound."""
-        if self.window is None and length is None and self.max_concurrent is not None:
-            return 2 * self.max_concurrent
-        return self.window
-
-    def check_length(self, length: int | None) -> None:
-        """Refuse an empty list, and warn of a long one that starts at once.
-
-        Raises:
-            ConfigurationError: There is nothing to run.
-        """
-        if length == 0:
-            raise ConfigurationError("inputs is empty: there is nothing to run")
-        if self.max_concurrent is None and (length or 0) > MANY_UNBOUNDED:
-            logging.warning("max_concurrent=None starts all %d jobs at once", length)
+KEPT_OPTIONS = tuple(
+    name for name in MapSettings.__slots__ if name not in ("project", "cluster", "progress")
+)
+"""Where a batch runs is in its record; what shows its progress is for each process to say."""
 
 
 async def read_manifest(session: Session, identity: str) -> dict[str, Any]:
@@ -192,9 +128,7 @@ def record_of(
     return record.to_dict()
 
 
-def manifest_of(
-    record: dict[str, Any], identity: Identity, placed: UploadedCall, output_dir: str
-) -> bytes:
+def manifest_of(record: dict[str, Any], identity: Identity, placed: UploadedCall) -> bytes:
     """``handle.json``: the handle's fields, and what it takes to go on from anywhere."""
     budgets = {
         "user": identity.budgets.user,
@@ -204,7 +138,7 @@ def manifest_of(
         "version": wire.version_fields(),
         "budgets": budgets,
         "created": identity.created,
-        "output_dir": output_dir,
+        "output_dir": identity.output_base,
         "submitter": asdict(identity.submitter) if identity.submitter is not None else None,
         "shared": _shared_names(placed),
     }
@@ -222,7 +156,7 @@ def batch_manifest(
     session: Session,
     identity: Identity,
     placed: UploadedCall,
-    terms: MapSettings,
+    settings: MapSettings,
     length: int | None,
 ) -> dict[str, Any]:
     """What it takes to observe a batch from anywhere, and to go on submitting it.
@@ -231,23 +165,29 @@ def batch_manifest(
     is not part of it: that is a secret of the platform's.
     """
     budgets = identity.budgets
-    deadline = terms.batch_timeout
+    deadline = settings.batch_timeout
     return {
         "version": wire.version_fields(),
         "group_id": identity.id,
-        "name": terms.name,
-        "tags": terms.tags,
+        "name": settings.name,
+        "tags": settings.tags or {},
         "created": identity.created,
         "created_at": job_spec.utc_now(),
         "total": length,
         "budgets": {"user": budgets.user, "infrastructure": budgets.infrastructure},
-        "output_dir": job_spec.output_base(session, placed, identity.id),
+        "output_dir": identity.output_base,
         "submitter": asdict(identity.submitter) if identity.submitter is not None else None,
         "deadline": identity.created + deadline if deadline is not None else None,
-        "terms": terms.to_json(),
+        "terms": {name: getattr(settings, name) for name in KEPT_OPTIONS},
         "placed": _placed_fields(placed),
         "record": record_of(session, identity, placed, 0),
     }
+
+
+def map_settings_of(manifest: Mapping[str, Any]) -> MapSettings:
+    """The options that a batch was begun with; those of a later version are ignored."""
+    terms = manifest["terms"]
+    return MapSettings(**{name: terms[name] for name in KEPT_OPTIONS if name in terms})
 
 
 def _placed_fields(placed: UploadedCall) -> dict[str, Any]:
@@ -260,7 +200,7 @@ def _placed_fields(placed: UploadedCall) -> dict[str, Any]:
         "code": asdict(placed.code) if placed.code is not None else None,
         "data": [asdict(ref) for ref in placed.data],
         "image": _image_fields(placed.image),
-        "resources": asdict(placed.resources),
+        "resources": _resources_fields(placed.resources),
         "client": dict(placed.client),
         "project": {
             "root": str(project.root) if project.root is not None else None,
@@ -269,6 +209,25 @@ def _placed_fields(placed: UploadedCall) -> dict[str, Any]:
             "sys_path": list(project.sys_path),
         },
     }
+
+
+def _resources_fields(resources: Resources) -> dict[str, Any]:
+    accelerator = resources.accelerator
+    return {
+        "accelerator": str(accelerator),
+        "accelerator_count": 0 if accelerator.kind == "cpu" else accelerator.count,
+        "cpu": resources.cpu,
+        "memory_bytes": resources.memory_bytes,
+        "spot": accelerator.spot,
+    }
+
+
+def _resources_of(fields: Mapping[str, Any]) -> Resources:
+    return Resources(
+        accelerator=accelerators.parse(fields["accelerator"], spot=fields.get("spot", False)),
+        cpu=fields["cpu"],
+        memory_bytes=fields["memory_bytes"],
+    )
 
 
 def placed_of(manifest: Mapping[str, Any], environment: Mapping[str, str]) -> UploadedCall:
@@ -298,7 +257,7 @@ def placed_of(manifest: Mapping[str, Any], environment: Mapping[str, str]) -> Up
             data=tuple(wire.DataRef(**ref) for ref in fields["data"]),
             table=tuple(Data("gs://shared/") for _ in fields["data"]),  # each keeps its number
             image=_image_of(fields["image"]),
-            resources=Resources(**fields["resources"]),
+            resources=_resources_of(fields["resources"]),
             environment=environment,
             client=fields["client"],
         )

@@ -20,7 +20,7 @@ from typing import Any, cast
 import cloudpickle
 from absl import logging
 
-from kinetic import accelerators, configuration, environment
+from kinetic import configuration, environment
 from kinetic._messages import amount
 from kinetic._packing import archive, discover, payload
 from kinetic._progress.steps import Step, step
@@ -164,14 +164,13 @@ async def upload_call(session: Session, packed: PackedCall) -> UploadedCall:
     """
     store, options = session.platform.store, packed.call.options
     target = session.target
-    accelerator = accelerators.parse(options.accelerator)
     if session.platform.capacity is not None:
         _refuse_more_than(session.platform.capacity, options)
     if target.backend == "local":
         _refuse_elsewhere(options.output_dir or target.output_dir)
     request = ImageRequest(
         mode=options.container_image or "bundled",
-        category=accelerator.kind,
+        category=options.parsed_accelerator.kind,
         base_image_repo=options.base_image_repo or target.base_image_repo,
         python=platform.python_version(),
         entry_dir=packed.project.entry_dir,
@@ -191,7 +190,7 @@ async def upload_call(session: Session, packed: PackedCall) -> UploadedCall:
         data=refs,
         table=packed.data,
         image=image,
-        resources=_resources(options, accelerator),
+        resources=_resources(options),
         environment=packed.environment,
         client=_fingerprint(),
     )
@@ -246,13 +245,12 @@ async def _upload(store: Store, name: str, content: bytes | Path) -> None:
     logging.info("Uploaded %s to %s" if sent else "%s is in %s already", name, store.url)
 
 
-def _resources(options: Options, accelerator: accelerators.Accelerator) -> Resources:
+def _resources(options: Options) -> Resources:
+    accelerator = options.parsed_accelerator
     return Resources(
-        accelerator=str(accelerator),
-        accelerator_count=0 if accelerator.kind == "cpu" else accelerator.count,
+        accelerator=accelerator,
         cpu=options.cpu or (accelerator.count if accelerator.kind == "cpu" else 0) or 1.0,
         memory_bytes=options.memory_bytes,
-        spot=options.spot or accelerator.spot,
     )
 
 
@@ -269,11 +267,11 @@ def _fingerprint() -> dict[str, str]:
 
 def log_choice(session: Session, placed: UploadedCall) -> None:
     """Say once a submission where it runs and why, once a process what an accelerator became."""
-    target, asked = session.target, placed.call.options.accelerator
+    target, options = session.target, placed.call.options
     logging.info("%s runs on %s (%s)", placed.call.name, target.backend, target.why)
-    if target.backend == "local" and asked not in _stood_in:
-        _stood_in.add(asked)
-        if became := _stand_in(asked, session.platform.capacity):
+    if target.backend == "local" and options.accelerator not in _stood_in:
+        _stood_in.add(options.accelerator)
+        if became := _stand_in(options, session.platform.capacity):
             logging.warning("%s", became)
 
 
@@ -281,9 +279,9 @@ _stood_in: set[str] = set()
 """The accelerators of which this process has said what they become on this machine."""
 
 
-def _stand_in(asked: str, capacity: Capacity | None) -> str:
-    """What the machine has instead of the accelerator *asked* for; empty if it has that."""
-    accelerator, said = accelerators.parse(asked), list[str]()
+def _stand_in(options: Options, capacity: Capacity | None) -> str:
+    """What the machine has instead of the accelerator that is asked for; empty if it has that."""
+    asked, accelerator, said = options.accelerator, options.parsed_accelerator, list[str]()
     if capacity is not None and accelerator.kind != "cpu":
         if not capacity.gpus:
             said.append(f"{asked} becomes this machine's own processors ({capacity.cpus})")

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from kinetic._runner.protocol import wire
+from kinetic.options import MapSettings
 
 __all__ = [
     "Action",
@@ -26,7 +27,6 @@ __all__ = [
     "Found",
     "Freed",
     "Known",
-    "Policy",
     "Refused",
     "Reopened",
     "Seen",
@@ -40,15 +40,9 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Policy:
-    """How a batch runs; delays are seconds."""
-
-    max_concurrent: int | None = 64
-    fail_fast: bool = False
-    cancel_running: bool = False
-    first_delay: float = 0.5
-    longest_delay: float = 60.0
+FIRST_DELAY_S = 0.5
+LONGEST_DELAY_S = 60.0
+"""Before an item is tried again: the delay is doubled after each failure, up to this."""
 
 
 # --- events ---
@@ -197,7 +191,7 @@ class State:
     those that are final now.
     """
 
-    policy: Policy
+    settings: MapSettings
     random: random.Random = field(default_factory=random.Random)
     marks: bytearray = field(default_factory=bytearray)
     fresh: deque[tuple[int, int]] = field(default_factory=deque[tuple[int, int]])
@@ -224,7 +218,7 @@ class State:
     @property
     def free(self) -> float:
         """How many further attempts may be without an outcome."""
-        limit = self.policy.max_concurrent
+        limit = self.settings.max_concurrent
         return float("inf") if limit is None else limit - len(self.busy)
 
     @property
@@ -345,9 +339,10 @@ def _close(
     actions: list[Action] = []
     if state.busy.pop(index, None) is not None:
         actions.append(Freed(index))
-    if how is wire.ItemState.FAILED and state.policy.fail_fast and not state.stopping:
+    if how is wire.ItemState.FAILED and state.settings.fail_fast and not state.stopping:
         _drop_waiting(state)
-        actions.append(Stop("fail_fast", keep_running=not state.policy.cancel_running))
+        keep_running = not state.settings.cancel_running_on_fail
+        actions.append(Stop("fail_fast", keep_running=keep_running))
     return actions
 
 
@@ -395,7 +390,7 @@ def _drop_waiting(state: State) -> None:
 
 
 def _start(state: State, actions: list[Action]) -> None:
-    limit = state.policy.max_concurrent
+    limit = state.settings.max_concurrent
     while limit is None or len(state.busy) < limit:
         if state.due:  # what has begun goes before what has not
             index, attempt = state.due.popitem(last=False)
@@ -416,8 +411,7 @@ def _start(state: State, actions: list[Action]) -> None:
 
 def _delay(state: State, item: wire.Item) -> float:
     """Longer after each failure of the user's; what the platform has done is tried again soon."""
-    policy = state.policy
     if item.after in wire.INFRASTRUCTURE:
-        return policy.first_delay * state.random.uniform(0.0, 1.0)
-    longest = min(policy.longest_delay, policy.first_delay * 2.0 ** min(item.failures - 1, 60))
+        return FIRST_DELAY_S * state.random.uniform(0.0, 1.0)
+    longest = min(LONGEST_DELAY_S, FIRST_DELAY_S * 2.0 ** min(item.failures - 1, 60))
     return longest * state.random.uniform(0.5, 1.0)

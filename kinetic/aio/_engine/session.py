@@ -824,4 +824,8 @@ class JobRef:
     session: Session
     submission: Submission
     index: int
-    output_dir: str
+
+    @property
+    def output_dir(self) -> str:
+        """What its job sees as ``KINETIC_OUTPUT_DIR``."""
+        return self.submission.identity.output_dir(self.index)

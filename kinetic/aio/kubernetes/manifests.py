@@ -26,8 +26,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from kinetic import accelerators
 from kinetic._runner.protocol import wire
+from kinetic.accelerators import Accelerator
 from kinetic.aio.ports import JobSpec, Resources
 from kinetic.errors import ConfigurationError
 
@@ -338,9 +338,8 @@ def job_manifest(spec: JobSpec, at: Placement) -> dict[str, Any]:
     """The Job that carries *spec*.
 
     Raises:
-        ConfigurationError: The accelerator is unknown, a name or value of the
-            environment cannot be an environment variable of a container, or a
-            volume would hide what the job needs.
+        ConfigurationError: A name or value of the environment cannot be an
+            environment variable of a container, or a volume would hide what the job needs.
     """
     name = object_name(spec.name)
     own = {JOB: name, ITEM: object_name(item_name(spec.name, spec.labels.get(ATTEMPT)))}
@@ -427,8 +426,7 @@ def _pod_annotations(spec: JobSpec, own: Mapping[str, str]) -> dict[str, str]:
 
 
 def _pod(spec: JobSpec, at: Placement) -> dict[str, Any]:
-    accelerator = accelerators.parse(spec.resources.accelerator, spot=spec.resources.spot)
-    assignment = spec.assignment
+    accelerator, assignment = spec.resources.accelerator, spec.assignment
     fuse = fuse_volumes(assignment.get("data") or (), str(assignment.get("store", "")))
     for one in fuse.mounts:
         _refuse_hiding(str(one["mountPath"]))
@@ -441,7 +439,7 @@ def _pod(spec: JobSpec, at: Placement) -> dict[str, Any]:
         "securityContext": _pod_security(at),
         "nodeSelector": _selector(accelerator),
         "tolerations": _tolerations(accelerator),
-        "containers": [_container(spec, at, accelerator, fuse.mounts)],
+        "containers": [_container(spec, at, fuse.mounts)],
         "volumes": [*_volumes(spec, at), *fuse.volumes],
     }
     if spec.timeout is not None:
@@ -462,7 +460,7 @@ def _refuse_hiding(path: str) -> None:
         )
 
 
-def _selector(accelerator: accelerators.Accelerator) -> dict[str, str]:
+def _selector(accelerator: Accelerator) -> dict[str, str]:
     """GKE keeps nodes with Arm processors for pods that ask for them."""
     selector = dict(accelerator.node_selector)
     if accelerator.arch != "amd64":
@@ -470,7 +468,7 @@ def _selector(accelerator: accelerators.Accelerator) -> dict[str, str]:
     return selector
 
 
-def _tolerations(accelerator: accelerators.Accelerator) -> list[dict[str, str]]:
+def _tolerations(accelerator: Accelerator) -> list[dict[str, str]]:
     found: list[dict[str, str]] = []
     if accelerator.resource:
         found.append({"key": accelerator.resource, "operator": "Exists", "effect": "NoSchedule"})
@@ -489,18 +487,13 @@ def _pod_security(at: Placement) -> dict[str, Any]:
     return {"seccompProfile": {"type": "RuntimeDefault"}, **user, **group}
 
 
-def _container(
-    spec: JobSpec,
-    at: Placement,
-    accelerator: accelerators.Accelerator,
-    mounts: list[dict[str, Any]],
-) -> dict[str, Any]:
+def _container(spec: JobSpec, at: Placement, mounts: list[dict[str, Any]]) -> dict[str, Any]:
     return {
         "name": CONTAINER,
         "image": spec.image.uri,
         "command": [*(spec.image.command or ("python3",)), "-u", RUNNER],
-        "env": _environment(spec, at, accelerator),
-        "resources": _resources(spec.resources, accelerator),
+        "env": _environment(spec, at),
+        "resources": _resources(spec.resources),
         "securityContext": {
             "allowPrivilegeEscalation": False,
             "capabilities": {"drop": ["ALL"]},
@@ -515,12 +508,10 @@ def _container(
     }
 
 
-def _environment(
-    spec: JobSpec, at: Placement, accelerator: accelerators.Accelerator
-) -> list[dict[str, Any]]:
+def _environment(spec: JobSpec, at: Placement) -> list[dict[str, Any]]:
     usual = {
         "KERAS_BACKEND": "jax",
-        "JAX_PLATFORMS": PLATFORMS[accelerator.kind],
+        "JAX_PLATFORMS": PLATFORMS[spec.resources.accelerator.kind],
         "JOB_ID": str(spec.assignment.get("job_id", "")),
         "GCS_BUCKET": _bucket(str(spec.assignment.get("store", ""))),
     }
@@ -560,14 +551,14 @@ def _field(name: str, path: str) -> dict[str, Any]:
     return {"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}}
 
 
-def _resources(asked: Resources, accelerator: accelerators.Accelerator) -> dict[str, Any]:
+def _resources(asked: Resources) -> dict[str, Any]:
     """Requests and limits.
 
     An accelerator is in both, as Kubernetes wants. A job that has a machine's
     accelerators to itself may use its cores, so its ``cpu`` is only a request;
     others are held to theirs. Memory that was asked for is also the limit.
     """
-    cpu = _cores(asked.cpu)
+    accelerator, cpu = asked.accelerator, _cores(asked.cpu)
     memory = asked.memory_bytes or int(PORTION * max(asked.cpu, 0.25))
     requests: dict[str, str] = {"cpu": cpu, "memory": str(memory)}
     limits: dict[str, str] = {}

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from kinetic import accelerators
 from kinetic.aio.kubernetes.diagnosis.documents import Document, condition, part, parts, uid
 from kinetic.aio.kubernetes.diagnosis.ending import ending, has_ended, ran
 from kinetic.aio.kubernetes.diagnosis.finished import index_of, past, swept
@@ -88,7 +87,7 @@ def group_of(spec: JobSpec, at: Placement) -> Group:
     Raises:
         ConfigurationError: As `kinetic.aio.kubernetes.manifests.job_manifest`.
     """
-    accelerator = accelerators.parse(spec.resources.accelerator)
+    accelerator = spec.resources.accelerator
     several = {**at.annotations, HOSTS: str(accelerator.hosts)}
     job = job_manifest(spec, replace(at, annotations=several))
     name = group_name(spec.name)

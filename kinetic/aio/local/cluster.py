@@ -20,6 +20,7 @@ from absl import logging
 from kinetic import _tasks
 from kinetic._runner.protocol.private import make_folder
 from kinetic._supervisor.protocol import SUBMISSION
+from kinetic.accelerators import Accelerator
 from kinetic.aio.ports import JobSpec, Observation, Phase, Shared
 from kinetic.errors import (
     ClientClosed,
@@ -295,7 +296,7 @@ class LocalCluster:
             "edition": self._edition,
             "fresh": self._fresh if self._fresh is not None else _must_be_fresh(job.environment),
             "cpus": max(1, math.ceil(resources.cpu)),
-            "gpus": _gpus(resources.accelerator, resources.accelerator_count),
+            "gpus": _gpus(resources.accelerator),
             "memory_bytes": resources.memory_bytes,
             "timeout": job.timeout,
             "start_timeout": job.start_timeout,
@@ -592,11 +593,9 @@ def _must_be_fresh(environment: Mapping[str, str]) -> bool:
     return any(name.startswith(("PYTHON", "LD_", "DYLD_")) for name in environment)
 
 
-def _gpus(accelerator: str, count: int) -> int:
+def _gpus(accelerator: Accelerator) -> int:
     """How many GPUs stand for what was asked for, if there are any: a TPU becomes one."""
-    if count < 1 or accelerator == "cpu":
-        return 0
-    return 1 if accelerator.startswith("tpu") else count
+    return {"cpu": 0, "gpu": accelerator.count, "tpu": 1}[accelerator.kind]
 
 
 def _open(path: Path) -> int:
