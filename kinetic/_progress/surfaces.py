@@ -16,16 +16,14 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from absl import logging
 
-from kinetic._messages import span
 from kinetic._progress.entry import Entry, is_terminal
-from kinetic._progress.steps import Step
-from kinetic.progress import Progress
+from kinetic._progress.line import compose
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
-__all__ = ["Live", "Notebook", "Plain", "Screen", "compose", "next_line", "say"]
+__all__ = ["Live", "Notebook", "Plain", "Screen", "next_line", "say"]
 
 
 PATIENCE_S = 0.5
@@ -257,8 +255,6 @@ def say(line: str) -> None:
 
 MOST_LINES = 8
 WIDEST = 120
-TITLE, SHORTEST_TITLE = 24, 8
-BAR, SHORTEST_BAR = 24, 8
 
 
 class Live:
@@ -335,86 +331,3 @@ def _ansi(console: Console, text: Text) -> str:
     with console.capture() as captured:
         console.print(text, end="", soft_wrap=True)
     return captured.get()
-
-
-def compose(title: str, value: Progress | Step | None, width: int) -> list[Text]:
-    """The lines of one entry, at most *width* cells wide: what matters least goes first."""
-    from rich.text import Text
-
-    parts = _parts_of_step(value) if isinstance(value, Step) else _parts(value or Progress())
-    over = max(0, TITLE + 2 + _wide(parts) - width)  # the name gives way before a count does
-    parts = [(0, _cut(title, max(SHORTEST_TITLE, TITLE - over))), *parts]
-    bar = SHORTEST_BAR if value is not None and value.fraction is not None else 0
-    while len(parts) > 1 and (bar + 2 if bar else 0) + _wide(parts) > width:
-        if bar and max(rank for rank, _ in parts) < BAR_RANK:
-            bar = 0
-        else:
-            parts.remove(max(parts, key=lambda part: part[0]))
-    if bar and value is not None:
-        parts.insert(1, (BAR_RANK, _bar(value, min(BAR, width - _wide(parts) - 2))))
-    line = Text("  ").join(text for _, text in parts)
-    line.truncate(width, overflow="ellipsis")
-    lines = [line]
-    if isinstance(value, Progress) and value.first_failure:
-        why = Text(f"  {value.failure()}", "red")
-        why.truncate(width, overflow="ellipsis")
-        lines.append(why)
-    return lines
-
-
-def _wide(parts: list[tuple[int, Text]]) -> int:
-    return sum(text.cell_len for _, text in parts) + 2 * (len(parts) - 1)
-
-
-BAR_RANK = 7
-"""Parts of a higher rank make room for the bar, those of a lower one get its room."""
-
-
-def _parts(value: Progress) -> list[tuple[int, Text]]:
-    """Each with its rank: the highest is left out first where there is no room."""
-    from rich.text import Text
-
-    ended = f"{value.ended:,}" + (f"/{value.total:,}" if value.total is not None else " ended")
-    parts = [(1, Text(ended))]
-    for rank, count, name, style in (
-        (2, value.failed, "failed", "red"),
-        (3, value.lost, "lost", "red"),
-        (6, value.cancelled, "cancelled", "yellow"),
-        (5, value.running, "running", "cyan"),
-        (9, value.waiting, "waiting", ""),
-        (10, value.retried, "retried", "yellow"),
-    ):
-        if count:
-            parts.append((rank, Text(f"{count:,} {name}", style)))
-    if value.finished:
-        return [*parts, (4, Text(span(value.elapsed), "dim"))]
-    if value.rate > 0:
-        parts.append((8, Text(value.speed(), "dim")))
-    if value.eta is not None:
-        parts.append((4, Text(f"{span(max(1.0, value.eta))} left")))
-    elif value.elapsed >= 1:
-        parts.append((11, Text(span(value.elapsed), "dim")))
-    return parts
-
-
-def _parts_of_step(step: Step) -> list[tuple[int, Text]]:
-    from rich.text import Text
-
-    fraction = step.fraction
-    return [] if fraction is None else [(1, Text(f"{fraction:.0%}"))]
-
-
-def _bar(value: Progress | Step, width: int) -> Text:
-    from rich.text import Text
-
-    bad = isinstance(value, Progress) and (value.failed or value.lost)
-    done = int((value.fraction or 0.0) * width)
-    return Text.assemble(("━" * done, "red" if bad else "green"), ("─" * (width - done), "dim"))
-
-
-def _cut(words: str, longest: int) -> Text:
-    from rich.text import Text
-
-    text = Text(words, "bold")
-    text.truncate(longest, overflow="ellipsis")
-    return text

@@ -12,8 +12,9 @@ from rich.cells import cell_len
 
 from kinetic import errors
 from kinetic._progress.entry import Entry, choose
+from kinetic._progress.line import compose
 from kinetic._progress.steps import Step, current, step
-from kinetic._progress.surfaces import Live, Plain, Screen, compose
+from kinetic._progress.surfaces import Live, Plain, Screen
 from kinetic.progress import Progress
 
 COUNTS = st.integers(0, 10**7)

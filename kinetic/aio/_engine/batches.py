@@ -30,7 +30,7 @@ from kinetic.aio import _lease
 from kinetic.aio._engine import cleanup, job_spec, prepare, scheduler
 from kinetic.aio._engine.cleanup import delete_all
 from kinetic.aio._engine.coordinator import BatchCoordinator, recover_state, renewed, since
-from kinetic.aio._engine.ids import scope_of
+from kinetic.aio._engine.ids import BatchIdentity, Identity, scope_of
 from kinetic.aio._engine.input_pump import InputSource
 from kinetic.aio._engine.inputs import InputIndex, Source, check_there, size_of
 from kinetic.aio._engine.launcher import BatchContext
@@ -42,7 +42,7 @@ from kinetic.aio._engine.manifest import (
     read_manifest,
     record_of,
 )
-from kinetic.aio._engine.session import BatchIdentity, Identity, JobRef, Session, Submission
+from kinetic.aio._engine.session import JobRef, Session, Submission
 from kinetic.aio._lease import ProcessIdentity
 from kinetic.aio._net.retry import retry_forever
 from kinetic.errors import (

@@ -16,7 +16,8 @@ from kinetic._runner.protocol import wire
 from kinetic.aio import _lease
 from kinetic.aio._engine import job_spec
 from kinetic.aio._engine.control_log import ControlLog
-from kinetic.aio._engine.session import LABEL_ROUND, LABEL_SUBMISSION, Identity, Session, Submission
+from kinetic.aio._engine.ids import Identity
+from kinetic.aio._engine.session import LABEL_ROUND, LABEL_SUBMISSION, Session, Submission
 from kinetic.aio._net.retry import retry_forever
 from kinetic.aio.ports import Cluster
 from kinetic.errors import KineticError, NotFound, Unavailable

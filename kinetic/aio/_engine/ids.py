@@ -1,13 +1,26 @@
-"""What an id names: a job of its own, a batch, or one job of a batch."""
+"""Ids of jobs and batches, and every name that follows from one: of objects, and of attempts."""
 
 from __future__ import annotations
 
 import re
+import time
+from dataclasses import dataclass, field
+from typing import ClassVar
 
 from kinetic._messages import one_line
-from kinetic.errors import ConfigurationError
+from kinetic._runner.protocol import wire
+from kinetic.aio._lease import ProcessIdentity
+from kinetic.errors import ConfigurationError, NotFound
 
-__all__ = ["entry_of", "is_batch", "item_of", "refuse_job", "scope_of"]
+__all__ = [
+    "BatchIdentity",
+    "Identity",
+    "entry_of",
+    "is_batch",
+    "item_of",
+    "refuse_job",
+    "scope_of",
+]
 
 _ID = re.compile(r"(?:job|grp)-[0-9a-z-]+", re.ASCII)
 _BATCH = re.compile(r"grp-(?:[a-z]+-)?[0-9a-f]{12}", re.ASCII)
@@ -84,3 +97,93 @@ def _refuse_others(text: str) -> None:
             f"{one_line(repr(text), 80)} is no id: those of jobs begin with job-, those of batches "
             "with grp-, as in a handle's job_id and group_id"
         )
+
+
+YOUNG_S = 60.0
+"""A job that is nowhere may still be on its way for this long."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Identity:
+    """What tells one submission from another: a job of its own, or a `BatchIdentity`.
+
+    ``created`` is seconds since the epoch by the submitter's clock. One that is ``leased`` has a
+    holder, who may still start what is not there, and closes what has died.
+    """
+
+    leased: ClassVar[bool] = False
+
+    id: str
+    key: bytes
+    budgets: wire.RetryBudgets
+    created: float
+    submitter: ProcessIdentity | None = None
+    output_base: str = ""
+    """Where its jobs leave what is kept: a path where they run, or a ``gs://`` prefix."""
+    scope: str = field(init=False)
+    """The prefix of its objects."""
+    entry: str = field(init=False)
+    """The object that is there as long as it was not cleaned up."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "scope", scope_of(self.id))
+        object.__setattr__(self, "entry", entry_of(self.id))
+
+    @property
+    def settled(self) -> bool:
+        """Whether what is not on the platform now will not come from its submitter any more."""
+        if self.submitter is not None and self.submitter.dead:
+            return True
+        return time.time() - self.created > YOUNG_S
+
+    @property
+    def group_id(self) -> str | None:
+        """Its id if it is a batch."""
+        return None
+
+    @property
+    def gone(self) -> NotFound:
+        """What whoever asks for it hears after it was cleaned up."""
+        return NotFound(
+            f"{self.id} was cleaned up, with its log and its value: result() does that once it "
+            "has returned; with cleanup=False it keeps them"
+        )
+
+    def job_id(self, index: int) -> str:
+        """The id of one item's job."""
+        return self.id
+
+    def output_dir(self, index: int) -> str:
+        """What one item's job sees as ``KINETIC_OUTPUT_DIR``, in each of its attempts."""
+        return self.output_base
+
+    def attempt_name(self, index: int, attempt: int) -> str:
+        """The platform's name of one attempt: the same for everybody who computes it."""
+        return f"kinetic-{self.id}" if attempt == 1 else f"kinetic-{self.id}-{attempt}"
+
+
+class BatchIdentity(Identity):
+    """That of a batch."""
+
+    __slots__ = ()
+    leased: ClassVar[bool] = True
+
+    @property
+    def group_id(self) -> str | None:
+        return self.id
+
+    @property
+    def gone(self) -> NotFound:
+        return NotFound(
+            f"batch {self.id} was cleaned up: its inputs, jobs and outcomes are gone; submit it "
+            "again, and call cleanup() when nothing more is wanted of it"
+        )
+
+    def job_id(self, index: int) -> str:
+        return f"{self.id}-{index}"
+
+    def output_dir(self, index: int) -> str:
+        return f"{self.output_base}/{index}"
+
+    def attempt_name(self, index: int, attempt: int) -> str:
+        return f"{self.id}-{index}-{attempt}"

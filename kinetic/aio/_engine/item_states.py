@@ -9,21 +9,19 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
-import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
 from kinetic._runner.protocol import signing, wire
 from kinetic._runner.protocol.outcomes import Death
-from kinetic.aio._engine import ids, results
+from kinetic.aio._engine import results
 from kinetic.aio._engine.control_log import ControlLog
-from kinetic.aio._lease import ProcessIdentity
+from kinetic.aio._engine.ids import Identity
 from kinetic.aio.ports import ObjectInfo, Observation, Phase, Store
 from kinetic.errors import NotFound, WireError
 from kinetic.job_status import Reason
 
-__all__ = ["BatchIdentity", "Identity", "ItemStates", "closing"]
+__all__ = ["ItemStates", "closing"]
 
 
 def closing(attempt: wire.Attempt, seen: Observation | None) -> Death | None:
@@ -65,99 +63,10 @@ def _message(seen: Observation | None, *, started: bool) -> str:
 CONTENTS, CONTENT_BYTES = 10_000, 4096
 """How many outcomes, and how large ones, are held until somebody asks for them."""
 
-YOUNG_S = 60.0
-"""A job that is nowhere may still be on its way for this long."""
-
 SLICE = 100
 """Outcomes that are verified in one turn of the loop."""
 
 Listener = Callable[[int, "wire.Item | None"], None]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Identity:
-    """What tells one submission from another: a job of its own, or a `BatchIdentity`.
-
-    ``created`` is seconds since the epoch by the submitter's clock. One that is ``leased`` has a
-    holder, who may still start what is not there, and closes what has died.
-    """
-
-    leased: ClassVar[bool] = False
-
-    id: str
-    key: bytes
-    budgets: wire.RetryBudgets
-    created: float
-    submitter: ProcessIdentity | None = None
-    output_base: str = ""
-    """Where its jobs leave what is kept: a path where they run, or a ``gs://`` prefix."""
-    scope: str = field(init=False)
-    """The prefix of its objects."""
-    entry: str = field(init=False)
-    """The object that is there as long as it was not cleaned up."""
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "scope", ids.scope_of(self.id))
-        object.__setattr__(self, "entry", ids.entry_of(self.id))
-
-    @property
-    def settled(self) -> bool:
-        """Whether what is not on the platform now will not come from its submitter any more."""
-        if self.submitter is not None and self.submitter.dead:
-            return True
-        return time.time() - self.created > YOUNG_S
-
-    @property
-    def group_id(self) -> str | None:
-        """Its id if it is a batch."""
-        return None
-
-    @property
-    def gone(self) -> NotFound:
-        """What whoever asks for it hears after it was cleaned up."""
-        return NotFound(
-            f"{self.id} was cleaned up, with its log and its value: result() does that once it "
-            "has returned; with cleanup=False it keeps them"
-        )
-
-    def job_id(self, index: int) -> str:
-        """The id of one item's job."""
-        return self.id
-
-    def output_dir(self, index: int) -> str:
-        """What one item's job sees as ``KINETIC_OUTPUT_DIR``, in each of its attempts."""
-        return self.output_base
-
-    def attempt_name(self, index: int, attempt: int) -> str:
-        """The platform's name of one attempt: the same for everybody who computes it."""
-        return f"kinetic-{self.id}" if attempt == 1 else f"kinetic-{self.id}-{attempt}"
-
-
-class BatchIdentity(Identity):
-    """That of a batch."""
-
-    __slots__ = ()
-    leased: ClassVar[bool] = True
-
-    @property
-    def group_id(self) -> str | None:
-        return self.id
-
-    @property
-    def gone(self) -> NotFound:
-        return NotFound(
-            f"batch {self.id} was cleaned up: its inputs, jobs and outcomes are gone; submit it "
-            "again, and call cleanup() when nothing more is wanted of it"
-        )
-
-    def job_id(self, index: int) -> str:
-        return f"{self.id}-{index}"
-
-    def output_dir(self, index: int) -> str:
-        return f"{self.output_base}/{index}"
-
-    def attempt_name(self, index: int, attempt: int) -> str:
-        return f"{self.id}-{index}-{attempt}"
 
 
 class ItemStates:

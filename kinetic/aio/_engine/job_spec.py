@@ -15,6 +15,7 @@ from typing import Any
 
 from kinetic import configuration
 from kinetic._runner.protocol import wire
+from kinetic.aio._engine.ids import Identity
 from kinetic.aio._engine.prepare import UploadedCall
 from kinetic.aio._engine.session import (
     LABEL_ATTEMPT,
@@ -22,7 +23,6 @@ from kinetic.aio._engine.session import (
     LABEL_INDEX,
     LABEL_ROUND,
     LABEL_SUBMISSION,
-    Identity,
     Session,
 )
 from kinetic.aio.ports import JobSpec, Shared, Store

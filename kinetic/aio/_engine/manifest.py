@@ -13,8 +13,9 @@ from kinetic._packing.discover import Project
 from kinetic._runner.protocol import signing, wire
 from kinetic._runner.protocol.frames import MALFORMED
 from kinetic.aio._engine import ids, job_spec
+from kinetic.aio._engine.ids import Identity
 from kinetic.aio._engine.prepare import Call, UploadedCall
-from kinetic.aio._engine.session import Identity, Session
+from kinetic.aio._engine.session import Session
 from kinetic.aio.ports import Image, Object, Resources
 from kinetic.data import Data
 from kinetic.errors import NotFound, WireError

@@ -14,8 +14,9 @@ from absl import logging
 
 from kinetic._runner.protocol import outcomes, signing, wire
 from kinetic._tasks import shared
+from kinetic.aio._engine.ids import Identity
 from kinetic.aio._engine.in_flight import AttemptLimit
-from kinetic.aio._engine.item_states import BatchIdentity, Identity, ItemStates, closing
+from kinetic.aio._engine.item_states import ItemStates, closing
 from kinetic.aio._net.retry import PATIENCE_S, growing, is_passing
 from kinetic.aio.platforms import Platform
 from kinetic.aio.ports import Cluster, Observation, Phase, Store
@@ -36,8 +37,6 @@ __all__ = [
     "LABEL_INDEX",
     "LABEL_ROUND",
     "LABEL_SUBMISSION",
-    "BatchIdentity",
-    "Identity",
     "JobRef",
     "Parting",
     "Session",
