@@ -163,7 +163,7 @@ def _started(pid: int) -> str:
 
 RENEW_S = 10.0
 START_S = 30.0
-"""A holder starts nothing so long after it sent the last renewal that was acknowledged."""
+"""When the last renewal that was acknowledged is older, its holder starts nothing more."""
 
 EXPIRY_S = 45.0
 """An observer takes a lease as expired whose beat it has seen stand still for so long."""
@@ -320,7 +320,7 @@ class Holding(Generic[R]):
             await self._write()
 
     async def _write(self, **changes: Any) -> R | None:
-        """Replace the object, whatever became of the replies to earlier tries; one at a time.
+        """Replace the object, though the reply to an earlier try may have been lost.
 
         Raises:
             Exception: As `_lost_to`, if it does.
@@ -457,7 +457,7 @@ class HeldLease(Holding[Lease]):
             await self._write(fence=self.fence + 1, held=True)
 
     def catch_up(self) -> None:
-        """What others have asked for while nobody held it is known."""
+        """The requests that came while nobody had the lease were read: attempts may start again."""
         self._behind = False
         self._changed.set()
 

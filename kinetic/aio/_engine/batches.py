@@ -73,7 +73,7 @@ LONGEST_LOOK_S = 10.0
 MANY_UNBOUNDED = 100
 
 PARTING_S = 15.0
-"""With a lease that cannot be released, it is still less than a closing client waits."""
+"""How long to wait for the inputs to be stored and the lease released, when a client closes."""
 
 
 class Batch:
@@ -131,7 +131,7 @@ class Batch:
     def known(self) -> int:
         """How many items there are so far."""
         if self.inputs.total is not None:
-            return self.inputs.total  # a length may be wrong that the inputs said beforehand
+            return self.inputs.total  # the length that the inputs told beforehand may be wrong
         return max(self.inputs.count, self.total or 0, self.manifest["total"] or 0)
 
     @property
@@ -166,7 +166,7 @@ class Batch:
         return self.finished if self.coordinator is None else self.coordinator.complete
 
     def follow(self) -> None:
-        """Keep it current from now on, if that was put off until somebody asks."""
+        """Follow it by the session's watch from now on; a listed batch is not before it is used."""
         if not self._followed:
             self._followed = True
             self.session.follow(self.submission, ours=False)
@@ -291,7 +291,7 @@ class Batch:
     def _on_request(self, request: wire.Request) -> None:
         """After this process has submitted everything, a retry is run by whoever asked for it.
 
-        What this process asks for, or finds while it takes the batch over, it is about to serve.
+        But for a retry that this process asks for, or finds as it takes the batch over.
         """
         if request.kind != "retry" or request == self._asked or self._taking_over.locked():
             return
@@ -538,7 +538,7 @@ class Batch:
                 await self._until_closed(index)
 
     async def _until_closed(self, index: int) -> None:
-        """Wait until every item is final, even if the platform does not tell of it."""
+        """Wait until item *index* is final, even if the platform does not tell of its end."""
         closing = asyncio.ensure_future(self.submission.closed(index))
         try:
             while not (await asyncio.wait({closing}, timeout=LONGEST_LOOK_S))[0]:
@@ -561,7 +561,9 @@ class Batch:
             return
         if self.coordinator is not None and self.submits:
             await self.cancel()
-            await self.coordinator.over.wait()  # its lease is looked at next, and then only rarely
+            await (
+                self.coordinator.over.wait()
+            )  # else `delete_batch` would wait for its lease to run out
         await cleanup.delete_batch(
             self.session, self.submission.identity, jobs=jobs, objects=objects
         )

@@ -39,9 +39,9 @@ async def delete_batch(
     """Stop it, delete its jobs until there are none, then its objects, the manifest last.
 
     A late pod finds the stop, or finds no inputs, at every moment in between.
-    Whoever submits it is waited for, until the stop has been seen there; not
-    when nobody can, who is *alone* with a batch that was just made, or comes
-    after another removal.
+    It waits until the batch's submitter has seen the stop. There is none when the
+    caller is *alone*, which means that it has just made the batch itself, or when
+    an earlier removal has taken the manifest.
 
     Raises:
         BackendError: Its jobs do not end within 180 s, or somebody does not answer.
@@ -49,7 +49,8 @@ async def delete_batch(
     Cancelled: run it again; it goes on where it was.
     """
     store, cluster, scope = session.platform.store, session.platform.cluster, identity.scope
-    # The manifest goes after everything that can be waited for, and comes before the lease.
+    # Without a manifest there is nobody to wait for: it is created before the lease, and deleted
+    # after all waiting.
     nobody = alone or not await store.list(identity.entry)
     if objects and (alone or not nobody):
         stop = wire.Request(kind="stop", cause=wire.CLEANUP)
@@ -100,14 +101,14 @@ PATIENCE_S = 30.0
 async def delete_all(cluster: Cluster, submission: Submission, last: int) -> None:
     """Delete all jobs that were launched in rounds up to *last*, that of the stop they are under.
 
-    Not by what all jobs of the batch have in common: a request may arrive late, when somebody has
-    had the stopped items tried again.
+    By the label of a round, not of the batch: should this request reach the platform late, it does
+    not delete the jobs of items that somebody has had tried again since.
 
     Raises:
         BackendError: The platform does not answer.
     """
     batch = submission.identity.id
-    for number in range(last + 1):  # only who asks for retries makes them more than one
+    for number in range(last + 1):  # each retry_failed() begins another
         await cluster.delete(labels={LABEL_SUBMISSION: batch, LABEL_ROUND: str(number)})
 
 
@@ -116,10 +117,11 @@ async def delete_unwanted(
 ) -> None:
     """Have the jobs of *attempts*, items with numbers, deleted: in one request where possible.
 
-    However late that arrives: a request to try a stopped item again retires the number it had.
+    That is right however late the request reaches the platform: when a stopped item is tried again,
+    its next attempt has another number, and so another name.
 
-    To be quick: they end by themselves, too, so what goes wrong is only logged, and that nobody
-    has answered for half a minute.
+    It saves time only, since stopped jobs end by themselves: errors are logged, and so is a
+    platform that does not answer for half a minute.
     """
     names = [submission.identity.attempt_name(*one) for one in attempts]
     if not names:
@@ -136,7 +138,7 @@ async def delete_unwanted(
 async def withdraw_idle(
     cluster: Cluster, submission: Submission, attempts: Iterable[tuple[int, int]]
 ) -> None:
-    """`withdraw` the attempts whose item has ended without them; look at the items before."""
+    """Delete the jobs of attempts whose item has ended without them; look at the items before."""
     idle = [
         (index, number)
         for index, number in attempts
@@ -169,5 +171,5 @@ def _is_idle(item: wire.Item, number: int, retired: int) -> bool:
     if item.outcome is not None and item.attempt == number:
         return item.outcome.executor == wire.VOID  # a process that comes finds it closed
     if item.state is wire.ItemState.CANCELLED and item.attempt == number:
-        return True  # it would be the next one if that had been claimed
+        return True  # a claimed one would have an outcome, and the item a next attempt
     return item.attempt < number or number <= retired

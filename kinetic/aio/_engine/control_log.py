@@ -25,7 +25,7 @@ class ControlLog:
         self.entries: list[wire.Request] = []
         self.listeners: list[Callable[[wire.Request], None]] = []
         self.round = 0
-        """How many of them let items be tried again; what is launched now is of this round."""
+        """How many requests were retries: the round of the jobs that are launched now."""
         self._store = store
         self._scope = scope
         self._key = key

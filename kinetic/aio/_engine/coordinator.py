@@ -73,9 +73,10 @@ async def recover_state(
 
 
 def since(submission: Submission, event: scheduler.Event) -> Iterator[scheduler.Seen]:
-    """What a new coordinator missed: it came while the state was read that gave *event*.
+    """News of *event*'s items that came while the state was read, before anybody listened.
 
-    Also of items that nobody had asked for by then: the request of one that died may come late.
+    There may be some even of an item without a job: a request that the former coordinator sent
+    before it died may reach the platform late.
     """
     match event:
         case scheduler.Found(index, attempt) | scheduler.Again(index, attempt):
@@ -110,7 +111,9 @@ async def _surveyed(
         (int(seen.labels[LABEL_INDEX]), int(seen.labels[LABEL_ATTEMPT])): seen for seen in jobs
     }
     live = [one for one, seen in found.items() if seen.phase not in (Phase.ENDED, Phase.GONE)]
-    await withdraw_idle(cluster, submission, live)  # who was stopped had no time for that
+    await withdraw_idle(
+        cluster, submission, live
+    )  # the former coordinator may have died before it did
     survey = _Survey(session, submission, found, before, claimants)
     for index in range(count):
         survey.add(index)
@@ -248,7 +251,9 @@ async def _ask(
     found = {one.name: one for one in await session.platform.cluster.find(names=names)}
     for name, ((index, number), (before, claimant)) in zip(names, asked.items(), strict=True):
         seen = found.get(name)
-        if submission.attempt(index, number).executor == wire.VOID:  # who voided it is gone
+        if (
+            submission.attempt(index, number).executor == wire.VOID
+        ):  # whoever closed it died before storing its outcome
             session.resolve_attempt(submission, index, number, seen)
         elif submission.is_over(index, number, seen, before):
             session.resolve_attempt(submission, index, number, seen, claimant)
@@ -691,7 +696,7 @@ class BatchCoordinator:
         items = [*(request.items or request.bases)]
         submission = self._submission
         if request.kind == "stop" and not request.keep_running:
-            # Who has asked did not know of those that were sent since; a slot is free after them.
+            # Whoever asked for the stop could not know the jobs that were launched since.
             await delete_unwanted(self._session.platform.cluster, submission, sent)
         await retry_forever(lambda: submission.look_at_each(items), "looking at what was asked for")
         if request.kind != "retry":

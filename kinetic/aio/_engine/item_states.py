@@ -2,6 +2,12 @@
 
 Facts only grow: an older view is late, never wrong, and what is final here
 stays so until a request to try it again is read.
+
+An attempt is *claimed* when a process has created its claim, *void* when
+somebody has claimed it so that no process can, and *closed* when somebody other
+than its process has written its outcome. It is *open* until it has an outcome,
+and an item is open until an attempt is final. The *round* of an item counts the
+requests that have reopened it, its *base* is the last attempt before them.
 """
 
 from __future__ import annotations
@@ -136,7 +142,9 @@ class ItemStates:
         if self._rule(index, self._grown(index, found)).state is not wire.ItemState.SUCCEEDED:
             await self.requests.read()
             while asked < len(self.requests.entries) and self.requests.standing(index).stopped:
-                asked = len(self.requests.entries)  # what a stop ends is read after the stop
+                asked = len(
+                    self.requests.entries
+                )  # an attempt may have begun before a stop that was just read
                 found = await self._list_one(index)
         return self._take(index, found, asked)
 
@@ -245,9 +253,9 @@ class ItemStates:
     async def write_done(self, total: int) -> None:
         """Keep how everything has ended, for whoever comes later."""
         if self.ended < total:
-            return  # something was told to those who wait, and could not be stored
+            return  # the outcome of some item could not be stored
         if not all(map(self.is_final, self.requests.reopened)):
-            return  # a request was read that is not heeded yet: this is not how it ends
+            return  # a retry was read, and not carried out yet: this is not the end
         scope = self.identity.scope
         body = json.dumps(_packed(self._items, total), separators=(",", ":")).encode()
         name = wire.done_key(scope, len(self.requests.entries))
@@ -300,9 +308,9 @@ class ItemStates:
     def _take(self, index: int, found: dict[int, wire.Attempt], asked: int) -> wire.Item:
         """Take in what was found of an item, and tell; what is final is not thrown over.
 
-        *asked* is how many requests were known before it was read. A stop that
-        is newer may have met an attempt that had begun and is not in *found*:
-        then it says nothing yet.
+        *asked* is how many requests were known before it was read. When a stop
+        was read after that, an attempt may have begun in between, which *found*
+        does not have: then the item is not taken for stopped yet.
         """
         known = self._items.get(index)
         if known is not None and known.state.final and not self._reopened(index, known):

@@ -29,9 +29,9 @@ T = TypeVar("T")
 class WorkQueue(Generic[T]):
     """A FIFO queue that wakes one waiting worker for a whole burst of entries.
 
-    It wakes the next as it takes something, which comes to its turn when this
-    one has to wait itself. A queue that wakes one for each thing costs several
-    times as much when nothing has to be waited for. None is no thing.
+    A worker that takes an entry wakes the next worker, which gets its turn as
+    soon as the first has to wait for something. To wake one for each entry costs
+    several times as much when no entry has to be waited for.
     """
 
     def __init__(self) -> None:
@@ -79,9 +79,9 @@ LAUNCHING = 32
 """Requests to the platform that are under way at once."""
 
 TRIES, PATIENT_TRIES = 8, 60
-"""An item is given up after a quarter of a minute when others start, after ten when none does.
+"""So many refusals give an item up: some 15 s while other items start, 10 minutes if none does.
 
-Not while a quota is used up: that may take as long as it takes, or as ``start_timeout`` says.
+While a quota is used up it is not given up before ``start_timeout``, if there is one.
 """
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 10.0
@@ -119,7 +119,7 @@ class Launcher:
         self._post = post
         self._on_change = on_change
         self._queue: WorkQueue[scheduler.Start] = WorkQueue()
-        self._slots: dict[int, int] = {}  # of the client's, item → the latest attempt that asked
+        self._slots: dict[int, int] = {}  # of the client's limit: item → the attempt that has it
         self._tries: dict[int, int] = {}
         self._launched = 0
         self._first_failures: dict[int, tuple[int, float]] = {}

@@ -65,7 +65,7 @@ class Stored:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """There will be no more items than *total*; *sealed* when that is written down."""
+    """There will be no more items than *total*; *sealed* when the store has that number."""
 
     total: int
     sealed: bool = True
@@ -97,7 +97,7 @@ class Again:
 
 @dataclass(frozen=True, slots=True)
 class Reopened:
-    """An item may be tried again, as the requests have it: *attempt*, the open one, may start."""
+    """A request has reopened an item: its *attempt* may start."""
 
     index: int
     attempt: int
@@ -187,8 +187,8 @@ UNASKED = wire.Standing()
 class State:
     """What the decisions need to remember: a byte an item, and more of those under way.
 
-    ``begun`` counts the items that ever had an attempt or an end, ``ended``
-    those that are final now.
+    ``begun`` counts the items that were started, or ended without that,
+    ``ended`` those that are final now.
     """
 
     settings: MapSettings
@@ -217,7 +217,7 @@ class State:
 
     @property
     def free(self) -> float:
-        """How many further attempts may be without an outcome."""
+        """How many more attempts may be started now."""
         limit = self.settings.max_concurrent
         return float("inf") if limit is None else limit - len(self.busy)
 

@@ -48,7 +48,7 @@ FIRST_RECHECK_S, RECHECK_S = 1.0, 10.0
 
 LOG_LINES = 20
 LOG_S = 15.0
-"""The end of an attempt is told without what takes longer: a log is lost with its node."""
+"""How long an error waits for the last lines of its job's log: a lost node never gives them."""
 
 
 @dataclass(slots=True)
@@ -71,7 +71,7 @@ class Submission(ItemStates):
 
     def __init__(self, identity: Identity, store: Store, cluster: Cluster) -> None:
         super().__init__(identity, store)
-        self.closes = not identity.leased  # by convention the holder closes, and whoever is alone
+        self.closes = not identity.leased  # of a batch, whoever has the lease does
         self.observed = False
         self.ours = False  # launched by this client, which watched from before that
         self.fence = 1
@@ -82,7 +82,7 @@ class Submission(ItemStates):
         self._waiters: dict[int, list[asyncio.Future[wire.Item]]] = {}
         self._abandonment: _Abandonment | None = None
         self._errors: dict[int, Exception] = {}
-        self._refused: dict[int, Exception] = {}  # also of what has failed by that since
+        self._refused: dict[int, Exception] = {}  # also once the items have failed by it
 
     # --- what is known ---
 
@@ -203,7 +203,7 @@ class Submission(ItemStates):
         await self.requests.look()
 
     async def append(self, request: wire.Request) -> int:
-        """Add a request at exactly the next slot, and return its round."""
+        """Add a request at the end of the log, and return its round."""
         return await self.requests.append(request)
 
     # --- telling ---
@@ -331,9 +331,8 @@ class Submission(ItemStates):
             alive = await self._close(index, number, seen, claimant)
             item = await self.look(index)
             if not (item.state.final or alive):
-                self._unconfirmed.add(
-                    index
-                )  # that word closed nothing, and it may have been the last
+                # The platform may never tell of it again, and this time nothing was closed.
+                self._unconfirmed.add(index)
         return item
 
     async def _sound_outcome(self, index: int, number: int) -> wire.Item | None:
@@ -408,9 +407,7 @@ class Submission(ItemStates):
                     stopped.append(seen.name)
                 continue
             if seen is not None or self._claimed(index, number):
-                await self.resolve_attempt(
-                    index, number, seen, claimant
-                )  # who may have been closed by now
+                await self.resolve_attempt(index, number, seen, claimant)
             if not (self._items[index].state.final or self.is_confirmed(index, number)):
                 stuck.append(index)
         if stopped:
@@ -433,7 +430,7 @@ class Submission(ItemStates):
             return False  # the end of another attempt says nothing about this one
         claimant = self.attempt(index, number).executor
         if claimant not in (None, wire.VOID, known) and (seen is None or not seen.executor):
-            # What names no process may be of a job that was there before the claimant's.
+            # An answer that names no process may be about an earlier job of the same name.
             before = self._seen.get(index)
             seen = (await self._find([(index, number)])).get((index, number))
             if not self.is_over(index, number, seen, before):
@@ -448,7 +445,7 @@ class Submission(ItemStates):
                 await self.look(index)
                 claimant = self.attempt(index, number).executor
                 if seen is not None and claimant is not None and seen.executor == claimant:
-                    await self._close(index, number, seen, known)  # told before its claim
+                    await self._close(index, number, seen, known)  # claimed since *seen* was told
                 return False  # else the next word on it will close it
             claimant = wire.VOID
         await self._store_closed(index, number, claimant, death)
