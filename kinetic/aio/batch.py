@@ -12,7 +12,7 @@ from typing import Any, Generic, Literal, Self, TypeVar, overload
 from absl import logging
 
 from kinetic._messages import handle_repr, handle_table, one_line
-from kinetic._runner.protocol import wire
+from kinetic._runner.protocol.retry_budgets import SUBMISSION
 from kinetic._tasks import release
 from kinetic.aio._engine import manifest
 from kinetic.aio._engine.batches import Batch
@@ -432,7 +432,7 @@ class BatchHandle(Generic[T]):
             return True
         item = submission.item(index)
         outcome = item.outcome if item is not None else None
-        return outcome is not None and outcome.reason == wire.SUBMISSION
+        return outcome is not None and outcome.reason == SUBMISSION
 
     # --- ending ---
 

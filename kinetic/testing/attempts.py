@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from kinetic._runner.protocol import outcomes, pickles, wire
+from kinetic._runner.protocol.retry_budgets import INFRASTRUCTURE
 from kinetic.errors import NotFound
 from kinetic.job_status import Reason
 from kinetic.testing.cluster import Run
@@ -67,7 +68,7 @@ async def commit(run: Run, order: wire.Assignment, outcome: wire.Outcome, body: 
         return wire.EXIT_VALUE
     if outcome.kind is wire.Kind.CANCELLED:
         return wire.EXIT_FINAL
-    infrastructure = outcome.reason in wire.INFRASTRUCTURE
+    infrastructure = outcome.reason in INFRASTRUCTURE
     budget = order.budgets.infrastructure if infrastructure else order.budgets.user
     return wire.EXIT_RETRY if budget > 0 else wire.EXIT_FINAL
 

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..protocol import frames, outcomes, pickles, private, signing, wire
+from ..protocol.retry_budgets import INFRASTRUCTURE
 from ..protocol.wire import Assignment, Input, Kind, Outcome, value_key
 from ..stores.directory import DirectoryObjects
 from ..stores.objects import Objects, opened
@@ -552,6 +553,6 @@ def exit_code(outcome: wire.Outcome, order: wire.Assignment) -> int:
         return wire.EXIT_VALUE
     if outcome.kind is wire.Kind.CANCELLED:
         return wire.EXIT_FINAL
-    infrastructure = outcome.reason in wire.INFRASTRUCTURE
+    infrastructure = outcome.reason in INFRASTRUCTURE
     budget = order.budgets.infrastructure if infrastructure else order.budgets.user
     return wire.EXIT_RETRY if budget > 0 else wire.EXIT_FINAL

@@ -17,6 +17,7 @@ from ..job.attempt import Attempt
 from ..job.opening import Opening
 from ..protocol import wire
 from ..protocol.outcomes import Death, closed
+from ..protocol.retry_budgets import INFRASTRUCTURE
 from ..stores.objects import Objects
 
 __all__ = [
@@ -382,7 +383,7 @@ def close_earlier(
     entries = [(one.name, one.metadata) for one in objects.look_up(names)]
     known = wire.attempts_of(entries, key, order.scope).get(order.index, {})
     told = [known[n].outcome for n in range(first, order.attempt) if n in known]
-    disrupted = sum(1 for one in told if one is not None and one.reason in wire.INFRASTRUCTURE)
+    disrupted = sum(1 for one in told if one is not None and one.reason in INFRASTRUCTURE)
     for number in range(first, order.attempt):
         there = known.get(number, wire.Attempt())
         if there.outcome is not None:

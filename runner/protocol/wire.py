@@ -20,6 +20,7 @@ from typing import Any, NamedTuple, cast
 
 from . import signing
 from .frames import MALFORMED
+from .retry_budgets import INFRASTRUCTURE, UNVERIFIED, RetryBudgets
 
 __all__ = [
     "EXIT_FINAL",
@@ -43,7 +44,6 @@ __all__ = [
     "Outcome",
     "Receipt",
     "Request",
-    "RetryBudgets",
     "Slot",
     "Standing",
     "attempt_key",
@@ -130,14 +130,6 @@ EXIT_VALUE, EXIT_FINAL, EXIT_RETRY = 0, 42, 43
 EXIT_SETUP, EXIT_UNCOMMITTED = 70, 74
 """The job's process could not be prepared; its outcome could not be written. Its log says why
 (EX_SOFTWARE and EX_IOERR of sysexits.h)."""
-
-INFRASTRUCTURE = frozenset({"preempted", "node lost", "evicted"})
-SUBMISSION = "submission"
-"""The reason of an item that could not be submitted: no budget covers it, for nothing ran."""
-
-UNVERIFIED = "unverified"
-"""The reason of an attempt whose outcome nobody signed for it: forged, damaged, or emptied by a
-power cut. Nothing of what it says counts, and no budget covers it; a retry goes past it."""
 
 UNSIGNED = "unsigned"
 """The kind of a request that cannot be verified: its slot is taken, and says nothing."""
@@ -265,14 +257,6 @@ class DataRef:
     mount: str | None = None
     fuse: bool = False
     trust_remote_code: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RetryBudgets:
-    """How many failed attempts an item may have beyond the first."""
-
-    user: int = 0
-    infrastructure: int = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -692,24 +676,21 @@ def item_state(stands: Standing, attempts: Mapping[int, Attempt], budgets: Retry
     request has retired.
     """
     base, stopped = stands.base, stands.stopped
-    spent = {True: 0, False: 0}
-    hopeless = False
     failed: tuple[int, Outcome] | None = None
+    reasons: list[str] = []
     number = 1
     while (outcome := attempts.get(number, _NOTHING).outcome) is not None or number <= base:
         if outcome is not None and outcome.kind is Kind.VALUE:
             return Item(ItemState.SUCCEEDED, number, outcome)
         if outcome is not None and number > base and outcome.kind is not Kind.CANCELLED:
-            spent[outcome.reason in INFRASTRUCTURE] += 1
-            hopeless = outcome.reason in (SUBMISSION, UNVERIFIED)
+            reasons.append(outcome.reason)
             failed = (number, outcome)
         number += 1
-    exhausted = spent[False] > budgets.user or spent[True] > budgets.infrastructure
-    if failed is not None and (exhausted or hopeless) and not stopped:
+    if failed is not None and not (stopped or budgets.cover(reasons)):
         return Item(ItemState.FAILED, *failed)
     if not stopped:
-        after = failed[1].reason if failed is not None else ""
-        return Item(ItemState.OPEN, number, None, after, spent[False])
+        failures = sum(reason not in INFRASTRUCTURE for reason in reasons)
+        return Item(ItemState.OPEN, number, None, reasons[-1] if reasons else "", failures)
     claimed = attempts.get(number)
     if claimed is not None and claimed.executor is not None:
         return Item(ItemState.CANCELLING, number)

@@ -17,6 +17,7 @@ import pytest
 
 from kinetic import aio, errors
 from kinetic._runner.protocol import wire
+from kinetic._runner.protocol.retry_budgets import RetryBudgets
 from kinetic.aio._engine.inputs import Source
 from kinetic.aio.platforms import Platform
 from kinetic.aio.ports import JobSpec, ObjectInfo
@@ -144,7 +145,7 @@ def test_a_stop_of_many_items_is_looked_up_in_few_steps() -> None:
 
     request = wire.Request(kind="stop", items=tuple(map(Counted, range(0, 10_000, 2))))
     states = [
-        wire.item_state(wire.standing(index, [request]), {}, wire.RetryBudgets()).state
+        wire.item_state(wire.standing(index, [request]), {}, RetryBudgets()).state
         for index in (0, 5001, 9998)
     ]
     assert states == [wire.ItemState.CANCELLED, wire.ItemState.OPEN, wire.ItemState.CANCELLED]
@@ -153,7 +154,7 @@ def test_a_stop_of_many_items_is_looked_up_in_few_steps() -> None:
 
 def test_items_to_be_stopped_are_found_in_whatever_order_they_were_written() -> None:
     request = wire.Request.from_bytes(b'{"kind": "stop", "items": [7, 1, 5]}')
-    state = wire.item_state(wire.standing(7, [request]), {}, wire.RetryBudgets()).state
+    state = wire.item_state(wire.standing(7, [request]), {}, RetryBudgets()).state
     assert state is wire.ItemState.CANCELLED
 
 

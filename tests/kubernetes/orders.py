@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from kinetic._runner.protocol import wire
+from kinetic._runner.protocol.retry_budgets import RetryBudgets
 from kinetic.aio.ports import Image, JobSpec, Resources, Shared
 
 LABELS = {
@@ -27,7 +28,7 @@ def order(**changes: Any) -> JobSpec:
         job_id="grp-1-7",
         index=7,
         attempt=2,
-        budgets=wire.RetryBudgets(user=2),
+        budgets=RetryBudgets(user=2),
         function=given,
         arguments=given,
         output_dir="gs://p-kn-c-jobs/outputs/$(HOME)",

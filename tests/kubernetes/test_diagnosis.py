@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kinetic._runner.protocol import wire
+from kinetic._runner.protocol.retry_budgets import INFRASTRUCTURE
 from kinetic.aio.kubernetes.diagnosis.admission import refusal
 from kinetic.aio.kubernetes.diagnosis.held import refused_request
 from kinetic.aio.kubernetes.diagnosis.images import pull_failure
@@ -115,7 +115,7 @@ def test_what_the_platform_did_is_what_the_infrastructure_budget_is_for() -> Non
     for name in ("node-deleted", "node-restarted"):
         assert told[name] == {"NODE_LOST"}
     reasons = {Reason.PREEMPTED, Reason.EVICTED, Reason.NODE_LOST}
-    assert {reason.value for reason in reasons} == wire.INFRASTRUCTURE
+    assert {reason.value for reason in reasons} == INFRASTRUCTURE
     assert told["evicted-emptydir-limit"] == {"OUT_OF_DISK"}, "a limit of its own is not"
 
 

@@ -16,7 +16,8 @@ import cloudpickle
 import pytest
 
 from kinetic._runner.protocol import pickles, wire
-from kinetic._runner.protocol.wire import Kind, RetryBudgets
+from kinetic._runner.protocol.retry_budgets import RetryBudgets
+from kinetic._runner.protocol.wire import Kind
 from tests.runner.pods import KEY
 
 

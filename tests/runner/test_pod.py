@@ -20,7 +20,8 @@ import cloudpickle
 import pytest
 
 from kinetic._runner.protocol import wire
-from kinetic._runner.protocol.wire import Kind, RetryBudgets
+from kinetic._runner.protocol.retry_budgets import RetryBudgets
+from kinetic._runner.protocol.wire import Kind
 from kinetic._runner.stores.directory import DirectoryObjects
 from kinetic._runner.stores.gcs import EMULATOR, GcsObjects, Patience
 from tests.gcs import processes

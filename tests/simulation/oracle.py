@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from kinetic._runner.protocol import frames, pickles, signing, wire
+from kinetic._runner.protocol.retry_budgets import RetryBudgets
 
 NAME = re.compile(r"attempts/\d+/(\d+)\.(\d+)\.(claim|outcome)$")
 FINAL = ("succeeded", "failed", "cancelled")
@@ -43,7 +44,7 @@ class Batch:
     holder: str = ""
 
 
-def judge(batch: Batch, index: int, budgets: wire.RetryBudgets) -> tuple[str, int]:
+def judge(batch: Batch, index: int, budgets: RetryBudgets) -> tuple[str, int]:
     """The rule of an item, from docs/protocol.md and not from the engine."""
     base, stopped = standing(batch, index)
     used, last, number = {"user": 0, "infrastructure": 0}, 0, 0
@@ -85,7 +86,7 @@ def standing(batch: Batch, index: int, upto: int | None = None) -> tuple[int, bo
 class Oracle:
     """Takes every event; raises at the first that must not be."""
 
-    def __init__(self, budgets: wire.RetryBudgets, max_concurrent: int) -> None:
+    def __init__(self, budgets: RetryBudgets, max_concurrent: int) -> None:
         self.budgets = budgets
         self.max_concurrent = max_concurrent
         self.batch = Batch()

@@ -14,6 +14,7 @@ from typing import Any
 
 from kinetic import aio
 from kinetic._runner.protocol import wire
+from kinetic._runner.protocol.retry_budgets import RetryBudgets
 from kinetic.aio.platforms import Platform
 from kinetic.errors import (
     BackendError,
@@ -299,7 +300,7 @@ class Scenario:
         self.plan = plan
         self.rng = random.Random(plan.seed * 7919 + 1)
         self.loop = VirtualLoop(random.Random(plan.seed * 7919 + 2))
-        budgets = wire.RetryBudgets(user=plan.terms["retries"])
+        budgets = RetryBudgets(user=plan.terms["retries"])
         self.oracle = Oracle(budgets, plan.terms["max_concurrent"])
         self.world = World(self.loop, self.rng, plan.odds, self.oracle, bend)
         self.sides: dict[str, Side] = {}

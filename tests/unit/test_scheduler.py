@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from kinetic._runner.protocol import wire
+from kinetic._runner.protocol.retry_budgets import RetryBudgets
 from kinetic._runner.protocol.wire import Item, ItemState, Kind, Outcome
 from kinetic.aio._engine import scheduler
 from kinetic.aio._engine.scheduler import (
@@ -279,7 +280,7 @@ class Fanout(RuleBasedStateMachine):
 
     @initialize(slots=st.integers(1, 4), retries=st.integers(0, 2), seed=st.integers(0, 99))
     def begin(self, slots: int, retries: int, seed: int) -> None:
-        self.budgets = wire.RetryBudgets(user=retries, infrastructure=1)
+        self.budgets = RetryBudgets(user=retries, infrastructure=1)
         self.slots = slots
         self.state = State(MapSettings(max_concurrent=slots), random=random.Random(seed))
         self.requests: list[wire.Request] = []

@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 
 from kinetic._runner.protocol import frames, signing, wire
 from kinetic._runner.protocol.manifest import Manifest
+from kinetic._runner.protocol.retry_budgets import UNVERIFIED, RetryBudgets
 from kinetic._runner.protocol.wire import (
     Attempt,
     ItemState,
     Kind,
     Outcome,
     Request,
-    RetryBudgets,
     item_state,
 )
 from kinetic.aio._lease import Lease, Record
@@ -195,14 +195,14 @@ def test_listings_become_attempts_and_forged_ones_are_failures() -> None:
     assert found == {7: {1: Attempt("pod-1", ERROR), 2: Attempt("pod-2", None)}}
     moved = [(wire.attempt_key(scope, 8, 1, "outcome"), entries[1][1])]
     emptied = [(wire.attempt_key(scope, 9, 1, "outcome"), {})]
-    unverified = Outcome(kind=Kind.ERROR, reason=wire.UNVERIFIED)
+    unverified = Outcome(kind=Kind.ERROR, reason=UNVERIFIED)
     assert wire.attempts_of(moved, key, scope) == {8: {1: Attempt(None, unverified)}}
     assert wire.attempts_of(emptied, key, scope) == {9: {1: Attempt(None, unverified)}}
 
 
 def test_an_attempt_nobody_signed_for_ends_its_item_and_a_retry_goes_past_it() -> None:
-    attempts = {1: Attempt("pod", Outcome(kind=Kind.ERROR, reason=wire.UNVERIFIED))}
-    budgets = wire.RetryBudgets(user=3)
+    attempts = {1: Attempt("pod", Outcome(kind=Kind.ERROR, reason=UNVERIFIED))}
+    budgets = RetryBudgets(user=3)
     assert wire.item_state(wire.Standing(), attempts, budgets).state is wire.ItemState.FAILED
     assert wire.retry_base(wire.Standing(), attempts, budgets) == 1
     retry = Request(kind="retry", bases={0: 1})
@@ -218,7 +218,7 @@ TEXTS = st.text() | st.sampled_from(["é", "\udc80", "[" * 5000, "null", "1e999"
 def test_no_metadata_stops_a_reader(metadata: dict[str, str]) -> None:
     name = wire.attempt_key("batches/g/", 7, 1, "outcome")
     [found] = wire.attempts_of([(name, metadata)], b"key", "batches/g/").values()
-    assert found[1].outcome == Outcome(kind=Kind.ERROR, reason=wire.UNVERIFIED)
+    assert found[1].outcome == Outcome(kind=Kind.ERROR, reason=UNVERIFIED)
     with pytest.raises(ValueError, match="is not what its submitter signed"):
         wire.Slot.verified(metadata, b"key", "batches/g/", "batches/g/inputs/0")
     with contextlib.suppress(ValueError):

@@ -25,6 +25,7 @@ from absl import logging
 
 from kinetic._runner.protocol import signing, wire
 from kinetic._runner.protocol.frames import MALFORMED
+from kinetic._runner.protocol.retry_budgets import RetryBudgets
 from kinetic._tasks import all_or_none, in_thread, release
 from kinetic.aio import _lease
 from kinetic.aio._engine import cleanup, job_spec, prepare, scheduler
@@ -672,7 +673,7 @@ async def start(
         placed = await prepare.upload_call(session, packed)
     finally:
         shutil.rmtree(packed.spool, ignore_errors=True)
-    identity = await _new_identity(session, placed, "grp", wire.RetryBudgets(user=settings.retries))
+    identity = await _new_identity(session, placed, "grp", RetryBudgets(user=settings.retries))
     manifest = batch_manifest(session, identity, placed, settings, feed.length)
     removal = functools.partial(cleanup.delete_batch, session, identity, jobs=False, alone=True)
     async with _begun(session, placed, identity, removal) as submission:
@@ -691,7 +692,7 @@ async def start_job(
     """
     await session.limit.acquire()
     try:
-        budgets = wire.RetryBudgets(infrastructure=3 if session.platform.restarts else 0)
+        budgets = RetryBudgets(infrastructure=3 if session.platform.restarts else 0)
         identity = await _new_identity(session, placed, "job", budgets)
         name = identity.attempt_name(0, 1)
         undo = functools.partial(job_spec.undo, session, identity.scope, name)
@@ -777,7 +778,7 @@ async def _create(
 
 
 async def _new_identity(
-    session: Session, placed: prepare.UploadedCall, kind: str, budgets: wire.RetryBudgets
+    session: Session, placed: prepare.UploadedCall, kind: str, budgets: RetryBudgets
 ) -> Identity:
     """A new identity, for a ``job`` or a batch (``grp``)."""
     new = job_spec.new_id(kind, session.platform.marker)
@@ -805,7 +806,7 @@ async def identity_of(
     return _kind_of(submission)(
         id=submission,
         key=await session.key(scope_of(submission)),
-        budgets=wire.RetryBudgets(**said.get("budgets", {})),
+        budgets=RetryBudgets(**said.get("budgets", {})),
         created=float(said.get("created", 0.0)),
         submitter=ProcessIdentity.named(said.get("submitter")),
         output_base=said.get("output_dir", ""),

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from kinetic._messages import one_line
-from kinetic._runner.protocol import wire
+from kinetic._runner.protocol.retry_budgets import RetryBudgets
 from kinetic.aio._lease import ProcessIdentity
 from kinetic.errors import ConfigurationError, NotFound
 
@@ -115,7 +115,7 @@ class Identity:
 
     id: str
     key: bytes
-    budgets: wire.RetryBudgets
+    budgets: RetryBudgets
     created: float
     submitter: ProcessIdentity | None = None
     output_base: str = ""

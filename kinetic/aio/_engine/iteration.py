@@ -18,6 +18,7 @@ from kinetic._messages import one_line
 from kinetic._progress import steps
 from kinetic._progress.tally import State, Tally
 from kinetic._runner.protocol import frames, wire
+from kinetic._runner.protocol.retry_budgets import SUBMISSION
 from kinetic.aio._engine import results
 from kinetic.aio._net.retry import growing
 from kinetic.errors import (
@@ -228,7 +229,7 @@ async def outcome_of(batch: Batch, index: int) -> Outcome[Any]:
             return Succeeded(await results.value_of(store, outcome, body, job_id))
     except (WireError, JobFailed) as exc:  # forged or damaged; not to be rebuilt here
         return Failed(exc)
-    if outcome.reason == wire.SUBMISSION:  # as the process that submitted it wrote down
+    if outcome.reason == SUBMISSION:  # as the process that submitted it wrote down
         text = frames.unpack(body).fields.get("error", {})
         return Failed(SubmissionError(f"{job_id} was not submitted: {text.get('message', '')}"))
     failure = await anyio.to_thread.run_sync(results.failure_of, outcome, body, job_id)

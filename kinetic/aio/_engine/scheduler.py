@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from kinetic._runner.protocol import wire
+from kinetic._runner.protocol.retry_budgets import INFRASTRUCTURE
 from kinetic.options import MapSettings
 
 __all__ = [
@@ -411,7 +412,7 @@ def _start(state: State, actions: list[Action]) -> None:
 
 def _delay(state: State, item: wire.Item) -> float:
     """Longer after each failure of the user's; what the platform has done is tried again soon."""
-    if item.after in wire.INFRASTRUCTURE:
+    if item.after in INFRASTRUCTURE:
         return FIRST_DELAY_S * state.random.uniform(0.0, 1.0)
     longest = min(LONGEST_DELAY_S, FIRST_DELAY_S * 2.0 ** min(item.failures - 1, 60))
     return longest * state.random.uniform(0.5, 1.0)

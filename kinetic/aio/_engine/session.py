@@ -13,6 +13,7 @@ from typing import Any, Protocol, TypeVar
 from absl import logging
 
 from kinetic._runner.protocol import outcomes, signing, wire
+from kinetic._runner.protocol.retry_budgets import SUBMISSION, UNVERIFIED
 from kinetic._tasks import shared
 from kinetic.aio._engine.ids import Identity
 from kinetic.aio._engine.in_flight import AttemptLimit
@@ -142,7 +143,7 @@ class Submission(ItemStates):
         unverified = (
             index
             for index, item in self._items.items()
-            if item.outcome is not None and item.outcome.reason == wire.UNVERIFIED
+            if item.outcome is not None and item.outcome.reason == UNVERIFIED
         )
         lasting = (index for index in self._errors if self.final_error(index) is not None)
         return sorted({*lasting, *unverified})
@@ -463,7 +464,7 @@ class Submission(ItemStates):
         """Close an attempt whose claim was seen; if it has its outcome, that stays."""
         place = (self.identity.scope, index, number)
         item = await self.look(index)  # requests are read after the claim was seen
-        silent = item.stopped or death.reason == wire.SUBMISSION  # there is no log, or no use of it
+        silent = item.stopped or death.reason == SUBMISSION  # there is no log, or no use of it
         log = "" if silent else await self._log_tail(index, number)
         outcome, body = outcomes.closed(death, item, claimant, self.fence, log)
         metadata = outcome.signed(self.identity.key, *place)
@@ -498,7 +499,7 @@ class Submission(ItemStates):
         text = outcomes.error_text(error, phase="submission")
         death = outcomes.Death(
             kind=wire.Kind.ERROR,
-            reason=wire.SUBMISSION,
+            reason=SUBMISSION,
             message=text.message,
             phase=text.phase,
             qualname=text.qualname,
