@@ -40,6 +40,7 @@ _decoder: Any = json.JSONDecoder()
 _scan = _decoder.scan_once  # without the detour over layers of Python
 _make_terms: Callable[[Mapping[str, Any], bytes], Any] | None = None
 _make_site: Callable[..., Any] | None = None
+_prefer_jax: Callable[[dict[str, str]], None] | None = None
 
 
 def prepare(inherited: Sequence[int]) -> None:
@@ -56,10 +57,11 @@ def prepare(inherited: Sequence[int]) -> None:
 
 def preload() -> None:
     """In the parent, once: load the jobs' own code, for all forks."""
-    global _make_terms, _make_site
+    global _make_terms, _make_site, _prefer_jax
     remote_runner.tell_crashes()
     _make_terms = importlib.import_module("..job.attempt", __package__).Terms
-    _make_site = importlib.import_module("..job.workspace", __package__).Site
+    workspace: Any = importlib.import_module("..job.workspace", __package__)
+    _make_site, _prefer_jax = workspace.Site, workspace.prefer_jax
 
 
 class Terms:
@@ -96,8 +98,10 @@ class Terms:
         self._prepared = True
         with contextlib.suppress(Exception):
             order = self.read()
-            if _make_terms is not None:
-                self.changes = _changes(order["environment"])
+            if _make_terms is not None and _prefer_jax is not None:
+                environment: dict[str, str] = order["environment"]
+                _prefer_jax(environment)
+                self.changes = _changes(environment)
                 self.changes.pop(processes.MARK.encode(), None)  # each job has its own
                 self.attempt = _make_terms(order["assignment"], bytes.fromhex(order["key"]))
                 self.attempt.prepare(_scan(message.decode(), 0)[0]["assignment"])
