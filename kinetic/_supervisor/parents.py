@@ -436,14 +436,14 @@ class Parents:
         if parent is None:
             parent = self._parents[key] = self._spawn(key)
         self._homes[job] = parent
-        self._make_outputs(job)
-        own = {
+        own: dict[str, Any] = {
             "overrides": environment,
             "executor": job.executor,
             "log": f"{self._logs}/{job.name}.log",
             "work": self.work(job),
         }
-        arguments = None if order.fresh else self._ahead.take(job, order, self.work(job))
+        arguments = None if order.fresh else self._ahead.take(job, order, own["work"])
+        self._make_outputs(job, made=arguments is not None)
         parent.start(job, lambda: self._shared(order), own, arguments)
         return parent
 
@@ -486,17 +486,19 @@ class Parents:
             self._drop_outputs(job)
         self._left.clear()
 
-    def _make_outputs(self, job: Job) -> None:
+    def _make_outputs(self, job: Job, *, made: bool) -> None:
         """Make the output directory of *job*, in which its function may open a file at once.
 
+        Where its first steps were taken ahead it is *made*, and has to be removed in the end.
         All are made and removed here, where nothing comes between the two.
         """
         with contextlib.suppress(ValueError, KeyError, TypeError, OSError):  # the job will say so
-            folder: str = json.loads(job.body)["assignment"]["output_dir"]
+            folder = self._ahead.output_dir(job)
             if _OUTPUTS.fullmatch(folder):
                 self._outputs[job] = folder
                 self._writers[folder] += 1
-                private.make_folder(folder)
+                if not made:
+                    private.make_folder(folder)
 
     def _drop_outputs(self, job: Job) -> None:
         """Remove the output directory of *job* if nothing is in it, and that of its batch so."""

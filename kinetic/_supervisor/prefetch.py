@@ -82,6 +82,17 @@ class Prefetch:
             return None
         return made.taken.arguments
 
+    def output_dir(self, job: Job) -> str:
+        """The output directory in the order of *job*.
+
+        Raises:
+            ValueError, KeyError, TypeError: The order cannot be read.
+        """
+        if (made := self._made.get(job)) is not None:
+            return made.assignment.output_dir
+        folder: str = json.loads(job.body)["assignment"]["output_dir"]
+        return folder
+
     def clear(self, job: Job) -> bool:
         """Remove the folder of a job that has ended; False if something of it may be there."""
         made = self._made.pop(job, None)

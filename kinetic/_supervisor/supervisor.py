@@ -206,7 +206,7 @@ class Supervisor:
         environ: Mapping[str, str],
     ) -> None:
         self._places = places
-        self._logs = str(places.logs)
+        self._logs, self._work = str(places.logs), str(places.work)
         self._listener = listener
         self._table = table
         self._gpus = bool(slots.gpus)
@@ -435,7 +435,7 @@ class Supervisor:
 
     def _make_folders(self) -> None:
         """Somebody may have deleted them: people clean up."""
-        for folder in (self._places.logs, self._places.work):
+        for folder in (self._logs, self._work):
             if not os.path.isdir(folder):
                 make_folder(folder)
                 say(f"{folder} was deleted, with what jobs had there; it is made again")

@@ -40,6 +40,9 @@ _decoder: Any = json.JSONDecoder()
 _scan = _decoder.scan_once  # without the detour over layers of Python
 _make_terms: Callable[[Mapping[str, Any], bytes], Any] | None = None
 _make_site: Callable[..., Any] | None = None
+_prefer_jax: Callable[[dict[str, str]], None] | None = None
+_entered: Terms | None = None
+"""Whose environment this process has."""
 
 
 def prepare(inherited: Sequence[int]) -> None:
@@ -56,10 +59,11 @@ def prepare(inherited: Sequence[int]) -> None:
 
 def preload() -> None:
     """In the parent, once: load the jobs' own code, for all forks."""
-    global _make_terms, _make_site
+    global _make_terms, _make_site, _prefer_jax
     remote_runner.tell_crashes()
     _make_terms = importlib.import_module("..job.attempt", __package__).Terms
-    _make_site = importlib.import_module("..job.workspace", __package__).Site
+    workspace: Any = importlib.import_module("..job.workspace", __package__)
+    _make_site, _prefer_jax = workspace.Site, workspace.prefer_jax
 
 
 class Terms:
@@ -74,7 +78,7 @@ class Terms:
         self._prepared = False
         self.order: dict[str, Any] = {}
         self.attempt: Any = None
-        self.changes: dict[bytes, bytes | None] = {}
+        self.environment: dict[str, str] | None = None
 
     def read(self) -> dict[str, Any]:
         """The message.
@@ -91,16 +95,28 @@ class Terms:
 
         What cannot be read is left to each job's own process, which says so in its log.
         """
-        if self._prepared:
-            return
-        self._prepared = True
-        with contextlib.suppress(Exception):
-            order = self.read()
-            if _make_terms is not None:
-                self.changes = _changes(order["environment"])
-                self.changes.pop(processes.MARK.encode(), None)  # each job has its own
-                self.attempt = _make_terms(order["assignment"], bytes.fromhex(order["key"]))
-                self.attempt.prepare(_scan(message.decode(), 0)[0]["assignment"])
+        if not self._prepared:
+            self._prepared = True
+            with contextlib.suppress(Exception):
+                self._prepare(message)
+        self._enter()
+
+    def _prepare(self, message: bytes) -> None:
+        order = self.read()
+        if _make_terms is not None and _prefer_jax is not None:
+            self.environment = order["environment"]
+            _prefer_jax(order["environment"])
+            self.attempt = _make_terms(order["assignment"], bytes.fromhex(order["key"]))
+            self.attempt.prepare(_scan(message.decode(), 0)[0]["assignment"])
+
+    def _enter(self) -> None:
+        """Have the environment that the jobs share, which their forks then find."""
+        global _entered
+        if self.environment is not None and _entered is not self:
+            _entered = None
+            with contextlib.suppress(Exception):
+                _replace_environment(self.environment)
+                _entered = self
 
 
 def become(terms: Terms, message: bytes, arguments: bytes | None, parent: int) -> NoReturn:
@@ -146,9 +162,9 @@ def _carry_out(terms: Terms, message: bytes, arguments: bytes | None) -> int:
     environment[processes.MARK] = _mark.value(executor)
     if order["command"]:
         _execute(order, own)
-    if not terms.changes:
-        environment = {**order["environment"], **environment}
-    _enter(terms.changes, environment)
+    if _entered is not terms:
+        _replace_environment(order["environment"])
+    _add_to_environment(environment)
     assert _make_terms is not None and _make_site is not None
     site = _make_site(work=work, cache=order["cache"], mounts=order["mounts"])
     attempt = terms.attempt or _make_terms(order["assignment"], bytes.fromhex(order["key"]))
@@ -163,42 +179,24 @@ def _open_log(path: str) -> None:
     os.close(log)
 
 
-def _changes(environment: Mapping[str, str]) -> dict[bytes, bytes | None]:
-    """What has to be set, or unset (None), so that this is exactly the environment."""
+def _replace_environment(environment: Mapping[str, str]) -> None:
+    """Have exactly this one."""
+    for name in os.environ.keys() - environment.keys():
+        del os.environ[name]
+    _add_to_environment(environment)
+    time.tzset()
+
+
+def _add_to_environment(variables: Mapping[str, str]) -> None:
+    """Set these; through the mapping itself it would cost three times the touched pages."""
     data: dict[bytes, bytes] = vars(os.environ)["_data"]
-    wanted = {_encoded(name): _encoded(value) for name, value in environment.items()}
-    changes: dict[bytes, bytes | None] = {name: None for name in data if name not in wanted}
-    changes.update((name, value) for name, value in wanted.items() if data.get(name) != value)
-    return changes
-
-
-def _enter(changes: Mapping[bytes, bytes | None], own: Mapping[str, str]) -> None:
-    """Exactly the environment that *changes* make, with *own*; of *own* alone, if there are none.
-
-    Through the mapping itself it would cost three times the touched pages.
-    """
-    if not changes:
-        changes, own = _changes(own), {}
-    for name, value in changes.items():
-        _set(name, value)
-    for variable, text in own.items():
-        _set(_encoded(variable), _encoded(text))
-    if b"TZ" in changes or "TZ" in own:
-        time.tzset()
-
-
-def _set(name: bytes, value: bytes | None) -> None:
-    data: dict[bytes, bytes] = vars(os.environ)["_data"]
-    if value is not None:
+    for variable, text in variables.items():
+        name = variable.encode(_ENCODING, "surrogateescape")
+        value = text.encode(_ENCODING, "surrogateescape")
         os.putenv(name, value)
         data[name] = value
-    elif name in data:
-        os.unsetenv(name)
-        del data[name]
-
-
-def _encoded(text: str) -> bytes:
-    return text.encode(_ENCODING, "surrogateescape")
+    if "TZ" in variables:
+        time.tzset()
 
 
 def _execute(order: Mapping[str, Any], own: Mapping[str, Any]) -> NoReturn:

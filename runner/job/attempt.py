@@ -17,7 +17,6 @@ import time
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -65,7 +64,10 @@ class Invocation:
         self._reserve = b""
 
     def begun(self, function: bytes | None, arguments: bytes) -> None:
-        """`opening` has made the folders and checked *arguments*, the parent *function*."""
+        """`opening` has made the folders and checked *arguments*, the parent *function*.
+
+        So has it `workspace.prefer_jax`, for all jobs: there is no JAX in the project.
+        """
         self._begun = (function, arguments)
 
     def run(self) -> tuple[Outcome, outcomes.Stored]:
@@ -90,7 +92,6 @@ class Invocation:
         if self._begun is not None:
             self._phase = "context extract"
             self._enter()
-            _prefer_jax()
             known, arguments = self._begun
             content = known if known is not None else self._content(order.function)
             self._phase = "payload unpickle"
@@ -108,7 +109,7 @@ class Invocation:
             views.prepare(order.data, self._objects, self._site)
         with self._in_phase("context extract"):
             workspace.prepare(order.code, self._objects, self._site)
-        _prefer_jax()
+        workspace.prefer_jax(os.environ)
         self._join()
         with self._in_phase("artifact download"):
             function_bytes = self._content(order.function)
@@ -239,10 +240,18 @@ def _reserve() -> bytes:
 def _load(content: bytes) -> Any:
     """The value of a container; a small one that knows nothing of ours by the shortest way."""
     if len(content) < SMALL_VALUE and b"kinetic" not in content:
-        found = frames.unpack(content).frames
-        if len(found) == 1:
-            return pickle.loads(found[0])
+        only = frames.only(content)
+        if only is not None:
+            return pickle.loads(only)
     return pickles.load(content)
+
+
+def _unversioned(content: bytes) -> bytes:
+    """A container that forks of this process, whose Python is the right one, read faster."""
+    found = frames.unpack(content)
+    if len(found.frames) == 1 and found.fields == {pickles.PYTHON: pickles.HERE}:
+        return frames.pack_one(bytes(found.frames[0]))
+    return content
 
 
 async def _awaited(value: Any) -> Any:
@@ -280,12 +289,6 @@ def _check_python(submitted: str) -> None:
             f"the job was submitted from Python {submitted} and runs on Python {here}; "
             "use an image (or interpreter) with the same minor version"
         )
-
-
-def _prefer_jax() -> None:
-    """Have Keras use JAX where it is, as in a pod: nothing else is expected to be installed."""
-    if "KERAS_BACKEND" not in os.environ and PathFinder.find_spec("jax") is not None:
-        os.environ["KERAS_BACKEND"] = "jax"
 
 
 def _install(part: Input, objects: Objects, site: workspace.Site) -> None:
@@ -343,7 +346,7 @@ class Terms:
             signing.seal_of(self._key, first.scope, first.index, 0, "")  # what all seals begin with
             objects = opened(first.store)
             if first.function.stop - first.function.start <= SMALL_FUNCTION:
-                self._function = content(objects, first.function)
+                self._function = _unversioned(content(objects, first.function))
             if isinstance(
                 objects, DirectoryObjects
             ):  # it has no connection that forks must not share

@@ -13,8 +13,9 @@ import hashlib
 import os
 import stat
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -41,6 +42,7 @@ __all__ = [
     "held",
     "hold",
     "lay_out",
+    "prefer_jax",
     "prepare",
     "shared",
     "view",
@@ -211,7 +213,7 @@ def _write(path: str, mode: int, content: bytes) -> None:
 
 
 def hold(tree: Shared) -> Held | None:
-    """Read *tree*, if it is small and whole."""
+    """Read *tree*, if it is small and whole, and has no JAX for `prefer_jax` to find."""
     if tree.weight.files > HELD_FILES or tree.weight.size > HELD_BYTES:
         return None
     folders = [("", os.stat(tree.path).st_mode & 0o777 | 0o700)]
@@ -228,8 +230,11 @@ def hold(tree: Shared) -> Held | None:
                         content = file.read()
                     files.append((f"{path}/{entry.name}", mode, content))
                     size += len(content)
+    paths = [path for path, _ in folders] + [path for path, _, _ in files]
     whole = Weight(len(files), size) == tree.weight and len(folders) <= HELD_FILES
-    return Held(tuple(folders), tuple(files)) if whole else None
+    if not whole or any(path.endswith(("/jax", "/jax.py")) for path in paths):
+        return None
+    return Held(tuple(folders), tuple(files))
 
 
 def view(tree: Shared, target: str, layers: str, *, mounts: bool) -> None:
@@ -472,6 +477,12 @@ def enter(code: Code | None, site: Site) -> None:
     for entry in reversed(imports):
         if entry not in sys.path:
             sys.path.insert(0, entry)
+
+
+def prefer_jax(environment: MutableMapping[str, str]) -> None:
+    """Have Keras use JAX where it is, as in a pod: nothing else is expected to be installed."""
+    if "KERAS_BACKEND" not in environment and PathFinder.find_spec("jax") is not None:
+        environment["KERAS_BACKEND"] = "jax"
 
 
 def _place(code: Code, site: Site) -> str:

@@ -323,7 +323,7 @@ class DirectoryObjects:
     def _write(self, body: bytes | Path, metadata: Mapping[str, str], generation: int) -> str:
         self._made += 1
         unique = f"{os.getpid()}-{id(self):x}-{self._made}-{os.urandom(4).hex()}"
-        temporary = os.path.join(self._root, TEMPORARY, unique)
+        temporary = f"{self._root}/{TEMPORARY}/{unique}"
         try:
             fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         except FileNotFoundError:

@@ -7,6 +7,7 @@ import json
 import os
 import stat
 import sys
+from collections import defaultdict
 from pathlib import Path
 
 import psutil
@@ -407,12 +408,19 @@ async def test_root_key_is_made_once_for_all(home: Path, environ: dict[str, str]
 
 async def test_what_jobs_share_is_sent_once_and_stays_theirs(cluster: LocalCluster) -> None:
     """More batches than anybody remembers, in turns: each job has what its own batch shares."""
-    source = "import os\nprint(order['batch'], order['item'], os.environ['BATCH'], key[0])"
+    source = (
+        "import os, time\nprint(order['batch'], order['item'], os.environ['BATCH'], key[0],"
+        " *[name for name in os.environ if name.startswith('ONLY_')], -time.timezone // 3600)"
+    )
     batches = [
         Shared(
             labels={"batch": str(n)},
             assignment={"source": source, "batch": n},
-            environment={"BATCH": f"of {n}"},
+            environment={
+                "BATCH": f"of {n}",
+                f"ONLY_{n}": "",
+                **({"TZ": f"ZON-{n}"} if n % 2 else {}),
+            },
         )
         for n in range(20)
     ]
@@ -427,11 +435,17 @@ async def test_what_jobs_share_is_sent_once_and_stays_theirs(cluster: LocalClust
                 shared=shared,
             )
             await cluster.launch(job)
+    zones = defaultdict[int, set[int]](set)
     for n in range(20):
         for item in range(2):
             seen = await until(cluster, f"job-{n}-{item}", labels={"batch": str(n)})
             assert seen.labels == {"batch": str(n), "test": "yes", "item": str(item)}
-            assert await lines(cluster, seen.name) == [f"{n} {item} of {n} {n}"]
+            [line] = await lines(cluster, seen.name)
+            told, _, zone = line.rpartition(" ")
+            assert told == f"{n} {item} of {n} {n} ONLY_{n}"
+            zones[n % 2 * n].add(int(zone))
+    assert [zones.pop(n) for n in range(1, 20, 2)] == [{n} for n in range(1, 20, 2)]
+    assert len(zones[0]) == 1, "who names no time zone has the machine's, and no other batch's"
 
 
 async def test_threads_and_forks_of_a_job_know_who_they_are(cluster: LocalCluster) -> None:

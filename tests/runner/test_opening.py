@@ -166,6 +166,17 @@ def test_a_tree_that_is_not_whole_is_not_held(tmp_path: Path) -> None:
     assert hold(tree) is None
 
 
+def test_a_tree_with_a_jax_of_its_own_is_left_to_the_job(tmp_path: Path) -> None:
+    """Whether Keras is told to use it depends on what the job itself finds."""
+
+    def build(part: str) -> Weight:
+        Path(part, name).touch()
+        return Weight(1, 0)
+
+    for name, is_held in {"jax.py": False, "ajax.py": True}.items():
+        assert (hold(shared(str(tmp_path / name), build)) is not None) is is_held
+
+
 def test_orders_that_have_most_in_common_keep_what_is_their_own(order: wire.Assignment) -> None:
     whole = order.to_json()
     own = ("job_id", "index", "attempt", "arguments", "output_dir")
