@@ -56,7 +56,7 @@ def found(
             tell({"pid": None})
             return None
         processes.become_subreaper()
-        left = parents.end_strays(str(places.state))
+        left = parents.end_processes_of(str(places.state))
         if left:
             say(f"processes of an earlier supervisor do not end: {left}")
         machine = jobs.Slots(jobs.cpus_here(environ), jobs.gpus_here(environ))

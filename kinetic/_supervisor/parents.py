@@ -25,7 +25,16 @@ from kinetic._supervisor.jobs import Job
 from kinetic._supervisor.prefetch import Prefetch
 from kinetic._supervisor.protocol import Order, Places, Shared
 
-__all__ = ["Ended", "Key", "Parent", "Parents", "Refused", "Sweeper", "end_strays", "strays"]
+__all__ = [
+    "Ended",
+    "Key",
+    "Parent",
+    "Parents",
+    "Refused",
+    "Sweeper",
+    "end_processes_of",
+    "processes_of",
+]
 
 
 PATIENCE_S = 5.0
@@ -220,7 +229,7 @@ class Parent:
                 del self._ending[serial], self._serials[ending.job]
                 yield Ended(ending.job, ending.status)
 
-    def let_go(self) -> None:
+    def disconnect(self) -> None:
         """Close the connection: the parent ends its jobs and itself."""
         self.gone_at = time.monotonic()
         self._sock.close()
@@ -279,19 +288,19 @@ class Parent:
         return owners
 
 
-def strays(directory: str) -> list[int]:
+def processes_of(directory: str) -> list[int]:
     """The processes that carry the mark of the state *directory*, but for this one."""
     found = _by_proc(directory) if LINUX else _by_ps(directory)
     return [pid for pid in found if pid != os.getpid()]
 
 
-def end_strays(directory: str, patience: float = 10.0) -> list[int]:
+def end_processes_of(directory: str, patience: float = 10.0) -> list[int]:
     """Kill them until none is left; those that did not go within *patience* seconds.
 
     Nobody may be starting such processes meanwhile: the caller holds the lock.
     """
     until = time.monotonic() + patience
-    while (pids := strays(directory)) and time.monotonic() < until:
+    while (pids := processes_of(directory)) and time.monotonic() < until:
         for pid in pids:
             _kill(pid, directory, until)
     return pids
@@ -411,7 +420,7 @@ class Parents:
         self._environment[MARK] = f"{self._directory}:{NOBODY}"
         self._logs, self._work = str(places.logs), str(places.work)
         self._cache = str(places.cache)
-        self._ahead = Prefetch(self._cache)
+        self._prefetch = Prefetch(self._cache)
         self._parents: dict[Key, Parent] = {}
         self._homes: dict[Job, Parent] = {}
         self._dead: list[Parent] = []
@@ -421,7 +430,7 @@ class Parents:
 
     def make_ready(self, job: Job, order: Order) -> None:
         """Do beforehand what *job*, which still waits, can have done before its turn."""
-        self._ahead.make_ready(job, order, self.work(job))
+        self._prefetch.make_ready(job, order, self.work(job))
 
     def start(self, job: Job, order: Order, environment: Mapping[str, str]) -> Parent:
         """Give *job* to its parent; a new one if need be, for the caller to listen to.
@@ -442,7 +451,7 @@ class Parents:
             "log": f"{self._logs}/{job.name}.log",
             "work": self.work(job),
         }
-        arguments = None if order.fresh else self._ahead.take(job, order, own["work"])
+        arguments = None if order.fresh else self._prefetch.take(job, order, own["work"])
         self._make_outputs(job, made=arguments is not None)
         parent.start(job, lambda: self._shared(order), own, arguments)
         return parent
@@ -471,7 +480,7 @@ class Parents:
 
     def never_began(self, job: Job) -> None:
         """There was no process for *job*."""
-        self._ahead.withdraw(job)
+        self._prefetch.withdraw(job)
 
     def ended(self, job: Job) -> None:
         """Nothing of *job* runs any more; its folder goes with the next `tidy`."""
@@ -481,7 +490,7 @@ class Parents:
     def tidy(self) -> None:
         """Clear the folders of those that have ended."""
         for job in self._left.values():
-            if not self._ahead.clear(job):
+            if not self._prefetch.clear(job):
                 self._sweeper.put_aside(self.work(job), job.executor)
             self._drop_outputs(job)
         self._left.clear()
@@ -493,7 +502,7 @@ class Parents:
         All are made and removed here, where nothing comes between the two.
         """
         with contextlib.suppress(ValueError, KeyError, TypeError, OSError):  # the job will say so
-            folder = self._ahead.output_dir(job)
+            folder = self._prefetch.output_dir(job)
             if _OUTPUTS.fullmatch(folder):
                 self._outputs[job] = folder
                 self._writers[folder] += 1
@@ -517,7 +526,7 @@ class Parents:
 
     def forget(self, job: Job) -> None:
         """*job* never had its turn, and will not."""
-        if not self._ahead.forget(job):
+        if not self._prefetch.forget(job):
             self._sweeper.put_aside(self.work(job), os.urandom(8).hex())
 
     def settling(self) -> list[Parent]:
@@ -535,7 +544,7 @@ class Parents:
         """It is gone, or has to go: it ends its jobs and itself."""
         if self._parents.get(parent.key) is parent:
             del self._parents[parent.key]
-        parent.let_go()
+        parent.disconnect()
         self._dead.append(parent)
 
     def dismiss_all(self) -> None:
@@ -574,7 +583,7 @@ class Parents:
                 parent.kill()
             if parent.status is not None and (not orphans or late):
                 if not LINUX and parent.jobs:
-                    end_strays(self._directory)
+                    end_processes_of(self._directory)
                 self._dead.remove(parent)
                 finished.append((parent, parent.jobs))
         return finished

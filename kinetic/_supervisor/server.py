@@ -142,7 +142,7 @@ class Server:
         self.dirty.add(connection)
         answer(self, connection, header, body)
 
-    def tell(self, job: Job) -> None:
+    def notify(self, job: Job) -> None:
         """*job* has changed: those who watch it hear of it."""
         for connection in self.connections:
             if connection.labels is not None and job.carries(connection.labels):

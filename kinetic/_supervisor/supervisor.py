@@ -211,7 +211,7 @@ class Supervisor:
         self._table = table
         self._gpus = bool(slots.gpus)
         self._journal = journal
-        self._desk = Server(table, self._launch, self._delete, self._discard)
+        self._server = Server(table, self._launch, self._delete, self._discard)
         self._sweeper = Sweeper(places.refuse)
         self._parents = Parents(places, environ, self._sweeper)
         self._kills = KernelKills(count_kills)
@@ -260,15 +260,15 @@ class Supervisor:
             time.sleep(0.1)  # too many open files: clients wait, jobs go on
             return
         connection = Connection(sock)
-        self._desk.connections.add(connection)
+        self._server.connections.add(connection)
         self._select(connection.channel, lambda: self._on_connection(connection))
 
     def _on_connection(self, connection: Connection) -> None:
-        self._desk.dirty.add(connection)  # it may be here because it reads again
+        self._server.dirty.add(connection)  # it may be here because it reads again
         try:
             messages = connection.channel.receive()
             for message in messages or ():
-                self._desk.handle(connection, message)
+                self._server.handle(connection, message)
         except (
             Exception
         ) as exc:  # whatever it says, the jobs of the others are none of its business
@@ -283,7 +283,7 @@ class Supervisor:
         self._learn(news or ())
         if news is None:
             self._dismiss(parent)
-            self._mourn()
+            self._reap()
 
     def _learn(self, news: Iterable[Ended | Refused]) -> None:
         now = time.time()
@@ -309,17 +309,17 @@ class Supervisor:
         with contextlib.suppress(BlockingIOError):
             if signal.SIGTERM in wake.recv(4096) and not self._ending:
                 self._end("its supervisor was told to end")
-        self._mourn()
+        self._reap()
 
-    def _mourn(self) -> None:
+    def _reap(self) -> None:
         for parent, jobs in self._parents.reap():
             for job in jobs:
                 if not parent.ready:
                     self._parents.never_began(job)
                 self._parents.ended(job)
-                self._perform(self._table.failed(job, time.time(), *self._obituary(parent)))
+                self._perform(self._table.failed(job, time.time(), *self._cause_of_death(parent)))
 
-    def _obituary(self, parent: Parent) -> tuple[Reason, str]:
+    def _cause_of_death(self, parent: Parent) -> tuple[Reason, str]:
         if self._ending:
             return Reason.LOST, "its supervisor was told to end, and the job with it"
         if parent.ready or (parent.status or 0) < 0:
@@ -339,7 +339,7 @@ class Supervisor:
             self._dismiss(parent)
         self._sweeper.sweep()
         if self._parents.dying:
-            self._mourn()
+            self._reap()
         if self._table.queued and now >= self._told_at + TOLD_S:
             self._told_at = now
             self._perform(self._table.held_up(time.time()))
@@ -349,7 +349,7 @@ class Supervisor:
         if now >= self._collection_at:
             self._collection_at = now + COLLECTION_S
             self._sweeper.aside(self._collect)
-        if self._table.busy or self._desk.connections or self._parents.dying:
+        if self._table.busy or self._server.connections or self._parents.dying:
             self._busy_at = now
 
     def _collect(self) -> None:
@@ -466,7 +466,7 @@ class Supervisor:
                         self._disown(job)
                     if job.state is State.GONE and (terms := self._orphans.pop(job, None)):
                         _remove_objects(job.name, terms)
-                    self._desk.tell(job)
+                    self._server.notify(job)
                 case Start(job):
                     self._start(job)
                 case Send(job, number):
@@ -503,7 +503,7 @@ class Supervisor:
 
     def _tell_clients(self) -> None:
         now, hurry = time.monotonic(), self._ending or not self._table.busy
-        for connection in [*self._desk.dirty]:
+        for connection in [*self._server.dirty]:
             try:
                 all_told = connection.pump(now, hurry=hurry)
             except OSError:
@@ -511,7 +511,7 @@ class Supervisor:
                 continue
             self._wait_for_room(connection.channel)
             if all_told:
-                self._desk.dirty.discard(connection)
+                self._server.dirty.discard(connection)
 
     def _wait_for_room(self, channel: Channel | Parent) -> None:
         if not channel.unsent and channel not in self._full:
@@ -537,7 +537,7 @@ class Supervisor:
     def _drop(self, connection: Connection) -> None:
         self._selector.unregister(connection.channel)
         self._full.discard(connection.channel)
-        self._desk.close(connection)
+        self._server.close(connection)
 
     # --- the end ---------------------------------------------------------------------------------
 
@@ -549,25 +549,25 @@ class Supervisor:
             moments.append(first)
         if self._parents.dying or self._parents.settling():
             moments.append(now + 0.2)
-        if not self._table.busy and not self._desk.connections:
+        if not self._table.busy and not self._server.connections:
             moments.append(self._busy_at + self._idle_s)
-        moments += [connection.next_word for connection in self._desk.dirty]
+        moments += [connection.next_word for connection in self._server.dirty]
         return max(0.0, min(moments) - now)
 
     def _over(self) -> bool:
         if self._ending:
             return not self._table.busy
-        if self._table.busy or self._desk.connections or self._parents.dying:
+        if self._table.busy or self._server.connections or self._parents.dying:
             return False
         return time.monotonic() - self._busy_at >= self._idle_s and self._leave_quietly()
 
     def _leave_quietly(self) -> bool:
         """Stop listening, unless somebody is at the door just now."""
         starting = acquire(self._places.starting, wait=False)
-        before = len(self._desk.connections)
+        before = len(self._server.connections)
         if starting is not None:
             self._on_client()
-        if starting is None or len(self._desk.connections) > before:
+        if starting is None or len(self._server.connections) > before:
             self._busy_at = time.monotonic()
             if starting is not None:
                 os.close(starting)

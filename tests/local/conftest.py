@@ -170,9 +170,9 @@ def alive(pid: int) -> bool:
 
 def marked(home: Path) -> list[int]:
     """Every process that carries the mark of *home*'s state folder."""
-    from kinetic._supervisor.parents import strays
+    from kinetic._supervisor.parents import processes_of
 
-    return strays(str(Places(home).state))
+    return processes_of(str(Places(home).state))
 
 
 def end_supervisor(home: Path) -> None:
