@@ -74,7 +74,8 @@ def main() -> int:
     try:
         asyncio.run(_forward(order, sys.stdin.buffer))
     except errors.KineticError as exc:
-        _tell({"error": type(exc).__name__, "message": str(exc)})
+        public = next(one for one in type(exc).__mro__ if one.__module__ == errors.__name__)
+        _tell({"error": public.__name__, "message": str(exc)})
         return 1
     return 0
 

@@ -83,9 +83,9 @@ class Server:
         log = container.logs[-2 if before else -1]
         answer = web.StreamResponse(headers={"Content-Type": "text/plain"})
         answer.enable_chunked_encoding()
-        await answer.prepare(request)
         # Who reads it has had enough, or the pod was removed at this very moment.
         with contextlib.suppress(ConnectionResetError, FileNotFoundError):
+            await answer.prepare(request)
             async for piece in log.read(Wish.of(query)):
                 await answer.write(piece)
             await answer.write_eof()
