@@ -55,10 +55,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """
     for item in items:
         fixtures = getattr(item, "fixturenames", ())
-        everyday = item.get_closest_marker("everyday") is not None
+        elsewhere = any(item.get_closest_marker(tier) for tier in ("everyday", "node"))
         if "control_plane" in fixtures or item.get_closest_marker("control_plane") is not None:
             item.add_marker(pytest.mark.xdist_group("control plane"))
-            if not everyday:
+            if not elsewhere:
                 item.add_marker(pytest.mark.full)
         elif "crew" in fixtures:
             item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))

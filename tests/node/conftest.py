@@ -30,6 +30,7 @@ FIRST_S = 1800.0
 """Seconds: the first test waits until there are images. Each has a deadline of its own."""
 
 
+@pytest.hookimpl(tryfirst=True)  # the tiers of the others depend on it
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """All that is here wants the machine for itself."""
     for item in items:
