@@ -49,13 +49,13 @@ settings.load_profile("any machine")
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The fixtures of a test decide when it is run, and beside which others.
 
-    What needs the control plane is of the full tier, but for what is marked ``everyday``, and one
+    What needs the control plane is of the full tier unless it is marked for another, and one
     process has all of it, since to start a control plane takes seconds. Behaviours that share
     their jobs (`crew`) stay together by module.
     """
     for item in items:
         fixtures = getattr(item, "fixturenames", ())
-        elsewhere = any(item.get_closest_marker(tier) for tier in ("everyday", "node"))
+        elsewhere = any(item.get_closest_marker(tier) for tier in ("everyday", "node", "slow"))
         if "control_plane" in fixtures or item.get_closest_marker("control_plane") is not None:
             item.add_marker(pytest.mark.xdist_group("control plane"))
             if not elsewhere:
