@@ -45,6 +45,13 @@ def test_import_kinetic_loads_exactly_one_module() -> None:
     assert loaded_by("import kinetic", ROOT) == {"kinetic"}
 
 
+def test_the_names_of_aio_are_there_before_what_is_behind_them_is_loaded() -> None:
+    beside = loaded_by("import kinetic.aio, typing", ROOT) - loaded_by("import typing", ROOT)
+    ours = {name for name in beside if name.startswith("kinetic")}
+    assert ours == {"kinetic", "kinetic._tracebacks"} | {name for name in ours if ".aio" in name}
+    assert len(ours) <= 6 and "kinetic.aio.client" not in ours
+
+
 @pytest.fixture
 def site(tmp_path: Path) -> Path:
     """A folder of packages with ours as it is installed."""

@@ -6,17 +6,17 @@ closed with the loop. Use `Client` for a lifetime of your own.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterable, Callable, Coroutine, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, Unpack, overload
+from collections.abc import Callable, Coroutine, Mapping
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
 
 from kinetic._tracebacks import own_frames_left_out
 from kinetic.aio._engine import implicit_client
-from kinetic.options import MapOptions, MapSettings, shows
 
 if TYPE_CHECKING:
     from kinetic.aio._engine.session import JobRef
     from kinetic.aio.batch import BatchHandle as BatchHandle
     from kinetic.aio.client import Client as Client
+    from kinetic.aio.client import run_async_map as run_async_map
     from kinetic.aio.job import JobHandle as JobHandle
     from kinetic.collection import Collection
     from kinetic.job_record import JobRecord
@@ -43,6 +43,7 @@ _LAZY = {
     "BatchHandle": "kinetic.aio.batch",
     "Client": "kinetic.aio.client",
     "JobHandle": "kinetic.aio.job",
+    "run_async_map": "kinetic.aio.client",
 }
 
 
@@ -100,32 +101,6 @@ async def run(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any
     """Submit, wait, and return the value; see `Client.run`."""
     with own_frames_left_out:
         return await (await _client()).run(function, *args, **kwargs)
-
-
-@overload
-async def run_async_map(
-    function: Callable[..., Coroutine[Any, Any, T]],
-    inputs: Iterable[Any] | AsyncIterable[Any],
-    **options: Unpack[MapOptions],
-) -> BatchHandle[T]: ...
-
-
-@overload
-async def run_async_map(
-    function: Callable[..., T],
-    inputs: Iterable[Any] | AsyncIterable[Any],
-    **options: Unpack[MapOptions],
-) -> BatchHandle[T]: ...
-
-
-@shows(MapSettings)
-async def run_async_map(
-    function: Callable[..., Any],
-    inputs: Iterable[Any] | AsyncIterable[Any],
-    **options: Unpack[MapOptions],
-) -> BatchHandle[Any]:
-    """Run *function* once for each input; see `Client.run_async_map`."""
-    return await (await _client()).run_async_map(function, inputs, **options)
 
 
 async def attach(

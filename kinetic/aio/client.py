@@ -44,7 +44,7 @@ from kinetic.errors import AuthError, ClientClosed, ConfigurationError, NotFound
 from kinetic.job_record import JobRecord
 from kinetic.options import MapOptions, MapSettings, Options, check, settings_of, shows
 
-__all__ = ["Client", "implicit_client", "records"]
+__all__ = ["Client", "implicit_client", "records", "run_async_map"]
 
 
 LISTING = 32
@@ -611,6 +611,32 @@ async def implicit_client() -> Client:
         _LIFETIMES[loop] = lifetime = _lifetime(client)
         await anext(lifetime)
     return client
+
+
+@overload
+async def run_async_map(
+    function: Callable[..., Coroutine[Any, Any, T]],
+    inputs: Iterable[Any] | AsyncIterable[Any],
+    **options: Unpack[MapOptions],
+) -> BatchHandle[T]: ...
+
+
+@overload
+async def run_async_map(
+    function: Callable[..., T],
+    inputs: Iterable[Any] | AsyncIterable[Any],
+    **options: Unpack[MapOptions],
+) -> BatchHandle[T]: ...
+
+
+@shows(MapSettings)
+async def run_async_map(
+    function: Callable[..., Any],
+    inputs: Iterable[Any] | AsyncIterable[Any],
+    **options: Unpack[MapOptions],
+) -> BatchHandle[Any]:
+    """Run *function* once for each input; see `Client.run_async_map`."""
+    return await (await implicit_client()).run_async_map(function, inputs, **options)
 
 
 async def _lifetime(client: Client) -> AsyncGenerator[None, None]:
