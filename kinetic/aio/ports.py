@@ -228,7 +228,8 @@ class Observation:
     """The platform's word about one attempt.
 
     ``executor`` is the process or pod the word is about: the same id as in the
-    claim. ``created_at`` is UTC, ISO 8601, or empty when unknown.
+    claim. ``created_at`` is UTC, ISO 8601, or empty when unknown. ``last`` says that the
+    platform, where it replaces attempts itself, makes no other after this one.
     """
 
     name: str
@@ -239,6 +240,7 @@ class Observation:
     reason: Reason | None = None
     message: str = ""
     created_at: str = ""
+    last: bool = False
 
 
 class Cluster(Protocol):

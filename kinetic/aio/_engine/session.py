@@ -7,7 +7,7 @@ import weakref
 from collections import deque
 from collections.abc import Collection, Coroutine, Iterable, Mapping
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
 from absl import logging
@@ -30,7 +30,7 @@ from kinetic.errors import (
     Unavailable,
     WireError,
 )
-from kinetic.job_status import JobStatus
+from kinetic.job_status import JobStatus, Reason
 
 __all__ = [
     "LABEL_ATTEMPT",
@@ -334,6 +334,28 @@ class Submission(ItemStates):
             if not (item.state.final or alive):
                 # The platform may never tell of it again, and this time nothing was closed.
                 self._unconfirmed.add(index)
+        if seen is not None and seen.last:
+            return await self._not_replaced(index, seen)
+        return item
+
+    async def _not_replaced(self, index: int, seen: Observation | None) -> wire.Item:
+        """Whatever is open of it has ended, and no other attempt comes by itself.
+
+        The platform replaces the attempts of a job of its own. When it does so no more,
+        the job ends as its last attempt did.
+        """
+        item = await self.look(index)
+        while not (item.state.final or self.identity.leased):
+            if (claimant := self.attempt(index, item.attempt).executor) is not None:
+                name = self.identity.attempt_name(index, item.attempt)
+                over = replace(seen, name=name, executor="") if seen is not None else None
+                await self._close(index, item.attempt, over, claimant)
+            else:
+                why = f"not replaced: {seen.message if seen is not None else 'its job is gone'}"
+                items = (index,)
+                request = wire.Request(kind="stop", items=items, cause=why, keep_running=True)
+                await self.append(request)
+            item = await self.look(index)
         return item
 
     async def _sound_outcome(self, index: int, number: int) -> wire.Item | None:
@@ -350,11 +372,32 @@ class Submission(ItemStates):
         self.clear_error(index)
         if item.state.final:
             return item
+        if not self.identity.leased:
+            return await self._reconcile_alone(index, item.attempt)
         before = self._seen.get(index)
         seen = (await self._find([(index, item.attempt)])).get((index, item.attempt))
-        never_comes = self.identity.settled and not self.identity.leased
-        if self.is_over(index, item.attempt, seen, before) or (seen is None and never_comes):
+        if self.is_over(index, item.attempt, seen, before):
             await self.resolve_attempt(index, item.attempt, seen)
+        return self._items[index]
+
+    async def _reconcile_alone(self, index: int, number: int) -> wire.Item:
+        """`reconcile` of a job of its own, attempt *number* of which is open.
+
+        The platform may have replaced that one, and will perhaps replace it no more.
+        """
+        before, most = self._seen.get(index), number + self.identity.budgets.infrastructure
+        found = await self._find([(index, one) for one in range(1, most + 1)])
+        seen = found.get((index, number))
+        last = next((one for one in found.values() if one.last), None)
+        if seen is None and any(one > number for _, one in found):
+            name = self.identity.attempt_name(index, number)
+            words = "its process is gone, and was replaced by the platform"
+            seen = Observation(name=name, phase=Phase.GONE, reason=Reason.PREEMPTED, message=words)
+        never_comes = not found and self.identity.settled
+        if seen is None and number > 1 and (last is not None or not found):
+            await self._not_replaced(index, last)
+        elif self.is_over(index, number, seen, before) or never_comes:
+            await self.resolve_attempt(index, number, seen)
         return self._items[index]
 
     async def keep_looking(self, index: int) -> None:

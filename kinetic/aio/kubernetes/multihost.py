@@ -19,7 +19,15 @@ from kinetic.aio.kubernetes.diagnosis.held import held_back
 from kinetic.aio.kubernetes.diagnosis.starting import present
 from kinetic.aio.kubernetes.diagnosis.verdict import Diagnosis, Outlook, Seen, merged
 from kinetic.aio.kubernetes.manifests import HOSTS, JOB, Placement, job_manifest, object_name
-from kinetic.aio.kubernetes.tables import End, Entry, Table, by_runner, observations, same
+from kinetic.aio.kubernetes.tables import (
+    End,
+    Entry,
+    Table,
+    by_runner,
+    held_fast,
+    observations,
+    same,
+)
 from kinetic.aio.ports import JobSpec, Observation, Phase
 from kinetic.job_status import JobStatus, Reason
 
@@ -261,6 +269,10 @@ def word(seen: Seen) -> Word:
 
 def judge_group(seen: Seen) -> Diagnosis:
     """Judge the attempt; give what `merged` made, so that a cause outlives its pod."""
+    return held_fast(seen, _judged(seen))
+
+
+def _judged(seen: Seen) -> Diagnosis:
     alive, ends = _alive(seen), _ends(seen)
     if (end := End.of(seen.any_job)) is not None and not any(map(ran, (*seen.pods, *seen.gone))):
         return _never(end, alive=bool(alive))

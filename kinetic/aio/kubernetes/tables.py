@@ -39,6 +39,7 @@ __all__ = [
     "Rhythm",
     "Table",
     "by_runner",
+    "held_fast",
     "judged",
     "listing",
     "name_of",
@@ -204,8 +205,29 @@ def _controller(pod: Document) -> Document:
     return next((one for one in owners if one.get("controller")), nobody)
 
 
+_OWN_FINALIZERS = frozenset({"foregroundDeletion", "orphan", "batch.kubernetes.io/job-tracking"})
+
+
+def held_fast(seen: Seen, verdict: Diagnosis) -> Diagnosis:
+    """*verdict*, with what was deleted and cannot go, for somebody has not let go of it."""
+    for one in (*([seen.job] if seen.job else ()), *seen.pods):
+        metadata = part(one, "metadata")
+        holding = [name for name in _finalizers(one) if name not in _OWN_FINALIZERS]
+        if holding and metadata.get("deletionTimestamp") and verdict.phase is not Phase.GONE:
+            what = "its pod" if "containers" in part(one, "spec") else "its object"
+            words = f"{what} {metadata.get('name')} was deleted, and is held by {holding[0]}"
+            message = f"{verdict.message}; {words}" if verdict.message else words
+            advice = "see why whoever set that finalizer does not remove it, or remove it yourself"
+            return replace(verdict, message=message, advice=advice)
+    return verdict
+
+
 def judged(seen: Seen) -> Diagnosis:
     """What is to be told of the Job, also where a client has ended it."""
+    return held_fast(seen, _ended_or_judged(seen))
+
+
+def _ended_or_judged(seen: Seen) -> Diagnosis:
     verdict = judge(seen)
     end = End.of(seen.any_job)
     if end is None or any(_started(pod) for pod in (*seen.pods, *seen.gone)):
@@ -238,6 +260,15 @@ def settled(seen: Seen, verdict: Diagnosis) -> bool:
     return over is not None and verdict.phase is Phase.ENDED
 
 
+def _is_last(seen: Seen, verdict: Diagnosis) -> bool:
+    """Whether no pod of it is left that may run, and its Job, by its own word, makes no other."""
+    if verdict.phase not in (Phase.ENDED, Phase.GONE):
+        return False
+    if verdict.status is JobStatus.SUCCEEDED or settled(seen, verdict):
+        return True
+    return seen.job is None or bool(part(seen.job, "metadata").get("deletionTimestamp"))
+
+
 def observations(seen: Seen, verdict: Diagnosis) -> list[Observation]:
     """The port's words: one for each attempt, the one that *verdict* is about at the end.
 
@@ -250,8 +281,9 @@ def observations(seen: Seen, verdict: Diagnosis) -> list[Observation]:
     first = _number(labels.get(ATTEMPT))
     if first is None:
         name = str(part(about, "annotations").get(NAME) or seen.job_name)
-        last = next(reversed([*seen.gone, *seen.pods]), None)
-        return [_observation(about, labels, name, by_runner(verdict, last))]
+        pod = next(reversed([*seen.gone, *seen.pods]), None)
+        said, last = by_runner(verdict, pod), _is_last(seen, verdict)
+        return [_observation(about, labels, name, said, last=last)]
     pods = {first + _starts_before(pod): pod for pod in (*seen.gone, *seen.pods)}
     now = _current(seen, verdict, pods, first)
     verdict = by_runner(verdict, pods.get(now))
@@ -266,7 +298,9 @@ def observations(seen: Seen, verdict: Diagnosis) -> list[Observation]:
     for number in (*sorted(told), now):
         said = verdict if number == now else told[number]
         whose = {**labels, ATTEMPT: str(number)}
-        found.append(_observation(about, whose, attempt_name(name, first, number), said))
+        last = number == now and _is_last(seen, verdict)
+        its_name = attempt_name(name, first, number)
+        found.append(_observation(about, whose, its_name, said, last=last))
     return found
 
 
@@ -313,7 +347,7 @@ def _current(seen: Seen, verdict: Diagnosis, pods: Mapping[int, Document], first
 
 
 def _observation(
-    about: Document, labels: Mapping[str, str], name: str, verdict: Diagnosis
+    about: Document, labels: Mapping[str, str], name: str, verdict: Diagnosis, *, last: bool
 ) -> Observation:
     created = str(about.get("creationTimestamp") or "")
     return Observation(
@@ -326,6 +360,7 @@ def _observation(
         reason=verdict.reason,
         message=verdict.text,
         created_at=created.replace("Z", "+00:00"),
+        last=last,
     )
 
 
@@ -795,6 +830,7 @@ class Table:
                     executor="",
                     reason=verdict.reason,
                     message=verdict.text,
+                    last=True,
                 )
                 entry.told[name] = said
                 yield said
@@ -802,7 +838,7 @@ class Table:
     def _gone(self, entry: Entry) -> Iterator[Observation]:
         del self.entries[entry.name]
         for said in entry.told.values():
-            yield replace(said, phase=Phase.GONE)
+            yield replace(said, phase=Phase.GONE, last=True)
 
     def _note_waiting(self, entry: Entry, said: Observation) -> None:
         before, entry.current = entry.current, said.name
@@ -847,9 +883,14 @@ def _put_pod(entry: Entry, pod: Document, *, deleted: bool) -> bool:
 
 
 def _is_news(before: Observation | None, said: Observation) -> bool:
-    """An end is told once; later words may explain it otherwise, and change nothing."""
+    """An end is told once; later words may explain it otherwise, and change nothing.
+
+    But where another attempt might have followed, that none will is news.
+    """
     if before is None:
         return True
     if said.phase is not before.phase:
+        return True
+    if said.last and not before.last:
         return True
     return said.phase not in (Phase.ENDED, Phase.GONE) and said != before

@@ -1,0 +1,1 @@
+"""How jobs on a cluster end when somebody, or something, does something to their objects."""

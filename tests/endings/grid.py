@@ -1,0 +1,368 @@
+"""What can be done to the objects of a job, when, and to what kind of job: a grid of cells.
+
+A cell is carried out by `Deed.done`, and what came of it is held against the few things that must
+always be true: whoever waits hears of the end, whoever comes later hears the same, and nothing of
+it is left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import os
+import time
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import kinetic
+from kinetic import aio
+from kinetic.errors import KineticError
+from kinetic.job_status import JobStatus
+from tests.cluster.fixtures import Namespace
+from tests.cluster.rest import Refused
+
+IMAGE = "example.test/image:1"
+HELD = "example.test/held"
+POLL_S = 0.05
+HERE_S = 60.0
+"""Seconds in which a job has to get where something is done to it."""
+END_S = 90.0
+"""Seconds in which its end has to be told: Kubernetes' own delays (a grace, a back-off) and some.
+
+Of a Job that is nowhere nobody but its submitter knows for a minute whether it still comes.
+"""
+REPORT_S = 20.0
+"""Seconds in which it has to be told that a finalizer holds something."""
+FINALIZER = "example.test/stuck"
+
+KINDS = ("job", "item", "jobset", "lws")
+MOMENTS = ("pending", "starting", "running", "committing", "ended")
+CLIENTS = ("watching", "later")
+DEEDS = (
+    "pod deleted",
+    "pod force-deleted",
+    "pod evicted",
+    "pod deleted, finalizer stuck",
+    "owner deleted",
+    "owner deleted in the foreground",
+    "owner deleted, pods orphaned",
+    "owner deleted, finalizer stuck",
+    "suspended and resumed",
+    "deadline patched",
+)
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Cell:
+    """One place of the grid."""
+
+    deed: str
+    moment: str
+    kind: str
+    client: str
+
+    def __str__(self) -> str:
+        return f"{self.deed}/{self.moment}/{self.kind}/{self.client}"
+
+
+def every_cell(kind: str) -> list[Cell]:
+    """The whole grid, for one kind of job."""
+    return [Cell(deed, moment, kind, who) for deed, moment, who in _all()]
+
+
+def pairwise(kind: str) -> list[Cell]:
+    """So many cells that any two values of different columns meet in one."""
+    found: list[Cell] = []
+    for i, deed in enumerate(DEEDS):
+        for j, moment in enumerate(MOMENTS):
+            if KINDS[(i + j) % len(KINDS)] == kind:
+                who = CLIENTS[((i + j) // len(KINDS) + j) % len(CLIENTS)]
+                found.append(Cell(deed, moment, kind, who))
+    return found
+
+
+def _all() -> Iterator[tuple[str, str, str]]:
+    yield from itertools.product(DEEDS, MOMENTS, CLIENTS)
+
+
+class Slow:
+    """A value that takes until a file is there to be pickled: what returns it is committing."""
+
+    def __init__(self, folder: str, word: str) -> None:
+        self.folder, self.word = folder, word
+
+    def __reduce__(self) -> Any:
+        Path(self.folder, "committing").touch()
+        while not Path(self.folder, "commit").exists():
+            time.sleep(0.01)
+        return str, (self.word,)
+
+
+def work(folder: str) -> Any:
+    """In the job: tell that it runs, wait for a file, and return; a later attempt does not wait."""
+    first = os.environ["KINETIC_ATTEMPT"] == "1"
+    Path(folder, f"in.{os.environ.get('KINETIC_HOST', '0')}").touch()
+    while first and not Path(folder, "go").exists():
+        time.sleep(0.01)
+    return Slow(folder, "value") if first else "value"
+
+
+@dataclass(slots=True)
+class Deed:
+    """One cell, on a namespace."""
+
+    cell: Cell
+    namespace: Namespace
+    folder: Path
+
+    # --- the job ---
+
+    def _options(self) -> dict[str, Any]:
+        hosts = self.cell.kind in ("jobset", "lws")
+        options: dict[str, Any] = {"accelerator": "cpu:hosts=2" if hosts else "cpu", "cpu": 0.05}
+        options["container_image"] = IMAGE
+        if self.cell.moment == "pending":
+            options["cpu"] = 900
+        if self.cell.moment == "starting":
+            options["container_image"] = HELD
+        return options
+
+    async def _submitted(self, client: aio.Client) -> str:
+        """Its id, once it is where the cell says."""
+        function = kinetic.run(**self._options())(work)
+        if self.cell.kind == "item":
+            batch = await client.run_async_map(function, [str(self.folder)], progress=False)
+            await batch.submitted()
+            job = await batch.job(0)
+        else:
+            job = await client.submit(function, str(self.folder))
+        if self.cell.moment in ("committing", "ended"):
+            (self.folder / "go").touch()
+        if self.cell.moment == "ended":
+            (self.folder / "commit").touch()
+        async with asyncio.timeout(HERE_S):
+            while not await self._is_there(job):
+                await asyncio.sleep(POLL_S)
+        return job.job_id
+
+    async def _is_there(self, job: aio.JobHandle[Any]) -> bool:
+        pods = await self.pods()
+        match self.cell.moment:
+            case "pending":
+                return bool(pods)
+            case "starting":
+                statuses = [one["status"].get("containerStatuses") or [{}] for one in pods]
+                return bool(pods) and all(
+                    one[0].get("state", {}).get("waiting") for one in statuses
+                )
+            case "running":
+                wanted = 2 if self.cell.kind in ("jobset", "lws") else 1
+                return len([*self.folder.glob("in.*")]) >= wanted
+            case "committing":
+                return (self.folder / "committing").exists()
+            case _:
+                return await job.status() is JobStatus.SUCCEEDED
+
+    # --- what is done ---
+
+    async def done(self) -> None:
+        """Do it, and hold what is told against what is true."""
+        async with self._client() as first:
+            identity = await self._submitted(first)
+            if self.cell.client == "later":
+                await first.aclose()
+                await self._do()
+                async with self._client() as second:
+                    told = await self._told(second, identity)
+            else:
+                waiting = asyncio.create_task(self._told(first, identity))
+                await asyncio.sleep(0)
+                await self._do()
+                told = await waiting
+        async with self._client() as third:
+            again = await self._end(await third.attach(identity), END_S)
+            assert again == told, f"who came later heard {again!r}, before that it was {told!r}"
+            await self._unstick([*await self._owners(), *await self.pods()])
+            if self.cell.deed == "owner deleted, pods orphaned":  # somebody wants to keep them
+                await self._call("DELETE", "pods")
+            await self._leave(third, identity)
+        self._judge(*told)
+
+    def _judge(self, kind: str, words: str) -> None:
+        moment = self.cell.moment
+        if kind == "value":
+            assert moment not in ("pending", "starting"), "it cannot have run"
+            return
+        assert moment != "ended", f"its value was there, and is lost: {words}"
+        if moment in ("running", "committing"):
+            assert "never started" not in words, words
+
+    async def _told(self, client: aio.Client, identity: str) -> tuple[str, str]:
+        """What `result` says, and if a finalizer holds it up, that this is said, too."""
+        if "finalizer" in self.cell.deed:
+            handle = await client.attach(identity)
+            with contextlib.suppress(TimeoutError):
+                return await self._end(handle, REPORT_S)
+            assert FINALIZER in await handle.reason()
+            await self._unstick([*await self._owners(), *await self.pods()])
+            if self.cell.moment in ("pending", "starting"):  # a set makes another pod, and waits on
+                await self._delete_owner("Background")
+        return await self._end(await client.attach(identity), END_S)
+
+    async def _end(self, handle: aio.JobHandle[Any], within: float) -> tuple[str, str]:
+        try:
+            async with asyncio.timeout(within):
+                return "value", str(await handle.result(cleanup=False))
+        except KineticError as exc:
+            return type(exc).__name__, str(exc)
+
+    async def _leave(self, client: aio.Client, identity: str) -> None:
+        """Clean up; nothing is left then but what somebody else holds fast."""
+        handle = await client.attach(identity)
+        if handle.group_id is not None:
+            await client.cleanup(handle.group_id)
+        else:
+            await handle.cleanup()
+        assert await handle.status() is JobStatus.NOT_FOUND
+        async with asyncio.timeout(END_S):
+            while [*await self._owners(), *await self.pods()]:
+                await asyncio.sleep(POLL_S)
+
+    async def _do(self) -> None:
+        await self._act()
+        if self.cell.moment == "committing":
+            (self.folder / "commit").touch()
+
+    async def _act(self) -> None:
+        what, _, how = self.cell.deed.partition(" ")
+        match what, how:
+            case "pod", "deleted":
+                await self._delete_pod()
+            case "pod", "force-deleted":
+                await self._delete_pod(gracePeriodSeconds=0)
+            case "pod", "evicted":
+                await self._evict()
+            case "pod", _:
+                await self._stick((await self.pods())[-1:])
+                await self._delete_pod()
+            case "owner", "deleted":
+                await self._delete_owner("Background")
+            case "owner", "deleted in the foreground":
+                await self._delete_owner("Foreground")
+            case "owner", "deleted, pods orphaned":
+                await self._delete_owner("Orphan")
+                await self._end_orphans()
+            case "owner", _:
+                await self._stick(await self._owners())
+                await self._delete_owner("Background")
+                self._let_go()
+            case "suspended", _:
+                await self._suspend()
+            case _:
+                await self._pass_the_deadline()
+
+    async def _delete_pod(self, **options: Any) -> None:
+        for pod in (await self.pods())[-1:]:
+            await self._call("DELETE", f"pods/{pod['metadata']['name']}", options or None)
+
+    async def _evict(self) -> None:
+        for pod in (await self.pods())[-1:]:
+            name = pod["metadata"]["name"]
+            about = {"name": name, "namespace": self.namespace.name}
+            body = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": about}
+            await self._call("POST", f"pods/{name}/eviction", body)
+
+    async def _delete_owner(self, policy: str) -> None:
+        for owner in await self._owners():
+            path = self._path(owner)
+            await self._call("DELETE", path, None, propagationPolicy=policy)
+
+    async def _end_orphans(self) -> None:
+        """Whoever orphans pods looks after them; those that wait would do so for ever."""
+        if self.cell.moment in ("pending", "starting"):
+            await self._delete_pod()
+        else:
+            self._let_go()
+
+    def _let_go(self) -> None:
+        (self.folder / "go").touch()
+        (self.folder / "commit").touch()
+
+    async def _suspend(self) -> None:
+        lws = self.cell.kind == "lws"
+        for stopped in (True, False):
+            change = {"replicas": 0 if stopped else 1} if lws else {"suspend": stopped}
+            for owner in await self._owners():
+                with contextlib.suppress(Refused):  # it has ended
+                    await self._call("PATCH", self._path(owner), {"spec": change})
+            async with asyncio.timeout(END_S):
+                while stopped and any(map(_runs, await self.pods())):
+                    await asyncio.sleep(POLL_S)
+        self._let_go()
+        if self.cell.moment in ("pending", "starting"):
+            await self._delete_owner("Background")
+
+    async def _pass_the_deadline(self) -> None:
+        """As somebody does who wants it to end: Jobs have a field for that, pods, too."""
+        if self.cell.kind in ("job", "item"):
+            for owner in await self._owners():
+                body = {"spec": {"activeDeadlineSeconds": 1}}
+                with contextlib.suppress(Refused):
+                    await self._call("PATCH", self._path(owner), body)
+        else:
+            await self._suspend()
+
+    # --- finalizers ---
+
+    async def _stick(self, objects: list[dict[str, Any]]) -> None:
+        for one in objects:
+            kept = [*one["metadata"].get("finalizers", ()), FINALIZER]
+            with contextlib.suppress(Refused):  # it goes already
+                await self._call("PATCH", self._path(one), {"metadata": {"finalizers": kept}})
+
+    async def _unstick(self, objects: list[dict[str, Any]]) -> None:
+        for one in objects:
+            kept = [n for n in one["metadata"].get("finalizers", ()) if n != FINALIZER]
+            with contextlib.suppress(Refused):
+                await self._call("PATCH", self._path(one), {"metadata": {"finalizers": kept}})
+
+    # --- what there is ---
+
+    @asynccontextmanager
+    async def _client(self) -> AsyncGenerator[aio.Client]:
+        async with aio.Client(namespace=self.namespace.name) as client:
+            yield client
+
+    async def pods(self) -> list[dict[str, Any]]:
+        """Those of the cell's job, by name."""
+        found = await self._items("pods")
+        return sorted(found, key=lambda one: str(one["metadata"]["name"]))
+
+    async def _owners(self) -> list[dict[str, Any]]:
+        return await self._items(COLLECTIONS[self.cell.kind])
+
+    async def _items(self, collection: str) -> list[dict[str, Any]]:
+        answer = await self._call("GET", collection)
+        return [{"collection": collection, **one} for one in answer["items"]]
+
+    def _path(self, found: dict[str, Any]) -> str:
+        return f"{found['collection']}/{found['metadata']['name']}"
+
+    async def _call(self, method: str, path: str, body: Any = None, **query: str) -> Any:
+        return await asyncio.to_thread(self.namespace.call, method, path, body, **query)
+
+
+COLLECTIONS = {
+    "job": "batch/v1/jobs",
+    "item": "batch/v1/jobs",
+    "lws": "leaderworkerset.x-k8s.io/v1/leaderworkersets",
+    "jobset": "jobset.x-k8s.io/v1alpha2/jobsets",
+}
+
+
+def _runs(pod: dict[str, Any]) -> bool:
+    return pod["status"].get("phase") not in ("Succeeded", "Failed")

@@ -1,0 +1,79 @@
+"""Whatever is done to a job's objects, its end is told: in time, to everybody, and truly."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.fixtures import Namespace, fresh_bucket, fresh_namespace
+from tests.cluster.rights import permit_runner
+
+from .grid import HELD, KINDS, Cell, Deed, every_cell, pairwise
+
+AT_ONCE = 16
+"""Cells side by side: a pod takes two seconds, most of which nobody has a processor for."""
+
+
+@pytest.fixture(params=KINDS)
+def kind(
+    request: pytest.FixtureRequest,
+    namespace: Namespace,
+    gcs_server: str,
+    groups: None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> str:
+    """What carries the jobs, and the variables by which a user chooses it."""
+    kind = str(request.param)
+    monkeypatch.setenv("KINETIC_BACKEND", "pathways" if kind in ("lws", "jobset") else "gke")
+    if kind in ("lws", "jobset"):
+        monkeypatch.setenv("KINETIC_MULTIHOST", kind)
+    monkeypatch.setenv("KUBECONFIG", str(namespace.kubeconfig))
+    monkeypatch.setenv("KINETIC_KUBE_CONTEXT", "admin")
+    monkeypatch.setenv("KINETIC_PACKAGE_ROOT", str(Path(__file__).parent))
+    monkeypatch.setenv("KINETIC_STORE", f"gs://{fresh_bucket(gcs_server)}")
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", gcs_server)
+    namespace.kubelet.set_environment(STORAGE_EMULATOR_HOST=gcs_server)
+    namespace.kubelet.fail_pull(HELD)
+    return kind
+
+
+async def played(cells: list[Cell], namespace: Namespace, folder: Path) -> dict[str, str]:
+    """Carry out *cells*, each in a namespace of its own; what was wrong, by cell."""
+    turns, wrong = asyncio.Semaphore(AT_ONCE), dict[str, str]()
+    plane, kubelet = namespace.control_plane, namespace.kubelet
+
+    async def play(number: int, cell: Cell, yours: Namespace) -> None:
+        place = folder / str(number)
+        place.mkdir()
+        deed = Deed(cell, yours, place)
+        async with turns:
+            try:
+                await deed.done()
+            except Exception as exc:
+                wrong[str(cell)] = f"{type(exc).__name__}: {exc}"
+
+    with ExitStack() as stack:
+        spaces = [stack.enter_context(fresh_namespace(plane, kubelet)) for _ in cells]
+        if cells[0].kind == "lws":
+            await asyncio.gather(*(asyncio.to_thread(permit_runner, one) for one in spaces))
+        pairs = zip(cells, spaces, strict=True)
+        await asyncio.gather(*(play(number, *pair) for number, pair in enumerate(pairs)))
+    return wrong
+
+
+@pytest.mark.timeout(600)
+async def test_any_two_things_together(kind: str, namespace: Namespace, tmp_path: Path) -> None:
+    """Of what is done, when, to which kind, and who waits."""
+    wrong = await played(pairwise(kind), namespace, tmp_path)
+    assert not wrong, "\n".join(f"{cell}: {why}" for cell, why in wrong.items())
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+async def test_everything_with_everything(kind: str, namespace: Namespace, tmp_path: Path) -> None:
+    """The whole grid."""
+    wrong = await played(every_cell(kind), namespace, tmp_path)
+    assert not wrong, "\n".join(f"{cell}: {why}" for cell, why in wrong.items())
