@@ -107,24 +107,40 @@ async def bounded(
     await all_or_none(*(some() for _ in range(at_once)))
 
 
-async def release(work: Coroutine[Any, Any, object], *, what: str, grace: float = 30.0) -> None:
+async def release(
+    work: Coroutine[Any, Any, object],
+    *,
+    what: str,
+    grace: float = 30.0,
+    progress: Callable[[], object] | None = None,
+    interrupted: bool = False,
+) -> None:
     """Run *work* to its end for up to *grace* seconds, shielded from cancellation.
 
-    Its failure is logged, never raised: the caller is on its way out with a
-    reason of its own. A cancellation that arrives meanwhile is raised after it.
+    The grace begins anew whenever what *progress* returns has changed. Its failure is logged, never
+    raised: the caller is on its way out with a reason of its own. A cancellation that arrives
+    meanwhile is raised after it; if the caller was *interrupted* before, it ends the waiting.
     """
     loop = asyncio.get_running_loop()
     task = loop.create_task(work, name=f"kinetic release: {what}")
-    deadline = loop.time() + grace
+    deadline, reached = loop.time() + grace, progress() if progress is not None else None
     cancelled: asyncio.CancelledError | None = None
-    while not task.done() and (left := deadline - loop.time()) > 0:
+    while not (task.done() or (interrupted and cancelled is not None)):
+        if (left := deadline - loop.time()) <= 0:
+            if progress is None or progress() == reached:
+                break
+            deadline, reached = loop.time() + grace, progress()
+            continue
         try:
             await asyncio.wait({task}, timeout=left)
         except asyncio.CancelledError as exc:
             cancelled = exc
     if not task.done():
         task.cancel()
-        logging.warning("gave up on %s after %g s", what, grace)
+        if interrupted and cancelled is not None:
+            logging.warning("interrupted again: let go of %s", what)
+        else:
+            logging.warning("gave up on %s after %g s", what, grace)
     elif not task.cancelled() and (failure := task.exception()) is not None:
         logging.warning("%s did not work: %s: %s", what, type(failure).__name__, failure)
     if cancelled is not None:

@@ -103,7 +103,22 @@ class BatchHandle(Generic[T]):
             level, by = logging.WARNING, f" by {type(error).__name__}"
         what = "batch %s: its block was left%s; what is unfinished is cancelled"
         logging.log(level, what, self.group_id, by)
-        await release(self._end(), what=f"cancelling batch {self.group_id}")
+        submission = batch.submission
+        try:
+            await release(
+                self._end(),
+                what=f"cancelling batch {self.group_id}",
+                progress=lambda: (submission.deleting, submission.ended),
+                interrupted=isinstance(error, asyncio.CancelledError | KeyboardInterrupt),
+            )
+        finally:
+            if not batch.finished:
+                logging.warning(
+                    "%d jobs of %s may still run; kinetic.attach_batch(%r).cancel() ends them",
+                    submission.deleting or len(batch.coordinator.state.busy),
+                    self.group_id,
+                    self.group_id,
+                )
 
     async def _end(self) -> None:
         """Cancel it, unless another process has taken it over meanwhile."""

@@ -29,7 +29,7 @@ from kinetic._runner.protocol.retry_budgets import RetryBudgets
 from kinetic._tasks import all_or_none, in_thread, release
 from kinetic.aio import _lease
 from kinetic.aio._engine import cleanup, job_spec, prepare, scheduler
-from kinetic.aio._engine.cleanup import delete_all
+from kinetic.aio._engine.cleanup import delete_all, delete_left
 from kinetic.aio._engine.coordinator import BatchCoordinator, recover_state, renewed, since
 from kinetic.aio._engine.ids import BatchIdentity, Identity, scope_of
 from kinetic.aio._engine.input_pump import InputSource
@@ -528,10 +528,12 @@ class Batch:
                 return  # else another process has it now, and ends it
         await self.look()
         if self.total is not None and self.submission.ended >= self.total:
-            return  # nothing is left to stop, and the logs stay
+            await delete_left(self.session.platform.cluster, self.submission)
+            return  # nothing else is left to stop, and the logs stay
         if not await self._is_there():
             return
         its_round = await self.submission.append(wire.Request(kind="stop", cause="cancel"))
+        await delete_left(self.session.platform.cluster, self.submission)
         await delete_all(self.session.platform.cluster, self.submission, its_round)
         await self.look()
         for index in range(self.known):
@@ -837,6 +839,7 @@ async def attach(session: Session, group_id: str) -> Batch:
     batch = session.batches[group_id] = Batch(session, submission, manifest)
     try:
         await batch.look()
+        await delete_left(cluster, submission)
     except BaseException:
         session.batches.pop(group_id, None)  # whoever tries again begins anew
         raise

@@ -8,21 +8,36 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from absl import logging
 
 from kinetic._runner.protocol import wire
+from kinetic._tasks import bounded
 from kinetic.aio import _lease
 from kinetic.aio._engine import job_spec
 from kinetic.aio._engine.control_log import ControlLog
 from kinetic.aio._engine.ids import Identity
-from kinetic.aio._engine.session import LABEL_ROUND, LABEL_SUBMISSION, Session, Submission
+from kinetic.aio._engine.session import (
+    LABEL_ATTEMPT,
+    LABEL_INDEX,
+    LABEL_ROUND,
+    LABEL_SUBMISSION,
+    Session,
+    Submission,
+)
 from kinetic.aio._net.retry import retry_forever
-from kinetic.aio.ports import Cluster
+from kinetic.aio.ports import Cluster, Phase
 from kinetic.errors import KineticError, NotFound, Unavailable
 
-__all__ = ["delete_all", "delete_batch", "delete_unwanted", "take_back", "withdraw_idle"]
+__all__ = [
+    "delete_all",
+    "delete_batch",
+    "delete_left",
+    "delete_unwanted",
+    "take_back",
+    "withdraw_idle",
+]
 
 
 GONE_S = 180.0
@@ -98,18 +113,76 @@ PATIENCE_S = 30.0
 """The batch goes on then: its end must not wait for a platform that is away."""
 
 
-async def delete_all(cluster: Cluster, submission: Submission, last: int) -> None:
+MANY = 200
+"""To delete more jobs than these in one request takes a server longer than it lets a request be."""
+
+CHUNK, AT_ONCE = 50, 16
+"""Jobs in a request of many, and such requests at a time."""
+
+REPORT_S = 5.0
+"""How often it is told how far the deletion of many jobs is."""
+
+
+async def delete_all(
+    cluster: Cluster,
+    submission: Submission,
+    last: int,
+    live: Collection[tuple[int, int]] = (),
+) -> None:
     """Delete all jobs that were launched in rounds up to *last*, that of the stop they are under.
 
     By the label of a round, not of the batch: should this request reach the platform late, it does
-    not delete the jobs of items that somebody has had tried again since.
+    not delete the jobs of items that somebody has had tried again since. Those of the attempts that
+    are known to be *live*, pairs of item and number, go by their names before, if they are many.
 
     Raises:
         BackendError: The platform does not answer.
     """
     batch = submission.identity.id
+    if len(live) > MANY:
+        await _delete_many(cluster, submission, live)
     for number in range(last + 1):  # each retry_failed() begins another
         await cluster.delete(labels={LABEL_SUBMISSION: batch, LABEL_ROUND: str(number)})
+
+
+async def delete_left(cluster: Cluster, submission: Submission) -> None:
+    """Delete the jobs of stopped items that a process which died had not deleted yet.
+
+    Raises:
+        BackendError: The platform does not answer.
+    """
+    requests = submission.requests
+    if not requests.all_stopped:
+        return
+    found = await cluster.find(labels={LABEL_SUBMISSION: submission.identity.id})
+    live = [
+        (int(seen.labels[LABEL_INDEX]), int(seen.labels[LABEL_ATTEMPT]))
+        for seen in found
+        if seen.phase in (Phase.PENDING, Phase.RUNNING)
+    ]
+    unwanted = [one for one in live if requests.standing(one[0]).unwanted]
+    if unwanted:
+        await _delete_many(cluster, submission, unwanted)
+
+
+async def _delete_many(
+    cluster: Cluster, submission: Submission, live: Collection[tuple[int, int]]
+) -> None:
+    names = [submission.identity.attempt_name(*one) for one in live]
+    chunks = [names[at : at + CHUNK] for at in range(0, len(names), CHUNK)]
+    batch, clock = submission.identity.id, asyncio.get_running_loop().time
+    submission.deleting, told = len(names), clock()
+    logging.info("deleting %d jobs of %s", len(names), batch)
+
+    async def delete(chunk: list[str]) -> None:
+        nonlocal told
+        await cluster.delete(names=chunk)
+        submission.deleting -= len(chunk)
+        if clock() - told >= REPORT_S:
+            told = clock()
+            logging.info("%d jobs of %s are still to be deleted", submission.deleting, batch)
+
+    await bounded(delete, chunks, at_once=AT_ONCE)
 
 
 async def delete_unwanted(

@@ -76,6 +76,8 @@ class Submission(ItemStates):
         self.observed = False
         self.ours = False  # launched by this client, which watched from before that
         self.fence = 1
+        self.deleting = 0
+        """How many of its jobs, if they were many, this process is still about to delete."""
         self._cleaned_round: int | None = None
         self._cluster = cluster
         self._seen: dict[int, Observation] = {}

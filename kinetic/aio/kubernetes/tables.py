@@ -23,7 +23,7 @@ from kinetic.aio.kubernetes.diagnosis.ending import has_ended
 from kinetic.aio.kubernetes.diagnosis.finished import past
 from kinetic.aio.kubernetes.diagnosis.judge import judge, judge_pod
 from kinetic.aio.kubernetes.diagnosis.verdict import Diagnosis, Outlook, Seen, merged
-from kinetic.aio.kubernetes.manifests import ATTEMPT, HOSTS, LABELS, NAME, attempt_name
+from kinetic.aio.kubernetes.manifests import ATTEMPT, HOSTS, JOB, LABELS, NAME, attempt_name
 from kinetic.aio.ports import Observation, Phase
 from kinetic.errors import BackendError, Expired, Throttled, Unavailable
 from kinetic.job_status import JobStatus, Reason
@@ -645,7 +645,7 @@ class Entry:
         pods = [*self.pods.values()]
         whose = uid(self.job) if self.job is not None else uid(self.seen.any_job)
         if whose:
-            pods = [pod for pod in pods if owner(pod) == whose]
+            pods = [pod for pod in pods if owner(pod) in (whose, "")]
             if self.job is None and "orphan" not in _finalizers(self.seen.any_job):
                 pods = [_going(pod) for pod in pods]  # that is told a moment later
         elif not any((orphans or _leaving(pod)) and _is_process(pod) for pod in pods):
@@ -760,7 +760,9 @@ class Table:
 
     def _put(self, document: Document, *, deleted: bool, pods: bool) -> None:
         metadata = part(document, "metadata")
-        name = owner_name(document) if pods else str(metadata.get("name") or "")
+        name = str(metadata.get("name") or "")
+        if pods:  # one that was orphaned has no owner any more
+            name = owner_name(document) or str(part(metadata, "labels").get(JOB) or "")
         if not name or HOSTS in part(metadata, "annotations"):
             return
         entry = self.entries.get(name)
