@@ -1,0 +1,85 @@
+"""A block that is left takes all of its batch with it, however many jobs are live."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from pathlib import Path
+
+import pytest
+
+import kinetic
+from kinetic import aio, configuration
+from kinetic._runner.protocol import signing, wire
+from kinetic.aio._engine.control_log import ControlLog
+from kinetic.aio._engine.ids import scope_of
+from kinetic.aio.platforms import open_platform
+from tests.cluster.fixtures import Namespace, fresh_bucket
+
+from .grid import IMAGE
+
+JOBS = int(os.environ.get("KINETIC_TEST_LIVE_JOBS", "300"))
+"""More than one request deletes in good time."""
+
+
+@kinetic.run(accelerator="cpu", cpu=9, container_image=IMAGE)  # one of them fits at a time
+def wait(_: int) -> None:
+    import time
+
+    while True:
+        time.sleep(1)
+
+
+@pytest.fixture
+def configured(namespace: Namespace, gcs_server: str, monkeypatch: pytest.MonkeyPatch) -> Namespace:
+    """The variables by which a user chooses the cluster."""
+    monkeypatch.setenv("KINETIC_BACKEND", "gke")
+    monkeypatch.setenv("KUBECONFIG", str(namespace.kubeconfig))
+    monkeypatch.setenv("KINETIC_KUBE_CONTEXT", "admin")
+    monkeypatch.setenv("KINETIC_NAMESPACE", namespace.name)
+    monkeypatch.setenv("KINETIC_PACKAGE_ROOT", str(Path(__file__).parent))
+    monkeypatch.setenv("KINETIC_STORE", f"gs://{fresh_bucket(gcs_server)}")
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", gcs_server)
+    namespace.kubelet.set_environment(STORAGE_EMULATOR_HOST=gcs_server)
+    return namespace
+
+
+async def jobs(namespace: Namespace) -> int:
+    """How many there are."""
+    answer = await asyncio.to_thread(namespace.call, "GET", "batch/v1/jobs")
+    return len(answer["items"])
+
+
+@pytest.mark.timeout(600)
+async def test_nothing_of_many_live_jobs_is_left(
+    configured: Namespace, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "absl")
+    async with aio.Client() as client:
+        batch = await client.run_async_map(wait, range(JOBS), max_concurrent=None)
+        async with batch:
+            await batch.submitted()
+            assert await jobs(configured) == JOBS
+            left = asyncio.get_running_loop().time()
+        took = asyncio.get_running_loop().time() - left
+        assert await jobs(configured) == 0
+        assert f"deleting {JOBS} jobs of {batch.group_id}" in caplog.text
+        print(f"{JOBS} jobs were gone after {took:.1f} s")
+
+
+@pytest.mark.timeout(600)
+async def test_what_a_dead_client_left_goes_with_the_next_look(configured: Namespace) -> None:
+    """It had stored its stop, and died before it deleted anything."""
+    async with aio.Client() as client:
+        batch = await client.run_async_map(wait, range(20), max_concurrent=None)
+        await batch.submitted()
+        await batch.detach()
+    ports, scope = await open_platform(configuration.resolve()), scope_of(batch.group_id)
+    key = signing.submission_key(await ports.cluster.root_key(), scope)
+    await ControlLog(ports.store, scope, key).append(wire.Request(kind="stop", cause="cancel"))
+    await ports.aclose()
+    assert await jobs(configured) == 20
+    async with aio.Client() as client:
+        await client.attach_batch(batch.group_id)
+    assert await jobs(configured) == 0
