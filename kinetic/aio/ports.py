@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from kinetic._runner.protocol.wire import Input
+from kinetic._runner.protocol.wire import Input, Receipt
 from kinetic.accelerators import CPU, Accelerator
 from kinetic.job_status import Reason
 
@@ -229,7 +229,9 @@ class Observation:
 
     ``executor`` is the process or pod the word is about: the same id as in the
     claim. ``created_at`` is UTC, ISO 8601, or empty when unknown. ``last`` says that the
-    platform, where it replaces attempts itself, makes no other after this one.
+    platform, where it replaces attempts itself, makes no other after this one. ``receipt`` is a
+    copy of the attempt's outcome, as the process that committed it has told the platform; it has
+    to be verified like the outcome itself.
     """
 
     name: str
@@ -241,6 +243,7 @@ class Observation:
     message: str = ""
     created_at: str = ""
     last: bool = False
+    receipt: Receipt | None = field(default=None, repr=False)
 
 
 class Cluster(Protocol):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.fixtures import Namespace, fresh_bucket, fresh_namespace
+from tests.cluster.fixtures import Namespace, fresh_namespace
 from tests.cluster.rights import permit_runner
 
 from .grid import HELD, KINDS, Cell, Deed, every_cell, pairwise
@@ -20,23 +20,16 @@ AT_ONCE = 16
 @pytest.fixture(params=KINDS)
 def kind(
     request: pytest.FixtureRequest,
-    namespace: Namespace,
-    gcs_server: str,
+    configured: Namespace,
     groups: None,
     monkeypatch: pytest.MonkeyPatch,
 ) -> str:
-    """What carries the jobs, and the variables by which a user chooses it."""
+    """What carries the jobs."""
     kind = str(request.param)
-    monkeypatch.setenv("KINETIC_BACKEND", "pathways" if kind in ("lws", "jobset") else "gke")
     if kind in ("lws", "jobset"):
+        monkeypatch.setenv("KINETIC_BACKEND", "pathways")
         monkeypatch.setenv("KINETIC_MULTIHOST", kind)
-    monkeypatch.setenv("KUBECONFIG", str(namespace.kubeconfig))
-    monkeypatch.setenv("KINETIC_KUBE_CONTEXT", "admin")
-    monkeypatch.setenv("KINETIC_PACKAGE_ROOT", str(Path(__file__).parent))
-    monkeypatch.setenv("KINETIC_STORE", f"gs://{fresh_bucket(gcs_server)}")
-    monkeypatch.setenv("STORAGE_EMULATOR_HOST", gcs_server)
-    namespace.kubelet.set_environment(STORAGE_EMULATOR_HOST=gcs_server)
-    namespace.kubelet.fail_pull(HELD)
+    configured.kubelet.fail_pull(HELD)
     return kind
 
 

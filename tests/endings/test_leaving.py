@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from pathlib import Path
 
 import pytest
 
@@ -15,7 +14,7 @@ from kinetic._runner.protocol import signing, wire
 from kinetic.aio._engine.control_log import ControlLog
 from kinetic.aio._engine.ids import scope_of
 from kinetic.aio.platforms import open_platform
-from tests.cluster.fixtures import Namespace, fresh_bucket
+from tests.cluster.fixtures import Namespace
 
 from .grid import IMAGE
 
@@ -29,20 +28,6 @@ def wait(_: int) -> None:
 
     while True:
         time.sleep(1)
-
-
-@pytest.fixture
-def configured(namespace: Namespace, gcs_server: str, monkeypatch: pytest.MonkeyPatch) -> Namespace:
-    """The variables by which a user chooses the cluster."""
-    monkeypatch.setenv("KINETIC_BACKEND", "gke")
-    monkeypatch.setenv("KUBECONFIG", str(namespace.kubeconfig))
-    monkeypatch.setenv("KINETIC_KUBE_CONTEXT", "admin")
-    monkeypatch.setenv("KINETIC_NAMESPACE", namespace.name)
-    monkeypatch.setenv("KINETIC_PACKAGE_ROOT", str(Path(__file__).parent))
-    monkeypatch.setenv("KINETIC_STORE", f"gs://{fresh_bucket(gcs_server)}")
-    monkeypatch.setenv("STORAGE_EMULATOR_HOST", gcs_server)
-    namespace.kubelet.set_environment(STORAGE_EMULATOR_HOST=gcs_server)
-    return namespace
 
 
 async def jobs(namespace: Namespace) -> int:

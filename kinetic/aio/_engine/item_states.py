@@ -23,7 +23,7 @@ from kinetic._runner.protocol.outcomes import Death
 from kinetic.aio._engine import results
 from kinetic.aio._engine.control_log import ControlLog
 from kinetic.aio._engine.ids import Identity
-from kinetic.aio.ports import ObjectInfo, Observation, Phase, Store
+from kinetic.aio.ports import Object, ObjectInfo, Observation, Phase, Store
 from kinetic.errors import NotFound, WireError
 from kinetic.job_status import Reason
 
@@ -161,20 +161,29 @@ class ItemStates:
             await asyncio.sleep(0)
         return found
 
-    async def look_at_outcome(self, index: int, number: int) -> wire.Item | None:
+    async def look_at_outcome(
+        self, index: int, number: int, receipt: wire.Receipt | None = None
+    ) -> wire.Item | None:
         """Read the outcome of one attempt: one request, where a listing is two and more.
 
-        None when it has none, or when too little is known of the attempts before.
+        None when it has none, or when too little is known of the attempts before. A whole
+        *receipt* of it saves the request.
+
+        Raises:
+            WireError: It, or the receipt, is not what the job has signed.
         """
         for earlier in range(1, number):
             if self.attempt(index, earlier).outcome is None:
                 return None
         identity = self.identity
-        try:
-            name = wire.attempt_key(identity.scope, index, number, "outcome")
-            content = await self._store.get(name)
-        except NotFound:
-            return None
+        name = wire.attempt_key(identity.scope, index, number, "outcome")
+        if receipt is not None and receipt.body is not None:
+            content = Object(name=name, body=receipt.body, metadata=receipt.metadata, generation=0)
+        else:
+            try:
+                content = await self._store.get(name)
+            except NotFound:
+                return None
         outcome = results.verified(content, identity.key, identity.scope, index, number)
         if outcome.kind is not wire.Kind.VALUE:
             await self.requests.read()

@@ -328,7 +328,8 @@ class Submission(ItemStates):
 
         *claimant* is who was known to have claimed it before the platform was asked.
         """
-        item = await self._sound_outcome(index, number) or await self.look(index)
+        receipt = seen.receipt if seen is not None else None
+        item = await self._sound_outcome(index, number, receipt) or await self.look(index)
         open_here = not item.state.final and item.attempt == number
         if open_here and (self.closes or item.state is wire.ItemState.CANCELLING):
             alive = await self._close(index, number, seen, claimant)
@@ -360,13 +361,16 @@ class Submission(ItemStates):
             item = await self.look(index)
         return item
 
-    async def _sound_outcome(self, index: int, number: int) -> wire.Item | None:
+    async def _sound_outcome(
+        self, index: int, number: int, receipt: wire.Receipt | None
+    ) -> wire.Item | None:
         """`look_at_outcome`; None if its body is damaged: `look` reads the signed header then."""
-        try:
-            return await self.look_at_outcome(index, number)
-        except WireError as exc:
-            logging.warning("%s: %s", self.identity.attempt_name(index, number), exc)
-            return None
+        for copy in (receipt, None) if receipt is not None else (None,):
+            try:
+                return await self.look_at_outcome(index, number, copy)
+            except WireError as exc:
+                logging.warning("%s: %s", self.identity.attempt_name(index, number), exc)
+        return None
 
     async def reconcile(self, index: int) -> wire.Item:
         """Look at an item, and ask the platform about it when it is open."""

@@ -57,6 +57,9 @@ __all__ = [
 OUTCOME = "kinetic"
 """Where the end of a container has the reason of the outcome that its runner committed."""
 
+RECEIPT = "receipt"
+"""Where it has the receipt."""
+
 _POD = frozenset(
     {
         "activeDeadlineSeconds",
@@ -110,7 +113,7 @@ def trimmed(document: Document) -> Document:
     return {
         "metadata": {key: metadata[key] for key in _METADATA if key in metadata},
         "spec": kept,
-        "status": _without_receipts(part(document, "status")),
+        "status": _with_receipts(part(document, "status")),
     }
 
 
@@ -127,23 +130,28 @@ def same(before: Document, now: Document) -> bool:
     return all(before["status"].get(key) == now["status"].get(key) for key in _JOB_STATUS)
 
 
-def _without_receipts(status: Document) -> Document:
+def _with_receipts(status: Document) -> Document:
     """The copy of an outcome in a termination message is not what the program said."""
     statuses = parts(status, "containerStatuses")
     if not any(part(part(one, "state"), "terminated").get("message") for one in statuses):
         return status
-    return {**status, "containerStatuses": [_without_receipt(one) for one in statuses]}
+    return {**status, "containerStatuses": [_with_receipt(one) for one in statuses]}
 
 
-def _without_receipt(container: Document) -> Document:
+def _with_receipt(container: Document) -> Document:
     ended = part(part(container, "state"), "terminated")
     receipt = wire.parse(str(ended.get("message") or ""))
     if receipt is None:
         return container
-    said = {key: value for key, value in ended.items() if key != "message"}
+    said = {key: value for key, value in ended.items() if key != "message"} | {RECEIPT: receipt}
     with contextlib.suppress(ValueError):  # of another version
         said[OUTCOME] = wire.Outcome.parse(receipt.metadata["header"]).reason
     return {**container, "state": {"terminated": said}}
+
+
+def _receipt_of(pod: Document | None) -> wire.Receipt | None:
+    ends = (one.state("terminated") or {} for one in containers(pod or {}) if not one.init)
+    return next((end[RECEIPT] for end in ends if end.get(RECEIPT)), None)
 
 
 ENDED = "kinetic.dev/ended"
@@ -283,7 +291,8 @@ def observations(seen: Seen, verdict: Diagnosis) -> list[Observation]:
         name = str(part(about, "annotations").get(NAME) or seen.job_name)
         pod = next(reversed([*seen.gone, *seen.pods]), None)
         said, last = by_runner(verdict, pod), _is_last(seen, verdict)
-        return [_observation(about, labels, name, said, last=last)]
+        word = _observation(about, labels, name, said, last=last)
+        return [replace(word, receipt=_receipt_of(pod))]
     pods = {first + _starts_before(pod): pod for pod in (*seen.gone, *seen.pods)}
     now = _current(seen, verdict, pods, first)
     verdict = by_runner(verdict, pods.get(now))
@@ -300,7 +309,8 @@ def observations(seen: Seen, verdict: Diagnosis) -> list[Observation]:
         whose = {**labels, ATTEMPT: str(number)}
         last = number == now and _is_last(seen, verdict)
         its_name = attempt_name(name, first, number)
-        found.append(_observation(about, whose, its_name, said, last=last))
+        word = _observation(about, whose, its_name, said, last=last)
+        found.append(replace(word, receipt=_receipt_of(pods.get(number))))
     return found
 
 
@@ -814,7 +824,8 @@ class Table:
             entry.scenes.update(uid(pod) for pod in entry.seen.pods)
             self.curious[entry.name] = entry
         for said in words:
-            before, entry.told[said.name] = entry.told.get(said.name), said
+            before = entry.told.get(said.name)
+            entry.told[said.name] = replace(said, receipt=None)  # a copy of each value is much
             if _is_news(before, said):
                 yield said
         if settled(entry.seen, verdict):
