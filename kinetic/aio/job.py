@@ -44,6 +44,11 @@ __all__ = ["JobHandle"]
 T = TypeVar("T")
 _UNSET = object()
 
+NOWHERE = (
+    "nothing of it is on the platform: it is about to be submitted, or was deleted, which is certain "
+    "a minute after its submission"
+)
+
 SILENCE_S = 10.0
 """How long the log of a job that has ended may bring nothing before it is given up."""
 
@@ -144,7 +149,10 @@ class JobHandle(JobRecord, Generic[T]):
         if item.outcome is None:
             if item.state.final or item.state is wire.ItemState.CANCELLING:
                 return "cancelled"
-            return str(at.submission.error(at.index) or (seen.message if seen is not None else ""))
+            if (why := at.submission.error(at.index)) is not None:
+                return str(why)
+            nowhere = NOWHERE if self.group_id is None else ""
+            return seen.message if seen is not None else nowhere
         if item.outcome.kind is wire.Kind.VALUE:
             return ""
         error = await self._failure(at, item)

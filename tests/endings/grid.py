@@ -219,7 +219,7 @@ class Deed:
             with contextlib.suppress(TimeoutError):
                 return await self._end(handle, REPORT_S)
             reason = await handle.reason()
-            assert reason, "it waits, and nothing is said"
+            assert reason or handle.group_id, "it waits, and nothing is said"
             assert not held or waits or FINALIZER in reason, reason
             await self._unstick([*await self._owners(), *await self.pods()])
         if waits:
@@ -248,7 +248,8 @@ class Deed:
         try:
             async with asyncio.timeout(END_S):
                 while left := [*await self._owners(), *await self.pods()]:
-                    await asyncio.sleep(POLL_S)
+                    await self._unstick(left)  # again: others change the list at the same time
+                    await asyncio.sleep(10 * POLL_S)
         except TimeoutError:
             raise AssertionError(f"left: {[self._path(one) for one in left]}") from None
 
@@ -349,7 +350,9 @@ class Deed:
 
     async def _unstick(self, objects: list[dict[str, Any]]) -> None:
         for one in objects:
-            kept = [n for n in one["metadata"].get("finalizers", ()) if n != FINALIZER]
+            if FINALIZER not in (there := one["metadata"].get("finalizers", ())):
+                continue
+            kept = [name for name in there if name != FINALIZER]
             with contextlib.suppress(Refused):
                 await self._call("PATCH", self._path(one), {"metadata": {"finalizers": kept}})
 
