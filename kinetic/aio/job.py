@@ -45,8 +45,8 @@ T = TypeVar("T")
 _UNSET = object()
 
 NOWHERE = (
-    "nothing of it is on the platform: it is about to be submitted, or was deleted, which is certain "
-    "a minute after its submission"
+    "nothing of it is on the platform: it is about to be submitted, or was deleted, which is "
+    "certain a minute after its submission"
 )
 
 SILENCE_S = 10.0

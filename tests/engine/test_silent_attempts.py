@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncGenerator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 from kinetic import aio
 from kinetic._runner.protocol import wire
 from kinetic.aio.ports import JobSpec, Observation, Phase
+from kinetic.errors import BackendError, JobLost
 from kinetic.testing import MemoryCluster, carry_out, memory_platform
 
 
@@ -121,3 +123,39 @@ async def test_an_end_whose_log_cannot_be_read_is_told_soon() -> None:
         await batch.wait(timeout=60)  # without the thread that rebuilds it: virtual time would jump
         (lost,) = await batch.results(return_exceptions=True)
         assert "what was read before" in str(lost)
+
+
+class Broken(MemoryCluster):
+    """Its first watch fails as soon as it has told that a job runs, and forgets that job."""
+
+    breaks = True
+
+    async def watch(self, labels: Mapping[str, str]) -> AsyncGenerator[Observation]:
+        async for seen in super().watch(labels):
+            yield seen
+            if self.breaks and seen.phase is Phase.RUNNING:
+                self.breaks = False
+                await asyncio.sleep(1)  # it claims its attempt
+                await self.delete(names=[seen.name])
+                raise BackendError("the watch is not allowed for a moment")
+
+
+@pytest.mark.looptime(noop_cycles=300)
+async def test_a_job_that_vanished_while_nobody_watched_is_found_out() -> None:
+    plain = memory_platform(never_ends)
+    cluster = Broken(plain.store, never_ends)
+    async with aio.Client(platform=replace(plain, cluster=cluster)) as client:
+        job = await client.submit(same, 1)
+        async with asyncio.timeout(60):
+            with pytest.raises(JobLost, match="gone from the platform"):
+                await job.result()
+
+
+async def never_ends(run: Any) -> int | None:
+    """It claims its attempt, and is gone when it is asked to end."""
+    scope = run.spec.assignment["scope"]
+    name = f"{scope}attempts/000000/00000000.0001.claim"
+    await run.store.create(name, b"", {"executor": run.executor, "fence": "1"})
+    with contextlib.suppress(asyncio.CancelledError):
+        await asyncio.sleep(10**6)
+    return 9

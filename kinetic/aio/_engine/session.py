@@ -742,6 +742,19 @@ class Session:
             for submission in tuple(self._submissions.values()):
                 submission.mark_unconfirmed()
             await asyncio.sleep(next(pauses))
+            await self._ask_about_jobs()
+
+    async def _ask_about_jobs(self) -> None:
+        """The watch was interrupted: what vanished meanwhile, it never tells of.
+
+        Whoever submits a batch asks about its items, and whoever attached to a job asks anyhow.
+        """
+        for submission in tuple(self._submissions.values()):
+            if submission.ours and not submission.identity.leased and not submission.ended:
+                try:
+                    await submission.reconcile(0)
+                except KineticError as exc:
+                    logging.warning("asking about %s failed: %s", submission.identity.id, exc)
 
     def _route(self, seen: Observation) -> None:
         submission = self._submissions.get(seen.labels.get(LABEL_SUBMISSION, ""))
