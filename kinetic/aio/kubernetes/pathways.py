@@ -284,7 +284,7 @@ class PathwaysCluster:
                 async with aclosing(self._observed(sets, selector)) as told:
                     async for seen in told:
                         yield seen
-            await asyncio.sleep(self._rhythm.longest_pause_s)
+            await asyncio.sleep(self._rhythm.longest_wish_s)
 
     async def logs(
         self, name: str, *, follow: bool = False, tail: int | None = None

@@ -407,7 +407,8 @@ class Rhythm:
 
     ``idle_s`` is the silence that counts as a dead connection. ``life_s`` is
     how long the server shall keep one watch open. What ends within ``brief_s``
-    and said nothing is asked for again only after a pause, which grows.
+    and said nothing is asked for again only after a pause, which grows; a server may wish for a
+    longer one.
     """
 
     page: int = PAGE
@@ -415,7 +416,8 @@ class Rhythm:
     life_s: float = 280.0
     brief_s: float = 5.0
     first_pause_s: float = 0.2
-    longest_pause_s: float = 30.0
+    longest_pause_s: float = 4.0
+    longest_wish_s: float = 30.0
 
     def pauses(self) -> Iterator[float]:
         """Growing, and half of each random."""
@@ -507,7 +509,7 @@ class _Pauses:
         if self._failures == 5:  # some seconds of it
             logging.warning("%s was interrupted: %s; trying again", what, why)
         wish = (why.retry_after if isinstance(why, BackendError) else None) or 0.0
-        wish = min(wish, self.rhythm.longest_pause_s)
+        wish = min(wish, self.rhythm.longest_wish_s)
         await asyncio.sleep(
             max(wish, next(self._growing))
         )  # a watch that sleeps for an hour is blind for an hour
