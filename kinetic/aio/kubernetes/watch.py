@@ -75,8 +75,8 @@ TOLD = 1000
 class Patience:
     """Seconds that a job may wait before something is done about it.
 
-    ``asked_s``: more is asked about one that has a reason to wait, and after
-    ``slow_s`` about any; again after four times as long, and so on.
+    ``asked_s``: more is asked about one that has a reason to wait, or no pod, and
+    after ``slow_s`` about any; again after four times as long, and so on.
     ``told_s``: it is reported at the latest then. ``hopeless_s``: it is ended
     when it was seen to wait in vain for so long. ``orphaned_s``: so long its
     Secret may take to be made. ``least_s``: no ``start_timeout`` is shorter,
@@ -291,7 +291,8 @@ class PendingMonitor:
         if end is not None and uid(entry.job) not in self._ended:
             self._queue(entry.name, partial(self._end, end=end))
             return
-        first = patience.asked_s if verdict.reason is not None else patience.slow_s
+        suspicious = verdict.reason is not None or not entry.pods  # something keeps them from it
+        first = patience.asked_s if suspicious else patience.slow_s
         if waited >= first * GROWTH**entry.asked and self._is_worth_asking(entry, verdict):
             self._queue(entry.name, self._ask)
 
