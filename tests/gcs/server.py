@@ -86,8 +86,7 @@ class GcsServer:
     """``async with GcsServer() as server``: listens on ``server.url``, has the bucket ``kn-test``.
 
     ``requests`` counts them by kind: create, begin, put, ask, cancel, metadata, media, list,
-    delete, renew, batch, token. ``asked`` has kind and object of each one. ``tokens`` are those
-    accepted; None accepts requests without one.
+    delete, renew, batch, token. ``tokens`` are those accepted; None accepts requests without one.
     """
 
     def __init__(self, host: str = "127.0.0.1") -> None:
@@ -95,7 +94,6 @@ class GcsServer:
         self.objects: dict[str, Stored] = {}
         self.uploads: dict[str, Upload] = {}
         self.requests: Counter[str] = Counter()
-        self.asked: list[tuple[str, str]] = []
         self.ranges: list[str] = []
         self.faults: list[Fault] = []
         self.tokens: set[str] | None = None
@@ -128,7 +126,6 @@ class GcsServer:
     async def _serve(self, request: web.Request) -> web.StreamResponse:
         kind = self._kind(request)
         self.requests[kind] += 1
-        self.asked.append((kind, self._object(request.rel_url.raw_path)))
         self.proxied |= {request.headers.get("Proxy-Authorization", "")} - {""}
         self.busy += 1
         self.most = max(self.most, self.busy)

@@ -27,6 +27,11 @@ from pathlib import Path
 def add(a, b):
     return a + b
 
+def double(x):
+    if x < 0:
+        raise ValueError(x)
+    return 2 * x
+
 def wait(x, folder):
     Path(folder, f"begun-{x}").touch()
     while not Path(folder, "go").exists():
@@ -109,6 +114,21 @@ async def test_who_waits_asks_nobody(
         (tmp_path / "go").touch()
         assert await waiting == 1
         assert await results == [2, 3]
+
+
+async def test_outcomes_are_read_from_receipts(
+    front: Front, configured: Namespace, project
+) -> None:
+    """Values and errors of a usual size come with the last word of their pods."""
+    double = on_cluster(project.double)
+    async with asyncio.timeout(DEADLINE_S), aio.Client() as client:
+        batch = await client.run_async_map(double, [*range(12), -1], progress=False)
+        values = await batch.results(return_exceptions=True, cleanup=False)
+        assert values[:-1] == [2 * x for x in range(12)]
+        assert isinstance(values[-1], ValueError)
+        asked = [f"{one.kind} {one.name}" for one in front.asked if "attempts" in one.name]
+        assert not [what for what in asked if what.endswith(".outcome")]
+        assert len(asked) <= 1, "the item that failed is looked at once"
 
 
 async def anything(job: aio.JobHandle) -> object:

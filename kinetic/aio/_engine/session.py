@@ -337,7 +337,8 @@ class Submission(ItemStates):
             if not (item.state.final or alive):
                 # The platform may never tell of it again, and this time nothing was closed.
                 self._unconfirmed.add(index)
-        if seen is not None and seen.last:
+        going_on = not (item.state.final or self.identity.leased)
+        if going_on and seen is not None and seen.last:
             return await self._not_replaced(index, seen)
         return item
 
@@ -348,7 +349,7 @@ class Submission(ItemStates):
         the job ends as its last attempt did.
         """
         item = await self.look(index)
-        while not (item.state.final or self.identity.leased):
+        while not item.state.final:
             if (claimant := self.attempt(index, item.attempt).executor) is not None:
                 name = self.identity.attempt_name(index, item.attempt)
                 over = replace(seen, name=name, executor="") if seen is not None else None

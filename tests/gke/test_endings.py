@@ -11,7 +11,7 @@ import pytest
 from tests.cluster.fixtures import Namespace, fresh_namespace
 from tests.cluster.rights import permit_runner
 
-from .grid import HELD, KINDS, Cell, Deed, every_cell, pairwise
+from .endings import HELD, KINDS, Cell, Deed, every_cell, pairwise
 
 AT_ONCE = 16
 """Cells side by side: a pod takes two seconds, most of which nobody has a processor for."""

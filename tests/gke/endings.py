@@ -25,7 +25,8 @@ from kinetic.job_status import JobStatus
 from tests.cluster.fixtures import Namespace
 from tests.cluster.rest import Refused
 
-IMAGE = "example.test/image:1"
+from .conftest import IMAGE
+
 HELD = "example.test/held"
 POLL_S = 0.05
 HERE_S = 60.0

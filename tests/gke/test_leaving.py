@@ -16,7 +16,7 @@ from kinetic.aio._engine.ids import scope_of
 from kinetic.aio.platforms import open_platform
 from tests.cluster.fixtures import Namespace
 
-from .grid import IMAGE
+from .conftest import IMAGE
 
 JOBS = int(os.environ.get("KINETIC_TEST_LIVE_JOBS", "300"))
 """More than one request deletes in good time."""
