@@ -1,0 +1,73 @@
+"""A namespace that has what the guide's manifest makes, and nothing more, runs jobs."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import kinetic
+from kinetic import aio
+from kinetic.aio.kubernetes.http import Right, role
+from tests.cluster.fixtures import Namespace
+from tests.cluster.rights import await_granted
+
+from .conftest import IMAGE
+
+MANIFEST = Path(__file__).parents[2] / "docs/guides/kubernetes.yaml"
+COLLECTIONS = {
+    "ServiceAccount": "serviceaccounts",
+    "Role": "rbac.authorization.k8s.io/v1/roles",
+    "RoleBinding": "rbac.authorization.k8s.io/v1/rolebindings",
+}
+
+
+@kinetic.run(accelerator="cpu", container_image=IMAGE, cpu=0.1)
+def double(x: int) -> int:
+    print("doubling", x)
+    return 2 * x
+
+
+def documents() -> list[dict[str, Any]]:
+    return list(yaml.safe_load_all(MANIFEST.read_text()))
+
+
+def test_the_manifest_grants_what_an_error_would_print() -> None:
+    printed = yaml.safe_load(
+        role(Right(verb="get", group="batch", resource="jobs", namespace="ns"), "").partition(
+            "---"
+        )[0]
+    )
+    (people,) = (
+        one
+        for one in documents()
+        if one["kind"] == "Role" and one["metadata"]["name"] == printed["metadata"]["name"]
+    )
+    assert people["rules"] == printed["rules"]
+
+
+@pytest.mark.timeout(180)
+async def test_jobs_run_in_a_namespace_that_was_set_up_so(
+    configured: Namespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Submitted by somebody who may do what it grants, and nothing else."""
+    monkeypatch.setenv("KINETIC_KUBE_CONTEXT", "dev")
+    configured.call("DELETE", "serviceaccounts/kinetic")  # what all other tests begin with
+    *made, binding = documents()
+    subject = {"kind": "User", "apiGroup": "rbac.authorization.k8s.io", "name": "dev"}
+    for one in (*made, {**binding, "subjects": [subject]}):
+        configured.call("POST", COLLECTIONS[one["kind"]], one)
+    people = next(
+        one for one in documents() if one["metadata"]["name"] == "kinetic" and "rules" in one
+    )
+    granted = {"rules": [rule for rule in people["rules"] if rule["apiGroups"] == ["batch"]]}
+    await asyncio.to_thread(await_granted, configured, granted, "dev")
+    async with asyncio.timeout(120), aio.Client() as client:
+        job = await client.submit(double, 4)
+        assert [line async for line in job.logs(follow=True)] == ["doubling 4"]
+        assert await job == 8
+        batch = await client.run_async_map(double, range(3), progress=False)
+        assert await batch.results() == [0, 2, 4]
