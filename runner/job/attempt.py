@@ -27,7 +27,7 @@ from ..stores.directory import DirectoryObjects
 from ..stores.objects import Objects, opened
 from . import opening, views, workspace
 from .opening import Opening, content
-from .processes import Stopped, Stopping, running_seconds
+from .processes import Stopped, Stopping
 from .workspace import Site
 
 if TYPE_CHECKING:
@@ -60,6 +60,7 @@ class Invocation:
         self._executor = executor
         self._phase = "startup"
         self._started = time.time()
+        self._called: float | None = None
         self._begun: tuple[bytes | None, bytes] | None = None
         self._reserve = b""
 
@@ -153,6 +154,9 @@ class Invocation:
 
     def _call(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self._phase = "execute"
+        if self._order.timeout is not None:
+            self._called = time.monotonic()
+            self._site.tell_called()
         try:
             value = function(*args, **kwargs)
             if hasattr(value, "__await__"):
@@ -200,9 +204,13 @@ class Invocation:
 
     def _stopped(self, stopped: Stopped) -> tuple[Outcome, outcomes.Stored]:
         limit = self._order.timeout
-        late = limit is not None and (self._stopping.out_of_time or running_seconds() >= limit)
+        called, late = self._called, limit is not None and self._stopping.out_of_time
+        if limit is not None and called is not None:
+            late = late or time.monotonic() - called >= limit
         reason = "deadline" if late else "preempted"
-        words = f"ran longer than its timeout of {limit:g} s" if late else "was asked to stop"
+        words = (
+            opening.out_of_time(self._order, called is not None) if late else "was asked to stop"
+        )
         text = outcomes.error_text(stopped, phase=self._phase, own_frames=2)
         text = replace(text, qualname="", message=f"the job {words}")
         return self._outcome(Kind.ERROR, reason=reason), outcomes.encode_error(text, None)

@@ -14,7 +14,6 @@ import importlib
 import os
 import signal
 import sys
-import time
 from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Any
@@ -36,11 +35,8 @@ __all__ = [
     "mark_of",
     "remove_aside",
     "remove_if_small",
-    "running_seconds",
 ]
 
-
-BEGAN = time.monotonic()
 
 _signal: Any = importlib.import_module("_signal")  # `signal` without the detour over its enums
 STOPS = (int(signal.SIGTERM), int(signal.SIGXCPU))
@@ -90,20 +86,6 @@ class Stopping:
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
         self._armed = False
-
-
-def running_seconds() -> float:
-    """How long this process has been running, at most 20 ms too much.
-
-    The platform counts a deadline from the process's start, which is before
-    its first line of Python: in a warm fork by little, in a pod by seconds.
-    """
-    if sys.platform != "linux":
-        return time.monotonic() - BEGAN
-    with open("/proc/self/stat") as file:
-        ticks = int(file.read().rpartition(")")[2].split()[19])
-    age = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
-    return age + 0.02
 
 
 MARK = "KINETIC_LOCAL_PROCESS"
@@ -312,3 +294,5 @@ def _remove(folder: str) -> None:
             except OSError:
                 continue
         shutil.rmtree(folder, ignore_errors=True)
+        with contextlib.suppress(OSError):  # a file
+            os.unlink(folder)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from ..job import processes
 from ..job.attempt import Attempt
-from ..job.opening import Opening
+from ..job.opening import Opening, out_of_time
 from ..protocol import wire
 from ..protocol.outcomes import Death, closed
 from ..protocol.retry_budgets import INFRASTRUCTURE
@@ -51,12 +51,13 @@ LEAVING_S = 30.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Seconds: the job's running time by the clock of `stopping.running_seconds`, and its grace.
+    """Seconds: the job's time from the call of its function on, that until then, and its grace.
 
     The grace ends for the job some seconds before it ends for its pod.
     """
 
     timeout: float | None
+    start: float
     grace: float
 
     @property
@@ -74,6 +75,7 @@ class Ended:
 
     told: int | None
     status: int
+    called: bool
     out_of_time: bool
     stopped: bool
     killed: bool
@@ -90,6 +92,11 @@ class Line:
         """In the job: its outcome is there, and this is what to leave with."""
         with contextlib.suppress(OSError):  # then the guard looks for itself
             self.far.send(b"code %d" % code)
+
+    def tell_called(self) -> None:
+        """In the job: its function is called now, and its time begins."""
+        with contextlib.suppress(OSError):  # then its time is longer
+            self.far.send(b"called")
 
     def last_lines(self) -> str:
         """In the job: the last lines of its output so far."""
@@ -112,9 +119,10 @@ class Guard:
         self._limits = limits
         self._kept = bytearray()
         self._told: int | None = None
-        self._stopped = self._out_of_time = self._killed = False
-        began = time.monotonic() - processes.running_seconds()
-        self._deadline = None if limits.timeout is None else began + limits.timeout
+        self._called = self._stopped = self._out_of_time = self._killed = False
+        self._deadline: float | None = None
+        if limits.timeout is not None:
+            self._deadline = time.monotonic() + limits.start + limits.timeout
         self._end: float | None = None
         self._wake, self._woken = os.pipe()
 
@@ -144,6 +152,7 @@ class Guard:
         return Ended(
             told=self._told,
             status=status,
+            called=self._called,
             out_of_time=self._out_of_time,
             stopped=self._stopped,
             killed=self._killed,
@@ -212,6 +221,10 @@ class Guard:
             self._read_all()
             with contextlib.suppress(OSError):  # it has gone meanwhile
                 self._line.send(self.last_lines())
+        elif word == b"called":
+            self._called = True
+            if self._deadline is not None and self._limits.timeout is not None:
+                self._deadline = time.monotonic() + self._limits.timeout
         elif word.startswith(b"code "):
             self._told = int(word[5:])
             end = time.monotonic() + LEAVING_S  # threads and libraries may never let it go
@@ -439,7 +452,7 @@ def death_of(ended: Ended, order: wire.Assignment, *, memory: bool) -> Death:
     """What is to be said of a process that *ended* so; *memory* says that it ran out of that."""
     status = ended.status
     if ended.killed and ended.out_of_time:
-        words = f"ran longer than its timeout of {order.timeout:g} s, and did not end when asked to"
+        words = f"{out_of_time(order, ended.called)}, and did not end when asked to"
         return Death(
             message=f"the job {words}", reason="deadline", kind=wire.Kind.ERROR, exit_code=status
         )

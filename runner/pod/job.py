@@ -313,6 +313,7 @@ class _Job:
             mounts=False,
             alone=True,
             log=self._last_lines,
+            called=line.tell_called,
         )
 
     def run(self) -> int:

@@ -204,7 +204,9 @@ def _in_a_child(order: Order, place: str) -> Ended:
     for _, sink in pipes.values():
         os.close(sink)
     line.far.close()
-    limits = Limits(timeout=order.assignment.timeout, grace=order.assignment.grace)
+    assignment = order.assignment
+    start = wire.start_allowance(assignment.debug_s)
+    limits = Limits(timeout=assignment.timeout, start=start, grace=assignment.grace)
     streams = {source: out for out, (source, _) in pipes.items()}
     return Guard(pid, streams, line, limits).watch()
 

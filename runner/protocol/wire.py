@@ -30,6 +30,7 @@ __all__ = [
     "EXIT_VALUE",
     "INLINE_BYTES",
     "LIMIT",
+    "START_ALLOWANCE_S",
     "VERSION",
     "VOID",
     "Assignment",
@@ -61,6 +62,7 @@ __all__ = [
     "parse",
     "retry_base",
     "standing",
+    "start_allowance",
     "value_key",
     "version_fields",
 ]
@@ -127,6 +129,9 @@ VOID = "void"
 """The executor of a claim that was made to close an attempt which will not start."""
 
 EXIT_VALUE, EXIT_FINAL, EXIT_RETRY = 0, 42, 43
+START_ALLOWANCE_S = 3600.0
+"""So much more than its ``timeout`` a job may take until its function is called: data, packages."""
+
 EXIT_SETUP, EXIT_UNCOMMITTED = 70, 74
 """The job's process could not be prepared; its outcome could not be written. Its log says why
 (EX_SOFTWARE and EX_IOERR of sysexits.h)."""
@@ -263,8 +268,9 @@ class DataRef:
 class Assignment:
     """Everything a runner is told about its attempt; travels as JSON in the job's spec.
 
-    ``debug_s`` is how long it waits for a debugger, None for not at all. Only then ``root`` says
-    where the project was on the machine that submitted it, and ``stood`` where the caller was.
+    ``timeout`` counts from the call of the function. ``debug_s`` is how long it waits for a
+    debugger, None for not at all. Only then ``root`` says where the project was on the machine that
+    submitted it, and ``stood`` where the caller was.
     """
 
     version: tuple[int, int] = VERSION
@@ -406,6 +412,11 @@ def _fields_of(cls: type[Any]) -> frozenset[str]:
 _FIELDS: dict[type[Any], frozenset[str]] = {}
 _compact = json.JSONEncoder(separators=(",", ":"), sort_keys=True).encode
 _decode = json.JSONDecoder().raw_decode
+
+
+def start_allowance(debug_s: float | None) -> float:
+    """Seconds that a job with a ``timeout`` has beside it until its function is called."""
+    return START_ALLOWANCE_S + (debug_s or 0.0)
 
 
 # --- the inputs --------------------------------------------------------------------------

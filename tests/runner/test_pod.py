@@ -361,6 +361,18 @@ def test_whoever_installs_for_a_job_ends_with_it(pods: Pods) -> None:
     assert not Path("/proc", installer).exists()
 
 
+class Slow:
+    """An argument that takes its time to be made."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return time.sleep, (3.0,)
+
+
+def test_the_time_of_a_job_begins_with_its_function(pods: Pods) -> None:
+    pod = pods.run(pods.order(lambda made: made is None, Slow(), timeout=2.0))
+    assert (pod.code, pods.value()) == (0, True), pod.output
+
+
 LATE = """
 import os
 from kinetic._runner.pod import attempt as pod_guard
@@ -368,7 +380,7 @@ pid = os.fork()
 if pid == 0:
     os._exit(7)
 os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
-limits = pod_guard.Limits(timeout=0.0, grace=1.0)
+limits = pod_guard.Limits(timeout=0.0, start=0.0, grace=1.0)
 ended = pod_guard.Guard(pid, {}, pod_guard.Line(), limits).watch()
 print(ended.status, ended.out_of_time)
 """
@@ -381,7 +393,7 @@ if pid == 0:
     time.sleep(1)
     os._exit(7)
 line.tell(0)
-limits = pod_guard.Limits(timeout=0.0, grace=60.0)
+limits = pod_guard.Limits(timeout=0.0, start=0.0, grace=60.0)
 ended = pod_guard.Guard(pid, {}, line, limits).watch()
 print(ended.told, ended.status, ended.out_of_time)
 """
