@@ -20,12 +20,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..protocol import frames, outcomes, pickles, private, signing, wire
+from ..protocol import frames, outcomes, pickles, signing, wire
 from ..protocol.retry_budgets import INFRASTRUCTURE
 from ..protocol.wire import Assignment, Input, Kind, Outcome, value_key
 from ..stores.directory import DirectoryObjects
 from ..stores.objects import Objects, opened
-from . import opening, views, workspace
+from . import opening, outputs, views, workspace
 from .opening import Opening, content
 from .processes import Stopped, Stopping
 from .workspace import Site
@@ -61,6 +61,7 @@ class Invocation:
         self._phase = "startup"
         self._started = time.time()
         self._called: float | None = None
+        self._outputs: outputs.Mirror | None = None
         self._begun: tuple[bytes | None, bytes] | None = None
         self._reserve = b""
 
@@ -72,7 +73,16 @@ class Invocation:
         self._begun = (function, arguments)
 
     def run(self) -> tuple[Outcome, outcomes.Stored]:
-        """The outcome and its body. Never raises but for `Stopped`'s kind of trouble in itself."""
+        """The outcome and its body. Never raises but for `Stopped`'s kind of trouble in itself.
+
+        What the job has written for its output directory is there then.
+        """
+        ended = self._ended()
+        if self._outputs is not None:
+            self._outputs.finish(self._stopping, self._order.grace)
+        return ended
+
+    def _ended(self) -> tuple[Outcome, outcomes.Stored]:
         self._reserve = _reserve()
         try:
             with self._stopping.interruptible():
@@ -91,6 +101,7 @@ class Invocation:
     def _prepare(self) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
         order = self._order
         if self._begun is not None:
+            self._outputs = outputs.begin(order, *self._place(), self._site.work)
             self._phase = "context extract"
             self._enter()
             known, arguments = self._begun
@@ -101,13 +112,12 @@ class Invocation:
             return function, args, kwargs
         with self._in_phase("environment setup"):
             _check_python(order.client.get("python", ""))
-            if order.output_dir.startswith("/"):
-                private.make_folder(order.output_dir)
         if order.requirements is not None:
             with self._in_phase("requirements"):
                 _install(order.requirements, self._objects, self._site)
         with self._in_phase("data resolve"):
             views.prepare(order.data, self._objects, self._site)
+            self._outputs = outputs.begin(order, *self._place(), self._site.work)
         with self._in_phase("context extract"):
             workspace.prepare(order.code, self._objects, self._site)
         workspace.prefer_jax(os.environ)

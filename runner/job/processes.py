@@ -14,6 +14,7 @@ import importlib
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Any
@@ -48,10 +49,14 @@ class Stopped(BaseException):
 
 
 class Stopping:
-    """Remembers SIGTERM and raises `Stopped` where that is allowed."""
+    """Remembers SIGTERM and raises `Stopped` where that is allowed.
+
+    ``since`` is when it first came, by the monotonic clock.
+    """
 
     def __init__(self) -> None:
         self.requested = False
+        self.since = 0.0
         self.out_of_time = False
         self._armed = False
         self._process = 0
@@ -68,6 +73,7 @@ class Stopping:
             _signal.signal(number, _signal.SIG_DFL)
             os.kill(os.getpid(), number)
             return
+        self.since = self.since or time.monotonic()
         self.requested = True
         self.out_of_time = self.out_of_time or number == signal.SIGXCPU
         if self._armed:
