@@ -8,15 +8,16 @@ import select
 import signal
 import socket
 import sys
+import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ..job import processes
 from ..job.attempt import Attempt
 from ..job.opening import Opening, out_of_time
-from ..protocol import wire
-from ..protocol.outcomes import Death, closed
+from ..protocol import signing, wire
+from ..protocol.outcomes import Death, Stored, closed
 from ..protocol.retry_budgets import INFRASTRUCTURE
 from ..stores.objects import Objects
 
@@ -32,6 +33,7 @@ __all__ = [
     "close_restarted",
     "code_of",
     "death_of",
+    "keep_log",
     "oom_kills",
 ]
 
@@ -80,13 +82,18 @@ class Ended:
     stopped: bool
     killed: bool
     log: str
+    output: bytes
 
 
 class Line:
-    """What the job tells its guard, and asks it; made before the fork, used on both sides."""
+    """What the job tells its guard, and asks it; made before the fork, used on both sides.
+
+    ``sheet`` is a file without a name that the guard writes a long answer into.
+    """
 
     def __init__(self) -> None:
         self.near, self.far = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self.sheet = tempfile.TemporaryFile()  # noqa: SIM115 - it lives as long as the line
 
     def tell(self, code: int) -> None:
         """In the job: its outcome is there, and this is what to leave with."""
@@ -100,12 +107,20 @@ class Line:
 
     def last_lines(self) -> str:
         """In the job: the last lines of its output so far."""
+        return self._asked(b"log").decode(errors="replace")
+
+    def output(self) -> bytes:
+        """In the job: the last MiB of its output so far, in whole lines."""
+        answer = self._asked(b"output")
+        return os.pread(self.sheet.fileno(), int(answer), 0) if answer else b""
+
+    def _asked(self, word: bytes) -> bytes:
         try:
             self.far.settimeout(ASKING_S)
-            self.far.send(b"log")
-            return self.far.recv(KEPT_BYTES * 2).decode(errors="replace")
+            self.far.send(word)
+            return self.far.recv(KEPT_BYTES * 2)
         except OSError:
-            return ""
+            return b""
 
 
 class Guard:
@@ -115,7 +130,7 @@ class Guard:
         self._pid = pid
         self._targets = dict(streams)
         self._waiting: dict[int, bytearray] = {out: bytearray() for out in streams.values()}
-        self._line = line.near
+        self._line, self._sheet = line.near, line.sheet
         self._limits = limits
         self._kept = bytearray()
         self._told: int | None = None
@@ -157,6 +172,7 @@ class Guard:
             stopped=self._stopped,
             killed=self._killed,
             log=self.last_lines().decode(errors="replace"),
+            output=self.output(),
         )
 
     def last_lines(self) -> bytes:
@@ -166,6 +182,11 @@ class Guard:
         if len(self._kept) > KEPT_BYTES and len(lines) > 1:
             lines = lines[1:]  # of the first there is only a part
         return b"".join(lines[-KEPT_LINES:])
+
+    def output(self) -> bytes:
+        """The end of the output, in whole lines."""
+        kept = bytes(self._kept[-wire.LOG_BYTES :])
+        return kept if len(kept) == len(self._kept) else kept.partition(b"\n")[2] or kept
 
     def _wait(self) -> None:
         poll = select.poll()
@@ -221,6 +242,12 @@ class Guard:
             self._read_all()
             with contextlib.suppress(OSError):  # it has gone meanwhile
                 self._line.send(self.last_lines())
+        elif word == b"output":
+            self._read_all()
+            output = self.output()
+            with contextlib.suppress(OSError):
+                os.pwrite(self._sheet.fileno(), output, 0)
+                self._line.send(b"%d" % len(output))
         elif word == b"called":
             self._called = True
             if self._deadline is not None and self._limits.timeout is not None:
@@ -263,8 +290,8 @@ class Guard:
             del self._targets[source]
             return False
         self._kept += data
-        if len(self._kept) > 8 * KEPT_BYTES:
-            del self._kept[: -2 * KEPT_BYTES]
+        if len(self._kept) > 2 * wire.LOG_BYTES:
+            del self._kept[: -wire.LOG_BYTES - 1]  # one more tells that there was more
         self._waiting[out] += data
         return True
 
@@ -311,24 +338,48 @@ class Restarts:
 
 
 class PodAttempt(Attempt):
-    """An attempt whose exit code says what becomes of its item, by all attempts there were."""
+    """An attempt whose exit code says what becomes of its item, by all attempts there were.
+
+    What is kept of its *output* is there before its outcome: who removes its objects after that
+    finds all of them.
+    """
 
     receipt = ""
+    host = 0
+    output: Callable[[], bytes]
 
     def beside(self, done: str) -> int:
         """The part of a host that does not lead: it creates *done*, or commits what went wrong."""
         outcome, body = self._invoke()
         if outcome.kind is wire.Kind.VALUE:
+            keep_log(self._order, self._key, self.host, self.output(), self._objects)
             self._objects.create(done, b"")
             return wire.EXIT_VALUE
         if self._stopping.requested and self._was_stopped():
             outcome = self._cancelled("cancelled")
         return self._commit(outcome, body)
 
+    def _commit(self, outcome: wire.Outcome, body: Stored) -> int:
+        keep_log(self._order, self._key, self.host, self.output(), self._objects)
+        return super()._commit(outcome, body)
+
     def _code(
         self, outcome: wire.Outcome, metadata: Mapping[str, str] | None, content: bytes
     ) -> int:
         return _leave_with(self._opening, self._order, outcome, metadata, content, self.receipt)
+
+
+def keep_log(
+    order: wire.Assignment, key: bytes, host: int, output: bytes, objects: Objects
+) -> None:
+    """Keep what the job on *host* has written, for when its pod is gone; of one that wrote."""
+    if not output:
+        return
+    name = wire.log_key(order.scope, order.index, order.attempt, host)
+    try:
+        objects.create(name, output, {"mac": signing.sign(key, order.scope, name, output)})
+    except OSError as exc:
+        print(f"kinetic: the end of this log could not be kept: {exc}", file=sys.stderr)
 
 
 def _leave_with(
@@ -487,7 +538,8 @@ def close_dead(
     key: bytes,
     executor: str,
     death: Death,
-    log: str,
+    ended: Ended,
+    host: int,
     receipt: str,
     objects: Objects,
 ) -> int:
@@ -499,8 +551,9 @@ def close_dead(
         if not opening.inputs_there():
             opening.withdraw()  # the batch was cleaned up meanwhile
             return wire.EXIT_FINAL
+        keep_log(order, key, host, ended.output, objects)
         outcome, metadata, content = _close(
-            order, key, order.attempt, executor, death, objects, log
+            order, key, order.attempt, executor, death, objects, ended.log
         )
     except OSError as exc:
         print(f"kinetic: the outcome could not be written: {exc}", file=sys.stderr)

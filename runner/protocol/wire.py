@@ -30,6 +30,7 @@ __all__ = [
     "EXIT_VALUE",
     "INLINE_BYTES",
     "LIMIT",
+    "LOG_BYTES",
     "START_ALLOWANCE_S",
     "VERSION",
     "VOID",
@@ -59,6 +60,8 @@ __all__ = [
     "input_key",
     "item_prefix",
     "item_state",
+    "log_key",
+    "log_prefix",
     "parse",
     "retry_base",
     "standing",
@@ -125,6 +128,9 @@ MIN_READER = 1
 
 BLOCK = 500
 INLINE_BYTES = 256 * 1024
+LOG_BYTES = 1 << 20
+"""So much is kept of a job's output, at its end, where the platform loses it with the job."""
+
 VOID = "void"
 """The executor of a claim that was made to close an attempt which will not start."""
 
@@ -199,6 +205,16 @@ def attempt_keys(scope: str, index: int, up_to: int) -> list[str]:
 def value_key(scope: str, index: int, attempt: int, executor: str) -> str:
     """A value too large for its outcome."""
     return f"{scope}values/{index:08d}.{attempt:04d}.{executor}"
+
+
+def log_prefix(scope: str, index: int, attempt: int) -> str:
+    """What was kept of an attempt's output, an object for each of its hosts."""
+    return f"{scope}logs/{index:08d}.{attempt:04d}."
+
+
+def log_key(scope: str, index: int, attempt: int, host: int) -> str:
+    """The end of the output on host number *host*, with its signature as ``mac``."""
+    return f"{log_prefix(scope, index, attempt)}{host:04d}"
 
 
 _ATTEMPT = re.compile(r"(\d{8,})\.(\d{4,})\.(claim|outcome)$")
