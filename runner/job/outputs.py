@@ -32,6 +32,9 @@ LOOK_S = 30.0
 """How long lies between two looks."""
 
 AT_ONCE = 16
+BIG = 1024 * 1024
+"""Files of more bytes go one after the other: each takes some memory of the job's."""
+
 NAMED = 5
 """How many of the files that were not uploaded are named."""
 
@@ -55,7 +58,8 @@ def begin(order: Assignment, host: int, hosts: int, work: str | os.PathLike[str]
         folder = f"{os.fspath(work)}/output"
         os.mkdir(folder, 0o700)
         mirror = Mirror(place, folder)
-        if order.attempt > 1 or not order.output_dir.startswith(f"{order.store}/outputs/"):
+        own = f"{order.store}/outputs/{order.group_id or order.job_id}"
+        if order.attempt > 1 or not order.output_dir.startswith(own):
             mirror.fetch()  # else nobody can have written there before
         os.environ[VARIABLE] = folder
         mirror.start()
@@ -184,12 +188,16 @@ class Mirror:
         except OSError as exc:
             self._why.update({name: str(exc) for name, _ in new})
             return
-        pool = ThreadPoolExecutor(min(AT_ONCE, len(new)), "kinetic-outputs")
+        pool = ThreadPoolExecutor(AT_ONCE, "kinetic-outputs")
         try:
-            for one in [pool.submit(self._send_one, *each) for each in new]:
-                one.result()
+            small = [pool.submit(self._send_one, *one) for one in new if one[1].size <= BIG]
+            for sending in small:
+                sending.result()
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
+        for name, seen in new:
+            if seen.size > BIG:
+                self._send_one(name, seen)
 
     def _send_one(self, name: str, seen: _Seen) -> None:
         gcs: Any = importlib.import_module("..stores.gcs", __package__)

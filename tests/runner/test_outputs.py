@@ -18,7 +18,7 @@ from kinetic._runner.job.processes import Stopping
 from kinetic._runner.protocol import wire
 from kinetic._runner.protocol.gcs_names import Place
 from kinetic._runner.stores.gcs import EMULATOR, GcsObjects, Http, Patience
-from tests.gcs.server import GcsServer
+from tests.gcs.server import GcsServer, Stored
 from tests.runner.pods import Pods
 from tests.runner.served import served
 
@@ -161,6 +161,14 @@ def test_what_comes_after_begins_with_what_is_there(pods: Pods, server: GcsServe
         again = pods.run(second, "uid-2")
         assert (again.code, pods.value(second.attempt)) == (0, ["a/step"]), again.output
     assert kept(server) == {"a/step": b"1"}
+
+
+def test_a_job_may_be_given_the_place_of_an_earlier_one(pods: Pods, server: GcsServer) -> None:
+    name = "jobs/outputs/job-earlier/step"
+    server.objects[name] = Stored(b"1", {}, 1)
+    order = pods.order(write, "b", output_dir=f"{pods.store}/outputs/job-earlier")
+    pod = pods.run(order)
+    assert (pod.code, pods.value()) == (0, ["step"]), pod.output
 
 
 def test_a_job_that_raises_has_its_files(pods: Pods, server: GcsServer) -> None:
