@@ -99,6 +99,7 @@ VARIABLES: Mapping[str, str] = MappingProxyType(
         "KINETIC_HOSTS": "in a job on several hosts: how many there are",
         "KINETIC_HOST": "in a job on several hosts: which one this is, from 0",
         "KINETIC_COORDINATOR": "in a job on several hosts: where the first one listens, HOST:PORT",
+        "KINETIC_OUTPUT_PATH": "in a job: a local directory that is its KINETIC_OUTPUT_DIR",
         "KINETIC_ATTEMPT": "in a job: which attempt this is; 1 for the first",
     }
 )

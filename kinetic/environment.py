@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 
 from absl import logging
 
-__all__ = ["base_environment", "capture"]
+__all__ = ["base_environment", "capture", "storage_environment"]
 
 _OF_THIS_PROCESS = {
     *("PATH", "HOME", "SHELL", "USER", "LOGNAME", "HOSTNAME", "PWD", "OLDPWD", "SHLVL", "_"),
@@ -23,6 +23,12 @@ _BASE = {
     *("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY"),
     *("http_proxy", "https_proxy", "all_proxy", "no_proxy"),
 }
+
+
+_STORAGE = (
+    *("GOOGLE_APPLICATION_CREDENTIALS", "CLOUDSDK_CONFIG"),
+    *("STORAGE_EMULATOR_HOST", "CLOUDSDK_API_ENDPOINT_OVERRIDES_STORAGE"),
+)
 
 
 def capture(patterns: Iterable[str], environ: Mapping[str, str]) -> dict[str, str]:
@@ -49,6 +55,11 @@ def capture(patterns: Iterable[str], environ: Mapping[str, str]) -> dict[str, st
             "the job gets environment variables that look like secrets: %s", ", ".join(secrets)
         )
     return captured
+
+
+def storage_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """How *environ* says that Cloud Storage is reached, for a job here that writes there."""
+    return {name: environ[name] for name in _STORAGE if name in environ}
 
 
 def base_environment(environ: Mapping[str, str]) -> dict[str, str]:

@@ -271,7 +271,8 @@ def run(*args: Any, **settings: Any) -> Any:
         spot: Take machines that are cheap and may be taken away.
         output_dir: Where ``KINETIC_OUTPUT_DIR`` points to.
         debug: Have the job wait for a debugger before it calls the function.
-        timeout, start_timeout: Seconds one attempt may run, and wait to start.
+        timeout, start_timeout: Seconds one attempt may run, from the call of the
+            function on, and wait to start.
         cpu, memory: Processors, and bytes or text such as ``4Gi``, for the job.
 
     Raises:

@@ -229,10 +229,11 @@ class RunOptions(TypedDict, total=False):
 class Options:
     """The settings of a decorated function.
 
-    ``timeout`` and ``start_timeout`` are seconds of one attempt: running, and
-    waiting to start. ``memory`` is bytes, or text such as ``"4Gi"``; what a job
-    is given is in `memory_bytes`. None leaves a setting to environment, profile
-    and default. ``parsed_accelerator`` is what ``accelerator`` and ``spot`` name.
+    ``timeout`` and ``start_timeout`` are seconds of one attempt: running, from
+    the call of the function on, and waiting to start. ``memory`` is bytes, or
+    text such as ``"4Gi"``; what a job is given is in `memory_bytes`. None leaves
+    a setting to environment, profile and default. ``parsed_accelerator`` is what
+    ``accelerator`` and ``spot`` name.
 
     Raises:
         ConfigurationError: A value is wrong.

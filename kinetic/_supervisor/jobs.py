@@ -179,7 +179,10 @@ class Due(enum.Enum):
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Job:
-    """One job. ``created`` and ``ended`` are seconds since the epoch."""
+    """One job. ``created`` and ``ended`` are seconds since the epoch.
+
+    ``started`` is by the monotonic clock.
+    """
 
     name: str
     labels: Mapping[str, str]
@@ -194,6 +197,7 @@ class Job:
     exit_code: int | None = None
     reason: str = ""
     message: str = ""
+    started: float = 0.0
     ended: float = 0.0
 
     def view(self) -> dict[str, Any]:

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from kinetic._runner.fork import fork_server
-from kinetic._runner.job import processes
+from kinetic._runner.job import processes, time_limit
 from kinetic._runner.job.processes import LINUX, MARK, NOBODY, Children, children, mark_of
-from kinetic._runner.protocol import private
+from kinetic._runner.protocol import private, wire
 from kinetic._supervisor.jobs import Job
 from kinetic._supervisor.prefetch import Prefetch
 from kinetic._supervisor.protocol import Order, Places, Shared
@@ -39,6 +39,9 @@ __all__ = [
 
 PATIENCE_S = 5.0
 """How long a job's end may wait for killed processes that do not go (they hang in the kernel)."""
+
+SHORT_S = 0.05
+"""Not more often is it looked whether a job's function has been called."""
 
 PLACES = 16
 """For how many batches a parent holds at once what the jobs of each share."""
@@ -470,6 +473,17 @@ class Parents:
         """The folder *job* runs in."""
         return f"{self._work}/{job.name}"
 
+    def time_left(self, job: Job, now: float) -> float:
+        """Seconds that *job* still has, whose time may be over *now*, by the monotonic clock."""
+        if job.order is None:
+            return 0.0
+        limit, called = job.order.timeout or 0.0, time_limit.called_at(self.work(job))
+        if called is not None:
+            return called + limit - now
+        debug_s = json.loads(job.order.shared.body)["assignment"].get("debug_s")
+        start = wire.start_allowance(debug_s)
+        return max(limit, SHORT_S) if now < job.started + start else 0.0
+
     def signal(self, job: Job, number: int) -> Parent | None:
         """Have *job*'s main process signalled; the parent to flush, if there is one to hear it."""
         parent = self._homes.get(job)
@@ -492,6 +506,7 @@ class Parents:
         for job in self._left.values():
             if not self._prefetch.clear(job):
                 self._sweeper.put_aside(self.work(job), job.executor)
+            time_limit.forget(self.work(job))
             self._drop_outputs(job)
         self._left.clear()
 

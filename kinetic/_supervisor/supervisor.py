@@ -331,7 +331,12 @@ class Supervisor:
     def _keep_time(self) -> None:
         now = time.monotonic()
         while (due := self._timers.due(now)) is not None:
-            self._perform(self._table.due(*due, time.time()))
+            what, job = due
+            left = self._parents.time_left(job, now) if what is Due.DEADLINE else 0.0
+            if left > 0:  # its function was called, or is to be, later than its process began
+                self._timers.set(now + left, what, job)
+            else:
+                self._perform(self._table.due(what, job, time.time()))
         for parent in self._parents.settling():
             self._learn(parent.settle())
             self._flushing.add(parent)
@@ -480,6 +485,7 @@ class Supervisor:
 
     def _start(self, job: Job) -> None:
         assert job.order is not None and job.grant is not None
+        job.started = time.monotonic()
         gpus = {"CUDA_VISIBLE_DEVICES": ",".join(job.grant.gpus)} if self._gpus else {}
         parent = self._parents.start(job, job.order, gpus)
         job.body = b""

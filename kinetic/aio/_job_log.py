@@ -13,10 +13,11 @@ from contextlib import aclosing
 from typing import TextIO
 
 import anyio.to_thread
+from absl import logging
 
 from kinetic._messages import shown
 from kinetic._progress.entry import is_terminal
-from kinetic._runner.protocol import wire
+from kinetic._runner.protocol import signing, wire
 from kinetic._tasks import all_or_none
 from kinetic.aio._engine.session import JobRef
 from kinetic.aio._net.retry import growing
@@ -25,6 +26,7 @@ from kinetic.errors import NoLog, NotFound
 __all__ = [
     "LogPrinter",
     "followed",
+    "latest",
     "of_attempt",
 ]
 
@@ -157,6 +159,12 @@ def _forget(stream: TextIO) -> None:
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 10.0
 """How long to wait for word of an attempt that is about to start, before looking for it."""
 
+LOOK_S = 30.0
+"""How often it is looked whether an attempt whose log is read has ended, if nobody tells."""
+
+QUIET_S = 15.0
+"""How long the log of an attempt that has ended may bring nothing, where its end does not come."""
+
 
 async def followed(at: JobRef) -> AsyncGenerator[str]:
     """The lines of the attempt that is under way, and of all after it, until the item has ended.
@@ -171,9 +179,8 @@ async def followed(at: JobRef) -> AsyncGenerator[str]:
     number, told, closed = item.attempt, False, False
     pauses = growing(FIRST_PAUSE_S, LONGEST_PAUSE_S)
     while True:
-        name = submission.identity.attempt_name(at.index, number)
         try:
-            async with aclosing(at.session.platform.cluster.logs(name, follow=True)) as lines:
+            async with aclosing(_lines(at, number, follow=True)) as lines:
                 async for line in lines:
                     told = True
                     yield line
@@ -193,6 +200,19 @@ async def followed(at: JobRef) -> AsyncGenerator[str]:
         pauses = growing(FIRST_PAUSE_S, LONGEST_PAUSE_S)
 
 
+async def latest(at: JobRef, tail: int | None = None) -> AsyncGenerator[str]:
+    """The lines so far, or the last *tail* of them, of the attempt that is under way, or was last.
+
+    Raises:
+        NotFound: There is no log: it has not started, or was removed.
+    """
+    item = at.submission.item(at.index)
+    number = item.attempt if item else 1
+    async with aclosing(_lines(at, number, follow=False, tail=tail)) as lines:
+        async for line in lines:
+            yield line
+
+
 async def of_attempt(at: JobRef, number: int, *, follow: bool) -> AsyncGenerator[str]:
     """The lines of attempt *number* only.
 
@@ -209,7 +229,7 @@ async def of_attempt(at: JobRef, number: int, *, follow: bool) -> AsyncGenerator
         f"keep it any more; logs() has that of attempt {item.attempt}"
     )
     try:
-        async with aclosing(cluster.logs(name, follow=follow)) as lines:
+        async with aclosing(_lines(at, number, follow=follow)) as lines:
             async for line in lines:
                 told = True
                 yield line
@@ -217,6 +237,118 @@ async def of_attempt(at: JobRef, number: int, *, follow: bool) -> AsyncGenerator
         raise gone from exc
     if not told and not await cluster.find(names=[name]):
         raise gone
+
+
+async def _lines(
+    at: JobRef, number: int, *, follow: bool, tail: int | None = None
+) -> AsyncGenerator[str]:
+    """The lines of an attempt: the platform's, or what was kept of them where it has none.
+
+    Raises:
+        NotFound: There are none.
+    """
+    item, told = at.submission.item(at.index), False
+    live = follow and (item is None or not item.state.final)
+    name = at.submission.identity.attempt_name(at.index, number)
+    lines = at.session.platform.cluster.logs(name, follow=follow, tail=tail)
+    gone: NotFound | None = None
+    try:
+        async with aclosing(_until_over(at, number, lines) if follow else lines) as found:
+            async for line in found:
+                told = True
+                yield line
+    except NotFound as exc:
+        gone = exc
+    if gone is None and (told or live):  # what was followed to its end has written nothing
+        return
+    kept = [] if told else await _kept(at, number)
+    if not kept and gone is not None:
+        raise gone
+    for line in kept if tail is None else kept[len(kept) - tail :] if tail else []:
+        yield line
+
+
+async def _until_over(at: JobRef, number: int, lines: AsyncGenerator[str]) -> AsyncGenerator[str]:
+    """*lines* that are followed, to their end, or until none comes any more of what has ended.
+
+    A platform may never say that a process has ended: its node is gone, its pod stays, waiting
+    for others, or was taken away before anybody could see.
+    """
+    patience = _Patience()
+
+    async def end() -> None:
+        await _over(at, number)
+        patience.begin()
+
+    ending = at.session.spawn(end(), name=f"end of attempt {number}")
+    try:
+        async with aclosing(lines):
+            while True:
+                try:
+                    line = await patience.next(lines)
+                except (StopAsyncIteration, TimeoutError):
+                    return
+                yield line
+    finally:
+        ending.cancel()
+
+
+class _Patience:
+    """How long the next line is waited for: without an end until it has begun."""
+
+    def __init__(self) -> None:
+        self._begun = False
+        self._waiting: asyncio.Timeout | None = None
+
+    def begin(self) -> None:
+        """From now on for some seconds."""
+        self._begun = True
+        if self._waiting is not None:
+            self._waiting.reschedule(asyncio.get_running_loop().time() + QUIET_S)
+
+    async def next(self, lines: AsyncGenerator[str]) -> str:
+        """The next of *lines*.
+
+        Raises:
+            StopAsyncIteration: There is none.
+            TimeoutError: None came in time.
+        """
+        try:
+            async with asyncio.timeout(QUIET_S if self._begun else None) as self._waiting:
+                return await anext(lines)
+        finally:
+            self._waiting = None
+
+
+async def _kept(at: JobRef, number: int) -> list[str]:
+    """What the runner has kept of an attempt's output; of several hosts, one after the other."""
+    scope, store = at.submission.identity.scope, at.session.platform.store
+    prefix = wire.log_prefix(scope, at.index, number)
+    names = [one.name for one in await store.list(prefix)]
+    kept: list[str] = []
+    for name in names:
+        try:
+            found = await store.get(name, limit=wire.LOG_BYTES)
+        except NotFound:  # it is removed in this moment
+            continue
+        key = at.submission.identity.key
+        if not signing.is_signed(found.metadata, key, scope, name, found.body):
+            logging.warning("the log %s is forged or damaged; it is not shown", name)
+            continue
+        lines = found.body.decode(errors="replace").removesuffix("\n").split("\n")
+        host = f"[{int(name.removeprefix(prefix))}] " if len(names) > 1 else ""
+        kept += [host + line for line in lines]
+    return kept
+
+
+async def _over(at: JobRef, number: int) -> None:
+    """Wait until attempt *number* has ended, or nothing more will be heard of it."""
+    while not _is_hopeless(at):
+        item = at.submission.item(at.index)
+        if item is not None and (item.attempt > number or item.state.final):
+            return
+        if not await _change(at, LOOK_S):
+            await at.submission.look(at.index)
 
 
 async def _goes_on(at: JobRef, number: int) -> bool:
@@ -236,8 +368,8 @@ def _is_hopeless(at: JobRef) -> bool:
     return bool(at.submission.error(at.index) or at.submission.abandoned)
 
 
-async def _change(at: JobRef, timeout: float) -> None:
-    """Wait for word of the item, *timeout* seconds at most."""
+async def _change(at: JobRef, timeout: float) -> bool:
+    """Wait for word of the item, *timeout* seconds at most; whether it came."""
     changed = asyncio.Event()
 
     def hear(index: int, item: wire.Item | None) -> None:
@@ -249,6 +381,7 @@ async def _change(at: JobRef, timeout: float) -> None:
         async with asyncio.timeout(timeout):
             await changed.wait()
     except TimeoutError:
-        return
+        return False
     finally:
         stop()
+    return True

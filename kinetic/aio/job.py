@@ -351,10 +351,6 @@ class JobHandle(JobRecord, Generic[T]):
         cleaning = self._remove(at, jobs=True, objects=own, timeout=timeout, ended=True)
         await release(cleaning, what=f"cleaning {self.job_id} up", grace=timeout)
 
-    def _attempt_name(self, at: JobRef) -> str:
-        item = at.submission.item(at.index)
-        return at.submission.identity.attempt_name(at.index, item.attempt if item else 1)
-
     def _attempt_names(self, at: JobRef) -> list[str]:
         """All that the platform may know: what was cancelled is at an attempt that never was."""
         item = at.submission.item(at.index)
@@ -369,7 +365,8 @@ class JobHandle(JobRecord, Generic[T]):
         *follow* goes on with the next attempt when the platform replaces the
         job's process, or when it is tried again. Without it, the lines are
         those of the last attempt. With *attempt*, counted from 1, they are those
-        of that attempt only, for as long as the platform keeps them.
+        of that attempt only. Where the platform has lost them with the pod, they are
+        the last MiB, which the runner has kept in the store, until `cleanup`.
 
         Raises:
             ConfigurationError: *attempt* is no int of at least 1, or None.
@@ -378,11 +375,10 @@ class JobHandle(JobRecord, Generic[T]):
         """
         check(attempt=attempt)
         at = await self._follow_log()
-        cluster = at.session.platform.cluster
         if attempt is not None:
             told = _job_log.of_attempt(at, attempt, follow=follow)
         else:
-            told = _job_log.followed(at) if follow else cluster.logs(self._attempt_name(at))
+            told = _job_log.followed(at) if follow else _job_log.latest(at)
         try:
             async with aclosing(told) as lines:
                 async for line in lines:
@@ -401,8 +397,8 @@ class JobHandle(JobRecord, Generic[T]):
         if item.state.final:
             return NoLog(
                 f"{self.job_id} has no log any more: its job was removed, as cancel(), results() "
-                "and result() do (with cleanup=False the latter keep it); a LeaderWorkerSet goes "
-                "by itself when its function has ended"
+                "and result() do (with cleanup=False the latter keep it); or its pod is gone, and "
+                "kept none: it was killed, or wrote nothing"
             )
         return NoLog(
             f"{self.job_id} has no log: it has not started yet, or its job was removed; status() "
@@ -418,9 +414,8 @@ class JobHandle(JobRecord, Generic[T]):
         """
         check(n=n)
         at = await self._follow_log()
-        lines = at.session.platform.cluster.logs(self._attempt_name(at), tail=n)
         try:
-            return "\n".join([line async for line in lines])
+            return "\n".join([line async for line in _job_log.latest(at, n)])
         except NotFound as exc:
             raise await self._without_log(at) from exc
 

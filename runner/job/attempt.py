@@ -20,14 +20,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..protocol import frames, outcomes, pickles, private, signing, wire
+from ..protocol import frames, outcomes, pickles, signing, wire
 from ..protocol.retry_budgets import INFRASTRUCTURE
 from ..protocol.wire import Assignment, Input, Kind, Outcome, value_key
 from ..stores.directory import DirectoryObjects
 from ..stores.objects import Objects, opened
-from . import opening, views, workspace
+from . import opening, outputs, views, workspace
 from .opening import Opening, content
-from .processes import Stopped, Stopping, running_seconds
+from .processes import Stopped, Stopping
 from .workspace import Site
 
 if TYPE_CHECKING:
@@ -60,6 +60,8 @@ class Invocation:
         self._executor = executor
         self._phase = "startup"
         self._started = time.time()
+        self._called: float | None = None
+        self._outputs: outputs.Mirror | None = None
         self._begun: tuple[bytes | None, bytes] | None = None
         self._reserve = b""
 
@@ -71,7 +73,16 @@ class Invocation:
         self._begun = (function, arguments)
 
     def run(self) -> tuple[Outcome, outcomes.Stored]:
-        """The outcome and its body. Never raises but for `Stopped`'s kind of trouble in itself."""
+        """The outcome and its body. Never raises but for `Stopped`'s kind of trouble in itself.
+
+        What the job has written for its output directory is there then.
+        """
+        ended = self._ended()
+        if self._outputs is not None:
+            self._outputs.finish(self._stopping, self._order.grace)
+        return ended
+
+    def _ended(self) -> tuple[Outcome, outcomes.Stored]:
         self._reserve = _reserve()
         try:
             with self._stopping.interruptible():
@@ -90,6 +101,7 @@ class Invocation:
     def _prepare(self) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
         order = self._order
         if self._begun is not None:
+            self._outputs = outputs.begin(order, *self._place(), self._site.work)
             self._phase = "context extract"
             self._enter()
             known, arguments = self._begun
@@ -100,13 +112,12 @@ class Invocation:
             return function, args, kwargs
         with self._in_phase("environment setup"):
             _check_python(order.client.get("python", ""))
-            if order.output_dir.startswith("/"):
-                private.make_folder(order.output_dir)
         if order.requirements is not None:
             with self._in_phase("requirements"):
                 _install(order.requirements, self._objects, self._site)
         with self._in_phase("data resolve"):
             views.prepare(order.data, self._objects, self._site)
+            self._outputs = outputs.begin(order, *self._place(), self._site.work)
         with self._in_phase("context extract"):
             workspace.prepare(order.code, self._objects, self._site)
         workspace.prefer_jax(os.environ)
@@ -153,6 +164,9 @@ class Invocation:
 
     def _call(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self._phase = "execute"
+        if self._order.timeout is not None:
+            self._called = time.monotonic()
+            self._site.tell_called()
         try:
             value = function(*args, **kwargs)
             if hasattr(value, "__await__"):
@@ -200,9 +214,13 @@ class Invocation:
 
     def _stopped(self, stopped: Stopped) -> tuple[Outcome, outcomes.Stored]:
         limit = self._order.timeout
-        late = limit is not None and (self._stopping.out_of_time or running_seconds() >= limit)
+        called, late = self._called, limit is not None and self._stopping.out_of_time
+        if limit is not None and called is not None:
+            late = late or time.monotonic() - called >= limit
         reason = "deadline" if late else "preempted"
-        words = f"ran longer than its timeout of {limit:g} s" if late else "was asked to stop"
+        words = (
+            opening.out_of_time(self._order, called is not None) if late else "was asked to stop"
+        )
         text = outcomes.error_text(stopped, phase=self._phase, own_frames=2)
         text = replace(text, qualname="", message=f"the job {words}")
         return self._outcome(Kind.ERROR, reason=reason), outcomes.encode_error(text, None)

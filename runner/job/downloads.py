@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ..stores.gcs import Http
     from .workspace import Site
 
-__all__ = ["Source", "download"]
+__all__ = ["Source", "download", "fetch_under", "listed"]
 
 AT_ONCE = 32
 BIG = 32 * 1024 * 1024
@@ -58,28 +58,37 @@ def _from_bucket(ref: DataRef, rest: str, folder: str) -> str:
         target = f"{folder}/{_relative(ref.uri, name.rpartition('/')[2])}"
         _fetch(http, ref.uri, found, target)
         return target
+    objects = list(listed(http, name))
+    if not objects:
+        raise RuntimeError(f"there is nothing at {ref.uri}, or it may not be seen")
+    _check_space(ref.uri, objects, folder)
+    fetch_under(http, ref.uri, objects, name, folder)
+    return folder
+
+
+def fetch_under(http: Http, uri: str, found: Iterable[Source], prefix: str, folder: str) -> None:
+    """Make files in *folder* of the objects *found* at *uri*, below *prefix* of its bucket.
+
+    Raises:
+        RuntimeError: They cannot be files.
+        OSError: They cannot be had, or written.
+    """
     objects: list[tuple[Source, str]] = []
     made: set[str] = set()
-    anything = False
-    for found in _listed(http, name):
-        anything = True
-        path = str(found["name"])[len(name) :]
+    for one in found:
+        path = str(one["name"])[len(prefix) :]
         if path.rstrip("/") != path or not path:  # what consoles make to show a folder
             if path.strip("/"):
-                os.makedirs(f"{folder}/{_relative(ref.uri, path.rstrip('/'))}", exist_ok=True)
+                os.makedirs(f"{folder}/{_relative(uri, path.rstrip('/'))}", exist_ok=True)
             continue
-        objects.append((found, f"{folder}/{_relative(ref.uri, path)}"))
+        objects.append((one, f"{folder}/{_relative(uri, path)}"))
         made.add(os.path.dirname(objects[-1][1]))
-    if not anything:
-        raise RuntimeError(f"there is nothing at {ref.uri}, or it may not be seen")
-    _check_space(ref.uri, [found for found, _ in objects], folder)
     for parent in sorted(made):
         try:
             os.makedirs(parent, exist_ok=True)
         except (FileExistsError, NotADirectoryError):
-            raise _both(ref.uri, parent) from None
-    _fetch_all(http, ref.uri, objects)
-    return folder
+            raise _both(uri, parent) from None
+    _fetch_all(http, uri, objects)
 
 
 def _fetch_all(http: Http, uri: str, objects: list[tuple[Source, str]]) -> None:
@@ -123,7 +132,8 @@ def _about(http: Http, uri: str, name: str) -> Source:
     return answer.json()
 
 
-def _listed(http: Http, prefix: str) -> Iterable[Source]:
+def listed(http: Http, prefix: str) -> Iterable[Source]:
+    """What the bucket tells of its objects whose name begins with *prefix*."""
     token = ""
     while True:
         params = {"prefix": prefix, "maxResults": str(PAGE), "fields": FIELDS}

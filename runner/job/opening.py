@@ -24,6 +24,7 @@ __all__ = [
     "begin",
     "content",
     "make_ready",
+    "out_of_time",
 ]
 
 
@@ -180,3 +181,11 @@ def content(objects: Objects, part: wire.Input) -> bytes:
     if hashlib.sha256(found).hexdigest() != part.digest:
         raise ValueError(f"{part.name} is not what was submitted: its SHA-256 differs")
     return found
+
+
+def out_of_time(order: wire.Assignment, called: bool) -> str:
+    """What to say of a job whose time is over, whether or not its function was *called*."""
+    if called:
+        return f"ran longer than its timeout of {order.timeout:g} s"
+    limit = wire.start_allowance(order.debug_s) + (order.timeout or 0.0)
+    return f"had not called its function after {limit:g} s: its start takes too long"

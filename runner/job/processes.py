@@ -36,11 +36,8 @@ __all__ = [
     "mark_of",
     "remove_aside",
     "remove_if_small",
-    "running_seconds",
 ]
 
-
-BEGAN = time.monotonic()
 
 _signal: Any = importlib.import_module("_signal")  # `signal` without the detour over its enums
 STOPS = (int(signal.SIGTERM), int(signal.SIGXCPU))
@@ -52,10 +49,14 @@ class Stopped(BaseException):
 
 
 class Stopping:
-    """Remembers SIGTERM and raises `Stopped` where that is allowed."""
+    """Remembers SIGTERM and raises `Stopped` where that is allowed.
+
+    ``since`` is when it first came, by the monotonic clock.
+    """
 
     def __init__(self) -> None:
         self.requested = False
+        self.since = 0.0
         self.out_of_time = False
         self._armed = False
         self._process = 0
@@ -72,6 +73,7 @@ class Stopping:
             _signal.signal(number, _signal.SIG_DFL)
             os.kill(os.getpid(), number)
             return
+        self.since = self.since or time.monotonic()
         self.requested = True
         self.out_of_time = self.out_of_time or number == signal.SIGXCPU
         if self._armed:
@@ -90,20 +92,6 @@ class Stopping:
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
         self._armed = False
-
-
-def running_seconds() -> float:
-    """How long this process has been running, at most 20 ms too much.
-
-    The platform counts a deadline from the process's start, which is before
-    its first line of Python: in a warm fork by little, in a pod by seconds.
-    """
-    if sys.platform != "linux":
-        return time.monotonic() - BEGAN
-    with open("/proc/self/stat") as file:
-        ticks = int(file.read().rpartition(")")[2].split()[19])
-    age = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
-    return age + 0.02
 
 
 MARK = "KINETIC_LOCAL_PROCESS"
@@ -312,3 +300,5 @@ def _remove(folder: str) -> None:
             except OSError:
                 continue
         shutil.rmtree(folder, ignore_errors=True)
+        with contextlib.suppress(OSError):  # a file
+            os.unlink(folder)

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from ..protocol.private import make_folder
-from . import namespace
+from . import namespace, time_limit
 
 if TYPE_CHECKING:
     import zipfile
@@ -373,6 +373,7 @@ class Site:
     jobs of this machine; ``mounts`` allows it a private mount namespace.
     ``alone`` says that the whole file system is for this job only, and ``log``
     gives the last lines that it has written, where nobody else keeps them.
+    ``called`` is for who looks after the job, if that is not the local supervisor.
     """
 
     work: str | Path
@@ -380,6 +381,14 @@ class Site:
     mounts: bool
     alone: bool = False
     log: Callable[[], str] | None = None
+    called: Callable[[], None] | None = None
+
+    def tell_called(self) -> None:
+        """The function of a job whose time is limited is called now: that counts from here on."""
+        if self.called is not None:
+            self.called()
+        else:
+            time_limit.tell_called(self.work)
 
     def getting(self, library: str) -> str:
         """What to do that *library* is there when the job runs."""

@@ -8,15 +8,16 @@ import select
 import signal
 import socket
 import sys
+import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ..job import processes
 from ..job.attempt import Attempt
-from ..job.opening import Opening
-from ..protocol import wire
-from ..protocol.outcomes import Death, closed
+from ..job.opening import Opening, out_of_time
+from ..protocol import signing, wire
+from ..protocol.outcomes import Death, Stored, closed
 from ..protocol.retry_budgets import INFRASTRUCTURE
 from ..stores.objects import Objects
 
@@ -32,6 +33,7 @@ __all__ = [
     "close_restarted",
     "code_of",
     "death_of",
+    "keep_log",
     "oom_kills",
 ]
 
@@ -51,12 +53,13 @@ LEAVING_S = 30.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Seconds: the job's running time by the clock of `stopping.running_seconds`, and its grace.
+    """Seconds: the job's time from the call of its function on, that until then, and its grace.
 
     The grace ends for the job some seconds before it ends for its pod.
     """
 
     timeout: float | None
+    start: float
     grace: float
 
     @property
@@ -74,31 +77,50 @@ class Ended:
 
     told: int | None
     status: int
+    called: bool
     out_of_time: bool
     stopped: bool
     killed: bool
     log: str
+    output: bytes
 
 
 class Line:
-    """What the job tells its guard, and asks it; made before the fork, used on both sides."""
+    """What the job tells its guard, and asks it; made before the fork, used on both sides.
+
+    ``sheet`` is a file without a name that the guard writes a long answer into.
+    """
 
     def __init__(self) -> None:
         self.near, self.far = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self.sheet = tempfile.TemporaryFile()  # noqa: SIM115 - it lives as long as the line
 
     def tell(self, code: int) -> None:
         """In the job: its outcome is there, and this is what to leave with."""
         with contextlib.suppress(OSError):  # then the guard looks for itself
             self.far.send(b"code %d" % code)
 
+    def tell_called(self) -> None:
+        """In the job: its function is called now, and its time begins."""
+        with contextlib.suppress(OSError):  # then its time is longer
+            self.far.send(b"called")
+
     def last_lines(self) -> str:
         """In the job: the last lines of its output so far."""
+        return self._asked(b"log").decode(errors="replace")
+
+    def output(self) -> bytes:
+        """In the job: the last MiB of its output so far, in whole lines."""
+        answer = self._asked(b"output")
+        return os.pread(self.sheet.fileno(), int(answer), 0) if answer else b""
+
+    def _asked(self, word: bytes) -> bytes:
         try:
             self.far.settimeout(ASKING_S)
-            self.far.send(b"log")
-            return self.far.recv(KEPT_BYTES * 2).decode(errors="replace")
+            self.far.send(word)
+            return self.far.recv(KEPT_BYTES * 2)
         except OSError:
-            return ""
+            return b""
 
 
 class Guard:
@@ -108,13 +130,14 @@ class Guard:
         self._pid = pid
         self._targets = dict(streams)
         self._waiting: dict[int, bytearray] = {out: bytearray() for out in streams.values()}
-        self._line = line.near
+        self._line, self._sheet = line.near, line.sheet
         self._limits = limits
         self._kept = bytearray()
         self._told: int | None = None
-        self._stopped = self._out_of_time = self._killed = False
-        began = time.monotonic() - processes.running_seconds()
-        self._deadline = None if limits.timeout is None else began + limits.timeout
+        self._called = self._stopped = self._out_of_time = self._killed = False
+        self._deadline: float | None = None
+        if limits.timeout is not None:
+            self._deadline = time.monotonic() + limits.start + limits.timeout
         self._end: float | None = None
         self._wake, self._woken = os.pipe()
 
@@ -144,10 +167,12 @@ class Guard:
         return Ended(
             told=self._told,
             status=status,
+            called=self._called,
             out_of_time=self._out_of_time,
             stopped=self._stopped,
             killed=self._killed,
             log=self.last_lines().decode(errors="replace"),
+            output=self.output(),
         )
 
     def last_lines(self) -> bytes:
@@ -157,6 +182,11 @@ class Guard:
         if len(self._kept) > KEPT_BYTES and len(lines) > 1:
             lines = lines[1:]  # of the first there is only a part
         return b"".join(lines[-KEPT_LINES:])
+
+    def output(self) -> bytes:
+        """The end of the output, in whole lines."""
+        kept = bytes(self._kept[-wire.LOG_BYTES :])
+        return kept if len(kept) == len(self._kept) else kept.partition(b"\n")[2] or kept
 
     def _wait(self) -> None:
         poll = select.poll()
@@ -212,6 +242,16 @@ class Guard:
             self._read_all()
             with contextlib.suppress(OSError):  # it has gone meanwhile
                 self._line.send(self.last_lines())
+        elif word == b"output":
+            self._read_all()
+            output = self.output()
+            with contextlib.suppress(OSError):
+                os.pwrite(self._sheet.fileno(), output, 0)
+                self._line.send(b"%d" % len(output))
+        elif word == b"called":
+            self._called = True
+            if self._deadline is not None and self._limits.timeout is not None:
+                self._deadline = time.monotonic() + self._limits.timeout
         elif word.startswith(b"code "):
             self._told = int(word[5:])
             end = time.monotonic() + LEAVING_S  # threads and libraries may never let it go
@@ -250,8 +290,8 @@ class Guard:
             del self._targets[source]
             return False
         self._kept += data
-        if len(self._kept) > 8 * KEPT_BYTES:
-            del self._kept[: -2 * KEPT_BYTES]
+        if len(self._kept) > 2 * wire.LOG_BYTES:
+            del self._kept[: -wire.LOG_BYTES - 1]  # one more tells that there was more
         self._waiting[out] += data
         return True
 
@@ -298,24 +338,48 @@ class Restarts:
 
 
 class PodAttempt(Attempt):
-    """An attempt whose exit code says what becomes of its item, by all attempts there were."""
+    """An attempt whose exit code says what becomes of its item, by all attempts there were.
+
+    What is kept of its *output* is there before its outcome: who removes its objects after that
+    finds all of them.
+    """
 
     receipt = ""
+    host = 0
+    output: Callable[[], bytes]
 
     def beside(self, done: str) -> int:
         """The part of a host that does not lead: it creates *done*, or commits what went wrong."""
         outcome, body = self._invoke()
         if outcome.kind is wire.Kind.VALUE:
+            keep_log(self._order, self._key, self.host, self.output(), self._objects)
             self._objects.create(done, b"")
             return wire.EXIT_VALUE
         if self._stopping.requested and self._was_stopped():
             outcome = self._cancelled("cancelled")
         return self._commit(outcome, body)
 
+    def _commit(self, outcome: wire.Outcome, body: Stored) -> int:
+        keep_log(self._order, self._key, self.host, self.output(), self._objects)
+        return super()._commit(outcome, body)
+
     def _code(
         self, outcome: wire.Outcome, metadata: Mapping[str, str] | None, content: bytes
     ) -> int:
         return _leave_with(self._opening, self._order, outcome, metadata, content, self.receipt)
+
+
+def keep_log(
+    order: wire.Assignment, key: bytes, host: int, output: bytes, objects: Objects
+) -> None:
+    """Keep what the job on *host* has written, for when its pod is gone; of one that wrote."""
+    if not output:
+        return
+    name = wire.log_key(order.scope, order.index, order.attempt, host)
+    try:
+        objects.create(name, output, {"mac": signing.sign(key, order.scope, name, output)})
+    except OSError as exc:
+        print(f"kinetic: the end of this log could not be kept: {exc}", file=sys.stderr)
 
 
 def _leave_with(
@@ -439,7 +503,7 @@ def death_of(ended: Ended, order: wire.Assignment, *, memory: bool) -> Death:
     """What is to be said of a process that *ended* so; *memory* says that it ran out of that."""
     status = ended.status
     if ended.killed and ended.out_of_time:
-        words = f"ran longer than its timeout of {order.timeout:g} s, and did not end when asked to"
+        words = f"{out_of_time(order, ended.called)}, and did not end when asked to"
         return Death(
             message=f"the job {words}", reason="deadline", kind=wire.Kind.ERROR, exit_code=status
         )
@@ -474,7 +538,8 @@ def close_dead(
     key: bytes,
     executor: str,
     death: Death,
-    log: str,
+    ended: Ended,
+    host: int,
     receipt: str,
     objects: Objects,
 ) -> int:
@@ -486,8 +551,9 @@ def close_dead(
         if not opening.inputs_there():
             opening.withdraw()  # the batch was cleaned up meanwhile
             return wire.EXIT_FINAL
+        keep_log(order, key, host, ended.output, objects)
         outcome, metadata, content = _close(
-            order, key, order.attempt, executor, death, objects, log
+            order, key, order.attempt, executor, death, objects, ended.log
         )
     except OSError as exc:
         print(f"kinetic: the outcome could not be written: {exc}", file=sys.stderr)

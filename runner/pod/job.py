@@ -236,6 +236,11 @@ class Order:
     hosts: Hosts | None = None
     group: str = ""
 
+    @property
+    def host(self) -> int:
+        """The number of this host; 0 of a job on one."""
+        return 0 if self.hosts is None else self.hosts.index
+
 
 def read_order(environ: Mapping[str, str]) -> Order:
     """What the environment says.
@@ -313,6 +318,7 @@ class _Job:
             mounts=False,
             alone=True,
             log=self._last_lines,
+            called=line.tell_called,
         )
 
     def run(self) -> int:
@@ -376,7 +382,8 @@ class _Job:
         attempt = PodAttempt(
             self._assignment, order.key, executor, self._objects, self._stopping, invoke
         )
-        attempt.receipt = order.restarts.receipt
+        attempt.receipt, attempt.host = order.restarts.receipt, order.host
+        attempt.output = self._output
         return attempt
 
     def _opening_code(self, executor: str) -> int:
@@ -387,10 +394,18 @@ class _Job:
         return wire.attempt_key(order.scope, order.index, order.attempt, what)
 
     def _last_lines(self) -> str:
-        for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(Exception):  # they are the user's, who may have closed them
-                stream.flush()
+        _flush()
         return self._line.last_lines()
+
+    def _output(self) -> bytes:
+        _flush()
+        return self._line.output()
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):  # they are the user's, who may have closed them
+            stream.flush()
 
 
 def _stream(fd: int) -> io.TextIOWrapper:

@@ -180,38 +180,25 @@ def _closed(order: Order, ended: Ended, *, memory: bool) -> int:
     except (OSError, ValueError) as exc:
         print(f"kinetic: the outcome could not be written: {exc}", file=sys.stderr)
         return wire.EXIT_RETRY
-    return close_dead(
-        assignment, order.key, executor, death, ended.log, order.restarts.receipt, objects
-    )
+    host, receipt = order.host, order.restarts.receipt
+    return close_dead(assignment, order.key, executor, death, ended, host, receipt, objects)
 
 
 def _in_a_child(order: Order, place: str) -> Ended:
     line, mine = Line(), os.getpid()
     signal.pthread_sigmask(signal.SIG_BLOCK, processes.STOPS)  # until each side is ready for them
-    together = _same(1, 2)
-    outer = (1,) if together else (1, 2)
-    pipes = {out: os.pipe() for out in outer}
+    source, sink = os.pipe()  # one for both outputs: what goes there keeps its order
     pid = os.fork()
     if pid == 0:
-        for out, (source, sink) in pipes.items():
-            os.close(source)
-            os.dup2(sink, out)
-            os.close(sink)
-        if together:
-            os.dup2(1, 2)
+        os.close(source)
+        os.dup2(sink, 1)
+        os.dup2(sink, 2)
+        os.close(sink)
         line.near.close()
         job.become(order, place, line, mine)
-    for _, sink in pipes.values():
-        os.close(sink)
+    os.close(sink)
     line.far.close()
-    limits = Limits(timeout=order.assignment.timeout, grace=order.assignment.grace)
-    streams = {source: out for out, (source, _) in pipes.items()}
-    return Guard(pid, streams, line, limits).watch()
-
-
-def _same(one: int, other: int) -> bool:
-    """Whether two descriptors are of the same file: then what goes there keeps its order."""
-    try:
-        return os.path.samestat(os.fstat(one), os.fstat(other))
-    except OSError:
-        return False
+    assignment = order.assignment
+    start = wire.start_allowance(assignment.debug_s)
+    limits = Limits(timeout=assignment.timeout, start=start, grace=assignment.grace)
+    return Guard(pid, {source: 1}, line, limits).watch()

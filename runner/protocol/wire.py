@@ -30,6 +30,8 @@ __all__ = [
     "EXIT_VALUE",
     "INLINE_BYTES",
     "LIMIT",
+    "LOG_BYTES",
+    "START_ALLOWANCE_S",
     "VERSION",
     "VOID",
     "Assignment",
@@ -58,9 +60,12 @@ __all__ = [
     "input_key",
     "item_prefix",
     "item_state",
+    "log_key",
+    "log_prefix",
     "parse",
     "retry_base",
     "standing",
+    "start_allowance",
     "value_key",
     "version_fields",
 ]
@@ -123,10 +128,16 @@ MIN_READER = 1
 
 BLOCK = 500
 INLINE_BYTES = 256 * 1024
+LOG_BYTES = 1 << 20
+"""So much is kept of a job's output, at its end, where the platform loses it with the job."""
+
 VOID = "void"
 """The executor of a claim that was made to close an attempt which will not start."""
 
 EXIT_VALUE, EXIT_FINAL, EXIT_RETRY = 0, 42, 43
+START_ALLOWANCE_S = 3600.0
+"""So much more than its ``timeout`` a job may take until its function is called: data, packages."""
+
 EXIT_SETUP, EXIT_UNCOMMITTED = 70, 74
 """The job's process could not be prepared; its outcome could not be written. Its log says why
 (EX_SOFTWARE and EX_IOERR of sysexits.h)."""
@@ -196,6 +207,16 @@ def value_key(scope: str, index: int, attempt: int, executor: str) -> str:
     return f"{scope}values/{index:08d}.{attempt:04d}.{executor}"
 
 
+def log_prefix(scope: str, index: int, attempt: int) -> str:
+    """What was kept of an attempt's output, an object for each of its hosts."""
+    return f"{scope}logs/{index:08d}.{attempt:04d}."
+
+
+def log_key(scope: str, index: int, attempt: int, host: int) -> str:
+    """The end of the output on host number *host*, with its signature as ``mac``."""
+    return f"{log_prefix(scope, index, attempt)}{host:04d}"
+
+
 _ATTEMPT = re.compile(r"(\d{8,})\.(\d{4,})\.(claim|outcome)$")
 
 
@@ -263,8 +284,9 @@ class DataRef:
 class Assignment:
     """Everything a runner is told about its attempt; travels as JSON in the job's spec.
 
-    ``debug_s`` is how long it waits for a debugger, None for not at all. Only then ``root`` says
-    where the project was on the machine that submitted it, and ``stood`` where the caller was.
+    ``timeout`` counts from the call of the function. ``debug_s`` is how long it waits for a
+    debugger, None for not at all. Only then ``root`` says where the project was on the machine that
+    submitted it, and ``stood`` where the caller was.
     """
 
     version: tuple[int, int] = VERSION
@@ -406,6 +428,11 @@ def _fields_of(cls: type[Any]) -> frozenset[str]:
 _FIELDS: dict[type[Any], frozenset[str]] = {}
 _compact = json.JSONEncoder(separators=(",", ":"), sort_keys=True).encode
 _decode = json.JSONDecoder().raw_decode
+
+
+def start_allowance(debug_s: float | None) -> float:
+    """Seconds that a job with a ``timeout`` has beside it until its function is called."""
+    return START_ALLOWANCE_S + (debug_s or 0.0)
 
 
 # --- the inputs --------------------------------------------------------------------------

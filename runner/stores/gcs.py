@@ -42,6 +42,7 @@ __all__ = [
     "Upload",
     "checksum",
     "download",
+    "overwrite",
     "persist",
 ]
 
@@ -383,13 +384,23 @@ READ_BYTES = 1024 * 1024
 DONE = re.compile(r"bytes=0-(\d+)")
 RANGE = re.compile(r"bytes (\d+)-\d+/(?:\d+|\*)")
 DAMAGED_TRIES = 3
+ABSENT: Mapping[str, str] = {"ifGenerationMatch": "0"}
+"""The condition of a write that there is no such object."""
 
 
 class Upload:
     """A file of any size, piece by piece; after a failure the service says how far it came."""
 
-    def __init__(self, http: Http, name: str, resource: Mapping[str, Any], path: Path) -> None:
+    def __init__(
+        self,
+        http: Http,
+        name: str,
+        resource: Mapping[str, Any],
+        path: Path,
+        condition: Mapping[str, str] = ABSENT,
+    ) -> None:
         self.tries = 0
+        self._condition = condition
         self._http = http
         self._what = f"write {name}"
         self._path = path
@@ -433,7 +444,7 @@ class Upload:
             self._http.upload_url,
             params={
                 "uploadType": "resumable",
-                "ifGenerationMatch": "0",
+                **self._condition,
                 "fields": "generation,crc32c",
             },
             headers={
@@ -449,6 +460,8 @@ class Upload:
         start = self._offset
         file.seek(start)
         piece = file.read(PIECE_BYTES)
+        if len(piece) != min(PIECE_BYTES, self._size - start):
+            raise Trouble(f"cannot {self._what}: {self._path} was changed while it was read")
         last = start + len(piece) - 1
         answer = self._put(f"bytes {start}-{last}/{self._size}", piece)
         if answer is None and self._offset <= start:
@@ -801,7 +814,15 @@ class _Damaged(Trouble):
 class _Whole:
     """A content of one piece: metadata, content and checksum in one request."""
 
-    def __init__(self, http: Http, name: str, resource: dict[str, Any], content: bytes) -> None:
+    def __init__(
+        self,
+        http: Http,
+        name: str,
+        resource: Mapping[str, Any],
+        content: bytes,
+        condition: Mapping[str, str] = ABSENT,
+    ) -> None:
+        self._condition = condition
         crc32c: Any = importlib.import_module("google_crc32c")
         self.tries = 0
         self.crc32c = checksum(crc32c.value(content))
@@ -833,7 +854,7 @@ class _Whole:
             self._http.upload_url,
             params={
                 "uploadType": "multipart",
-                "ifGenerationMatch": "0",
+                **self._condition,
                 "fields": "generation,crc32c",
             },
             headers={"Content-Type": self._type},
@@ -842,6 +863,22 @@ class _Whole:
 
 
 _Upload = _Whole | Upload
+
+
+def overwrite(http: Http, object_name: str, path: Path) -> None:
+    """Put the file at *path* into the bucket, in place of the object of that name, if there is one.
+
+    Raises:
+        Trouble: It cannot be written, or the file was changed meanwhile.
+    """
+    resource = {"name": object_name, "contentType": TYPE}
+    if path.stat().st_size > WHOLE_BYTES:
+        upload: _Upload = Upload(http, object_name, resource, path, {})
+    else:
+        upload = _Whole(http, object_name, resource, path.read_bytes(), {})
+    answer = upload.run().json()
+    if answer.get("crc32c", upload.crc32c) != upload.crc32c:
+        raise _Damaged(f"{object_name} arrived as something else than was sent; check the network")
 
 
 def _stored(name: str, resource: Mapping[str, Any]) -> Stored:

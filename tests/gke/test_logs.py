@@ -89,3 +89,33 @@ async def test_a_log_goes_on_with_the_job_of_the_next_try(
             gate.touch()  # who comes later follows the next try alone
         assert [line for line in told if line.endswith(": here")] == ["1: here", "2: here"]
         await batch.cleanup()
+
+
+@on_cluster
+def talk(lines: int) -> int:
+    for number in range(lines):
+        print(f"line {number}", flush=True)
+    return lines
+
+
+async def test_a_log_outlives_its_pod(client: aio.Client, configured: Namespace) -> None:
+    """Deleted by somebody else; whoever follows hears the end of it, too."""
+    expected = [f"line {number}" for number in range(3)]
+    async with asyncio.timeout(DEADLINE_S), aio.Client() as other:
+        job = await client.submit(talk, 3)
+        assert await job.result(cleanup=False) == 3
+        (pod,) = (await asyncio.to_thread(configured.call, "GET", "pods"))["items"]
+        name = pod["metadata"]["name"]
+        await asyncio.to_thread(configured.call, "DELETE", f"pods/{name}")
+
+        async def gone() -> bool:
+            return not (await asyncio.to_thread(configured.call, "GET", "pods"))["items"]
+
+        while not await gone():
+            await asyncio.sleep(0.05)
+        found = await other.attach(job.job_id)
+        for one in (job, found):
+            assert [line async for line in one.logs()] == expected
+            assert [line async for line in one.logs(follow=True)] == expected
+            assert await one.tail(1) == expected[-1]
+        await job.cleanup()

@@ -131,6 +131,27 @@ async def test_a_host_that_dies_is_told(
         await gone(permitted, kind)
 
 
+@pytest.mark.parametrize("may_delete", [True, False])
+async def test_following_a_log_ends_when_a_host_dies(
+    kind: str, may_delete: bool, configured: Namespace, client: aio.Client
+) -> None:
+    """Also where the set cannot go by itself, and its pods stay; what all have said is kept."""
+    if may_delete:
+        permit_runner(configured)
+    async with asyncio.timeout(DEADLINE_S):
+        job = await client.submit(one_fails, "2", "die")
+        told = {line async for line in job.logs(follow=True)}
+        assert "[2] here is 2" in told
+        with pytest.raises(errors.JobError, match="host 2 of 3"):
+            await job
+        await job.cleanup(gcs=False)
+        await gone(configured, kind)
+        kept = [line async for line in job.logs()]
+        assert "[2] here is 2" in kept
+        assert (await job.tail(1000)).splitlines() == kept
+        await job.cleanup()
+
+
 async def test_a_job_that_is_cancelled_is_gone(
     kind: str, permitted: Namespace, client: aio.Client
 ) -> None:
@@ -160,6 +181,8 @@ async def test_a_set_goes_when_the_function_ends_though_no_client_lives(
         await gone(permitted, "lws")
         async with aio.Client() as other:
             again = await other.attach(job.job_id)
+            kept = [line async for line in again.logs()]
+            assert kept == [f"[{host}] here is {host}" for host in range(3)]
             assert (await again)[0] == "0"
     assert sorted(path.name[0] for path in marks.iterdir()) == ["0", "1", "2"]
 

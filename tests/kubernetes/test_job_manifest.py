@@ -89,7 +89,7 @@ def test_the_attempt_number_comes_from_the_pod() -> None:
 
 
 @pytest.mark.parametrize(
-    ("timeout", "limit"), [(None, None), (10.2, 641), (0.5, 631), (1e12, 2**31 - 1)]
+    ("timeout", "limit"), [(None, None), (10.2, 4241), (0.5, 4231), (1e12, 2**31 - 1)]
 )
 def test_the_deadline_of_the_pod_leaves_time_to_start(
     timeout: float | None, limit: int | None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 import tracemalloc
 from collections.abc import AsyncIterator
@@ -16,7 +17,7 @@ from kinetic.aio.kubernetes.api import Api, Limits
 from kinetic.aio.kubernetes.credentials import Access, ClusterCredentials
 from kinetic.aio.kubernetes.gke import GkeCluster
 from kinetic.aio.kubernetes.tables import Rhythm
-from kinetic.errors import Unavailable
+from kinetic.errors import NotFound, Unavailable
 from tests.kubernetes.faults import FaultServer, cut
 from tests.kubernetes.world import AT, World
 
@@ -243,3 +244,37 @@ async def test_lines_of_several_pods_say_whose_they_are(cluster: GkeCluster, wor
     told = await log(cluster, follow=False)
     assert sorted(told) == ["[0] a", "[0] b", "[1] a", "[1] b"]
     assert [line for line in told if line.startswith("[1]")] == ["[1] a", "[1] b"]
+
+
+KUBELET = [
+    b"unable to retrieve container logs for containerd://8a3b",
+    b'failed to try resolving symlinks in path "/var/log/pods/p/job/0.log": lstat: no such file',
+]
+
+
+@pytest.mark.parametrize("words", KUBELET)
+@pytest.mark.parametrize("follow", [True, False])
+async def test_what_a_node_says_in_place_of_a_log_is_no_log(
+    cluster: GkeCluster, server: FaultServer, world: World, words: bytes, follow: bool
+) -> None:
+    async def instead(request: web.BaseRequest) -> web.StreamResponse:
+        if request.path.endswith("/log"):
+            return web.Response(body=words)
+        return await world.handle(request)
+
+    server.always = instead
+    world.run(1)
+    world.end(1)
+    if not follow:
+        with pytest.raises(NotFound, match="removed the log"):
+            await log(cluster, follow=False)
+    else:
+        with contextlib.suppress(NotFound):
+            assert await log(cluster) == []
+
+
+async def test_a_program_may_say_what_a_node_says(cluster: GkeCluster, world: World) -> None:
+    world.run(1)
+    world.write("00:00:01.0", *KUBELET)
+    world.end(1)
+    assert await log(cluster) == [line.decode() for line in KUBELET]

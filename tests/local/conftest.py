@@ -44,6 +44,7 @@ class Terms:
 
     def carry_out(self, own, executor, site, arguments=None):
         order = {**self.order, **own}
+        site.tell_called()
         space = {"order": order, "key": self.key, "executor": executor, "site": site, "code": 0}
         exec(compile(order["source"], "<job>", "exec"), space)
         return space["code"]

@@ -10,6 +10,7 @@ import pytest
 
 import kinetic
 from kinetic import aio, errors
+from tests.gcs.server import GcsServer
 
 
 def write_here(number: int = 0) -> str:
@@ -30,7 +31,7 @@ def sent(home: Path) -> list[Path]:
             r"cpu=1000 is more than .* take of this machine, \d+; .*KINETIC_LOCAL_SLOTS",
         ),
         ({"memory": "900Ti"}, r"memory='900Ti' is more than this machine has, \d+Mi; ask for less"),
-        ({"output_dir": "gs://b/o"}, "output_dir='gs://b/o' is not on this machine"),
+        ({"output_dir": "s3://b/o"}, "output_dir='s3://b/o' is not on this machine"),
     ],
 )
 async def test_what_this_machine_does_not_have_is_refused_before_anything_is_sent(
@@ -48,7 +49,7 @@ async def test_what_this_machine_does_not_have_is_refused_before_anything_is_sen
 async def test_an_output_directory_of_the_configuration_is_refused_as_well(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("KINETIC_OUTPUT_DIR", "gs://b/o")
+    monkeypatch.setenv("KINETIC_OUTPUT_DIR", "s3://b/o")
     async with aio.Client(backend="local") as client:
         with pytest.raises(errors.ConfigurationError, match="not on this machine"):
             await client.submit(kinetic.run(accelerator="cpu")(write_here))
@@ -80,3 +81,21 @@ async def test_an_accelerator_that_becomes_processors_is_said_once(
         f'backend="local": {asked} becomes this machine\'s own processors (3)'
         for asked in ("tpu-v6e-8", "gpu-t4", "tpu-v5e-4")
     ]
+
+
+def write_there() -> str:
+    Path(os.environ["KINETIC_OUTPUT_PATH"], "model").write_text("weights")
+    return os.environ["KINETIC_OUTPUT_DIR"]
+
+
+async def test_outputs_of_a_local_job_may_lie_in_a_bucket(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = "gs://kn-test/mine"
+    async with GcsServer() as server:
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", server.url)
+        async with aio.Client(backend="local") as client:
+            assert await client.run(kinetic.run(output_dir=place)(write_there)) == place
+        assert server.objects["mine/model"].body == b"weights"
+    work = home / "local" / "work"
+    assert not [path for path in work.rglob("*") if path.name == "model"]

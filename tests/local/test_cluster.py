@@ -213,8 +213,6 @@ async def test_a_deadline_asks_first_and_then_kills(cluster: LocalCluster) -> No
     )
     polite = handle.format("lambda *a: sys.exit(3)")
     stubborn = handle.format("signal.SIG_IGN")
-    await cluster.launch(spec("first"))
-    await until(cluster, "first")  # the start of an interpreter counts, too
     await cluster.launch(spec("polite", polite + SLEEP, timeout=0.3, grace=DEADLINE_S))
     await cluster.launch(spec("stubborn", stubborn + SLEEP, timeout=0.3))
     seen = await until(cluster, "polite")
@@ -353,9 +351,7 @@ async def test_an_interpreter_that_hangs_can_be_given_up(
     hanging.write_text("#!/bin/sh\nexec sleep 60\n")
     hanging.chmod(0o700)
     image = Image(uri="", command=(str(hanging),))
-    await cluster.launch(spec("late", image=image, timeout=0.1, grace=0.1))
-    assert (await until(cluster, "late")).phase is Phase.ENDED
-    await cluster.launch(spec("unwanted", image=image, grace=0.1))
+    await cluster.launch(spec("unwanted", image=image, timeout=0.1, grace=0.1))
     await until(cluster, "unwanted", Phase.RUNNING)
     await cluster.delete(names=["unwanted"])
     await gone(cluster, "unwanted")

@@ -65,6 +65,20 @@ def again() -> str:
     return attempt
 
 
+@in_container
+def leave() -> str:
+    import sys
+    from pathlib import Path
+
+    out = Path(os.environ["KINETIC_OUTPUT_PATH"], "deep")
+    out.mkdir()
+    (out / "model").write_text("weights")
+    for number in range(0, 100, 2):
+        print(number)
+        print(number + 1, file=sys.stderr)
+    return os.environ["KINETIC_OUTPUT_DIR"]
+
+
 async def test_a_value_comes_back(client: aio.Client, configured: Namespace) -> None:
     async with asyncio.timeout(DEADLINE_S):
         job = await client.submit(add, 1, 2)
@@ -137,6 +151,29 @@ async def test_a_job_that_is_out_of_time_is_told_so(client: aio.Client) -> None:
         job = await client.submit(last_long.options(timeout=2.0), 600.0)
         with pytest.raises(errors.JobError, match="longer than its timeout of 2 s"):
             await job
+
+
+async def test_what_a_job_has_written_outlives_its_pod(
+    client: aio.Client, configured: Namespace
+) -> None:
+    """Its files and its log, with both outputs in one order and no words of the kubelet's."""
+    async with asyncio.timeout(DEADLINE_S):
+        job = await client.submit(leave)
+        assert (await job.result(cleanup=False)).startswith("gs://")
+        assert await job.outputs() == ["deep/model"]
+        expected = [str(number) for number in range(100)]
+        assert [line async for line in job.logs()] == expected
+        (pod,) = (await asyncio.to_thread(configured.call, "GET", "pods"))["items"]
+        name = pod["metadata"]["name"]
+        await asyncio.to_thread(configured.call, "DELETE", f"pods/{name}")
+        async with aio.Client() as other:
+            found = await other.attach(job.job_id)
+            while (await asyncio.to_thread(configured.call, "GET", "pods"))["items"]:
+                assert [line async for line in found.logs()] == expected
+            assert [line async for line in found.logs()] == expected
+            assert [line async for line in found.logs(follow=True)] == expected
+        await job.cleanup()
+        await gone(configured)
 
 
 async def test_a_log_is_read_while_it_is_written(client: aio.Client) -> None:

@@ -229,6 +229,19 @@ async def test_a_job_that_takes_all_its_memory_says_so(place: Place) -> None:
     assert await job.status() is JobStatus.FAILED
 
 
+class Slow:
+    """It takes longer to be made, where the job runs, than its function may run."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return time.sleep, (2.0,)
+
+
+@behaviour
+async def test_the_time_of_a_job_begins_with_its_function(place: Place) -> None:
+    job = await place.submit(place.on(repr, timeout=1.5), Slow())
+    assert await job.result() == "None"
+
+
 @behaviour
 async def test_a_job_that_runs_too_long_is_ended(place: Place) -> None:
     job = await place.submit(place.on(time.sleep, timeout=1.0), LONG_S)

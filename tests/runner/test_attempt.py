@@ -276,11 +276,11 @@ def test_sigterm_after_a_stop_is_a_cancellation(bench, tmp_path: Path) -> None:
 
 
 def test_sigterm_at_the_end_of_the_time_is_a_deadline(bench, tmp_path: Path) -> None:
-    process = started(bench, tmp_path / "fifo", timeout=0.001)
+    process = started(bench, tmp_path / "fifo", timeout=1e-9)
     process.send_signal(signal.SIGTERM)
     process.communicate(timeout=60)
     assert bench.outcome().reason == "deadline"
-    assert "0.001" in bench.error()["message"]
+    assert "timeout of 1e-09 s" in bench.error()["message"]
 
 
 def test_threads_left_behind_do_not_hold_the_job(bench) -> None:

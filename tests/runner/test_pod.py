@@ -19,13 +19,13 @@ from typing import Any
 import cloudpickle
 import pytest
 
-from kinetic._runner.protocol import wire
+from kinetic._runner.protocol import signing, wire
 from kinetic._runner.protocol.retry_budgets import RetryBudgets
 from kinetic._runner.protocol.wire import Kind
 from kinetic._runner.stores.directory import DirectoryObjects
 from kinetic._runner.stores.gcs import EMULATOR, GcsObjects, Patience
 from tests.gcs import processes
-from tests.runner.pods import KEY, RUNNER, SCOPE, Pod, Pods
+from tests.runner.pods import KEY, RUNNER, SCOPE, Pod, Pods, environment_of
 from tests.runner.served import served
 
 QUICK = Patience(total_s=60.0, first_s=0.005, longest_s=0.02)
@@ -361,6 +361,18 @@ def test_whoever_installs_for_a_job_ends_with_it(pods: Pods) -> None:
     assert not Path("/proc", installer).exists()
 
 
+class Slow:
+    """An argument that takes its time to be made."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return time.sleep, (3.0,)
+
+
+def test_the_time_of_a_job_begins_with_its_function(pods: Pods) -> None:
+    pod = pods.run(pods.order(lambda made: made is None, Slow(), timeout=2.0))
+    assert (pod.code, pods.value()) == (0, True), pod.output
+
+
 LATE = """
 import os
 from kinetic._runner.pod import attempt as pod_guard
@@ -368,7 +380,7 @@ pid = os.fork()
 if pid == 0:
     os._exit(7)
 os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
-limits = pod_guard.Limits(timeout=0.0, grace=1.0)
+limits = pod_guard.Limits(timeout=0.0, start=0.0, grace=1.0)
 ended = pod_guard.Guard(pid, {}, pod_guard.Line(), limits).watch()
 print(ended.status, ended.out_of_time)
 """
@@ -381,7 +393,7 @@ if pid == 0:
     time.sleep(1)
     os._exit(7)
 line.tell(0)
-limits = pod_guard.Limits(timeout=0.0, grace=60.0)
+limits = pod_guard.Limits(timeout=0.0, start=0.0, grace=60.0)
 ended = pod_guard.Guard(pid, {}, line, limits).watch()
 print(ended.told, ended.status, ended.out_of_time)
 """
@@ -570,3 +582,80 @@ def test_an_image_that_lacks_a_library_is_told_and_final(pods: Pods, tmp_path: P
     order = replace(order, store="gs://kn-test")
     pod = pods.run(order, PYTHONPATH=str(tmp_path / "libraries"))
     assert (pod.code, "install google-cloud-storage" in pod.output) == (wire.EXIT_FINAL, True)
+
+
+# --- what it leaves of its output ---------------------------------------------------------
+
+
+def kept(pods: Pods, host: int = 0) -> str | None:
+    """The verified log that was kept of the first attempt."""
+    name = wire.log_key(SCOPE, 0, 1, host)
+    if not pods.objects.exists(name):
+        return None
+    content, metadata = pods.objects.get(name)[0], pods.objects.stat(name).metadata
+    assert signing.is_signed(metadata, pods.key, SCOPE, name, content)
+    return content.decode()
+
+
+def talk(words: str) -> None:
+    import sys
+
+    print(words, flush=True)
+    print("to stderr", file=sys.stderr)
+
+
+def test_the_end_of_the_log_is_kept(in_bucket: Pods) -> None:
+    pod = in_bucket.run(in_bucket.order(talk, "to stdout"))
+    assert kept(in_bucket) == pod.output == "to stdout\nto stderr\n"
+
+
+def test_of_a_job_that_writes_nothing_no_log_is_kept(pods: Pods) -> None:
+    pods.run(pods.order(add, 1))
+    assert kept(pods) is None
+
+
+def test_of_a_long_log_the_last_lines_are_kept(pods: Pods) -> None:
+    def count() -> None:
+        for number in range(400_000):
+            print(f"line {number}")
+
+    pods.run(pods.order(count))
+    lines = (kept(pods) or "").splitlines()
+    assert lines[-1] == "line 399999"
+    assert lines == [f"line {399_999 - n}" for n in reversed(range(len(lines)))]
+    assert wire.LOG_BYTES - 20 < len(kept(pods) or "") <= wire.LOG_BYTES
+
+
+@pytest.mark.parametrize("how", ["", "deaf"])
+def test_the_log_of_a_job_that_is_asked_to_end_is_kept(pods: Pods, how: str) -> None:
+    pod = staying(pods, how, grace=2.0)
+    pod.process.send_signal(signal.SIGTERM)
+    pod.wait()
+    assert (kept(pods) or "").startswith("it stays\n")
+
+
+def test_the_log_of_a_job_that_dies_is_kept(pods: Pods) -> None:
+    def die() -> None:
+        print("the last words")
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    pods.run(pods.order(die))
+    assert (kept(pods) or "").startswith("the last words\n")
+
+
+def test_what_is_printed_and_what_is_logged_keep_their_order(pods: Pods) -> None:
+    """Also where the container has a pipe for each."""
+
+    def both() -> None:
+        import sys
+
+        for number in range(0, 2000, 2):
+            print(number)
+            print(number + 1, file=sys.stderr)
+
+    command, folder = pods.command, pods.folder / "pod-both"
+    environment = environment_of(pods, pods.order(both), "uid", folder, {})
+    done = subprocess.run(
+        command, env=environment, cwd=folder, capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout.splitlines() == [str(number) for number in range(2000)]

@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from kinetic import Data, aio, errors
-from kinetic._runner.protocol import pickles, wire
+from kinetic._runner.protocol import pickles, signing, wire
 from kinetic.aio import _shared_objects
 from kinetic.aio.images import bundled
 from kinetic.aio.local.store import DirectoryStore
@@ -479,13 +479,40 @@ async def test_a_build_marker_that_cannot_be_read_is_given_up(
         assert held is not None and held.build == ""
 
 
+@pytest.mark.parametrize("damage", FEW)
+async def test_a_kept_log_that_its_job_has_not_signed_is_not_shown(
+    home: Path, tmp_path: Path, damage: Callable[[Case], None]
+) -> None:
+    """It is the only one there is: that of the platform went with the job."""
+    async with asyncio.timeout(DEADLINE_S), aio.Client(backend="local") as client:
+        jobs = [await client.submit(same, text) for text in ("job", "other job")]
+        names: list[str] = []
+        for job in jobs:
+            await job.result(cleanup=False)
+            identity = (await job._follow()).submission.identity
+            await job.cleanup(gcs=False)
+            for attempt in (1, 2):
+                names.append(wire.log_key(identity.scope, 0, attempt, 0))
+                mac = signing.sign(identity.key, identity.scope, names[-1], b"genuine")
+                await DirectoryStore(home / "store").create(names[-1], b"genuine", {"mac": mac})
+        assert [line async for line in jobs[0].logs()] == ["genuine"]
+        case = Case(Made(home, tmp_path, "", "", "", ""), home / "store", *names[:3])
+        damage(case)
+        before = _peak()
+        with pytest.raises(errors.NoLog):
+            _ = [line async for line in jobs[0].logs()]
+        assert [line async for line in jobs[1].logs()] == ["genuine"]
+    assert _peak() - before < MEMORY_KIB
+    assert not (tmp_path / "mark").exists()
+
+
 def test_caches_and_keys_are_private_to_the_user(made: Made) -> None:
     assert made.home.joinpath("key").stat().st_mode & 0o077 == 0
     for place in (made.home, made.home / "store"):
         assert place.stat().st_mode & 0o077 == 0
 
 
-ELSEWHERE = {"handle", "code", "function", "data", "receipt", "build marker", "caches"}
+ELSEWHERE = {"handle", "code", "function", "data", "log", "receipt", "build marker", "caches"}
 """Kinds that have a test of their own above."""
 
 

@@ -81,7 +81,8 @@ async def delete_batch(
         if jobs:  # it may have started something in between
             await cluster.delete(labels=labels)
             await job_spec.until_gone(session, (), GONE_S, labels=labels)
-    for part in ("inputs/", "done/", "attempts/", "values/", "arrays/", "control/", "lease"):
+    parts = ("inputs/", "done/", "attempts/", "values/", "logs/", "arrays/", "control/", "lease")
+    for part in parts:
         await store.delete([one.name for one in await store.list(f"{scope}{part}")])
     await store.delete([identity.entry])
     await cluster.drop_secret([identity.id])

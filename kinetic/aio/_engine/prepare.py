@@ -166,8 +166,10 @@ async def upload_call(session: Session, packed: PackedCall) -> UploadedCall:
     target = session.target
     if session.platform.capacity is not None:
         _refuse_more_than(session.platform.capacity, options)
-    if target.backend == "local":
-        _refuse_elsewhere(options.output_dir or target.output_dir)
+    job_environment, output_dir = packed.environment, options.output_dir or target.output_dir
+    if target.backend == "local" and output_dir and "://" in output_dir:
+        _refuse_elsewhere(output_dir)
+        job_environment = {**environment.storage_environment(os.environ), **job_environment}
     request = ImageRequest(
         mode=options.container_image or "bundled",
         category=options.parsed_accelerator.kind,
@@ -191,7 +193,7 @@ async def upload_call(session: Session, packed: PackedCall) -> UploadedCall:
         table=packed.data,
         image=image,
         resources=_resources(options),
-        environment=packed.environment,
+        environment=job_environment,
         client=_fingerprint(),
     )
 
@@ -306,10 +308,10 @@ def _refuse_more_than(capacity: Capacity, options: Options) -> None:
         )
 
 
-def _refuse_elsewhere(output_dir: str | None) -> None:
-    if output_dir and "://" in output_dir:
+def _refuse_elsewhere(output_dir: str) -> None:
+    if not output_dir.startswith("gs://"):
         raise ConfigurationError(
             f"output_dir={output_dir!r} is not on this machine, where local jobs write what they "
-            "keep; name a directory, leave it out for one in the store, or choose another backend "
-            'than "local"'
+            "keep; name a directory or a gs:// prefix, leave it out for one in the store, or "
+            'choose another backend than "local"'
         )

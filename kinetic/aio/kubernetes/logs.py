@@ -36,6 +36,11 @@ IDLE_S = 300.0
 TRIES = 5
 """Connections in a row that bring nothing, before a log that has ended is given up."""
 
+_GONE = re.compile(
+    rb"unable to retrieve container logs for |failed to try resolving symlinks in path "
+)
+"""What a kubelet says in place of a log that it has no more; what programs write has a time."""
+
 _STAMP = re.compile(rb"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.\d+)?(?:Z|\+00:00) ?")
 
 
@@ -101,6 +106,8 @@ class _Memory:
         self._again: dict[str, Counter[int]] = {}
         self._last = ""
         self._cut = cut
+        self.gone = False
+        """Whether the kubelet has said that it has the log no more."""
         self._first: tuple[str, int] | None = None
         self._skipping = False
         self._line: tuple[str, int] | None = None  # whose pieces come
@@ -115,6 +122,7 @@ class _Memory:
 
     def reconnect(self) -> None:
         """What was told will come again."""
+        self.gone = False
         self._again = {second: Counter(lines) for second, lines in self._told.items()}
         self._skipping = self._first is not None and self._first[0] in self._told
 
@@ -137,7 +145,8 @@ class _Memory:
         """The same, of a whole line or the first piece of one."""
         found = _STAMP.match(line)
         if found is None:
-            return line
+            self.gone = self.gone or _GONE.match(line) is not None
+            return None if self.gone else line
         second, mark = found[1].decode(), hash(line)
         self._line = second, mark
         if self._skipping and (second, mark) != self._first:
@@ -200,7 +209,11 @@ async def container_log(
                     if (text := memory.text(piece)) is not None:
                         told = True
                         yield text.decode(errors="replace")
-            whole = True
+            whole = not memory.gone
+            if memory.gone and (over or not follow):
+                if memory.since:
+                    return  # it has told what it had
+                raise NotFound("its node has removed the log")
         except (Unavailable, Throttled) as exc:
             failure = exc
         except Refused as exc:  # "is waiting to start", or the node has removed it

@@ -315,8 +315,9 @@ class Placement:
 
     ``secret`` names the submission's Secret. ``ttl_s`` is how many seconds a
     finished Job is kept. ``start_allowance_s`` is what the pod's deadline adds
-    to the job's own timeout for pulling an image and starting, which count for
-    Kubernetes; the runner ends the function in time, this ends the pod.
+    to the job's own timeout and the time that its runner has until it calls the
+    function, for pulling an image, which counts for Kubernetes; the runner ends
+    the function in time, this ends a pod whose runner does not.
     ``restarts`` is how often Kubernetes itself may start the job again after a
     failure; None takes the order's budget.
     """
@@ -443,7 +444,8 @@ def _pod(spec: JobSpec, at: Placement) -> dict[str, Any]:
         "volumes": [*_volumes(spec, at), *fuse.volumes],
     }
     if spec.timeout is not None:
-        limit = math.ceil(spec.timeout + spec.grace + at.start_allowance_s)
+        called = spec.timeout + wire.start_allowance(assignment.get("debug_s"))
+        limit = math.ceil(called + spec.grace + at.start_allowance_s)
         pod["activeDeadlineSeconds"] = min(max(1, limit), 2**31 - 1)
     if at.priority_class:
         pod["priorityClassName"] = at.priority_class

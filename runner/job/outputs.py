@@ -1,0 +1,223 @@
+"""``KINETIC_OUTPUT_PATH``: a local directory that is the job's output place.
+
+Where that place is a path, it is the directory itself. Of a prefix in a bucket
+the job has a folder: what is in the bucket is there at its beginning, and what
+is written there goes to the bucket, a file as soon as two looks find it
+unchanged, and all of them at the end. What is deleted here stays in the bucket.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import shutil
+import stat
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ..protocol import private
+
+if TYPE_CHECKING:
+    from ..protocol.wire import Assignment
+    from .processes import Stopping
+
+__all__ = ["VARIABLE", "Mirror", "begin"]
+
+VARIABLE = "KINETIC_OUTPUT_PATH"
+LOOK_S = 30.0
+"""How long lies between two looks."""
+
+AT_ONCE = 16
+BIG = 1024 * 1024
+"""Files of more bytes go one after the other: each takes some memory of the job's."""
+
+NAMED = 5
+"""How many of the files that were not uploaded are named."""
+
+SHARE = 0.5
+"""What of a job's grace its uploads may take; the rest is for its outcome."""
+
+
+def begin(order: Assignment, host: int, hosts: int, work: str | os.PathLike[str]) -> Mirror | None:
+    """Have the directory of this host, with what is there already; None: nothing is to be uploaded.
+
+    Raises:
+        OSError: It cannot be made, or what is there cannot be had.
+        RuntimeError: What is there cannot be files.
+    """
+    place = f"{order.output_dir}/hosts/{host}" if hosts > 1 else order.output_dir
+    os.environ.pop(VARIABLE, None)
+    if place.startswith("/"):
+        private.make_folder(place)
+        os.environ[VARIABLE] = place
+    elif place.startswith("gs://"):
+        folder = f"{os.fspath(work)}/output"
+        os.mkdir(folder, 0o700)
+        mirror = Mirror(place, folder)
+        own = f"{order.store}/outputs/{order.group_id or order.job_id}"
+        if order.attempt > 1 or not order.output_dir.startswith(own):
+            mirror.fetch()  # else nobody can have written there before
+        os.environ[VARIABLE] = folder
+        mirror.start()
+        return mirror
+    return None
+
+
+class _Seen(NamedTuple):
+    """What tells one state of a file from another."""
+
+    number: int
+    size: int
+    changed: int
+
+
+class Mirror:
+    """A *folder* whose files go to *place*, a ``gs://`` prefix."""
+
+    def __init__(self, place: str, folder: str) -> None:
+        self._place = place
+        self._folder = folder
+        bucket, _, prefix = place.removeprefix("gs://").partition("/")
+        self._bucket, self._prefix = bucket, f"{prefix}/" if prefix else ""
+        self._opened: Any = None
+        self._before: dict[str, _Seen] = {}
+        self._sent: dict[str, _Seen] = {}
+        self._why: dict[str, str] = {}
+        self._over = threading.Event()
+        self._looking: threading.Thread | None = None
+        self._process = os.getpid()
+
+    def fetch(self) -> None:
+        """Bring here what is there, unless it takes more than half of what is left of the disk.
+
+        Raises:
+            OSError: It cannot be had.
+            RuntimeError: It cannot be files.
+        """
+        downloads: Any = importlib.import_module(".downloads", __package__)
+        found = list(downloads.listed(self._http(), self._prefix))
+        size = sum(int(one.get("size", 0)) for one in found)
+        free = shutil.disk_usage(self._folder).free
+        if size > free // 2:
+            _say(
+                f"{self._place} has {size:,} bytes, and the job's disk {free:,} left: nothing of "
+                f"it is in {VARIABLE}"
+            )
+            return
+        downloads.fetch_under(self._http(), self._place, found, self._prefix, self._folder)
+        self._sent, _ = self._found()
+
+    def start(self) -> None:
+        """Look every 30 s from now on."""
+        self._looking = threading.Thread(target=self._look_on, name="kinetic-outputs", daemon=True)
+        self._looking.start()
+
+    def look(self) -> None:
+        """Upload what is as it was at the look before, and not as it was uploaded."""
+        now, _ = self._found()
+        self._send({name: seen for name, seen in now.items() if self._before.get(name) == seen})
+        self._before = now
+
+    def finish(self, stopping: Stopping, grace: float) -> None:
+        """Upload everything that is there; say what could not be.
+
+        A job that was asked to end takes half of its *grace* for it, from then on.
+        """
+        if os.getpid() != self._process:
+            return  # a fork of the user's code
+        self._over.set()
+        last = threading.Thread(target=self._send_all, name="kinetic-outputs-end", daemon=True)
+        last.start()
+        while last.is_alive():
+            last.join(0.2)
+            if stopping.requested and time.monotonic() > stopping.since + grace * SHARE:
+                break
+        now, others = self._found()
+        left = sorted(name for name, seen in now.items() if self._sent.get(name) != seen) + others
+        if left:
+            more = f" and {len(left) - NAMED} more" if len(left) > NAMED else ""
+            why = next((f" ({self._why[name]})" for name in left if name in self._why), "")
+            _say(f"not uploaded to {self._place}: {', '.join(left[:NAMED])}{more}{why}")
+
+    def _look_on(self) -> None:
+        while not self._over.wait(LOOK_S):
+            try:
+                self.look()
+            except Exception as exc:  # the job goes on, and the end tells what is not there
+                _say(f"cannot look after {self._folder}: {exc}")
+
+    def _send_all(self) -> None:
+        if self._looking is not None:
+            self._looking.join()
+        self._send(self._found()[0])
+
+    def _found(self) -> tuple[dict[str, _Seen], list[str]]:
+        """The files, and what is there besides: links to folders, pipes, what cannot be read."""
+        files: dict[str, _Seen] = {}
+        others: list[str] = []
+        for parent, folders, names in os.walk(self._folder):
+            links = [name for name in folders if os.path.islink(os.path.join(parent, name))]
+            for name in (*names, *links):
+                path = os.path.join(parent, name)
+                relative = os.path.relpath(path, self._folder)
+                try:
+                    about = os.stat(path)
+                except FileNotFoundError:
+                    if os.path.islink(path):
+                        others.append(f"{relative} (a link to nothing)")
+                    continue  # else it was deleted meanwhile
+                except OSError as exc:
+                    others.append(f"{relative} ({exc.strerror})")
+                    continue
+                if stat.S_ISREG(about.st_mode):
+                    files[relative] = _Seen(about.st_ino, about.st_size, about.st_mtime_ns)
+                else:
+                    others.append(f"{relative} (no regular file)")
+        return files, others
+
+    def _send(self, files: dict[str, _Seen]) -> None:
+        new = [(name, seen) for name, seen in files.items() if self._sent.get(name) != seen]
+        if not new:
+            return
+        try:
+            self._http()  # made once, before several ask for it
+        except OSError as exc:
+            self._why.update({name: str(exc) for name, _ in new})
+            return
+        pool = ThreadPoolExecutor(AT_ONCE, "kinetic-outputs")
+        try:
+            small = [pool.submit(self._send_one, *one) for one in new if one[1].size <= BIG]
+            for sending in small:
+                sending.result()
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+        for name, seen in new:
+            if seen.size > BIG:
+                self._send_one(name, seen)
+
+    def _send_one(self, name: str, seen: _Seen) -> None:
+        gcs: Any = importlib.import_module("..stores.gcs", __package__)
+        try:
+            gcs.overwrite(self._http(), self._prefix + name, Path(self._folder, name))
+        except FileNotFoundError:
+            return  # it was deleted meanwhile
+        except (OSError, ValueError) as exc:
+            self._why[name] = str(exc)
+        else:
+            self._sent[name] = seen
+            self._why.pop(name, None)
+
+    def _http(self) -> Any:
+        if self._opened is None:
+            gcs: Any = importlib.import_module("..stores.gcs", __package__)
+            names: Any = importlib.import_module("..protocol.gcs_names", __package__)
+            self._opened = gcs.Http(names.Place(self._bucket))
+        return self._opened
+
+
+def _say(words: str) -> None:
+    print(f"kinetic: {words}", file=sys.stderr, flush=True)

@@ -1,0 +1,113 @@
+"""A log outlives its pod, as far as the runner has kept it, and following one ends with the job."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+import pytest
+
+from kinetic import aio, errors
+from kinetic._runner.protocol import signing, wire
+from kinetic.aio.job import JobHandle
+from kinetic.testing import Run, carry_out, memory_platform
+
+
+def same(x: int) -> int:
+    return x
+
+
+async def ended(run: Run) -> int | None:
+    """As in a pod: the outcome is there, and what was written is kept before it."""
+    run.print("platform")
+    return await carry_out(run)
+
+
+async def lingers(run: Run) -> int | None:
+    """Its outcome is there, and the platform never says that it has ended."""
+    run.print("first")
+    await carry_out(run)
+    run.print("last")
+    await asyncio.sleep(1e9)
+    return 0
+
+
+async def keep(
+    client: aio.Client, job: JobHandle[Any], text: str, host: int = 0, key: bytes | None = None
+) -> str:
+    """The object that a runner writes at the end."""
+    identity = (await job._follow()).submission.identity
+    name, content = wire.log_key(identity.scope, 0, 1, host), text.encode()
+    mac = signing.sign(key or identity.key, identity.scope, name, content)
+    await client._platform.store.create(name, content, {"mac": mac})
+    return name
+
+
+async def without_its_pod(client: aio.Client) -> JobHandle[int]:
+    job = await client.submit(same, 1)
+    assert await job.result(cleanup=False) == 1
+    await client._platform.cluster.delete(names=[f"kinetic-{job.job_id}"])
+    return job
+
+
+async def lines(job: JobHandle[Any], **how: Any) -> list[str]:
+    return [line async for line in job.logs(**how)]
+
+
+async def test_what_the_platform_has_lost_is_read_from_the_store() -> None:
+    async with aio.Client(platform=memory_platform(ended)) as client:
+        job = await without_its_pod(client)
+        with pytest.raises(errors.NoLog):
+            await lines(job)
+        name = await keep(client, job, "one\ntwo\nthree\n")
+        told = [await lines(job, **how) for how in ({}, {"follow": True}, {"attempt": 1})]
+        assert told == [["one", "two", "three"]] * 3
+        assert await job.tail(2) == "two\nthree"
+        assert await job.tail(0) == ""
+        await job.cleanup()
+        assert await client._platform.store.list(name) == []
+
+
+async def test_those_of_a_batch_go_with_it() -> None:
+    async with aio.Client(platform=memory_platform(ended)) as client:
+        batch = await client.run_async_map(same, [1, 2])
+        assert await batch.results(cleanup=False) == [1, 2]
+        await keep(client, await batch.job(0), "kept")
+        await batch.cleanup()
+        assert not await client._platform.store.list("batches/")
+
+
+async def test_what_the_platform_has_comes_first() -> None:
+    async with aio.Client(platform=memory_platform(ended)) as client:
+        job = await client.submit(same, 1)
+        assert await job.result(cleanup=False) == 1
+        await keep(client, job, "kept")
+        assert await lines(job) == ["platform"]
+
+
+async def test_what_was_kept_of_several_hosts_is_told_apart() -> None:
+    async with aio.Client(platform=memory_platform(ended)) as client:
+        job = await without_its_pod(client)
+        await keep(client, job, "a\n", 0)
+        await keep(client, job, "b\nc\n", 1)
+        assert await lines(job) == ["[0] a", "[1] b", "[1] c"]
+
+
+async def test_a_log_that_nobody_has_signed_is_not_shown(caplog: pytest.LogCaptureFixture) -> None:
+    async with aio.Client(platform=memory_platform(ended)) as client:
+        job = await without_its_pod(client)
+        await keep(client, job, "forged\n", key=b"x" * 32)
+        with caplog.at_level(logging.WARNING), pytest.raises(errors.NoLog):
+            await lines(job)
+        assert "forged or damaged" in caplog.text
+
+
+@pytest.mark.looptime
+async def test_following_ends_with_the_job_whatever_its_platform_says() -> None:
+    async with aio.Client(platform=memory_platform(lingers)) as client, asyncio.timeout(120):
+        job = await client.submit(same, 1)
+        assert await lines(job, follow=True) == ["first", "last"]
+        assert await lines(job, follow=True, attempt=1) == ["first", "last"]
+        await job.cancel()
+        await job.cleanup()
