@@ -60,8 +60,9 @@ async def recover_state(
     """Read control, inputs, attempts and jobs, in this order, and say what they mean.
 
     Every job without an outcome is busy. What has ended is closed, here or by
-    the watch; what has nothing may start. All is read once more when somebody
-    has asked for something meanwhile, of which no coordinator has heard.
+    the watch; an item whose attempt has neither job, claim nor outcome may start.
+    All is read once more when somebody has appended a request meanwhile, which no
+    coordinator has heard of.
     """
     batch, requests = submission.identity.id, submission.requests
     while True:
@@ -379,7 +380,7 @@ class BatchCoordinator:
 
     @property
     def complete(self) -> bool:
-        """Whether every item has its outcome, and there will be no more."""
+        """Whether every item has ended, and there will be no more of them."""
         return self.state.complete and self.state.sealed
 
     @property
@@ -391,7 +392,7 @@ class BatchCoordinator:
 
     @property
     def waiting(self) -> list[int]:
-        """Items that have not ended, and of which no attempt was asked for."""
+        """Items that have not ended and have no attempt under way."""
         busy = self.state.busy.keys() - self.launcher.unasked
         return [index for index in self.state.left() if index not in busy]
 
@@ -468,7 +469,11 @@ class BatchCoordinator:
             await self._leave()
 
     async def _until_complete(self) -> None:
-        """Decide until the batch is complete; a request before the lease is free reopens it."""
+        """Decide until the batch is complete, or this process is to leave it.
+
+        Requests are read once more after the lease was released; if there is a new one,
+        the lease is taken again and the batch goes on.
+        """
         while True:
             await self._decide()
             if self._leaving:
@@ -485,7 +490,8 @@ class BatchCoordinator:
             logging.info("batch %s goes on: there is a request", self._submission.identity.id)
             await retry_forever(self.lease.retake, "taking the lease again")
             self._submission.fence = self.lease.fence
-            await retry_forever(requests.read, "reading requests")  # somebody may have seen it free
+            # While it was free, somebody may have appended a request that no coordinator has read.
+            await retry_forever(requests.read, "reading requests")
             self.lease.catch_up()
         if not self.state.sealed:
             stored = self.inputs.count
@@ -553,11 +559,11 @@ class BatchCoordinator:
         self.error = self.error or lost
         waiting = self.waiting
         if waiting:
-            logging.warning("%s; %d of its items were not started", lost, len(waiting))
+            logging.warning("%s; %d of its items wait to be started", lost, len(waiting))
         self._submission.abandon(lost, waiting)
 
     async def caught_up(self) -> None:
-        """Wait until all requests so far are carried out, or this coordinator is over."""
+        """Wait until all requests that were read are carried out, or this coordinator is over."""
         while not self.over.is_set():
             if self._closing:
                 await self.over.wait()
