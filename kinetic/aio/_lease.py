@@ -244,7 +244,7 @@ class Place(Generic[R]):
     async def claim(self, mine: R, over: int | None) -> int | None:
         """Write *mine* where no lease is, or *over* this generation of one.
 
-        Its generation; None when somebody else was faster.
+        Returns the new generation; None when somebody else was faster.
         """
         if over is None:
             made = await self.store.begin(self.name, mine.to_bytes())
@@ -543,7 +543,7 @@ async def acquire(
 async def until_abandoned(
     store: Store, scope: str, submitter: ProcessIdentity | None, clock: Clock
 ) -> Lease | None:
-    """Wait until nobody submits the batch any more, and return the last lease."""
+    """Wait until nobody submits the batch any more; returns the last lease, if there was one."""
     # The submitter stands in for the lease until one exists.
     lease = Lease(owner=submitter) if submitter is not None else None
     sight = Sight(_place(store, scope), clock)

@@ -146,7 +146,7 @@ class Batch:
         return self.submission.refusals
 
     def submitted(self, index: int) -> bool:
-        """Whether an attempt of the item was asked for."""
+        """Whether an attempt of the item was decided on; what others submit counts as submitted."""
         if self.submission.refusal(index) is not None:
             return False
         if self.coordinator is None:

@@ -437,7 +437,7 @@ class BatchCoordinator:
         task.add_done_callback(self._on_applied)
 
     def _on_applied(self, task: asyncio.Task[None]) -> None:
-        """An error in it ends the coordinator: who waits for the request would wait for ever."""
+        """An error in it ends the coordinator: else who waits for the request waits for ever."""
         self._applying.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             logging.error("%s was not carried out: %s", task.get_name(), described(error))

@@ -91,7 +91,7 @@ class ItemStates:
         self._store = store
         self._items: dict[int, wire.Item] = {}
         self._attempts: dict[int, dict[int, wire.Attempt]] = {}
-        self._final_since: dict[int, int] = {}
+        self._final_since: dict[int, int] = {}  # item → how many requests were known then
         self._contents: dict[int, tuple[int, wire.Outcome, bytes]] = {}
         self._listeners: tuple[Listener, ...] = ()
 

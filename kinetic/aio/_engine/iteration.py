@@ -209,7 +209,7 @@ AHEAD = 32
 
 
 async def outcome_of(batch: Batch, index: int) -> Outcome[Any]:
-    """How an item ended that has ended; a value is read from the store, and rebuilt.
+    """How an item has ended, once it has; a value is read from the store, and rebuilt.
 
     Raises:
         SubmitterLost: While this waited for its end it became known that nobody will run it; if

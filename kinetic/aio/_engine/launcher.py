@@ -110,7 +110,7 @@ class Launcher:
         on_change: Callable[[], None],
     ) -> None:
         self.unasked: set[int] = set()
-        """Items with an attempt that is decided, and not yet asked for."""
+        """Items with an attempt that is decided on, and that the platform was not asked for yet."""
         self.halted = False
         self._context = context
         self._specs = job_spec.JobSpecBuilder(
@@ -123,8 +123,9 @@ class Launcher:
         self._slots: dict[int, int] = {}  # of the client's limit: item → the attempt that has it
         self._tries: dict[int, int] = {}
         self._launched = 0
+        # By item, how many launches there had been, and when, as its first request failed.
         self._first_failures: dict[int, tuple[int, float]] = {}
-        self._uncertain: set[tuple[int, int]] = set()
+        self._uncertain: set[tuple[int, int]] = set()  # requests for these got no definite answer
         self._idle = asyncio.Event()
         self._under_way = 0
 

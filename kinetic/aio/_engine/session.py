@@ -485,7 +485,10 @@ class Submission(ItemStates):
     async def _close(
         self, index: int, number: int, seen: Observation | None, known: str | None
     ) -> bool:
-        """Close the attempt if it is proven to be over; True if it turns out to be alive."""
+        """Close the attempt if it is proven to be over; True if it turns out to be alive.
+
+        *known* is who was known to have claimed it before the platform was asked.
+        """
         if seen is not None and seen.name != self.identity.attempt_name(index, number):
             return False  # the end of another attempt says nothing about this one
         claimant = self.attempt(index, number).executor
@@ -794,7 +797,7 @@ class Session:
         seen: Observation | None,
         claimant: str | None = None,
     ) -> None:
-        """Queue an attempt that has ended, to find out how; *seen* None: the platform forgot it.
+        """Queue an attempt that has ended, to find out how; *seen* None: its job is not there.
 
         *claimant* is who was known to have claimed it before the platform was asked.
         """
