@@ -568,9 +568,8 @@ class Batch:
             return
         if self.coordinator is not None and self.submits:
             await self.cancel()
-            await (
-                self.coordinator.over.wait()
-            )  # else `delete_batch` would wait for its lease to run out
+            # Else `delete_batch` would wait for its lease to run out.
+            await self.coordinator.over.wait()
         await cleanup.delete_batch(
             self.session, self.submission.identity, jobs=jobs, objects=objects
         )

@@ -112,9 +112,8 @@ async def _surveyed(
         (int(seen.labels[LABEL_INDEX]), int(seen.labels[LABEL_ATTEMPT])): seen for seen in jobs
     }
     live = [one for one, seen in found.items() if seen.phase not in (Phase.ENDED, Phase.GONE)]
-    await withdraw_idle(
-        cluster, submission, live
-    )  # the former coordinator may have died before it did
+    # The former coordinator may have died before it did this.
+    await withdraw_idle(cluster, submission, live)
     survey = _Survey(session, submission, found, before, claimants)
     for index in range(count):
         survey.add(index)
@@ -252,9 +251,8 @@ async def _ask(
     found = {one.name: one for one in await session.platform.cluster.find(names=names)}
     for name, ((index, number), (before, claimant)) in zip(names, asked.items(), strict=True):
         seen = found.get(name)
-        if (
-            submission.attempt(index, number).executor == wire.VOID
-        ):  # whoever closed it died before storing its outcome
+        if submission.attempt(index, number).executor == wire.VOID:
+            # Whoever was closing it died before storing its outcome.
             session.resolve_attempt(submission, index, number, seen)
         elif submission.is_over(index, number, seen, before):
             session.resolve_attempt(submission, index, number, seen, claimant)

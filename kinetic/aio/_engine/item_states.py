@@ -147,9 +147,8 @@ class ItemStates:
         if self._rule(index, self._grown(index, found)).state is not wire.ItemState.SUCCEEDED:
             await self.requests.read()
             while asked < len(self.requests.entries) and self.requests.standing(index).stopped:
-                asked = len(
-                    self.requests.entries
-                )  # an attempt may have begun before a stop that was just read
+                # An attempt may have begun before a stop that was just read.
+                asked = len(self.requests.entries)
                 found = await self._list_one(index)
         return self._take(index, found, asked)
 

@@ -117,9 +117,8 @@ class Consumer:
         self._batch.watchers.remove(self._awake)
 
     def _join(self) -> None:
-        coordinator = (
-            self._batch.coordinator
-        )  # which there may be later: this process may take over
+        # There may be one later only: this process may take the batch over.
+        coordinator = self._batch.coordinator
         if self._windowed and self._delivery is None and coordinator is not None:
             self._delivery = coordinator.window.begin(self._delivered)
 
