@@ -163,10 +163,10 @@ def _started(pid: int) -> str:
 
 RENEW_S = 10.0
 START_S = 30.0
-"""When the last renewal that was acknowledged is older, its holder starts nothing more."""
+"""While the last renewal that was acknowledged is older, its holder starts nothing."""
 
 EXPIRY_S = 45.0
-"""An observer takes a lease as expired whose beat it has seen stand still for so long."""
+"""An observer who has seen the beat of a lease stand still for so long takes it as expired."""
 
 LOOK_S, AGAIN_S = 5.0, 2.0
 
@@ -244,7 +244,7 @@ class Place(Generic[R]):
     async def claim(self, mine: R, over: int | None) -> int | None:
         """Write *mine* where no lease is, or *over* this generation of one.
 
-        Its generation; None when somebody else was faster.
+        Returns the new generation; None when somebody else was faster.
         """
         if over is None:
             made = await self.store.begin(self.name, mine.to_bytes())
@@ -281,7 +281,7 @@ class Sight(Generic[R]):
 
     @property
     def expired(self) -> bool:
-        """Whether it has stood still for so long that its holder may be taken for gone."""
+        """Whether nobody has written it for so long that its holder may be taken for gone."""
         return self._clock() - self._since >= self._expiry
 
 
@@ -299,7 +299,7 @@ class Holding(Generic[R]):
         self._turn = asyncio.Lock()
 
     async def keep(self, period: float = RENEW_S) -> None:
-        """Renew it every 10 s until cancelled; a store that does not answer is asked again."""
+        """Renew it every *period* seconds until cancelled; after a failure, sooner."""
         pause = period
         while True:
             await asyncio.sleep(pause)
@@ -320,10 +320,13 @@ class Holding(Generic[R]):
             await self._write()
 
     async def _write(self, **changes: Any) -> R | None:
-        """Replace the object, though the reply to an earlier try may have been lost.
+        """Replace the object; None when it is not this process's any more.
+
+        If its generation has moved on only because an earlier try of our own arrived
+        without a reply, try again over that.
 
         Raises:
-            Exception: As `_lost_to`, if it does.
+            Exception: Whatever the subclass's `_lost_to` raises, if it raises.
         """
         record = replace(self._record, beat=self._record.beat + 1, **changes)
         while True:
@@ -504,11 +507,11 @@ async def acquire(
     *,
     force: bool = False,
 ) -> HeldLease:
-    """Take the lease over: at once when it is free, else when it has run out.
+    """Take the lease over: at once when it is free or its holder is dead, else once it has run out.
 
-    *submitter* is the process that the manifest names: it may not have come to
-    making the lease yet, or have died over it. With *force*, nothing is waited
-    for; a holder that lives is fenced out.
+    *submitter* is the process that the manifest names: it may not have created the
+    lease yet, or have died before it could. With *force*, nothing is waited for; a
+    holder that lives is fenced out.
 
     Raises:
         Conflict: Its holder lives.
@@ -540,8 +543,9 @@ async def acquire(
 async def until_abandoned(
     store: Store, scope: str, submitter: ProcessIdentity | None, clock: Clock
 ) -> Lease | None:
-    """Wait until nobody submits the batch any more, and return the last lease."""
-    lease = Lease(owner=submitter) if submitter is not None else None  # before there is one
+    """Wait until nobody submits the batch any more; returns the last lease, if there was one."""
+    # The submitter stands in for the lease until one exists.
+    lease = Lease(owner=submitter) if submitter is not None else None
     sight = Sight(_place(store, scope), clock)
     if await sight.look():
         lease = sight.seen[0] if sight.seen is not None else None

@@ -3,6 +3,9 @@
 Pickled the usual way, an exception is made by calling its class with ``args``, which many an
 ``__init__`` does not take; and it loses what caused it. So one goes as its class says only where
 that gives the same again. Else it is taken apart, and put together without ``__init__``.
+
+Which exception is raised in the client for an outcome, `failure_of` says in
+``kinetic/aio/_engine/results.py``.
 """
 
 from __future__ import annotations

@@ -183,7 +183,7 @@ async def test_what_a_client_leaves_waits_for_who_resumes_it(
     batch = await client.run_async_map(same, range(10), max_concurrent=4)
     await until(lambda: world.started == 4)
     await client.aclose()
-    assert "6 of its items were not started" in caplog.text
+    assert "6 of its items wait to be started" in caplog.text
     world.gate.set()
     async with aio.Client(platform=world.platform) as watching:
         observed = await watching.attach_batch(batch.group_id)

@@ -146,7 +146,7 @@ class Batch:
         return self.submission.refusals
 
     def submitted(self, index: int) -> bool:
-        """Whether an attempt of the item was asked for."""
+        """Whether an attempt of the item was decided on; what others submit counts as submitted."""
         if self.submission.refusal(index) is not None:
             return False
         if self.coordinator is None:
@@ -155,7 +155,10 @@ class Batch:
 
     @property
     def finished(self) -> bool:
-        """Whether nothing more will happen."""
+        """Whether there is nothing more to wait for here.
+
+        All is settled, or this process was submitting it and does so no more.
+        """
         if self.coordinator is not None:
             settled = self.submission.settled_items >= (self.total or 0)  # a retry opens some
             return (self.coordinator.complete and settled) or self.coordinator.over.is_set()
@@ -163,7 +166,7 @@ class Batch:
 
     @property
     def complete(self) -> bool:
-        """Whether every item has its outcome, as opposed to nobody submitting it any more."""
+        """Whether every item has ended, as opposed to this process submitting it no more."""
         return self.finished if self.coordinator is None else self.coordinator.complete
 
     def follow(self) -> None:
@@ -290,9 +293,9 @@ class Batch:
             self.observe()
 
     def _on_request(self, request: wire.Request) -> None:
-        """After this process has submitted everything, a retry is run by whoever asked for it.
+        """When another process asks for a retry after this one stopped submitting, observe again.
 
-        But for a retry that this process asks for, or finds as it takes the batch over.
+        Not for our own request, nor while we take the batch over.
         """
         if request.kind != "retry" or request == self._asked or self._taking_over.locked():
             return
@@ -433,7 +436,8 @@ class Batch:
             await coordinator.caught_up()
             if await coordinator.is_replaced():
                 await coordinator.over.wait()
-        reopened = self.submission.requests.reopened  # also by who died before it came to start
+        # This includes items reopened by a process that died before it started them.
+        reopened = self.submission.requests.reopened
         is_open = any(not self._is_final(index) for index in reopened)
         if is_open and not self.submits and await self._is_free():
             try:
@@ -478,7 +482,7 @@ class Batch:
         return there is None or not there[0].held or not await self._is_served(there[0])
 
     async def _is_served(self, lease: _lease.Lease) -> bool:
-        """Whether the holder of *lease* renews it."""
+        """Whether the holder of *lease* renews it, or another one has it by now."""
         identity, platform = self.submission.identity, self.session.platform
         since = platform.clock()
         while platform.clock() - since < _lease.EXPIRY_S and not lease.owner.dead:
@@ -497,7 +501,7 @@ class Batch:
             left = coordinator.waiting
             if left or not (coordinator.complete or coordinator.all_asked_for):
                 logging.warning(
-                    "%s: %s is not submitted any more; %d of its items were not started. What "
+                    "%s: %s is not submitted any more; %d of its items wait to be started. What "
                     "runs goes on; kinetic.attach_batch(%r).resume() submits the rest",
                     why,
                     self.group_id,
@@ -516,7 +520,7 @@ class Batch:
         """Stop everything and wait until it has ended.
 
         Raises:
-            BackendError: The stop cannot be stored, or what it has ended not be read.
+            BackendError: The stop cannot be stored, or the items' outcomes cannot be read.
         """
         coordinator = self.coordinator
         if coordinator is not None and self.submits and not coordinator.complete:
@@ -564,9 +568,8 @@ class Batch:
             return
         if self.coordinator is not None and self.submits:
             await self.cancel()
-            await (
-                self.coordinator.over.wait()
-            )  # else `delete_batch` would wait for its lease to run out
+            # Else `delete_batch` would wait for its lease to run out.
+            await self.coordinator.over.wait()
         await cleanup.delete_batch(
             self.session, self.submission.identity, jobs=jobs, objects=objects
         )
@@ -688,7 +691,9 @@ async def start(
 async def start_job(
     session: Session, packed: prepare.PackedCall, placed: prepare.UploadedCall
 ) -> tuple[dict[str, Any], JobRef]:
-    """Start a single job, within the client's limit; its handle's fields, and its place.
+    """Start a single job, within the client's limit.
+
+    Returns the fields of its handle, and where it is followed.
 
     Cancelled: the job is removed; shared content stays in the store.
     """
@@ -764,7 +769,10 @@ async def _begun(
 async def _create(
     session: Session, identity: Identity, placed: prepare.UploadedCall, manifest: Mapping[str, Any]
 ) -> _lease.HeldLease:
-    """Write the objects that make a batch; a crash between any two leaves what `cleanup` finds."""
+    """Write the objects that make a batch.
+
+    A crash between any two leaves only what a cleanup of this id removes.
+    """
     store, scope = session.platform.store, identity.scope
     environment = json.dumps(dict(placed.environment)).encode()
     await session.platform.cluster.keep_secret(identity.id, environment)

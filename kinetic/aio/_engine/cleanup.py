@@ -1,7 +1,8 @@
 """Jobs that nobody wants any more are taken off the platform.
 
-What was stopped before it began has its end by the stop alone. Its job would wait for its turn, and
-have a machine made for it, only to find that out; and what it reads may be gone by then.
+An item that is stopped before it began is cancelled by the stop request itself; no job has to run
+for that. Its job would wait for its turn, and have a machine made for it, only to find the stop;
+and what it reads may be gone by then.
 """
 
 from __future__ import annotations
@@ -54,9 +55,9 @@ async def delete_batch(
     """Stop it, delete its jobs until there are none, then its objects, the manifest last.
 
     A late pod finds the stop, or finds no inputs, at every moment in between.
-    It waits until the batch's submitter has seen the stop. There is none when the
-    caller is *alone*, which means that it has just made the batch itself, or when
-    an earlier removal has taken the manifest.
+    Before it deletes the objects, this waits until the batch has no submitter any
+    more. There is none to wait for when the caller is *alone*, which means that it
+    has just made the batch itself, or when an earlier removal has taken the manifest.
 
     Raises:
         BackendError: Its jobs do not end within 180 s, or somebody does not answer.
@@ -130,7 +131,7 @@ async def delete_all(
     last: int,
     live: Collection[tuple[int, int]] = (),
 ) -> None:
-    """Delete all jobs that were launched in rounds up to *last*, that of the stop they are under.
+    """Delete all jobs that were launched in rounds up to *last*, the round at the time of the stop.
 
     By the label of a round, not of the batch: should this request reach the platform late, it does
     not delete the jobs of items that somebody has had tried again since. Those of the attempts that
@@ -189,7 +190,7 @@ async def _delete_many(
 async def delete_unwanted(
     cluster: Cluster, submission: Submission, attempts: Iterable[tuple[int, int]]
 ) -> None:
-    """Have the jobs of *attempts*, items with numbers, deleted: in one request where possible.
+    """Delete the jobs of *attempts*, pairs of item and number: in one request where possible.
 
     That is right however late the request reaches the platform: when a stopped item is tried again,
     its next attempt has another number, and so another name.
@@ -212,7 +213,10 @@ async def delete_unwanted(
 async def withdraw_idle(
     cluster: Cluster, submission: Submission, attempts: Iterable[tuple[int, int]]
 ) -> None:
-    """Delete the jobs of attempts whose item has ended without them; look at the items before."""
+    """Delete the jobs of attempts whose item has ended without them.
+
+    The caller must have looked at the items before.
+    """
     idle = [
         (index, number)
         for index, number in attempts
@@ -245,5 +249,7 @@ def _is_idle(item: wire.Item, number: int, retired: int) -> bool:
     if item.outcome is not None and item.attempt == number:
         return item.outcome.executor == wire.VOID  # a process that comes finds it closed
     if item.state is wire.ItemState.CANCELLED and item.attempt == number:
-        return True  # a claimed one would have an outcome, and the item a next attempt
+        # It has no claim: with one the item would be CANCELLING, and be at the next number
+        # as soon as this attempt had its outcome.
+        return True
     return item.attempt < number or number <= retired

@@ -76,7 +76,7 @@ class ControlLog:
             await self.read()
 
     async def append(self, request: wire.Request) -> int:
-        """Add a request at the end, after having read all before it, and return its round."""
+        """Add a request after reading all before it; returns how many of those are retries."""
         while True:
             slot, its_round = len(await self.read()), self.round
             if await self.append_at(slot, request):

@@ -60,8 +60,9 @@ async def recover_state(
     """Read control, inputs, attempts and jobs, in this order, and say what they mean.
 
     Every job without an outcome is busy. What has ended is closed, here or by
-    the watch; what has nothing may start. All is read once more when somebody
-    has asked for something meanwhile, of which no coordinator has heard.
+    the watch; an item whose attempt has neither job, claim nor outcome may start.
+    All is read once more when somebody has appended a request meanwhile, which no
+    coordinator has heard of.
     """
     batch, requests = submission.identity.id, submission.requests
     while True:
@@ -111,9 +112,8 @@ async def _surveyed(
         (int(seen.labels[LABEL_INDEX]), int(seen.labels[LABEL_ATTEMPT])): seen for seen in jobs
     }
     live = [one for one, seen in found.items() if seen.phase not in (Phase.ENDED, Phase.GONE)]
-    await withdraw_idle(
-        cluster, submission, live
-    )  # the former coordinator may have died before it did
+    # The former coordinator may have died before it did this.
+    await withdraw_idle(cluster, submission, live)
     survey = _Survey(session, submission, found, before, claimants)
     for index in range(count):
         survey.add(index)
@@ -251,9 +251,8 @@ async def _ask(
     found = {one.name: one for one in await session.platform.cluster.find(names=names)}
     for name, ((index, number), (before, claimant)) in zip(names, asked.items(), strict=True):
         seen = found.get(name)
-        if (
-            submission.attempt(index, number).executor == wire.VOID
-        ):  # whoever closed it died before storing its outcome
+        if submission.attempt(index, number).executor == wire.VOID:
+            # Whoever was closing it died before storing its outcome.
             session.resolve_attempt(submission, index, number, seen)
         elif submission.is_over(index, number, seen, before):
             session.resolve_attempt(submission, index, number, seen, claimant)
@@ -379,7 +378,7 @@ class BatchCoordinator:
 
     @property
     def complete(self) -> bool:
-        """Whether every item has its outcome, and there will be no more."""
+        """Whether every item has ended, and there will be no more of them."""
         return self.state.complete and self.state.sealed
 
     @property
@@ -391,7 +390,7 @@ class BatchCoordinator:
 
     @property
     def waiting(self) -> list[int]:
-        """Items that have not ended, and of which no attempt was asked for."""
+        """Items that have not ended and have no attempt under way."""
         busy = self.state.busy.keys() - self.launcher.unasked
         return [index for index in self.state.left() if index not in busy]
 
@@ -436,7 +435,7 @@ class BatchCoordinator:
         task.add_done_callback(self._on_applied)
 
     def _on_applied(self, task: asyncio.Task[None]) -> None:
-        """An error in it ends the coordinator: who waits for the request would wait for ever."""
+        """An error in it ends the coordinator: else who waits for the request waits for ever."""
         self._applying.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             logging.error("%s was not carried out: %s", task.get_name(), described(error))
@@ -468,7 +467,11 @@ class BatchCoordinator:
             await self._leave()
 
     async def _until_complete(self) -> None:
-        """Decide until the batch is complete; a request before the lease is free reopens it."""
+        """Decide until the batch is complete, or this process is to leave it.
+
+        Requests are read once more after the lease was released; if there is a new one,
+        the lease is taken again and the batch goes on.
+        """
         while True:
             await self._decide()
             if self._leaving:
@@ -485,7 +488,8 @@ class BatchCoordinator:
             logging.info("batch %s goes on: there is a request", self._submission.identity.id)
             await retry_forever(self.lease.retake, "taking the lease again")
             self._submission.fence = self.lease.fence
-            await retry_forever(requests.read, "reading requests")  # somebody may have seen it free
+            # While it was free, somebody may have appended a request that no coordinator has read.
+            await retry_forever(requests.read, "reading requests")
             self.lease.catch_up()
         if not self.state.sealed:
             stored = self.inputs.count
@@ -553,11 +557,11 @@ class BatchCoordinator:
         self.error = self.error or lost
         waiting = self.waiting
         if waiting:
-            logging.warning("%s; %d of its items were not started", lost, len(waiting))
+            logging.warning("%s; %d of its items wait to be started", lost, len(waiting))
         self._submission.abandon(lost, waiting)
 
     async def caught_up(self) -> None:
-        """Wait until all requests so far are carried out, or this coordinator is over."""
+        """Wait until all requests that were read are carried out, or this coordinator is over."""
         while not self.over.is_set():
             if self._closing:
                 await self.over.wait()

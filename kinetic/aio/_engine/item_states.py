@@ -4,10 +4,13 @@ Facts only grow: an older view is late, never wrong, and what is final here
 stays so until a request to try it again is read.
 
 An attempt is *claimed* when a process has created its claim, *void* when
-somebody has claimed it so that no process can, and *closed* when somebody other
-than its process has written its outcome. It is *open* until it has an outcome,
-and an item is open until an attempt is final. The *round* of an item counts the
-requests that have reopened it, its *base* is the last attempt before them.
+somebody has claimed it only to keep it from ever beginning, and *closed* when
+somebody other than its process has written its outcome. It is *open* until it has an outcome.
+
+An item is *open* until it is *final*: it has a value, or failed and has no retry
+left, or was stopped and no claimed attempt of it is open. A retry request reopens
+it; the item's *base* is then the number of the last attempt that this request has
+put behind it.
 """
 
 from __future__ import annotations
@@ -31,7 +34,9 @@ __all__ = ["ItemStates", "closing"]
 
 
 def closing(attempt: wire.Attempt, seen: Observation | None) -> Death | None:
-    """What the evidence allows to be said of it, or None when it allows nothing.
+    """How the attempt is to be closed, as far as the evidence proves its end.
+
+    None if it does not, or if the attempt has its outcome.
 
     *seen* None says that a consistent read found nothing under the attempt's
     name: neither the job nor any process of it.
@@ -86,7 +91,7 @@ class ItemStates:
         self._store = store
         self._items: dict[int, wire.Item] = {}
         self._attempts: dict[int, dict[int, wire.Attempt]] = {}
-        self._final_since: dict[int, int] = {}
+        self._final_since: dict[int, int] = {}  # item → how many requests were known then
         self._contents: dict[int, tuple[int, wire.Outcome, bytes]] = {}
         self._listeners: tuple[Listener, ...] = ()
 
@@ -142,9 +147,8 @@ class ItemStates:
         if self._rule(index, self._grown(index, found)).state is not wire.ItemState.SUCCEEDED:
             await self.requests.read()
             while asked < len(self.requests.entries) and self.requests.standing(index).stopped:
-                asked = len(
-                    self.requests.entries
-                )  # an attempt may have begun before a stop that was just read
+                # An attempt may have begun before a stop that was just read.
+                asked = len(self.requests.entries)
                 found = await self._list_one(index)
         return self._take(index, found, asked)
 
@@ -228,7 +232,8 @@ class ItemStates:
                     await asyncio.sleep(0)
             if asked == len(requests.entries):
                 return
-            # What a stop ends is read after the stop: once more, with all requests that came.
+            # New requests were read meanwhile. What they stop may have been claimed after our
+            # listing: list it again.
             members = [
                 one for one in members if not self.is_final(one) and requests.standing(one).stopped
             ]
@@ -315,7 +320,9 @@ class ItemStates:
         return wire.item_state(self.requests.standing(index), attempts, self.identity.budgets)
 
     def _take(self, index: int, found: dict[int, wire.Attempt], asked: int) -> wire.Item:
-        """Take in what was found of an item, and tell; what is final is not thrown over.
+        """Take in what was found of an item, and tell the listeners.
+
+        A final state is not changed unless a retry has reopened the item.
 
         *asked* is how many requests were known before it was read. When a stop
         was read after that, an attempt may have begun in between, which *found*
@@ -358,14 +365,14 @@ class ItemStates:
 
 
 _UNTOUCHED = wire.Item(wire.ItemState.OPEN, 1)
-"""Most items of a large batch are like this for most of the time."""
+"""The state of an item without any object: most of a large batch, for most of the time."""
 
 _SUCCEEDED = wire.Item(wire.ItemState.SUCCEEDED, 1, wire.Outcome(kind=wire.Kind.VALUE))
-"""And this is what nearly all become."""
+"""What nearly all items become."""
 
 
 def _light(item: wire.Item) -> wire.Item:
-    """*item* as it is remembered: of what is usual there is one for all."""
+    """*item* as it is remembered: the two common states are shared, to save memory."""
     if item.attempt == 1:
         if item.state is wire.ItemState.SUCCEEDED:
             return _SUCCEEDED

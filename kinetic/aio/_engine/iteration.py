@@ -64,8 +64,8 @@ class Consumer:
     ``ready`` are the indices to be taken, also of inputs that could not be
     submitted. With *ordered* an index is there only when all before it were;
     what ends before its turn is remembered by its index, and its value stays
-    in the store. With *windowed* no more is submitted than the window's
-    items beyond what was `delivered`. Used as an async context manager.
+    in the store. With *windowed*, at most ``window`` items beyond those
+    `delivered` are begun. Used as an async context manager.
     """
 
     def __init__(self, batch: Batch, *, ordered: bool = False, windowed: bool = True) -> None:
@@ -117,9 +117,8 @@ class Consumer:
         self._batch.watchers.remove(self._awake)
 
     def _join(self) -> None:
-        coordinator = (
-            self._batch.coordinator
-        )  # which there may be later: this process may take over
+        # There may be one later only: this process may take the batch over.
+        coordinator = self._batch.coordinator
         if self._windowed and self._delivery is None and coordinator is not None:
             self._delivery = coordinator.window.begin(self._delivered)
 
@@ -130,7 +129,10 @@ class Consumer:
             self._delivery.add()
 
     def take(self) -> int | None:
-        """The next that is ready; None when there is none but what runs again since."""
+        """The next that is ready, or None.
+
+        Items that a retry has reopened meanwhile are skipped, but for an *ordered* consumer.
+        """
         while self.ready:
             index = self.ready.popleft()
             item = self._batch.submission.item(index)
@@ -153,7 +155,7 @@ class Consumer:
                 if batch.coordinator is not None and batch.coordinator.error is not None:
                     raise batch.coordinator.error
                 if batch.coordinator is None or batch.coordinator.complete:
-                    return False  # else it was let go of: what comes of it is about to be told
+                    return False  # else the client is being closed: `abandoned` will be set soon
             if batch.submission.abandoned is not None:
                 raise batch.submission.abandoned
             self._awake.clear()
@@ -185,7 +187,8 @@ class Consumer:
             return True
         if submission.final_error(index) is None:
             return False
-        return submission.is_damaged(index) or not self._batch.submits  # which asks further
+        # A process that submits goes on asking, so another error may pass.
+        return submission.is_damaged(index) or not self._batch.submits
 
     async def _keep_looking(self) -> None:
         """Look now and then, for jobs that were gone from the platform before it was watched."""
@@ -205,10 +208,11 @@ AHEAD = 32
 
 
 async def outcome_of(batch: Batch, index: int) -> Outcome[Any]:
-    """How an item ended that has ended; a value is read from the store, and rebuilt.
+    """How an item has ended, once it has; a value is read from the store, and rebuilt.
 
     Raises:
-        SubmitterLost: It has not ended, and nobody will run it.
+        SubmitterLost: While this waited for its end it became known that nobody will run it; if
+            that was known before, it is returned as `Failed`.
         BackendError: The store does not answer, or the batch was cleaned up.
     """
     submission = batch.submission
@@ -244,12 +248,14 @@ async def outcome_of(batch: Batch, index: int) -> Outcome[Any]:
 
 
 class Outcomes:
-    """Index and outcome of all of *batch* that *consumer* is told of, each with its value.
+    """Pairs of index and outcome of *batch*, values included, as *consumer* is told of them.
 
-    *deadline* is a time of the loop; `TimeoutError` is raised while nothing
-    was there to be given. What is read ahead is dropped by `aclose`. This is no
-    generator: a loop that ends closes all of those at once, and one that
-    another one is about to close refuses it.
+    *deadline* is a time of the loop; `TimeoutError` is raised if it passes while
+    no outcome is ready. What is read ahead is dropped by `aclose`.
+
+    No async generator: at the loop's end `shutdown_asyncgens` closes all of them
+    concurrently, and an inner one that is being closed already raises when the
+    outer one closes it.
     """
 
     def __init__(self, consumer: Consumer, batch: Batch, deadline: float | None) -> None:
@@ -446,7 +452,7 @@ async def _words(batch: Batch, index: int) -> str:
 
 INTERVAL_S = 0.1
 BEAT_S = 1.0
-"""Time alone changes the rate."""
+"""After so long the line is computed again even if nothing happens: its rate changes with time."""
 
 LAST_WORD_S = 1.0
 """How long the end of the waiting waits for the last line, on a terminal that may be stopped."""
@@ -539,7 +545,7 @@ _SHOWN: dict[Batch, _Showing] = {}
 
 
 def shown(batch: Batch, wanted: bool | None = None) -> Shown:
-    """Show how far *batch* is within ``async with``; *wanted* None: if the sync face asks."""
+    """Show how far *batch* is within ``async with``; *wanted* None: only if the sync face asks."""
     return Shown(batch, steps.WANTED.get() is not None if wanted is None else wanted)
 
 
@@ -592,8 +598,7 @@ def title_of(batch: Batch) -> str:
 class Iteration:
     """Gives a consumer, and the loop's time at which *timeout* is over, within ``async with``.
 
-    It is made of no generator: a loop that ends closes all there are at once, and the iteration
-    of a user, which is one, would find its inner one closed already.
+    Not made from an async generator, for the reason given at `Outcomes`.
     """
 
     def __init__(

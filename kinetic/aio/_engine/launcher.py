@@ -31,7 +31,7 @@ class WorkQueue(Generic[T]):
 
     A worker that takes an entry wakes the next worker, which gets its turn as
     soon as the first has to wait for something. To wake one for each entry costs
-    several times as much when no entry has to be waited for.
+    several times as much when handling an entry does not have to wait for anything.
     """
 
     def __init__(self) -> None:
@@ -79,9 +79,10 @@ LAUNCHING = 32
 """Requests to the platform that are under way at once."""
 
 TRIES, PATIENT_TRIES = 8, 60
-"""So many refusals give an item up: some 15 s while other items start, 10 minutes if none does.
+"""After so many failures without a definite answer an item is given up.
 
-While a quota is used up it is not given up before ``start_timeout``, if there is one.
+That is after about 30 s if other items start meanwhile, about 9 minutes if none does. While a quota
+is used up, it is given up after ``start_timeout``; without one, never.
 """
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 10.0
@@ -109,7 +110,7 @@ class Launcher:
         on_change: Callable[[], None],
     ) -> None:
         self.unasked: set[int] = set()
-        """Items with an attempt that is decided, and not yet asked for."""
+        """Items with an attempt that is decided on, and that the platform was not asked for yet."""
         self.halted = False
         self._context = context
         self._specs = job_spec.JobSpecBuilder(
@@ -122,8 +123,9 @@ class Launcher:
         self._slots: dict[int, int] = {}  # of the client's limit: item → the attempt that has it
         self._tries: dict[int, int] = {}
         self._launched = 0
+        # By item, how many launches there had been, and when, as its first request failed.
         self._first_failures: dict[int, tuple[int, float]] = {}
-        self._uncertain: set[tuple[int, int]] = set()
+        self._uncertain: set[tuple[int, int]] = set()  # requests for these got no definite answer
         self._idle = asyncio.Event()
         self._under_way = 0
 
@@ -155,7 +157,10 @@ class Launcher:
         await self.quiet()
 
     async def quiet(self) -> None:
-        """Wait for the requests under way; jobs that are not wanted any more are deleted."""
+        """Wait until no launch request is under way.
+
+        Each deletes the job it has made if a stop came meanwhile.
+        """
         while self._under_way:
             self._idle.clear()
             await self._idle.wait()
@@ -293,6 +298,6 @@ class Launcher:
             submission.refuse(index, error)
             refused = True
         if refused and (item := submission.item(index)) is not None and item.state.final:
-            return  # the look at it has told
+            return  # looking at it has told the listeners, the scheduler among them
         if refused:
             self._post(scheduler.Refused(index))

@@ -1,4 +1,7 @@
-"""From an outcome to the value, or to the exception that is raised for it."""
+"""From an outcome to the value, or to the exception that is raised for it.
+
+How a job takes its exception apart, to travel, is in ``runner/protocol/exceptions.py``.
+"""
 
 from __future__ import annotations
 

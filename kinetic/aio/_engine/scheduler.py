@@ -43,7 +43,7 @@ __all__ = [
 
 FIRST_DELAY_S = 0.5
 LONGEST_DELAY_S = 60.0
-"""Before an item is tried again: the delay is doubled after each failure, up to this."""
+"""Before an item is tried again: doubled after each failure of the user's, up to the longest."""
 
 
 # --- events ---
@@ -107,7 +107,7 @@ class Reopened:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """An item cannot be submitted, and never will be."""
+    """An item counts as failed: it cannot be submitted, or its objects are forged or damaged."""
 
     index: int
 
@@ -174,7 +174,7 @@ class Stop:
 
 @dataclass(frozen=True, slots=True)
 class Complete:
-    """Every item has its outcome."""
+    """Every item has ended."""
 
 
 Action = Start | Freed | Wait | Stop | Complete
@@ -188,8 +188,14 @@ UNASKED = wire.Standing()
 class State:
     """What the decisions need to remember: a byte an item, and more of those under way.
 
-    ``begun`` counts the items that were started, or ended without that,
-    ``ended`` those that are final now.
+    ``fresh`` are ranges of items that may start for the first time. The next are
+    item → attempt: ``due`` may start as soon as a slot is free, ``busy`` has a slot,
+    ``delayed`` waits to be tried again. ``reopened`` has what the last retry request
+    says of an item, ``revived`` the items that were reopened since the batch was last
+    stopped, ``early`` those that were reopened before they were known here.
+
+    ``begun`` counts the items that were started, or ended without that, ``ended``
+    those that are final now.
     """
 
     settings: MapSettings
@@ -224,7 +230,10 @@ class State:
 
     @property
     def waiting(self) -> int:
-        """Items that could start and have no slot, at most."""
+        """Upper bound of the items that could start but have no slot.
+
+        Some may turn out to run, or to be over.
+        """
         return self.unstarted + len(self.due)
 
     def is_final(self, index: int) -> bool:
@@ -277,7 +286,9 @@ def _heard(state: State, event: Event) -> Sequence[Action]:
             return _reopened_early(state)
         case Ended(total, sealed):
             _ended(state, total, sealed)
-            return _reopened_early(state)  # also those whose inputs a stop has kept from coming
+            # The total may count items whose inputs were never stored, as a stop came first: they
+            # can be reopened, too.
+            return _reopened_early(state)
         case Found(index, attempt):
             _found(state, index, attempt)
         case Again(index, attempt):

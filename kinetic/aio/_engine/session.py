@@ -1,4 +1,4 @@
-"""One opened platform of a client, with one watch over what the client follows."""
+"""One opened platform of a client, and the submissions that the client follows there."""
 
 from __future__ import annotations
 
@@ -72,7 +72,9 @@ class Submission(ItemStates):
 
     def __init__(self, identity: Identity, store: Store, cluster: Cluster) -> None:
         super().__init__(identity, store)
-        self.closes = not identity.leased  # of a batch, whoever has the lease does
+        self.closes = not identity.leased
+        """Whether this process closes dead attempts. Those of a batch are closed by its submitter,
+        or by whoever sees that there is none; that of a stopped item by anybody."""
         self.observed = False
         self.ours = False  # launched by this client, which watched from before that
         self.fence = 1
@@ -85,7 +87,8 @@ class Submission(ItemStates):
         self._waiters: dict[int, list[asyncio.Future[wire.Item]]] = {}
         self._abandonment: _Abandonment | None = None
         self._errors: dict[int, Exception] = {}
-        self._refused: dict[int, Exception] = {}  # also once the items have failed by it
+        self._refused: dict[int, Exception] = {}
+        """Kept also after the item has its FAILED outcome because of it."""
 
     # --- what is known ---
 
@@ -136,7 +139,7 @@ class Submission(ItemStates):
         return self._refused.get(index) or self._errors.get(index)
 
     def final_error(self, index: int) -> Exception | None:
-        """As `error`, only if looking again would not change it."""
+        """Why the item's objects cannot be read, if reading them again would not help."""
         error = self._errors.get(index)
         return None if error is None or is_passing(error) else error
 
@@ -206,7 +209,7 @@ class Submission(ItemStates):
         await self.requests.look()
 
     async def append(self, request: wire.Request) -> int:
-        """Add a request at the end of the log, and return its round."""
+        """Add a request to the log; returns how many retry requests come before it."""
         return await self.requests.append(request)
 
     # --- telling ---
@@ -287,16 +290,19 @@ class Submission(ItemStates):
     def note_found(
         self, index: int, number: int, seen: Observation, before: Observation | None
     ) -> None:
-        """`note` of an answer, unless the platform's word is not *before* any more: it is newer."""
+        """`note` what a query has answered, unless something newer was noted since it was sent.
+
+        *before* is what was noted last at that time.
+        """
         if self._seen.get(index) is before:
             self.note(index, number, seen)
 
     def is_over(
         self, index: int, number: int, seen: Observation | None, before: Observation | None
     ) -> bool:
-        """Whether an attempt has ended, by the platform's answer about it, which is noted if not.
+        """Whether the platform's answer says that the attempt has ended; if not, it is noted.
 
-        It has ended, too, when somebody has claimed it and nothing of it is there.
+        It has ended, too, when somebody has claimed it and the platform knows no job of that name.
         """
         if seen is None:
             return self._claimed(index, number)
@@ -410,8 +416,9 @@ class Submission(ItemStates):
     async def keep_looking(self, index: int) -> None:
         """Look now and then until the item is final, in case the platform never tells.
 
-        It may never have been launched, or be gone since before it was watched. Who
-        waits is told what is definite, and that nobody has answered for a minute.
+        It may never have been launched, or be gone since before it was watched. This
+        ends, too, once those who wait were given an error: a definite one, or that
+        nobody has answered for a minute.
         """
         owner, clock = self.identity.submitter, asyncio.get_running_loop().time
         answered = clock()
@@ -433,7 +440,9 @@ class Submission(ItemStates):
         return self.attempt(index, number).executor is not None
 
     async def see_through(self, indices: Collection[int]) -> list[int]:
-        """Close what has ended of a submission without a submitter; the items that never will end.
+        """Close what has ended of a submission without a submitter.
+
+        Returns the items that will not end unless somebody submits it again.
 
         What still runs commits its own outcome; the platform will tell. What
         was stopped and still runs is taken off the platform. What is forged
@@ -447,7 +456,8 @@ class Submission(ItemStates):
             if not self.is_damaged(index) and not (item := self._items[index]).state.final
         }
         found = await self._find(claimants)
-        await self.look_at_each([one[0] for one in claimants if one not in found])  # late ones
+        # Those not found may have committed and gone since the first look.
+        await self.look_at_each([one[0] for one in claimants if one not in found])
         stuck: list[int] = []
         stopped: list[str] = []
         for (index, number), claimant in claimants.items():
@@ -476,7 +486,10 @@ class Submission(ItemStates):
     async def _close(
         self, index: int, number: int, seen: Observation | None, known: str | None
     ) -> bool:
-        """Close the attempt if it is proven to be over; True if it turns out to be alive."""
+        """Close the attempt if it is proven to be over; True if it turns out to be alive.
+
+        *known* is who was known to have claimed it before the platform was asked.
+        """
         if seen is not None and seen.name != self.identity.attempt_name(index, number):
             return False  # the end of another attempt says nothing about this one
         claimant = self.attempt(index, number).executor
@@ -490,7 +503,8 @@ class Submission(ItemStates):
         if death is None:
             return False
         if not (self.identity.leased or await self._store.look(self.identity.entry)):
-            raise self.identity.gone  # whoever had its value has removed it, and how it ended
+            # The job was cleaned up, as `result()` does once it has the value: write nothing of it.
+            raise self.identity.gone
         if claimant is None:
             if not await self._void(index, number):
                 await self.look(index)
@@ -523,7 +537,8 @@ class Submission(ItemStates):
 
     async def _log_tail(self, index: int, number: int) -> str:
         name = self.identity.attempt_name(index, number)
-        lines: deque[str] = deque(maxlen=LOG_LINES)  # a long one comes in pieces, which are more
+        # A long line comes in several pieces, so more than LOG_LINES of them may come.
+        lines: deque[str] = deque(maxlen=LOG_LINES)
         try:
             async with (
                 asyncio.timeout(LOG_S),
@@ -595,7 +610,7 @@ LABEL_INDEX = "kinetic.dev/index"
 LABEL_ATTEMPT = "kinetic.dev/attempt"
 
 LABEL_ROUND = "kinetic.dev/round"
-"""How many requests to try items again its batch had, as far as who launched it knew."""
+"""How many retry requests its batch had, as far as the process that launched it had read."""
 
 SETTLING = 64
 """Outcomes that are read at once; each is a request or two to the store."""
@@ -613,7 +628,10 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 10.0
 
 
 class Parting(Protocol):
-    """What must stop submitting before the session ends; batches register themselves."""
+    """What must stop submitting before the session ends.
+
+    Whoever makes a batch registers it in `Session.batches`.
+    """
 
     async def part(self, why: str) -> None:
         """Stop submitting at once."""
@@ -621,7 +639,7 @@ class Parting(Protocol):
 
 
 class Session:
-    """One opened platform: its watch, and the submissions that are followed by it.
+    """One opened platform: its watches, and the submissions that are followed by them.
 
     What this client starts carries its label and needs one watch; a submission
     of another process gets a watch of its own. Batches and submissions are
@@ -654,7 +672,10 @@ class Session:
         return signing.submission_key(await shared(asked, "the client"), scope)
 
     def follow(self, submission: Submission, *, ours: bool) -> Submission:
-        """Keep *submission* current from now on; the one already followed wins."""
+        """Keep *submission* current from now on.
+
+        Returns it, or the one of its id that is followed already.
+        """
         known = self._submissions.setdefault(submission.identity.id, submission)
         if ours:
             known.ours = True
@@ -777,7 +798,7 @@ class Session:
         seen: Observation | None,
         claimant: str | None = None,
     ) -> None:
-        """Queue an attempt that has ended, to find out how; *seen* None: the platform forgot it.
+        """Queue an attempt that has ended, to find out how; *seen* None: its job is not there.
 
         *claimant* is who was known to have claimed it before the platform was asked.
         """
@@ -814,7 +835,8 @@ class Session:
 
     async def _resolve_later(self, ended: _Ended) -> None:
         while True:
-            await asyncio.sleep(ended.pause)  # whoever holds the batch is about to close it
+            # The batch's submitter is about to close it, or the store may answer again.
+            await asyncio.sleep(ended.pause)
             ended.waited += 0.0 if ended.answered else ended.pause
             ended.pause = min(LONGEST_PAUSE_S, ended.pause * 2)
             if await self._resolve(ended):

@@ -51,7 +51,6 @@ __all__ = [
     "FuseVolumes",
     "Paths",
     "Placement",
-    "attempt_name",
     "before",
     "by_items",
     "by_jobs",
@@ -63,6 +62,7 @@ __all__ = [
     "job_manifest",
     "label_value",
     "object_name",
+    "other_attempt_name",
     "secret_manifest",
     "usual_labels",
 ]
@@ -95,8 +95,8 @@ def item_name(name: str, attempt: str | None) -> str:
     return name.removesuffix(f"-{attempt}") if attempt else name
 
 
-def attempt_name(name: str, attempt: int, other: int) -> str:
-    """What attempt *other* is called of the item whose *attempt* is called *name*.
+def other_attempt_name(name: str, attempt: int, other: int) -> str:
+    """The name of attempt *other* of the item whose *attempt* is called *name*.
 
     The first attempt of some has no number.
     """

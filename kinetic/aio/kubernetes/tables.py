@@ -23,7 +23,7 @@ from kinetic.aio.kubernetes.diagnosis.ending import has_ended
 from kinetic.aio.kubernetes.diagnosis.finished import past
 from kinetic.aio.kubernetes.diagnosis.judge import judge, judge_pod
 from kinetic.aio.kubernetes.diagnosis.verdict import Diagnosis, Outlook, Seen, merged
-from kinetic.aio.kubernetes.manifests import ATTEMPT, HOSTS, JOB, LABELS, NAME, attempt_name
+from kinetic.aio.kubernetes.manifests import ATTEMPT, HOSTS, JOB, LABELS, NAME, other_attempt_name
 from kinetic.aio.ports import Observation, Phase
 from kinetic.errors import BackendError, Expired, Throttled, Unavailable
 from kinetic.job_status import JobStatus, Reason
@@ -308,7 +308,7 @@ def observations(seen: Seen, verdict: Diagnosis) -> list[Observation]:
         said = verdict if number == now else told[number]
         whose = {**labels, ATTEMPT: str(number)}
         last = number == now and _is_last(seen, verdict)
-        its_name = attempt_name(name, first, number)
+        its_name = other_attempt_name(name, first, number)
         word = _observation(about, whose, its_name, said, last=last)
         found.append(replace(word, receipt=_receipt_of(pods.get(number))))
     return found
@@ -332,7 +332,9 @@ def name_of(document: Document) -> str:
     about = part(document, "metadata")
     name = str(part(about, "annotations").get(NAME) or about.get("name") or "")
     first = _number(_labels(about).get(ATTEMPT))
-    return name if first is None else attempt_name(name, first, first + _starts_before(document))
+    if first is None:
+        return name
+    return other_attempt_name(name, first, first + _starts_before(document))
 
 
 def _number(text: str | None) -> int | None:
