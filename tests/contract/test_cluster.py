@@ -32,6 +32,7 @@ class Terms:
         pass
 
     def carry_out(self, own, executor, site, arguments=None):
+        site.tell_called()
         order = {**self.order, **own}
         print(*order["lines"], sep="\\n", flush=True)
         if order["gate"]:
