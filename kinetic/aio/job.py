@@ -300,7 +300,7 @@ class JobHandle(JobRecord, Generic[T]):
         looking_again = None
         if not at.submission.ours:
             looking = at.submission.keep_looking(at.index)
-            looking_again = at.session.spawn(looking, name=f"doubt about {self.job_id}")
+            looking_again = at.session.spawn(looking, name=f"looking at {self.job_id}")
         try:
             return await asyncio.wait_for(at.submission.closed(at.index), timeout)
         except TimeoutError:

@@ -86,7 +86,7 @@ class Consumer:
         self._join()
         try:
             if self._batch.coordinator is None:
-                name = f"doubt about {self._batch.group_id}"
+                name = f"looking at {self._batch.group_id}"
                 self._looking_again = self._batch.session.spawn(self._keep_looking(), name=name)
                 await self._batch.look_again()
                 await self._batch.look()

@@ -75,7 +75,6 @@ class Submission(ItemStates):
         self.closes = not identity.leased
         """Whether this process closes dead attempts. Those of a batch are closed by its submitter,
         or by whoever sees that there is none; that of a stopped item by anybody."""
-        self.observed = False
         self.ours = False  # launched by this client, which watched from before that
         self.fence = 1
         self.deleting = 0
