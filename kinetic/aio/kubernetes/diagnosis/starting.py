@@ -15,7 +15,7 @@ from kinetic.aio.kubernetes.diagnosis.containers import (
     tell_exit,
 )
 from kinetic.aio.kubernetes.diagnosis.documents import Document, condition, conditions, part, parts
-from kinetic.aio.kubernetes.diagnosis.ending import probed, ran, removal
+from kinetic.aio.kubernetes.diagnosis.ending import probed, ran, removal, taken_back
 from kinetic.aio.kubernetes.diagnosis.held import is_gated, queued
 from kinetic.aio.kubernetes.diagnosis.images import IMAGE_REASONS, pull_failure
 from kinetic.aio.kubernetes.diagnosis.preparing import missing, preparing
@@ -359,6 +359,16 @@ def _running(seen: Seen, pod: Document) -> Diagnosis:
     elif _failing(seen, pod, left, "startup"):
         message = "running, but its startup probe fails so far"
         advice = "the node stops it when that goes on: see why it does not answer the probe"
+    elif taken_back(seen, pod):
+        reason = Reason.PREEMPTED
+        message = "running, but the cloud takes its spot machine back within 30 s"
+        advice = (
+            "it is not the program's fault: let it save what it has; it counts on its own budget"
+        )
+    elif side := [one for one in containers(pod) if one.sidecar and _falls(one)]:
+        told_of = tell_exit(side[0], side[0].ended or side[0].last or {})
+        message = f"{message}, but sidecar {side[0].name!r} beside it fails: {told_of.message}"
+        advice = told_of.advice
     return Diagnosis(
         status=JobStatus.RUNNING,
         phase=Phase.RUNNING,
@@ -367,6 +377,11 @@ def _running(seen: Seen, pod: Document) -> Diagnosis:
         advice=advice,
         outlook=outlook,
     )
+
+
+def _falls(one: Container) -> bool:
+    """Whether a sidecar ended badly that should run as long as the program does."""
+    return bool((one.ended or one.last or {}).get("exitCode"))
 
 
 def _ended(one: Container, ended: Document) -> str:
@@ -411,7 +426,7 @@ def _silent(seen: Seen, pod: Document) -> bool:
 
 
 def _starting(seen: Seen, pod: Document) -> Diagnosis:
-    if found := preparing(seen.about(pod)):
+    if found := preparing(seen.about(pod), part(pod, "spec")):
         return _pending(
             found.message, reason=found.reason, advice=found.advice, outlook=found.outlook
         )
@@ -419,6 +434,8 @@ def _starting(seen: Seen, pod: Document) -> Diagnosis:
         return away
     if (pull := _pulling(seen, pod)) is not None:
         return pull
+    if said := _refused(seen, pod):
+        return _configuration(said)
     first = next((one for one in containers(pod) if one.state("running") is not None), None)
     if first is not None and first.sidecar:
         return _pending(
@@ -429,6 +446,14 @@ def _starting(seen: Seen, pod: Document) -> Diagnosis:
     if first is not None:
         return _pending(f"init container {first.name!r} runs; the program starts after it")
     return _pending("its container is being made")
+
+
+def _refused(seen: Seen, pod: Document) -> str:
+    """Why the node did not make a container, which its status says only some of the time."""
+    events = seen.about(pod, "Failed", "Created", "Started")
+    said = str(events[-1].get("message") or "") if events else ""
+    configured = missing(said) is not None or "runAsNonRoot" in said or "non-root" in said
+    return said.removeprefix("Error: ") if configured else ""
 
 
 def _unattended(seen: Seen, pod: Document) -> Diagnosis | None:
