@@ -157,9 +157,9 @@ def _no_label(spec: Document, nodes: Sequence[Document]) -> Placing:
         told.append(f"{key.removeprefix(GKE)}={value}{there}")
     message = f"no node has {', '.join(told)}"
     if not unmet:
-        near = max(nodes, key=lambda one: len(selector.items() & labels(one).items()))
-        lacking = dict(selector.items() - labels(near).items())
-        have = dict(selector.items() & labels(near).items())
+        nearest = max(nodes, key=lambda node: len(selector.items() & labels(node).items()))
+        lacking = dict(selector.items() - labels(nearest).items())
+        have = dict(selector.items() & labels(nearest).items())
         message = f"no node has {_pairs(lacking)} together with {_pairs(have)}"
     return Placing(
         message=message,

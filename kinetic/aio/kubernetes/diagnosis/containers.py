@@ -133,11 +133,12 @@ def tell_exit(container: Container, ended: Document) -> Exit:
     found = _by_code(code)
     if not said:
         return found
-    if denied := _DENIED.search(said):
+    if _DENIED.search(said):
+        who = re.search(r"[\w.-]+@[\w.-]+gserviceaccount\.com", said)
         return Exit(
             reason=Reason.SETUP,
             message=f"the pod may not use Cloud Storage (403): {said}",
-            advice=f"give {denied['who'] or 'the service account of the pod'} "
+            advice=f"give {who[0] if who else 'the service account of the pod'} "
             "roles/storage.objectUser on the bucket, and see that workload identity is set up",
         )
     if code > 128 and found.reason is not Reason.USER_ERROR:
@@ -210,7 +211,6 @@ def _by_code(code: int) -> Exit:
 
 
 _DENIED = re.compile(
-    r"(?P<who>[\w.@/-]+@[\w.-]+gserviceaccount\.com)?[^;]*"
     r"(does not have storage\.\w+\.\w+ access|Permission 'storage\.\w+\.\w+' denied"
     r"|403[^;]*storage\.googleapis)",
     re.IGNORECASE,

@@ -363,6 +363,8 @@ def _usage(said: str) -> str:
 
 def _over_its_limit(said: str) -> Exit:
     """Evicted without a word about the node: the pod passed a limit of its own."""
+    if "low on resource" in said:
+        return _pressure(said)
     volume = re.search(r'volume "(?P<name>[^"]+)" exceeds the limit "(?P<limit>[^"]+)"', said)
     if volume:
         return Exit(
@@ -378,8 +380,6 @@ def _over_its_limit(said: str) -> Exit:
             message=f"evicted: it used more than its ephemeral-storage limit{of}",
             advice="raise it, or write to a bucket",
         )
-    if "low on resource" in said:
-        return _pressure(said)
     if had := re.search(r"The node had condition: \[(.+?)\]", said):
         return Exit(
             reason=Reason.EVICTED,

@@ -181,6 +181,9 @@ def _cause(seen: Seen, target: Document) -> Diagnosis:
     own = own or [pair for pair in bad if not swept(pair[0])] or bad
     own = own or [(pod, one) for pod in seen.pods if (one := ending(seen, pod)).exit_code]
     own = own or [(pod, _stopped_well(seen, pod)) for pod in pods if answered(pod)]
+    if not own:  # the last pod is on its way out, and that is what its Job failed of
+        leaving = [pod for pod in seen.pods if part(pod, "metadata").get("deletionTimestamp")]
+        own = [(pod, past(seen, pod)) for pod in leaving]
     if not own:
         trace = ended_unseen(seen)
         return ending(seen, trace) if trace is not None else _unseen(seen, target)

@@ -41,9 +41,10 @@ def judge(seen: Seen) -> Diagnosis:
     cause outlives the pod it stood on.
     """
     verdict = _judged(seen)
+    ended = [("Pod", pod) for pod in seen.pods if has_ended(pod)]
     held = [
-        (str(one.get("kind") or kind), metadata.get("name"), name)
-        for kind, one in [("Job", seen.job), *(("Pod", pod) for pod in seen.pods)]
+        (kind, metadata.get("name"), name)
+        for kind, one in [("Job", seen.job), *ended]
         if (metadata := part(one, "metadata")).get("deletionTimestamp")
         for name in parts(metadata, "finalizers")
         if name not in _OWN_FINALIZERS
