@@ -128,9 +128,9 @@ def _of(said: str, found: Obstacle, spec: Document) -> Obstacle:
 
 def _source(spec: Document, volume: str) -> str:
     """What a volume of the pod is made from, by its own words."""
-    found: Document = next((one for one in parts(spec, "volumes") if one.get("name") == volume), {})
+    named = [one for one in parts(spec, "volumes") if one.get("name") == volume]
     for kind, field in _SOURCES.items():
-        if name := part(found, kind).get(field):
+        if named and (name := part(named[0], kind).get(field)):
             return f"{kind[0].upper()}{kind[1:]} {str(name)!r}"
     return ""
 
