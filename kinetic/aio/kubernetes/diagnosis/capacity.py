@@ -131,6 +131,17 @@ def compared(spec: Document, nodes: Sequence[Document], said: str) -> Placing:
     return _closed(spec, asked, matching, large)
 
 
+_OF_ACCELERATOR = (
+    f"{GKE}gke-accelerator",
+    f"{GKE}gke-accelerator-count",
+    f"{GKE}gke-tpu-accelerator",
+    f"{GKE}gke-tpu-topology",
+    f"{GKE}gke-spot",
+    "kubernetes.io/arch",
+)
+"""Labels that a user does not write: they follow from the accelerator of the function."""
+
+
 def _no_label(spec: Document, nodes: Sequence[Document]) -> Placing:
     """No node carries the labels: which one is it, and what is there instead?"""
     selector: Mapping[str, str] = part(spec, "nodeSelector")
@@ -140,6 +151,11 @@ def _no_label(spec: Document, nodes: Sequence[Document]) -> Placing:
         if not any(labels(node).get(key) == value for node in nodes)
     }
     advice = "ask for what a node pool has, or make such a pool"
+    if any(key in _OF_ACCELERATOR for key in unmet):
+        advice = (
+            "ask for an accelerator= that a node pool has (this label stands for the one that is "
+            "asked for), or make such a pool"
+        )
     selected = [node for node in nodes if selector.items() <= labels(node).items()]
     if selected and not any(satisfies_affinity(spec, node) for node in selected):
         return Placing(
