@@ -281,7 +281,7 @@ DISRUPTED = [
                 **disrupted("TerminationByKubelet", PRESSED),
             },
         ),
-        "container main used 1567440Ki, its request is 0",
+        "container main used 1.49Gi, its request is 0",
         reason=Reason.EVICTED,
     ),
     told(

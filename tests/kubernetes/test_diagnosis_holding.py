@@ -111,7 +111,7 @@ ADMISSION = [
     refused(
         "a webhook says no",
         'admission webhook "warden.gke.io" denied the request: GKE Warden rejected the request because it violates one or more constraints: hostPath is not allowed',
-        "'warden.gke.io'",
+        "'GKE Warden'",
         "hostPath is not allowed",
         **FATAL,
     ),

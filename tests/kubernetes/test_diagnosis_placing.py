@@ -216,7 +216,7 @@ NODES = [
             ],
             nodeSelector={"pool": "x", "zone": "b"},
         ),
-        "no node has pool=x, zone=b together",
+        "no node has zone=b together with pool=x",
     ),
     told(
         "of many values of a label a few are named",

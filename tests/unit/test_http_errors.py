@@ -24,6 +24,7 @@ MESSAGE = {"message": "pods is forbidden"}
         ('{"errors": ["a", 1]}', '{"errors": ["a", 1]}'),
         ('["a"]', '["a"]'),
         ("", "no reason given"),
+        ("404 page not found\n", "no reason given"),
     ],
 )
 def test_it_is_found_and_is_one_line(text: str, said: str) -> None:

@@ -35,6 +35,10 @@ __all__ = [
 PASSING = frozenset({408, 429, 500, 502, 503, 504})
 
 
+NO_PAGE = "404 page not found"
+"""What servers written in Go say of a path that they do not know: no word about the cause."""
+
+
 class HttpError(Exception):
     """The server answered, with something else than what was asked for.
 
@@ -70,7 +74,8 @@ class HttpError(Exception):
             )
         except (AttributeError, KeyError, TypeError):
             found = ""
-        return one_line(str(found or self.text or "no reason given"), 600)
+        text = "" if self.text.strip() == NO_PAGE else self.text
+        return one_line(str(found or text or "no reason given"), 600)
 
 
 def json_object(text: str) -> dict[str, Any]:

@@ -76,12 +76,16 @@ def _exceeded(found: re.Match[str]) -> Refusal:
             advice="ask for less, or have the quota raised",
             outlook=Outlook.FINAL,
         )
+    advice = "wait for other work to end, or have the quota raised"
+    if objects := [name for name in asked if name.startswith("count/")]:
+        kind = objects[0].removeprefix("count/").partition(".")[0]
+        advice = f"delete finished {kind} (kubectl delete {kind} NAME), or have the quota raised"
     taken = ", ".join(f"{name} {used.get(name, '?')} of {limit.get(name, '?')}" for name in asked)
     return Refusal(
         reason=Reason.QUOTA,
         message=f"quota {found['name']!r} is used up ({taken}), {wanted} more is needed: "
         "it is tried again",
-        advice="wait for other work to end, or have the quota raised",
+        advice=advice,
         outlook=Outlook.OPEN,
     )
 
@@ -138,7 +142,7 @@ def _security(found: re.Match[str]) -> Refusal:
         reason=Reason.REFUSED,
         message=f"the namespace enforces Pod Security {level!r}, which refuses the pod: "
         f"{one_line(found['what'], 600)}",
-        advice="use another namespace, or have an administrator change its label",
+        advice="set or remove the fields that it names, or use a namespace that allows them",
         outlook=Outlook.FINAL,
     )
 
@@ -214,6 +218,28 @@ def _denied(found: re.Match[str]) -> Refusal:
     )
 
 
+def _unverified(found: re.Match[str]) -> Refusal:
+    """Documents: Binary Authorization, 'View audit logs' and 'Use breakglass'."""
+    return Refusal(
+        reason=Reason.REFUSED,
+        message=f"Binary Authorization refuses the image: {one_line(found['what'], 600)}",
+        advice="use an image of a registry that the policy allows, or have it attested",
+        outlook=Outlook.FINAL,
+    )
+
+
+def _autopilot(found: re.Match[str]) -> Refusal:
+    """Documents: GKE, 'Autopilot security capabilities': constraints and what violates them."""
+    told = re.findall(r'\["([^\]]+?)"\]', found["what"])
+    said = one_line("; ".join(told) or found["what"], 600)
+    return Refusal(
+        reason=Reason.REFUSED,
+        message=f"the policy of GKE ('GKE Warden', of Autopilot) refuses the pod: {said}",
+        advice="take out what it names, or use a Standard cluster or node pool",
+        outlook=Outlook.FINAL,
+    )
+
+
 def _ending(found: re.Match[str]) -> Refusal:
     return Refusal(
         reason=Reason.CANCELLED,
@@ -280,12 +306,19 @@ _RULES: tuple[tuple[re.Pattern[str], Callable[[re.Match[str]], Refusal]], ...] =
         (r'failed calling webhook "(?P<name>[^"]+)"(?:: (?P<what>.*))?', _unreachable),
         (
             (
+                r"(?P<what>[^:]*(?:denied by Binary Authorization"
+                r"|image policy webhook backend denied).*)"
+            ),
+            _unverified,
+        ),
+        (r"GKE Warden rejected the request(?P<what>.*)", _autopilot),
+        (
+            (
                 r'admission webhook "(?P<name>[^"]+)" denied the request'
                 r"(?: without explanation|: (?P<what>.*))?"
             ),
             _denied,
         ),
-        (r"(?P<name>GKE Warden) rejected the request(?P<what>.*)", _denied),
         (
             r"ValidatingAdmissionPolicy '(?P<name>[^']+)'[^:]* denied request: (?P<what>.*)",
             _denied,

@@ -131,6 +131,17 @@ def compared(spec: Document, nodes: Sequence[Document], said: str) -> Placing:
     return _closed(spec, asked, matching, large)
 
 
+_OF_ACCELERATOR = (
+    f"{GKE}gke-accelerator",
+    f"{GKE}gke-accelerator-count",
+    f"{GKE}gke-tpu-accelerator",
+    f"{GKE}gke-tpu-topology",
+    f"{GKE}gke-spot",
+    "kubernetes.io/arch",
+)
+"""Labels that a user does not write: they follow from the accelerator of the function."""
+
+
 def _no_label(spec: Document, nodes: Sequence[Document]) -> Placing:
     """No node carries the labels: which one is it, and what is there instead?"""
     selector: Mapping[str, str] = part(spec, "nodeSelector")
@@ -140,6 +151,11 @@ def _no_label(spec: Document, nodes: Sequence[Document]) -> Placing:
         if not any(labels(node).get(key) == value for node in nodes)
     }
     advice = "ask for what a node pool has, or make such a pool"
+    if any(key in _OF_ACCELERATOR for key in unmet):
+        advice = (
+            "ask for an accelerator= that a node pool has (this label stands for the one that is "
+            "asked for), or make such a pool"
+        )
     selected = [node for node in nodes if selector.items() <= labels(node).items()]
     if selected and not any(satisfies_affinity(spec, node) for node in selected):
         return Placing(
@@ -155,12 +171,21 @@ def _no_label(spec: Document, nodes: Sequence[Document]) -> Placing:
         verb = "is" if len(values) == 1 else "are"
         there = f" (there {verb} {_listed(values)})" if values and unmet else ""
         told.append(f"{key.removeprefix(GKE)}={value}{there}")
-    together = "" if unmet else " together"
+    message = f"no node has {', '.join(told)}"
+    if not unmet:
+        nearest = max(nodes, key=lambda node: len(selector.items() & labels(node).items()))
+        lacking = dict(selector.items() - labels(nearest).items())
+        have = dict(selector.items() & labels(nearest).items())
+        message = f"no node has {_pairs(lacking)} together with {_pairs(have)}"
     return Placing(
-        message=f"no node has {', '.join(told)}{together}",
+        message=message,
         advice=advice,
         outlook=Outlook.BLOCKED,
     )
+
+
+def _pairs(found: Mapping[str, str]) -> str:
+    return _listed([f"{key.removeprefix(GKE)}={found[key]}" for key in sorted(found)])
 
 
 def _listed(words: Sequence[str]) -> str:
@@ -291,6 +316,13 @@ def _too_small(spec: Document, asked: Mapping[str, float], matching: Sequence[Do
     elif not open_nodes:
         largest = [node for node in matching if allocatable(node, name) == most[name]]
         words += f"; besides, it is closed to the pod ({_why_closed(spec, largest)})"
+    if kind := _without_driver(name, most[name], matching):
+        return Placing(
+            message=f"the nodes with {kind} have no usable GPU yet: its driver is not ready",
+            advice="wait some minutes while the driver is installed; if it stays, let the node "
+            "pool install it (gpu-driver-version=default)",
+            outlook=Outlook.OPEN,
+        )
     multi = name == "google.com/tpu"
     return Placing(
         message=f"{words}: it can never start on the nodes there are",
@@ -300,6 +332,19 @@ def _too_small(spec: Document, asked: Mapping[str, float], matching: Sequence[Do
         outlook=Outlook.BLOCKED,
         too_large=True,
     )
+
+
+def _without_driver(name: str, most: float, nodes: Sequence[Document]) -> str:
+    """The GPU that the nodes' label promises, where the nodes have none to give.
+
+    Documents: GKE, 'Troubleshoot GPUs': without its driver a node has no nvidia.com/gpu.
+    """
+    if name != "nvidia.com/gpu" or most:
+        return ""
+    return next((labels(one)[_GPU] for one in nodes if _GPU in labels(one)), "")
+
+
+_GPU = "cloud.google.com/gke-accelerator"
 
 
 def _open(

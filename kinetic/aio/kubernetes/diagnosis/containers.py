@@ -18,6 +18,7 @@ __all__ = [
     "Exit",
     "containers",
     "failed_container",
+    "informative_end",
     "start_failure",
     "tell_exit",
 ]
@@ -132,6 +133,14 @@ def tell_exit(container: Container, ended: Document) -> Exit:
     found = _by_code(code)
     if not said:
         return found
+    if _DENIED.search(said):
+        who = re.search(r"[\w.-]+@[\w.-]+gserviceaccount\.com", said)
+        return Exit(
+            reason=Reason.SETUP,
+            message=f"the pod may not use Cloud Storage (403): {said}",
+            advice=f"give {who[0] if who else 'the service account of the pod'} "
+            "roles/storage.objectUser on the bucket, and see that workload identity is set up",
+        )
     if code > 128 and found.reason is not Reason.USER_ERROR:
         return replace(found, message=f"{found.message}; its last words: {said}")
     if code > 128 and "signal" in found.message:
@@ -153,6 +162,10 @@ def _out_of_memory(container: Container, code: int) -> Exit:
             else (f"passed the memory limit of its pod ({shared})")
         )
         advice = "ask for more memory (memory=), or use less"
+        if container.name == "gke-gcsfuse-sidecar":
+            advice = "raise the pod's annotation gke-gcsfuse/memory-limit"
+        elif container.sidecar:
+            advice = f"raise the memory limit of container {container.name!r}, or use less in it"
     else:
         passed = "has no memory limit, so its node had no memory left"
         advice = "state what it needs (memory=), or use a larger machine"
@@ -197,10 +210,26 @@ def _by_code(code: int) -> Exit:
     )
 
 
+_DENIED = re.compile(
+    r"(does not have storage\.\w+\.\w+ access|Permission 'storage\.\w+\.\w+' denied"
+    r"|403[^;]*storage\.googleapis)",
+    re.IGNORECASE,
+)
+"""Documents: Cloud Storage, 'Troubleshooting'; GKE, 'Workload Identity Federation'."""
+
 _EXEC = re.compile(r'exec: "(?P<file>[^"]+)"')
 _FORMAT = re.compile(r"exec (?P<file>[^\s:]+): exec format error")
 _FOLDER = re.compile(r'chdir to cwd \("(?P<folder>[^"]+)"\)')
 _USER = re.compile(r"unable to find (?P<kind>user|group) (?P<name>[^\s:]+)")
+
+
+def informative_end(text: str) -> str:
+    """The runtime's own words, without the layers that passed them on."""
+    words = re.split(r"OCI runtime create failed: |unable to start container process: ", text)[-1]
+    words = re.sub(
+        r"(^(rpc error: code = \w+ desc = |failed to \w+ [\w ]+: )+|: unknown$)", "", words
+    )
+    return one_line(words, 400)
 
 
 def start_failure(container: Container, text: str) -> Exit:
@@ -209,6 +238,7 @@ def start_failure(container: Container, text: str) -> Exit:
     command = next(iter(parts(container.spec, "command")), "")
     file = called["file"] if called else str(command)
     folder = _FOLDER.search(text)
+    place = str(container.spec.get("workingDir") or "")
     user = _USER.search(text)
     reason = Reason.SETUP
     if "OOM-killed" in text:
@@ -220,6 +250,9 @@ def start_failure(container: Container, text: str) -> Exit:
         why = "may not be entered" if "permission denied" in text else "is not there"
         message = f"the working directory {folder['folder']!r} {why} in the image"
         advice = "correct workingDir or the image"
+    elif place and f"mkdir {place}" in text:
+        message = f"the working directory {place!r} cannot be made: {informative_end(text)}"
+        advice = "correct workingDir or the image"
     elif user:
         message = f"{user['kind']} {user['name']!r} is not in the image"
         advice = "correct runAsUser, or the USER of the image"
@@ -227,7 +260,7 @@ def start_failure(container: Container, text: str) -> Exit:
         message = f"the node has no space left to make container {container.name!r}"
         advice = "use a smaller image or a node with a larger boot disk"
     elif "nvidia-container" in text or "nvml" in text:
-        message = f"the node's GPU driver is not ready: {one_line(text[-200:])}"
+        message = f"the node's GPU driver is not ready: {informative_end(text)}"
         advice = "run it again; tell the cluster's administrator if it stays"
     elif "no command specified" in text:
         message = "neither the image nor the job says which command to run"
@@ -242,6 +275,6 @@ def start_failure(container: Container, text: str) -> Exit:
         message = f"{file!r} is in the image but may not be executed (permission denied)"
         advice = "make it executable, or call its interpreter"
     else:
-        message = f"container {container.name!r} could not be started: {one_line(text[-200:])}"
+        message = f"container {container.name!r} could not be started: {informative_end(text)}"
         advice = "see the message of the container runtime"
     return Exit(reason=reason, message=message, advice=advice)

@@ -16,13 +16,24 @@ from kinetic.aio.kubernetes.diagnosis.containers import (
     tell_exit,
 )
 from kinetic.aio.kubernetes.diagnosis.documents import Document, condition, part, parts, uid
+from kinetic.aio.kubernetes.diagnosis.quantities import readable
 from kinetic.aio.kubernetes.diagnosis.verdict import Diagnosis, Outlook, Seen
 from kinetic.aio.ports import Phase
 from kinetic.job_status import JobStatus, Reason
 
-__all__ = ["answered", "disrupted", "ending", "has_ended", "lost_node", "probed", "ran", "removal"]
+__all__ = [
+    "answered",
+    "disrupted",
+    "ending",
+    "has_ended",
+    "lost_node",
+    "probed",
+    "ran",
+    "removal",
+    "taken_back",
+]
 
-_BLAMELESS = "it is not the program's fault"
+_BLAMELESS = "it is not the program's fault: run it again"
 _SHUTDOWN = re.compile(r"node ?shut(ting)? ?down|imminent node shutdown", re.IGNORECASE)
 _NODE_REFUSALS = frozenset(
     {"UnexpectedAdmissionError", "NodeAffinity", "TaintToleration", "PodOSNotSupported"}
@@ -88,6 +99,8 @@ def _well(pod: Document) -> str:
     """Success, with what about it might worry somebody who looks at the pod."""
     if disrupted(pod):
         return "its program ended with exit code 0 while the platform stopped it"
+    if answered(pod):
+        return "its program ended with exit code 0 while the pod was being deleted"
     listed = [(one, one.ended or {}) for one in containers(pod)]
     if any(end.get("reason") == "OOMKilled" for one, end in listed if not one.sidecar):
         return "succeeded, though a child process was killed for want of memory"
@@ -133,7 +146,7 @@ def _never_began(bad: Container, ended: Document, told: Exit) -> Exit:
     code = ended.get("exitCode")
     plain = told.message == f"the program ended with exit code {code}"
     more = "" if plain else f" ({told.message.replace('the program', 'it', 1)})"
-    kept = told.reason in (Reason.OUT_OF_MEMORY, Reason.NODE_LOST)
+    kept = told.reason is not Reason.USER_ERROR and told.reason is not Reason.LOST
     return Exit(
         reason=told.reason if kept else Reason.SETUP,
         message=f"init container {bad.name!r} failed with exit code {code}{more}; "
@@ -155,7 +168,9 @@ def answered(pod: Document) -> bool:
     metadata = part(pod, "metadata")
     grace, until = metadata.get("deletionGracePeriodSeconds"), metadata.get("deletionTimestamp")
     bad = failed_container(pod)
-    ended = (bad.ended if bad is not None else None) or {}
+    programs = [one for one in containers(pod) if not one.init]
+    one = bad if bad is not None else next(iter(programs), None)
+    ended = (one.ended if one is not None else None) or {}
     if grace is None or not until or not ended.get("finishedAt"):
         return False
     try:
@@ -197,13 +212,21 @@ def removal(seen: Seen, pod: Document) -> Exit | None:
         return lost_node("the node was lost with the pod on it")
     if refused := _refused_by_node(reason, said):
         return refused
+    if taken_back(seen, pod):
+        return _shut_down(pod, seen)
     if part(pod, "metadata").get("deletionTimestamp"):
         return Exit(
             reason=Reason.LOST,
             message=f"somebody deleted the pod{_as_it_ran(pod)} (its Job counts a failure)",
-            advice="run it again",
+            advice="run it again; the cluster's audit log tells who deleted it",
         )
     return None
+
+
+def taken_back(seen: Seen, pod: Document) -> bool:
+    """Whether the cloud has given notice of the end of its node (documents: GKE, Spot VMs)."""
+    taints = parts(part(_node(seen, pod), "spec"), "taints")
+    return any(one.get("key") == "cloud.google.com/impending-node-termination" for one in taints)
 
 
 def _for_the_system() -> Exit:
@@ -219,6 +242,7 @@ def _as_it_ran(pod: Document) -> str:
     code = (bad.ended or {}).get("exitCode") if bad is not None else None
     if code == 137:
         return "; its program did not react to SIGTERM and was killed after its grace"
+    code = 0 if code is None and part(pod, "status").get("phase") == "Succeeded" else code
     if code not in (None, 143) and answered(pod):
         return f" while it ran, and its program ended with exit code {code} then"
     return " while it ran" if ran(pod) else " before it ever ran"
@@ -231,7 +255,7 @@ def _disruption(seen: Seen, pod: Document, target: Document) -> Exit:
             return Exit(
                 reason=Reason.PREEMPTED,
                 message="preempted by a pod of higher priority",
-                advice=_BLAMELESS,
+                advice=f"{_BLAMELESS} when there is place, or with a higher priority class",
             )
         case "EvictionByEvictionAPI":
             return Exit(
@@ -327,7 +351,8 @@ def _pressure(said: str) -> Exit:
 
 
 def _usage(said: str) -> str:
-    """Who used how much, as the node tells it."""
+    """Who used how much, as the node tells it, in units that people read."""
+    said = re.sub(r"\b\d{4,}(Ki|Mi)?\b", lambda one: readable(one[0]), said)
     used = re.findall(r"(Container|Pod) (\S+) was using ([\w.]+), request is ([\w.]*\w)", said)
     told = [
         f"{kind.lower()} {name} used {much}, its request is {asked}"
@@ -338,6 +363,8 @@ def _usage(said: str) -> str:
 
 def _over_its_limit(said: str) -> Exit:
     """Evicted without a word about the node: the pod passed a limit of its own."""
+    if "low on resource" in said:
+        return _pressure(said)
     volume = re.search(r'volume "(?P<name>[^"]+)" exceeds the limit "(?P<limit>[^"]+)"', said)
     if volume:
         return Exit(
@@ -347,14 +374,12 @@ def _over_its_limit(said: str) -> Exit:
         )
     if re.search(r"ephemeral|storage", said):
         limit = re.search(r'(?:limit|containers)[^\d"]*"?(\d[\w.]*\w)', said)
-        of = f" of {limit[1].rstrip('.')}" if limit else ""
+        of = f" of {readable(limit[1].rstrip('.'))}" if limit else ""
         return Exit(
             reason=Reason.OUT_OF_DISK,
             message=f"evicted: it used more than its ephemeral-storage limit{of}",
             advice="raise it, or write to a bucket",
         )
-    if "low on resource" in said:
-        return _pressure(said)
     if had := re.search(r"The node had condition: \[(.+?)\]", said):
         return Exit(
             reason=Reason.EVICTED,
@@ -372,7 +397,7 @@ def _shut_down(pod: Document, seen: Seen) -> Exit:
         return Exit(
             reason=Reason.PREEMPTED,
             message="the spot machine was taken back by the cloud",
-            advice=f"{_BLAMELESS}: it is retried on its own budget",
+            advice=f"{_BLAMELESS} (it is retried on its own budget), or ask for no spot machine",
         )
     return Exit(
         reason=Reason.PREEMPTED,

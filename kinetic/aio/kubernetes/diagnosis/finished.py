@@ -43,6 +43,8 @@ def past(seen: Seen, pod: Document) -> Diagnosis:
     """How a pod ended that has ended or is there no more."""
     if has_ended(pod):
         last = ending(seen, pod)
+        if last.reason is Reason.LOST and swept(pod) and not ran(pod):
+            return _never_started(seen, pod, last)
         if last.reason is not Reason.DEADLINE or ran(pod):
             return last
         held = obstacle(seen, pod)
@@ -56,7 +58,7 @@ def past(seen: Seen, pod: Document) -> Diagnosis:
             "the node was removed from the cluster under the pod; what the program did is unknown"
         )
     words = why.message if why else "the pod is gone, and how its program ended was not seen"
-    return Diagnosis(
+    told = Diagnosis(
         status=JobStatus.FAILED,
         phase=Phase.ENDED,
         reason=why.reason if why else Reason.LOST,
@@ -64,6 +66,18 @@ def past(seen: Seen, pod: Document) -> Diagnosis:
         message=words,
         advice=why.advice if why else "run it again",
         outlook=Outlook.FINAL,
+    )
+    swept_early = told.reason is Reason.LOST and swept(pod) and not ran(pod)
+    return _never_started(seen, pod, told) if swept_early else told
+
+
+def _never_started(seen: Seen, pod: Document, last: Diagnosis) -> Diagnosis:
+    """A pod that was deleted while something kept it from starting: that would do so again."""
+    held = obstacle(seen, pod)
+    if held.reason is None or held.outlook is Outlook.OPEN:
+        return last
+    return replace(
+        last, message=f"{last.message}; until then {held.message}", advice=_too_late(held)
     )
 
 
@@ -166,6 +180,10 @@ def _cause(seen: Seen, target: Document) -> Diagnosis:
     own = [pair for pair in bad if index_of(pair[0]) in wanted] if wanted else []
     own = own or [pair for pair in bad if not swept(pair[0])] or bad
     own = own or [(pod, one) for pod in seen.pods if (one := ending(seen, pod)).exit_code]
+    own = own or [(pod, _stopped_well(seen, pod)) for pod in pods if answered(pod)]
+    if not own:  # the last pod is on its way out, and that is what its Job failed of
+        leaving = [pod for pod in seen.pods if part(pod, "metadata").get("deletionTimestamp")]
+        own = [(pod, past(seen, pod)) for pod in leaving]
     if not own:
         trace = ended_unseen(seen)
         return ending(seen, trace) if trace is not None else _unseen(seen, target)
@@ -188,6 +206,18 @@ def _cause(seen: Seen, target: Document) -> Diagnosis:
         each = f", each with exit code {code}" if same else ""
         return replace(last, message=f"failed in {tries} attempts{each}; the last: {last.message}")
     return last
+
+
+def _stopped_well(seen: Seen, pod: Document) -> Diagnosis:
+    """A program that answered a deletion with exit code 0, which its Job counts as a failure."""
+    why = removal(seen, pod)
+    return replace(
+        ending(seen, pod),
+        status=JobStatus.FAILED,
+        reason=why.reason if why else Reason.LOST,
+        message=why.message if why else "somebody deleted the pod while it ran",
+        advice=why.advice if why else "run it again",
+    )
 
 
 def _as_it_fell(pod: Document) -> Document:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from kinetic.aio.kubernetes.diagnosis.documents import Document, condition, part, parts, uid
-from kinetic.aio.kubernetes.diagnosis.ending import disrupted, ending, has_ended, ran
+from kinetic.aio.kubernetes.diagnosis.ending import answered, disrupted, ending, has_ended, ran
 from kinetic.aio.kubernetes.diagnosis.finished import (
     being_deleted,
     failed,
@@ -40,6 +40,36 @@ def judge(seen: Seen) -> Diagnosis:
     watches, either of which may be late. Give the result of `merged`, so that a
     cause outlives the pod it stood on.
     """
+    verdict = _judged(seen)
+    ended = [("Pod", pod) for pod in seen.pods if has_ended(pod)]
+    held = [
+        (kind, metadata.get("name"), name)
+        for kind, one in [("Job", seen.job), *ended]
+        if (metadata := part(one, "metadata")).get("deletionTimestamp")
+        for name in parts(metadata, "finalizers")
+        if name not in _OWN_FINALIZERS
+    ]
+    if not held:
+        return verdict
+    kind, name, finalizer = held[0]
+    patch = '{"metadata":{"finalizers":null}}'
+    advice = (
+        f"whoever set finalizer {finalizer!r} must remove it; if nothing will: "
+        f"kubectl patch {kind.lower()} {name} --type=merge -p '{patch}'"
+    )
+    return replace(
+        verdict,
+        message=f"{verdict.message}; the {kind} is deleted and stays, held by finalizer "
+        f"{finalizer!r}",
+        advice=f"{verdict.advice}; {advice}" if verdict.advice else advice,
+    )
+
+
+_OWN_FINALIZERS = ("batch.kubernetes.io/job-tracking", "orphan", "foregroundDeletion")
+"""Those that Kubernetes sets and removes by itself."""
+
+
+def _judged(seen: Seen) -> Diagnosis:
     if len(seen.pods) > 1 or len(seen.gone) > 1:
         seen = replace(seen, pods=_by_age(seen.pods), gone=_by_age(seen.gone))
     job = seen.job
@@ -123,7 +153,7 @@ def _again(seen: Seen, now: Diagnosis, over: Sequence[Document]) -> Diagnosis:
         return now
     last = before[-1]
     words = last.message.removeprefix("is being stopped: ")
-    words += f" ({last.advice})" if "fault" in last.advice else ""
+    words += f" ({last.advice.partition(':')[0]})" if "fault" in last.advice else ""
     what = "another pod runs" if now.phase is Phase.RUNNING else "a new pod waits"
     told = now.message if now.message != "running" else ""
     uncounted = _uncounted(seen.any_job, over[-1]) if over else ""
@@ -137,6 +167,8 @@ def _between(seen: Seen, over: Sequence[Document]) -> Diagnosis:
     if not over:
         return held_back(seen)
     last = past(seen, over[-1])
+    if last.status is JobStatus.SUCCEEDED and answered(over[-1]) and not disrupted(over[-1]):
+        return _unexplained(replace(last, exit_code=None))  # whether it counts, its Job says next
     if last.status is JobStatus.SUCCEEDED or not _replaced(seen.any_job, over):
         return _unexplained(last) if swept(over[-1]) and not ran(over[-1]) else last
     held = held_back(seen)
@@ -148,6 +180,7 @@ def _between(seen: Seen, over: Sequence[Document]) -> Diagnosis:
         status=JobStatus.PENDING,
         phase=Phase.PENDING,
         message=f"{last.message}; {_uncounted(seen.any_job, over[-1])}{words}",
+        advice=last.advice.replace("run it again", "wait"),
         outlook=Outlook.OPEN,
     )
 

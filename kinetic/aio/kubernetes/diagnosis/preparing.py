@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from kinetic._messages import one_line
-from kinetic.aio.kubernetes.diagnosis.documents import Document
+from kinetic.aio.kubernetes.diagnosis.containers import informative_end
+from kinetic.aio.kubernetes.diagnosis.documents import Document, part, parts
 from kinetic.aio.kubernetes.diagnosis.verdict import Outlook
 from kinetic.job_status import Reason
 
@@ -45,8 +46,8 @@ class Obstacle:
     outlook: Outlook = Outlook.OPEN
 
 
-def preparing(events: Sequence[Document]) -> Obstacle | None:
-    """What keeps a pod's containers from being made, by the *events* on it, the oldest first."""
+def preparing(events: Sequence[Document], spec: Document) -> Obstacle | None:
+    """What keeps a pod of this *spec* from being made, by the *events* on it, oldest first."""
     left: list[Document] = []
     for event in events:
         if event.get("reason") in _PROGRESS:
@@ -55,7 +56,8 @@ def preparing(events: Sequence[Document]) -> Obstacle | None:
             left = [one for one in left if one.get("reason") != "FailedAttachVolume"]
         else:
             left.append(event)
-    if found := _volumes([_said(one) for one in left if one.get("reason") in _VOLUME_EVENTS]):
+    told = [_said(one) for one in left if one.get("reason") in _VOLUME_EVENTS]
+    if found := _volumes(told, spec):
         return found
     for event in reversed(left):
         if event.get("reason") == "FailedCreatePodSandBox":
@@ -92,7 +94,7 @@ def missing(said: str) -> tuple[str, str] | None:
     return None
 
 
-def _volumes(told: Sequence[str]) -> Obstacle | None:
+def _volumes(told: Sequence[str], spec: Document) -> Obstacle | None:
     """The most that is said of volumes: one event names the cause, the next only that it lasts."""
     if not told:
         return None
@@ -109,21 +111,48 @@ def _volumes(told: Sequence[str]) -> Obstacle | None:
     for said in reversed(told):
         for pattern, judge in _CAUSES:
             if found := pattern.search(said):
-                return _of(said, judge(found))
+                return _of(said, judge(found), spec)
     specific = [said for said in told if not _VOLUMES.search(said)]
-    return _vague((specific or told)[-1])
+    return _vague((specific or told)[-1], spec)
 
 
-def _of(said: str, found: Obstacle) -> Obstacle:
-    """*found*, with the name of the volume."""
+def _of(said: str, found: Obstacle, spec: Document) -> Obstacle:
+    """*found*, with the name of the volume and of what it is made from."""
     volume = _VOLUME.search(said)
-    of = f" (volume {volume['name']!r})" if volume and volume["name"] not in found.message else ""
+    if volume is None or repr(volume["name"]) in found.message:
+        return found
+    source = _source(spec, volume["name"])
+    of = f" (volume {volume['name']!r}{f', of {source}' if source else ''})"
     return replace(found, message=f"{found.message}{of}")
 
 
-def _vague(said: str) -> Obstacle:
+def _source(spec: Document, volume: str) -> str:
+    """What a volume of the pod is made from, by its own words."""
+    named = [one for one in parts(spec, "volumes") if one.get("name") == volume]
+    for kind, field in _SOURCES.items():
+        if named and (name := part(named[0], kind).get(field)):
+            return f"{kind[0].upper()}{kind[1:]} {str(name)!r}"
+    return ""
+
+
+_SOURCES = {
+    "secret": "secretName",
+    "configMap": "name",
+    "persistentVolumeClaim": "claimName",
+    "hostPath": "path",
+    "nfs": "server",
+    "csi": "driver",
+}
+
+
+def _vague(said: str, spec: Document) -> Obstacle:
     advice = "correct the volume, or the permission to read it"
     if volume := _VOLUME.search(said):
+        source = _source(spec, volume["name"])
+        if source.startswith("HostPath"):
+            advice = "correct the path or its type: every node that may run it must have it"
+        elif source:
+            advice = f"see whether {source} is right and can be reached from the nodes"
         words = f"volume {volume['name']!r} cannot be mounted: {one_line(volume['why'], 300)}"
     elif volumes := _VOLUMES.search(said):
         names = ", ".join(repr(name) for name in volumes["names"].split())
@@ -191,6 +220,16 @@ def _no_bucket(found: re.Match[str]) -> Obstacle:
     )
 
 
+def _no_sidecar(found: re.Match[str]) -> Obstacle:
+    return Obstacle(
+        message="a bucket cannot be mounted: the pod has no gcsfuse sidecar, which GKE puts beside "
+        "pods that are annotated",
+        reason=Reason.SETUP,
+        advice='set the annotation gke-gcsfuse/volumes: "true" on the pod',
+        outlook=Outlook.BLOCKED,
+    )
+
+
 def _not_told_yet(found: re.Match[str]) -> Obstacle:
     return Obstacle(
         message="the node has not read the ConfigMaps and Secrets of the pod's volumes yet "
@@ -217,6 +256,7 @@ _CAUSES: tuple[tuple[re.Pattern[str], Callable[[re.Match[str]], Obstacle]], ...]
             _attached_elsewhere,
         ),
         (r"driver name (?P<name>\S+) not found", _no_driver),
+        (r"failed to find the sidecar container|sidecar container \S* ?not found", _no_sidecar),
         (r"references non-existent (?P<kind>config|secret) key: (?P<key>\S+)", _no_key),
         (
             r"bucket (doesn't|does not) exist.*|NotFound desc = .*bucket.*|bucket not found.*",
@@ -238,7 +278,7 @@ def _sandbox(said: str) -> Obstacle:
             outlook=Outlook.BLOCKED,
         )
     return Obstacle(
-        message=f"the node cannot make the pod's sandbox: {one_line(said[-200:])}",
+        message=f"the node cannot make the pod's sandbox: {informative_end(said)}",
         reason=Reason.SETUP,
         advice="it is tried again; tell the cluster's administrator if it stays",
     )

@@ -61,6 +61,11 @@ def _binary(size: float) -> str:
     return f"{size:g}"
 
 
+def readable(quantity: str) -> str:
+    """An amount of bytes in the largest unit that fits: ``1534240Ki`` is ``1.46Gi``."""
+    return _binary(number(quantity))
+
+
 def requests(spec: Mapping[str, Any]) -> dict[str, float]:
     """What a pod of this spec asks of its node, as the scheduler counts it."""
     together = [_asked(one) for one in parts(spec, "containers")]

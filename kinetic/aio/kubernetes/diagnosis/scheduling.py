@@ -224,6 +224,14 @@ def _scaled(seen: Seen, pod: Document, found: Placing) -> Placing:
     last = events[-1]
     said = str(last.get("message") or "")
     words = one_line(said.partition(": ")[2] or said, 400)
+    failures = [one for one in events if one.get("reason") == "FailedScaleUp"]
+    if failures and last is not failures[-1] and "backoff" in said:
+        said = str(failures[-1].get("message") or "")
+        words = one_line(said.partition(": ")[2] or said, 400)
+        tried = _not_added(said, words, _asks(part(pod, "spec")))
+        return replace(
+            tried, message=f"{tried.message}; the autoscaler pauses before it tries again"
+        )
     if last.get("reason") == "FailedScaleUp":
         return _not_added(said, words, _asks(part(pod, "spec")))
     if last.get("reason") == "TriggeredScaleUp":

@@ -15,7 +15,7 @@ from kinetic.aio.kubernetes.diagnosis.containers import (
     tell_exit,
 )
 from kinetic.aio.kubernetes.diagnosis.documents import Document, condition, conditions, part, parts
-from kinetic.aio.kubernetes.diagnosis.ending import probed, ran, removal
+from kinetic.aio.kubernetes.diagnosis.ending import probed, ran, removal, taken_back
 from kinetic.aio.kubernetes.diagnosis.held import is_gated, queued
 from kinetic.aio.kubernetes.diagnosis.images import IMAGE_REASONS, pull_failure
 from kinetic.aio.kubernetes.diagnosis.preparing import missing, preparing
@@ -334,7 +334,8 @@ def _running(seen: Seen, pod: Document) -> Diagnosis:
     done = [one for one in programs if one.state("terminated") is not None]
     left = [one for one in programs if one.state("running") is not None]
     reason: Reason | None = None
-    message, advice, outlook = _restarted(left), "", Outlook.OPEN
+    message, advice = _restarted(seen, pod, left)
+    outlook = Outlook.OPEN
     if done and left and done[0].name == programs[0].name:
         names = ", ".join(repr(one.name) for one in left)
         ended = done[0].state("terminated") or {}
@@ -359,6 +360,16 @@ def _running(seen: Seen, pod: Document) -> Diagnosis:
     elif _failing(seen, pod, left, "startup"):
         message = "running, but its startup probe fails so far"
         advice = "the node stops it when that goes on: see why it does not answer the probe"
+    elif taken_back(seen, pod):
+        reason = Reason.PREEMPTED
+        message = "running, but the cloud takes its spot machine back within 30 s"
+        advice = (
+            "it is not the program's fault: let it save what it has; it counts on its own budget"
+        )
+    elif side := [one for one in containers(pod) if one.sidecar and _falls(one)]:
+        told_of = tell_exit(side[0], side[0].ended or side[0].last or {})
+        message = f"{message}, but sidecar {side[0].name!r} beside it fails: {told_of.message}"
+        advice = told_of.advice
     return Diagnosis(
         status=JobStatus.RUNNING,
         phase=Phase.RUNNING,
@@ -369,6 +380,11 @@ def _running(seen: Seen, pod: Document) -> Diagnosis:
     )
 
 
+def _falls(one: Container) -> bool:
+    """Whether a sidecar ended badly that should run as long as the program does."""
+    return bool((one.ended or one.last or {}).get("exitCode"))
+
+
 def _ended(one: Container, ended: Document) -> str:
     """How a container ended, as the rest of a sentence about it."""
     code = ended.get("exitCode")
@@ -377,16 +393,17 @@ def _ended(one: Container, ended: Document) -> str:
     return f"{words} ({told.message})" if told.reason is Reason.OUT_OF_MEMORY else words
 
 
-def _restarted(left: Sequence[Container]) -> str:
-    """``running``; after how many starts, and why."""
+def _restarted(seen: Seen, pod: Document, left: Sequence[Container]) -> tuple[str, str]:
+    """``running``; after how many starts and why, and what to do about that."""
     again = max(left, key=lambda one: int(one.status.get("restartCount") or 0), default=None)
     count = int(again.status.get("restartCount") or 0) if again is not None else 0
     if again is None or not count:
-        return "running"
+        return "running", ""
     last = again.last or {}
-    why = f" (the last: {tell_exit(again, last).message})" if last.get("exitCode") else ""
+    told = probed(seen, pod, last.get("exitCode")) or tell_exit(again, last)
+    why = f" (the last: {told.message})" if last.get("exitCode") else ""
     starts = "1 failed start" if count == 1 else f"{count} failed starts"
-    return f"running, after {starts}{why}"
+    return f"running, after {starts}{why}", told.advice if why else ""
 
 
 def _failing(seen: Seen, pod: Document, programs: Sequence[Container], kind: str) -> bool:
@@ -411,7 +428,7 @@ def _silent(seen: Seen, pod: Document) -> bool:
 
 
 def _starting(seen: Seen, pod: Document) -> Diagnosis:
-    if found := preparing(seen.about(pod)):
+    if found := preparing(seen.about(pod), part(pod, "spec")):
         return _pending(
             found.message, reason=found.reason, advice=found.advice, outlook=found.outlook
         )
@@ -419,16 +436,27 @@ def _starting(seen: Seen, pod: Document) -> Diagnosis:
         return away
     if (pull := _pulling(seen, pod)) is not None:
         return pull
+    if said := _refused(seen, pod):
+        return _configuration(said)
     first = next((one for one in containers(pod) if one.state("running") is not None), None)
-    if first is not None and first.sidecar:
-        return _pending(
-            f"sidecar {first.name!r} runs and is not ready yet; the program starts after it"
-            if first.status.get("started") is False
-            else "its container is being made"
-        )
+    if first is not None and first.sidecar and first.status.get("started") is not False:
+        return _pending("its container is being made")
     if first is not None:
-        return _pending(f"init container {first.name!r} runs; the program starts after it")
+        what = "sidecar" if first.sidecar else "init container"
+        state = "runs and is not ready yet" if first.sidecar else "runs"
+        return _pending(
+            f"{what} {first.name!r} {state}; the program starts after it",
+            advice=f"wait, or see the log of container {first.name!r}",
+        )
     return _pending("its container is being made")
+
+
+def _refused(seen: Seen, pod: Document) -> str:
+    """Why the node did not make a container, which its status says only some of the time."""
+    events = seen.about(pod, "Failed", "Created", "Started")
+    said = str(events[-1].get("message") or "") if events else ""
+    configured = missing(said) is not None or "runAsNonRoot" in said or "non-root" in said
+    return said.removeprefix("Error: ") if configured else ""
 
 
 def _unattended(seen: Seen, pod: Document) -> Diagnosis | None:
@@ -460,7 +488,10 @@ def _pulling(seen: Seen, pod: Document) -> Diagnosis | None:
     ]
     if not events or events[-1].get("reason") == "Pulled":
         return None
-    said = str(events[-1].get("message") or "")
+    since = [one for one in events if "Failed to pull" in str(one.get("message"))]
+    # What says why comes before what says only that it goes on.
+    told = since[-1] if since and events[-1].get("reason") == "Failed" else events[-1]
+    said = str(told.get("message") or "")
     quoted = re.search(r'"([^"]+)"', said)
     image = quoted[1] if quoted else ""
     if events[-1].get("reason") == "Pulling":
