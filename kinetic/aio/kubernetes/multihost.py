@@ -16,6 +16,7 @@ from kinetic.aio.kubernetes.diagnosis.documents import Document, condition, part
 from kinetic.aio.kubernetes.diagnosis.ending import ending, has_ended, ran
 from kinetic.aio.kubernetes.diagnosis.finished import index_of, past, swept
 from kinetic.aio.kubernetes.diagnosis.held import held_back
+from kinetic.aio.kubernetes.diagnosis.judge import held_fast
 from kinetic.aio.kubernetes.diagnosis.starting import present
 from kinetic.aio.kubernetes.diagnosis.verdict import Diagnosis, Outlook, Seen, merged
 from kinetic.aio.kubernetes.manifests import HOSTS, JOB, Placement, job_manifest, object_name
@@ -24,7 +25,6 @@ from kinetic.aio.kubernetes.tables import (
     Entry,
     Table,
     by_runner,
-    held_fast,
     observations,
     same,
 )

@@ -39,7 +39,6 @@ __all__ = [
     "Rhythm",
     "Table",
     "by_runner",
-    "held_fast",
     "judged",
     "listing",
     "name_of",
@@ -213,29 +212,8 @@ def _controller(pod: Document) -> Document:
     return next((one for one in owners if one.get("controller")), nobody)
 
 
-_OWN_FINALIZERS = frozenset({"foregroundDeletion", "orphan", "batch.kubernetes.io/job-tracking"})
-
-
-def held_fast(seen: Seen, verdict: Diagnosis) -> Diagnosis:
-    """*verdict*, with what was deleted and cannot go, for somebody has not let go of it."""
-    for one in (*([seen.job] if seen.job else ()), *seen.pods):
-        metadata = part(one, "metadata")
-        holding = [name for name in _finalizers(one) if name not in _OWN_FINALIZERS]
-        if holding and metadata.get("deletionTimestamp") and verdict.phase is not Phase.GONE:
-            what = "its pod" if "containers" in part(one, "spec") else "its object"
-            words = f"{what} {metadata.get('name')} was deleted, and is held by {holding[0]}"
-            message = f"{verdict.message}; {words}" if verdict.message else words
-            advice = "see why whoever set that finalizer does not remove it, or remove it yourself"
-            return replace(verdict, message=message, advice=advice)
-    return verdict
-
-
 def judged(seen: Seen) -> Diagnosis:
     """What is to be told of the Job, also where a client has ended it."""
-    return held_fast(seen, _ended_or_judged(seen))
-
-
-def _ended_or_judged(seen: Seen) -> Diagnosis:
     verdict = judge(seen)
     end = End.of(seen.any_job)
     if end is None or any(_started(pod) for pod in (*seen.pods, *seen.gone)):

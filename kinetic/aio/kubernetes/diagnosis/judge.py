@@ -24,7 +24,7 @@ from kinetic.aio.kubernetes.diagnosis.verdict import Diagnosis, Outlook, Seen
 from kinetic.aio.ports import Phase
 from kinetic.job_status import JobStatus, Reason
 
-__all__ = ["judge", "judge_pod"]
+__all__ = ["held_fast", "judge", "judge_pod"]
 
 SHOWN = 3
 """Causes that are told of pods of many indexes which wait."""
@@ -40,11 +40,16 @@ def judge(seen: Seen) -> Diagnosis:
     watches, either of which may be late. Give the result of `merged`, so that a
     cause outlives the pod it stood on.
     """
-    verdict = _judged(seen)
+    return held_fast(seen, _judged(seen))
+
+
+def held_fast(seen: Seen, verdict: Diagnosis) -> Diagnosis:
+    """*verdict*, with what is deleted and cannot go, for somebody has not let go of it."""
+    owner = seen.makers[0][0] if seen.makers else "Job"
     ended = [("Pod", pod) for pod in seen.pods if has_ended(pod)]
     held = [
         (kind, metadata.get("name"), name)
-        for kind, one in [("Job", seen.job), *ended]
+        for kind, one in [(owner, seen.job), *ended]
         if (metadata := part(one, "metadata")).get("deletionTimestamp")
         for name in parts(metadata, "finalizers")
         if name not in _OWN_FINALIZERS

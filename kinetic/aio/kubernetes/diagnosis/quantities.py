@@ -8,7 +8,7 @@ from typing import Any
 
 from kinetic.aio.kubernetes.diagnosis.documents import part, parts
 
-__all__ = ["number", "requests", "shown"]
+__all__ = ["number", "readable", "requests", "shown"]
 
 _QUANTITY = re.compile(r"([+-]?[0-9.]+(?:[eE][+-]?[0-9]+)?)([A-Za-z]*)")
 _UNITS = {
