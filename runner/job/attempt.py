@@ -64,6 +64,8 @@ class Invocation:
         self._outputs: outputs.Mirror | None = None
         self._begun: tuple[bytes | None, bytes] | None = None
         self._reserve = b""
+        self.read_ahead: Callable[[], bytes] = bytes
+        """The arguments, checked, if they were read before; else nothing."""
 
     def begun(self, function: bytes | None, arguments: bytes) -> None:
         """`opening` has made the folders and checked *arguments*, the parent *function*.
@@ -124,7 +126,7 @@ class Invocation:
         self._join()
         with self._in_phase("artifact download"):
             function_bytes = self._content(order.function)
-            arguments_bytes = self._content(order.arguments)
+            arguments_bytes = self.read_ahead() or self._content(order.arguments)
         with self._in_phase("payload unpickle"):
             function = self._load(function_bytes)
             args, kwargs = self._load(arguments_bytes)
@@ -402,6 +404,8 @@ class Terms:
 class Attempt:
     """The steps of one attempt, over any objects and any way to make the call."""
 
+    opening_kind: type[Opening] = Opening
+
     def __init__(
         self,
         order: wire.Assignment,
@@ -417,7 +421,7 @@ class Attempt:
         self._objects = objects
         self._stopping = stopping
         self._invoke = invoke
-        self._opening = Opening(order, key, executor, objects)
+        self._opening = self.opening_kind(order, key, executor, objects)
 
     def steps(self, *, begun: bool = False) -> Generator[str, None, int]:
         """Go one step on with each ``next``, which names the step to come.

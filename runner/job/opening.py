@@ -40,14 +40,14 @@ class Opening:
         self._key = key
         self._executor = executor
         self._objects = objects
+        self._made_claim = False
 
     def claim(self) -> bool:
         """Create the claim; False when it is somebody else's."""
         claim = {"executor": self._executor, "fence": str(self._order.fence)}
         name = self._name("claim")
-        if self._objects.create(name, b"", claim):
-            return True
-        return self._claimant() == self._executor
+        self._made_claim = self._objects.create(name, b"", claim)
+        return self._made_claim or self._claimant() == self._executor
 
     def is_void(self) -> bool:
         """Whether nobody may run this attempt: it was given up before it began."""
@@ -88,11 +88,15 @@ class Opening:
         return self._objects.exists(self._order.arguments.name)
 
     def _standing_of_first(self) -> wire.Item | None:
-        """By the shortest way: a first attempt, and nobody else was there."""
-        order = self._order
-        if order.attempt != 1 or self._objects.exists(self._name("outcome")):
+        """By the shortest way: a first attempt, and nobody else was there.
+
+        What was claimed just now has no outcome: an attempt is closed after its claim was seen.
+        """
+        if self._order.attempt != 1:
             return None
-        if self._objects.holds(f"{order.scope}control"):
+        if not self._made_claim and self._objects.exists(self._name("outcome")):
+            return None
+        if self._objects.holds(f"{self._order.scope}control"):
             return None
         return wire.Item(wire.ItemState.OPEN, 1)
 

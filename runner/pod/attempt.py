@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from ..job import processes
+from ..job import opening, processes
 from ..job.attempt import Attempt
 from ..job.opening import Opening, out_of_time
 from ..protocol import signing, wire
@@ -337,6 +337,29 @@ class Restarts:
         return self.failures + self.disruptions
 
 
+READ_AHEAD = 1024 * 1024
+"""Arguments of up to so many bytes are read to see whether the submission is still there."""
+
+
+class _ReadingOpening(Opening):
+    """To read small arguments takes one request, as to look whether they are there does."""
+
+    arguments = b""
+
+    def inputs_there(self) -> bool:
+        """See `Opening`."""
+        part = self._order.arguments
+        if part.stop - part.start > READ_AHEAD:
+            return super().inputs_there()
+        try:
+            self.arguments = opening.content(self._objects, part)
+        except KeyError:
+            return False
+        except ValueError:
+            pass  # they are damaged: whoever reads them again says so
+        return True
+
+
 class PodAttempt(Attempt):
     """An attempt whose exit code says what becomes of its item, by all attempts there were.
 
@@ -344,9 +367,15 @@ class PodAttempt(Attempt):
     finds all of them.
     """
 
+    opening_kind = _ReadingOpening
+
     receipt = ""
     host = 0
     output: Callable[[], bytes]
+
+    def read_ahead(self) -> bytes:
+        """The arguments, if they were small."""
+        return self._opening.arguments if isinstance(self._opening, _ReadingOpening) else b""
 
     def beside(self, done: str) -> int:
         """The part of a host that does not lead: it creates *done*, or commits what went wrong."""

@@ -384,6 +384,7 @@ class _Job:
         )
         attempt.receipt, attempt.host = order.restarts.receipt, order.host
         attempt.output = self._output
+        call.read_ahead = attempt.read_ahead
         return attempt
 
     def _opening_code(self, executor: str) -> int:

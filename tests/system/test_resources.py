@@ -73,6 +73,12 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[Disk]:
         path.rmdir()
 
 
+@pytest.fixture
+def this_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is in this folder comes without the rest of the tree, which a small disk cannot hold."""
+    monkeypatch.setenv("KINETIC_PACKAGE_ROOT", str(Path(__file__).parent))
+
+
 def left_in(store: Path) -> list[str]:
     """What a store holds, but for content that submissions share."""
     found = [path for path in store.rglob("*") if path.is_file() and path.name != "replace.lock"]
@@ -191,6 +197,7 @@ def ending(disk: Disk, scene: Scene) -> Callable[[aio.Client], Awaitable[aio.Job
     return submit
 
 
+@pytest.mark.usefixtures("this_folder")
 async def test_what_ends_on_a_full_disk_is_written_when_there_is_space_again(
     disk: Disk, ending: Callable[[aio.Client], Awaitable[aio.JobHandle]]
 ) -> None:
@@ -201,6 +208,7 @@ async def test_what_ends_on_a_full_disk_is_written_when_there_is_space_again(
             assert await job == "told at last"
 
 
+@pytest.mark.usefixtures("this_folder")
 async def test_a_job_that_cannot_say_how_it_ended_is_told_with_the_place_and_why(
     disk: Disk,
     scene: Scene,
@@ -224,6 +232,7 @@ async def test_a_job_that_cannot_say_how_it_ended_is_told_with_the_place_and_why
         assert await job.status() is JobStatus.FAILED
 
 
+@pytest.mark.usefixtures("this_folder")
 async def test_a_call_that_is_cancelled_on_a_full_disk_ends_its_job_and_leaves_nothing(
     disk: Disk, scene: Scene
 ) -> None:
