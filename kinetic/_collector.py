@@ -194,8 +194,8 @@ def _named_in(objects: DirectoryObjects, name: str) -> set[str]:
 
 def _drop_empty_outputs(store: Path) -> None:
     """Remove what jobs left that had written nothing, when their supervisor was killed."""
-    with contextlib.suppress(OSError):
-        for entry in os.scandir(store / "outputs"):
+    with contextlib.suppress(OSError), os.scandir(store / "outputs") as entries:
+        for entry in entries:
             name = entry.name
             there = (store / "jobs" / name / "handle.json", store / "batches" / name / "manifest")
             if not _SUBMISSION.fullmatch(name) or any(one.exists() for one in there):
@@ -219,8 +219,8 @@ def _from_cache(cache: Path, limits: Limits) -> Iterator[Unit]:
 
 
 def _trees_of(folder: Path) -> Iterator[Unit]:
-    with contextlib.suppress(OSError):
-        for entry in os.scandir(folder):
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
             with contextlib.suppress(OSError):
                 used = entry.stat(follow_symlinks=False).st_mtime
                 tree = workspace.find(entry.path)

@@ -88,17 +88,15 @@ class Opening:
         return self._objects.exists(self._order.arguments.name)
 
     def _standing_of_first(self) -> wire.Item | None:
-        """By the shortest way: a first attempt, and nobody else was there.
-
-        What was claimed just now has no outcome: an attempt is closed after its claim was seen.
-        """
-        if self._order.attempt != 1:
-            return None
-        if not self._made_claim and self._objects.exists(self._name("outcome")):
+        """By the shortest way: a first attempt, and nobody else was there."""
+        if self._order.attempt != 1 or self._is_closed():
             return None
         if self._objects.holds(f"{self._order.scope}control"):
             return None
         return wire.Item(wire.ItemState.OPEN, 1)
+
+    def _is_closed(self) -> bool:
+        return self._objects.exists(self._name("outcome"))
 
     def _requests(self) -> list[wire.Request]:
         scope = self._order.scope

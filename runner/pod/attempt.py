@@ -341,13 +341,17 @@ READ_AHEAD = 1024 * 1024
 """Arguments of up to so many bytes are read to see whether the submission is still there."""
 
 
-class _ReadingOpening(Opening):
-    """To read small arguments takes one request, as to look whether they are there does."""
+class _PodOpening(Opening):
+    """With as few requests as can be: each takes its time in a bucket."""
 
     arguments = b""
 
+    def _is_closed(self) -> bool:
+        """What was claimed just now is not: an attempt is closed after its claim was seen."""
+        return not self._made_claim and super()._is_closed()
+
     def inputs_there(self) -> bool:
-        """See `Opening`."""
+        """To read small arguments takes one request, as to look whether they are there does."""
         part = self._order.arguments
         if part.stop - part.start > READ_AHEAD:
             return super().inputs_there()
@@ -367,7 +371,7 @@ class PodAttempt(Attempt):
     finds all of them.
     """
 
-    opening_kind = _ReadingOpening
+    opening_kind = _PodOpening
 
     receipt = ""
     host = 0
@@ -375,7 +379,7 @@ class PodAttempt(Attempt):
 
     def read_ahead(self) -> bytes:
         """The arguments, if they were small."""
-        return self._opening.arguments if isinstance(self._opening, _ReadingOpening) else b""
+        return self._opening.arguments if isinstance(self._opening, _PodOpening) else b""
 
     def beside(self, done: str) -> int:
         """The part of a host that does not lead: it creates *done*, or commits what went wrong."""

@@ -39,11 +39,12 @@ def scratch_folder() -> Path:
 
 def sweep_scratch() -> None:
     """Remove what processes that were killed have left. Blocking: it may be much."""
-    with contextlib.suppress(OSError):
-        for entry in os.scandir(_parent()):
-            old = entry.stat(follow_symlinks=False).st_mtime < time.time() - STALE_S
-            if old or _is_orphan(entry.name):
-                shutil.rmtree(entry.path, ignore_errors=True)
+    with contextlib.suppress(OSError), os.scandir(_parent()) as entries:
+        for entry in entries:
+            with contextlib.suppress(OSError):  # its owner has just removed it
+                old = entry.stat(follow_symlinks=False).st_mtime < time.time() - STALE_S
+                if old or _is_orphan(entry.name):
+                    shutil.rmtree(entry.path, ignore_errors=True)
 
 
 def _parent() -> Path:
