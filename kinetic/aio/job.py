@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import subprocess
 import sys
 from collections.abc import AsyncGenerator, Callable, Generator
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, cast
 
@@ -24,6 +23,7 @@ from kinetic.aio._engine import debugging, implicit_client, job_spec, results
 from kinetic.aio._job_log import LogPrinter
 from kinetic.errors import (
     AuthError,
+    BackendError,
     ConfigurationError,
     JobCancelled,
     JobError,
@@ -142,9 +142,15 @@ class JobHandle(JobRecord, Generic[T]):
         return bool(await at.session.platform.store.list(at.submission.identity.entry))
 
     async def reason(self) -> str:
-        """Why the job is in its state, in words; empty when there is nothing to say."""
+        """Why the job is in its state, in words; empty when there is nothing to say.
+
+        Of one that waits the platform is asked why: it says what it would say in the log.
+        """
         at = await self._follow()
         item = await at.submission.look(at.index)
+        if not item.state.final:
+            with suppress(BackendError):  # what was heard before is told then
+                item = await at.submission.reconcile(at.index, explained=True)
         seen = at.submission.observation(at.index)
         if item.outcome is None:
             if item.state.final or item.state is wire.ItemState.CANCELLING:
@@ -439,7 +445,7 @@ class JobHandle(JobRecord, Generic[T]):
         item = await at.submission.look(at.index)
         if item.state.final:
             return
-        with contextlib.suppress(NotFound):  # as of a job that is removed in this moment
+        with suppress(NotFound):  # as of a job that is removed in this moment
             await self._stop(at, cleanup_timeout)
         if self.group_id is None and not await self._exists(at):
             # It was removed before the stop was stored, which nobody reads any more.
