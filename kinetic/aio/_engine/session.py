@@ -552,7 +552,31 @@ class Submission(ItemStates):
                     lines.append(line)  # what was read by then counts
         except (BackendError, TimeoutError) as exc:
             logging.debug("no log of %s: %s", self.identity.job_id(index), exc)
+        if not lines:
+            lines.extend(await self.kept_log(index, number))
         return "\n".join(lines)[-8192:]
+
+    async def kept_log(self, index: int, number: int) -> list[str]:
+        """What the runner has kept of an attempt's output; of several hosts, one after the other.
+
+        Empty where nothing is kept.
+        """
+        prefix = wire.log_prefix(self.identity.scope, index, number)
+        names = [one.name for one in await self._store.list(prefix)]
+        kept: list[str] = []
+        for name in names:
+            try:
+                found = await self._store.get(name, limit=wire.LOG_BYTES)
+            except NotFound:  # it is removed in this moment
+                continue
+            key, scope = self.identity.key, self.identity.scope
+            if not signing.is_signed(found.metadata, key, scope, name, found.body):
+                logging.warning("the log %s is forged or damaged; it is not shown", name)
+                continue
+            lines = found.body.decode(errors="replace").removesuffix("\n").split("\n")
+            host = f"[{int(name.removeprefix(prefix))}] " if len(names) > 1 else ""
+            kept += [host + line for line in lines]
+        return kept
 
     async def close_refused(self, index: int, number: int, error: Exception) -> bool:
         """Close an attempt that cannot be submitted; False when it has begun all the same.
