@@ -128,11 +128,13 @@ def _shared(value: Any) -> Any:
 
     Documents of a batch differ in little, and those of thousands of live jobs are kept.
     """
+    key: Any
     if isinstance(value, dict):
-        value = {sys.intern(key): _shared(one) for key, one in value.items()}
+        pairs = cast("dict[str, Any]", value).items()
+        value = {sys.intern(name): _shared(one) for name, one in pairs}
         key = (dict, *value, *map(_known, value.values()))
     elif isinstance(value, list):
-        value = [*map(_shared, value)]
+        value = [*map(_shared, cast("list[Any]", value))]
         key = (list, *map(_known, value))
     else:
         key = _known(value)
