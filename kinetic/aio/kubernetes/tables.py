@@ -134,7 +134,7 @@ def _shared(value: Any) -> Any:
         value = {sys.intern(name): _shared(one) for name, one in pairs}
         key = (dict, *value, *map(_known, value.values()))
     elif isinstance(value, list):
-        value = [*map(_shared, cast("list[Any]", value))]
+        value = [*map(_shared, cast("Iterable[Any]", value))]
         key = (list, *map(_known, value))
     else:
         key = _known(value)
