@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from kinetic._messages import one_line
+from kinetic.aio.kubernetes.diagnosis.advice import next_step
 from kinetic.aio.kubernetes.diagnosis.containers import (
     START_ERRORS,
     Container,
@@ -324,7 +325,7 @@ def _configuration(said: str) -> Diagnosis:
     return _pending(
         f"the container cannot be configured: {one_line(said)}",
         reason=Reason.SETUP,
-        advice="correct what the message names",
+        advice=next_step(said, "correct what the message names"),
         outlook=Outlook.BLOCKED,
     )
 
