@@ -73,6 +73,25 @@ def fin(code: int, at: str = "2026-01-01T00:00:15Z", reason: str = "", said: str
     return told
 
 
+def queued(conditions: Sequence[Json], *, spec: Json | None = None, **status: object) -> Seen:
+    """A Job that Kueue holds, with these conditions of its Workload."""
+    labels = {"kueue.x-k8s.io/queue-name": "team-a"}
+    suspended = {"conditions": [{"type": "Suspended", "status": "True"}]}
+    job = a_job(suspended, suspend=True, metadata={"labels": labels})
+    named = {"queueName": "team-a", **(spec or {})}
+    return Seen(job=job, workload={"spec": named, "status": {"conditions": conditions, **status}})
+
+
+def qr(said: str, reason: str = "Pending", status: str = "False") -> Json:
+    return {"type": "QuotaReserved", "status": status, "reason": reason, "message": said}
+
+
+def late(job: Json, *events: Json) -> Seen:
+    """What somebody finds who comes when no pod is there any more."""
+    return Seen(job=job, events=events)
+
+
+made = event("SuccessfulCreate", "Created pod: tune-1-abcde", kind="Job")
 mount = a_pod(CREATING)
 
 CASES = [
@@ -1064,6 +1083,416 @@ CASES = [
         "PENDING",
         [r"proxy:9", r"does not exist"],
         [r"push|name|tag"],
+    ),
+    Case(
+        "kueue localqueue missing",
+        queued([qr("LocalQueue team-a doesn't exist", "Inadmissible")]),
+        "PENDING",
+        [r"team-a", r"doesn't exist"],
+        [r"correct|name|queue"],
+    ),
+    Case(
+        "kueue clusterqueue inactive",
+        queued([qr("ClusterQueue cq is inactive", "Inadmissible")]),
+        "PENDING",
+        [r"cq is inactive"],
+        [r"administrator|mend"],
+    ),
+    Case(
+        "kueue flavors taint",
+        queued(
+            [
+                qr(
+                    "couldn't assign flavors to pod set main: untolerated taint {key: cloud.google.com/gke-tpu} in flavor tpu",
+                    "Pending",
+                )
+            ]
+        ),
+        "PENDING",
+        [r"untolerated taint"],
+        [r"tolerat|administrator|mend|queue"],
+    ),
+    Case(
+        "kueue needs more quota",
+        queued(
+            [
+                qr(
+                    "couldn't assign flavors to pod set main: insufficient unused quota for nvidia.com/gpu in flavor l4, 3 more needed",
+                    "Pending",
+                )
+            ]
+        ),
+        "PENDING",
+        [r"3 more GPUs"],
+        [r"wait"],
+    ),
+    Case(
+        "kueue preempted within cluster queue",
+        queued(
+            [
+                qr("The workload has been preempted"),
+                {
+                    "type": "Evicted",
+                    "status": "True",
+                    "reason": "Preempted",
+                    "message": "Preempted to accommodate a workload (UID: u, JobUID: j) due to prioritization in the ClusterQueue",
+                },
+            ]
+        ),
+        "PENDING",
+        [r"preempted|higher priority"],
+        [r"wait"],
+    ),
+    Case(
+        "kueue check retry provisioning",
+        queued(
+            [qr("Quota reserved in ClusterQueue cq", "QuotaReserved", "True")],
+            admissionChecks=[
+                {
+                    "name": "dws",
+                    "state": "Pending",
+                    "message": "Waiting for resources. Currently there are not enough resources available to fulfill the request.",
+                }
+            ],
+        ),
+        "PENDING",
+        [r"dws", r"not enough resources"],
+        [r"wait"],
+    ),
+    Case(
+        "kueue max retries deactivated",
+        queued(
+            [
+                {
+                    "type": "Evicted",
+                    "status": "True",
+                    "reason": "DeactivatedDueToRequeuingLimitExceeded",
+                    "message": "The workload is deactivated by Kueue: exceeding the maximum number of re-queuing retries",
+                }
+            ],
+            spec={"active": False},
+        ),
+        "PENDING",
+        [r"deactivated", r"re-queuing"],
+        [r"active|submit"],
+    ),
+    Case(
+        "late: evicted pod by events",
+        late(
+            failed_job(message="Job has reached the specified backoff limit"),
+            made,
+            event(
+                "Evicted",
+                "The node was low on resource: ephemeral-storage. Threshold quantity: 1Gi, available: 400Mi. Container main was using 62Gi, request is 0, has larger consumption of ephemeral-storage. ",
+            ),
+        ),
+        "FAILED",
+        [r"disk|ephemeral", r"62Gi"],
+        [r"ephemeral-storage|bucket"],
+    ),
+    Case(
+        "late: preempted by events",
+        late(failed_job(), made, event("Preempted", "Preempted by pod 6b2c on node n1")),
+        "FAILED",
+        [r"preempted"],
+        [r"again"],
+    ),
+    Case(
+        "late: image never pulled, deadline",
+        late(
+            failed_job(
+                "DeadlineExceeded",
+                "Job was active longer than specified deadline",
+                activeDeadlineSeconds=120,
+            ),
+            made,
+            event("Scheduled", "Successfully assigned ml/tune-1-abcde to n1"),
+            event("Pulling", 'Pulling image "reg.example/team/train:1"'),
+            event(
+                "Failed",
+                'Failed to pull image "reg.example/team/train:1": failed to resolve reference "reg.example/team/train:1": reg.example/team/train:1: not found',
+            ),
+            event("Failed", "Error: ErrImagePull"),
+            event("BackOff", 'Back-off pulling image "reg.example/team/train:1"'),
+        ),
+        "FAILED",
+        [r"120", r"does not exist|not found"],
+        [r"push|name|tag"],
+    ),
+    Case(
+        "late: node not ready taint",
+        late(
+            failed_job(),
+            made,
+            event("NodeNotReady", "Node is not ready"),
+            event("TaintManagerEviction", "Marking for deletion Pod ml/tune-1-abcde"),
+        ),
+        "FAILED",
+        [r"node"],
+        [r"again"],
+    ),
+    Case(
+        "late: nothing but backoff limit",
+        late(failed_job(message="Job has reached the specified backoff limit")),
+        "FAILED",
+        [r"backoff limit|how its program ended|failed"],
+        [r"again|log|events|see"],
+    ),
+    Case(
+        "pod exited while node was cordoned by drain w/ exit 1 own",
+        pods(
+            a_pod(
+                fin(1, "2026-01-01T00:00:08Z", said="ValueError: bad shape"),
+                phase="Failed",
+                status=disrupted("EvictionByEvictionAPI", "Eviction API: evicting"),
+                metadata=DELETED,
+            ),
+            job=failed_job(),
+        ),
+        "FAILED",
+        [r"ValueError: bad shape|evict"],
+        [r"log|again"],
+    ),
+    Case(
+        "hostPort",
+        pods(
+            not_placed(
+                "0/1 nodes are available: 1 node(s) didn't have free ports for the requested pod ports. preemption: 0/1 nodes are available: 1 No preemption victims found for incoming pod.",
+                asks={"cpu": "1"},
+            ),
+            nodes=[a_node("n1")],
+        ),
+        "PENDING",
+        [r"ports?"],
+        [r"port"],
+    ),
+    Case(
+        "topology spread",
+        pods(
+            not_placed(
+                "0/2 nodes are available: 2 node(s) didn't match pod topology spread constraints (missing required label). preemption: 0/2 nodes are available: 2 Preemption is not helpful for scheduling.",
+                asks={"cpu": "1"},
+            ),
+            nodes=[a_node("n1"), a_node("n2")],
+        ),
+        "PENDING",
+        [r"spread|label"],
+        [r"label|spread"],
+    ),
+    Case(
+        "arm image pod on arm selector none",
+        pods(
+            not_placed(
+                "0/2 nodes are available: 2 node(s) didn't match Pod's node affinity/selector. preemption: 0/2 nodes are available: 2 Preemption is not helpful for scheduling.",
+                asks={"cpu": "1"},
+                nodeSelector={"kubernetes.io/arch": "arm64"},
+            ),
+            nodes=[a_node("n1"), a_node("n2")],
+        ),
+        "PENDING",
+        [r"arm64", r"amd64"],
+        [r"accelerator=|pool"],
+    ),
+    Case(
+        "gpu label right, count beyond",
+        pods(
+            not_placed(
+                "0/1 nodes are available: 1 Insufficient nvidia.com/gpu.",
+                asks={"nvidia.com/gpu": "8"},
+                nodeSelector={"cloud.google.com/gke-accelerator": "nvidia-l4"},
+            ),
+            nodes=[a_node("n1", {"cloud.google.com/gke-accelerator": "nvidia-l4"}, gpu="4")],
+        ),
+        "PENDING",
+        [r"8 GPUs", r"4"],
+        [r"less|larger"],
+    ),
+    Case(
+        "spot pool absent",
+        pods(
+            not_placed(
+                "0/1 nodes are available: 1 node(s) didn't match Pod's node affinity/selector.",
+                asks={"cpu": "1"},
+                nodeSelector={"cloud.google.com/gke-spot": "true"},
+            ),
+            nodes=[a_node("n1")],
+        ),
+        "PENDING",
+        [r"gke-spot"],
+        [r"spot|pool"],
+    ),
+    Case(
+        "no nodes",
+        pods(not_placed("no nodes available to schedule pods", asks={"cpu": "1"}), nodes=[]),
+        "PENDING",
+        [r"no node"],
+        [r"pool"],
+    ),
+    Case(
+        "scheduler words, nodes unknown, gpu",
+        pods(
+            not_placed(
+                "0/12 nodes are available: 12 Insufficient nvidia.com/gpu. preemption: 0/12 nodes are available: 12 No preemption victims found for incoming pod.",
+                asks={"nvidia.com/gpu": "1"},
+            )
+        ),
+        "PENDING",
+        [r"GPU"],
+        [r"wait"],
+    ),
+    Case(
+        "scale up: gke quota exceeded",
+        pods(
+            not_placed(
+                "0/1 nodes are available: 1 Insufficient nvidia.com/gpu.",
+                asks={"nvidia.com/gpu": "1"},
+            ),
+            nodes=[a_node("n1")],
+            events=[
+                event(
+                    "FailedScaleUp",
+                    "Node scale up in zones us-central1-a associated with this pod failed: GCE quota exceeded. Pod is at risk of not being scheduled.",
+                )
+            ],
+        ),
+        "PENDING",
+        [r"quota", r"us-central1-a"],
+        [r"quota"],
+    ),
+    Case(
+        "scale up: timed out",
+        pods(
+            not_placed("0/1 nodes are available: 1 Insufficient cpu.", asks={"cpu": "64"}),
+            nodes=[a_node("n1")],
+            events=[
+                event(
+                    "FailedScaleUp",
+                    "Node scale up in zones us-central1-a associated with this pod failed: Internal error. Pod is at risk of not being scheduled.",
+                )
+            ],
+        ),
+        "PENDING",
+        [r"Internal error"],
+        [r"wait|zone|quota"],
+    ),
+    Case(
+        "binary auth",
+        Seen(
+            job=a_job({}),
+            events=[
+                event(
+                    "FailedCreate",
+                    'Error creating: admission webhook "imagepolicywebhook.image-policy.k8s.io" denied the request: Image docker.io/library/busybox denied by Binary Authorization default admission rule. Denied by always_deny admission rule',
+                    kind="Job",
+                )
+            ],
+        ),
+        "PENDING|FAILED",
+        [r"Binary Authorization", r"busybox|always_deny"],
+        [r"image|attest"],
+    ),
+    Case(
+        "job quota count/jobs",
+        Seen(
+            job=a_job({}),
+            events=[
+                event(
+                    "FailedCreate",
+                    'Error creating: pods "tune-1-x" is forbidden: exceeded quota: objs, requested: count/pods=1, used: count/pods=40, limited: count/pods=40',
+                    kind="Job",
+                )
+            ],
+        ),
+        "PENDING",
+        [r"objs", r"40"],
+        [r"wait|delete|raised"],
+    ),
+    Case(
+        "rbac of controller",
+        Seen(
+            job=a_job({}),
+            events=[
+                event(
+                    "FailedCreate",
+                    'Error creating: pods "tune-1-x" is forbidden: unable to validate against any security context constraint: [provider "restricted": Forbidden: spec.containers[0].capabilities.drop]',
+                    kind="Job",
+                )
+            ],
+        ),
+        "PENDING|FAILED",
+        [r"security context constraint"],
+        [r"change|give|administrator|right"],
+    ),
+    Case(
+        "node name set and absent",
+        pods(a_pod(phase="Pending", node="ghost"), nodes=[a_node("n1")]),
+        "PENDING",
+        [r"ghost"],
+        [r"node|name"],
+    ),
+    Case(
+        "evicted quota of emptyDir memory",
+        pods(
+            a_pod(
+                fin(137),
+                phase="Failed",
+                status={
+                    "reason": "Evicted",
+                    "message": 'Usage of EmptyDir volume "shm" exceeds the limit "64Mi". ',
+                },
+            ),
+            job=failed_job(),
+        ),
+        "FAILED",
+        [r"shm", r"64Mi"],
+        [r"raise|less"],
+    ),
+    Case(
+        "local ephemeral container limit",
+        pods(
+            a_pod(
+                fin(137),
+                phase="Failed",
+                status={
+                    "reason": "Evicted",
+                    "message": "Pod ephemeral local storage usage exceeds the total limit of containers 10Gi. ",
+                },
+            ),
+            job=failed_job(),
+        ),
+        "FAILED",
+        [r"10Gi"],
+        [r"raise|bucket"],
+    ),
+    Case(
+        "unknown phase: node lost w/o taint",
+        pods(
+            a_pod(
+                RUNS,
+                phase="Unknown",
+                status={
+                    "reason": "NodeLost",
+                    "message": "Node n1 which was running pod tune-1-abcde is unresponsive",
+                },
+            )
+        ),
+        "RUNNING|PENDING|FAILED",
+        [r"node"],
+        [r"wait|again"],
+    ),
+    Case(
+        "pod stuck terminating with finalizer after failure",
+        pods(
+            a_pod(
+                fin(5, "2026-01-01T00:00:05Z"),
+                phase="Failed",
+                metadata={**DELETED, "finalizers": ["example.com/hold"]},
+            ),
+            job=failed_job(),
+        ),
+        "FAILED",
+        [r"exit code 5", r"example\.com/hold"],
+        [r"finalizer|kubectl"],
     ),
 ]
 

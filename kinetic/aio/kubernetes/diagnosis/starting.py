@@ -497,5 +497,7 @@ def _pulling(seen: Seen, pod: Document) -> Diagnosis | None:
     image = quoted[1] if quoted else ""
     if events[-1].get("reason") == "Pulling":
         return _pending(f"pulling the image {image}".rstrip())
-    failing = next((one for one in containers(pod) if one.spec.get("image") == image), None)
+    # Of a pod that nobody saw, events alone tell.
+    known = containers(pod) or [Container(name="", spec={"image": image}, status={})]
+    failing = next((one for one in known if one.spec.get("image") == image), None)
     return None if failing is None else _image(seen, pod, failing, "ErrImagePull", said)
