@@ -145,6 +145,7 @@ class JobHandle(JobRecord, Generic[T]):
         """Why the job is in its state, in words; empty when there is nothing to say.
 
         Of one that waits the platform is asked why: it says what it would say in the log.
+        Nothing is unpickled for it.
         """
         at = await self._follow()
         item = await at.submission.look(at.index)
@@ -161,9 +162,8 @@ class JobHandle(JobRecord, Generic[T]):
             return seen.message if seen is not None else nowhere
         if item.outcome.kind is wire.Kind.VALUE:
             return ""
-        error = await self._failure(at, item)
-        told = error if isinstance(error, JobError) else f"{type(error).__name__}: {error}"
-        return f"{item.outcome.reason}: {told}"
+        outcome, body = await at.submission.outcome(at.index, item.attempt)
+        return f"{item.outcome.reason}: {results.words_of(outcome, body, self.job_id)}"
 
     async def result(
         self,

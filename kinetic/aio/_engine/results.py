@@ -19,7 +19,7 @@ from kinetic.aio._engine.scratch import Scratch
 from kinetic.aio.ports import Object, Store
 from kinetic.errors import BackendError, JobCancelled, JobError, JobFailed, JobLost, WireError
 
-__all__ = ["failure_of", "value_of", "verified"]
+__all__ = ["failure_of", "value_of", "verified", "words_of"]
 
 STACK_GLOBAL = b"\x93"
 INLINE_BYTES = 64 * 1024
@@ -118,6 +118,16 @@ def failure_of(outcome: wire.Outcome, body: bytes, job_id: str) -> BaseException
     return _failed(outcome, text, job_id)
 
 
+def words_of(outcome: wire.Outcome, body: bytes, job_id: str) -> str:
+    """Why there is no value, in a few words: nothing is unpickled for them."""
+    if outcome.kind is wire.Kind.CANCELLED:
+        return "cancelled"
+    text = frames.unpack(body).fields.get("error", {})
+    if outcome.kind is wire.Kind.LOST:
+        return str(_lost(outcome, text.get("message", ""), job_id))
+    return _told(outcome, text)
+
+
 class _Finder(pickles.Unpickler):
     """Unpickles exceptions as the classes of this process, so that ``except`` matches them.
 
@@ -167,12 +177,14 @@ def _lost(outcome: wire.Outcome, message: str, job_id: str) -> JobError:
     )
 
 
-def _failed(outcome: wire.Outcome, text: dict[str, str], job_id: str) -> JobError:
-    remote = text.get("qualname", "")
-    message = text.get("message", "")
+def _told(outcome: wire.Outcome, text: dict[str, str]) -> str:
+    remote, message = text.get("qualname", ""), text.get("message", "")
     told = f"{remote}: {message}" if outcome.phase == "execute" and remote else message
-    if shown := text.get("result_repr"):
-        told += f"\nThe result was: {shown}"
+    return f"{told}\nThe result was: {shown}" if (shown := text.get("result_repr")) else told
+
+
+def _failed(outcome: wire.Outcome, text: dict[str, str], job_id: str) -> JobError:
+    remote, told = text.get("qualname", ""), _told(outcome, text)
     if why := text.get("withheld"):
         told += f"\nIt is told in words, for it cannot be rebuilt here: {why}"
     error = JobFailed(
