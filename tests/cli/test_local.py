@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from kinetic.jobs import load_result
 from tests.cli.conftest import FILE, Kinetic
 
 pytestmark = pytest.mark.usefixtures("small_project")
@@ -38,6 +39,8 @@ def test_a_value_is_rebuilt_only_where_that_is_asked_for(kinetic: Kinetic, tmp_p
     for command in (["jobs", "list"], ["jobs", "status", job], ["jobs", "result", job]):
         assert kinetic(*command).code == 0
     assert file.stat().st_size > 0 and not mark.exists()
+    assert load_result(file) == str(mark) and mark.exists()
+    mark.unlink()
     assert kinetic("jobs", "result", job, "--unpickle", "--cleanup").code == 0
     assert mark.exists()
     assert kinetic("jobs", "status", job).code == 3
