@@ -509,16 +509,8 @@ def cleanup(submission: str, project: str | None = None, cluster: str | None = N
 
 
 def load_result(path: str | os.PathLike[str]) -> Any:
-    """The value in a file that `JobHandle.save_result` has written; rebuilding it may run code.
-
-    Raises:
-        OSError: The file cannot be read.
-        ValueError: It is not whole, or not of this kind.
-        Exception: Whatever the value's classes raise while it is rebuilt.
-    """
-    from kinetic._runner.protocol import pickles
-
-    return pickles.load_file(path)
+    """The value in a file that `JobHandle.save_result` has written; see `kinetic.aio.load_result`."""
+    return PORTAL.call(aio.load_result, path)
 
 
 def list_batches(
