@@ -509,7 +509,7 @@ def cleanup(submission: str, project: str | None = None, cluster: str | None = N
 
 
 def load_result(path: str | os.PathLike[str]) -> Any:
-    """The value in a file that `JobHandle.save_result` has written; see `kinetic.aio.load_result`."""
+    """The value in a file that `save_result` has written; see `kinetic.aio.load_result`."""
     return PORTAL.call(aio.load_result, path)
 
 

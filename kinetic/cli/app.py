@@ -33,6 +33,7 @@ EXIT_CODES = (
 
 HELPS = {
     NOT_FOUND: "kinetic jobs list, kinetic batches list",
+    NO_ACCESS: "kinetic doctor",
 }
 """The command that helps after an end with this code."""
 
