@@ -103,7 +103,7 @@ def _ended(arguments: Sequence[str] | None) -> int:
         exc.show()
         return exc.exit_code
     except KeyboardInterrupt:
-        note("interrupted; what it began goes on, see: kinetic jobs list")
+        note("interrupted")
         return INTERRUPTED
     except BrokenPipeError:
         # Else the interpreter would say so once more when it flushes what is left.

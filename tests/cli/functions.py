@@ -43,4 +43,5 @@ not_a_function = 3
 
 
 def waits(x: int) -> None:
+    print("waiting", x, flush=True)
     time.sleep(600)
