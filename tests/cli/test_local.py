@@ -107,6 +107,7 @@ def test_a_table_gives_numbers_where_the_function_wants_them(
         ([FILE], "names no function"),
         ([f"{FILE}:double", "-a", "x"], "no NAME=VALUE"),
         ([f"{FILE}:double", "--name", "n"], "are of a --map"),
+        ([f"{FILE}:double", "-a", "y=1"], "missing a required argument: 'x'"),
         ([f"{FILE}:double", "--map", FILE], "takes a .jsonl or a .csv"),
     ],
     ids=lambda one: one if isinstance(one, str) else "",
