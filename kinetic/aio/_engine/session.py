@@ -517,7 +517,7 @@ class Submission(ItemStates):
 
     async def _void(self, index: int, number: int) -> bool:
         """Claim an attempt that is not to begin any more; False when somebody has claimed it."""
-        claim = {"executor": wire.VOID, "fence": str(self.fence)}
+        claim = wire.claim_metadata(wire.VOID, self.fence)
         name = wire.attempt_key(self.identity.scope, index, number, "claim")
         return await self._store.create(name, b"", claim)
 
