@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import os
 import signal
 import subprocess
 import weakref
@@ -18,6 +19,7 @@ from collections.abc import (
     Mapping,
 )
 from dataclasses import dataclass
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Generic, Literal, ParamSpec, Self, TypeVar, Unpack, overload
 
@@ -382,6 +384,9 @@ class BatchHandle(Generic[T]):
 
     def failures(self) -> list[JobHandle[T]]:
         return [self._face(job) for job in PORTAL.call(self._aio.failures)]
+
+    def report(self, path: str | os.PathLike[str]) -> Path:
+        return PORTAL.call(self._aio.report, path)
 
     def submitted(self) -> None:
         with self._waiting():

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import weakref
 from collections.abc import AsyncGenerator, AsyncIterable, Iterable
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Generic, Literal, Self, TypeVar, overload
 
@@ -63,6 +65,7 @@ class BatchHandle(Generic[T]):
         self._detached = attached
         self._progress = progress
         self._timeout = timeout  # of whoever waits and names none
+        self._report: Path | None = None  # that was written last
 
     def __repr__(self) -> str:
         return handle_repr("BatchHandle", self.facts())
@@ -327,6 +330,33 @@ class BatchHandle(Generic[T]):
         async with contextlib.aclosing(values):
             async for value in values:
                 yield value
+
+    async def report(self, path: str | os.PathLike[str]) -> Path:
+        """Write a page about the batch as it is now: one HTML file that needs nothing else.
+
+        It shows the items over time, durations, retries and failures, and results against inputs
+        where these are numbers or short texts, or have some in them. Nothing is unpickled for it,
+        and nothing of it is loaded from anywhere.
+
+        Args:
+            path: The file, which is replaced in one step. Its folder has to be there.
+
+        Returns:
+            The absolute path of the file.
+
+        Raises:
+            ConfigurationError: The file cannot be written there; nothing was read.
+            NotFound: The batch was cleaned up.
+            WireError: What the store has of its inputs is not what was submitted.
+
+        Cancelled: the file is as it was.
+        """
+        check(path=path)
+        self._batch.submission.refuse_removed()
+        from kinetic.aio._engine import report  # it takes a while, and few need it
+
+        self._report = await report.write(self._batch, path)
+        return self._report
 
     async def submitted(self) -> None:
         """Wait until every input was handed to the platform once, or never will be."""
