@@ -271,11 +271,14 @@ def _retries(items: Iterable[Item]) -> tuple[Retries, ...]:
     return tuple(Retries(why, count, concerned[why]) for why, count in attempts.most_common())
 
 
-_VARIES = re.compile(r"0x[0-9a-fA-F]+|\b[0-9a-f]{12,}\b|\d+(?:\.\d+)?(?:[eE][+-]?\d+)?")
+_VARIES = re.compile(r"0x[0-9a-fA-F]+|\b[0-9a-f]{12,}\b|(?<!\w)\d+(?:\.\d+)?(?:[eE][+-]?\d+)?")
 
 
 def pattern(message: str) -> str:
-    """*message* without what differs from item to item: numbers, addresses and hashes."""
+    """*message* without what differs from item to item: numbers, addresses and hashes.
+
+    A number in a name stays: ``float32`` is not ``float64``.
+    """
     return _VARIES.sub("N", message)
 
 

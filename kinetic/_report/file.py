@@ -20,12 +20,12 @@ def place_for(path: str | os.PathLike[str]) -> Path:
     """
     place = Path(path).expanduser().absolute()
     folder = place.parent
-    if not folder.is_dir():
+    if not os.path.isdir(folder):
         raise ConfigurationError(
             f"the report cannot be written to {place}: there is no folder {folder}; make it first, "
             "or name another"
         )
-    if place.is_dir():
+    if os.path.isdir(place):
         raise ConfigurationError(
             f"the report cannot be written to {place}: that is a folder; name a file in it, such "
             f"as {place / 'report.html'}"

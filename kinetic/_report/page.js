@@ -161,8 +161,10 @@ function scaleOf(values, from, to, { zero = false, logarithmic } = {}) {
 /** As `scaleOf` for a column; texts are evenly spaced. */
 function scaleOfColumn(column, some, from, to) {
   if (column.numeric) {
-    const scale = scaleOf(some.map(column.value).filter((value) => value !== null), from, to);
-    return { ...scale, marks: (wanted) => scale.ticks(wanted).map((value) => [scale.pixel(value), number(value)]) };
+    const values = some.map(column.value).filter((value) => value !== null);
+    const scale = scaleOf(values, from, to), counted = values.every(Number.isInteger);
+    const marks = (wanted) => scale.ticks(wanted).filter((value) => !counted || Number.isInteger(value));
+    return { ...scale, marks: (wanted) => marks(wanted).map((value) => [scale.pixel(value), number(value)]) };
   }
   const present = [...new Set(some.map(column.value).filter((value) => value !== null))].sort((a, b) => a - b);
   const place = new Map(present.map((value, at) => [value, at]));
@@ -412,8 +414,12 @@ function chooser(label, options, chosen, change) {
 
 function plots() {
   const place = byId("results");
-  const varying = columns.filter((one) => new Set(rows.map(one.value).filter((value) => value !== null)).size > 1);
-  const metric = varying.find((one) => one.of === "result" && one.numeric) || built[0];
+  const different = new Map(columns.map((one) => [one, new Set(rows.map(one.value).filter((value) => value !== null)).size]));
+  const varying = columns.filter((one) => different.get(one) > 1);
+  // What differs most is a measure; what is called like an input is most likely its echo.
+  const echo = (one) => inputs.some((input) => input.name === one.name);
+  const metric = varying.filter((one) => one.of === "result" && one.numeric)
+    .sort((a, b) => echo(a) - echo(b) || different.get(b) - different.get(a))[0] || built[0];
   const given = varying.filter((one) => one.of === "input");
   const chosen = {
     y: metric,

@@ -313,8 +313,8 @@ def _whys(
                 if key not in known:
                     known[key] = len(messages)
                     messages.append([*key])
-                why[str(row)] = known[key]
-                room.take([row, known[key]])
+                if room.take([f"{row}", known[key]]):
+                    why[str(row)] = known[key]
                 break
     return why, messages
 
@@ -337,8 +337,14 @@ def _columns(
     constants: list[list[Any]] = []
     fitting: list[tuple[int, dict[str, Any]]] = []
     left_out: list[str] = []
-    order = {column: number for number, column in enumerate(values)}
-    for column in sorted(values, key=lambda one: (_rank(values[one].values()), order[one])):
+    names = room.part(0.02)
+    order: dict[_Column, int] = {}
+    for of in ("result", "input"):
+        order |= {one: place for place, one in enumerate(one for one in values if one[0] == of)}
+    # What is plotted comes first: numbers, and of results as many as of inputs.
+    for column in sorted(
+        values, key=lambda one: (not _is_numeric(values[one].values()), order[one])
+    ):
         of, name = column
         by_row, shown = values[column], one_line(name, NAME)
         different = {(type(value), value) for value in by_row.values()}
@@ -353,14 +359,9 @@ def _columns(
                 fitting.append((order[column], made))
                 break
         else:
-            left_out.append(shown)
+            left_out += [shown] if names.take(shown) else []
     fitting.sort(key=lambda one: (one[1]["of"], one[0]))
-    return [made for _, made in fitting], constants[:100], left_out[:100]
-
-
-def _rank(values: Iterable[Scalar]) -> int:
-    """Numbers come first: they are what is plotted."""
-    return 0 if _is_numeric(values) else 1
+    return [made for _, made in fitting], constants, left_out
 
 
 _NO_NUMBERS = ("nan", "inf", "-inf")
