@@ -358,7 +358,7 @@ function failures() {
     const button = el("button", { type: "button", click: () => ask(`failure=${at + 1}`, true) }, plural(group.count, "item"), hidden(` of failure ${at + 1}`));
     return [String(at + 1), count(group.count), el("div", {}, said(group.message || "no message"), example), said(group.reason), button];
   });
-  place.append(table("By message, numbers in it left aside", [["No.", true], ["Items", true], ["Message"], ["Reason"], ["Show", "brief"]], lines));
+  place.append(table("By message, numbers in it left aside", [["No.", true], ["Items", true], ["Message", "text why"], ["Reason"], ["Show", "brief"]], lines));
   if (facts.more_failures > 0) place.append(el("p", { class: "faint" }, `${plural(facts.more_failures, "more kind")} of failure ${facts.more_failures === 1 ? "is" : "are"} not listed.`));
 }
 
@@ -729,7 +729,7 @@ function durations() {
   }
   const slow = facts.slowest.map((index) => rowOf(index)).filter((row) => row !== undefined);
   if (slow.length) {
-    parts.append(el("div", {}, el("h3", {}, "The slowest"), table("By the time of their last attempt", [["Item", true], ["Took", true], ["State", "brief"], ["Input"]],
+    parts.append(el("div", {}, el("h3", {}, "The slowest"), table("By the time of their last attempt", [["Item", true], ["Took", true], ["State", "brief"], ["Input", "text why"]],
       slow.slice(0, 10).map((row) => [link(row, String(indexOf(row))), span(takenOf(row)), stateOf(row), said(noteOf(row, inputs))])),
     slow.length > 10 ? el("p", { class: "faint" }, "Sort the items by “took” for more.") : null));
   }

@@ -77,7 +77,7 @@ class Browser:
             mobile=False,
         )
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
-        self.call("Emulation.setEmulatedMedia", media="screen", features=[scheme])
+        self.call("Emulation.setEmulatedMedia", media="", features=[scheme])
         self.call("Page.navigate", url=page.as_uri())
         self.until("document.readyState === 'complete' && document.documentElement.dataset.ready")
 
@@ -112,9 +112,10 @@ class Browser:
 
     def screenshot(self) -> bytes:
         """The whole page as PNG."""
-        return base64.b64decode(
-            self.call("Page.captureScreenshot", captureBeyondViewport=True)["data"]
-        )
+        size = self.call("Page.getLayoutMetrics")["cssContentSize"]
+        clip = {"x": 0, "y": 0, "width": size["width"], "height": size["height"], "scale": 1}
+        shot = self.call("Page.captureScreenshot", captureBeyondViewport=True, clip=clip)
+        return base64.b64decode(shot["data"])
 
     def printed(self) -> bytes:
         """The page as PDF."""
