@@ -13,10 +13,10 @@ from typing import Any, Generic, Literal, Self, TypeVar, overload
 
 from absl import logging
 
-from kinetic._messages import handle_repr, handle_table, one_line
+from kinetic._messages import handle_bundle, handle_repr, one_line
 from kinetic._runner.protocol.retry_budgets import SUBMISSION
 from kinetic._tasks import release
-from kinetic.aio._engine import manifest
+from kinetic.aio._engine import manifest, notebook
 from kinetic.aio._engine.batches import Batch
 from kinetic.aio._engine.iteration import Iteration, Outcomes, progress
 from kinetic.aio.job import JobHandle
@@ -70,8 +70,18 @@ class BatchHandle(Generic[T]):
     def __repr__(self) -> str:
         return handle_repr("BatchHandle", self.facts())
 
-    def _repr_html_(self) -> str:
-        return handle_table("BatchHandle", self.facts())
+    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
+        return self.bundle()
+
+    def bundle(self) -> dict[str, str]:
+        """What a notebook shows of it: what is known, and from now on how far it is.
+
+        It asks nobody, and follows the batch only if it is called on its loop; not for users.
+        """
+        if self._progress is not False:
+            notebook.follow_batch(self._batch)
+        counts = notebook.counts_of(self._batch)
+        return handle_bundle("BatchHandle", self.facts(), counts, self._report)
 
     def facts(self) -> dict[str, object]:
         """What is known of it without asking anybody; for people, not for programs."""

@@ -169,6 +169,11 @@ class Batch:
         """Whether every item has ended, as opposed to this process submitting it no more."""
         return self.finished if self.coordinator is None else self.coordinator.complete
 
+    @property
+    def followed(self) -> bool:
+        """Whether it is kept current; a listed batch is not before it is used."""
+        return self._followed
+
     def follow(self) -> None:
         """Follow it by the session's watch from now on; a listed batch is not before it is used."""
         if not self._followed:

@@ -44,6 +44,7 @@ __all__ = [
     "Outcomes",
     "Shown",
     "Watch",
+    "is_shown",
     "outcome_of",
     "progress",
     "shown",
@@ -547,6 +548,11 @@ _SHOWN: dict[Batch, _Showing] = {}
 def shown(batch: Batch, wanted: bool | None = None) -> Shown:
     """Show how far *batch* is within ``async with``; *wanted* None: only if the sync face asks."""
     return Shown(batch, steps.WANTED.get() is not None if wanted is None else wanted)
+
+
+def is_shown(batch: Batch) -> bool:
+    """Whether it is on the display now."""
+    return batch in _SHOWN
 
 
 class Shown:

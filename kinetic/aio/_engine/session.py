@@ -662,6 +662,7 @@ class Session:
         self._resolver_comes = False
         self._root_key: asyncio.Task[bytes] | None = None
         self._closed = False
+        self.loop = asyncio.get_running_loop()
 
     async def key(self, scope: str) -> bytes:
         """What the outcomes under *scope* are signed with."""
