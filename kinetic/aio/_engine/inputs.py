@@ -238,6 +238,7 @@ class InputIndex:
                 if not named:
                     note = {_called(name, parameters): one for name, one in note.items()}
                 found[stored.first + int(place)] = note
+            await asyncio.sleep(0)  # a store at hand answers without a turn of the loop
 
         await bounded(read, self._chunks, at_once=AT_ONCE)
         return found

@@ -19,6 +19,7 @@ from kinetic._report.facts import Attempt, BatchReport, Example, Item
 from kinetic._report.page import render
 from kinetic._runner.protocol import frames, wire
 from kinetic._runner.protocol.notes import ERROR, Note
+from kinetic._runner.protocol.retry_budgets import RetryBudgets
 from kinetic._tasks import bounded, in_thread
 from kinetic.aio._engine.batches import Batch
 from kinetic.errors import NotFound, WireError
@@ -69,14 +70,19 @@ async def read(batch: Batch) -> BatchReport:
     inputs = await batch.inputs.notes(manifest.get("parameters", ()))
     # The requests before the attempts: what a stop says of an item holds for what comes after it.
     await batch.submission.requests.read()
-    attempts = await batch.submission.all_attempts(range(batch.known))
-    items = [
-        _item(batch, index, attempts.get(index, {}), inputs.get(index, {}))
-        for index in range(batch.known)
-    ]
+    known = range(batch.known)
+    attempts = await batch.submission.all_attempts(known)
+    stands = [batch.submission.requests.standing(index) for index in known]
+    budgets = batch.submission.identity.budgets
+    items = await in_thread(
+        lambda: [
+            _item(index, stands[index], budgets, attempts.get(index, {}), inputs.get(index, {}))
+            for index in known
+        ]
+    )
     full = await _read_in_full(batch, [one for one in items if _is_unexplained(one)][:UNNOTED])
     items = [_explained(item, full[item.index]) if item.index in full else item for item in items]
-    quoted = [group.example for group in grouped(items)[:QUOTED]]
+    quoted = [group.example for group in (await in_thread(grouped, items))[:QUOTED]]
     missing = [items[index] for index in quoted if index not in full]
     full |= await _read_in_full(batch, missing)
     record, terms = manifest.get("record", {}), manifest.get("terms", {})
@@ -101,10 +107,14 @@ def _where(record: Mapping[str, str]) -> str:
     return " / ".join([record.get("backend", ""), *(one for one in place if one)])
 
 
-def _item(batch: Batch, index: int, found: Mapping[int, wire.Attempt], noted: Note) -> Item:
-    submission = batch.submission
-    stands = submission.requests.standing(index)
-    ruled = wire.item_state(stands, found, submission.identity.budgets)
+def _item(
+    index: int,
+    stands: wire.Standing,
+    budgets: RetryBudgets,
+    found: Mapping[int, wire.Attempt],
+    noted: Note,
+) -> Item:
+    ruled = wire.item_state(stands, found, budgets)
     result: Note = {}
     if ruled.state is wire.ItemState.SUCCEEDED and ruled.outcome is not None:
         result = ruled.outcome.note or {}
