@@ -16,7 +16,7 @@ from kinetic._progress.tally import State, Tally
 from kinetic._runner.protocol import wire
 from kinetic._tasks import running_loop
 from kinetic.aio._engine.batches import Batch
-from kinetic.aio._engine.iteration import is_shown, progress, shown, state_of
+from kinetic.aio._engine.iteration import is_shown, progress, shown, state_at
 from kinetic.aio._engine.session import JobRef, Session
 from kinetic.errors import KineticError
 
@@ -27,7 +27,7 @@ def counts_of(batch: Batch) -> dict[str, int]:
     """How many items are where, as far as this process has looked; nothing if it has not."""
     if not (batch.followed or batch.submits):
         return {}
-    states = Counter(_state(batch, index) for index in range(batch.known))
+    states = Counter(state_at(batch.submission, index) for index in range(batch.known))
     return {state.name.lower(): states[state] for state in State if states[state]}
 
 
@@ -68,12 +68,12 @@ async def _show_job(at: JobRef, name: str) -> None:
     loop, submission, index = at.session.loop, at.submission, at.index
     tally = Tally(loop.time())
 
-    def tell(told: int, item: wire.Item | None) -> None:
+    def tell(told: int, seen: wire.Item | None) -> None:
         if told == index:
-            item = submission.item(index)
-            state = state_of(item, submission.status(index), refused=False)
-            tally.put(0, state, item.attempt - 1 if item is not None else 0, loop.time())
-            entry.value = tally.value(loop.time(), total=1, known=1)
+            item, now = submission.item(index), loop.time()
+            retries = item.attempt - 1 if item is not None else 0
+            tally.put(0, state_at(submission, index), retries, now)
+            entry.value = tally.value(now, total=1, known=1)
 
     ignore = submission.listen(tell)
     try:
@@ -84,9 +84,3 @@ async def _show_job(at: JobRef, name: str) -> None:
     finally:
         ignore()
         DISPLAY.close(entry, lambda: None)
-
-
-def _state(batch: Batch, index: int) -> State:
-    submission = batch.submission
-    refused = submission.refusal(index) is not None
-    return state_of(submission.item(index), submission.status(index), refused=refused)
