@@ -265,7 +265,7 @@ def _retries(items: Iterable[Item]) -> tuple[Retries, ...]:
     attempts: Counter[str] = Counter()
     concerned: Counter[str] = Counter()
     for item in items:
-        reasons = [one.reason or one.kind or "unknown" for one in item.attempts[:-1]]
+        reasons = [one.reason or one.kind or "unknown" for one in item.before]
         attempts.update(reasons)
         concerned.update({*reasons})
     return tuple(Retries(why, count, concerned[why]) for why, count in attempts.most_common())
@@ -287,7 +287,7 @@ def grouped(items: Iterable[Item]) -> list[FailureGroup]:
     groups: dict[tuple[str, str], list[Item]] = {}
     for item in items:
         if item.state.bad:
-            reason = item.attempts[-1].reason if item.attempts else ""
+            reason = item.failure.reason if item.failure is not None else ""
             groups.setdefault((pattern(item.message), reason), []).append(item)
     found = [
         FailureGroup(inside[0].message, reason, tuple(one.index for one in inside), inside[0].index)

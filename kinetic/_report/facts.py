@@ -37,24 +37,32 @@ class Item:
     result: Note = field(default_factory=dict[str, "bool | int | float | str | None"])
 
     @property
-    def begun(self) -> float | None:
-        """When its last attempt began."""
-        return self.attempts[-1].begun if self.attempts else None
+    def last(self) -> Attempt | None:
+        """The attempt that runs, or was its last; None while it waits for one."""
+        return self.attempts[-1] if self.attempts and self.state is not State.WAITING else None
+
+    @property
+    def before(self) -> tuple[Attempt, ...]:
+        """The attempts before that."""
+        return self.attempts if self.state is State.WAITING else self.attempts[:-1]
+
+    @property
+    def failure(self) -> Attempt | None:
+        """By which attempt it failed or was lost: one that was cancelled after it is none."""
+        ended = (one for one in reversed(self.attempts) if one.kind in ("error", "lost"))
+        return next(ended, None) if self.state.bad else None
 
     @property
     def message(self) -> str:
         """Why it has no value; empty while that is not known."""
-        if self.state.bad and self.attempts:
-            last = self.attempts[-1]
-            return last.message or last.reason
-        return ""
+        failure = self.failure
+        return (failure.message or failure.reason) if failure is not None else ""
 
     def seconds(self, now: float) -> float | None:
         """How long its last attempt took, or takes until *now*; None: nobody knows."""
-        if not self.attempts or (begun := self.attempts[-1].begun) is None:
+        if (last := self.last) is None or (begun := last.begun) is None:
             return None
-        ended = self.attempts[-1].ended
-        if ended is None and self.state is not State.RUNNING:
+        if (ended := last.ended) is None and self.state is not State.RUNNING:
             return None
         return max(0.0, (now if ended is None else ended) - begun)
 

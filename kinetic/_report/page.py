@@ -249,14 +249,14 @@ def _items(
 ) -> dict[str, Any]:
     """Columns of what every item has. Times are seconds since the first began."""
     whole = len(listed) == len(report.items)
-    begun = [None if item.begun is None else item.begun - found.begun for item in listed]
+    begun = [item.last.begun if item.last is not None else None for item in listed]
     taken = [item.seconds(report.read_at) for item in listed]
     step = max(FEWER_S, 10.0 ** math.floor(math.log10(max(found.seconds, 1.0) / 50_000)))
     items: dict[str, Any] = {
         "index": None if whole else [item.index for item in listed],
         "state": "".join(str(int(item.state)) for item in listed),
         "step": step,
-        "begun": [None if at is None else round(at / step) for at in begun],
+        "begun": [None if at is None else round((at - found.begun) / step) for at in begun],
         "taken": [None if seconds is None else _brief(seconds, 4) for seconds in taken],
     }
     room.take_all(items)
@@ -276,7 +276,7 @@ def _tries(
     tries: dict[str, Any] = {}
     untold = 0
     for row, item in enumerate(listed):
-        if len(item.attempts) > 1:
+        if item.before:
             told = [
                 [
                     None if one.begun is None else round((one.begun - begun) / step),
@@ -286,9 +286,9 @@ def _tries(
                     one.kind,
                     one_line(one.reason, 40),
                 ]
-                for one in item.attempts[:-1][-10:]
+                for one in item.before[-10:]
             ]
-            more = len(item.attempts) - 1 - len(told)
+            more = len(item.before) - len(told)
             if room.take([str(row), more, *told]):
                 tries[str(row)] = [more, *told]
             else:

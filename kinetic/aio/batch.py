@@ -359,7 +359,7 @@ class BatchHandle(Generic[T]):
             NotFound: The batch was cleaned up.
             WireError: What the store has of its inputs is not what was submitted.
 
-        Cancelled: the file is as it was.
+        Cancelled: the file is as it was, or the new one.
         """
         check(path=path)
         self._batch.submission.refuse_removed()

@@ -82,9 +82,20 @@ def _bounded(value: Any) -> Note | None:
     note: dict[str, Scalar] = {}
     with contextlib.suppress(Exception):  # it is the user's object that is asked
         _gather(note, "", value, DEPTH)
-    while note and len(_compact(note)) > NOTE_BYTES:
-        note.popitem()
+    if len(_compact(note)) > NOTE_BYTES:
+        note = _fitting(note)
     return note or None
+
+
+def _fitting(note: Note) -> dict[str, Scalar]:
+    """The entries, in order, that fit; one that is too long is left out."""
+    left, kept = NOTE_BYTES - 2, dict[str, Scalar]()
+    for name, one in note.items():
+        size = len(_compact({name: one})) - 1  # a comma in place of two braces
+        if size <= left:
+            left -= size
+            kept[name] = one
+    return kept
 
 
 def _gather(note: dict[str, Scalar], path: str, value: Any, depth: int) -> None:

@@ -143,6 +143,28 @@ def test_retries_are_counted_by_what_the_attempt_before_ended_with() -> None:
     assert digest(batch).retries == (Retries("preempted", 2, 1), Retries("user error", 1, 1))
 
 
+def test_one_that_was_cancelled_while_it_was_tried_again_failed_for_what_it_failed_of() -> None:
+    item = Item(
+        index=0,
+        state=State.FAILED,
+        attempts=(
+            attempt(1, 0, 1, message="boom", **ERROR),
+            attempt(2, 1, 3, kind="cancelled", reason="cancelled"),
+        ),
+    )
+    (group,) = digest(report(item)).failures
+    assert (group.message, group.reason) == ("boom", "user error")
+
+
+def test_one_that_waits_to_be_tried_again_has_no_attempt_of_its_own() -> None:
+    item = Item(index=0, attempts=(attempt(1, 10, 14, **ERROR),))
+    assert (item.last, item.before, item.seconds(BEGUN + 50)) == (None, item.attempts, None)
+    found = digest(report(item, read_at=50.0))
+    assert found.retries == (Retries("user error", 1, 1),)
+    assert found.states[-1].counts == (1, 0, 0, 0, 0, 0)
+    assert found.slowest == ()
+
+
 def test_failures_are_grouped_by_their_words_without_the_numbers() -> None:
     def failed(index: int, message: str, **more: str) -> Item:
         return Item(

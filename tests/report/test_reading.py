@@ -119,7 +119,7 @@ async def test_one_that_runs_is_known_by_its_claim() -> None:
         found = await read(batch)
         first, second = found.items
         assert (first.state, second.state) == (State.RUNNING, State.WAITING)
-        assert first.begun is not None and first.begun <= found.read_at
+        assert first.last is not None and first.last.begun <= found.read_at
         gate.set()
         await batch.wait()
 
@@ -177,7 +177,7 @@ async def test_a_batch_that_an_earlier_version_has_written(client: aio.Client, p
         ]
         assert found.items[2].message == "ValueError: rate 8.0 is too large"
         assert found.items[0].result == {}
-        assert found.items[0].begun is not None
+        assert found.items[0].last.begun is not None
         assert "in train" in found.examples[1].traceback
 
 

@@ -142,6 +142,18 @@ def test_only_scalars_are_read(said: Any) -> None:
         assert one is None or isinstance(one, (bool, int, float, str))
 
 
+@pytest.mark.parametrize("character", ["a", '"', "\\", "\u4e00", "\x00", "\U0001f600"])
+def test_a_receipt_holds_the_header_with_the_longest_note(character: str) -> None:
+    texts = {f"name {n}": character * 100 for n in range(20)}
+    note = note_of_result({**texts, "loss": 0.5})
+    assert note is not None and len(note) < 20 and note["loss"] == 0.5
+    for said in (note, note_of_error(character * 50, character * 5000)):
+        outcome = wire.Outcome(kind=wire.Kind.ERROR, body="0" * 64, note=said, ended=1.0)
+        metadata = outcome.signed(b"key", "batches/g/", 7, 1)
+        receipt = wire.Receipt(index=7, attempt=1, metadata=metadata, body=b"x" * 4096)
+        assert wire.parse(receipt.to_text()) == wire.Receipt(index=7, attempt=1, metadata=metadata)
+
+
 def test_a_header_carries_a_note_under_its_signature_and_one_without_is_read() -> None:
     outcome = wire.Outcome(kind=wire.Kind.VALUE, note={"loss": 0.5})
     metadata = outcome.signed(b"key", "batches/g/", 7, 1)

@@ -43,7 +43,7 @@ async def write(batch: Batch, path: str | os.PathLike[str]) -> Path:
         ConfigurationError: It cannot be written there; if that is known before, nothing is read.
         NotFound, WireError: As `read`.
 
-    Cancelled: the file is as it was.
+    Cancelled: the file is as it was, or the new one.
     """
     place = file.place_for(path)
     report = await read(batch)
@@ -159,12 +159,15 @@ def _attempt(number: int, there: wire.Attempt) -> Attempt:
 
 
 def _is_unexplained(item: Item) -> bool:
-    return item.state.bad and bool(item.attempts) and not item.attempts[-1].message
+    return item.failure is not None and not item.failure.message
 
 
 def _explained(item: Item, example: Example) -> Item:
-    told = replace(item.attempts[-1], message=example.message)
-    return replace(item, attempts=(*item.attempts[:-1], told))
+    told = [
+        replace(one, message=example.message) if one is item.failure else one
+        for one in item.attempts
+    ]
+    return replace(item, attempts=tuple(told))
 
 
 async def _read_in_full(batch: Batch, items: Iterable[Item]) -> dict[int, Example]:
@@ -172,10 +175,10 @@ async def _read_in_full(batch: Batch, items: Iterable[Item]) -> dict[int, Exampl
     found: dict[int, Example] = {}
 
     async def one(item: Item) -> None:
+        if (failure := item.failure) is None:
+            return
         try:
-            outcome, body = await batch.submission.read_outcome(
-                item.index, item.attempts[-1].number
-            )
+            outcome, body = await batch.submission.read_outcome(item.index, failure.number)
             text: dict[str, Any] = frames.unpack(body).fields.get("error", {}) if body else {}
             words = {name: str(text.get(name, "")) for name in ("message", "traceback", "log")}
             kind = str(text.get("qualname", ""))
@@ -188,5 +191,5 @@ async def _read_in_full(batch: Batch, items: Iterable[Item]) -> dict[int, Exampl
             words["message"] = f"{kind}: {words['message']}"
         found[item.index] = Example(**words)
 
-    await bounded(one, [item for item in items if item.attempts], at_once=AT_ONCE)
+    await bounded(one, items, at_once=AT_ONCE)
     return found
