@@ -147,11 +147,11 @@ def _concurrency(items: Iterable[Item], begun: float, end: float) -> list[tuple[
         for attempt in item.attempts:
             if attempt.begun is None:
                 continue
-            running = item.state is State.RUNNING and attempt is item.attempts[-1]
-            until = end if attempt.ended is None and running else attempt.ended
-            if until is not None:
+            if attempt.ended is not None:
                 deltas[attempt.begun - begun] += 1
-                deltas[max(attempt.begun, until) - begun] -= 1
+                deltas[max(attempt.begun, attempt.ended) - begun] -= 1
+            elif attempt is item.last and item.state is State.RUNNING:
+                deltas[attempt.begun - begun] += 1
     changes, count = [(0.0, 0)], 0
     for at, delta in sorted(deltas.items()):
         if delta:

@@ -81,7 +81,7 @@ def test_one_that_goes_on_is_counted_up_to_now() -> None:
         read_at=50.0,
     )
     found = digest(going)
-    assert (found.seconds, found.peak, found.concurrency[-1]) == (50.0, 1, (50.0, 0))
+    assert (found.seconds, found.peak, found.concurrency[-1]) == (50.0, 1, (50.0, 1))
     assert found.durations is None
     assert found.slowest == (0,)
     assert found.states[-1].counts == (1, 1, 0, 0, 0, 0)
