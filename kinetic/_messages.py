@@ -127,12 +127,10 @@ def handle_bundle(
     """
     rows = [(name, html.escape(one_line(str(one)))) for name, one in facts.items() if one]
     if file is not None:
-        here = Path.cwd()
-        near = file.relative_to(here).as_posix() if file.is_relative_to(here) else ""
+        near = _from_here(file)
         target = urllib.parse.quote(near) if near else file.as_uri()
-        rows.append(
-            ("report", f'<a href="{target}">{html.escape(one_line(near or str(file)))}</a>')
-        )
+        words = html.escape(one_line(near or str(file)))
+        rows.append(("report", f'<a href="{target}">{words}</a>'))
     body = "".join(
         f'<tr><th scope="row">{html.escape(name)}</th><td>{cell}</td></tr>' for name, cell in rows
     )
@@ -142,6 +140,14 @@ def handle_bundle(
         cells = "".join(f"<td>{count:,}</td>" for count in counts.values())
         table += f"<table><caption>Items</caption><tr>{heads}</tr><tr>{cells}</tr></table>"
     return {"text/plain": handle_repr(kind, facts), "text/html": table}
+
+
+def _from_here(file: Path) -> str:
+    """Its path from the current directory; empty if it lies elsewhere."""
+    try:
+        return file.relative_to(Path.cwd()).as_posix()
+    except (ValueError, OSError):  # the directory may be gone
+        return ""
 
 
 def one_line(text: str, longest: int = LONGEST) -> str:

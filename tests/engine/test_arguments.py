@@ -8,6 +8,7 @@ import json
 import pickle
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -519,3 +520,16 @@ async def test_a_batch_says_when_it_was_made_as_its_jobs_do(client: aio.Client) 
     assert (await batch.job(0)).created_at[:16] == batch.created_at[:16]
     assert batch.created_at.endswith("Z")
     assert (await client.attach_batch(batch.group_id)).created_at == batch.created_at
+
+
+async def test_the_report_that_was_written_is_linked(
+    client: aio.Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batch = await client.run_async_map(same, [1])
+    await batch.wait()
+    await batch.report(tmp_path / 'a "b" & c.html')
+    away = batch._repr_mimebundle_()["text/html"]
+    assert f'<a href="{tmp_path.as_uri()}/a%20%22b%22%20%26%20c.html">{tmp_path}/a &quot;b' in away
+    monkeypatch.chdir(tmp_path)
+    near = batch._repr_mimebundle_()["text/html"]
+    assert '<a href="a%20%22b%22%20%26%20c.html">a &quot;b&quot; &amp; c.html</a>' in near
