@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from kinetic._runner.protocol.private import make_folder
-from kinetic._supervisor.protocol import VERSION, ChannelError, Decoder, Places, encode
+from kinetic._supervisor.protocol import VERSION, ChannelError, Decoder, Message, Places, encode
 from kinetic.aio.ports import Shared
 from kinetic.errors import Unavailable
 
-__all__ = ["Connection", "Lost", "SupervisorError", "connect", "open_connection"]
+__all__ = ["Connection", "Lost", "SupervisorError", "connect", "greeting", "open_connection"]
 
 
 STARTS = 6
@@ -63,6 +63,36 @@ def connect(home: Path, environ: Mapping[str, str]) -> socket.socket:
     raise SupervisorError(
         f"the supervisor of {home} cannot be started, or does not live; its log is {places.diary}"
     )
+
+
+def greeting(home: Path) -> dict[str, Any] | None:
+    """What the supervisor of *home* answers to ``hello``; None if none runs. Starts nothing.
+
+    Raises:
+        SupervisorError: Its socket cannot be used, or it does not answer.
+    """
+    places = Places(home)
+    try:
+        sock = _dial(places)
+    except (FileNotFoundError, ConnectionRefusedError, ConnectionResetError):
+        return None
+    except OSError as exc:
+        raise _unusable(home, exc.strerror or str(exc), str(places.socket)) from exc
+    with sock:
+        decoder = Decoder()
+        heard: list[Message] = []
+        try:
+            sock.sendall(encode({"op": "hello", "id": 1, "protocol": VERSION}))
+            while not heard:
+                if not (data := sock.recv(65536)):
+                    return None  # it was about to leave when we came
+                heard = decoder.feed(data)
+        except (OSError, ChannelError) as exc:
+            raise SupervisorError(
+                f"the supervisor of {home} does not answer as it should ({exc}); its log is "
+                f"{places.diary}"
+            ) from exc
+    return heard[0][0]
 
 
 def _dial(places: Places) -> socket.socket:
