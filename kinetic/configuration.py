@@ -45,6 +45,7 @@ __all__ = [
     "number",
     "profiles_file",
     "resolve",
+    "sources",
     "with_store",
 ]
 
@@ -222,6 +223,40 @@ def resolve(
         output_dir=settings.value("output_dir"),
         kube_context=kube_context,
     )
+
+
+SHOWN = (
+    "backend",
+    "project",
+    "zone",
+    "cluster",
+    "namespace",
+    "kube_context",
+    "store",
+    "base_image_repo",
+    "output_dir",
+)
+"""The settings that `sources` tells."""
+
+
+def sources(
+    arguments: Mapping[str, str | None], environ: Mapping[str, str] = os.environ
+) -> dict[str, tuple[str | None, str]]:
+    """Each setting's value, and where it is from; *arguments* are what the caller says.
+
+    Raises:
+        ConfigurationError: An argument is empty, or there is no such backend.
+        ProfileError: The profiles cannot be read, or there is no such profile.
+    """
+    settings = _Settings(
+        arguments=arguments, environ=environ, profile=_profiles(environ).active(environ)
+    )
+    found = {name: settings.find(name) for name in SHOWN}
+    told = {name: (value, origin or "default") for name, (value, origin) in found.items()}
+    told |= {name: (None, "not set") for name, (value, _) in found.items() if value is None}
+    if found["project"][0] is None and (shared := environ.get("GOOGLE_CLOUD_PROJECT")):
+        told["project"] = shared, "GOOGLE_CLOUD_PROJECT"
+    return {**told, "backend": _backend(settings, None)}
 
 
 _NUMBERS: Mapping[str, tuple[type[int | float], int]] = MappingProxyType(

@@ -16,12 +16,13 @@ Reading and changing are apart: `load` and `save` touch the disk, the methods of
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import functools
 import json
 import os
 import re
 import tempfile
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
@@ -30,7 +31,7 @@ from kinetic._messages import suggest
 from kinetic._runner.protocol.private import make_folder
 from kinetic.errors import ProfileError
 
-__all__ = ["SETTINGS", "Profile", "Profiles", "load", "save"]
+__all__ = ["SETTINGS", "Profile", "Profiles", "load", "save", "update"]
 
 SETTINGS = (
     "project",
@@ -258,6 +259,23 @@ def save(path: Path, profiles: Profiles) -> None:
             os.fsync(file.fileno())
     except OSError as error:
         raise ProfileError(f"the profiles cannot be written to {path}: {error}") from error
+
+
+def update(path: Path, change: Callable[[Profiles], Profiles]) -> Profiles:
+    """Read the profiles, *change* them and write them, one process at a time; what they are now.
+
+    Raises:
+        ProfileError: As `load`, `save` and *change*; the file is as it was.
+    """
+    try:
+        make_folder(path.parent)
+        with open(path.with_name(f".{path.name}.lock"), "ab") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            changed = change(load(path))
+            save(path, changed)
+            return changed
+    except OSError as error:
+        raise ProfileError(f"the profiles in {path} cannot be changed: {error}") from error
 
 
 def _document(profile: Profile) -> dict[str, Any]:

@@ -13,11 +13,10 @@ from contextlib import aclosing
 from typing import TextIO
 
 import anyio.to_thread
-from absl import logging
 
 from kinetic._messages import shown
 from kinetic._progress.entry import is_terminal
-from kinetic._runner.protocol import signing, wire
+from kinetic._runner.protocol import wire
 from kinetic._tasks import all_or_none
 from kinetic.aio._engine.session import JobRef
 from kinetic.aio._net.retry import growing
@@ -261,7 +260,7 @@ async def _lines(
         gone = exc
     if gone is None and (told or live):  # what was followed to its end has written nothing
         return
-    kept = [] if told else await _kept(at, number)
+    kept = [] if told else await at.submission.kept_log(at.index, number)
     if not kept and gone is not None:
         raise gone
     for line in kept if tail is None else kept[len(kept) - tail :] if tail else []:
@@ -318,27 +317,6 @@ class _Patience:
                 return await anext(lines)
         finally:
             self._waiting = None
-
-
-async def _kept(at: JobRef, number: int) -> list[str]:
-    """What the runner has kept of an attempt's output; of several hosts, one after the other."""
-    scope, store = at.submission.identity.scope, at.session.platform.store
-    prefix = wire.log_prefix(scope, at.index, number)
-    names = [one.name for one in await store.list(prefix)]
-    kept: list[str] = []
-    for name in names:
-        try:
-            found = await store.get(name, limit=wire.LOG_BYTES)
-        except NotFound:  # it is removed in this moment
-            continue
-        key = at.submission.identity.key
-        if not signing.is_signed(found.metadata, key, scope, name, found.body):
-            logging.warning("the log %s is forged or damaged; it is not shown", name)
-            continue
-        lines = found.body.decode(errors="replace").removesuffix("\n").split("\n")
-        host = f"[{int(name.removeprefix(prefix))}] " if len(names) > 1 else ""
-        kept += [host + line for line in lines]
-    return kept
 
 
 async def _over(at: JobRef, number: int) -> None:

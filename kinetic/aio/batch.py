@@ -434,6 +434,20 @@ class BatchHandle(Generic[T]):
         words = {"timeout": f"batch_timeout={limit} s was over", "fail_fast": "fail_fast"}
         return next((words[one.cause] for one in stops if one.cause in words), "")
 
+    async def reason(self) -> str:
+        """Why it is as it is: why it was stopped, what failed first, or what it waits for.
+
+        Empty when there is nothing to say. Nothing is unpickled for it.
+        """
+        if cause := self._cause():
+            return cause
+        failed = await self.failures()
+        if failed:
+            return f"{failed[0].job_id}: {await failed[0].reason()}"
+        submission = self._batch.submission
+        error = submission.abandoned
+        return str(error) if error is not None else submission.held_up()
+
     async def failures(self) -> list[JobHandle[T]]:
         """The handles of jobs that failed for good or were lost, from their outcomes."""
         statuses = await self.statuses()

@@ -27,6 +27,7 @@ from kinetic import _collector, _log_level, configuration
 from kinetic._messages import described
 from kinetic._packing.payload import Binding
 from kinetic._progress import display
+from kinetic._runner.protocol import wire
 from kinetic._tasks import in_thread, release, running_loop, shared
 from kinetic._tracebacks import own_frames_left_out
 from kinetic.accelerators import Accelerator
@@ -49,6 +50,9 @@ __all__ = ["Client", "implicit_client", "records", "run_async_map"]
 
 LISTING = 32
 """Handles that are read at once."""
+
+FEW = 5
+"""Of ids that begin alike, so many are named."""
 
 
 async def records(session: Session, beside: Iterable[Session]) -> list[dict[str, Any]]:
@@ -384,6 +388,28 @@ class Client:
         session = await self._session_for_id(group_id, project, cluster)
         batch = await batches.attach(session, group_id)
         return BatchHandle(batch, attached=True, timeout=poll_timeout)
+
+    async def full_id(self, prefix: str) -> str:
+        """The id of the one job or batch in the store that begins with *prefix*.
+
+        A whole id is its own, and is not looked for.
+
+        Raises:
+            ConfigurationError: It is no beginning of an id, or that of several.
+            NotFound: It is the beginning of none.
+        """
+        if ids.is_whole(prefix):
+            return prefix
+        session = await self._session_for_id(prefix, None, None)
+        place = wire.group_key("") if prefix.startswith("grp-") else "jobs/"
+        listed = await session.platform.store.list(f"{place}{prefix}")
+        found = sorted({one.name.removeprefix(place).partition("/")[0] for one in listed})
+        if not found:
+            raise NotFound(f"no id in {session.platform.store.url} begins with {prefix!r}")
+        if len(found) > 1:
+            some = ", ".join(found[:FEW]) + (", …" if len(found) > FEW else "")
+            raise ConfigurationError(f"{len(found)} ids begin with {prefix!r}: {some}; write more")
+        return found[0]
 
     async def cleanup(
         self, submission: str, project: str | None = None, cluster: str | None = None

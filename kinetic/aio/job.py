@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import AsyncGenerator, Callable, Generator
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, cast
 
 import anyio.to_thread
@@ -24,6 +25,7 @@ from kinetic.aio._engine import debugging, implicit_client, job_spec, results
 from kinetic.aio._job_log import LogPrinter
 from kinetic.errors import (
     AuthError,
+    BackendError,
     ConfigurationError,
     JobCancelled,
     JobError,
@@ -142,9 +144,16 @@ class JobHandle(JobRecord, Generic[T]):
         return bool(await at.session.platform.store.list(at.submission.identity.entry))
 
     async def reason(self) -> str:
-        """Why the job is in its state, in words; empty when there is nothing to say."""
+        """Why the job is in its state, in words; empty when there is nothing to say.
+
+        Of one that waits the platform is asked why: it says what it would say in the log.
+        Nothing is unpickled for it.
+        """
         at = await self._follow()
         item = await at.submission.look(at.index)
+        if not item.state.final:
+            with suppress(BackendError):  # what was heard before is told then
+                item = await at.submission.reconcile(at.index, explained=True)
         seen = at.submission.observation(at.index)
         if item.outcome is None:
             if item.state.final or item.state is wire.ItemState.CANCELLING:
@@ -155,9 +164,8 @@ class JobHandle(JobRecord, Generic[T]):
             return seen.message if seen is not None else nowhere
         if item.outcome.kind is wire.Kind.VALUE:
             return ""
-        error = await self._failure(at, item)
-        told = error if isinstance(error, JobError) else f"{type(error).__name__}: {error}"
-        return f"{item.outcome.reason}: {told}"
+        outcome, body = await at.submission.outcome(at.index, item.attempt)
+        return f"{item.outcome.reason}: {results.words_of(outcome, body, self.job_id)}"
 
     async def result(
         self,
@@ -219,6 +227,28 @@ class JobHandle(JobRecord, Generic[T]):
                 if self._value is _UNSET:
                     raise  # else another call was first, and has cleaned up
         return cast("T", self._value)
+
+    async def save_result(self, path: str | os.PathLike[str], timeout: float | None = None) -> int:
+        """Wait for the job and write its value to a file, pickled as it is; its size in bytes.
+
+        Nothing is rebuilt: `kinetic.jobs.load_result` does that. The job stays.
+
+        Raises:
+            ResultTimeout, JobCancelled, JobLost, JobFailed: As `result`; a failure is told in
+                words, and its exception not rebuilt.
+            OSError: The file cannot be written; what was there is as it was.
+
+        Cancelled: the file is as it was.
+        """
+        check(timeout=timeout)
+        at = await self._follow()
+        item = await self._closed(at, timeout)
+        if item.outcome is None:
+            raise JobCancelled(f"{self.job_id} was cancelled", job_id=self.job_id)
+        outcome, body = await at.submission.outcome(at.index, item.attempt)
+        if item.state is not wire.ItemState.SUCCEEDED:
+            raise JobError(results.words_of(outcome, body, self.job_id), job_id=self.job_id)
+        return await results.save_value(at.session.platform.store, outcome, body, Path(path))
 
     async def _ended(
         self,
@@ -439,7 +469,7 @@ class JobHandle(JobRecord, Generic[T]):
         item = await at.submission.look(at.index)
         if item.state.final:
             return
-        with contextlib.suppress(NotFound):  # as of a job that is removed in this moment
+        with suppress(NotFound):  # as of a job that is removed in this moment
             await self._stop(at, cleanup_timeout)
         if self.group_id is None and not await self._exists(at):
             # It was removed before the stop was stored, which nobody reads any more.
@@ -585,10 +615,46 @@ class JobHandle(JobRecord, Generic[T]):
             )
         return await anyio.to_thread.run_sync(_files_under, folder)
 
+    async def fetch_outputs(self, folder: str | os.PathLike[str]) -> int:
+        """Copy the files under `output_dir` to *folder*, which is made; how many there are.
+
+        What is there already is written over.
+
+        Raises:
+            ConfigurationError: As `outputs`.
+            OSError: They cannot be written.
+
+        Cancelled: some of them may be there.
+        """
+        at = self._following or await self._follow()
+        store, names = at.session.platform.store, await self.outputs()
+        prefix = f"{at.output_dir.removeprefix(f'{store.url}/')}/"
+        for name in names:
+            path = await anyio.to_thread.run_sync(_made_for, Path(folder), name)
+            if at.output_dir.startswith(f"{store.url}/"):
+                await store.fetch(f"{prefix}{name}", path)
+            else:
+                await anyio.to_thread.run_sync(shutil.copyfile, Path(at.output_dir, name), path)
+        return len(names)
+
 
 def _print(line: str) -> None:
     sys.stdout.write(line + "\n")
     sys.stdout.flush()
+
+
+def _made_for(folder: Path, name: str) -> Path:
+    """Where the file *name* goes under *folder*: nothing is there, but its own folder is.
+
+    Raises:
+        ConfigurationError: The name leads out of it.
+    """
+    path = Path(os.path.realpath(folder / name))
+    if not path.is_relative_to(os.path.realpath(folder)):
+        raise ConfigurationError(f"the output {name!r} leads out of {folder}: it is not copied")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.unlink(missing_ok=True)
+    return path
 
 
 def _files_under(folder: str) -> list[str]:

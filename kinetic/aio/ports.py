@@ -270,9 +270,17 @@ class Cluster(Protocol):
         ...
 
     async def find(
-        self, *, names: Collection[str] = (), labels: Mapping[str, str] | None = None
+        self,
+        *,
+        names: Collection[str] = (),
+        labels: Mapping[str, str] | None = None,
+        explained: bool = False,
     ) -> list[Observation]:
-        """A consistent read: a name that is missing here is gone."""
+        """A consistent read: a name that is missing here is gone.
+
+        *explained* asks as well why jobs wait, as a watch does by itself: of a few,
+        and with requests of their own.
+        """
         ...
 
     def watch(self, labels: Mapping[str, str]) -> AsyncGenerator[Observation]:

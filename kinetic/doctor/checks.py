@@ -17,8 +17,6 @@ __all__ = ["Check", "Finding", "Report", "Result", "State", "carry_out"]
 LIMIT_S = 30.0
 """How long one check may take; what it needs is not counted."""
 
-SCHEMA = 1
-
 
 class State(enum.Enum):
     """How a check ended."""
@@ -104,7 +102,6 @@ class Report:
     def to_dict(self) -> dict[str, Any]:
         """As ``--json`` shows it."""
         return {
-            "schema": SCHEMA,
             "healthy": self.healthy,
             "checks": [one.to_dict() for one in self.results],
         }

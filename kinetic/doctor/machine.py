@@ -15,7 +15,7 @@ from kinetic import configuration
 from kinetic._runner.protocol import private
 from kinetic._supervisor.jobs import cpus_here, gpus_here, memory_here
 from kinetic._supervisor.protocol import VERSION, Places
-from kinetic.aio.local.supervisor import greeting
+from kinetic.aio.local.supervisor import running
 from kinetic.doctor.checks import Check, Finding, State
 
 __all__ = ["Machine"]
@@ -129,19 +129,20 @@ class Machine:
         return Finding(State.OK, f"{os.uname().sysname} {os.uname().release}: all that is used")
 
     async def _supervisor(self) -> Finding:
-        hello = await anyio.to_thread.run_sync(greeting, self._home, abandon_on_cancel=True)
-        if hello is None:
+        found = await running(self._home)
+        if found is None:
             return Finding(State.OK, "none runs now; the first job starts it")
-        spoken, pid = tuple(hello["protocol"]), hello["pid"]
-        if "error" in hello or spoken != VERSION:
+        if found.protocol != VERSION:
             return Finding(
                 State.FAILED,
-                f"process {pid} is the supervisor of another version of kinetic: it speaks "
-                f"{'.'.join(map(str, spoken))}, and this one {'.'.join(map(str, VERSION))}",
-                f"`kill {pid}` when its jobs have ended or are not wanted; the next job starts "
-                "another",
+                f"process {found.pid} is the supervisor of another version of kinetic: it speaks "
+                f"{'.'.join(map(str, found.protocol))}, and this one "
+                f"{'.'.join(map(str, VERSION))}",
+                f"`kill {found.pid}` when its jobs have ended or are not wanted; the next job "
+                "starts another",
             )
-        return Finding(State.OK, f"process {pid}, of this version")
+        live = found.jobs.get("running", 0)
+        return Finding(State.OK, f"process {found.pid}, of this version, runs {live} jobs")
 
 
 def _halves(words: str) -> tuple[str, str]:

@@ -161,7 +161,11 @@ class MemoryCluster:
                 self._ask(job, Reason.CANCELLED)
 
     async def find(
-        self, *, names: Collection[str] = (), labels: Mapping[str, str] | None = None
+        self,
+        *,
+        names: Collection[str] = (),
+        labels: Mapping[str, str] | None = None,
+        explained: bool = False,
     ) -> list[Observation]:
         """See the port; without *names* and *labels*, everything there is."""
         self.requests["find"] += 1

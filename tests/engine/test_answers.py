@@ -113,9 +113,13 @@ class TellsMeanwhile(Passing):
         self.late = False
 
     async def find(
-        self, *, names: Collection[str] = (), labels: Mapping[str, str] | None = None
+        self,
+        *,
+        names: Collection[str] = (),
+        labels: Mapping[str, str] | None = None,
+        explained: bool = False,
     ) -> list[Observation]:
-        found = await self.cluster.find(names=names, labels=labels)
+        found = await self.cluster.find(names=names, labels=labels, explained=explained)
         if not self.late:
             return found
         self.told.set()
@@ -168,9 +172,13 @@ class Late(Passing):
         self.orders: list[JobSpec] = []
 
     async def find(
-        self, *, names: Collection[str] = (), labels: Mapping[str, str] | None = None
+        self,
+        *,
+        names: Collection[str] = (),
+        labels: Mapping[str, str] | None = None,
+        explained: bool = False,
     ) -> list[Observation]:
-        found = await self.cluster.find(names=names, labels=labels)
+        found = await self.cluster.find(names=names, labels=labels, explained=explained)
         orders, self.orders = self.orders, []
         for order in orders:
             await self.cluster.launch(order)

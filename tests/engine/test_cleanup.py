@@ -292,11 +292,15 @@ class Mute(MemoryCluster):
         raise errors.Unavailable("the reply was lost")
 
     async def find(
-        self, *, names: Collection[str] = (), labels: Mapping[str, str] | None = None
+        self,
+        *,
+        names: Collection[str] = (),
+        labels: Mapping[str, str] | None = None,
+        explained: bool = False,
     ) -> builtins.list[Observation]:
         if names:
             raise errors.Unavailable("nobody answers")
-        return await super().find(names=names, labels=labels)
+        return await super().find(names=names, labels=labels, explained=explained)
 
 
 @VIRTUAL

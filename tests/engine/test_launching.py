@@ -26,10 +26,14 @@ class Full(MemoryCluster):
         await super().launch(job)
 
     async def find(
-        self, *, names: Collection[str] = (), labels: Mapping[str, str] | None = None
+        self,
+        *,
+        names: Collection[str] = (),
+        labels: Mapping[str, str] | None = None,
+        explained: bool = False,
     ) -> list[Observation]:
         self.finds += 1
-        return await super().find(names=names, labels=labels)
+        return await super().find(names=names, labels=labels, explained=explained)
 
 
 def same(x: int) -> int:

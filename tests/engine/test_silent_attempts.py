@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from kinetic import aio
-from kinetic._runner.protocol import wire
+from kinetic._runner.protocol import signing, wire
 from kinetic.aio.ports import JobSpec, Observation, Phase
 from kinetic.errors import BackendError, JobLost
 from kinetic.testing import MemoryCluster, carry_out, memory_platform
@@ -159,3 +159,23 @@ async def never_ends(run: Any) -> int | None:
     with contextlib.suppress(asyncio.CancelledError):
         await asyncio.sleep(10**6)
     return 9
+
+
+async def keeps_its_log_and_dies(run: Any) -> int | None:
+    assignment, key = run.spec.assignment, run.spec.key
+    name = wire.log_key(assignment["scope"], 0, 1, 0)
+    output = b"the last words\n"
+    mac = signing.sign(key, assignment["scope"], name, output)
+    await run.store.create(name, output, {"mac": mac})
+    return await dies(run)
+
+
+@pytest.mark.looptime(noop_cycles=300)
+async def test_an_error_ends_with_what_was_kept_where_the_platform_has_no_log() -> None:
+    platform = replace(
+        memory_platform(keeps_its_log_and_dies), clock=asyncio.get_running_loop().time
+    )
+    async with aio.Client(platform=platform) as client:
+        job = await client.submit(same, 1)
+        with pytest.raises(JobLost, match="the last words"):
+            await job.result(timeout=400)

@@ -54,7 +54,10 @@ async def test_nothing_of_many_live_jobs_is_left(
 
 
 @pytest.mark.timeout(600)
-async def test_what_a_dead_client_left_goes_with_the_next_look(configured: Namespace) -> None:
+@pytest.mark.parametrize("found", ["attached to", "listed"])
+async def test_what_a_dead_client_left_goes_with_the_next_look(
+    configured: Namespace, found: str
+) -> None:
     """It had stored its stop, and died before it deleted anything."""
     async with aio.Client() as client:
         batch = await client.run_async_map(wait, range(20), max_concurrent=None)
@@ -66,5 +69,12 @@ async def test_what_a_dead_client_left_goes_with_the_next_look(configured: Names
     await ports.aclose()
     assert await jobs(configured) == 20
     async with aio.Client() as client:
-        await client.attach_batch(batch.group_id)
+        if found == "attached to":
+            await client.attach_batch(batch.group_id)
+        else:
+            (same,) = await client.list_batches()
+            await same.statuses()
+            async with asyncio.timeout(60):
+                while await jobs(configured):
+                    await asyncio.sleep(0.1)
     assert await jobs(configured) == 0

@@ -71,3 +71,17 @@ async def test_jobs_run_in_a_namespace_that_was_set_up_so(
         assert await job == 8
         batch = await client.run_async_map(double, range(3), progress=False)
         assert await batch.results() == [0, 2, 4]
+
+
+@pytest.mark.timeout(120)
+async def test_who_attaches_is_told_at_once_why_a_job_waits(configured: Namespace) -> None:
+    """The Job alone does not say that no pod of it can be made: its events do."""
+    configured.call("DELETE", "serviceaccounts/kinetic")
+    async with asyncio.timeout(90), aio.Client() as client:
+        job = await client.submit(double, 4)
+        while not configured.call("GET", "events")["items"]:  # Kubernetes tries, and says so
+            await asyncio.sleep(0.1)
+        async with aio.Client() as other:
+            same = await other.attach(job.job_id)
+            assert "service account 'kinetic' does not exist" in await same.reason()
+        await job.cancel()

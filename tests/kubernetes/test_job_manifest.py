@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from kinetic import accelerators, configuration
 from kinetic._runner.protocol import wire
 from kinetic.aio.backends import gke
+from kinetic.aio.images.bundled import COMMAND
 from kinetic.aio.kubernetes.manifests import (
     CONTAINER,
     JOB_NAME,
@@ -28,7 +29,7 @@ from kinetic.aio.kubernetes.manifests import (
     object_name,
     secret_manifest,
 )
-from kinetic.aio.ports import Resources
+from kinetic.aio.ports import Image, Resources
 from kinetic.errors import ConfigurationError
 from tests.kubernetes.orders import order
 
@@ -52,6 +53,11 @@ def variables(container: dict[str, Any]) -> dict[str, Any]:
 def expanded(text: str) -> str:
     """What a kubelet makes of a variable's value where no other variable is defined."""
     return re.sub(r"\$(\$|\([^)]*\))", lambda m: "$" if m[1] == "$" else m[0], text)
+
+
+def test_the_container_starts_the_runner_once() -> None:
+    image = Image(uri="ghcr.io/me/mine:1", command=COMMAND)
+    assert container_of(image=image)["command"] == ["python3", "-u", "/app/remote_runner.py"]
 
 
 # --- the Job ------------------------------------------------------------------------------

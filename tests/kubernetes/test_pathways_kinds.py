@@ -151,6 +151,16 @@ async def test_why_a_queue_holds_the_pods_of_a_set_is_asked(server: FaultServer)
     assert asked.query == {"fieldSelector": f"metadata.name={Queued.group}"}
 
 
+async def test_it_is_asked_at_once_for_who_wants_an_explanation(server: FaultServer) -> None:
+    server.always = Queued()
+    cluster = PathwaysCluster(Api(access(server)), AT, kind="lws")
+    async with aclosing(cluster), asyncio.timeout(60):
+        (plain,) = await cluster.find(names=[SPEC.name])
+        (seen,) = await cluster.find(names=[SPEC.name], explained=True)
+    assert "2 more CPUs of quota needed" in seen.message
+    assert "2 more CPUs" not in plain.message
+
+
 async def test_a_watch_where_there_are_no_sets_at_all_says_so(
     server: FaultServer, cluster: PathwaysCluster
 ) -> None:

@@ -362,7 +362,11 @@ class ClusterOf:
         )
 
     async def find(
-        self, *, names: Collection[str] = (), labels: Mapping[str, str] | None = None
+        self,
+        *,
+        names: Collection[str] = (),
+        labels: Mapping[str, str] | None = None,
+        explained: bool = False,
     ) -> list[Observation]:
         wanted = tuple(names)
         self.world.bend.asked(self, wanted)

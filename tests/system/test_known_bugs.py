@@ -103,10 +103,14 @@ class Cluster(LocalCluster):
             raise errors.Unavailable("the reply was lost")
 
     async def find(
-        self, *, names: Collection[str] = (), labels: Mapping[str, str] | None = None
+        self,
+        *,
+        names: Collection[str] = (),
+        labels: Mapping[str, str] | None = None,
+        explained: bool = False,
     ) -> list[Observation]:
         self._stumble()
-        return await super().find(names=names, labels=labels)
+        return await super().find(names=names, labels=labels, explained=explained)
 
     async def watch(self, labels: Mapping[str, str]) -> AsyncIterator[Observation]:
         self._stumble()

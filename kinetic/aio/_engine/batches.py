@@ -636,6 +636,10 @@ class Batch:
             )
             self.submission.abandon(error, stuck)
         self.wake()
+        try:
+            await delete_left(platform.cluster, self.submission)
+        except KineticError as exc:
+            logging.warning("stopped jobs of %s may be left: %s", self.group_id, exc)
 
 
 def feed_of(inputs: Iterable[Any] | AsyncIterable[Any], settings: MapSettings) -> InputSource:

@@ -157,6 +157,9 @@ async def delete_left(cluster: Cluster, submission: Submission) -> None:
     if not requests.all_stopped:
         return
     found = await cluster.find(labels={LABEL_SUBMISSION: submission.identity.id})
+    if not found:
+        return
+    await submission.look_for_requests()  # those that led to what was found were stored before it
     live = [
         (int(seen.labels[LABEL_INDEX]), int(seen.labels[LABEL_ATTEMPT]))
         for seen in found

@@ -17,6 +17,7 @@ __all__ = [
     "Identity",
     "entry_of",
     "is_batch",
+    "is_whole",
     "item_of",
     "refuse_job",
     "scope_of",
@@ -24,6 +25,7 @@ __all__ = [
 
 _ID = re.compile(r"(?:job|grp)-[0-9a-z-]+", re.ASCII)
 _BATCH = re.compile(r"grp-(?:[a-z]+-)?[0-9a-f]{12}", re.ASCII)
+_WHOLE = re.compile(r"(?:job|grp)-(?:[a-z]+-)?[0-9a-f]{12}", re.ASCII)
 _ITEM = re.compile(r"(grp-.+)-([0-9]+)", re.ASCII)
 
 
@@ -78,6 +80,17 @@ def is_batch(submission: str) -> bool:
             f"cleanup({item[1]!r}) removes it"
         )
     return submission.startswith("grp-")
+
+
+def is_whole(text: str) -> bool:
+    """Whether it is an id, and not only the beginning of one.
+
+    Raises:
+        ConfigurationError: It is not even that.
+    """
+    _refuse_others(text)
+    item = _ITEM.fullmatch(text)
+    return any(_WHOLE.fullmatch(one) for one in (text, item[1] if item else ""))
 
 
 def scope_of(submission: str) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from kinetic.aio._engine.scratch import Scratch
 from kinetic.aio.ports import Object, Store
 from kinetic.errors import BackendError, JobCancelled, JobError, JobFailed, JobLost, WireError
 
-__all__ = ["failure_of", "value_of", "verified"]
+__all__ = ["failure_of", "save_value", "value_of", "verified", "words_of"]
 
 STACK_GLOBAL = b"\x93"
 INLINE_BYTES = 64 * 1024
@@ -73,6 +74,29 @@ async def value_of(store: Store, outcome: wire.Outcome, body: bytes, job_id: str
         ) from exc
 
 
+async def save_value(store: Store, outcome: wire.Outcome, body: bytes, path: Path) -> int:
+    """Write the value of a successful outcome to *path* as it was pickled; its size in bytes.
+
+    Nothing is rebuilt. What was at *path* stays until all of the value is there.
+
+    Raises:
+        WireError: A large value is not what the job signed.
+        BackendError: The store does not answer.
+    """
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        if outcome.value is None:
+            await anyio.to_thread.run_sync(part.write_bytes, body)
+        else:
+            await store.fetch(outcome.value[0], part)
+            await anyio.to_thread.run_sync(_verify, part, *outcome.value)
+        size = part.stat().st_size
+        os.replace(part, path)
+    finally:
+        part.unlink(missing_ok=True)
+    return size
+
+
 async def _large_value(store: Store, name: str, digest: str) -> Any:
     with Scratch() as scratch:
         path = scratch.folder / "value"
@@ -80,11 +104,15 @@ async def _large_value(store: Store, name: str, digest: str) -> Any:
         return await anyio.to_thread.run_sync(_load_verified, path, name, digest)
 
 
+def _verify(path: Path, name: str, digest: str) -> None:
+    with path.open("rb") as file:
+        if hashlib.file_digest(file, "sha256").hexdigest() != digest:
+            raise WireError(f"{name} is not what its job signed; nothing of it was used")
+
+
 def _load_verified(path: Path, name: str, digest: str) -> Any:
     try:
-        with path.open("rb") as file:
-            if hashlib.file_digest(file, "sha256").hexdigest() != digest:
-                raise WireError(f"{name} is not what its job signed; nothing of it was used")
+        _verify(path, name, digest)
         return pickles.load_file(path)
     finally:
         path.unlink()  # here: removing a large file takes its time
@@ -116,6 +144,16 @@ def failure_of(outcome: wire.Outcome, body: bytes, job_id: str) -> BaseException
                 vars(error)["__notes__"] = [*notes, note]  # also where its class is frozen
                 return error
     return _failed(outcome, text, job_id)
+
+
+def words_of(outcome: wire.Outcome, body: bytes, job_id: str) -> str:
+    """Why there is no value, in a few words: nothing is unpickled for them."""
+    if outcome.kind is wire.Kind.CANCELLED:
+        return "cancelled"
+    text = frames.unpack(body).fields.get("error", {})
+    if outcome.kind is wire.Kind.LOST:
+        return str(_lost(outcome, text.get("message", ""), job_id))
+    return _told(outcome, text)
 
 
 class _Finder(pickles.Unpickler):
@@ -167,12 +205,14 @@ def _lost(outcome: wire.Outcome, message: str, job_id: str) -> JobError:
     )
 
 
-def _failed(outcome: wire.Outcome, text: dict[str, str], job_id: str) -> JobError:
-    remote = text.get("qualname", "")
-    message = text.get("message", "")
+def _told(outcome: wire.Outcome, text: dict[str, str]) -> str:
+    remote, message = text.get("qualname", ""), text.get("message", "")
     told = f"{remote}: {message}" if outcome.phase == "execute" and remote else message
-    if shown := text.get("result_repr"):
-        told += f"\nThe result was: {shown}"
+    return f"{told}\nThe result was: {shown}" if (shown := text.get("result_repr")) else told
+
+
+def _failed(outcome: wire.Outcome, text: dict[str, str], job_id: str) -> JobError:
+    remote, told = text.get("qualname", ""), _told(outcome, text)
     if why := text.get("withheld"):
         told += f"\nIt is told in words, for it cannot be rebuilt here: {why}"
     error = JobFailed(

@@ -289,11 +289,12 @@ class Submission(ItemStates):
     def note_found(
         self, index: int, number: int, seen: Observation, before: Observation | None
     ) -> None:
-        """`note` what a query has answered, unless something newer was noted since it was sent.
+        """`note` what a query has answered, unless something else was noted since it was sent.
 
         *before* is what was noted last at that time.
         """
-        if self._seen.get(index) is before:
+        now = self._seen.get(index)
+        if now is before or (now is not None and _is_as(now, seen)):
             self.note(index, number, seen)
 
     def is_over(
@@ -378,27 +379,31 @@ class Submission(ItemStates):
                 logging.warning("%s: %s", self.identity.attempt_name(index, number), exc)
         return None
 
-    async def reconcile(self, index: int) -> wire.Item:
-        """Look at an item, and ask the platform about it when it is open."""
+    async def reconcile(self, index: int, *, explained: bool = False) -> wire.Item:
+        """Look at an item, and ask the platform about it when it is open.
+
+        *explained* asks it as well why the item waits.
+        """
         item = await self.look(index)
         self.clear_error(index)
         if item.state.final:
             return item
         if not self.identity.leased:
-            return await self._reconcile_alone(index, item.attempt)
-        before = self._seen.get(index)
-        seen = (await self._find([(index, item.attempt)])).get((index, item.attempt))
+            return await self._reconcile_alone(index, item.attempt, explained)
+        before, asked = self._seen.get(index), (index, item.attempt)
+        seen = (await self._find([asked], explained=explained)).get(asked)
         if self.is_over(index, item.attempt, seen, before):
             await self.resolve_attempt(index, item.attempt, seen)
         return self._items[index]
 
-    async def _reconcile_alone(self, index: int, number: int) -> wire.Item:
+    async def _reconcile_alone(self, index: int, number: int, explained: bool) -> wire.Item:
         """`reconcile` of a job of its own, attempt *number* of which is open.
 
         The platform may have replaced that one, and will perhaps replace it no more.
         """
         before, most = self._seen.get(index), number + self.identity.budgets.infrastructure
-        found = await self._find([(index, one) for one in range(1, most + 1)])
+        attempts = [(index, one) for one in range(1, most + 1)]
+        found = await self._find(attempts, explained=explained)
         seen = found.get((index, number))
         last = next((one for one in found.values() if one.last), None)
         if seen is None and any(one > number for _, one in found):
@@ -475,11 +480,11 @@ class Submission(ItemStates):
         return stuck
 
     async def _find(
-        self, attempts: Collection[tuple[int, int]]
+        self, attempts: Collection[tuple[int, int]], *, explained: bool = False
     ) -> dict[tuple[int, int], Observation]:
         """What the platform says of *attempts*, in one request."""
         names = {self.identity.attempt_name(*one): one for one in attempts}
-        found = await self._cluster.find(names=[*names]) if names else []
+        found = await self._cluster.find(names=[*names], explained=explained) if names else []
         return {names[seen.name]: seen for seen in found}
 
     async def _close(
@@ -547,7 +552,31 @@ class Submission(ItemStates):
                     lines.append(line)  # what was read by then counts
         except (BackendError, TimeoutError) as exc:
             logging.debug("no log of %s: %s", self.identity.job_id(index), exc)
+        if not lines:
+            lines.extend(await self.kept_log(index, number))
         return "\n".join(lines)[-8192:]
+
+    async def kept_log(self, index: int, number: int) -> list[str]:
+        """What the runner has kept of an attempt's output; of several hosts, one after the other.
+
+        Empty where nothing is kept.
+        """
+        prefix = wire.log_prefix(self.identity.scope, index, number)
+        names = [one.name for one in await self._store.list(prefix)]
+        kept: list[str] = []
+        for name in names:
+            try:
+                found = await self._store.get(name, limit=wire.LOG_BYTES)
+            except NotFound:  # it is removed in this moment
+                continue
+            key, scope = self.identity.key, self.identity.scope
+            if not signing.is_signed(found.metadata, key, scope, name, found.body):
+                logging.warning("the log %s is forged or damaged; it is not shown", name)
+                continue
+            lines = found.body.decode(errors="replace").removesuffix("\n").split("\n")
+            host = f"[{int(name.removeprefix(prefix))}] " if len(names) > 1 else ""
+            kept += [host + line for line in lines]
+        return kept
 
     async def close_refused(self, index: int, number: int, error: Exception) -> bool:
         """Close an attempt that cannot be submitted; False when it has begun all the same.
@@ -599,6 +628,11 @@ class Submission(ItemStates):
             waiters = self._waiters.get(index, [])
             if waiter in waiters:
                 waiters.remove(waiter)
+
+
+def _is_as(one: Observation, other: Observation) -> bool:
+    """Whether they differ at most in their words."""
+    return (one.name, one.phase, one.executor) == (other.name, other.phase, other.executor)
 
 
 T = TypeVar("T")

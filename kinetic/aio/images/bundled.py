@@ -200,7 +200,9 @@ def _failed_elsewhere(marker: _Marker) -> BuildError:
     )
 
 
-COMMAND = ("python3", "-u", "/app/remote_runner.py")
+COMMAND = ("python3",)
+"""The interpreter of the images that are made here, and of those of users."""
+
 BELIEVED_S = 600.0
 """How long an image that was seen in the registry is believed to be there."""
 

@@ -242,13 +242,19 @@ class GkeCluster:
         await self._api.call("DELETE", self._paths.jobs, query=query)
 
     async def find(
-        self, *, names: Collection[str] = (), labels: Mapping[str, str] | None = None
+        self,
+        *,
+        names: Collection[str] = (),
+        labels: Mapping[str, str] | None = None,
+        explained: bool = False,
     ) -> list[Observation]:
         """A consistent read; without *names* and *labels*, everything of kinetic's.
 
-        A job that is deleted is there until no pod of it can run any more.
+        A job that is deleted is there until no pod of it can run any more. *explained*
+        asks as well why jobs wait, of the first few.
         """
-        return await sought(self._api, self._paths, names, labels)
+        inquiry = self._inquiry if explained else None
+        return await sought(self._api, self._paths, names, labels, inquiry=inquiry)
 
     async def watch(self, labels: Mapping[str, str]) -> AsyncGenerator[Observation]:
         """What is there now, then every change, for ever; reconnects by itself.

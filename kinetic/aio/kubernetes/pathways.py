@@ -240,17 +240,22 @@ class PathwaysCluster:
         return True
 
     async def find(
-        self, *, names: Collection[str] = (), labels: Mapping[str, str] | None = None
+        self,
+        *,
+        names: Collection[str] = (),
+        labels: Mapping[str, str] | None = None,
+        explained: bool = False,
     ) -> list[Observation]:
         """A consistent read; without *names* and *labels*, everything of kinetic's.
 
-        A job that is deleted is there until no pod of it can run any more.
+        A job that is deleted is there until no pod of it can run any more. *explained*
+        asks as well why jobs wait, of the first few.
         """
         found: list[Observation] = []
         for sets in await self._kinds():
-            empty = partial(sets.table, hints=False)
+            empty, inquiry = partial(sets.table, hints=False), sets.inquiry if explained else None
             with suppress(NotFound):  # the cluster has no sets of its own kind
-                found += await sought(self._api, sets.paths, names, labels, empty)
+                found += await sought(self._api, sets.paths, names, labels, empty, inquiry)
         return found
 
     async def watch(self, labels: Mapping[str, str]) -> AsyncGenerator[Observation]:

@@ -385,11 +385,12 @@ async def found(
     paths: Paths,
     selectors: Iterable[str],
     empty: Callable[[], Table] = Table,
+    inquiry: Diagnostics | None = None,
 ) -> list[Observation]:
     """All that any of *selectors* finds: a consistent read, by means of an *empty* table.
 
     Jobs are read before pods: what a Job leaves behind that is deleted in
-    between is seen among the pods.
+    between is seen among the pods. *inquiry* is asked about some that wait.
     """
     seen: dict[str, Observation] = {}
     for selector in selectors:
@@ -399,10 +400,20 @@ async def found(
         if table.strays:  # of a Job that was made in between, or is gone
             table.feed(await listing(api, paths.jobs, selector), pods=False)
             table.orphans = True
-        while table.dirty:
-            seen |= {one.name: one for one in table.news(TURN)}
-            await asyncio.sleep(0)
+        seen |= await _news(table)
+        if inquiry is not None:
+            for entry in [*table.waiting.values()][:SAMPLE]:
+                table.learn(entry.name, await inquiry.facts(entry))
+            seen |= await _news(table)
     return [seen[name] for name in sorted(seen)]
+
+
+async def _news(table: Table) -> dict[str, Observation]:
+    seen: dict[str, Observation] = {}
+    while table.dirty:
+        seen |= {one.name: one for one in table.news(TURN)}
+        await asyncio.sleep(0)
+    return seen
 
 
 async def sought(
@@ -411,14 +422,15 @@ async def sought(
     names: Collection[str],
     labels: Mapping[str, str] | None,
     empty: Callable[[], Table] = Table,
+    inquiry: Diagnostics | None = None,
 ) -> list[Observation]:
     """All of these *names*, and all that carry *labels*; everything, if neither is given."""
     wanted = set(names)
     some = by_items(wanted) if len(wanted) <= MANY_NAMES else (by_labels({}),)
-    there = await found(api, paths, some, empty)
+    there = await found(api, paths, some, empty, inquiry)
     seen = {one.name: one for one in there if one.name in wanted}
     if labels is not None or not names:
-        more = await found(api, paths, (by_labels(labels or {}),), empty)
+        more = await found(api, paths, (by_labels(labels or {}),), empty, inquiry)
         seen |= {one.name: one for one in more}
     return [*seen.values()]
 

@@ -323,7 +323,11 @@ class LocalCluster:
         await self._ask(header)
 
     async def find(
-        self, *, names: Collection[str] = (), labels: Mapping[str, str] | None = None
+        self,
+        *,
+        names: Collection[str] = (),
+        labels: Mapping[str, str] | None = None,
+        explained: bool = False,
     ) -> list[Observation]:
         """A consistent read; without *names* and *labels*, everything there is."""
         header: dict[str, Any] = {"op": "find", "names": [*names]}

@@ -6,22 +6,33 @@ import asyncio
 import json
 import os
 import select
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from kinetic._runner.protocol.private import make_folder
-from kinetic._supervisor.protocol import VERSION, ChannelError, Decoder, Message, Places, encode
+from kinetic._supervisor.protocol import VERSION, ChannelError, Decoder, Places, encode
 from kinetic.aio.ports import Shared
 from kinetic.errors import Unavailable
 
-__all__ = ["Connection", "Lost", "SupervisorError", "connect", "greeting", "open_connection"]
+__all__ = [
+    "Connection",
+    "Lost",
+    "Running",
+    "SupervisorError",
+    "connect",
+    "end",
+    "open_connection",
+    "running",
+]
 
 
 STARTS = 6
@@ -63,36 +74,6 @@ def connect(home: Path, environ: Mapping[str, str]) -> socket.socket:
     raise SupervisorError(
         f"the supervisor of {home} cannot be started, or does not live; its log is {places.diary}"
     )
-
-
-def greeting(home: Path) -> dict[str, Any] | None:
-    """What the supervisor of *home* answers to ``hello``; None if none runs. Starts nothing.
-
-    Raises:
-        SupervisorError: Its socket cannot be used, or it does not answer.
-    """
-    places = Places(home)
-    try:
-        sock = _dial(places)
-    except (FileNotFoundError, ConnectionRefusedError, ConnectionResetError):
-        return None
-    except OSError as exc:
-        raise _unusable(home, exc.strerror or str(exc), str(places.socket)) from exc
-    with sock:
-        decoder = Decoder()
-        heard: list[Message] = []
-        try:
-            sock.sendall(encode({"op": "hello", "id": 1, "protocol": VERSION}))
-            while not heard:
-                if not (data := sock.recv(65536)):
-                    return None  # it was about to leave when we came
-                heard = decoder.feed(data)
-        except (OSError, ChannelError) as exc:
-            raise SupervisorError(
-                f"the supervisor of {home} does not answer as it should ({exc}); its log is "
-                f"{places.diary}"
-            ) from exc
-    return heard[0][0]
 
 
 def _dial(places: Places) -> socket.socket:
@@ -352,6 +333,71 @@ async def open_connection(home: Path, environ: Mapping[str, str]) -> Connection:
             )
         return connection
     raise Unavailable(f"the local supervisor of {home} ends as soon as it is started; see its log")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Running:
+    """A supervisor that runs: its process, its log, and how many jobs it has, by phase.
+
+    ``protocol`` is the version it speaks; the jobs of another than ours are not told.
+    """
+
+    pid: int
+    protocol: tuple[int, ...]
+    log: str
+    jobs: Mapping[str, int]
+
+
+async def running(home: Path) -> Running | None:
+    """The supervisor of *home*; None where none runs, and none is started.
+
+    Raises:
+        Unavailable: It cannot be asked.
+    """
+    places, loop = Places(home), asyncio.get_running_loop()
+    try:
+        sock = await loop.run_in_executor(None, _dial, places)
+    except (FileNotFoundError, ConnectionRefusedError, ConnectionResetError):
+        return None
+    except OSError as exc:
+        raise Unavailable(f"the local platform cannot be asked: {exc}") from exc
+    _, connection = await loop.create_unix_connection(Connection, sock=sock)
+    try:
+        hello = await connection.ask({"op": "hello", "protocol": VERSION})
+        jobs: Counter[str] = Counter()
+        if tuple(hello["protocol"]) == VERSION:
+            found = await connection.ask({"op": "find", "names": [], "labels": {}})
+            jobs.update(str(one["phase"]) for one in found["jobs"])
+    except Lost:  # it was about to leave
+        return None
+    finally:
+        connection.close()
+    return Running(
+        pid=int(hello["pid"]),
+        protocol=tuple(hello["protocol"]),
+        log=str(places.diary),
+        jobs=jobs,
+    )
+
+
+async def end(one: Running) -> None:
+    """Have a supervisor end, with its jobs, and wait until it has.
+
+    Raises:
+        Unavailable: It is still there after 30 s.
+    """
+    try:
+        os.kill(one.pid, signal.SIGTERM)
+        async with asyncio.timeout(START_S):
+            while True:
+                os.kill(one.pid, 0)
+                await asyncio.sleep(0.05)
+    except ProcessLookupError:
+        return
+    except TimeoutError as exc:
+        raise Unavailable(
+            f"the supervisor {one.pid} has not ended after {START_S:g} s; see {one.log}"
+        ) from exc
 
 
 def _hang_up(dialling: asyncio.Future[socket.socket]) -> None:

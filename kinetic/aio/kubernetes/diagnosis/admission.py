@@ -7,7 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from kinetic._messages import one_line
-from kinetic.aio.kubernetes.diagnosis.quantities import number
+from kinetic.aio.kubernetes.diagnosis.advice import next_step
+from kinetic.aio.kubernetes.diagnosis.quantities import amount, number
 from kinetic.aio.kubernetes.diagnosis.verdict import Outlook
 from kinetic.job_status import Reason
 
@@ -42,7 +43,7 @@ def refusal(text: str) -> Refusal:
     return Refusal(
         reason=Reason.REFUSED,
         message=f"Kubernetes does not create it: {one_line(_bare(text))}",
-        advice="change what it names, or ask the cluster's administrator",
+        advice=next_step(text, "change what it names, or ask the cluster's administrator"),
         outlook=Outlook.BLOCKED,
     )
 
@@ -57,8 +58,10 @@ def _exceeded(found: re.Match[str]) -> Refusal:
     asked, used, limit = (_amounts(found[group]) for group in ("asked", "used", "limit"))
     scale = [f"{name}: {limit[name]}" for name in asked if name in limit]
     never = [name for name in asked if name in limit and number(asked[name]) > number(limit[name])]
-    wanted = ", ".join(f"{name} {asked[name]}" for name in never or asked)
-    allowed = ", ".join(f"{name} {limit[name]}" for name in never or asked if name in limit)
+    wanted = ", ".join(f"{name} {amount(name, asked[name])}" for name in never or asked)
+    allowed = ", ".join(
+        f"{name} {amount(name, limit[name])}" for name in never or asked if name in limit
+    )
     if never and all(name.startswith("count/") or name == "pods" for name in never):
         kinds = ", ".join(name.removeprefix("count/") for name in never)
         words = f"quota {found['name']!r} allows no further {kinds} in the namespace"
@@ -80,7 +83,10 @@ def _exceeded(found: re.Match[str]) -> Refusal:
     if objects := [name for name in asked if name.startswith("count/")]:
         kind = objects[0].removeprefix("count/").partition(".")[0]
         advice = f"delete finished {kind} (kubectl delete {kind} NAME), or have the quota raised"
-    taken = ", ".join(f"{name} {used.get(name, '?')} of {limit.get(name, '?')}" for name in asked)
+    taken = ", ".join(
+        f"{name} {amount(name, used.get(name, '?'))} of {amount(name, limit.get(name, '?'))}"
+        for name in asked
+    )
     return Refusal(
         reason=Reason.QUOTA,
         message=f"quota {found['name']!r} is used up ({taken}), {wanted} more is needed: "

@@ -84,6 +84,11 @@ _OBSTACLES: tuple[tuple[str, str, Outlook], ...] = (
         Outlook.OPEN,
     ),
     (
+        r"cannot allocate all claims",
+        "see the pod's ResourceClaims, and whether their devices and driver are on the nodes",
+        Outlook.BLOCKED,
+    ),
+    (
         r"node\(s\) exceed max volume count",
         "wait for pods with volumes to end there, or use other nodes",
         Outlook.OPEN,

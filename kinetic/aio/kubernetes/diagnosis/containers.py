@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from kinetic._messages import one_line
+from kinetic.aio.kubernetes.diagnosis.advice import next_step
 from kinetic.aio.kubernetes.diagnosis.documents import Document, part, parts
 from kinetic.job_status import Reason
 
@@ -141,6 +142,13 @@ def tell_exit(container: Container, ended: Document) -> Exit:
             advice=f"give {who[0] if who else 'the service account of the pod'} "
             "roles/storage.objectUser on the bucket, and see that workload identity is set up",
         )
+    if _NO_IDENTITY.search(said):
+        return Exit(
+            reason=Reason.SETUP,
+            message=f"the pod has no Google identity, the metadata server gives no token: {said}",
+            advice="bind the pod's Kubernetes service account to a Google one (workload identity, "
+            "roles/iam.workloadIdentityUser), and see that its node pool has GKE_METADATA",
+        )
     if code > 128 and found.reason is not Reason.USER_ERROR:
         return replace(found, message=f"{found.message}; its last words: {said}")
     if code > 128 and "signal" in found.message:
@@ -217,6 +225,13 @@ _DENIED = re.compile(
 )
 """Documents: Cloud Storage, 'Troubleshooting'; GKE, 'Workload Identity Federation'."""
 
+_NO_IDENTITY = re.compile(
+    r"unable to generate access token|from the (\w+ )*metadata service|compute metadata service"
+    r"|(iam\.serviceAccounts\.getAccessToken|getOpenIdToken)",
+    re.IGNORECASE,
+)
+"""Documents: GKE, 'Troubleshoot Workload Identity Federation'; what google-auth raises then."""
+
 _EXEC = re.compile(r'exec: "(?P<file>[^"]+)"')
 _FORMAT = re.compile(r"exec (?P<file>[^\s:]+): exec format error")
 _FOLDER = re.compile(r'chdir to cwd \("(?P<folder>[^"]+)"\)')
@@ -241,7 +256,7 @@ def start_failure(container: Container, text: str) -> Exit:
     place = str(container.spec.get("workingDir") or "")
     user = _USER.search(text)
     reason = Reason.SETUP
-    if "OOM-killed" in text:
+    if "OOM-killed" in text or "/memory.max" in text:  # which the runtime could not set so low
         limit = container.limit("memory") or container.pod_limit("memory")
         reason = Reason.OUT_OF_MEMORY
         message = f"out of memory before the program began: its memory limit of {limit} is too low"
@@ -276,5 +291,5 @@ def start_failure(container: Container, text: str) -> Exit:
         advice = "make it executable, or call its interpreter"
     else:
         message = f"container {container.name!r} could not be started: {informative_end(text)}"
-        advice = "see the message of the container runtime"
+        advice = next_step(informative_end(text), "see the message of the container runtime")
     return Exit(reason=reason, message=message, advice=advice)

@@ -352,13 +352,19 @@ def _pressure(said: str) -> Exit:
 
 def _usage(said: str) -> str:
     """Who used how much, as the node tells it, in units that people read."""
-    said = re.sub(r"\b\d{4,}(Ki|Mi)?\b", lambda one: readable(one[0]), said)
-    used = re.findall(r"(Container|Pod) (\S+) was using ([\w.]+), request is ([\w.]*\w)", said)
+    used = re.findall(
+        r"(Container|Pod) (\S+) was using ([\w.]+), request is ([\w.]*\w)", _in_units(said)
+    )
     told = [
         f"{kind.lower()} {name} used {much}, its request is {asked}"
         for kind, name, much, asked in used
     ]
     return f" ({'; '.join(told)})" if told else ""
+
+
+def _in_units(said: str) -> str:
+    """With amounts of bytes in the largest units that fit."""
+    return re.sub(r"\b\d{4,}(Ki|Mi)?\b", lambda one: readable(one[0]), said)
 
 
 def _over_its_limit(said: str) -> Exit:
@@ -418,10 +424,15 @@ def _on_spot(seen: Seen, pod: Document) -> bool:
 def _refused_by_node(reason: str, said: str) -> Exit | None:
     """A node that was named, or chosen on old facts, did not take the pod."""
     if reason.startswith("OutOf"):
-        resource = {"cpu": "CPUs", "pods": "places for pods"}.get(reason[5:], reason[5:])
+        resource = reason.removeprefix("OutOf")
+        bytes_of = resource in ("memory", "ephemeral-storage")
+        lacks = {"cpu": "too few CPUs", "pods": "too few places for pods"}.get(
+            resource, f"too {'little' if bytes_of else 'few'} {resource}"
+        )
+        said = one_line(_in_units(said) if bytes_of else said)
         return Exit(
             reason=Reason.UNSCHEDULABLE,
-            message=f"the node refused the pod: it has too few {resource} ({one_line(said)})",
+            message=f"the node refused the pod: it has {lacks} ({said})",
             advice="leave the choice of the node to the scheduler, or ask for less",
         )
     if reason in _NODE_REFUSALS or said.startswith("Pod was rejected"):

@@ -111,6 +111,15 @@ def _listed(numbers: Sequence[int]) -> str:
     return f"{', '.join(first)} and {last}" if first else last
 
 
+_SHOWN = 5
+"""Of many indexes so many are named."""
+
+
+def _named(indexes: Sequence[int]) -> str:
+    told = ", ".join(f"index {one}" for one in indexes[:_SHOWN])
+    return told + (f" and {len(indexes) - _SHOWN} others" if len(indexes) > _SHOWN else "")
+
+
 def _many(job: Document) -> bool:
     return (part(job, "spec").get("completions") or 1) > 1
 
@@ -347,7 +356,10 @@ def of_indexes(job: Document, target: Document, bad: Sequence[tuple[Document, Di
         _indexes(status.get("completedIndexes")),
     )
     told = {index_of(pod): one.message for pod, one in bad}
-    words = "; ".join(f"index {one} failed for good: {told.get(one, '?')}" for one in failures)
+    causes = {one: [index for index in failures if told.get(index) == one] for one in told.values()}
+    unknown = [index for index in failures if index not in told]
+    words = "; ".join(f"{_named(of)} failed for good: {one}" for one, of in causes.items() if of)
+    words += f"; {_named(unknown)} failed, too" if words and unknown else ""
     words = words or f"failed in {len(bad)} attempts; the last: {bad[-1][1].message}"
     if complete:
         words += f"; {_listed(complete)} succeeded"
@@ -356,7 +368,7 @@ def of_indexes(job: Document, target: Document, bad: Sequence[tuple[Document, Di
     ]
     if target.get("reason") == "MaxFailedIndexesExceeded":
         most = spec.get("maxFailedIndexes")
-        stopped = f"; index {_listed(others)} did not fail by themselves" if others else ""
+        stopped = f"; {_named(others)} did not come to an end" if others else ""
         words = f"more than {most} of the indexes failed, so the Job was stopped{stopped}; {words}"
     return words
 

@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 
 from kinetic._messages import one_line
+from kinetic.aio.kubernetes.diagnosis.advice import next_step
 from kinetic.aio.kubernetes.diagnosis.verdict import Outlook
 
 __all__ = ["IMAGE_REASONS", "PullFailure", "pull_failure"]
@@ -165,7 +166,7 @@ def _told(cause: str, image: str, text: str, arch: str) -> PullFailure:
             advice = f"check that the name {registry!r} is right and reachable from the nodes"
         case _:
             words = f"the image {image} cannot be pulled: {_tail(text)}"
-            advice = "correct the image's name, or look at what the registry says"
+            advice = next_step(text, "correct the image's name, or see what the registry says")
     return PullFailure(message=words, advice=advice, outlook=Outlook.BLOCKED)
 
 
@@ -184,4 +185,4 @@ def _cause(text: str, image: str) -> str:
 def _tail(text: str) -> str:
     """The end of a chain of wrapped errors, which is its cause."""
     parts = [part.strip() for part in text.split(": ") if part.strip()]
-    return one_line(": ".join(parts[-2:]), 160)
+    return one_line(": ".join(parts[-2:]), 400)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from kinetic._messages import one_line
+from kinetic.aio.kubernetes.diagnosis.advice import next_step
 from kinetic.aio.kubernetes.diagnosis.containers import informative_end
 from kinetic.aio.kubernetes.diagnosis.documents import Document, part, parts
 from kinetic.aio.kubernetes.diagnosis.verdict import Outlook
@@ -153,13 +154,15 @@ def _vague(said: str, spec: Document) -> Obstacle:
             advice = "correct the path or its type: every node that may run it must have it"
         elif source:
             advice = f"see whether {source} is right and can be reached from the nodes"
-        words = f"volume {volume['name']!r} cannot be mounted: {one_line(volume['why'], 300)}"
+        words = f"volume {volume['name']!r} cannot be mounted: {one_line(volume['why'], 600)}"
+        advice = next_step(volume["why"], advice)
     elif volumes := _VOLUMES.search(said):
         names = ", ".join(repr(name) for name in volumes["names"].split())
         words = f"the volumes {names} are not mounted after a long time, and no cause is told"
         advice = "see the events of the pod and of the volume's claim"
     else:
-        words = f"a volume cannot be mounted: {one_line(said, 300)}"
+        words = f"a volume cannot be mounted: {one_line(said, 600)}"
+        advice = next_step(said, advice)
     return Obstacle(message=words, reason=Reason.SETUP, advice=advice, outlook=Outlook.BLOCKED)
 
 

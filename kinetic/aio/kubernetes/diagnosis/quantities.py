@@ -8,7 +8,7 @@ from typing import Any
 
 from kinetic.aio.kubernetes.diagnosis.documents import part, parts
 
-__all__ = ["number", "readable", "requests", "shown"]
+__all__ = ["amount", "number", "readable", "requests", "shown"]
 
 _QUANTITY = re.compile(r"([+-]?[0-9.]+(?:[eE][+-]?[0-9]+)?)([A-Za-z]*)")
 _UNITS = {
@@ -64,6 +64,12 @@ def _binary(size: float) -> str:
 def readable(quantity: str) -> str:
     """An amount of bytes in the largest unit that fits: ``1534240Ki`` is ``1.46Gi``."""
     return _binary(number(quantity))
+
+
+def amount(resource: str, quantity: str) -> str:
+    """*quantity* of *resource*, such as one of a quota: bytes in the largest unit that fits."""
+    bytes_of = ("memory", "storage")
+    return readable(quantity) if resource.endswith(bytes_of) and quantity.isdecimal() else quantity
 
 
 def requests(spec: Mapping[str, Any]) -> dict[str, float]:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from kinetic._messages import one_line
+from kinetic.aio.kubernetes.diagnosis.advice import next_step
 from kinetic.aio.kubernetes.diagnosis.containers import (
     START_ERRORS,
     Container,
@@ -324,7 +325,7 @@ def _configuration(said: str) -> Diagnosis:
     return _pending(
         f"the container cannot be configured: {one_line(said)}",
         reason=Reason.SETUP,
-        advice="correct what the message names",
+        advice=next_step(said, "correct what the message names"),
         outlook=Outlook.BLOCKED,
     )
 
@@ -496,5 +497,7 @@ def _pulling(seen: Seen, pod: Document) -> Diagnosis | None:
     image = quoted[1] if quoted else ""
     if events[-1].get("reason") == "Pulling":
         return _pending(f"pulling the image {image}".rstrip())
-    failing = next((one for one in containers(pod) if one.spec.get("image") == image), None)
+    # Of a pod that nobody saw, events alone tell.
+    known = containers(pod) or [Container(name="", spec={"image": image}, status={})]
+    failing = next((one for one in known if one.spec.get("image") == image), None)
     return None if failing is None else _image(seen, pod, failing, "ErrImagePull", said)

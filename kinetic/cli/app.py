@@ -1,0 +1,143 @@
+"""The root of all commands, and what a command's end means for who called it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+import click
+
+from kinetic.cli import (
+    accelerators,
+    batches,
+    completion,
+    doctor,
+    functions,
+    jobs,
+    machine,
+    settings,
+)
+from kinetic.cli.output import note
+
+__all__ = ["EXIT_CODES", "cli", "exit_code", "main"]
+
+SUCCEEDED, FAILED, USAGE, NOT_FOUND, NO_ACCESS, TIMED_OUT, INTERRUPTED = 0, 1, 2, 3, 4, 5, 130
+
+EXIT_CODES = (
+    ("NotFound", NOT_FOUND),
+    ("AuthError", NO_ACCESS),
+    ("ResultTimeout", TIMED_OUT),
+    ("ConfigurationError", USAGE),
+)
+"""The first class of `kinetic.errors` that an error is of; any other failed."""
+
+HELPS = {
+    NOT_FOUND: "kinetic jobs list, kinetic batches list",
+}
+"""The command that helps after an end with this code."""
+
+
+def _version(context: click.Context, _: click.Parameter, wanted: bool) -> None:
+    if wanted and not context.resilient_parsing:
+        from kinetic._version import __version__
+
+        click.echo(f"kinetic-aio {__version__}")
+        context.exit()
+
+
+@click.group(
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+@click.option("--profile", metavar="NAME", help="The profile to use, instead of the current one.")
+@click.option(
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_version,
+    help="Show the version and exit.",
+)
+@click.pass_context
+def cli(context: click.Context, profile: str | None) -> None:
+    """Run functions on TPUs, GPUs and this machine, and look after what runs."""
+    if profile is None:
+        return
+    if context.invoked_subcommand == "profile":
+        raise click.UsageError("--profile chooses a profile for a command; this one manages them")
+    os.environ["KINETIC_PROFILE"] = profile
+
+
+for command in (
+    functions.run,
+    jobs.jobs,
+    batches.batches,
+    jobs.outputs,
+    settings.config,
+    settings.profile,
+    accelerators.accelerators,
+    machine.gc,
+    machine.local,
+    completion.completion,
+    doctor.doctor,
+):
+    cli.add_command(command)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Carry out one command and end the process.
+
+    Exits with 0 only when it worked; `exit_code` says what else there is.
+    """
+    sys.exit(_ended(arguments))
+
+
+def _ended(arguments: Sequence[str] | None) -> int:
+    try:
+        code = cli.main(args=arguments, prog_name="kinetic", standalone_mode=False)
+        sys.stdout.flush()
+        return code if isinstance(code, int) else SUCCEEDED
+    except click.exceptions.Abort:
+        note("interrupted")
+        return INTERRUPTED
+    except click.ClickException as exc:
+        exc.show()
+        return exc.exit_code
+    except KeyboardInterrupt:
+        note("interrupted; what it began goes on, see: kinetic jobs list")
+        return INTERRUPTED
+    except BrokenPipeError:
+        # Else the interpreter would say so once more when it flushes what is left.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILED  # as click does where it notices first
+    except Exception as exc:
+        return _failed(exc)
+
+
+def _failed(error: Exception) -> int:
+    """Say why, and what helps.
+
+    Raises:
+        Exception: It is none of kinetic's or the user's: a defect, with its traceback.
+    """
+    from kinetic import errors
+    from kinetic._tracebacks import REMOTE_TRACEBACK
+
+    code = exit_code(error)
+    words = str(error)
+    if any(REMOTE_TRACEBACK in one for one in getattr(error, "__notes__", ())):
+        words = f"{type(error).__name__}: {error}"  # what the function itself raised
+    elif not isinstance(error, (errors.KineticError, errors.BatchError, OSError)):
+        raise error
+    note(f"{words}\n(try: {HELPS[code]})" if code in HELPS else words)
+    return code
+
+
+def exit_code(error: BaseException) -> int:
+    """What the command ends with that failed so."""
+    from kinetic import errors
+
+    if isinstance(error, TimeoutError):
+        return TIMED_OUT
+    kinds = ((getattr(errors, name), code) for name, code in EXIT_CODES)
+    return next((code for kind, code in kinds if isinstance(error, kind)), FAILED)

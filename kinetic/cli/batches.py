@@ -1,0 +1,273 @@
+"""``kinetic batches``: what batches are doing, and what is to become of them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from kinetic._messages import one_line
+from kinetic.cli import output
+from kinetic.cli.jobs import SHOWN, rows_of
+from kinetic.cli.where import Where, carry_out, json_option, placed
+
+if TYPE_CHECKING:
+    from kinetic import aio
+
+__all__ = ["attached", "batches"]
+
+COLUMNS = ("group_id", "name", "status", "items", "age", "reason")
+
+
+@click.group()
+def batches() -> None:
+    """List batches, and look after one of them."""
+
+
+async def attached(client: aio.Client, group_id: str) -> aio.BatchHandle[Any]:
+    """The handle of the batch whose id begins so."""
+    return await client.attach_batch(await client.full_id(group_id))
+
+
+async def _row(batch: aio.BatchHandle[Any]) -> dict[str, Any]:
+    from kinetic.errors import KineticError
+
+    known: dict[str, Any] = {
+        "group_id": batch.group_id,
+        "name": batch.name,
+        "tags": batch.tags,
+        "created_at": batch.created_at,
+        "age": output.age(batch.created_at),
+    }
+    try:
+        counts = await batch.status_counts()
+    except KineticError as exc:
+        return {**known, "status": "UNKNOWN", "items": "", "counts": {}, "reason": str(exc)}
+    total = sum(counts.values())
+    status = _status_of(counts, finished=batch.finished)
+    items = ", ".join(f"{count} {name.lower()}" for name, count in sorted(counts.items()))
+    reason = await batch.reason()
+    return {**known, "status": status, "total": total, "items": items, "counts": counts} | {
+        "reason": reason
+    }
+
+
+def _status_of(counts: dict[str, int], *, finished: bool) -> str:
+    if not finished:
+        return "RUNNING" if counts.get("RUNNING") else "PENDING"
+    if counts.get("FAILED"):
+        return "FAILED"
+    return "CANCELLED" if counts.get("NOT_FOUND") else "SUCCEEDED"
+
+
+@batches.command("list")
+@click.option("--name", help="Only those of this name.")
+@click.option("--tag", "tags", multiple=True, metavar="KEY=VALUE", help="Only those that have it.")
+@click.option("--all", "everything", is_flag=True, help=f"Not only the newest {SHOWN}.")
+@json_option
+@placed
+def _list(
+    where: Where, name: str | None, tags: tuple[str, ...], everything: bool, as_json: bool
+) -> None:
+    """List the batches there are, the newest first, with their status."""
+
+    async def work() -> list[dict[str, Any]]:
+        async with where.client() as client:
+            limit = None if everything else SHOWN
+            found = await client.list_batches(name=name, tags=_tags(tags), limit=limit)
+            return [await _row(one) for one in found]
+
+    rows = carry_out(work())
+    output.table("batches.list", COLUMNS, rows, as_json=as_json, empty="there is no batch here")
+
+
+def _tags(given: tuple[str, ...]) -> dict[str, str] | None:
+    pairs = [one.partition("=") for one in given]
+    if wrong := [key for key, equals, _ in pairs if not (key and equals)]:
+        raise click.BadParameter(f"{wrong[0]!r} is no KEY=VALUE", param_hint="--tag")
+    return {key: value for key, _, value in pairs} or None
+
+
+@batches.command("status")
+@click.argument("group_id")
+@click.option("--items", "show_items", is_flag=True, help="Each item, too.")
+@json_option
+@placed
+def _status(where: Where, group_id: str, show_items: bool, as_json: bool) -> None:
+    """Show what is known of a batch."""
+
+    async def work() -> dict[str, Any]:
+        async with where.client() as client:
+            batch = await attached(client, group_id)
+            known = await _row(batch)
+            if not show_items:
+                return known
+            handles = [await batch.job(index) for index, _ in await batch.statuses()]
+            return {**known, "each": await rows_of(handles)}
+
+    known = carry_out(work())
+    each = known.get("each") or ()
+    shown = known if as_json else {name: one for name, one in known.items() if name not in HIDDEN}
+    output.facts("batches.status", shown, as_json=as_json)
+    if each and not as_json:
+        columns = ("job_id", "status", "age", "reason")
+        output.table("batches.items", columns, each, as_json=False, empty="")
+
+
+HIDDEN = ("each", "counts")
+
+
+@batches.command("results")
+@click.argument("group_id")
+@click.option("--timeout", type=float, help="Seconds to wait for it; exits with 5 after them.")
+@click.option("--failed", is_flag=True, help="Only what failed.")
+@click.option("--unpickle", is_flag=True, help="Rebuild the values here, and show their repr.")
+@json_option
+@placed
+def _results(
+    where: Where, group_id: str, timeout: float | None, failed: bool, unpickle: bool, as_json: bool
+) -> None:
+    """Wait for a batch and show how each item ended, in their order; exits with 1 if one failed.
+
+    With --json one object a line. Nothing is unpickled unless --unpickle says so.
+    """
+
+    async def work() -> Counter[str]:
+        ended: Counter[str] = Counter()
+        async with where.client() as client:
+            batch = await attached(client, group_id)
+            await batch.wait(timeout=timeout)
+            for index, state in await batch.statuses():
+                ended[state.value] += 1
+                if failed and state.value == "SUCCEEDED":
+                    continue
+                handle = await batch.job(index)
+                row = {"index": index, "status": state.value, "reason": await handle.reason()}
+                if unpickle and state.value == "SUCCEEDED":
+                    row["value"] = repr(await handle.result(cleanup=False))
+                if as_json:
+                    output.json_line("batches.result", row)
+                else:
+                    told = row.get("value") or row["reason"]
+                    output.lines([f"{index}\t{state.value}\t{one_line(str(told), 400)}"])
+        return ended
+
+    if carry_out(work())["FAILED"]:
+        raise click.exceptions.Exit(1)
+
+
+@batches.command("logs")
+@click.argument("group_id")
+@click.option("--item", type=int, help="Only of this item; else of all, each line with its number.")
+@click.option("-f", "--follow", is_flag=True, help="Go on until it has ended; of one item.")
+@click.option("-n", "--tail", type=click.IntRange(min=0), default=20, show_default=True)
+@placed
+def _logs(where: Where, group_id: str, item: int | None, follow: bool, tail: int) -> None:
+    """Print what the jobs of a batch have written: of each its last lines."""
+    if follow and item is None:
+        raise click.UsageError("--follow follows one item: name it with --item")
+
+    async def work() -> None:
+        from kinetic.errors import NotFound
+
+        async with where.client() as client:
+            batch = await attached(client, group_id)
+            if item is not None and follow:
+                async with aclosing((await batch.job(item)).logs(follow=True)) as lines:
+                    async for line in lines:
+                        output.lines([line])
+                return
+            indices = [item] if item is not None else [one for one, _ in await batch.statuses()]
+            for index in indices:
+                try:
+                    text = await (await batch.job(index)).tail(tail)
+                except NotFound:
+                    continue
+                begin = "" if item is not None else f"[{index}] "
+                output.lines(f"{begin}{line}" for line in text.splitlines())
+
+    carry_out(work())
+
+
+@batches.command("resume")
+@click.argument("group_id")
+@click.option("--timeout", type=float, help="Seconds to wait for its end; exits with 5 after them.")
+@placed
+def _resume(where: Where, group_id: str, timeout: float | None) -> None:
+    """Go on submitting a batch whose submitter died, until all of it has ended."""
+
+    async def work() -> str:
+        async with where.client() as client:
+            batch = await attached(client, group_id)
+            await batch.resume()
+            await batch.wait(timeout=timeout)
+            return _counts(await batch.status_counts())
+
+    output.note(f"{group_id} has ended: {carry_out(work())}")
+
+
+@batches.command("retry")
+@click.argument("group_id")
+@click.option("--item", "items", type=int, multiple=True, help="Only these; else all that failed.")
+@click.option("--timeout", type=float, help="Seconds to wait for its end; exits with 5 after them.")
+@placed
+def _retry(where: Where, group_id: str, items: tuple[int, ...], timeout: float | None) -> None:
+    """Run the items again that failed, and wait until they have ended."""
+
+    async def work() -> tuple[int, str]:
+        async with where.client() as client:
+            batch = await attached(client, group_id)
+            count = await batch.retry_failed(items or None)
+            if count:
+                await batch.wait(timeout=timeout)
+            return count, _counts(await batch.status_counts())
+
+    count, ended = carry_out(work())
+    output.note(
+        f"{count} items were tried again: {ended}" if count else "there is nothing to retry"
+    )
+
+
+def _counts(counts: dict[str, int]) -> str:
+    return ", ".join(f"{count} {name.lower()}" for name, count in sorted(counts.items()))
+
+
+@batches.command("cancel")
+@click.argument("group_id")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+@placed
+def _cancel(where: Where, group_id: str, yes: bool) -> None:
+    """End all jobs of a batch; what has ended keeps its result."""
+    output.confirm(f"End all jobs of {group_id}?", yes=yes)
+
+    async def work() -> str:
+        async with where.client() as client:
+            batch = await attached(client, group_id)
+            await batch.cancel()
+            return batch.group_id
+
+    output.note(f"{carry_out(work())} is cancelled")
+
+
+@batches.command("cleanup")
+@click.argument("group_id")
+@click.option("--k8s/--no-k8s", default=True, help="Remove its jobs from the platform.")
+@click.option("--gcs/--no-gcs", default=True, help="Remove its objects from the store.")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+@placed
+def _cleanup(where: Where, group_id: str, k8s: bool, gcs: bool, yes: bool) -> None:
+    """Take a batch away, with all its jobs and results; outputs stay."""
+    output.confirm(f"Remove {group_id} with all its results?", yes=yes)
+
+    async def work() -> str:
+        async with where.client() as client:
+            whole = await client.full_id(group_id)
+            if k8s and gcs:  # also what cannot be attached to, for it is damaged
+                await client.cleanup(whole)
+            else:
+                await (await client.attach_batch(whole)).cleanup(k8s=k8s, gcs=gcs)
+            return whole
+
+    output.note(f"{carry_out(work())} is cleaned up")

@@ -1,0 +1,19 @@
+"""``kinetic completion``: what a shell needs to complete commands, options and file names."""
+
+from __future__ import annotations
+
+import click
+from click.shell_completion import get_completion_class
+
+__all__ = ["completion"]
+
+
+@click.command()
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+@click.pass_context
+def completion(context: click.Context, shell: str) -> None:
+    """Print a script for SHELL: eval "$(kinetic completion bash)" in its start-up file."""
+    kind = get_completion_class(shell)
+    assert kind is not None
+    made = kind(context.find_root().command, {}, "kinetic", "_KINETIC_COMPLETE")
+    click.echo(made.source())

@@ -1,0 +1,226 @@
+"""``kinetic run``: one function of a file, once or for each line of another file."""
+
+from __future__ import annotations
+
+import csv
+import importlib.util
+import inspect
+import json
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any, cast
+
+import click
+
+from kinetic._messages import one_line
+from kinetic.cli import output
+from kinetic.cli.where import Where, carry_out, json_option, placed
+
+__all__ = ["arguments_of", "inputs_of", "load_function", "run", "value_of"]
+
+
+@click.command()
+@click.argument("target", metavar="FILE.py:FUNCTION")
+@click.option("-a", "--arg", "args", multiple=True, metavar="NAME=VALUE", help="An argument.")
+@click.option(
+    "--map",
+    "file",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Call it for each line of a .jsonl, or each row of a .csv with a header.",
+)
+@click.option("--accelerator", help="What it runs on, instead of what the function says.")
+@click.option("--name", help="The name of the batch.")
+@click.option("--max-concurrent", type=click.IntRange(min=1), help="So many at once of a batch.")
+@click.option("--retries", type=click.IntRange(min=0), help="So often an item is tried again.")
+@click.option("--detach", is_flag=True, help="Print the job's id and leave it running.")
+@json_option
+@placed
+def run(
+    where: Where,
+    target: str,
+    args: tuple[str, ...],
+    file: Path | None,
+    accelerator: str | None,
+    name: str | None,
+    max_concurrent: int | None,
+    retries: int | None,
+    detach: bool,
+    as_json: bool,
+) -> None:
+    """Run a function of a file, print what it writes, and its value.
+
+    A VALUE is JSON if it can be read as that, else it is text.
+    """
+    function: Any = load_function(target)
+    given = arguments_of(args)
+    function = _placed(function, accelerator)
+    if file is None:
+        if name or max_concurrent or retries is not None:
+            raise click.UsageError("--name, --max-concurrent and --retries are of a --map")
+        carry_out(_once(where, function, given, detach, as_json))
+        return
+    if detach:
+        raise click.UsageError("a --map is submitted by this process: --detach is of one call")
+    inputs = [{**given, **one} for one in inputs_of(file, function)]
+    settings = {"name": name, "max_concurrent": max_concurrent, "retries": retries}
+    settings = {key: one for key, one in settings.items() if one is not None}
+    if carry_out(_mapped(where, function, inputs, settings, as_json)):
+        raise click.exceptions.Exit(1)
+
+
+async def _once(
+    where: Where, function: Any, given: dict[str, Any], detach: bool, as_json: bool
+) -> None:
+    async with where.client() as client:
+        job = await client.submit(function, **given)
+        if detach:
+            output.facts("run", {"job_id": job.job_id}, as_json=as_json)
+            return
+        output.note(f"{job.job_id} runs on {job.backend}")
+        value = await job.result(stream_logs=not as_json)
+        if as_json:
+            output.json_line("run", {"job_id": job.job_id, "value": repr(value)})
+        elif value is not None:
+            output.lines([repr(value)])
+
+
+async def _mapped(
+    where: Where,
+    function: Any,
+    inputs: Sequence[dict[str, Any]],
+    settings: dict[str, Any],
+    as_json: bool,
+) -> int:
+    """How many failed."""
+    from kinetic.outcome import Succeeded
+
+    failed = 0
+    async with where.client() as client:
+        batch = await client.run_async_map(function, inputs, input_mode="kwargs", **settings)
+        output.note(f"{batch.group_id}: {len(inputs)} items")
+        async with batch:
+            async for index, _, outcome in batch.outcomes():
+                failed += not outcome.ok
+                if isinstance(outcome, Succeeded):
+                    key, told = "value", repr(outcome.value)
+                else:
+                    key, told = "error", f"{type(outcome.error).__name__}: {outcome.error}"
+                if as_json:
+                    row = {"index": index, "ok": outcome.ok, key: told}
+                    output.json_line("run.item", row)
+                else:
+                    output.lines([f"{index}\t{one_line(told, 400)}"])
+    return failed
+
+
+def _placed(function: Any, accelerator: str | None) -> Any:
+    from kinetic.function import run as decorated
+
+    if accelerator is None:
+        return function
+    if hasattr(function, "options"):
+        return function.options(accelerator=accelerator)
+    return decorated(accelerator=accelerator)(function)
+
+
+def load_function(target: str) -> Callable[..., Any]:
+    """The function that ``FILE.py:NAME`` names; its file is run, but not as the main program.
+
+    Raises:
+        click.UsageError: There is no such file, or no such function in it.
+    """
+    place, colon, name = target.rpartition(":")
+    path = Path(place)
+    if not (colon and name.isidentifier() and path.suffix == ".py"):
+        raise click.UsageError(f"{target!r} names no function: write FILE.py:FUNCTION")
+    if not path.is_file():
+        raise click.UsageError(f"there is no file {place}")
+    module = _module_of(path.resolve())
+    found = getattr(module, name, None)
+    if not callable(found):
+        known = [one for one, it in vars(module).items() if inspect.isfunction(it)]
+        there = f"; it has {', '.join(known[:5])}" if known else ""
+        raise click.UsageError(f"there is no function {name!r} in {place}{there}")
+    return cast("Callable[..., Any]", found)
+
+
+def _module_of(path: Path) -> ModuleType:
+    sys.path.insert(0, str(path.parent))
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None and spec.loader is not None
+    module = sys.modules[path.stem] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def arguments_of(given: Iterable[str]) -> dict[str, Any]:
+    """``NAME=VALUE`` as keyword arguments."""
+    found: dict[str, Any] = {}
+    for one in given:
+        name, equals, text = one.partition("=")
+        if not (equals and name.isidentifier()):
+            raise click.BadParameter(f"{one!r} is no NAME=VALUE", param_hint="-a")
+        found[name] = value_of(text)
+    return found
+
+
+def value_of(text: str) -> Any:
+    """JSON if it parses, else the text."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def inputs_of(file: Path, function: Callable[..., Any]) -> list[dict[str, Any]]:
+    """The keyword arguments of each call, from a file of JSON lines or a table.
+
+    Raises:
+        click.UsageError: The file is neither, or a line of it is wrong.
+    """
+    with file.open(newline="", encoding="utf-8-sig") as lines:
+        if file.suffix == ".csv":
+            kinds = _annotations(function)
+            return [
+                {name: _cell(text, kinds.get(name)) for name, text in row.items()}
+                for row in csv.DictReader(lines, strict=True)
+            ]
+        if file.suffix != ".jsonl":
+            raise click.UsageError(f"--map takes a .jsonl or a .csv, and {file} is neither")
+        return [
+            _line(text, f"line {number} of {file}")
+            for number, text in enumerate(lines, 1)
+            if text.strip()
+        ]
+
+
+def _line(text: str, what: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except ValueError as exc:
+        raise click.UsageError(f"{what} is no JSON: {exc}") from exc
+    if not isinstance(found, dict):
+        raise click.UsageError(f"{what} must be an object with the arguments by their names")
+    return cast("dict[str, Any]", found)
+
+
+def _annotations(function: Any) -> dict[str, Any]:
+    plain = inspect.unwrap(getattr(function, "function", function))
+    try:
+        return inspect.get_annotations(plain, eval_str=True)
+    except Exception:  # whatever the user's own annotations raise
+        return {}
+
+
+def _cell(text: str, kind: Any) -> Any:
+    """A column's text as its parameter is annotated: a number only where one is wanted."""
+    if kind is str:
+        return text
+    if kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError as exc:
+            raise click.UsageError(f"{text!r} is no {kind.__name__}") from exc
+    return value_of(text)

@@ -1,0 +1,265 @@
+"""``kinetic jobs`` and ``kinetic outputs``: what single jobs, and those of batches, are doing."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from contextlib import aclosing
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from kinetic.cli import output
+from kinetic.cli.where import Where, carry_out, json_option, placed
+
+if TYPE_CHECKING:
+    from kinetic import aio
+
+__all__ = ["SHOWN", "jobs", "outputs", "rows_of"]
+
+SHOWN = 50
+"""Rows of a list, unless all are asked for."""
+
+AT_ONCE = 16
+COLUMNS = ("job_id", "function", "status", "age", "accelerator", "reason")
+
+
+@click.group()
+def jobs() -> None:
+    """List jobs, and look after one of them."""
+
+
+async def rows_of(handles: Sequence[aio.JobHandle[Any]]) -> list[dict[str, Any]]:
+    """What is true of each now, in their order."""
+    from kinetic._tasks import bounded
+
+    rows: dict[str, dict[str, Any]] = {}
+
+    async def look(handle: aio.JobHandle[Any]) -> None:
+        rows[handle.job_id] = await _row(handle)
+
+    await bounded(look, handles, at_once=AT_ONCE)
+    return [rows[handle.job_id] for handle in handles]
+
+
+async def _row(handle: aio.JobHandle[Any]) -> dict[str, Any]:
+    from kinetic.errors import KineticError
+
+    known = {
+        "job_id": handle.job_id,
+        "function": handle.func_name,
+        "age": output.age(handle.created_at),
+        **handle.to_dict(),
+    }
+    try:
+        status = (await handle.status()).value
+        return {**known, "status": status, "reason": await handle.reason()}
+    except KineticError as exc:  # the others are to be shown
+        return {**known, "status": "UNKNOWN", "reason": str(exc)}
+
+
+@jobs.command("list")
+@click.option("--all", "everything", is_flag=True, help=f"Not only the newest {SHOWN}.")
+@json_option
+@placed
+def _list(where: Where, everything: bool, as_json: bool) -> None:
+    """List the jobs there are, the newest first, with their status."""
+
+    async def work() -> tuple[list[dict[str, Any]], int]:
+        async with where.client() as client:
+            found = await client.list_jobs()
+            return await rows_of(found if everything else found[:SHOWN]), len(found)
+
+    rows, total = carry_out(work())
+    output.table("jobs.list", COLUMNS, rows, as_json=as_json, empty="there is no job here")
+    if total > len(rows):
+        output.note(f"{total - len(rows)} older jobs are not shown; --all shows them")
+
+
+@jobs.command("status")
+@click.argument("job_id")
+@json_option
+@placed
+def _status(where: Where, job_id: str, as_json: bool) -> None:
+    """Show what is known of a job."""
+
+    async def work() -> dict[str, Any]:
+        async with where.client() as client:
+            handle = await client.attach(await client.full_id(job_id))
+            return {**await _row(handle), "output_dir": handle.output_dir}
+
+    output.facts("jobs.status", carry_out(work()), as_json=as_json)
+
+
+@jobs.command("logs")
+@click.argument("job_id")
+@click.option("-f", "--follow", is_flag=True, help="Go on until the job has ended.")
+@click.option("-n", "--tail", type=click.IntRange(min=0), help="Only so many of the last lines.")
+@placed
+def _logs(where: Where, job_id: str, follow: bool, tail: int | None) -> None:
+    """Print what a job has written."""
+    if follow and tail is not None:
+        raise click.UsageError("--follow shows all of it, and --tail its end: give one of them")
+
+    async def work() -> None:
+        async with where.client() as client:
+            handle = await client.attach(await client.full_id(job_id))
+            if tail is not None:
+                output.lines((await handle.tail(tail)).splitlines())
+                return
+            async with aclosing(handle.logs(follow=follow)) as lines:
+                async for line in lines:
+                    output.lines([line])
+
+    carry_out(work())
+
+
+@jobs.command("result")
+@click.argument("job_id")
+@click.option("--timeout", type=float, help="Seconds to wait for it; exits with 5 after them.")
+@click.option("--unpickle", is_flag=True, help="Rebuild the value here, and show its repr.")
+@click.option(
+    "-o",
+    "--output",
+    "file",
+    type=click.Path(dir_okay=False, writable=True, path_type=Path),
+    help="Write the pickled value to a file, without rebuilding it.",
+)
+@click.option("--cleanup/--no-cleanup", default=False, help="Remove the job once it was shown.")
+@json_option
+@placed
+def _result(
+    where: Where,
+    job_id: str,
+    timeout: float | None,
+    unpickle: bool,
+    file: Path | None,
+    cleanup: bool,
+    as_json: bool,
+) -> None:
+    """Wait for a job and show its value: of a failed one, why; exits with 1 then.
+
+    Nothing is unpickled, and so run, unless --unpickle says so.
+    """
+
+    async def work() -> None:
+        async with where.client() as client:
+            handle = await client.attach(await client.full_id(job_id))
+            if unpickle:
+                value = await handle.result(timeout=timeout, cleanup=False)
+                told: dict[str, Any] = {"job_id": handle.job_id, "status": "SUCCEEDED"}
+                told["value"] = repr(value)
+            elif file is not None:
+                size = await handle.save_result(file, timeout)
+                told = {"job_id": handle.job_id, "status": "SUCCEEDED", "file": str(file)}
+                told["bytes"] = size
+            else:
+                with tempfile.TemporaryDirectory() as folder:
+                    size = await handle.save_result(Path(folder, "value"), timeout)
+                told = {"job_id": handle.job_id, "status": "SUCCEEDED", "bytes": size}
+                told["value"] = "not rebuilt here: --unpickle shows it, -o FILE saves it"
+            output.facts("jobs.result", told, as_json=as_json)
+            if cleanup:
+                await handle.cleanup()
+
+    carry_out(work())
+
+
+@jobs.command("cancel")
+@click.argument("job_id")
+@click.option("--cleanup-timeout", type=float, default=180, show_default=True, metavar="SECONDS")
+@click.option("--cleanup-poll-interval", type=float, default=2, hidden=True)
+@placed
+def _cancel(
+    where: Where, job_id: str, cleanup_timeout: float, cleanup_poll_interval: float
+) -> None:
+    """End a job; what it has written stays until it is cleaned up."""
+
+    async def work() -> None:
+        async with where.client() as client:
+            handle = await client.attach(await client.full_id(job_id))
+            await handle.cancel(cleanup_timeout, cleanup_poll_interval)
+            output.note(f"{handle.job_id} is cancelled")
+
+    carry_out(work())
+
+
+@jobs.command("cleanup")
+@click.argument("job_id")
+@click.option("--k8s/--no-k8s", default=True, help="Remove it from the platform.")
+@click.option("--gcs/--no-gcs", default=True, help="Remove its objects from the store.")
+@click.option("--cleanup-timeout", type=float, default=180, show_default=True, metavar="SECONDS")
+@click.option("--cleanup-poll-interval", type=float, default=2, hidden=True)
+@placed
+def _cleanup(
+    where: Where,
+    job_id: str,
+    k8s: bool,
+    gcs: bool,
+    cleanup_timeout: float,
+    cleanup_poll_interval: float,
+) -> None:
+    """Take a job and its objects away; its outputs stay."""
+
+    async def work() -> None:
+        async with where.client() as client:
+            handle = await client.attach(await client.full_id(job_id))
+            await handle.cleanup(k8s, gcs, cleanup_timeout, cleanup_poll_interval)
+            output.note(f"{handle.job_id} is cleaned up")
+
+    carry_out(work())
+
+
+@jobs.command("debug")
+@click.argument("job_id")
+@click.option("--port", type=int, default=5678, show_default=True, help="The port to forward.")
+@placed
+def _debug(where: Where, job_id: str, port: int) -> None:
+    """Forward a port of this machine to the debugger that a job waits for; Ctrl-C ends it."""
+
+    async def work() -> None:
+        async with where.client() as client:
+            handle = await client.attach(await client.full_id(job_id))
+            await handle.debug_attach(port)
+            async with aclosing(handle.logs(follow=True)) as lines:
+                async for line in lines:
+                    output.lines([line])
+
+    carry_out(work())
+
+
+@click.group()
+def outputs() -> None:
+    """Look at what a job has written to its output directory."""
+
+
+@outputs.command("ls")
+@click.argument("job_id")
+@json_option
+@placed
+def _list_outputs(where: Where, job_id: str, as_json: bool) -> None:
+    """List the files of a job."""
+
+    async def work() -> list[dict[str, Any]]:
+        async with where.client() as client:
+            handle = await client.attach(await client.full_id(job_id))
+            return [{"file": name} for name in await handle.outputs()]
+
+    found = carry_out(work())
+    output.table("outputs.list", ("file",), found, as_json=as_json, empty="it has written none")
+
+
+@outputs.command("get")
+@click.argument("job_id")
+@click.argument("folder", type=click.Path(file_okay=False, path_type=Path), default=".")
+@placed
+def _get_outputs(where: Where, job_id: str, folder: Path) -> None:
+    """Copy the files of a job into FOLDER (here)."""
+
+    async def work() -> int:
+        async with where.client() as client:
+            handle = await client.attach(await client.full_id(job_id))
+            return await handle.fetch_outputs(folder)
+
+    output.note(f"{carry_out(work())} files are in {folder}")

@@ -1,0 +1,140 @@
+"""``kinetic config`` and ``kinetic profile``: which settings hold, and sets of them by name."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import click
+
+from kinetic.cli import output
+from kinetic.cli.where import Where, json_option, placed
+
+if TYPE_CHECKING:
+    from kinetic.profiles import Profiles
+
+__all__ = ["config", "profile"]
+
+
+@click.group(invoke_without_command=True)
+@click.pass_context
+def config(context: click.Context) -> None:
+    """Show the settings that hold here."""
+    if context.invoked_subcommand is None:
+        context.invoke(_show_config)
+
+
+@config.command("show")
+@json_option
+@placed
+def _show_config(where: Where = Where(), as_json: bool = False) -> None:  # noqa: B008 - frozen
+    """Show each setting's value, and where it is from."""
+    from kinetic import configuration
+
+    given = where.given()
+    told = configuration.sources({name: given.get(name) for name in configuration.SHOWN})
+    rows = [
+        {"setting": name, "value": value, "source": source}
+        for name, (value, source) in told.items()
+    ]
+    file = configuration.profiles_file()
+    active = os.environ.get("KINETIC_PROFILE") or _load().current
+    rows.append({"setting": "profile", "value": active, "source": str(file)})
+    rows.append({"setting": "home", "value": str(configuration.home()), "source": _home_source()})
+    columns = ("setting", "value", "source")
+    output.table("config", columns, rows, as_json=as_json, empty="")
+
+
+def _home_source() -> str:
+    return "KINETIC_HOME" if os.environ.get("KINETIC_HOME") else "default"
+
+
+def _load() -> Profiles:
+    from kinetic import configuration, profiles
+
+    return profiles.load(configuration.profiles_file())
+
+
+def _update(change: Callable[[Profiles], Profiles]) -> None:
+    from kinetic import configuration, profiles
+
+    profiles.update(configuration.profiles_file(), change)
+
+
+@click.group()
+def profile() -> None:
+    """Keep settings under a name, and choose one of them."""
+
+
+@profile.command("create")
+@click.argument("name")
+@click.option("--base-image-repo", metavar="TEXT", help="Where prebuilt base images are.")
+@click.option("--output-dir", metavar="TEXT", help="Where jobs write what is kept.")
+@click.option("--force", is_flag=True, help="Replace one that has this name.")
+@placed
+def _create(
+    where: Where, name: str, base_image_repo: str | None, output_dir: str | None, force: bool
+) -> None:
+    """Make a profile; the first one is used from then on."""
+    from kinetic.profiles import Profile
+
+    more = {"base_image_repo": base_image_repo, "output_dir": output_dir}
+    made = Profile.checked(name, {**where.given(), **more})
+
+    def add(there: Profiles) -> Profiles:
+        changed = there.create(made, replacing=force)
+        return changed if there.profiles else changed.use(name)
+
+    _update(add)
+    output.note(f"the profile {name!r} is made")
+
+
+@profile.command("ls")
+@json_option
+def _list(as_json: bool) -> None:
+    """List the profiles."""
+    there = _load()
+    rows = [
+        {"current": "*" if one.name == there.current else "", "name": one.name, **one.settings}
+        for one in there.profiles.values()
+    ]
+    columns = ("current", "name", "backend", "project", "zone", "cluster", "namespace")
+    empty = "there is no profile; make one with: kinetic profile create NAME --project …"
+    output.table("profile.list", columns, rows, as_json=as_json, empty=empty)
+
+
+@profile.command("show")
+@click.argument("name", required=False)
+@json_option
+def _show(name: str | None, as_json: bool) -> None:
+    """Show a profile: the one in use, if none is named."""
+    there = _load()
+    found = there[name] if name else there.active(os.environ)
+    if found is None:
+        raise click.UsageError("no profile is in use: name one, or see kinetic profile ls")
+    known = {"name": found.name, "current": found.name == there.current, **found.settings}
+    output.facts("profile", {**known, **found.extra}, as_json=as_json)
+
+
+@profile.command("use")
+@click.argument("name")
+def _use(name: str) -> None:
+    """Use a profile from now on."""
+    _update(lambda there: there.use(name))
+    output.note(f"the profile {name!r} is in use")
+
+
+@profile.command("unset")
+def _unset() -> None:
+    """Use no profile from now on."""
+    _update(lambda there: there.unset())
+    output.note("no profile is in use")
+
+
+@profile.command("rm")
+@click.argument("name")
+def _remove(name: str) -> None:
+    """Remove a profile."""
+    _update(lambda there: there.remove(name))
+    output.note(f"the profile {name!r} is removed")

@@ -1,0 +1,98 @@
+"""Where a command looks: the options that all of them share, and the client they open."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+import click
+
+if TYPE_CHECKING:
+    from kinetic import aio
+
+__all__ = ["Where", "carry_out", "json_option", "placed"]
+
+T = TypeVar("T")
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Where:
+    """What the shared options say; None leaves it to the environment and the profile."""
+
+    project: str | None = None
+    zone: str | None = None
+    cluster: str | None = None
+    namespace: str | None = None
+    backend: str | None = None
+    store: str | None = None
+    kube_context: str | None = None
+
+    def given(self) -> dict[str, str]:
+        """The options that were given, by their names."""
+        named = {name: getattr(self, name) for name in self.__slots__}
+        return {name: value for name, value in named.items() if value is not None}
+
+    def point(self) -> None:
+        """Let the environment say what is no argument of anything."""
+        if self.kube_context is not None:
+            os.environ["KINETIC_KUBE_CONTEXT"] = self.kube_context
+
+    def client(self) -> aio.Client:
+        """A client that looks there; to be closed."""
+        import logging
+
+        from kinetic import aio
+
+        logging.basicConfig(format="kinetic: %(message)s")
+        self.point()
+        return aio.Client(
+            backend=self.backend,
+            project=self.project,
+            zone=self.zone,
+            cluster=self.cluster,
+            namespace=self.namespace,
+            store=self.store,
+        )
+
+
+OPTIONS = (
+    ("project", "The Google Cloud project."),
+    ("zone", "The zone of the cluster."),
+    ("cluster", "The name of the cluster."),
+    ("namespace", "The Kubernetes namespace."),
+    ("backend", "gke, pathways or local."),
+    ("store", "The bucket (gs://…) or folder with the objects of jobs."),
+    ("kube-context", "A context of the kubeconfig, instead of a GKE cluster."),
+)
+
+
+def placed(command: Command) -> Command:
+    """Give a command the shared options, as one argument ``where``."""
+
+    @functools.wraps(command)
+    def with_where(*args: Any, **kwargs: Any) -> Any:
+        said = {name.replace("-", "_"): kwargs.pop(name.replace("-", "_")) for name, _ in OPTIONS}
+        return command(*args, where=Where(**said), **kwargs)
+
+    made: Any = with_where
+    for name, words in reversed(OPTIONS):
+        made = click.option(f"--{name}", metavar="TEXT", help=words)(made)
+    return cast("Command", made)
+
+
+def json_option(command: Command) -> Command:
+    """Give a command ``--json``, as its argument ``as_json``."""
+    words = "Print JSON (docs/reference/cli.md has its forms)."
+    made: Any = click.option("--json", "as_json", is_flag=True, help=words)(command)
+    return cast("Command", made)
+
+
+def carry_out(work: Coroutine[Any, Any, T]) -> T:
+    """Do the work of a command, on an event loop of its own."""
+    import asyncio
+
+    return asyncio.run(work)

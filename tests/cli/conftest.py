@@ -1,0 +1,49 @@
+"""Commands run in this process, as the console script runs them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kinetic.cli.app import main
+
+FILE = str(Path(__file__).parent / "functions.py")
+
+
+@dataclass(frozen=True)
+class Said:
+    """How a command ended, and what it printed."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+    @property
+    def lines(self) -> list[Any]:
+        return [json.loads(line) for line in self.out.splitlines()]
+
+
+Kinetic = Callable[..., Said]
+
+
+@pytest.fixture
+def kinetic(capsys: pytest.CaptureFixture[str]) -> Kinetic:
+    """The command, with these arguments."""
+
+    def run(*arguments: str) -> Said:
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as end:
+            main(arguments)
+        out, err = capsys.readouterr()
+        return Said(int(end.value.code or 0), out, err)
+
+    return run

@@ -1,0 +1,41 @@
+"""What the commands of the tests run."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+def double(x: int, name: str = "") -> dict[str, object]:
+    print("doubling", x)
+    if x == 13:
+        raise ValueError("[red]13[/red] \x1b[31mbrings\x07 bad luck")
+    return {"twice": 2 * x, "name": name}
+
+
+class Mark:
+    """Rebuilding it leaves a file."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (leave, (self.path,))
+
+
+def leave(path: str) -> str:
+    Path(path).write_text("rebuilt")
+    return path
+
+
+def marked(path: str) -> Mark:
+    return Mark(path)
+
+
+def writes(text: str) -> None:
+    folder = Path(os.environ["KINETIC_OUTPUT_DIR"], "deep")
+    folder.mkdir(parents=True)
+    (folder / "file.txt").write_text(text)
+
+
+not_a_function = 3

@@ -1,0 +1,162 @@
+"""What every command has in common: how it starts, ends, and fails."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kinetic import errors
+from kinetic.cli.app import cli, exit_code
+from tests.cli.conftest import Kinetic
+
+HEAVY = {
+    "absl",
+    "aiohttp",
+    "anyio",
+    "asyncio",
+    "cloudpickle",
+    "google",
+    "kubernetes_asyncio",
+    "rich",
+}
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (errors.JobFailed("it failed", job_id="j"), 1),
+        (errors.BackendError("no answer"), 1),
+        (errors.ConfigurationError("wrong"), 2),
+        (errors.ProfileError("wrong"), 2),
+        (errors.NotFound("nothing"), 3),
+        (errors.NoLog("no log"), 3),
+        (errors.AuthError("no"), 4),
+        (errors.ResultTimeout("late"), 5),
+        (TimeoutError(), 5),
+        (OSError("disk"), 1),
+    ],
+    ids=lambda one: type(one).__name__ if isinstance(one, BaseException) else str(one),
+)
+def test_the_exit_code_says_what_kind_of_failure_it_was(error: Exception, code: int) -> None:
+    assert exit_code(error) == code
+
+
+def test_help_loads_nothing_heavy() -> None:
+    program = (
+        "import sys\nfrom kinetic.cli.app import main\n"
+        "try: main(['--help'])\nexcept SystemExit: pass\n"
+        "print(*sorted({one.partition('.')[0] for one in sys.modules}), file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert "Commands:" in done.stdout
+    assert not HEAVY & {*done.stderr.split()}
+
+
+def test_python_m_is_the_same(kinetic: Kinetic) -> None:
+    said = kinetic("--version")
+    done = subprocess.run(
+        [sys.executable, "-m", "kinetic", "--version"], capture_output=True, text=True
+    )
+    assert said.code == done.returncode == 0
+    assert said.out == done.stdout != ""
+
+
+def test_a_reader_that_leaves_ends_it_quietly() -> None:
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run(
+        [sys.executable, "-m", "kinetic", "accelerators"],
+        stdout=write,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    os.close(write)
+    assert (done.returncode, done.stderr) == (1, "")
+
+
+@pytest.mark.parametrize(
+    "arguments", [["nonsense"], ["jobs", "status"], ["jobs", "list", "--wrong"], ["run", "x"]]
+)
+def test_a_wrong_command_line_is_told(kinetic: Kinetic, arguments: list[str]) -> None:
+    said = kinetic(*arguments)
+    assert said.code == 2
+    assert "Usage: kinetic" in said.err and said.out == ""
+
+
+def test_profile_is_not_for_the_command_of_that_name(kinetic: Kinetic) -> None:
+    assert kinetic("--profile", "x", "profile", "ls").code == 2
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_shells_are_told_how_to_complete(kinetic: Kinetic, shell: str) -> None:
+    said = kinetic("completion", shell)
+    assert said.code == 0 and "_KINETIC_COMPLETE" in said.out
+
+
+def test_each_command_says_what_it_does() -> None:
+    import click
+
+    def walk(command: click.Command, name: str) -> None:
+        assert command.help, name
+        for child, one in getattr(command, "commands", {}).items():
+            walk(one, f"{name} {child}")
+
+    walk(cli, "kinetic")
+
+
+def test_what_is_piped_has_no_colours_and_no_cut_lines(kinetic: Kinetic) -> None:
+    said = kinetic("accelerators")
+    assert "\x1b" not in said.out and "…" not in said.out
+    assert "gpu-l4" in said.out
+
+
+def test_settings_are_told_with_their_source(
+    kinetic: Kinetic, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KINETIC_ZONE", "europe-west4-a")
+    assert kinetic("profile", "create", "work", "--cluster", "mine").code == 0
+    told = kinetic("config", "show", "--json", "--namespace", "team").json
+    assert told["schema"] == "kinetic.config/1"
+    found = {one["setting"]: (one["value"], one["source"]) for one in told["items"]}
+    assert found["zone"] == ("europe-west4-a", "KINETIC_ZONE")
+    assert found["cluster"] == ("mine", "the profile 'work'")
+    assert found["namespace"] == ("team", "the argument namespace")
+    assert found["backend"][0] == "local"
+    assert found["project"] == (None, "not set")
+    assert found["home"] == (str(home), "KINETIC_HOME")
+
+
+def test_profiles_are_made_shown_used_and_removed(kinetic: Kinetic, home: Path) -> None:
+    for name in ("one", "two"):
+        assert kinetic("profile", "create", name, "--project", f"p-{name}").code == 0
+    assert kinetic("profile", "create", "one").code == 2  # it is there
+    assert kinetic("profile", "show", "--json").json["name"] == "one"
+    assert kinetic("profile", "use", "two").code == 0
+    listed = kinetic("profile", "ls", "--json").json["items"]
+    assert [(one["name"], one["current"]) for one in listed] == [("one", ""), ("two", "*")]
+    assert kinetic("profile", "unset").code == 0
+    assert kinetic("profile", "show").code == 2
+    assert kinetic("profile", "rm", "two").code == 0
+    assert "two" not in (home / "profiles.json").read_text()
+    assert kinetic("profile", "rm", "two").code == 2
+
+
+def test_two_that_change_the_profiles_at_once_both_do(home: Path) -> None:
+    program = (
+        "import sys\nfrom pathlib import Path\nfrom kinetic.profiles import Profile, update\n"
+        "for n in range(10):\n"
+        "    made = Profile.checked(sys.argv[2] + str(n), {'zone': 'z'})\n"
+        "    update(Path(sys.argv[1]), lambda there: there.create(made))\n"
+    )
+    path = home / "profiles.json"
+    both = [
+        subprocess.Popen([sys.executable, "-c", program, str(path), name]) for name in ("a", "b")
+    ]
+    assert [one.wait() for one in both] == [0, 0]
+    from kinetic import profiles
+
+    assert len(profiles.load(path).profiles) == 20

@@ -1,0 +1,130 @@
+"""Jobs and batches of this machine, from the command line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import FILE, Kinetic
+
+pytestmark = pytest.mark.usefixtures("small_project")
+
+
+def test_a_job_from_its_start_to_its_removal(kinetic: Kinetic, tmp_path: Path) -> None:
+    begun = kinetic("run", f"{FILE}:double", "-a", "x=4", "-a", "name=4x", "--detach", "--json")
+    job = begun.json["job_id"]
+    result = kinetic("jobs", "result", job, "--timeout", "60", "--json")
+    assert result.json["status"] == "SUCCEEDED" and "twice" not in result.out
+    assert kinetic("jobs", "result", job, "--unpickle").out.endswith("{'twice': 8, 'name': '4x'}\n")
+    assert kinetic("jobs", "logs", job).out == "doubling 4\n"
+    assert kinetic("jobs", "logs", job, "-n", "1").out == "doubling 4\n"
+    assert kinetic("jobs", "logs", job, "-f", "-n", "1").code == 2
+    (row,) = kinetic("jobs", "list", "--json").json["items"]
+    assert (row["job_id"], row["status"], row["reason"]) == (job, "SUCCEEDED", "")
+    assert kinetic("jobs", "status", job[:-3], "--json").json["job_id"] == job
+    assert kinetic("jobs", "status", "job-local-nothing").code == 3
+    assert kinetic("jobs", "cleanup", job).code == 0
+    assert kinetic("jobs", "result", job).code == 3
+    said = kinetic("jobs", "list")
+    assert (said.code, said.out) == (0, "") and "there is no job here" in said.err
+
+
+def test_a_value_is_rebuilt_only_where_that_is_asked_for(kinetic: Kinetic, tmp_path: Path) -> None:
+    mark, file = tmp_path / "mark", tmp_path / "value.pkl"
+    begun = kinetic("run", f"{FILE}:marked", "-a", f"path={mark}", "--detach", "--json")
+    job = begun.json["job_id"]
+    assert kinetic("jobs", "result", job, "-o", str(file)).code == 0
+    for command in (["jobs", "list"], ["jobs", "status", job], ["jobs", "result", job]):
+        assert kinetic(*command).code == 0
+    assert file.stat().st_size > 0 and not mark.exists()
+    assert kinetic("jobs", "result", job, "--unpickle", "--cleanup").code == 0
+    assert mark.exists()
+    assert kinetic("jobs", "status", job).code == 3
+
+
+def test_outputs_are_listed_and_fetched(kinetic: Kinetic, tmp_path: Path) -> None:
+    begun = kinetic("run", f"{FILE}:writes", "-a", "text=kept", "--detach", "--json")
+    job = begun.json["job_id"]
+    assert kinetic("jobs", "result", job).code == 0
+    assert kinetic("outputs", "ls", job, "--json").json["items"] == [{"file": "deep/file.txt"}]
+    for _ in range(2):  # the second time over what is there
+        assert kinetic("outputs", "get", job, str(tmp_path / "there")).code == 0
+    assert (tmp_path / "there/deep/file.txt").read_text() == "kept"
+
+
+def test_a_batch_from_its_start_to_its_removal(kinetic: Kinetic, tmp_path: Path) -> None:
+    inputs = tmp_path / "in.jsonl"
+    inputs.write_text('{"x": 1}\n\n{"x": 13}\n{"x": 3}\n')
+    ran = kinetic("run", f"{FILE}:double", "--map", str(inputs), "--json", "--name", "sweep")
+    assert ran.code == 1
+    assert {one["index"]: one["ok"] for one in ran.lines} == {0: True, 1: False, 2: True}
+    (row,) = kinetic("batches", "list", "--json").json["items"]
+    assert (row["name"], row["status"], row["total"]) == ("sweep", "FAILED", 3)
+    assert row["counts"] == {"SUCCEEDED": 2, "FAILED": 1}
+    group = row["group_id"]
+    told = kinetic("batches", "status", group[:-2], "--items").out
+    assert "[red]13[/red] brings bad luck" in told and "\x1b" not in told and "\x07" not in told
+    assert kinetic("jobs", "status", f"{group}-1", "--json").json["status"] == "FAILED"
+    ended = kinetic("batches", "results", group, "--json")
+    assert ended.code == 1
+    assert [one["status"] for one in ended.lines] == ["SUCCEEDED", "FAILED", "SUCCEEDED"]
+    shown = kinetic("batches", "results", group, "--unpickle", "--failed")
+    assert shown.out.startswith("1\tFAILED\tuser error: ValueError")
+    logs = kinetic("batches", "logs", group).out.splitlines()
+    assert "[0] doubling 1" in logs and "[2] doubling 3" in logs
+    retried = kinetic("batches", "retry", group, "--timeout", "60")
+    assert retried.code == 0 and "1 items were tried again" in retried.err
+    assert kinetic("batches", "list", "--name", "other", "--json").json["items"] == []
+    assert kinetic("batches", "list", "--tag", "oops").code == 2
+    assert kinetic("batches", "cancel", group, "-y").code == 0
+    assert kinetic("batches", "cleanup", group, "-y").code == 0
+    assert kinetic("batches", "status", group).code == 3
+
+
+def test_a_table_gives_numbers_where_the_function_wants_them(
+    kinetic: Kinetic, tmp_path: Path
+) -> None:
+    inputs = tmp_path / "in.csv"
+    inputs.write_text("x,name\n1,007\n2,true\n")
+    ran = kinetic("run", f"{FILE}:double", "--map", str(inputs), "--json")
+    values = {one["index"]: one["value"] for one in ran.lines}
+    assert values == {0: "{'twice': 2, 'name': '007'}", 1: "{'twice': 4, 'name': 'true'}"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([f"{FILE}:nothing"], "there is no function 'nothing'"),
+        ([f"{FILE}:not_a_function"], "there is no function 'not_a_function'"),
+        (["nowhere.py:double"], "there is no file"),
+        ([FILE], "names no function"),
+        ([f"{FILE}:double", "-a", "x"], "no NAME=VALUE"),
+        ([f"{FILE}:double", "--name", "n"], "are of a --map"),
+        ([f"{FILE}:double", "--map", FILE], "takes a .jsonl or a .csv"),
+    ],
+    ids=lambda one: one if isinstance(one, str) else "",
+)
+def test_a_wrong_call_is_refused_before_anything_is_sent(
+    kinetic: Kinetic, home: Path, arguments: list[str], words: str
+) -> None:
+    said = kinetic("run", *arguments)
+    assert said.code == 2 and words in said.err
+    assert not (home / "store").exists()
+
+
+def test_a_call_that_fails_says_so(kinetic: Kinetic) -> None:
+    said = kinetic("run", f"{FILE}:double", "-a", "x=13")
+    assert said.code == 1
+    assert "brings bad luck" in said.err and "\x07" not in said.err
+
+
+def test_the_supervisor_is_shown_and_ended(kinetic: Kinetic) -> None:
+    assert kinetic("local", "status", "--json").json["running"] is False
+    assert kinetic("local", "stop").code == 0
+    assert kinetic("run", f"{FILE}:double", "-a", "x=1").code == 0
+    known = kinetic("local", "status", "--json").json
+    assert known["running"] is True and known["pid"] > 0
+    assert kinetic("local", "stop", "-y").code == 0
+    assert kinetic("local", "status", "--json").json["running"] is False
+    assert kinetic("gc", "--json").code == 0

@@ -1,0 +1,88 @@
+"""What a client keeps of each job that is live: thousands are at once."""
+
+from __future__ import annotations
+
+import gc
+import json
+import tracemalloc
+from collections.abc import Iterator
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kinetic.aio.kubernetes.manifests import Placement, job_manifest
+from kinetic.aio.kubernetes.tables import Changed, Listed, Table, trimmed
+from kinetic.aio.ports import Phase
+from tests.kubernetes.orders import LABELS, order
+
+JOBS = 500
+LONGEST_KIB = 8.0
+NOW = "2026-11-23T10:00:00Z"
+
+
+def told(number: int) -> Iterator[tuple[str, bool]]:
+    """What the watches say of a job until it runs, each as text; whether it is a pod."""
+    name, job_uid, pod_uid = f"grp-1-{number}-1", f"{number:036d}", f"{number + JOBS:036d}"
+    labels = {**LABELS, "kinetic.dev/index": str(number), "kinetic.dev/attempt": "1"}
+    job = job_manifest(order(name=name, labels=labels), Placement(namespace="ml", secret="grp-1"))
+    about = {"uid": job_uid, "resourceVersion": str(number), "creationTimestamp": NOW}
+    job["metadata"] |= about | {"managedFields": [{"fieldsV1": {"f:status": {}}}]}
+    yield json.dumps(job), False
+    template = job["spec"]["template"]
+    controller = {"kind": "Job", "name": name, "uid": job_uid, "controller": True}
+    metadata = {"name": f"{name}-0-x", "uid": pod_uid, "ownerReferences": [controller]}
+    pod = {**template, "metadata": {**template["metadata"], **about, **metadata}}
+    yield json.dumps({**pod, "status": {"phase": "Pending"}}), True
+    kinds = ("Initialized", "Ready", "ContainersReady", "PodScheduled")
+    status = {
+        "phase": "Running",
+        "conditions": [
+            {"type": one, "status": "True", "lastProbeTime": None, "lastTransitionTime": NOW}
+            for one in kinds
+        ],
+        "podIP": f"10.0.{number // 250}.{number % 250}",
+        "containerStatuses": [
+            {"name": "kinetic", "ready": True, "state": {"running": {"startedAt": NOW}}}
+        ],
+    }
+    pod["spec"] = {**pod["spec"], "nodeName": f"node-{number % 100}"}
+    yield json.dumps({**pod, "status": status}), True
+
+
+def test_a_live_job_is_kept_in_little_memory() -> None:
+    table = Table()
+    for pods in (False, True):
+        table.feed(Listed(items=[], version="1"), pods=pods)
+    lines = [line for number in range(JOBS) for line in told(number)]
+    gc.collect()
+    tracemalloc.start()
+    try:
+        before, running = tracemalloc.get_traced_memory()[0], 0
+        for text, pods in lines:
+            table.feed(Changed(document=trimmed(json.loads(text)), deleted=False), pods=pods)
+            running += sum(said.phase is Phase.RUNNING for said in table.news())
+        gc.collect()
+        kept = tracemalloc.get_traced_memory()[0] - before
+    finally:
+        tracemalloc.stop()
+    assert running == JOBS
+    assert kept / JOBS < LONGEST_KIB * 1024
+
+
+SCALARS = st.none() | st.booleans() | st.integers(0, 3) | st.sampled_from([0.0, 1.0, "", "1", "a"])
+DOCUMENTS: st.SearchStrategy[Any] = st.recursive(
+    SCALARS,
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from("abc"), inner, max_size=3)
+    ),
+    max_leaves=10,
+)
+
+
+@given(st.lists(st.dictionaries(st.sampled_from("abc"), DOCUMENTS), min_size=1, max_size=5))
+def test_what_documents_have_in_common_changes_none_of_them(found: list[dict[str, Any]]) -> None:
+    kept = [trimmed({"spec": one, "status": one}) for one in found]
+    for whole, one in zip(found, kept, strict=True):
+        assert json.dumps(one["status"]) == json.dumps(whole)
+        assert json.dumps(one["spec"]) == json.dumps(whole)
