@@ -39,6 +39,7 @@ from kinetic.job_record import JobRecord
 from kinetic.job_status import JobStatus
 from kinetic.options import MapOptions, MapSettings, settings_of, shows
 from kinetic.outcome import Completion
+from kinetic.prices import Estimate
 from kinetic.progress import Progress
 
 __all__ = [
@@ -382,6 +383,9 @@ class BatchHandle(Generic[T]):
 
     def failures(self) -> list[JobHandle[T]]:
         return [self._face(job) for job in PORTAL.call(self._aio.failures)]
+
+    def estimate(self) -> Estimate:
+        return PORTAL.call(self._aio.estimate)
 
     def submitted(self) -> None:
         with self._waiting():

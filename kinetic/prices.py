@@ -21,10 +21,11 @@ from kinetic import accelerators
 from kinetic.accelerators import Accelerator
 from kinetic.errors import ConfigurationError
 
-__all__ = ["Estimate", "Price", "Row", "budget_price", "estimate", "price_of", "rows"]
+__all__ = ["HOUR_S", "Estimate", "Price", "Row", "budget_price", "estimate", "price_of", "rows"]
 
 VARIABLE = "KINETIC_PRICES"
 HOUR_S = 3600.0
+"""Prices are by the hour, attempts are told in seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,16 +108,23 @@ def _dollars(amount: float | None) -> str:
 
 
 def price_of(
-    accelerator: Accelerator, zone: str, environ: Mapping[str, str] = os.environ
+    accelerator: Accelerator,
+    zone: str,
+    environ: Mapping[str, str] = os.environ,
+    *,
+    listed: bool = True,
 ) -> Price | None:
     """The price of *accelerator* in the region of *zone*, spot if it is; None if none is known.
+
+    Without *listed* only the user's own prices count: what runs elsewhere than on GKE costs
+    something else than is listed.
 
     Raises:
         ConfigurationError: The file of KINETIC_PRICES cannot be used.
     """
     if (own := _own(environ).get(str(accelerator))) is not None:
         return Price(usd_per_hour=own, source=environ[VARIABLE])
-    if accelerator.kind == "cpu":
+    if accelerator.kind == "cpu" or not listed:
         return None
     by_chip = accelerator.kind == "tpu"
     known = _listed()["chips" if by_chip else "machines"]
@@ -131,17 +139,22 @@ def price_of(
 
 
 def budget_price(
-    accelerator: Accelerator, zone: str, environ: Mapping[str, str] = os.environ
+    accelerator: Accelerator,
+    zone: str,
+    environ: Mapping[str, str] = os.environ,
+    *,
+    listed: bool = True,
 ) -> Price:
     """The price by which a budget is counted.
 
     Raises:
         ConfigurationError: None is known, or the file of KINETIC_PRICES cannot be used.
     """
-    if (found := price_of(accelerator, zone, environ)) is not None:
+    if (found := price_of(accelerator, zone, environ, listed=listed)) is not None:
         return found
     raise ConfigurationError(
-        f"budget= is in US dollars, and no price of {accelerator} in {zone} is known: write "
+        f"budget= is in US dollars, and no price of {accelerator} "
+        f"{f'in {zone}' if listed else 'on this machine'} is known: write "
         f'{{"{accelerator}": US_DOLLARS_AN_HOUR}} to a file and set {VARIABLE} to it, or leave '
         "budget= out"
     )
