@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import os
 import signal
 import subprocess
 import weakref
@@ -51,6 +52,7 @@ __all__ = [
     "collect",
     "list_batches",
     "list_jobs",
+    "load_result",
     "run",
     "run_async_map",
     "submit",
@@ -135,6 +137,12 @@ class JobHandle(JobRecord, Generic[T]):
 
     def reason(self) -> str:
         return PORTAL.call(self._aio.reason)
+
+    def save_result(self, path: str | os.PathLike[str], timeout: float | None = None) -> int:
+        return PORTAL.call(self._aio.save_result, path, timeout)
+
+    def fetch_outputs(self, folder: str | os.PathLike[str]) -> int:
+        return PORTAL.call(self._aio.fetch_outputs, folder)
 
     def result(
         self,
@@ -381,6 +389,16 @@ class BatchHandle(Generic[T]):
             error.failures = [self._face(job) for job in error.failures]
             raise
 
+    @property
+    def max_concurrent(self) -> int | None:
+        return self._aio.max_concurrent
+
+    def longest_running(self, count: int) -> list[tuple[int, float]]:
+        return self._aio.longest_running(count)
+
+    def reason(self) -> str:
+        return PORTAL.call(self._aio.reason)
+
     def failures(self) -> list[JobHandle[T]]:
         return [self._face(job) for job in PORTAL.call(self._aio.failures)]
 
@@ -492,6 +510,11 @@ def attach_batch(
 def cleanup(submission: str, project: str | None = None, cluster: str | None = None) -> None:
     """Take a batch, or a job of its own, away by its id; see `Client.cleanup`."""
     PORTAL.call(aio.cleanup, submission, project, cluster)
+
+
+def load_result(path: str | os.PathLike[str]) -> Any:
+    """The value in a file that `save_result` has written; see `kinetic.aio.load_result`."""
+    return PORTAL.call(aio.load_result, path)
 
 
 def list_batches(

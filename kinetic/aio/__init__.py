@@ -6,6 +6,7 @@ closed with the loop. Use `Client` for a lifetime of your own.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Coroutine, Mapping
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
 
@@ -31,6 +32,7 @@ __all__ = [
     "collect",
     "list_batches",
     "list_jobs",
+    "load_result",
     "run",
     "run_async_map",
     "submit",
@@ -147,6 +149,20 @@ async def list_jobs(
 ) -> list[JobHandle[Any]]:
     """Handles of the jobs the platform knows; see `Client.list_jobs`."""
     return await (await _client()).list_jobs(project, zone, cluster, namespace)
+
+
+async def load_result(path: str | os.PathLike[str]) -> Any:
+    """The value in a file that `JobHandle.save_result` has written; rebuilding it may run code.
+
+    Raises:
+        OSError: The file cannot be read.
+        ValueError: It is not whole, or not of this kind.
+        Exception: Whatever the value's classes raise while it is rebuilt.
+    """
+    from kinetic._runner.protocol import pickles
+    from kinetic._tasks import in_thread
+
+    return await in_thread(pickles.load_file, path)
 
 
 async def collect() -> Collection:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import weakref
 from collections.abc import AsyncGenerator, AsyncIterable, Iterable
+from datetime import UTC, datetime
 from types import TracebackType
 from typing import Any, Generic, Literal, Self, TypeVar, overload
 
@@ -18,6 +19,7 @@ from kinetic.aio._engine import manifest
 from kinetic.aio._engine.batches import Batch
 from kinetic.aio._engine.iteration import Iteration, Outcomes, progress
 from kinetic.aio.job import JobHandle
+from kinetic.aio.ports import Phase
 from kinetic.errors import (
     BackendError,
     BatchError,
@@ -329,6 +331,25 @@ class BatchHandle(Generic[T]):
             async for value in values:
                 yield value
 
+    @property
+    def max_concurrent(self) -> int | None:
+        """How many of its jobs may be unfinished at once; None where nobody bounds them."""
+        found = self._batch.manifest["terms"].get("max_concurrent")
+        return int(found) if found is not None else None
+
+    def longest_running(self, count: int) -> list[tuple[int, float]]:
+        """Index and seconds of the *count* items that have run for longest, as far as is known.
+
+        The seconds are since the platform made the item's process.
+        """
+        seen = self._batch.submission.observations()
+        ages = {
+            index: age
+            for index, one in seen.items()
+            if one.phase is Phase.RUNNING and (age := _age(one.created_at)) is not None
+        }
+        return sorted(ages.items(), key=lambda pair: -pair[1])[:count]
+
     async def submitted(self) -> None:
         """Wait until every input was handed to the platform once, or never will be."""
         await self._batch.submitted_all()
@@ -590,3 +611,10 @@ class BatchHandle(Generic[T]):
             )
         asked = sum(batch.submitted(index) for index in range(batch.known))
         return batch.known - asked - len(batch.refused)
+
+
+def _age(created_at: str) -> float | None:
+    try:
+        return max(0.0, (datetime.now(UTC) - datetime.fromisoformat(created_at)).total_seconds())
+    except ValueError:
+        return None

@@ -20,6 +20,7 @@ from kinetic._messages import handle_repr, handle_table
 from kinetic._runner.protocol import wire
 from kinetic._tasks import in_thread, release
 from kinetic._tracebacks import own_frames_left_out
+from kinetic.accelerators import parse
 from kinetic.aio import _job_log
 from kinetic.aio._engine import debugging, implicit_client, job_spec, results
 from kinetic.aio._job_log import LogPrinter
@@ -165,7 +166,9 @@ class JobHandle(JobRecord, Generic[T]):
         if item.outcome.kind is wire.Kind.VALUE:
             return ""
         outcome, body = await at.submission.outcome(at.index, item.attempt)
-        return f"{item.outcome.reason}: {results.words_of(outcome, body, self.job_id)}"
+        told = f"{item.outcome.reason}: {results.words_of(outcome, body, self.job_id)}"
+        cause = await self._host_cause(at, item)
+        return f"{told}; {cause}" if cause not in told else told
 
     async def result(
         self,
@@ -374,7 +377,16 @@ class JobHandle(JobRecord, Generic[T]):
         if item.outcome is None:
             return JobCancelled(f"{self.job_id} was cancelled", job_id=self.job_id)
         outcome, body = await at.submission.outcome(at.index, item.attempt)
-        return await anyio.to_thread.run_sync(results.failure_of, outcome, body, self.job_id)
+        cause = await self._host_cause(at, item)
+        return await anyio.to_thread.run_sync(results.failure_of, outcome, body, self.job_id, cause)
+
+    async def _host_cause(self, at: JobRef, item: wire.Item) -> str:
+        """Which other host has ended it, and how, if it is on several and the platform knows."""
+        if not parse(self.accelerator).multi_host:
+            return ""
+        with suppress(BackendError):
+            return await at.submission.host_cause(at.index, item.attempt, asking=True)
+        return ""
 
     async def _clean_up_after_value(self, at: JobRef, timeout: float) -> None:
         own = self._cleaned = self.group_id is None  # an item's objects belong to its batch

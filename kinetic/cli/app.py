@@ -34,6 +34,7 @@ EXIT_CODES = (
 
 HELPS = {
     NOT_FOUND: "kinetic jobs list, kinetic batches list",
+    NO_ACCESS: "kinetic doctor",
 }
 """The command that helps after an end with this code."""
 
@@ -104,7 +105,7 @@ def _ended(arguments: Sequence[str] | None) -> int:
         exc.show()
         return exc.exit_code
     except KeyboardInterrupt:
-        note("interrupted; what it began goes on, see: kinetic jobs list")
+        note("interrupted")
         return INTERRUPTED
     except BrokenPipeError:
         # Else the interpreter would say so once more when it flushes what is left.

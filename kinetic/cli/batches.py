@@ -119,6 +119,25 @@ def _status(where: Where, group_id: str, show_items: bool, as_json: bool) -> Non
 HIDDEN = ("each", "counts")
 
 
+@batches.command("watch")
+@click.argument("group_id")
+@json_option
+@placed
+def _watch(where: Where, group_id: str, as_json: bool) -> None:
+    """Show a batch as it goes on, until it has ended; q leaves it, and the batch goes on.
+
+    Without a terminal a line now and then; with --json one object a line.
+    """
+
+    async def work() -> None:
+        from kinetic.cli.watch import follow
+
+        async with where.client() as client:
+            await follow(await attached(client, group_id), as_json=as_json)
+
+    carry_out(work())
+
+
 @batches.command("results")
 @click.argument("group_id")
 @click.option("--timeout", type=float, help="Seconds to wait for it; exits with 5 after them.")

@@ -73,13 +73,21 @@ def run(
 async def _once(
     where: Where, function: Any, given: dict[str, Any], detach: bool, as_json: bool
 ) -> None:
+    import asyncio
+
+    from kinetic._tasks import release
+
     async with where.client() as client:
         job = await client.submit(function, **given)
         if detach:
             output.facts("run", {"job_id": job.job_id}, as_json=as_json)
             return
         output.note(f"{job.job_id} runs on {job.backend}")
-        value = await job.result(stream_logs=not as_json)
+        try:
+            value = await job.result(stream_logs=not as_json)
+        except asyncio.CancelledError:  # by Ctrl-C: what was begun here ends here
+            await release(job.cleanup(), what=f"removing {job.job_id}")
+            raise
         if as_json:
             output.json_line("run", {"job_id": job.job_id, "value": repr(value)})
         elif value is not None:

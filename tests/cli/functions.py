@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 
 
@@ -39,3 +40,8 @@ def writes(text: str) -> None:
 
 
 not_a_function = 3
+
+
+def waits(x: int) -> None:
+    print("waiting", x, flush=True)
+    time.sleep(600)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -160,3 +161,30 @@ def test_two_that_change_the_profiles_at_once_both_do(home: Path) -> None:
     from kinetic import profiles
 
     assert len(profiles.load(path).profiles) == 20
+
+
+REFERENCE = Path(__file__).parents[2] / "docs/reference/cli.md"
+
+
+def test_the_reference_has_every_command() -> None:
+    import click
+
+    told = REFERENCE.read_text()
+
+    def walk(command: click.Command, name: str) -> None:
+        children = getattr(command, "commands", {})
+        assert children or f"| `{name}" in told, name
+        for child, one in children.items():
+            walk(one, f"{name} {child}")
+
+    walk(cli, "kinetic")
+
+
+def test_the_reference_has_every_form_of_json() -> None:
+    sources = (Path(__file__).parents[2] / "kinetic/cli").glob("*.py")
+    call = re.compile(r'(?:table|facts|json_line)\(\s*"([\w.]+)"')
+    names = {name for path in sources for name in call.findall(path.read_text())}
+    assert len(names) > 10
+    assert {name for name in names if f"`kinetic.{name}/1`" not in REFERENCE.read_text()} == {
+        "batches.items"  # a table only
+    }

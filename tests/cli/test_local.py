@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from kinetic.jobs import load_result
 from tests.cli.conftest import FILE, Kinetic
 
 pytestmark = pytest.mark.usefixtures("small_project")
@@ -38,6 +42,8 @@ def test_a_value_is_rebuilt_only_where_that_is_asked_for(kinetic: Kinetic, tmp_p
     for command in (["jobs", "list"], ["jobs", "status", job], ["jobs", "result", job]):
         assert kinetic(*command).code == 0
     assert file.stat().st_size > 0 and not mark.exists()
+    assert load_result(file) == str(mark) and mark.exists()
+    mark.unlink()
     assert kinetic("jobs", "result", job, "--unpickle", "--cleanup").code == 0
     assert mark.exists()
     assert kinetic("jobs", "status", job).code == 3
@@ -128,3 +134,32 @@ def test_the_supervisor_is_shown_and_ended(kinetic: Kinetic) -> None:
     assert kinetic("local", "stop", "-y").code == 0
     assert kinetic("local", "status", "--json").json["running"] is False
     assert kinetic("gc", "--json").code == 0
+
+
+def begun(*arguments: str) -> subprocess.Popen[str]:
+    """The command, in a process of its own."""
+    command = [sys.executable, "-m", "kinetic", *arguments]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def test_ctrl_c_ends_what_was_begun(kinetic: Kinetic) -> None:
+    running = begun("run", f"{FILE}:waits", "-a", "x=1")
+    assert running.stdout is not None
+    assert running.stdout.readline() == "waiting 1\n"
+    running.send_signal(signal.SIGINT)
+    _, err = running.communicate(timeout=60)
+    assert running.returncode == 130 and "interrupted" in err and "Traceback" not in err
+    assert kinetic("jobs", "list", "--json").json["items"] == []
+
+
+def test_ctrl_c_ends_only_the_looking(kinetic: Kinetic) -> None:
+    job = kinetic("run", f"{FILE}:waits", "-a", "x=1", "--detach", "--json").json["job_id"]
+    looking = begun("jobs", "logs", job, "-f")
+    assert looking.stdout is not None
+    assert looking.stdout.readline() == "waiting 1\n"
+    looking.send_signal(signal.SIGINT)
+    looking.communicate(timeout=60)
+    assert looking.returncode == 130
+    assert kinetic("jobs", "status", job, "--json").json["status"] == "RUNNING"
+    assert kinetic("jobs", "result", job, "--timeout", "0.1").code == 5
+    assert kinetic("jobs", "cancel", job).code == 0

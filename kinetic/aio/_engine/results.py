@@ -118,13 +118,25 @@ def _load_verified(path: Path, name: str, digest: str) -> Any:
         path.unlink()  # here: removing a large file takes its time
 
 
-def failure_of(outcome: wire.Outcome, body: bytes, job_id: str) -> BaseException:
-    """The exception that tells why there is no value.
+def failure_of(outcome: wire.Outcome, body: bytes, job_id: str, cause: str = "") -> BaseException:
+    """The exception that tells why there is no value, with *cause* as a note if it says more.
 
     The user's own where it can be rebuilt, with the remote traceback as a
     note; else `JobFailed` with everything in words. It may import the module
     of the exception's class: call it in a worker thread.
     """
+    error = _rebuilt(outcome, body, job_id)
+    if cause and cause not in str(error):
+        _add_note(error, cause)
+    return error
+
+
+def _add_note(error: BaseException, note: str) -> None:
+    """Also where its class is frozen."""
+    vars(error)["__notes__"] = [*vars(error).get("__notes__", ()), note]
+
+
+def _rebuilt(outcome: wire.Outcome, body: bytes, job_id: str) -> BaseException:
     if outcome.kind is wire.Kind.CANCELLED:
         return JobCancelled(f"{job_id} was cancelled ({outcome.phase})", job_id=job_id)
     content = frames.unpack(body)
@@ -139,9 +151,7 @@ def failure_of(outcome: wire.Outcome, body: bytes, job_id: str) -> BaseException
             text = {**text, "withheld": f"{type(exc).__name__}: {exc}"}
         else:
             if isinstance(error, Exception):
-                note = f"{REMOTE_TRACEBACK}{job_id}:\n{trace.rstrip()}"
-                notes = vars(error).get("__notes__", ())
-                vars(error)["__notes__"] = [*notes, note]  # also where its class is frozen
+                _add_note(error, f"{REMOTE_TRACEBACK}{job_id}:\n{trace.rstrip()}")
                 return error
     return _failed(outcome, text, job_id)
 

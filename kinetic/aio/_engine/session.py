@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import weakref
 from collections import deque
 from collections.abc import Collection, Coroutine, Iterable, Mapping
@@ -47,6 +48,8 @@ __all__ = [
 
 FIRST_RECHECK_S, RECHECK_S = 1.0, 10.0
 
+_OF_A_HOST = re.compile(r"host [1-9]\d* of \d+: ")
+
 LOG_LINES = 20
 LOG_S = 15.0
 """How long an error waits for the last lines of its job's log: a lost node never gives them."""
@@ -86,6 +89,7 @@ class Submission(ItemStates):
         self._waiters: dict[int, list[asyncio.Future[wire.Item]]] = {}
         self._abandonment: _Abandonment | None = None
         self._errors: dict[int, Exception] = {}
+        self._host_causes: dict[int, str] = {}
         self._refused: dict[int, Exception] = {}
         """Kept also after the item has its FAILED outcome because of it."""
 
@@ -334,6 +338,8 @@ class Submission(ItemStates):
 
         *claimant* is who was known to have claimed it before the platform was asked.
         """
+        if seen is not None and _OF_A_HOST.match(seen.message):
+            self._host_causes[index] = seen.message
         receipt = seen.receipt if seen is not None else None
         item = await self._sound_outcome(index, number, receipt) or await self.look(index)
         open_here = not item.state.final and item.attempt == number
@@ -378,6 +384,18 @@ class Submission(ItemStates):
             except WireError as exc:
                 logging.warning("%s: %s", self.identity.attempt_name(index, number), exc)
         return None
+
+    async def host_cause(self, index: int, number: int, *, asking: bool) -> str:
+        """What the platform says that another host than the first has ended it with.
+
+        The first host, whose outcome counts, knows only that it was asked to stop. Empty for a
+        job on one host, and where the platform has not said it and, if *asking*, does not know.
+        """
+        if index not in self._host_causes and asking:
+            found = (await self._find([(index, number)])).get((index, number))
+            told = found.message if found is not None else ""
+            self._host_causes[index] = told if _OF_A_HOST.match(told) else ""
+        return self._host_causes.get(index, "")
 
     async def reconcile(self, index: int, *, explained: bool = False) -> wire.Item:
         """Look at an item, and ask the platform about it when it is open.

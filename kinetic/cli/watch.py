@@ -1,0 +1,174 @@
+"""``kinetic batches watch``: a batch as it goes on, on a terminal or line by line."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+from collections import deque
+from collections.abc import AsyncGenerator, Generator, Sequence
+from contextlib import aclosing
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from kinetic._messages import one_line, span
+from kinetic.cli import output
+from kinetic.errors import KineticError
+from kinetic.progress import Progress
+
+if TYPE_CHECKING:
+    from rich.text import Text
+
+    from kinetic import aio
+
+__all__ = ["View", "follow", "screen"]
+
+SLOWEST, FAILURES = 5, 5
+EACH_S = 1.0
+LINE_S = 5.0
+"""Without a terminal a line is printed no more often than this."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class View:
+    """What the screen shows: ``slowest`` and ``failures`` are pairs of item and words."""
+
+    title: str
+    progress: Progress
+    slots: int | None = None
+    slowest: Sequence[tuple[int, float]] = ()
+    failures: Sequence[tuple[int, str]] = field(default=())
+    trouble: str = ""
+
+
+def screen(view: View, width: int, height: int) -> list[Text]:
+    """The lines, none wider than *width* and no more than *height*: the last ones give way."""
+    from rich.text import Text
+
+    from kinetic._progress.line import compose
+
+    told = view.progress
+    lines = compose(view.title, told, width)[:1]
+    lines.append(Text(told.counts()))
+    if view.slots is not None:
+        lines.append(Text(f"{told.running} of {view.slots} slots are in use"))
+    if view.trouble:
+        lines.append(Text(view.trouble, "yellow"))
+    if view.slowest:
+        lines.append(Text("longest running", "bold"))
+        lines += (Text(f"  item {index:<8} {span(seconds)}") for index, seconds in view.slowest)
+    if view.failures:
+        lines.append(Text("last failures", "bold red"))
+        lines += (Text(f"  item {index:<8} {words}") for index, words in view.failures)
+    last = Text("q leaves; the batch goes on", "dim")
+    lines = [*lines[: max(1, height - 1)], last]
+    for line in lines:
+        line.truncate(width, overflow="ellipsis")
+    return lines
+
+
+async def follow(batch: aio.BatchHandle[Any], *, as_json: bool) -> None:
+    """Show *batch* until it has ended, or whoever looks at it leaves."""
+    views = _views(batch)
+    async with aclosing(views):
+        if as_json or not sys.stdout.isatty():
+            await _line_by_line(views, as_json=as_json)
+        else:
+            await _live(views)
+
+
+async def _line_by_line(views: AsyncGenerator[View], *, as_json: bool) -> None:
+    clock = asyncio.get_running_loop().time
+    due, last = 0.0, ""
+    async for view in views:
+        if not view.progress.finished and clock() < due:
+            continue
+        due = clock() + (EACH_S if as_json else LINE_S)
+        if as_json:
+            output.json_line("batches.watch", asdict(view))
+        elif (line := view.progress.line()) != last:
+            last = line
+            output.lines([line])
+
+
+async def _live(views: AsyncGenerator[View]) -> None:
+    from rich.console import Console, Group
+    from rich.live import Live
+
+    console = Console(highlight=False, markup=False, emoji=False)
+    left = asyncio.Event()
+    with _keys(left), Live(console=console, auto_refresh=False, screen=False) as live:
+        leaving = asyncio.ensure_future(left.wait())
+        try:
+            while True:
+                coming = asyncio.ensure_future(anext(views, None))
+                await asyncio.wait({coming, leaving}, return_when=asyncio.FIRST_COMPLETED)
+                if leaving.done():
+                    coming.cancel()
+                    await asyncio.gather(coming, return_exceptions=True)
+                    return
+                if (view := coming.result()) is None:
+                    return
+                live.update(Group(*screen(view, console.width, console.height)), refresh=True)
+        finally:
+            leaving.cancel()
+
+
+@contextlib.contextmanager
+def _keys(left: asyncio.Event) -> Generator[None]:
+    """Set *left* when q is pressed; the terminal is as it was afterwards."""
+    if not sys.stdin.isatty():
+        yield
+        return
+    import os
+    import termios
+    import tty
+
+    loop, descriptor = asyncio.get_running_loop(), sys.stdin.fileno()
+    before = termios.tcgetattr(descriptor)
+
+    def pressed() -> None:
+        if os.read(descriptor, 64).lower().startswith(b"q"):
+            left.set()
+
+    tty.setcbreak(descriptor)
+    loop.add_reader(descriptor, pressed)
+    try:
+        yield
+    finally:
+        loop.remove_reader(descriptor)
+        termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
+
+
+async def _views(batch: aio.BatchHandle[Any]) -> AsyncGenerator[View]:
+    """What there is to show, whenever it changes, and once a second for what only grows older."""
+    failures: deque[tuple[int, str]] = deque(maxlen=FAILURES)
+    known: set[int] = set()
+    title = batch.name or batch.group_id
+    async with aclosing(batch.progress()) as values:
+        async for value in values:
+            trouble = ""
+            if value.failed + value.lost > len(known):
+                try:
+                    await _note_failures(batch, known, failures)
+                except KineticError as exc:  # it is asked again with the next change
+                    trouble = one_line(str(exc))
+            yield View(
+                title=title,
+                progress=value,
+                slots=batch.max_concurrent,
+                slowest=batch.longest_running(SLOWEST),
+                failures=tuple(failures),
+                trouble=trouble,
+            )
+
+
+async def _note_failures(
+    batch: aio.BatchHandle[Any], known: set[int], failures: deque[tuple[int, str]]
+) -> None:
+    new = [job for job in await batch.failures() if job.group_index not in known]
+    for job in new[:-FAILURES]:
+        known.add(job.group_index or 0)
+    for job in new[-FAILURES:]:
+        failures.append((job.group_index or 0, one_line(await job.reason())))
+        known.add(job.group_index or 0)

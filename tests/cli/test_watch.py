@@ -1,0 +1,82 @@
+"""The live view of a batch: what fits, and how one leaves it."""
+
+from __future__ import annotations
+
+import os
+import pty
+import subprocess
+import sys
+
+import pytest
+
+from kinetic.cli.watch import View, screen
+from kinetic.progress import Progress
+from tests.cli.conftest import FILE, Kinetic
+
+BUSY = View(
+    title="a sweep with a very long name, longer than any terminal has columns for it",
+    progress=Progress(total=10_000, waiting=9_000, running=64, succeeded=900, failed=36, rate=3.5),
+    slots=64,
+    slowest=[(index, 4000.0 - index) for index in range(5)],
+    failures=[(index, "[red]ValueError[/red]: " + "long " * 40) for index in range(5)],
+    trouble="",
+)
+
+
+@pytest.mark.parametrize(("width", "height"), [(80, 24), (40, 24), (40, 6), (20, 3)])
+def test_the_screen_fits_the_terminal(width: int, height: int) -> None:
+    lines = screen(BUSY, width, height)
+    assert len(lines) <= height
+    assert all(line.cell_len <= width for line in lines)
+    assert lines[-1].plain.startswith("q leaves")
+
+
+def test_the_screen_says_what_there_is_and_markup_is_text() -> None:
+    told = "\n".join(line.plain for line in screen(BUSY, 80, 24))
+    for words in ("936/10,000", "9,000 waiting", "64 of 64 slots", "1 h 06 min", "[red]ValueError"):
+        assert words in told
+
+
+def test_q_leaves_it_and_the_batch_goes_on(kinetic: Kinetic, small_project: object) -> None:
+    program = (
+        f"import sys; sys.argv[1:] = ['run', {FILE!r} + ':waits', '--map', sys.argv[1]]\n"
+        "from kinetic.cli.app import main; main()"
+    )
+    inputs = os.path.join(os.environ["KINETIC_HOME"], "in.jsonl")
+    with open(inputs, "w") as file:
+        file.write('{"x": 1}\n{"x": 2}\n')
+    submitter = subprocess.Popen(
+        [sys.executable, "-c", program, inputs], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert submitter.stderr is not None
+    line = submitter.stderr.readline().decode()
+    while "items" not in line:
+        line = submitter.stderr.readline().decode()
+    group = line.split()[1].rstrip(":")
+    ours, theirs = pty.openpty()
+    watching = subprocess.Popen(
+        [sys.executable, "-m", "kinetic", "batches", "watch", group], stdin=theirs, stdout=theirs
+    )
+    os.close(theirs)
+    seen = b""
+    while b"q leaves" not in seen:
+        seen += os.read(ours, 4096)
+    os.write(ours, b"q")
+    assert watching.wait(60) == 0
+    os.close(ours)
+    status = kinetic("batches", "status", group, "--json").json
+    assert status["status"] == "RUNNING" or status["status"] == "PENDING"
+    assert kinetic("batches", "cancel", group, "-y").code == 0
+    submitter.communicate(timeout=60)
+
+
+def test_without_a_terminal_it_is_told_in_lines(kinetic: Kinetic, small_project: object) -> None:
+    inputs = os.path.join(os.environ["KINETIC_HOME"], "in.jsonl")
+    with open(inputs, "w") as file:
+        file.write('{"x": 1}\n{"x": 13}\n')
+    kinetic("run", f"{FILE}:double", "--map", inputs)
+    (batch,) = kinetic("batches", "list", "--json").json["items"]
+    assert kinetic("batches", "watch", batch["group_id"]).out.startswith("2 of 2 ended")
+    last = kinetic("batches", "watch", batch["group_id"], "--json").lines[-1]
+    assert last["schema"] == "kinetic.batches.watch/1"
+    assert (last["progress"]["succeeded"], last["progress"]["failed"]) == (1, 1)

@@ -1,0 +1,87 @@
+"""A job on several hosts: what another host than the first did is told with its failure."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Collection, Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+import kinetic
+from kinetic import aio
+from kinetic._runner.protocol import outcomes, wire
+from kinetic.aio.ports import Observation, Phase
+from kinetic.errors import JobFailed
+from kinetic.testing import MemoryCluster, memory_platform
+
+CAUSE = "host 2 of 3: out of memory: the container passed its memory limit of 2Gi"
+
+
+@kinetic.run(accelerator="cpu:hosts=3")
+def on_three(x: int) -> int:
+    return x
+
+
+class Hosts(MemoryCluster):
+    """Says of what has ended how another host has."""
+
+    silent = False
+    """Only who asks is told."""
+
+    async def find(
+        self,
+        *,
+        names: Collection[str] = (),
+        labels: Mapping[str, str] | None = None,
+        explained: bool = False,
+    ) -> list[Observation]:
+        found = await super().find(names=names, labels=labels, explained=explained)
+        return [_told(one) for one in found]
+
+    async def watch(self, labels: Mapping[str, str]) -> AsyncGenerator[Observation]:
+        async for seen in super().watch(labels):
+            yield seen if self.silent else _told(seen)
+
+
+def _told(seen: Observation) -> Observation:
+    return replace(seen, message=CAUSE) if seen.phase is Phase.ENDED else seen
+
+
+async def is_asked_to_stop(run: Any) -> int:
+    """The first host commits that, when the platform takes it away because of another one."""
+    order = wire.Assignment.from_json(run.spec.assignment)
+    scope, index, number = order.scope, order.index, order.attempt
+    text = outcomes.ErrorText(
+        qualname="", message="the job was asked to stop", traceback="", phase="execute"
+    )
+    body = outcomes.encode_error(text, None)
+    outcome = wire.Outcome(
+        wire.Kind.ERROR,
+        reason="preempted",
+        phase="execute",
+        executor=run.executor,
+        body=outcomes.digest(body.content),
+    )
+    claim = {"executor": run.executor, "fence": "1"}
+    await run.store.create(wire.attempt_key(scope, index, number, "claim"), b"", claim)
+    metadata = outcome.signed(run.spec.key, scope, index, number)
+    await run.store.create(
+        wire.attempt_key(scope, index, number, "outcome"), body.content, metadata
+    )
+    return 42
+
+
+@pytest.mark.parametrize("silent", [False, True])
+async def test_the_failure_says_which_host_it_was(silent: bool) -> None:
+    plain = memory_platform(is_asked_to_stop)
+    cluster = Hosts(plain.store, is_asked_to_stop)
+    cluster.silent = silent
+    async with aio.Client(platform=replace(plain, cluster=cluster)) as client:
+        job = await client.submit(on_three, 1)
+        with pytest.raises(JobFailed, match="asked to stop") as caught:
+            await job.result(timeout=60, cleanup=False)
+        assert CAUSE in "".join(caught.value.__notes__)
+        assert (await job.reason()).endswith(CAUSE)
+    async with aio.Client(platform=replace(plain, cluster=cluster)) as later:
+        assert (await (await later.attach(job.job_id)).reason()).endswith(CAUSE)
