@@ -402,8 +402,8 @@ class BatchHandle(Generic[T]):
     def failures(self) -> list[JobHandle[T]]:
         return [self._face(job) for job in PORTAL.call(self._aio.failures)]
 
-    def estimate(self) -> Estimate:
-        return PORTAL.call(self._aio.estimate)
+    def estimate(self, *, look: bool = True) -> Estimate:
+        return PORTAL.call(self._aio.estimate, look=look)
 
     def submitted(self) -> None:
         with self._waiting():

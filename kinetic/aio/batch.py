@@ -449,16 +449,18 @@ class BatchHandle(Generic[T]):
             cause=self._batch.cause,
         )
 
-    async def estimate(self) -> Estimate:
+    async def estimate(self, *, look: bool = True) -> Estimate:
         """What the batch has cost by list prices, and may cost in the end: an estimate.
 
-        It looks at what has not ended, as `statuses` does, and at nothing else.
+        With *look* it looks at what has not ended, as `statuses` does, and at nothing
+        else; without, it tells what this handle has seen so far.
 
         Raises:
             NotFound: The batch was cleaned up.
         """
         self._batch.submission.refuse_removed()
-        await self._batch.look()
+        if look:
+            await self._batch.look()
         return self._batch.estimate()
 
     async def reason(self) -> str:
