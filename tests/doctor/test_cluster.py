@@ -111,7 +111,7 @@ async def test_a_queue_that_is_not_there_fails(clustered: dict[str, str]) -> Non
     assert "no queue 'mine'" in report["queue"].evidence
 
 
-async def test_events_and_nodes_that_would_concern_jobs_are_warnings(
+async def test_events_that_would_concern_jobs_are_a_warning(
     clustered: dict[str, str], namespace: Namespace
 ) -> None:
     about = {"kind": "Pod", "namespace": namespace.name, "name": "p"}
@@ -121,6 +121,23 @@ async def test_events_and_nodes_that_would_concern_jobs_are_warnings(
     result = (await examine(environ=clustered))["warnings"]
     assert result.state is State.WARNING
     assert result.evidence == "1 FailedMount; the last says: no such volume"
+
+
+async def test_a_node_with_gpus_and_without_their_driver_is_a_warning(
+    clustered: dict[str, str], namespace: Namespace
+) -> None:
+    labels = {"cloud.google.com/gke-accelerator": "nvidia-l4"}
+    node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "bare", "labels": labels}}
+    node["spec"] = {"unschedulable": True}
+    call = namespace.admin.call
+    await asyncio.to_thread(call, "POST", "/api/v1/nodes", node)
+    try:
+        result = (await examine(environ=clustered))["nodes"]
+    finally:
+        await asyncio.to_thread(call, "DELETE", "/api/v1/nodes/bare")
+    assert result.state is State.WARNING
+    assert "no driver runs on bare: its GPUs are not offered" in result.evidence
+    assert "kubectl get daemonsets" in result.advice
 
 
 async def test_a_context_that_is_not_there_fails_and_its_checks_are_skipped(
@@ -198,3 +215,23 @@ def test_credentials_can_be_checked_alone(
     (tmp_path / "kubeconfig").write_text(json.dumps(config))
     with pytest.raises(Unavailable, match="does not answer"):
         ensure_credentials("acme")
+
+
+async def test_a_tiny_job_runs_on_a_cluster_and_is_gone_afterwards(
+    clustered: dict[str, str],
+    namespace: Namespace,
+    small_project: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name, value in clustered.items():
+        monkeypatch.setenv(name, value)
+    namespace.kubelet.set_environment(STORAGE_EMULATOR_HOST=clustered["STORAGE_EMULATOR_HOST"])
+    report = await examine(run=True, container_image="example.test/image:1")
+    assert report.healthy, report.to_dict()
+    assert "submitted in" in report["job"].evidence and "it ran Python" in report["job"].evidence
+    assert await asyncio.to_thread(_jobs, namespace) == []
+
+
+def _jobs(namespace: Namespace) -> list[str]:
+    found = namespace.call("GET", "batch/v1/jobs")["items"]
+    return [one["metadata"]["name"] for one in found if "deletionTimestamp" not in one["metadata"]]
