@@ -85,6 +85,7 @@ VARIABLES: Mapping[str, str] = MappingProxyType(
         "KINETIC_LOCAL_FRESH": "1: a fresh interpreter for each local job (off; on for macOS)",
         "KINETIC_CACHE_AGE_S": "how long caches keep what nobody uses, in seconds (2592000)",
         "KINETIC_CACHE_SIZE_MB": "how large the caches may be, in MB (20000)",
+        "KINETIC_PRICES": "a JSON file with prices of your own: accelerator to US dollars an hour",
         "KINETIC_LOG_LEVEL": "how much of kinetic's own log is seen (what your program says)",
         "KINETIC_PROGRESS": "how progress is shown: auto, live, plain or off (auto)",
         "KINETIC_NO_TTY_DEBUG": "1: debug=True without a terminal (off)",

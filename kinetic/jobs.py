@@ -41,6 +41,7 @@ from kinetic.job_record import JobRecord
 from kinetic.job_status import JobStatus
 from kinetic.options import MapOptions, MapSettings, settings_of, shows
 from kinetic.outcome import Completion
+from kinetic.prices import Estimate
 from kinetic.progress import Progress
 
 __all__ = [
@@ -405,6 +406,9 @@ class BatchHandle(Generic[T]):
 
     def report(self, path: str | os.PathLike[str]) -> Path:
         return PORTAL.call(self._aio.report, path)
+
+    def estimate(self, *, look: bool = True) -> Estimate:
+        return PORTAL.call(self._aio.estimate, look=look)
 
     def submitted(self) -> None:
         with self._waiting():

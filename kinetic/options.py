@@ -95,6 +95,10 @@ _SPAN = Rule(
     "a finite number of seconds greater than 0",
     lambda value: _is_number(value) and math.isfinite(value) and value > 0,
 )
+_DOLLARS = Rule(
+    "a finite number of US dollars greater than 0",
+    lambda value: _is_number(value) and math.isfinite(value) and value > 0,
+)
 _TAGS = Rule("a dict of text by text, such as {'team': 'maths'}", _is_text_by_text)
 
 INPUT_MODES = ("auto", "single", "args", "kwargs")
@@ -112,6 +116,7 @@ _INPUTS = Rule(
 _RULES = {
     "attempt": _or_none(_int_of(1)),
     "batch_timeout": _or_none(_SPAN),
+    "budget": _or_none(_DOLLARS),
     "cancel_running_on_fail": _FLAG,
     "cleanup": _FLAG,
     "cluster": _or_none(_TEXT),
@@ -456,6 +461,7 @@ class MapOptions(TypedDict, total=False):
     cluster: str | None
     window: int | None
     batch_timeout: float | None
+    budget: float | None
     progress: bool | None
 
 
@@ -478,6 +484,7 @@ class MapSettings:
     cluster: str | None = None
     window: int | None = None
     batch_timeout: float | None = None
+    budget: float | None = None
     progress: bool | None = None
 
     def __post_init__(self) -> None:

@@ -24,8 +24,9 @@ class Progress:
     while the total is unknown or nothing ended yet.
 
     ``first_failure`` is the message of the first item that failed for good, on
-    one line, empty when none did. ``step`` names a long single step that this
-    process is in, such as an upload; mostly it is empty.
+    one line, empty when none did. ``stopped`` says why nothing more starts, as when
+    a budget is spent; mostly it is empty. So is ``step``, which names a long single
+    step that this process is in, such as an upload.
     """
 
     total: int | None = None
@@ -40,6 +41,7 @@ class Progress:
     rate: float = 0.0
     eta: float | None = None
     first_failure: str = ""
+    stopped: str = ""
     step: str = ""
 
     @property
@@ -72,6 +74,7 @@ class Progress:
         else:
             words += [self.speed()] if self.rate > 0 else []
             words += [f"{span(max(1.0, self.eta))} left"] if self.eta is not None else []
+        words += [f"stopped: {self.stopped}"] if self.stopped else []
         words += [self.step] if self.step else []
         words += [self.failure()] if self.first_failure else []
         return "; ".join(words)

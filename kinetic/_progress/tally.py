@@ -147,6 +147,7 @@ class Tally:
         total: int | None,
         known: int,
         first_failure: str = "",
+        stopped: str = "",
         step: str = "",
     ) -> Progress:
         """The numbers at *now*, of *known* items so far and *total* in the end."""
@@ -168,5 +169,6 @@ class Tally:
             rate=self._pace.rate(now) if self._pace is not None else 0.0,
             eta=self._pace.eta(now, left) if self._pace is not None else None,
             first_failure=first_failure,
+            stopped=stopped,
             step=step,
         )

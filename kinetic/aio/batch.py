@@ -32,6 +32,7 @@ from kinetic.errors import (
 from kinetic.job_status import JobStatus
 from kinetic.options import check, check_indices
 from kinetic.outcome import Cancelled, Completion, Outcome, Succeeded
+from kinetic.prices import Estimate
 from kinetic.progress import Progress
 
 __all__ = ["BatchHandle"]
@@ -485,22 +486,29 @@ class BatchHandle(Generic[T]):
             refused,
             first_failure=words,
             cancelled=len(cancelled),
-            cause=self._cause(),
+            cause=self._batch.cause,
         )
 
-    def _cause(self) -> str:
-        """Why the batch was stopped, in words; empty when somebody did it by hand, or nobody."""
-        stops = [one for one in self._batch.submission.requests.entries if one.kind == "stop"]
-        limit = self._batch.manifest["terms"].get("batch_timeout")
-        words = {"timeout": f"batch_timeout={limit} s was over", "fail_fast": "fail_fast"}
-        return next((words[one.cause] for one in stops if one.cause in words), "")
+    async def estimate(self, *, look: bool = True) -> Estimate:
+        """What the batch has cost by list prices, and may cost in the end: an estimate.
+
+        With *look* it looks at what has not ended, as `statuses` does, and at nothing
+        else; without, it tells what this handle has seen so far.
+
+        Raises:
+            NotFound: The batch was cleaned up.
+        """
+        self._batch.submission.refuse_removed()
+        if look:
+            await self._batch.look()
+        return self._batch.estimate()
 
     async def reason(self) -> str:
         """Why it is as it is: why it was stopped, what failed first, or what it waits for.
 
         Empty when there is nothing to say. Nothing is unpickled for it.
         """
-        if cause := self._cause():
+        if cause := self._batch.cause:
             return cause
         failed = await self.failures()
         if failed:

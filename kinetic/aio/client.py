@@ -317,11 +317,15 @@ class Client:
             window: Items submitted and not yet delivered while something iterates;
                 None: no bound for inputs of known length, else twice *max_concurrent*.
             batch_timeout: Seconds for the whole batch; then it is cancelled.
+            budget: US dollars, by list prices and the time that attempts took, which is
+                an estimate: when those that ended have cost so much, nothing more starts.
+                What runs goes on; the rest is cancelled.
             progress: Show how far it is while something waits for it, on the
                 standard error. None: the sync face does, this one does not.
 
         Raises:
-            ConfigurationError: An option is wrong, or *inputs* is empty, text or a dict, or
+            ConfigurationError: An option is wrong, no price is known that *budget* could
+                be counted by, or *inputs* is empty, text or a dict, or
                 has an input that the function cannot be called with. One of inputs whose
                 number is unknown fails by itself, as a `SubmissionError`.
             SubmissionError: What all items share cannot be shipped.

@@ -12,6 +12,7 @@ from kinetic.cli import (
     accelerators,
     batches,
     completion,
+    doctor,
     functions,
     jobs,
     machine,
@@ -79,6 +80,7 @@ for command in (
     machine.gc,
     machine.local,
     completion.completion,
+    doctor.doctor,
 ):
     cli.add_command(command)
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["attached", "batches"]
 
-COLUMNS = ("group_id", "name", "status", "items", "age", "reason")
+COLUMNS = ("group_id", "name", "status", "items", "age", "cost", "reason")
 
 
 @click.group()
@@ -49,9 +49,11 @@ async def _row(batch: aio.BatchHandle[Any]) -> dict[str, Any]:
     total = sum(counts.values())
     status = _status_of(counts, finished=batch.finished)
     items = ", ".join(f"{count} {name.lower()}" for name, count in sorted(counts.items()))
-    reason = await batch.reason()
+    found = await batch.estimate(look=False)
     return {**known, "status": status, "total": total, "items": items, "counts": counts} | {
-        "reason": reason
+        "cost": None if found.cost is None else f"${found.cost:,.2f}",
+        "estimate": found.to_dict(),
+        "reason": await batch.reason(),
     }
 
 
@@ -117,7 +119,7 @@ def _status(where: Where, group_id: str, show_items: bool, as_json: bool) -> Non
         output.table("batches.items", columns, each, as_json=False, empty="")
 
 
-HIDDEN = ("each", "counts")
+HIDDEN = ("each", "counts", "estimate")
 
 
 @batches.command("watch")

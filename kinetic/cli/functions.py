@@ -34,6 +34,7 @@ __all__ = ["arguments_of", "inputs_of", "load_function", "run", "value_of"]
 @click.option("--name", help="The name of the batch.")
 @click.option("--max-concurrent", type=click.IntRange(min=1), help="So many at once of a batch.")
 @click.option("--retries", type=click.IntRange(min=0), help="So often an item is tried again.")
+@click.option("--budget", type=float, help="US dollars, by estimate: then nothing more starts.")
 @click.option("--detach", is_flag=True, help="Print the job's id and leave it running.")
 @json_option
 @placed
@@ -46,6 +47,7 @@ def run(
     name: str | None,
     max_concurrent: int | None,
     retries: int | None,
+    budget: float | None,
     detach: bool,
     as_json: bool,
 ) -> None:
@@ -57,8 +59,8 @@ def run(
     given = arguments_of(args)
     function = _placed(function, accelerator)
     if file is None:
-        if name or max_concurrent or retries is not None:
-            raise click.UsageError("--name, --max-concurrent and --retries are of a --map")
+        if name or max_concurrent or retries is not None or budget is not None:
+            raise click.UsageError("--name, --max-concurrent, --retries, --budget are of a --map")
         _check(function, given)
         carry_out(_once(where, function, given, detach, as_json))
         return
@@ -67,7 +69,12 @@ def run(
     inputs = [{**given, **one} for one in inputs_of(file, function)]
     for one in inputs:
         _check(function, one)
-    settings = {"name": name, "max_concurrent": max_concurrent, "retries": retries}
+    settings = {
+        "name": name,
+        "max_concurrent": max_concurrent,
+        "retries": retries,
+        "budget": budget,
+    }
     settings = {key: one for key, one in settings.items() if one is not None}
     if carry_out(_mapped(where, function, inputs, settings, as_json)):
         raise click.exceptions.Exit(1)

@@ -36,6 +36,11 @@ class Where:
         named = {name: getattr(self, name) for name in self.__slots__}
         return {name: value for name, value in named.items() if value is not None}
 
+    def point(self) -> None:
+        """Let the environment say what is no argument of anything."""
+        if self.kube_context is not None:
+            os.environ["KINETIC_KUBE_CONTEXT"] = self.kube_context
+
     def client(self) -> aio.Client:
         """A client that looks there; to be closed."""
         import logging
@@ -43,8 +48,7 @@ class Where:
         from kinetic import aio
 
         logging.basicConfig(format="kinetic: %(message)s")
-        if self.kube_context is not None:
-            os.environ["KINETIC_KUBE_CONTEXT"] = self.kube_context
+        self.point()
         return aio.Client(
             backend=self.backend,
             project=self.project,

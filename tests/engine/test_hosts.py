@@ -15,11 +15,11 @@ from kinetic.aio.ports import Observation, Phase
 from kinetic.errors import JobFailed
 from kinetic.testing import MemoryCluster, memory_platform
 
-CAUSE = "host 2 of 3: out of memory: the container passed its memory limit of 2Gi"
+CAUSE = "host 2 of 4: out of memory: the container passed its memory limit of 2Gi"
 
 
-@kinetic.run(accelerator="cpu:hosts=3")
-def on_three(x: int) -> int:
+@kinetic.run(accelerator="cpu:hosts=4")
+def on_four(x: int) -> int:
     return x
 
 
@@ -78,7 +78,7 @@ async def test_the_failure_says_which_host_it_was(silent: bool) -> None:
     cluster = Hosts(plain.store, is_asked_to_stop)
     cluster.silent = silent
     async with aio.Client(platform=replace(plain, cluster=cluster)) as client:
-        job = await client.submit(on_three, 1)
+        job = await client.submit(on_four, 1)
         with pytest.raises(JobFailed, match="asked to stop") as caught:
             await job.result(timeout=60, cleanup=False)
         assert CAUSE in "".join(caught.value.__notes__)

@@ -383,6 +383,13 @@ class Oracle:
             if not retried:
                 raise Violation("I1", f"{party} hears {said} of item {index}, it is {now}")
 
+    def check_budget(self, hours: float, most: int) -> None:
+        """A holder starts nothing more once it has read as many hours of attempts."""
+        told = [one for one in self.ran if (found := self.batch.outcomes.get(one)) and found.ended]
+        allowed = hours + most * max(1, self.batch.fence)
+        if len(told) > allowed:
+            raise Violation("I9", f"{len(told)} attempts of an hour, and {allowed:g} are the most")
+
     def check_inputs(self) -> None:
         """Every item ran with the input that its index holds."""
         for body, metadata in self.batch.inputs.values():

@@ -36,6 +36,9 @@ CALM_AFTER = 240.0
 PATIENCE = 4 * 3600.0
 """By then everything that can end has ended."""
 
+USD_PER_HOUR = 2.0
+"""What an attempt costs by the file of prices that the tests name."""
+
 STATES = {
     JobStatus.SUCCEEDED: "succeeded",
     JobStatus.FAILED: "failed",
@@ -177,6 +180,13 @@ def forged(plan: Plan) -> Plan:
     rng = random.Random(plan.seed * 31 + 11)
     more = [Event(rng.random() * 60, "forge", "X", rng.randrange(4)) for _ in range(4)]
     return replace(plan, events=tuple(sorted((*plan.events, *more), key=lambda one: one.at)))
+
+
+def budgeted(plan: Plan) -> Plan:
+    """The same with a budget for some attempts; each that tells how long it took, took an hour."""
+    rng = random.Random(plan.seed * 31 + 13)
+    hours = rng.randint(1, plan.items)
+    return replace(plan, terms={**plan.terms, "budget": hours * USD_PER_HOUR})
 
 
 def _call() -> Callable[..., Any]:
@@ -528,6 +538,8 @@ class Scenario:
     async def _audit(self) -> None:
         oracle = self.oracle
         oracle.check_inputs()
+        if (budget := self.plan.terms.get("budget")) is not None:
+            oracle.check_budget(budget / USD_PER_HOUR, self.plan.terms["max_concurrent"])
         if oracle.cleaning >= 0:
             return
         auditor = self.side("C")

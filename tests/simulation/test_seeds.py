@@ -6,13 +6,15 @@ them; ``python -m tests.simulation 17`` shows one, ``crowded 17`` the same with 
 
 from __future__ import annotations
 
+import json
 import os
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
-from .scenario import CALM_AFTER, Plan, crowded, forged, play
+from .scenario import CALM_AFTER, USD_PER_HOUR, Plan, budgeted, crowded, forged, play
 
 SEEDS, BLOCK = 1000, 100
 MORE = [pytest.param(first, marks=pytest.mark.full) for first in range(2 * BLOCK, SEEDS, BLOCK)]
@@ -55,6 +57,20 @@ def test_every_course_keeps_the_protocol(first: int, pytestconfig: pytest.Config
 @pytest.mark.timeout(300)
 def test_courses_with_many_requests_keep_the_protocol() -> None:
     played(range(BLOCK), crowded)
+
+
+@pytest.fixture
+def priced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "prices.json").write_text(json.dumps({"tpu-v5e-1": USD_PER_HOUR}))
+    monkeypatch.setenv("KINETIC_PRICES", str(tmp_path / "prices.json"))
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.usefixtures("priced")
+@pytest.mark.parametrize("first", [0, *MORE])
+def test_a_budget_is_kept_whoever_submits(first: int) -> None:
+    faults = played(range(first, first + BLOCK), budgeted)
+    assert faults["control: stop budget"], "no budget was spent"
 
 
 @pytest.mark.full

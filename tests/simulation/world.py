@@ -758,6 +758,8 @@ class Pod:
             executor=self.executor,
             fence=self.order.fence,
             phase="execute",
+            started=0.0,
+            ended=3600.0,
         )
 
     def terminate(self, grace: float) -> None:

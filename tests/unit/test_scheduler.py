@@ -29,6 +29,7 @@ from kinetic.aio._engine.scheduler import (
     Refused,
     Reopened,
     Seen,
+    Spent,
     Start,
     State,
     Stop,
@@ -418,3 +419,30 @@ Fanout.TestCase.settings = settings(
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )
 TestFanout = Fanout.TestCase
+
+
+def test_what_is_spent_starts_nothing_more_and_what_runs_goes_on() -> None:
+    state = new(max_concurrent=2)
+    state.budget = 10.0
+    assert decide(state, Stored(0, 5), Spent(9.9)) == [Start(0, 1), Start(1, 1)]
+    assert decide(state, Spent(10.0), done(0)) == [Freed(0), Stop("budget", keep_running=True)]
+    assert state.busy == {1: 1}
+    assert decide(state, Spent(4.0), done(1)) == [Freed(1)]  # an older view
+
+
+def test_a_budget_that_is_spent_by_the_last_item_stops_nothing() -> None:
+    state = new(max_concurrent=1)
+    state.budget = 1.0
+    assert decide(state, Stored(0, 1), Ended(1)) == [Start(0, 1)]
+    assert decide(state, Spent(1.0), done(0)) == [Freed(0), Complete()]
+
+
+def test_a_spent_budget_stops_retries_and_what_is_reopened_each_time() -> None:
+    state = new(max_concurrent=1, retries=3)
+    state.budget = 1.0
+    decide(state, Stored(0, 1), Ended(1))
+    assert Stop("budget", keep_running=True) in decide(state, Spent(1.0), opened(0, 2))
+    assert decide(state, StopRequested()) == []
+    reopened = Reopened(0, 2, wire.Standing(retried=2))
+    assert decide(state, reopened) == [Stop("budget", keep_running=True)]
+    assert decide(state) == []

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import functools
 import json
+import math
 import shutil
 import time
 from collections.abc import (
@@ -56,6 +57,7 @@ from kinetic.errors import (
 )
 from kinetic.job_status import JobStatus
 from kinetic.options import MapSettings
+from kinetic.prices import HOUR_S, Estimate, Price, budget_price, price_of
 
 __all__ = [
     "Batch",
@@ -264,8 +266,10 @@ class Batch:
             lease=lease,
         )
         length = feed.length if feed is not None else self.manifest["total"]
-        coordinator = BatchCoordinator(context, settings, feed, length, self.wake)
+        budget = self._budget_s(settings)
+        coordinator = BatchCoordinator(context, settings, feed, length, self.wake, budget)
         self.coordinator = coordinator
+        coordinator.post(scheduler.Spent(submission.meter.seconds))
         for event in events:
             coordinator.post(event)
             for news in since(submission, event):
@@ -277,6 +281,42 @@ class Batch:
             self.session.spawn(
                 self._end_at(coordinator, deadline), name=f"timeout of {self.group_id}"
             )
+
+    @property
+    def price(self) -> Price | None:
+        """What the batch's accelerator costs, as it was when the batch began."""
+        fields = self.manifest.get("price")
+        return Price(**fields) if fields else None
+
+    def _budget_s(self, settings: MapSettings) -> float:
+        """How many seconds of attempts the budget pays for."""
+        if settings.budget is None or self.price is None or not self.price.usd_per_hour:
+            return math.inf
+        return settings.budget / self.price.usd_per_hour * HOUR_S
+
+    @property
+    def cause(self) -> str:
+        """Why the batch was stopped, in words; empty when somebody did it by hand, or nobody."""
+        terms = self.manifest["terms"]
+        words = {
+            "timeout": f"batch_timeout={terms.get('batch_timeout')} s was over",
+            "fail_fast": "fail_fast",
+            "budget": f"budget={terms.get('budget')} US dollars was spent, by estimate",
+        }
+        stops = [one for one in self.submission.requests.entries if one.kind == "stop"]
+        return next((words[one.cause] for one in stops if one.cause in words), "")
+
+    def estimate(self) -> Estimate:
+        """What it has cost, and may cost in the end, as far as this process has looked."""
+        meter, total = self.submission.meter, self.total
+        ended = self.submission.ended
+        expected = None if total is None or not ended else meter.seconds * total / ended
+        return Estimate(
+            accelerator=self.manifest["placed"]["resources"]["accelerator"],
+            price=self.price,
+            hours=meter.seconds / HOUR_S,
+            expected_hours=None if expected is None else expected / HOUR_S,
+        )
 
     async def _submitting(self, coordinator: BatchCoordinator) -> None:
         """Run *coordinator*; when it has ended, follow what other processes do with the batch.
@@ -682,19 +722,27 @@ async def start(
         logging.warning("max_concurrent=None starts all %d jobs at once", feed.length)
     if feed.there is not None and call.function is not None:
         await in_thread(check_there, call.function, feed.there, feed.mode)
+    price = _price(session, call, settings)
     packed = await prepare.pack(replace(call, inputs=feed.there or ()))
     try:
         placed = await prepare.upload_call(session, packed)
     finally:
         shutil.rmtree(packed.spool, ignore_errors=True)
     identity = await _new_identity(session, placed, "grp", RetryBudgets(user=settings.retries))
-    manifest = batch_manifest(session, identity, placed, settings, feed.length)
+    manifest = batch_manifest(session, identity, placed, settings, feed.length, price)
     removal = functools.partial(cleanup.delete_batch, session, identity, jobs=False, alone=True)
     async with _begun(session, placed, identity, removal) as submission:
         lease = await _create(session, identity, placed, manifest)
         batch = session.batches[identity.id] = Batch(session, submission, manifest)
         batch.coordinate(lease, placed, feed, settings)
     return batch
+
+
+def _price(session: Session, call: prepare.Call, settings: MapSettings) -> Price | None:
+    find = price_of if settings.budget is None else budget_price
+    target = session.target
+    accelerator = call.options.parsed_accelerator
+    return find(accelerator, target.zone, listed=target.backend != "local")
 
 
 async def start_job(

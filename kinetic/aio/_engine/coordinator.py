@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from typing import Any, NoReturn
@@ -328,6 +329,7 @@ class BatchCoordinator:
     ``over`` is set when it is not at work any more; then ``error`` says why
     the batch is not complete, if it is not. ``request_error`` is why a request
     could not be carried out, or made: whoever waits for its effect hears of it.
+    *budget* is in seconds of attempts.
     """
 
     def __init__(
@@ -337,8 +339,9 @@ class BatchCoordinator:
         feed: InputSource | None,
         length: int | None,
         on_change: Callable[[], None],
+        budget: float = math.inf,
     ) -> None:
-        self.state = scheduler.State(settings)
+        self.state = scheduler.State(settings, budget=budget)
         self.window = Backpressure(settings.window_for(length), self._on_window)
         self.error: BaseException | None = None
         self.request_error: BaseException | None = None
@@ -404,6 +407,8 @@ class BatchCoordinator:
 
     def _on_look(self, index: int, item: wire.Item | None) -> None:
         if item is not None:
+            if self.state.budget < math.inf:
+                self._events.append(scheduler.Spent(self._submission.meter.seconds))
             self._events.append(scheduler.Seen(index, item))
             self._awake.set()
         elif (seen := self._submission.observation(index)) is not None:

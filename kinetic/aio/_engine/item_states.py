@@ -26,6 +26,7 @@ from kinetic._runner.protocol.outcomes import Death
 from kinetic.aio._engine import results
 from kinetic.aio._engine.control_log import ControlLog
 from kinetic.aio._engine.ids import Identity
+from kinetic.aio._engine.meter import Meter
 from kinetic.aio.ports import Object, ObjectInfo, Observation, Phase, Store
 from kinetic.errors import NotFound, WireError
 from kinetic.job_status import Reason
@@ -88,6 +89,7 @@ class ItemStates:
         self.requests = ControlLog(store, identity.scope, identity.key)
         self.ended = 0
         """How many items are final."""
+        self.meter = Meter()
         self._store = store
         self._items: dict[int, wire.Item] = {}
         self._attempts: dict[int, dict[int, wire.Attempt]] = {}
@@ -255,7 +257,9 @@ class ItemStates:
         content = await self._store.get(name)
         if not signing.is_signed(content.metadata, key, scope, name, content.body):
             raise WireError(f"{name} is forged or damaged; nothing of it was used")
-        for index, item in enumerate(_unpacked(json.loads(content.body))):
+        fields = json.loads(content.body)
+        self.meter.restore(fields.get("spent"))
+        for index, item in enumerate(_unpacked(fields)):
             if asked < len(self.requests.entries):
                 return False  # somebody has had some tried again since
             self._set(index, item)
@@ -271,7 +275,8 @@ class ItemStates:
         if not all(map(self.is_final, self.requests.reopened)):
             return  # a retry was read, and not carried out yet: this is not the end
         scope = self.identity.scope
-        body = json.dumps(_packed(self._items, total), separators=(",", ":")).encode()
+        fields = {**_packed(self._items, total), "spent": self.meter.to_fields()}
+        body = json.dumps(fields, separators=(",", ":")).encode()
         name = wire.done_key(scope, len(self.requests.entries))
         mac = signing.sign(self.identity.key, scope, name, body)
         await self._store.create(name, body, {"mac": mac})
@@ -338,6 +343,7 @@ class ItemStates:
         late = asked < len(self.requests.entries) and self.requests.standing(index).stopped
         if late and item.state in (wire.ItemState.FAILED, wire.ItemState.CANCELLED):
             return known if known is not None and not known.state.final else _UNTOUCHED
+        self.meter.note(index, attempts, settled=item.state is wire.ItemState.SUCCEEDED)
         if attempts and not item.state.final:
             self._attempts[index] = attempts
         self._set(index, _light(item))

@@ -228,7 +228,8 @@ async def outcome_of(batch: Batch, index: int) -> Outcome[Any]:
         item = await submission.closed(index)
     job_id = submission.identity.job_id(index)
     if item.outcome is None:
-        return Cancelled(JobCancelled(f"{job_id} was cancelled", job_id=job_id))
+        why = f" ({batch.cause})" if batch.cause else ""
+        return Cancelled(JobCancelled(f"{job_id} was cancelled{why}", job_id=job_id))
     try:
         outcome, body = await submission.outcome(index, item.attempt)
         if outcome.kind is wire.Kind.VALUE:
@@ -398,6 +399,7 @@ class Watch:
             total=total if total is not None else self._batch.manifest["total"],
             known=self._batch.known,
             first_failure=self._first_failure(),
+            stopped=self._batch.cause,
             step=steps.current() or one_line(self._batch.submission.held_up()),
         )
 

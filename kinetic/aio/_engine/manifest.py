@@ -22,6 +22,7 @@ from kinetic.data import Data
 from kinetic.errors import NotFound, WireError
 from kinetic.job_record import JobRecord
 from kinetic.options import MapSettings, Options
+from kinetic.prices import Price
 
 __all__ = [
     "batch_manifest",
@@ -160,11 +161,13 @@ def batch_manifest(
     placed: UploadedCall,
     settings: MapSettings,
     length: int | None,
+    price: Price | None,
 ) -> dict[str, Any]:
     """What it takes to observe a batch from anywhere, and to go on submitting it.
 
     ``total`` is None when nobody knew it when the batch began. The environment
-    is not part of it: that is a secret of the platform's.
+    is not part of it: that is a secret of the platform's. The *price* is: whoever
+    goes on counts its budget as it was begun.
     """
     budgets = identity.budgets
     deadline = settings.batch_timeout
@@ -180,6 +183,7 @@ def batch_manifest(
         "output_dir": identity.output_base,
         "submitter": asdict(identity.submitter) if identity.submitter is not None else None,
         "deadline": identity.created + deadline if deadline is not None else None,
+        "price": asdict(price) if price is not None else None,
         "terms": {name: getattr(settings, name) for name in KEPT_OPTIONS},
         "placed": _placed_fields(placed),
         "parameters": _parameters_of(placed),

@@ -8,6 +8,7 @@ changes.
 
 from __future__ import annotations
 
+import math
 import random
 from collections import OrderedDict, deque
 from collections.abc import Sequence
@@ -31,6 +32,7 @@ __all__ = [
     "Refused",
     "Reopened",
     "Seen",
+    "Spent",
     "Start",
     "State",
     "Stop",
@@ -132,8 +134,26 @@ class StopRequested:
     """Somebody stopped the whole batch: nothing starts but what is reopened later."""
 
 
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """The attempts that ended took so many *seconds* together."""
+
+    seconds: float
+
+
 Event = (
-    Known | Stored | Ended | Seen | Found | Again | Reopened | Refused | Due | Bound | StopRequested
+    Known
+    | Stored
+    | Ended
+    | Seen
+    | Found
+    | Again
+    | Reopened
+    | Refused
+    | Due
+    | Bound
+    | StopRequested
+    | Spent
 )
 
 
@@ -195,10 +215,13 @@ class State:
     stopped, ``early`` those that were reopened before they were known here.
 
     ``begun`` counts the items that were started, or ended without that, ``ended``
-    those that are final now.
+    those that are final now. Nothing starts any more when ``spent``, seconds of
+    attempts, has reached ``budget``.
     """
 
     settings: MapSettings
+    budget: float = math.inf
+    spent: float = 0.0
     random: random.Random = field(default_factory=random.Random)
     marks: bytearray = field(default_factory=bytearray)
     fresh: deque[tuple[int, int]] = field(default_factory=deque[tuple[int, int]])
@@ -236,6 +259,12 @@ class State:
         """
         return self.unstarted + len(self.due)
 
+    @property
+    def would_start(self) -> bool:
+        """Whether anything waits to start, now or later."""
+        more = not self.stopping and self.total is None
+        return more or bool(self.unstarted or self.due or self.delayed or self.early)
+
     def is_final(self, index: int) -> bool:
         """Whether the item has ended, as far as was reported."""
         return index < len(self.marks) and self.marks[index] >= SUCCEEDED
@@ -261,6 +290,9 @@ def decide(state: State, *events: Event) -> list[Action]:
     actions: list[Action] = []
     for event in events:
         actions += _heard(state, event)
+    if state.spent >= state.budget and state.would_start:
+        _drop_waiting(state)
+        actions.append(Stop("budget", keep_running=True))
     _start(state, actions)
     if not state.complete and state.total is not None and state.ended >= state.total:
         state.complete = True
@@ -305,6 +337,8 @@ def _heard(state: State, event: Event) -> Sequence[Action]:
             state.bound = items
         case StopRequested():
             _drop_waiting(state)
+        case Spent(seconds):
+            state.spent = max(state.spent, seconds)
     return ()
 
 

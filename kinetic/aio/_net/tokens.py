@@ -198,6 +198,26 @@ class Credentials(TokenCache[str]):
         self._token: Token | None = None
         self._http = HttpClient("the client of Google's APIs", connect_s=5.0, trust_env=True)
 
+    @property
+    def whose(self) -> str:
+        """Who they are, in words, once they were asked for."""
+        token = self._token
+        if token is None:
+            return "nobody yet"
+        data = token.service_data
+        impersonated = str(data.get("service_account_impersonation_url", "")).rpartition("/")[2]
+        match token.token_type.value:
+            case "authorized_user":
+                return f"the login of {data.get('account') or 'a user'}"
+            case "service_account":
+                return f"the key of the service account {data.get('client_email', '?')}"
+            case "impersonated_service_account":
+                return f"the service account {impersonated.partition(':')[0]}, impersonated"
+            case "external_account":
+                return "workload identity federation"
+            case _:
+                return "the metadata server of this machine"
+
     async def aclose(self) -> None:
         """End a renewal under way and close its connections."""
         await super().aclose()

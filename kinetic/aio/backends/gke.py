@@ -14,7 +14,7 @@ from kinetic.aio.kubernetes.manifests import Placement
 from kinetic.aio.platforms import Platform
 from kinetic.errors import ConfigurationError
 
-__all__ = ["open_backend", "placement", "storage", "store_url"]
+__all__ = ["builds_url", "open_backend", "placement", "storage", "store_url"]
 
 
 async def open_backend(target: configuration.Target, environ: Mapping[str, str]) -> Platform:
@@ -58,7 +58,7 @@ def storage(
 ) -> tuple[GcsStore, ContainerImages]:
     """The bucket of jobs at *url*, and images that are built by way of the project's other one."""
     store = GcsStore(url, environ)
-    builds = GcsStore(_bucket(target, "builds") if target.project else url, environ)
+    builds = GcsStore(builds_url(target) or url, environ)
     return store, ContainerImages(target, jobs=store, builds=builds, environ=environ)
 
 
@@ -85,6 +85,11 @@ def store_url(target: configuration.Target) -> str:
             "or the store= of the client, to gs://BUCKET or gs://BUCKET/FOLDER"
         )
     return f"gs://{target.store}"
+
+
+def builds_url(target: configuration.Target) -> str:
+    """Where Cloud Build finds what bundled images are made of; empty without a project."""
+    return _bucket(target, "builds") if target.project else ""
 
 
 def _bucket(target: configuration.Target, what: str) -> str:

@@ -618,13 +618,17 @@ def _address_of(endpoint: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address 
         return None
 
 
-async def open_access(target: Target, environ: Mapping[str, str] = os.environ) -> Access:
+async def open_access(
+    target: Target,
+    environ: Mapping[str, str] = os.environ,
+    policy: RetryPolicy | None = None,
+) -> Access:
     """Access to the cluster of *target*, bound to it: what others change later does not move it.
 
     KINETIC_KUBE_CONTEXT names a context of the kubeconfig, or is ``in-cluster``
     for the service account of the pod this runs in. Without it, it is the GKE
-    cluster of project, zone and name. Neither gcloud nor kubectl is needed, and
-    nothing is written.
+    cluster of project, zone and name, whose API is asked again by *policy*.
+    Neither gcloud nor kubectl is needed, and nothing is written.
 
     Close it with the `Api` that is made of it, or by ``access.passes.aclose()``.
 
@@ -637,4 +641,4 @@ async def open_access(target: Target, environ: Mapping[str, str] = os.environ) -
         return await open_pod(environ)
     if target.kube_context:
         return await open_context(target.kube_context, environ)
-    return await open_gke(target, environ)
+    return await open_gke(target, environ, policy)

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from yarl import URL
 
 __all__ = [
+    "NEEDED_BY",
     "RIGHTS",
     "Connections",
     "Forbidden",
@@ -44,6 +45,7 @@ __all__ = [
     "how_to_grant",
     "is_crowded",
     "retry_request",
+    "rights",
     "role",
 ]
 
@@ -58,6 +60,16 @@ class Right:
     namespace: str
     name: str = ""
 
+
+NEEDED_BY = {
+    "leaderworkersets": "jobs on several hosts",
+    "jobsets": "jobs on several hosts with KINETIC_MULTIHOST=jobset",
+    "workloads": "jobs in a queue of Kueue",
+    "pods/portforward": "debug=True",
+    "events": "saying why a job does not start",
+    "nodes": "saying why a job does not start",
+}
+"""What is not needed for every job, and what it is needed for."""
 
 _OWN = ("create", "delete", "deletecollection", "get", "list", "patch", "watch")
 _READ = ("get", "list", "watch")
@@ -78,6 +90,17 @@ _AROUND: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
     ("", ("nodes",), ("get", "list")),
 )
 """The same of what is in no namespace. It is only for saying better why a job does not start."""
+
+
+def rights(namespace: str) -> list[Right]:
+    """All that kinetic does: in *namespace*, and with what is in none."""
+    return [
+        Right(verb=verb, group=group, resource=resource, namespace=where)
+        for table, where in ((_NEEDED, namespace), (_AROUND, ""))
+        for group, resources, verbs in table
+        for resource in resources
+        for verb in verbs
+    ]
 
 
 def how_to_grant(right: Right, said: str) -> str:

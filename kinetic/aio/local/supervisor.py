@@ -337,9 +337,13 @@ async def open_connection(home: Path, environ: Mapping[str, str]) -> Connection:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Running:
-    """A supervisor that runs: its process, its log, and how many jobs it has, by phase."""
+    """A supervisor that runs: its process, its log, and how many jobs it has, by phase.
+
+    ``protocol`` is the version it speaks; the jobs of another than ours are not told.
+    """
 
     pid: int
+    protocol: tuple[int, ...]
     log: str
     jobs: Mapping[str, int]
 
@@ -361,14 +365,19 @@ async def running(home: Path) -> Running | None:
     try:
         hello = await connection.ask({"op": "hello", "protocol": VERSION})
         jobs: Counter[str] = Counter()
-        if "error" not in hello:
+        if tuple(hello["protocol"]) == VERSION:
             found = await connection.ask({"op": "find", "names": [], "labels": {}})
             jobs.update(str(one["phase"]) for one in found["jobs"])
     except Lost:  # it was about to leave
         return None
     finally:
         connection.close()
-    return Running(pid=int(hello["pid"]), log=str(places.diary), jobs=jobs)
+    return Running(
+        pid=int(hello["pid"]),
+        protocol=tuple(hello["protocol"]),
+        log=str(places.diary),
+        jobs=jobs,
+    )
 
 
 async def end(one: Running) -> None:

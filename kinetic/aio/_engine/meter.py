@@ -1,0 +1,82 @@
+"""How long the attempts of a submission took, by their outcomes: what its cost is estimated by."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from kinetic._runner.protocol import wire
+
+__all__ = ["Meter"]
+
+
+class _Reading(NamedTuple):
+    """Seconds of attempts that told how long they took, how many did, and how many did not."""
+
+    seconds: float = 0.0
+    told: int = 0
+    untold: int = 0
+
+    def plus(self, other: _Reading, sign: int = 1) -> _Reading:
+        return _Reading(
+            self.seconds + sign * other.seconds,
+            self.told + sign * other.told,
+            self.untold + sign * other.untold,
+        )
+
+
+class Meter:
+    """Counts each attempt once, however often its item is looked at, and by whom.
+
+    Nothing is asked for it: it reads what is looked at anyhow.
+    """
+
+    def __init__(self) -> None:
+        self._all = _Reading()
+        self._items: dict[int, _Reading] = {}  # of those that may have another attempt
+
+    @property
+    def seconds(self) -> float:
+        """Of all attempts that ended.
+
+        One whose process died without a word tells no time, and counts as the average.
+        """
+        return self._all.seconds + self._all.untold * self.average
+
+    @property
+    def average(self) -> float:
+        """Seconds of an attempt that told how long it took; 0 while none has."""
+        return self._all.seconds / self._all.told if self._all.told else 0.0
+
+    def note(self, index: int, attempts: Mapping[int, wire.Attempt], *, settled: bool) -> None:
+        """Take in all attempts of an item; a *settled* one will have no other."""
+        before, now = self._items.pop(index, _Reading()), _read(attempts)
+        if now.told + now.untold < before.told + before.untold:
+            now = before  # an older view
+        self._all = self._all.plus(now).plus(before, -1)
+        if not settled and now != _Reading():
+            self._items[index] = now
+
+    def to_fields(self) -> dict[str, Any]:
+        """As it is kept with how everything has ended."""
+        return {"all": self._all, "items": {str(index): one for index, one in self._items.items()}}
+
+    def restore(self, fields: Mapping[str, Any] | None) -> None:
+        """Take over what `to_fields` gave; nothing where an earlier version kept nothing."""
+        if fields is not None:
+            self._all = _Reading(*fields["all"])
+            self._items = {int(index): _Reading(*one) for index, one in fields["items"].items()}
+
+
+def _read(attempts: Mapping[int, wire.Attempt]) -> _Reading:
+    seconds, told, untold = 0.0, 0, 0
+    for attempt in attempts.values():
+        outcome = attempt.outcome
+        if outcome is None:
+            continue
+        if outcome.started is not None and outcome.ended is not None:
+            seconds += max(0.0, outcome.ended - outcome.started)
+            told += 1
+        elif attempt.executor not in (None, "", wire.VOID):
+            untold += 1
+    return _Reading(seconds, told, untold)

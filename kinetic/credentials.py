@@ -1,0 +1,30 @@
+"""Whether this machine's credentials reach a cluster; nothing on the machine is changed."""
+
+from __future__ import annotations
+
+__all__ = ["ensure_credentials"]
+
+
+def ensure_credentials(project: str, zone: str | None = None, cluster: str | None = None) -> None:
+    """Return if the credentials of this machine open *cluster*, and say why not otherwise.
+
+    They are looked for as a job looks for them: application-default credentials
+    of Google, or what the context of KINETIC_KUBE_CONTEXT names. No program is
+    run, nobody is asked to log in, and no kubeconfig is written.
+
+    Args:
+        project: The GCP project.
+        zone: Its zone; None for the configured one.
+        cluster: The GKE cluster; None for the configured one.
+
+    Raises:
+        ConfigurationError: There is no such cluster, or no way to it from here.
+        AuthError: There are no credentials, or they are refused.
+        Unavailable: Whoever has to be asked does not answer.
+    """
+    from kinetic import configuration
+    from kinetic._sync.portal import PORTAL
+    from kinetic.doctor.access import check_access
+
+    target = configuration.resolve(backend="gke", project=project, zone=zone, cluster=cluster)
+    PORTAL.call(check_access, target)

@@ -1,0 +1,52 @@
+"""Checks of the buckets: whether they are there, and what may be done in them."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+
+from kinetic.aio._net.retry import RetryPolicy
+from kinetic.aio.gcs.store import GcsStore, Limits
+from kinetic.doctor.checks import Check, Finding, State
+
+__all__ = ["Bucket"]
+
+GROUP = "store"
+FOLDER = "doctor/"
+LIMITS = Limits(connect_s=10.0, idle_s=20.0, retry=RetryPolicy(total_s=0.0))
+
+
+class Bucket:
+    """One bucket, or folder of one; *name* is what its checks are called."""
+
+    def __init__(self, name: str, url: str, environ: Mapping[str, str]) -> None:
+        self._name = name
+        self._store = GcsStore(url, environ, limits=LIMITS)
+
+    def checks(self, *, after: tuple[str, ...]) -> list[Check]:
+        """Those of the bucket, which is asked *after* other checks."""
+        return [
+            Check(name=self._name, group=GROUP, look=self._there, needs=after),
+            Check(name=f"{self._name}: use", group=GROUP, look=self._use, needs=(self._name,)),
+        ]
+
+    async def aclose(self) -> None:
+        """Close the connections."""
+        await self._store.aclose()
+
+    async def _there(self) -> Finding:
+        left = await self._store.list(FOLDER)
+        if left:
+            await self._store.delete([one.name for one in left])  # of a doctor that was killed
+        return Finding(State.OK, f"{self._store.url} is there, and can be listed")
+
+    async def _use(self) -> Finding:
+        name, body = f"{FOLDER}{secrets.token_hex(8)}", b"kinetic doctor"
+        await self._store.create(name, body)
+        try:
+            read = (await self._store.get(name)).body
+        finally:
+            await self._store.delete([name])
+        if read != body:
+            return Finding(State.FAILED, "what was written there was read as something else")
+        return Finding(State.OK, "objects can be written, read and removed")

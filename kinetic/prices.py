@@ -1,0 +1,237 @@
+"""What accelerators cost an hour, and what that makes of a submission: estimates, all of it.
+
+The figures of ``prices.json``, beside this file, are list prices in US dollars, each with its
+source and date; what no source is known for has no figure. KINETIC_PRICES names a JSON file with
+figures of your own, which go first: ``{"gpu-l4": 0.71, "tpu-v6e-8:spot": 6.5}``, US dollars an
+hour of all that the name means.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from kinetic import accelerators
+from kinetic.accelerators import Accelerator
+from kinetic.errors import ConfigurationError
+
+__all__ = ["HOUR_S", "Estimate", "Price", "Row", "budget_price", "estimate", "price_of", "rows"]
+
+VARIABLE = "KINETIC_PRICES"
+HOUR_S = 3600.0
+"""Prices are by the hour, attempts are told in seconds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Price:
+    """What one accelerator, with all its hosts, costs: ``usd_per_hour`` is US dollars.
+
+    ``source`` is a URL, or the file of KINETIC_PRICES; ``date`` is that of the source,
+    ISO 8601, or empty for a file of your own.
+    """
+
+    usd_per_hour: float
+    source: str
+    date: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One accelerator of the catalogue. ``memory_gb`` is that of each GPU or chip.
+
+    None is what nothing is known of.
+    """
+
+    accelerator: Accelerator
+    memory_gb: int | None
+    on_demand: Price | None
+    spot: Price | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """What has been used and may come: an estimate by list prices, never a bill.
+
+    ``hours`` are accelerator-hours (of all chips and hosts together) that attempts
+    which ended took, ``expected_hours`` those of the whole once it has ended, None
+    where nothing tells. Waiting, starting and idle machines are not in it.
+    """
+
+    accelerator: str
+    price: Price | None
+    hours: float
+    expected_hours: float | None
+
+    @property
+    def cost(self) -> float | None:
+        """US dollars so far; None without a price."""
+        return None if self.price is None else self.hours * self.price.usd_per_hour
+
+    @property
+    def expected_cost(self) -> float | None:
+        """US dollars in the end; None without a price, or where nothing tells."""
+        if self.price is None or self.expected_hours is None:
+            return None
+        return self.expected_hours * self.price.usd_per_hour
+
+    def __str__(self) -> str:
+        end = "—" if self.expected_hours is None else f"{self.expected_hours:.2f}"
+        return (
+            f"estimate: {self.hours:.2f} of {end} hours of {self.accelerator}, "
+            f"{_dollars(self.cost)} of {_dollars(self.expected_cost)}"
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON shows it."""
+        price = self.price
+        return {
+            "estimate": True,
+            "accelerator": self.accelerator,
+            "hours": self.hours,
+            "expected_hours": self.expected_hours,
+            "usd": self.cost,
+            "expected_usd": self.expected_cost,
+            "usd_per_hour": None if price is None else price.usd_per_hour,
+            "source": None if price is None else price.source,
+            "date": None if price is None else price.date,
+        }
+
+
+def _dollars(amount: float | None) -> str:
+    return "—" if amount is None else f"${amount:,.2f}"
+
+
+def price_of(
+    accelerator: Accelerator,
+    zone: str,
+    environ: Mapping[str, str] = os.environ,
+    *,
+    listed: bool = True,
+) -> Price | None:
+    """The price of *accelerator* in the region of *zone*, spot if it is; None if none is known.
+
+    Without *listed* only the user's own prices count: what runs elsewhere than on GKE costs
+    something else than is listed.
+
+    Raises:
+        ConfigurationError: The file of KINETIC_PRICES cannot be used.
+    """
+    if (own := _own(environ).get(str(accelerator))) is not None:
+        return Price(usd_per_hour=own, source=environ[VARIABLE])
+    if accelerator.kind == "cpu" or not listed:
+        return None
+    by_chip = accelerator.kind == "tpu"
+    known = _listed()["chips" if by_chip else "machines"]
+    region = zone.rpartition("-")[0] or zone
+    figure = known.get(accelerator.name if by_chip else accelerator.machine, {}).get(region)
+    if figure is None:
+        return None
+    source = _listed()["sources"][figure["source"]]
+    many = accelerator.count if by_chip else accelerator.hosts
+    each = figure["spot" if accelerator.spot else "hour"]
+    return Price(usd_per_hour=each * many, source=source["url"], date=source["date"])
+
+
+def budget_price(
+    accelerator: Accelerator,
+    zone: str,
+    environ: Mapping[str, str] = os.environ,
+    *,
+    listed: bool = True,
+) -> Price:
+    """The price by which a budget is counted.
+
+    Raises:
+        ConfigurationError: None is known, or the file of KINETIC_PRICES cannot be used.
+    """
+    if (found := price_of(accelerator, zone, environ, listed=listed)) is not None:
+        return found
+    raise ConfigurationError(
+        f"budget= is in US dollars, and no price of {accelerator} "
+        f"{f'in {zone}' if listed else 'on this machine'} is known: write "
+        f'{{"{accelerator}": US_DOLLARS_AN_HOUR}} to a file and set {VARIABLE} to it, or leave '
+        "budget= out"
+    )
+
+
+def estimate(
+    accelerator: str,
+    *,
+    seconds: float,
+    items: int = 1,
+    zone: str = "us-central1-a",
+    spot: bool = False,
+    environ: Mapping[str, str] = os.environ,
+) -> Estimate:
+    """What *items* calls of *seconds* each would take on *accelerator*, before any is made.
+
+    Raises:
+        ConfigurationError: There is no such accelerator, or the file of KINETIC_PRICES cannot
+            be used.
+    """
+    parsed = accelerators.parse(accelerator, spot=spot)
+    return Estimate(
+        accelerator=str(parsed),
+        price=price_of(parsed, zone, environ),
+        hours=0.0,
+        expected_hours=items * seconds / HOUR_S,
+    )
+
+
+def rows(zone: str, environ: Mapping[str, str] = os.environ) -> list[Row]:
+    """Every accelerator of the catalogue, with its prices in the region of *zone*.
+
+    Raises:
+        ConfigurationError: The file of KINETIC_PRICES cannot be used.
+    """
+    memory: Mapping[str, int] = _listed()["memory_gb"]
+    return [
+        Row(
+            accelerator=one,
+            memory_gb=memory.get(one.name),
+            on_demand=price_of(one, zone, environ),
+            spot=price_of(accelerators.parse(str(one), spot=True), zone, environ),
+        )
+        for one in accelerators.catalogue()
+    ]
+
+
+@functools.cache
+def _listed() -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(Path(__file__).with_suffix(".json").read_text())
+    return found
+
+
+def _own(environ: Mapping[str, str]) -> Mapping[str, float]:
+    """The user's own prices, by the names of accelerators as ``str()`` gives them."""
+    named = environ.get(VARIABLE)
+    if not named:
+        return {}
+    try:
+        content: Any = json.loads(Path(named).expanduser().read_text())
+        if not isinstance(content, dict):
+            raise ValueError("it is no object of names and numbers")
+    except (OSError, ValueError) as exc:
+        raise ConfigurationError(
+            f"{VARIABLE} names {named}, which cannot be used: {exc}; write "
+            '{"gpu-l4": 0.71} there, US dollars an hour'
+        ) from exc
+    given = cast("dict[str, Any]", content)
+    prices: dict[str, float] = {}
+    for name, value in given.items():
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise ConfigurationError(
+                f"{VARIABLE}: the price of {name} is {value!r}; write a number"
+            )
+        if not (math.isfinite(value) and value >= 0):
+            raise ConfigurationError(
+                f"{VARIABLE}: the price of {name} is {value}; write one above 0"
+            )
+        prices[str(accelerators.parse(name))] = float(value)
+    return prices

@@ -1,0 +1,237 @@
+"""A real cluster and a bucket as the doctor sees them, whole and broken in one place at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from kinetic.credentials import ensure_credentials
+from kinetic.doctor.checks import State
+from kinetic.doctor.examination import examine
+from kinetic.errors import AuthError, ConfigurationError, Unavailable
+from tests.cluster.fixtures import Namespace
+from tests.cluster.rights import await_granted
+
+ROLES = "rbac.authorization.k8s.io/v1"
+
+
+async def test_a_cluster_with_all_it_needs(clustered: dict[str, str], namespace: Namespace) -> None:
+    report = await examine(environ=clustered)
+    assert report.healthy, report.to_dict()
+    assert report["API server"].evidence.startswith("Kubernetes v1.")
+    assert report["rights"].state is State.OK, report["rights"]
+    assert report["namespace"].evidence == f"'{namespace.name}' is there"
+    assert report["service account"].evidence == "'kinetic' is there"
+    assert report["bucket: use"].evidence == "objects can be written, read and removed"
+    assert "credentials" not in [one.name for one in report.results]  # none of Google's are used
+
+
+async def test_the_bucket_is_left_as_it_was(clustered: dict[str, str], bucket: str) -> None:
+    await examine(environ=clustered)
+    url = f"{clustered['STORAGE_EMULATOR_HOST']}/storage/v1/b/{bucket}/o"
+    with await asyncio.to_thread(urllib.request.urlopen, url) as answer:
+        assert not json.load(answer).get("items")
+
+
+async def test_somebody_without_rights_is_told_the_role_to_apply_and_applying_it_helps(
+    clustered: dict[str, str], namespace: Namespace
+) -> None:
+    clustered["KINETIC_KUBE_CONTEXT"] = "dev"
+    before = await examine(environ=clustered)
+    missing = before["rights"]
+    assert missing.state is State.FAILED
+    assert "create, delete, deletecollection, get, list, patch, watch jobs.batch" in (
+        missing.evidence
+    )
+    assert before["namespace"].state is State.SKIPPED  # not for a failure: it may not be seen
+    assert before["nodes"].evidence == "nodes may not be looked at"
+    documents = list(yaml.safe_load_all(missing.advice.partition("\n")[2]))
+    assert [one["kind"] for one in documents] == [
+        "Role", "RoleBinding", "ClusterRole", "ClusterRoleBinding",
+    ]  # fmt: skip
+    for one, kind in zip(documents[:2], ("roles", "rolebindings"), strict=True):
+        await asyncio.to_thread(namespace.call, "POST", f"{ROLES}/{kind}", one)
+    await asyncio.to_thread(await_granted, namespace, documents[0], "dev")
+    after = await examine(environ=clustered)
+    assert after["rights"].state is State.WARNING  # nodes, which are only for better words
+    assert "get, list nodes (saying why a job does not start)" in after["rights"].evidence
+    assert after.healthy
+
+
+async def test_a_right_that_only_some_jobs_need_is_a_warning(
+    clustered: dict[str, str], namespace: Namespace
+) -> None:
+    clustered["KINETIC_KUBE_CONTEXT"] = "dev"
+    report = await examine(environ=clustered)
+    role = next(yaml.safe_load_all(report["rights"].advice.partition("\n")[2]))
+    role["rules"] = [one for one in role["rules"] if "leaderworkersets" not in one["resources"]]
+    subject = {"kind": "User", "apiGroup": "rbac.authorization.k8s.io", "name": "dev"}
+    reference = {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "kinetic"}
+    binding: dict[str, Any] = {"apiVersion": ROLES, "kind": "RoleBinding"}
+    binding |= {"metadata": {"name": "dev"}, "roleRef": reference, "subjects": [subject]}
+    await asyncio.to_thread(namespace.call, "POST", f"{ROLES}/roles", role)
+    await asyncio.to_thread(namespace.call, "POST", f"{ROLES}/rolebindings", binding)
+    await asyncio.to_thread(await_granted, namespace, role, "dev")
+    report = await examine(environ=clustered)
+    assert report["rights"].state is State.WARNING
+    assert "(jobs on several hosts)" in report["rights"].evidence
+    several = await examine(environ=clustered, backend="pathways")
+    assert several["rights"].state is State.FAILED
+
+
+async def test_a_namespace_that_is_not_there_fails(clustered: dict[str, str]) -> None:
+    clustered["KINETIC_NAMESPACE"] = "nobodys"
+    report = await examine(environ=clustered)
+    assert report["namespace"].state is State.FAILED
+    assert report["namespace"].evidence == "there is no namespace 'nobodys'"
+    assert "kubectl create namespace nobodys" in report["namespace"].advice
+    assert report["service account"].because == "namespace"
+    assert report["bucket"].state is State.OK
+
+
+async def test_a_service_account_that_is_not_there_fails(
+    clustered: dict[str, str], namespace: Namespace
+) -> None:
+    clustered["KINETIC_SERVICE_ACCOUNT"] = "absent"
+    result = (await examine(environ=clustered))["service account"]
+    assert result.state is State.FAILED
+    assert result.advice.startswith(f"kubectl create serviceaccount absent -n {namespace.name}")
+
+
+async def test_a_queue_that_is_not_there_fails(clustered: dict[str, str]) -> None:
+    clustered["KINETIC_QUEUE"] = "mine"
+    report = await examine(environ=clustered)
+    assert report["queue"].state is State.FAILED
+    assert "no queue 'mine'" in report["queue"].evidence
+
+
+async def test_events_that_would_concern_jobs_are_a_warning(
+    clustered: dict[str, str], namespace: Namespace
+) -> None:
+    about = {"kind": "Pod", "namespace": namespace.name, "name": "p"}
+    event = {"apiVersion": "v1", "kind": "Event", "metadata": {"name": "one"}, "type": "Warning"}
+    event |= {"reason": "FailedMount", "message": "no such volume", "involvedObject": about}
+    await asyncio.to_thread(namespace.call, "POST", "events", event)
+    result = (await examine(environ=clustered))["warnings"]
+    assert result.state is State.WARNING
+    assert result.evidence == "1 FailedMount; the last says: no such volume"
+
+
+async def test_a_node_with_gpus_and_without_their_driver_is_a_warning(
+    clustered: dict[str, str], namespace: Namespace
+) -> None:
+    labels = {"cloud.google.com/gke-accelerator": "nvidia-l4"}
+    node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "bare", "labels": labels}}
+    node["spec"] = {"unschedulable": True}
+    call = namespace.admin.call
+    await asyncio.to_thread(call, "POST", "/api/v1/nodes", node)
+    try:
+        result = (await examine(environ=clustered))["nodes"]
+    finally:
+        await asyncio.to_thread(call, "DELETE", "/api/v1/nodes/bare")
+    assert result.state is State.WARNING
+    assert "no driver runs on bare: its GPUs are not offered" in result.evidence
+    assert "kubectl get daemonsets" in result.advice
+
+
+async def test_a_context_that_is_not_there_fails_and_its_checks_are_skipped(
+    clustered: dict[str, str],
+) -> None:
+    clustered["KINETIC_KUBE_CONTEXT"] = "adnim"
+    report = await examine(environ=clustered)
+    assert report["way to the cluster"].state is State.FAILED
+    assert report["way to the cluster"].advice == "did you mean 'admin'?"
+    skipped = {one.because for one in report.results if one.group == "cluster"}
+    assert skipped == {"", "way to the cluster"}
+
+
+async def test_a_host_that_cannot_be_reached_fails(
+    clustered: dict[str, str], tmp_path: Path
+) -> None:
+    config = yaml.safe_load(Path(clustered["KUBECONFIG"]).read_text())
+    config["clusters"][0]["cluster"]["server"] = "https://127.0.0.1:1"
+    (tmp_path / "kubeconfig").write_text(json.dumps(config))
+    clustered["KUBECONFIG"] = str(tmp_path / "kubeconfig")
+    result = (await examine(environ=clustered))["API server"]
+    assert result.state is State.FAILED
+    assert "https://127.0.0.1:1 does not answer" in result.evidence
+    assert result.advice
+
+
+async def test_a_token_that_is_refused_fails(clustered: dict[str, str], tmp_path: Path) -> None:
+    config = yaml.safe_load(Path(clustered["KUBECONFIG"]).read_text())
+    for user in config["users"]:
+        user["user"]["token"] = "expired"
+    (tmp_path / "kubeconfig").write_text(json.dumps(config))
+    clustered["KUBECONFIG"] = str(tmp_path / "kubeconfig")
+    result = (await examine(environ=clustered))["API server"]
+    assert result.state is State.FAILED
+    assert "does not accept the credentials" in result.evidence
+
+
+async def test_a_bucket_that_is_not_there_fails(clustered: dict[str, str]) -> None:
+    clustered["KINETIC_STORE"] = "gs://kn-nobodys"
+    report = await examine(environ=clustered)
+    assert report["bucket"].state is State.FAILED
+    assert "there is no bucket gs://kn-nobodys" in report["bucket"].evidence
+    assert "KINETIC_STORE" in report["bucket"].advice
+    assert report["bucket: use"].because == "bucket"
+    assert report["rights"].state is State.OK
+
+
+async def test_no_bucket_at_all_fails(clustered: dict[str, str]) -> None:
+    del clustered["KINETIC_STORE"]
+    result = (await examine(environ=clustered))["bucket"]
+    assert result.state is State.FAILED
+    assert "KINETIC_STORE" in f"{result.evidence}{result.advice}"
+
+
+def test_credentials_can_be_checked_alone(
+    clustered: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in clustered.items():
+        monkeypatch.setenv(name, value)
+    before = Path(clustered["KUBECONFIG"]).read_bytes()
+    ensure_credentials("acme", "europe-west4-b", "lab")
+    monkeypatch.setenv("KINETIC_KUBE_CONTEXT", "nobody")
+    with pytest.raises(ConfigurationError, match="nobody"):
+        ensure_credentials("acme")
+    monkeypatch.setenv("KINETIC_KUBE_CONTEXT", "admin")
+    assert Path(clustered["KUBECONFIG"]).read_bytes() == before
+    config = yaml.safe_load(before)
+    for user in config["users"]:
+        user["user"]["token"] = "expired"
+    (tmp_path / "kubeconfig").write_text(json.dumps(config))
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "kubeconfig"))
+    with pytest.raises(AuthError, match="does not accept the credentials"):
+        ensure_credentials("acme")
+    config["clusters"][0]["cluster"]["server"] = "https://127.0.0.1:1"
+    (tmp_path / "kubeconfig").write_text(json.dumps(config))
+    with pytest.raises(Unavailable, match="does not answer"):
+        ensure_credentials("acme")
+
+
+async def test_a_tiny_job_runs_on_a_cluster_and_is_gone_afterwards(
+    clustered: dict[str, str],
+    namespace: Namespace,
+    small_project: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name, value in clustered.items():
+        monkeypatch.setenv(name, value)
+    namespace.kubelet.set_environment(STORAGE_EMULATOR_HOST=clustered["STORAGE_EMULATOR_HOST"])
+    report = await examine(run=True, container_image="example.test/image:1")
+    assert report.healthy, report.to_dict()
+    assert "submitted in" in report["job"].evidence and "it ran Python" in report["job"].evidence
+    assert await asyncio.to_thread(_jobs, namespace) == []
+
+
+def _jobs(namespace: Namespace) -> list[str]:
+    found = namespace.call("GET", "batch/v1/jobs")["items"]
+    return [one["metadata"]["name"] for one in found if "deletionTimestamp" not in one["metadata"]]

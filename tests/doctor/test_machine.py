@@ -1,0 +1,107 @@
+"""The local platform as the doctor sees it, whole and broken in one place at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kinetic import aio
+from kinetic._supervisor.protocol import VERSION, Decoder, Places, encode
+from kinetic.doctor.checks import State
+from kinetic.doctor.examination import examine
+
+NAMES = ["home", "disk", "memory", "processors", "kernel", "supervisor"]
+
+
+@pytest.fixture(autouse=True)
+def project(small_project: Path) -> Path:
+    return small_project
+
+
+async def test_a_healthy_machine_runs_a_job_and_says_how_long_its_steps_took() -> None:
+    report = await examine(run=True)
+    assert report.healthy, report.to_dict()
+    assert [one.name for one in report.results if one.group == "this machine"] == NAMES
+    assert report["supervisor"].evidence == "none runs now; the first job starts it"
+    assert "submitted in" in report["job"].evidence and "it ran Python" in report["job"].evidence
+    assert await aio.list_jobs() == []  # it has removed its job
+    again = await examine()
+    assert again["supervisor"].evidence.endswith(", of this version, runs 0 jobs")
+
+
+async def test_a_home_that_others_may_write_to_fails_and_what_needs_it_is_skipped(
+    home: Path,
+) -> None:
+    home.chmod(0o777)
+    report = await examine(run=True)
+    assert report["home"].state is State.FAILED
+    assert "mode 0777" in report["home"].evidence
+    assert report["home"].advice == f"`chmod go-w {home}`"
+    assert report["supervisor"].because == report["disk"].because == "home"
+    assert report["job"].because == "home"
+    home.chmod(0o700)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of half a megabyte."""
+    folder = tmp_path / "disk"
+    folder.mkdir(mode=0o700)
+    mount = ["mount", "-t", "tmpfs", "-o", "size=512k,mode=700", "tmpfs", str(folder)]
+    try:
+        made = subprocess.run(mount, capture_output=True, check=False).returncode == 0
+    except FileNotFoundError:
+        made = False
+    if not made:
+        pytest.skip("mounting takes root")
+    yield folder
+    subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+async def test_a_full_disk_fails(small_disk: Path) -> None:
+    environ = {**os.environ, "KINETIC_HOME": str(small_disk / "home")}
+    report = await examine(environ=environ)
+    assert report["disk"].state is State.FAILED
+    assert "0 MiB free" in report["disk"].evidence
+    assert "KINETIC_HOME" in report["disk"].advice
+    (small_disk / "filler").write_bytes(b"\0" * (512 * 1024 - 4096 * 2))
+    with (small_disk / "more").open("wb", buffering=0) as more:
+        with pytest.raises(OSError, match="No space left"):
+            while True:
+                more.write(b"\0" * 512)
+    report = await examine(environ=environ)
+    assert report["home"].state is State.FAILED
+    assert "No space left" in report["home"].evidence
+
+
+async def test_a_supervisor_of_another_version_fails(home: Path) -> None:
+    places = Places(home)
+    places.state.mkdir(0o700, parents=True)
+
+    async def earlier(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        [(hello, _)] = Decoder().feed(await reader.read(65536))
+        spoken = (VERSION[0], VERSION[1] - 1)
+        writer.write(encode({"id": hello["id"], "protocol": spoken, "pid": 4711}))
+        await reader.read()
+        writer.close()
+
+    async with await asyncio.start_unix_server(earlier, str(places.socket)):
+        report = await examine()
+    assert report["supervisor"].state is State.FAILED
+    assert report["supervisor"].advice.startswith("`kill 4711`")
+
+
+async def test_a_setting_that_is_wrong_fails_before_anything_is_looked_at(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("KINETIC_BACKEND", "loca")
+    report = await examine()
+    assert report["configuration"].state is State.FAILED
+    assert report["configuration"].advice == "did you mean 'local'?"
+    assert not report.healthy
+    assert [one.name for one in report.results][-1] == "configuration"

@@ -1,0 +1,85 @@
+"""The installation as the doctor sees it: packages, and which ``kinetic`` a shell runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+LOOK = """
+import asyncio, json, os, sys
+from kinetic.doctor.checks import carry_out
+from kinetic.doctor.python import Installation
+report = asyncio.run(carry_out(Installation(os.environ).checks()))
+print(json.dumps({one.name: one.to_dict() for one in report.results}))
+"""
+
+
+def installed(site: Path, package: str, version: str, *files: str, requires: str = "") -> None:
+    """What pip leaves behind of *package*: its metadata and the list of its files."""
+    folder = site / f"{package.replace('-', '_')}-{version}.dist-info"
+    folder.mkdir(parents=True)
+    wants = f"Requires-Dist: {requires}\n" if requires else ""
+    metadata = f"Metadata-Version: 2.1\nName: {package}\nVersion: {version}\n{wants}"
+    (folder / "METADATA").write_text(metadata)
+    (folder / "RECORD").write_text("".join(f"{file},,\n" for file in files))
+
+
+def script(folder: Path) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / "kinetic"
+    file.write_text("#!/bin/sh\n")
+    file.chmod(0o755)
+    return file
+
+
+def looked(site: Path, path: Path) -> dict[str, dict[str, str]]:
+    """What a fresh interpreter finds that has *site* before all else."""
+    environ = {**os.environ, "PATH": str(path), "PYTHONPATH": f"{site}:{ROOT}"}
+    answer = subprocess.run(
+        [sys.executable, "-c", LOOK], env=environ, capture_output=True, text=True, check=False
+    )
+    assert answer.returncode == 0, answer.stderr
+    found: dict[str, dict[str, str]] = json.loads(answer.stdout)
+    return found
+
+
+def test_our_own_script_is_fine(tmp_path: Path) -> None:
+    installed(tmp_path / "site", "kinetic-aio", "0.1.0", "../bin/kinetic")
+    ours = script(tmp_path / "bin")
+    found = looked(tmp_path / "site", ours.parent)["script"]
+    assert (found["state"], found["evidence"]) == ("ok", f"`kinetic` runs {ours}")
+
+
+def test_the_public_packages_script_is_told_with_what_to_type(tmp_path: Path) -> None:
+    installed(tmp_path / "site", "kinetic-aio", "0.1.0")
+    installed(tmp_path / "site", "keras-kinetic", "0.0.4", "../bin/kinetic")
+    theirs = script(tmp_path / "bin")
+    found = looked(tmp_path / "site", theirs.parent)["script"]
+    assert found["state"] == "warning"
+    assert f"runs {theirs}, of keras-kinetic; keras-kinetic 0.0.4 is inst" in found["evidence"]
+    assert "-m kinetic`, or pip uninstall -y keras-kinetic" in found["advice"]
+
+
+def test_no_script_on_the_path_is_told(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    found = looked(tmp_path, tmp_path / "empty")["script"]
+    assert found["state"] == "warning" and "-m kinetic" in found["evidence"]
+
+
+@pytest.mark.parametrize(
+    ("requires", "words"),
+    [("nowhere-to-be-found>=1", "nowhere-to-be-found is missing"), ("anyio>=99.1", "is the least")],
+)
+def test_a_package_that_is_missing_or_too_old_fails(
+    tmp_path: Path, requires: str, words: str
+) -> None:
+    installed(tmp_path / "site", "kinetic-aio", "0.1.0", requires=requires)
+    found = looked(tmp_path / "site", tmp_path)["packages"]
+    assert found["state"] == "failed" and words in found["evidence"]
+    assert found["advice"] == "pip install --upgrade kinetic-aio"
