@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import html
 import re
+import urllib.parse
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 
 __all__ = [
     "amount",
     "described",
+    "handle_bundle",
     "handle_repr",
-    "handle_table",
     "nearest",
     "one_line",
     "shown",
@@ -113,14 +115,39 @@ def handle_repr(kind: str, facts: Mapping[str, object]) -> str:
     return f"{kind}({', '.join([identity[1], *(f'{name}={one}' for name, one in rest)])})"
 
 
-def handle_table(kind: str, facts: Mapping[str, object]) -> str:
-    """The same as a table of HTML, for a notebook."""
-    rows = "".join(
-        f"<tr><th>{html.escape(name)}</th><td>{html.escape(one_line(str(one)))}</td></tr>"
-        for name, one in facts.items()
-        if one
+def handle_bundle(
+    kind: str,
+    facts: Mapping[str, object],
+    counts: Mapping[str, int] | None = None,
+    file: Path | None = None,
+) -> dict[str, str]:
+    """The same for a notebook: as text, and as HTML with a table of *counts* and a link to *file*.
+
+    A file below the current directory, where the notebook most likely is, is linked from there.
+    """
+    rows = [(name, html.escape(one_line(str(one)))) for name, one in facts.items() if one]
+    if file is not None:
+        near = _from_here(file)
+        target = urllib.parse.quote(near) if near else file.as_uri()
+        words = html.escape(one_line(near or str(file)))
+        rows.append(("report", f'<a href="{target}">{words}</a>'))
+    body = "".join(
+        f'<tr><th scope="row">{html.escape(name)}</th><td>{cell}</td></tr>' for name, cell in rows
     )
-    return f"<table><caption>{html.escape(kind)}</caption>{rows}</table>"
+    table = f"<table><caption>{html.escape(kind)}</caption>{body}</table>"
+    if counts:
+        heads = "".join(f'<th scope="col">{html.escape(name)}</th>' for name in counts)
+        cells = "".join(f"<td>{count:,}</td>" for count in counts.values())
+        table += f"<table><caption>Items</caption><tr>{heads}</tr><tr>{cells}</tr></table>"
+    return {"text/plain": handle_repr(kind, facts), "text/html": table}
+
+
+def _from_here(file: Path) -> str:
+    """Its path from the current directory; empty if it lies elsewhere."""
+    try:
+        return file.relative_to(Path.cwd()).as_posix()
+    except (ValueError, OSError):  # the directory may be gone
+        return ""
 
 
 def one_line(text: str, longest: int = LONGEST) -> str:

@@ -19,13 +19,14 @@ from collections.abc import (
     Mapping,
 )
 from dataclasses import dataclass
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Generic, Literal, ParamSpec, Self, TypeVar, Unpack, overload
 
 from absl import logging
 
 from kinetic import aio
-from kinetic._messages import handle_repr, handle_table
+from kinetic._messages import handle_repr
 from kinetic._sync.loop_thread import LoopThread
 from kinetic._sync.portal import PORTAL, Iteration
 from kinetic._tasks import release
@@ -35,7 +36,7 @@ from kinetic.aio._job_log import LogPrinter
 from kinetic.aio._plain_call import run_plain_call
 from kinetic.aio.client import implicit_client
 from kinetic.collection import Collection
-from kinetic.errors import BatchError
+from kinetic.errors import BatchError, PortalError
 from kinetic.job_record import JobRecord
 from kinetic.job_status import JobStatus
 from kinetic.options import MapOptions, MapSettings, settings_of, shows
@@ -98,14 +99,15 @@ class JobHandle(JobRecord, Generic[T]):
         return hash(self.job_id)
 
     def __repr__(self) -> str:
-        return handle_repr("JobHandle", self._facts())
+        return handle_repr("JobHandle", self._shown.facts())
 
-    def _repr_html_(self) -> str:
-        return handle_table("JobHandle", self._facts())
+    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
+        return _bundle(self._shown, self._home)
 
-    def _facts(self) -> dict[str, object]:
-        # Asked of the handle that is there, of whichever loop it is: it asks nobody.
-        return (self._twin or aio.JobHandle[T].from_dict(self.to_dict())).facts()
+    @property
+    def _shown(self) -> aio.JobHandle[T]:
+        # The handle that is there, of whichever loop it is: to be shown, it asks nobody.
+        return self._twin or aio.JobHandle[T].from_dict(self.to_dict())
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self).from_dict, (self.to_dict(),)
@@ -237,8 +239,8 @@ class BatchHandle(Generic[T]):
     def __repr__(self) -> str:
         return handle_repr("BatchHandle", self._twin.facts())
 
-    def _repr_html_(self) -> str:
-        return handle_table("BatchHandle", self._twin.facts())
+    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
+        return _bundle(self._twin, self._home)
 
     def __enter__(self) -> Self:
         self._owned += 1
@@ -405,6 +407,9 @@ class BatchHandle(Generic[T]):
     def estimate(self, *, look: bool = True) -> Estimate:
         return PORTAL.call(self._aio.estimate, look=look)
 
+    def report(self, path: str | os.PathLike[str]) -> Path:
+        return PORTAL.call(self._aio.report, path)
+
     def submitted(self) -> None:
         with self._waiting():
             PORTAL.call(self._aio.submitted)
@@ -432,6 +437,20 @@ class BatchHandle(Generic[T]):
 
     def cleanup(self, *, k8s: bool = True, gcs: bool = True) -> None:
         PORTAL.call(self._aio.cleanup, k8s=k8s, gcs=gcs)
+
+
+def _bundle(
+    twin: aio.JobHandle[Any] | aio.BatchHandle[Any], home: LoopThread | None
+) -> dict[str, str]:
+    """What a cell shows: from the loop of *twin*, which follows it on from there, if it runs."""
+
+    async def bundle() -> dict[str, str]:
+        return twin.bundle()
+
+    if home is not None and home is PORTAL.current:
+        with contextlib.suppress(PortalError):  # it is being closed
+            return PORTAL.call(bundle)
+    return twin.bundle()
 
 
 def submit(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> JobHandle[Any]:

@@ -87,6 +87,10 @@ _TEXT = Rule("text", lambda value: isinstance(value, str))
 _ID = Rule("an id such as a handle has", lambda value: isinstance(value, str) and bool(value))
 _FLAG = Rule("True or False", lambda value: isinstance(value, bool))
 _WAIT = Rule("a number of seconds of at least 0", lambda value: _is_number(value) and value >= 0)
+_PATH = Rule(
+    "the path of a file, such as 'report.html'",
+    lambda value: hasattr(value, "__fspath__") or (isinstance(value, str) and value != ""),
+)
 _SPAN = Rule(
     "a finite number of seconds greater than 0",
     lambda value: _is_number(value) and math.isfinite(value) and value > 0,
@@ -128,6 +132,7 @@ _RULES = {
     "n": _int_of(0),
     "name": _or_none(_TEXT),
     "ordered": _FLAG,
+    "path": _PATH,
     "poll_interval": _SPAN,
     "poll_timeout": _or_none(_WAIT),
     "progress": _or_none(_FLAG),

@@ -79,6 +79,7 @@ def test_the_wheel_holds_the_package_and_nothing_else(wheel: Path) -> None:
     }
     assert {name for name in names if name.endswith(".py")} == source | runner
     assert "kinetic/py.typed" in names
+    assert {f"kinetic/_report/page.{kind}" for kind in ("html", "css", "js")} <= names
     assert any(name.endswith("/licenses/LICENSE") for name in names)
 
 

@@ -218,6 +218,13 @@ class Binding:
             self._signature = None
         self._known: dict[tuple[Any, ...], str] = {}
 
+    @property
+    def positional(self) -> list[str]:
+        """The names of the parameters that may be given by their place, as far as they go."""
+        parameters = self._signature.parameters.values() if self._signature is not None else ()
+        by_place = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        return [one.name for one in parameters if one.kind in by_place]
+
     def misfit(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
         """Why the function cannot be called with these arguments; empty when it can.
 

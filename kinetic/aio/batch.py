@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import weakref
 from collections.abc import AsyncGenerator, AsyncIterable, Iterable
 from datetime import UTC, datetime
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Generic, Literal, Self, TypeVar, overload
 
 from absl import logging
 
-from kinetic._messages import handle_repr, handle_table, one_line
+from kinetic._messages import handle_bundle, handle_repr, one_line
 from kinetic._runner.protocol.retry_budgets import SUBMISSION
 from kinetic._tasks import release
-from kinetic.aio._engine import manifest
+from kinetic.aio._engine import manifest, notebook
 from kinetic.aio._engine.batches import Batch
 from kinetic.aio._engine.iteration import Iteration, Outcomes, progress
 from kinetic.aio.job import JobHandle
@@ -66,12 +68,23 @@ class BatchHandle(Generic[T]):
         self._detached = attached
         self._progress = progress
         self._timeout = timeout  # of whoever waits and names none
+        self._report: Path | None = None  # that was written last
 
     def __repr__(self) -> str:
         return handle_repr("BatchHandle", self.facts())
 
-    def _repr_html_(self) -> str:
-        return handle_table("BatchHandle", self.facts())
+    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
+        return self.bundle()
+
+    def bundle(self) -> dict[str, str]:
+        """What a notebook shows of it: what is known, and from now on how far it is.
+
+        It asks nobody, and follows the batch only if it is called on its loop; not for users.
+        """
+        if self._progress is not False:
+            notebook.follow_batch(self._batch)
+        counts = notebook.counts_of(self._batch)
+        return handle_bundle("BatchHandle", self.facts(), counts, self._report)
 
     def facts(self) -> dict[str, object]:
         """What is known of it without asking anybody; for people, not for programs."""
@@ -349,6 +362,33 @@ class BatchHandle(Generic[T]):
             if one.phase is Phase.RUNNING and (age := _age(one.created_at)) is not None
         }
         return sorted(ages.items(), key=lambda pair: -pair[1])[:count]
+
+    async def report(self, path: str | os.PathLike[str]) -> Path:
+        """Write a page about the batch as it is now: one HTML file that needs nothing else.
+
+        It shows the items over time, durations, retries and failures, and results against inputs
+        where these are numbers or short texts, or have some in them. Nothing is unpickled for it,
+        and nothing of it is loaded from anywhere.
+
+        Args:
+            path: The file, which is replaced in one step. Its folder has to be there.
+
+        Returns:
+            The absolute path of the file.
+
+        Raises:
+            ConfigurationError: The file cannot be written there; nothing was read.
+            NotFound: The batch was cleaned up.
+            WireError: What the store has of its inputs is not what was submitted.
+
+        Cancelled: the file is as it was, or the new one.
+        """
+        check(path=path)
+        self._batch.submission.refuse_removed()
+        from kinetic.aio._engine import report  # it takes a while, and few need it
+
+        self._report = await report.write(self._batch, path)
+        return self._report
 
     async def submitted(self) -> None:
         """Wait until every input was handed to the platform once, or never will be."""

@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, cast
 import anyio.to_thread
 from absl import logging
 
-from kinetic._messages import handle_repr, handle_table
+from kinetic._messages import handle_bundle, handle_repr
 from kinetic._runner.protocol import wire
 from kinetic._tasks import in_thread, release
 from kinetic._tracebacks import own_frames_left_out
 from kinetic.accelerators import parse
 from kinetic.aio import _job_log
-from kinetic.aio._engine import debugging, implicit_client, job_spec, results
+from kinetic.aio._engine import debugging, implicit_client, job_spec, notebook, results
 from kinetic.aio._job_log import LogPrinter
 from kinetic.errors import (
     AuthError,
@@ -82,8 +82,17 @@ class JobHandle(JobRecord, Generic[T]):
     def __repr__(self) -> str:
         return handle_repr("JobHandle", self.facts())
 
-    def _repr_html_(self) -> str:
-        return handle_table("JobHandle", self.facts())
+    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
+        return self.bundle()
+
+    def bundle(self) -> dict[str, str]:
+        """What a notebook shows of it: what is known, and from now on when it has ended.
+
+        It asks nobody, and follows the job only if it is called on its loop; not for users.
+        """
+        if self._following is not None and not self._cleaned:
+            notebook.follow_job(self._following)
+        return handle_bundle("JobHandle", self.facts())
 
     def facts(self) -> dict[str, object]:
         """What is known of it without asking anybody, the status seen last; for people."""

@@ -96,10 +96,12 @@ class Store(Protocol):
         """Overwrite generation *generation*, returning the new one; Conflict if it moved on."""
         ...
 
-    async def get(self, name: str, *, limit: int | None = RECORD_BYTES) -> Object:
+    async def get(self, name: str, *, limit: int | None = RECORD_BYTES, start: int = 0) -> Object:
         """The object; NotFound if there is none.
 
         One of more than *limit* bytes comes without its content: nobody here has written it.
+        With *start* the content begins at that byte, and its *limit* counts from there; whether
+        such a part is whole and right is for the caller to verify.
         """
         ...
 

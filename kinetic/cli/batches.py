@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from contextlib import aclosing
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -138,6 +139,21 @@ def _watch(where: Where, group_id: str, as_json: bool) -> None:
             await follow(await attached(client, group_id), as_json=as_json)
 
     carry_out(work())
+
+
+@batches.command("report")
+@click.argument("group_id")
+@click.argument("path", type=click.Path(dir_okay=False, path_type=Path), required=False)
+@placed
+def _report(where: Where, group_id: str, path: Path | None) -> None:
+    """Write a page about a batch to PATH (here, named after the batch): one file of HTML."""
+
+    async def work() -> Path:
+        async with where.client() as client:
+            batch = await attached(client, group_id)
+            return await batch.report(path or Path(f"{batch.group_id}.html"))
+
+    output.lines([str(carry_out(work()))])
 
 
 @batches.command("results")

@@ -61,11 +61,14 @@ def run(
     if file is None:
         if name or max_concurrent or retries is not None or budget is not None:
             raise click.UsageError("--name, --max-concurrent, --retries, --budget are of a --map")
+        _check(function, given)
         carry_out(_once(where, function, given, detach, as_json))
         return
     if detach:
         raise click.UsageError("a --map is submitted by this process: --detach is of one call")
     inputs = [{**given, **one} for one in inputs_of(file, function)]
+    for one in inputs:
+        _check(function, one)
     settings = {
         "name": name,
         "max_concurrent": max_concurrent,
@@ -155,7 +158,8 @@ def load_function(target: str) -> Callable[..., Any]:
     module = _module_of(path.resolve())
     found = getattr(module, name, None)
     if not callable(found):
-        known = [one for one, it in vars(module).items() if inspect.isfunction(it)]
+        own = ((one, it) for one, it in vars(module).items() if callable(it))
+        known = [one for one, it in own if getattr(it, "__module__", "") == module.__name__]
         there = f"; it has {', '.join(known[:5])}" if known else ""
         raise click.UsageError(f"there is no function {name!r} in {place}{there}")
     return cast("Callable[..., Any]", found)
@@ -221,10 +225,26 @@ def _line(text: str, what: str) -> dict[str, Any]:
     return cast("dict[str, Any]", found)
 
 
-def _annotations(function: Any) -> dict[str, Any]:
-    plain = inspect.unwrap(getattr(function, "function", function))
+def _plain(function: Any) -> Any:
+    return inspect.unwrap(getattr(function, "function", function))
+
+
+def _check(function: Any, given: dict[str, Any]) -> None:
+    """Refuse arguments that the function does not take.
+
+    Raises:
+        click.UsageError: It says which.
+    """
+    plain = _plain(function)
     try:
-        return inspect.get_annotations(plain, eval_str=True)
+        inspect.signature(plain).bind(**given)
+    except TypeError as exc:
+        raise click.UsageError(f"{plain.__name__}{inspect.signature(plain)}: {exc}") from exc
+
+
+def _annotations(function: Any) -> dict[str, Any]:
+    try:
+        return inspect.get_annotations(_plain(function), eval_str=True)
     except Exception:  # whatever the user's own annotations raise
         return {}
 

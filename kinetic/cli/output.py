@@ -63,10 +63,10 @@ def table(
 
     made = Table(box=None, pad_edge=False, header_style="bold")
     for column in columns:
-        *_, last = columns
-        made.add_column(
-            column.upper().replace("_", " "), overflow="fold" if column == last else "ellipsis"
-        )
+        # An id is of no use in parts; what is said last may take several lines.
+        last = column == columns[-1]
+        name = column.upper().replace("_", " ")
+        made.add_column(name, overflow="fold" if last else "ellipsis", no_wrap=not last)
     for row in found:
         cells = (one_line(_told(row.get(column)), LONGEST_TEXT) for column in columns)
         made.add_row(*(Text(cell) for cell in cells))

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from kinetic._runner.protocol import outcomes, pickles, wire
+from kinetic._runner.protocol.notes import note_of_result
 from kinetic._runner.protocol.retry_budgets import INFRASTRUCTURE
 from kinetic.errors import NotFound
 from kinetic.job_status import Reason
@@ -30,9 +31,7 @@ async def carry_out(run: Run) -> int:
     """
     order = wire.Assignment.from_json(run.spec.assignment)
     claim = wire.attempt_key(order.scope, order.index, order.attempt, "claim")
-    if not await run.store.create(
-        claim, b"", {"executor": run.executor, "fence": str(order.fence)}
-    ):
+    if not await run.store.create(claim, b"", wire.claim_metadata(run.executor, order.fence)):
         return wire.EXIT_FINAL  # another process has this attempt
     standing = await _standing(run, order)
     try:
@@ -108,7 +107,7 @@ async def _run(run: Run, order: wire.Assignment, chunk: bytes) -> tuple[wire.Out
         assert isinstance(body, bytes)
     except Exception as error:
         return _failed(run, error, phase)
-    return wire.Outcome(kind=wire.Kind.VALUE, phase=phase), body
+    return wire.Outcome(kind=wire.Kind.VALUE, phase=phase, note=note_of_result(value)), body
 
 
 def _part(content: bytes, part: wire.Input) -> bytes:
@@ -132,9 +131,8 @@ def _failed(run: Run, error: Exception, phase: str) -> tuple[wire.Outcome, bytes
         words = f"kinetic {phase} failed: {text.qualname}: {text.message}"
         text = replace(text, message=words)
     run.print(text.traceback.rstrip())
-    outcome = wire.Outcome(
-        kind=wire.Kind.ERROR, reason=Reason.USER_ERROR if mine else Reason.SETUP, phase=phase
-    )
+    reason = Reason.USER_ERROR if mine else Reason.SETUP
+    outcome = wire.Outcome(kind=wire.Kind.ERROR, reason=reason, phase=phase, note=text.note)
     stored = outcomes.encode_error(text, error if phase == "execute" else None)
     assert isinstance(stored.content, bytes)
     return outcome, stored.content
@@ -154,4 +152,5 @@ def _stopped(run: Run, unwanted: bool) -> tuple[wire.Outcome, bytes]:
     reason = Reason.DEADLINE if late else Reason.PREEMPTED
     stored = outcomes.encode_error(text, None)
     assert isinstance(stored.content, bytes)
-    return wire.Outcome(kind=wire.Kind.ERROR, reason=reason, phase="execute"), stored.content
+    outcome = wire.Outcome(kind=wire.Kind.ERROR, reason=reason, phase="execute", note=text.note)
+    return outcome, stored.content

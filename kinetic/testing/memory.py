@@ -70,10 +70,11 @@ class MemoryStore:
         self._objects[name] = Object(name=name, body=body, metadata={}, generation=generation + 1)
         return generation + 1
 
-    async def get(self, name: str, *, limit: int | None = RECORD_BYTES) -> Object:
+    async def get(self, name: str, *, limit: int | None = RECORD_BYTES, start: int = 0) -> Object:
         """See the port."""
         self.requests["get"] += 1
         there = self._get(name)
+        there = replace(there, body=there.body[start:]) if start else there
         return there if limit is None or len(there.body) <= limit else replace(there, body=b"")
 
     async def fetch(self, name: str, path: Path) -> None:

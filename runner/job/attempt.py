@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..protocol import frames, outcomes, pickles, signing, wire
+from ..protocol.notes import Note, note_of_result
 from ..protocol.retry_budgets import INFRASTRUCTURE
 from ..protocol.wire import Assignment, Input, Kind, Outcome, value_key
 from ..stores.directory import DirectoryObjects
@@ -191,9 +192,9 @@ class Invocation:
             text = outcomes.error_text(error, phase=self._phase, own_frames=1)
             words = f"the result cannot be pickled: {text.qualname}: {text.message}"
             text = replace(text, message=words, result_repr=outcomes.result_repr(value))
-            outcome = self._outcome(Kind.ERROR, reason=_reason(error, self._phase))
+            outcome = self._outcome(Kind.ERROR, text.note, reason=_reason(error, self._phase))
             return outcome, outcomes.encode_error(text, None)
-        outcome = self._outcome(Kind.VALUE)
+        outcome = self._outcome(Kind.VALUE, note_of_result(value))
         if not isinstance(stored.content, bytes):
             order = self._order
             name = value_key(order.scope, order.index, order.attempt, self._executor)
@@ -211,7 +212,7 @@ class Invocation:
             text = replace(text, message=words + _hint(error, self._phase, self._site))
         text = self._worded(text)
         rebuilt = error if self._phase == "execute" and not _leaving(error) else None
-        outcome = self._outcome(Kind.ERROR, reason=_reason(error, self._phase))
+        outcome = self._outcome(Kind.ERROR, text.note, reason=_reason(error, self._phase))
         return outcome, outcomes.encode_error(text, rebuilt)
 
     def _stopped(self, stopped: Stopped) -> tuple[Outcome, outcomes.Stored]:
@@ -225,14 +226,15 @@ class Invocation:
         )
         text = outcomes.error_text(stopped, phase=self._phase, own_frames=2)
         text = replace(text, qualname="", message=f"the job {words}")
-        return self._outcome(Kind.ERROR, reason=reason), outcomes.encode_error(text, None)
+        outcome = self._outcome(Kind.ERROR, text.note, reason=reason)
+        return outcome, outcomes.encode_error(text, None)
 
     def _worded(self, text: outcomes.ErrorText) -> outcomes.ErrorText:
         """As it is told: with the last lines of the log, where these would be gone."""
         log = self._site.log
         return text if log is None else replace(text, log=log())
 
-    def _outcome(self, kind: Kind, *, reason: str = "") -> Outcome:
+    def _outcome(self, kind: Kind, note: Note | None, *, reason: str = "") -> Outcome:
         return Outcome(
             kind=kind,
             reason=reason,
@@ -241,6 +243,7 @@ class Invocation:
             phase=self._phase,
             started=self._started,
             ended=time.time(),
+            note=note,
         )
 
     @contextmanager
@@ -521,8 +524,10 @@ class Attempt:
             return wire.EXIT_UNCOMMITTED
         text = outcomes.error_text(exc, phase="commit")
         words = f"the job ended well, but its result could not be stored: {text.message}"
+        text = replace(text, message=words)
         failed = outcome._replace(kind=wire.Kind.ERROR, reason="setup", phase="commit", value=None)
-        return self._commit(failed, outcomes.encode_error(replace(text, message=words), None))
+        failed = failed._replace(note=text.note)
+        return self._commit(failed, outcomes.encode_error(text, None))
 
     def _wait_for_the_other(self) -> int:
         """Another process has this attempt: leave only when it has ended.

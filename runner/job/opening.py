@@ -44,7 +44,7 @@ class Opening:
 
     def claim(self) -> bool:
         """Create the claim; False when it is somebody else's."""
-        claim = {"executor": self._executor, "fence": str(self._order.fence)}
+        claim = wire.claim_metadata(self._executor, self._order.fence)
         name = self._name("claim")
         self._made_claim = self._objects.create(name, b"", claim)
         return self._made_claim or self._claimant() == self._executor

@@ -505,7 +505,7 @@ def _close(
     """Close attempt *number*; without metadata when it had its outcome already."""
     place = (order.scope, order.index, number)
     if executor is None:
-        claim = {"executor": wire.VOID, "fence": str(order.fence)}
+        claim = wire.claim_metadata(wire.VOID, order.fence)
         name = wire.attempt_key(*place, "claim")
         if objects.create(name, b"", claim):
             executor = wire.VOID

@@ -147,7 +147,7 @@ class HostCall(Invocation):
     def _encoded(self, value: Any) -> tuple[wire.Outcome, outcomes.Stored]:
         if self.hosts.leads:
             return super()._encoded(value)
-        return self._outcome(wire.Kind.VALUE), outcomes.Stored(b"", "", 0)
+        return self._outcome(wire.Kind.VALUE, None), outcomes.Stored(b"", "", 0)
 
     def _place(self) -> tuple[int, int]:
         return self.hosts.index, self.hosts.count

@@ -19,6 +19,7 @@ __all__ = [
     "Frames",
     "FramesError",
     "Sink",
+    "footer_length",
     "footer_of",
     "only",
     "pack",
@@ -96,6 +97,17 @@ def _read_footer(footer: bytes) -> tuple[dict[str, Any], list[int]]:
         return {}, [int(size)]
     fields = json.loads(footer)
     return fields, fields.pop("frames")
+
+
+def footer_length(end: bytes) -> int:
+    """How many bytes the footer of the container with this *end* takes there, with what follows it.
+
+    Raises:
+        FramesError: It is no container's end.
+    """
+    if len(end) < TAIL.size or end[-4:] != MAGIC:
+        raise FramesError("the container's end is missing or damaged")
+    return int(TAIL.unpack_from(end, len(end) - TAIL.size)[0]) + TAIL.size
 
 
 def footer_of(data: bytes | bytearray | memoryview) -> bytes:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from . import exceptions, frames, pickles, wire
+from . import exceptions, frames, notes, pickles, wire
 
 __all__ = [
     "Death",
@@ -62,6 +62,11 @@ class ErrorText:
     log: str = ""
     withheld: str = ""
 
+    @property
+    def note(self) -> notes.Note:
+        """What the header of its outcome says of it."""
+        return notes.note_of_error(self.qualname if self.phase == "execute" else "", self.message)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Death:
@@ -84,17 +89,18 @@ def closed(
     *item* was looked at after the claim of *executor* was seen: if it was stopped by then,
     the attempt is cancelled, whatever it died of. *log* are the last lines of its log.
     """
-    content = b""
+    content, note = b"", None
     if not item.stopped:
-        words = death.message + (f"\nLast lines of its log:\n{log}" if log else "")
         text = ErrorText(
             qualname=death.qualname,
-            message=words,
+            message=death.message,
             traceback=death.traceback,
             phase=death.phase,
             log=log,
         )
-        content = frames.pack([], {"error": fields_of(text)})
+        note = text.note
+        words = death.message + (f"\nLast lines of its log:\n{log}" if log else "")
+        content = frames.pack([], {"error": fields_of(replace(text, message=words))})
     outcome = wire.Outcome(
         kind=wire.Kind.CANCELLED if item.stopped else death.kind,
         reason="cancelled" if item.stopped else death.reason,
@@ -104,6 +110,7 @@ def closed(
         exit_code=death.exit_code,
         ended=time.time(),
         body=digest(content),
+        note=note,
     )
     return outcome, content
 

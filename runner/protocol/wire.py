@@ -11,15 +11,18 @@ import base64
 import bisect
 import hmac
 import json
+import math
 import operator
 import re
+import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, NamedTuple, cast
 
-from . import signing
+from . import notes, signing
 from .frames import MALFORMED
+from .notes import Note
 from .retry_budgets import INFRASTRUCTURE, UNVERIFIED, RetryBudgets
 
 __all__ = [
@@ -53,6 +56,7 @@ __all__ = [
     "attempts_of",
     "block_prefix",
     "check_version",
+    "claim_metadata",
     "control_key",
     "debugger_mark",
     "done_key",
@@ -218,6 +222,11 @@ def log_key(scope: str, index: int, attempt: int, host: int) -> str:
 
 
 _ATTEMPT = re.compile(r"(\d{8,})\.(\d{4,})\.(claim|outcome)$")
+
+
+def claim_metadata(executor: str, fence: int) -> dict[str, str]:
+    """Of a claim that *executor* makes now."""
+    return {"executor": executor, "fence": str(fence), "at": f"{time.time():.3f}"}
 
 
 # --- the version -------------------------------------------------------------------------
@@ -495,7 +504,7 @@ class Outcome(NamedTuple):
     The body is a `frames` container; ``body`` is its SHA-256. A value that is
     too large for it lies under ``value`` (name, SHA-256), and the body's
     frames are empty. ``started`` and ``ended`` are seconds since the epoch by
-    the job's clock, for display.
+    the job's clock, for display; so is ``note``, see `notes`.
     """
 
     kind: Kind
@@ -508,6 +517,7 @@ class Outcome(NamedTuple):
     ended: float | None = None
     body: str = ""
     value: tuple[str, str] | None = None
+    note: Note | None = None
 
     def signed(self, key: bytes, scope: str, index: int, attempt: int) -> dict[str, str]:
         """As metadata, with a signature over everything and the place it is for."""
@@ -548,6 +558,8 @@ class Outcome(NamedTuple):
             known["kind"] = _KINDS.get(known["kind"]) or Kind(known["kind"])
             if known["value"]:
                 known["value"] = tuple(known["value"])
+            if known["note"] is not None:
+                known["note"] = notes.read(known["note"])
             return cls._make(_in_order(known))
         except MALFORMED as exc:
             raise ValueError(f"the header of an outcome is damaged: {exc}") from exc
@@ -562,10 +574,15 @@ _in_order = cast(Callable[[Mapping[str, Any]], Any], operator.itemgetter(*Outcom
 
 
 class Attempt(NamedTuple):
-    """What the store holds of one attempt."""
+    """What the store holds of one attempt.
+
+    ``claimed`` is when, in seconds since the epoch by the job's clock: for display, for nobody
+    has signed it.
+    """
 
     executor: str | None = None
     outcome: Outcome | None = None
+    claimed: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -763,12 +780,20 @@ def attempts_of(
         of_item = found.setdefault(int(match[1]), {})
         there = of_item.get(int(match[2]), Attempt())
         if match[3] == "claim":
-            there = Attempt(metadata.get("executor", ""), there.outcome)
+            there = Attempt(metadata.get("executor", ""), there.outcome, _moment(metadata))
         else:
             try:
                 header = Outcome.verified(metadata, key, scope, int(match[1]), int(match[2]))
             except ValueError:
                 header = _UNVERIFIED
-            there = Attempt(there.executor, header)
+            there = there._replace(outcome=header)
         of_item[int(match[2])] = there
     return found
+
+
+def _moment(metadata: Mapping[str, str]) -> float | None:
+    try:
+        moment = float(metadata["at"])
+    except (LookupError, ValueError, TypeError):
+        return None
+    return moment if math.isfinite(moment) else None

@@ -77,6 +77,9 @@ def test_a_batch_from_its_start_to_its_removal(kinetic: Kinetic, tmp_path: Path)
     assert [one["status"] for one in ended.lines] == ["SUCCEEDED", "FAILED", "SUCCEEDED"]
     shown = kinetic("batches", "results", group, "--unpickle", "--failed")
     assert shown.out.startswith("1\tFAILED\tuser error: ValueError")
+    page = kinetic("batches", "report", group, str(tmp_path / "page.html")).out.strip()
+    assert Path(page).read_text().startswith("<!doctype html>")
+    assert kinetic("batches", "report", group, "/nowhere/page.html").code == 2
     logs = kinetic("batches", "logs", group).out.splitlines()
     assert "[0] doubling 1" in logs and "[2] doubling 3" in logs
     retried = kinetic("batches", "retry", group, "--timeout", "60")
@@ -107,6 +110,7 @@ def test_a_table_gives_numbers_where_the_function_wants_them(
         ([FILE], "names no function"),
         ([f"{FILE}:double", "-a", "x"], "no NAME=VALUE"),
         ([f"{FILE}:double", "--name", "n"], "are of a --map"),
+        ([f"{FILE}:double", "-a", "y=1"], "missing a required argument: 'x'"),
         ([f"{FILE}:double", "--map", FILE], "takes a .jsonl or a .csv"),
     ],
     ids=lambda one: one if isinstance(one, str) else "",

@@ -52,6 +52,15 @@ async def test_an_object_is_created_once(store: Store) -> None:
     assert [one.generation for one in await store.list("a")] == [there.generation]
 
 
+@pytest.mark.parametrize("size", [10, 400_000])
+async def test_the_end_of_an_object_is_read_without_the_rest(store: Store, size: int) -> None:
+    content = bytes(range(10)) * (size // 10)
+    await store.create("a", content, {"k": "v"})
+    there = await store.get("a", start=size - 7)
+    assert (there.body, dict(there.metadata)) == (content[-7:], {"k": "v"})
+    assert (await store.get("a", start=size - 7, limit=7)).body == content[-7:]
+
+
 @pytest.mark.parametrize("name", HOSTILE)
 async def test_any_name_comes_back_as_it_was(store: Store, name: str) -> None:
     assert await store.create(name, name.encode(), {"name": "é"})

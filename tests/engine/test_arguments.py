@@ -8,6 +8,7 @@ import json
 import pickle
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -482,7 +483,7 @@ async def test_a_handle_is_shown_in_short_with_the_status_seen_last(client: aio.
     assert await job.result(cleanup=False) == "<b>"
     assert f"status='SUCCEEDED', created_at='{job.created_at}')" in repr(job)
     assert "\n" not in repr(job) and len(repr(job)) < 160
-    assert "<td>SUCCEEDED</td>" in job._repr_html_()
+    assert "<td>SUCCEEDED</td>" in job._repr_mimebundle_()["text/html"]
 
 
 async def test_what_a_notebook_shows_of_a_handle_is_escaped(client: aio.Client) -> None:
@@ -490,8 +491,28 @@ async def test_what_a_notebook_shows_of_a_handle_is_escaped(client: aio.Client) 
     await batch.wait()
     assert f"BatchHandle({batch.group_id!r}, name=" in repr(batch)
     assert "ended='2 of 2'" in repr(batch)
-    assert "&lt;script&gt;&amp;" in batch._repr_html_()
-    assert "<script>" not in batch._repr_html_()
+    shown = batch._repr_mimebundle_()
+    assert shown["text/plain"] == repr(batch)
+    assert "&lt;script&gt;&amp;" in shown["text/html"]
+    assert "<script>" not in shown["text/html"]
+    assert '<th scope="col">succeeded</th></tr><tr><td>2</td>' in shown["text/html"]
+
+
+async def test_showing_a_handle_asks_nobody() -> None:
+    platform = memory_platform()
+    async with aio.Client(backend="local", platform=platform) as client:
+        batch = await client.run_async_map(same, [1, 2])
+        job = await client.submit(same, 3)
+        await batch.wait()
+        await job.result(cleanup=False)
+        async with aio.Client(backend="local", platform=platform) as other:
+            [listed] = await other.list_batches()
+            platform.store.requests.clear()
+            shown = [one._repr_mimebundle_() for one in (batch, job, listed)]
+            assert not platform.store.requests
+    assert [one["text/plain"] for one in shown] == [repr(one) for one in (batch, job, listed)]
+    assert "<caption>Items</caption>" in shown[0]["text/html"]
+    assert "<caption>Items</caption>" not in shown[2]["text/html"], "nothing is known of its items"
 
 
 async def test_a_batch_says_when_it_was_made_as_its_jobs_do(client: aio.Client) -> None:
@@ -499,3 +520,16 @@ async def test_a_batch_says_when_it_was_made_as_its_jobs_do(client: aio.Client) 
     assert (await batch.job(0)).created_at[:16] == batch.created_at[:16]
     assert batch.created_at.endswith("Z")
     assert (await client.attach_batch(batch.group_id)).created_at == batch.created_at
+
+
+async def test_the_report_that_was_written_is_linked(
+    client: aio.Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batch = await client.run_async_map(same, [1])
+    await batch.wait()
+    await batch.report(tmp_path / 'a "b" & c.html')
+    away = batch._repr_mimebundle_()["text/html"]
+    assert f'<a href="{tmp_path.as_uri()}/a%20%22b%22%20%26%20c.html">{tmp_path}/a &quot;b' in away
+    monkeypatch.chdir(tmp_path)
+    near = batch._repr_mimebundle_()["text/html"]
+    assert '<a href="a%20%22b%22%20%26%20c.html">a &quot;b&quot; &amp; c.html</a>' in near

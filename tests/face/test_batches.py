@@ -416,3 +416,22 @@ print(os.path.exists(os.path.join(os.environ["KINETIC_HOME"], "store", "batches"
         process.expect("job-local-000000000000 is the id of a job")
         process.expect("False")
         assert process.end() == (0, "", "")
+
+
+def test_a_report_is_written_from_a_script(script, tmp_path: Path) -> None:
+    code = """
+batch = inverse.run_async_map([1, 0, 4], name="inverses")
+batch.wait()
+print(batch.report("report.html"))
+try:
+    batch.report("nowhere/report.html")
+except kinetic.errors.ConfigurationError as error:
+    print(error)
+"""
+    with script(code) as process:
+        process.expect(str(tmp_path / "report.html"))
+        assert "there is no folder" in process.line()
+        assert process.end() == (0, "", "")
+    page = (tmp_path / "report.html").read_text()
+    assert "ZeroDivisionError: division by zero" in page
+    assert '"name":"result","kind":"number","values":[1,null,0.25]' in page

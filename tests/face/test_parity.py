@@ -32,8 +32,8 @@ ONLY_HERE = {
     "module": set(),
 }
 ONLY_THERE = {
-    "JobHandle": {"bound", "debugger", "facts"},
-    "BatchHandle": {"let_run", "facts"},
+    "JobHandle": {"bound", "bundle", "debugger", "facts"},
+    "BatchHandle": {"bundle", "facts", "let_run"},
     "module": {"Client"},
 }
 

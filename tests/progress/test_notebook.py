@@ -56,17 +56,21 @@ def kernel(tmp_path: Path, monkeypatch):
         manager.shutdown_kernel(now=True)
 
 
-def outputs(kernel, code: str) -> list[tuple[str, dict]]:
-    """Runs a cell; the type and the content of each message that came of it."""
-    client, mark = kernel
+def outputs(kernel, code: str, *, mark: bool = True) -> list[tuple[str, dict]]:
+    """Runs a cell; the type and the content of each message that came of it.
+
+    With *mark* the work waits until something of it is shown.
+    """
+    client, seen_file = kernel
     seen = []
 
     def hook(message: dict) -> None:
         seen.append((message["msg_type"], message["content"]))
-        if message["msg_type"] == "display_data":
-            mark.touch()  # what the work waits for
+        if mark and message["msg_type"] == "display_data":
+            seen_file.touch()  # what the work waits for
 
-    mark.unlink(missing_ok=True)
+    if mark:
+        seen_file.unlink(missing_ok=True)
     told = client.execute_interactive(code, timeout=DEADLINE_S, output_hook=hook)
     assert told["content"]["status"] == "ok", told["content"]
     return seen
@@ -103,3 +107,116 @@ print(answer())
     streams = [content for kind, content in outputs(kernel, code) if kind == "stream"]
     assert "42" in "".join(one["text"] for one in streams)
     assert "blocks the event loop" not in "".join(one["text"] for one in streams)
+
+
+WORK = """
+import os
+import kinetic
+
+here = os.getcwd()
+
+@kinetic.run(backend="local", accelerator="cpu")
+def work(n):
+    import os, time
+    while not os.path.exists(f"{here}/seen"):
+        time.sleep(0.01)
+    return n
+"""
+
+
+def settled(kernel, wanted: str) -> dict:
+    """Waits until an output of an earlier cell says *wanted*; its bundle then.
+
+    It is one output that is updated, and it belongs to the cell that has displayed the handle.
+    """
+    client, _ = kernel
+    names, cells = set(), set()
+    while True:
+        message = client.get_iopub_msg(timeout=DEADLINE_S)
+        if message["msg_type"] in ("display_data", "update_display_data"):
+            content = message["content"]
+            names.add(content["transient"]["display_id"])
+            cells.add(message["parent_header"]["msg_id"])
+            assert len(names) == len(cells) == 1
+            if wanted in content["data"]["text/plain"]:
+                return content["data"]
+
+
+def result_of(seen: list[tuple[str, dict]]) -> dict:
+    (result,) = [content["data"] for kind, content in seen if kind == "execute_result"]
+    return result
+
+
+def test_a_batch_shows_itself_and_how_far_it_is_until_it_is_over(kernel) -> None:
+    outputs(kernel, WORK, mark=False)
+    code = 'batch = work.run_async_map(range(4), max_concurrent=2, name="</td><b>"); batch'
+    seen = outputs(kernel, code, mark=False)
+    shown = result_of(seen)
+    assert shown["text/plain"].startswith("BatchHandle('grp-local-")
+    assert "name='</td><b>'" in shown["text/plain"]
+    assert "&lt;/td&gt;&lt;b&gt;" in shown["text/html"] and "<b>" not in shown["text/html"]
+    assert '<th scope="col">waiting</th>' in shown["text/html"]
+    assert "report" not in shown["text/html"]
+    settled(kernel, "0 of 4 ended")
+    kernel[1].touch()  # the jobs end now, and no cell waits for them
+    last = settled(kernel, "4 of 4 ended: 4 succeeded; took")
+    assert '<progress max="1" value="1.0000"' in last["text/html"]
+    assert "&lt;/td&gt;&lt;b&gt;" in last["text/html"]
+
+    place = result_of(outputs(kernel, "str(batch.report('a report & more.html'))", mark=False))
+    assert Path(place["text/plain"].strip("'")).exists()
+    seen = outputs(kernel, "batch", mark=False)
+    shown = result_of(seen)
+    assert (
+        '<a href="a%20report%20%26%20more.html">a report &amp; more.html</a>'
+        in (shown["text/html"])
+    )
+    assert '<th scope="col">succeeded</th></tr><tr><td>4</td>' in shown["text/html"]
+    assert [kind for kind, _ in seen if "display" in kind] == [], "nothing more will change"
+
+
+def test_a_batch_that_is_silent_shows_only_what_is_known(kernel) -> None:
+    outputs(kernel, WORK, mark=False)
+    code = "batch = work.run_async_map(range(2), progress=False); batch"
+    assert "waiting" in result_of(outputs(kernel, code, mark=False))["text/html"]
+    kernel[1].touch()
+    seen = outputs(kernel, "batch.wait(); batch", mark=False)
+    assert "2 of 2" in result_of(seen)["text/html"]
+    assert [kind for kind, _ in seen if "display" in kind] == []
+
+
+def test_a_job_shows_itself_and_its_end(kernel) -> None:
+    outputs(kernel, WORK, mark=False)
+    shown = result_of(outputs(kernel, "job = work.run_async(1); job", mark=False))
+    assert shown["text/plain"].startswith("JobHandle('job-local-")
+    assert '<th scope="row">function</th><td>work</td>' in shown["text/html"]
+    settled(kernel, "0 of 1 ended")  # after half a second, for it would not be worth a line
+    kernel[1].touch()
+    settled(kernel, "1 of 1 ended: 1 succeeded")
+    assert "<td>SUCCEEDED</td>" in result_of(outputs(kernel, "job", mark=False))["text/html"]
+    assert "1" in result_of(outputs(kernel, "job.result()", mark=False))["text/plain"]
+
+
+def test_handles_of_asyncio_show_themselves_on_the_loop_of_the_notebook(kernel) -> None:
+    outputs(kernel, WORK, mark=False)
+    code = """
+from kinetic import aio
+client = aio.Client(backend="local")
+batch = await client.run_async_map(work, range(3), max_concurrent=1, name="aio")
+batch
+"""
+    assert "waiting" in result_of(outputs(kernel, code, mark=False))["text/html"]
+    settled(kernel, "aio: 0 of 3 ended")
+    kernel[1].touch()
+    settled(kernel, "aio: 3 of 3 ended: 3 succeeded; took")
+    listed = """
+async with aio.Client(backend="local") as other:
+    [again] = await other.list_batches()
+    shown = again
+shown
+"""
+    seen = outputs(kernel, listed, mark=False)
+    assert "succeeded" not in result_of(seen)["text/html"], "it was not looked at"
+    assert "stream" not in [kind for kind, _ in seen]
+    outputs(kernel, "await client.aclose()", mark=False)
+    assert "3 of 3" in result_of(outputs(kernel, "batch", mark=False))["text/html"]

@@ -91,7 +91,9 @@ def test_a_value_goes_from_the_bucket_to_the_bucket(in_bucket: Pods) -> None:
     assert (pod.code, in_bucket.value()) == (wire.EXIT_VALUE, 42), pod.output
     assert in_bucket.outcome().executor == "uid-1"
     claim = in_bucket.objects.stat(in_bucket.name("claim"))
-    assert claim.metadata == {"executor": "uid-1", "fence": "1"}
+    said = {**claim.metadata}
+    assert abs(float(said.pop("at")) - time.time()) < 60
+    assert said == {"executor": "uid-1", "fence": "1"}
 
 
 def test_a_large_value_is_streamed_to_the_bucket(in_bucket: Pods) -> None:

@@ -171,6 +171,11 @@ class Batch:
         """Whether every item has ended, as opposed to this process submitting it no more."""
         return self.finished if self.coordinator is None else self.coordinator.complete
 
+    @property
+    def followed(self) -> bool:
+        """Whether it is kept current; a listed batch is not before it is used."""
+        return self._followed
+
     def follow(self) -> None:
         """Follow it by the session's watch from now on; a listed batch is not before it is used."""
         if not self._followed:
@@ -465,7 +470,7 @@ class Batch:
         Raises:
             NotFound: The batch has no such item, or was cleaned up.
         """
-        if not await self._is_there():
+        if not await self.is_there():
             raise self.submission.identity.gone
         await self.refresh()
         wanted = {*range(self.known)} if indices is None else {*indices}
@@ -488,7 +493,7 @@ class Batch:
             self._observe_again()  # what was reopened runs elsewhere
         return count
 
-    async def _is_there(self) -> bool:
+    async def is_there(self) -> bool:
         """Whether it was not cleaned up; what is written after that would never be removed."""
         entry = self.submission.identity.entry
         if self.submits or await self.session.platform.store.look(entry) is not None:
@@ -574,7 +579,7 @@ class Batch:
         if self.total is not None and self.submission.ended >= self.total:
             await delete_left(self.session.platform.cluster, self.submission)
             return  # nothing else is left to stop, and the logs stay
-        if not await self._is_there():
+        if not await self.is_there():
             return
         its_round = await self.submission.append(wire.Request(kind="stop", cause="cancel"))
         await delete_left(self.session.platform.cluster, self.submission)

@@ -6,6 +6,7 @@ import asyncio
 import bisect
 import contextlib
 import hashlib
+import json
 import keyword
 import queue
 import threading
@@ -28,7 +29,8 @@ import anyio.to_thread
 
 from kinetic._packing import payload
 from kinetic._packing.payload import Binding, plain_call
-from kinetic._runner.protocol import frames, pickles, wire
+from kinetic._runner.protocol import frames, notes, pickles, wire
+from kinetic._tasks import bounded
 from kinetic.aio._engine.prepare import UploadedCall
 from kinetic.aio._engine.results import INLINE_BYTES, STACK_GLOBAL
 from kinetic.aio._engine.scratch import Scratch
@@ -53,6 +55,12 @@ CACHED = 4
 """Chunks that are held whole, for inputs that are asked for in order."""
 
 DIGEST_BYTES = 32
+
+FOOTER_BYTES = 128 * 1024
+"""Most footers are shorter; of a chunk that is longer only this end is read for its notes."""
+
+AT_ONCE = 8
+"""Chunks whose notes are read at once."""
 
 
 @dataclass(slots=True)
@@ -211,6 +219,47 @@ class InputIndex:
             case _:
                 return kwargs
 
+    async def notes(self, parameters: Sequence[str]) -> dict[int, notes.Note]:
+        """Item → the scalars of its input, by the names of the function's *parameters*.
+
+        One request a chunk, for its footer only where it is large. Inputs that an earlier version
+        has stored have no notes.
+
+        Raises:
+            WireError: A chunk is not what its submitter signed; nothing of it was used.
+        """
+        found: dict[int, notes.Note] = {}
+
+        async def read(stored: _Stored) -> None:
+            fields = await self._footer(stored)
+            for place, said in fields.get("notes", {}).items():
+                named = fields["how"][int(place)] == "k"
+                note = notes.read(said)
+                if not named:
+                    note = {_called(name, parameters): one for name, one in note.items()}
+                found[stored.first + int(place)] = note
+            await asyncio.sleep(0)  # a store at hand answers without a turn of the loop
+
+        await bounded(read, self._chunks, at_once=AT_ONCE)
+        return found
+
+    async def _footer(self, stored: _Stored) -> Mapping[str, Any]:
+        """The fields of a chunk's footer, verified, without its inputs where these are much."""
+        if stored.slot in self._bodies or stored.size <= FOOTER_BYTES:
+            return (await self._body(stored)).fields
+        start = stored.size - FOOTER_BYTES
+        content = await self._store.get(stored.name, start=start)
+        try:
+            if (length := frames.footer_length(content.body)) > len(content.body):
+                content = await self._store.get(stored.name, start=stored.size - length)
+            footer = frames.footer_of(content.body)
+            if not _has_digest(footer, bytes.fromhex(stored.footer)):
+                raise self._forged(stored.name)
+            fields: dict[str, Any] = json.loads(footer)
+        except ValueError as exc:
+            raise self._forged(stored.name) from exc
+        return fields
+
     def _chunk_of(self, index: int) -> _Stored:
         at = bisect.bisect_right(self._firsts, index) - 1
         if at >= 0:
@@ -257,6 +306,15 @@ class InputIndex:
         )
 
 
+def _called(name: str, parameters: Sequence[str]) -> str:
+    """What the note of a positional argument is called: ``[0].lr`` → ``config.lr``."""
+    place, bracket, rest = name.partition("]")
+    number = place[1:]
+    if bracket and number.isdecimal() and int(number) < len(parameters):
+        return parameters[int(number)] + rest
+    return name
+
+
 def _has_digest(part: bytes | memoryview, digest: bytes) -> bool:
     return hashlib.sha256(part).digest() == digest
 
@@ -291,7 +349,8 @@ class Chunk:
 
     ``how`` has a letter an input: called with it as the single argument, with
     its elements, or with its keywords. ``data`` and ``failed``, those that
-    cannot be pickled, go by the place in the chunk.
+    cannot be pickled, go by the place in the chunk, and so do ``notes``, the scalars of the
+    others.
     """
 
     parts: tuple[bytes, ...]
@@ -299,6 +358,7 @@ class Chunk:
     how: str
     data: Mapping[int, tuple[Data, ...]]
     failed: Mapping[int, Exception]
+    notes: Mapping[int, notes.Note]
 
     def body(self, first: int, refs: Mapping[int, tuple[wire.DataRef, ...]]) -> bytes:
         """The content of a slot, with a signed footer for whoever resumes the batch."""
@@ -307,6 +367,8 @@ class Chunk:
             fields["data"] = {str(at): [asdict(ref) for ref in of] for at, of in refs.items()}
         if self.failed:
             fields["failed"] = {str(at): str(error) for at, error in self.failed.items()}
+        if self.notes:
+            fields["notes"] = {str(at): note for at, note in self.notes.items()}
         return frames.pack(self.parts, fields)
 
 
@@ -662,6 +724,7 @@ def _encode(placed: UploadedCall, values: Sequence[Any], mode: str) -> Chunk:
     how: list[str] = []
     data: dict[int, tuple[Data, ...]] = {}
     failed: dict[int, Exception] = {}
+    noted: dict[int, notes.Note] = {}
     size = 0
     function = placed.call.function
     binding = None if function is None else Binding(function)
@@ -677,6 +740,8 @@ def _encode(placed: UploadedCall, values: Sequence[Any], mode: str) -> Chunk:
                     content, digest = plain, hashlib.sha256(plain).hexdigest()
                 else:
                     content, digest, added = _encode_one(placed, args, kwargs, scratch)
+                if (note := notes.note_of_call(args, kwargs)) is not None:
+                    noted[at] = note
             except (KineticError, ValueError, TypeError) as exc:
                 failed[at] = exc
             parts.append(content)
@@ -688,7 +753,12 @@ def _encode(placed: UploadedCall, values: Sequence[Any], mode: str) -> Chunk:
             if size >= CHUNK_BYTES:
                 break
     return Chunk(
-        parts=tuple(parts), digests=tuple(digests), how="".join(how), data=data, failed=failed
+        parts=tuple(parts),
+        digests=tuple(digests),
+        how="".join(how),
+        data=data,
+        failed=failed,
+        notes=noted,
     )
 
 

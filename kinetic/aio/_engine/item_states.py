@@ -296,9 +296,10 @@ class ItemStates:
         held = self._contents.pop(index, None)
         if held is not None and held[0] == number:
             return held[1], held[2]
-        return await self._read(index, number)
+        return await self.read_outcome(index, number)
 
-    async def _read(self, index: int, number: int) -> tuple[wire.Outcome, bytes]:
+    async def read_outcome(self, index: int, number: int) -> tuple[wire.Outcome, bytes]:
+        """As `outcome`, by a request of its own: what is at hand stays there for who waits."""
         identity = self.identity
         try:
             name = wire.attempt_key(identity.scope, index, number, "outcome")

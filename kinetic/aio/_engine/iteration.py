@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from kinetic._progress.display import Entry
     from kinetic.aio._engine.batches import Batch
     from kinetic.aio._engine.input_pump import Delivery
+    from kinetic.aio._engine.session import Submission
 
 __all__ = [
     "Consumer",
@@ -44,9 +45,11 @@ __all__ = [
     "Outcomes",
     "Shown",
     "Watch",
+    "is_shown",
     "outcome_of",
     "progress",
     "shown",
+    "state_at",
     "state_of",
     "title_of",
 ]
@@ -331,6 +334,12 @@ def state_of(item: wire.Item | None, status: JobStatus, *, refused: bool) -> Sta
             return State.RUNNING if status is JobStatus.RUNNING else State.WAITING
 
 
+def state_at(submission: Submission, index: int) -> State:
+    """Where an item is, as far as this process has seen."""
+    refused = submission.refusal(index) is not None
+    return state_of(submission.item(index), submission.status(index), refused=refused)
+
+
 class Watch:
     """A batch that is being counted, within ``async with``; ``changed`` is set by every change.
 
@@ -404,10 +413,9 @@ class Watch:
     def _note(self, index: int, item: wire.Item | None = None) -> None:
         submission = self._batch.submission
         item = submission.item(index)
-        refused = submission.refusal(index) is not None
-        if item is None and not refused and index >= self._batch.known:
+        if item is None and index >= self._batch.known and submission.refusal(index) is None:
             return  # not an item: a word to everybody who waits
-        state = state_of(item, submission.status(index), refused=refused)
+        state = state_at(submission, index)
         self._tally.put(index, state, item.attempt - 1 if item is not None else 0, self._clock())
 
     def _first_failure(self) -> str:
@@ -550,6 +558,11 @@ _SHOWN: dict[Batch, _Showing] = {}
 def shown(batch: Batch, wanted: bool | None = None) -> Shown:
     """Show how far *batch* is within ``async with``; *wanted* None: only if the sync face asks."""
     return Shown(batch, steps.WANTED.get() is not None if wanted is None else wanted)
+
+
+def is_shown(batch: Batch) -> bool:
+    """Whether it is on the display now."""
+    return batch in _SHOWN
 
 
 class Shown:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from kinetic import accelerators
+from kinetic._packing import payload
 from kinetic._packing.discover import Project
 from kinetic._runner.protocol import signing, wire
 from kinetic._runner.protocol.frames import MALFORMED
@@ -185,8 +186,15 @@ def batch_manifest(
         "price": asdict(price) if price is not None else None,
         "terms": {name: getattr(settings, name) for name in KEPT_OPTIONS},
         "placed": _placed_fields(placed),
+        "parameters": _parameters_of(placed),
         "record": record_of(session, identity, placed, 0),
     }
+
+
+def _parameters_of(placed: UploadedCall) -> list[str]:
+    """What the notes of positional arguments are called, whoever submits them."""
+    function = placed.call.function
+    return payload.Binding(function).positional if function is not None else []
 
 
 def map_settings_of(manifest: Mapping[str, Any]) -> MapSettings:

@@ -540,7 +540,7 @@ class Submission(ItemStates):
 
     async def _void(self, index: int, number: int) -> bool:
         """Claim an attempt that is not to begin any more; False when somebody has claimed it."""
-        claim = {"executor": wire.VOID, "fence": str(self.fence)}
+        claim = wire.claim_metadata(wire.VOID, self.fence)
         name = wire.attempt_key(self.identity.scope, index, number, "claim")
         return await self._store.create(name, b"", claim)
 
@@ -714,6 +714,7 @@ class Session:
         self._resolver_comes = False
         self._root_key: asyncio.Task[bytes] | None = None
         self._closed = False
+        self.loop = asyncio.get_running_loop()
 
     async def key(self, scope: str) -> bytes:
         """What the outcomes under *scope* are signed with."""

@@ -346,9 +346,9 @@ class GcsStore:
             raise self._http.explained(refusal, Verb.GET, name) from None
         raise Conflict(f"{name} is no longer of generation {generation}")
 
-    async def get(self, name: str, *, limit: int | None = RECORD_BYTES) -> Object:
+    async def get(self, name: str, *, limit: int | None = RECORD_BYTES, start: int = 0) -> Object:
         """See the port. Two requests at once: the API gives metadata and content by one each."""
-        return await transfer.get(self._http, name, limit)
+        return await transfer.get(self._http, name, limit, start)
 
     async def fetch(self, name: str, path: Path) -> None:
         """See the port. A large object comes in several ranges at once."""

@@ -162,14 +162,17 @@ CHANGES = 10
 Sink = Callable[[bytes], Awaitable[None]]
 
 
-async def get(http: Http, name: str, limit: int | None) -> Object:
-    """The whole object, in memory; one of more than *limit* bytes without its content."""
+async def get(http: Http, name: str, limit: int | None, start: int = 0) -> Object:
+    """The object from *start* on, in memory; one of more than *limit* bytes without its content.
+
+    The service has a checksum of the whole only: a part is not held against any.
+    """
     damaged = 0
     for _ in range(CHANGES):
         # Together, for the API gives the metadata and the content by two requests. Both run to
         # their end, whatever the other says: a connection that is left alone is lost.
         about, body = await asyncio.gather(
-            described(http, name), _body(http, name, limit), return_exceptions=True
+            described(http, name), _body(http, name, limit, start), return_exceptions=True
         )
         if isinstance(about, Described) and isinstance(body, _TooLong):
             return Object(name=name, body=b"", metadata=about.metadata, generation=about.generation)
@@ -181,7 +184,7 @@ async def get(http: Http, name: str, limit: int | None) -> Object:
         assert isinstance(about, Described) and isinstance(body, _Body)
         if body.generation not in (0, about.generation):
             continue  # it was replaced in between
-        if about.crc32c in ("", await _crc32c(body.content)):
+        if start or about.crc32c in ("", await _crc32c(body.content)):
             return Object(
                 name=name, body=body.content, metadata=about.metadata, generation=about.generation
             )
@@ -301,7 +304,7 @@ class _TooLong(Exception):
     """More comes than there may be."""
 
 
-async def _body(http: Http, name: str, limit: int | None) -> _Body:
+async def _body(http: Http, name: str, limit: int | None, start: int) -> _Body:
     pieces: list[bytes] = []
     left: float = math.inf if limit is None else limit
 
@@ -312,7 +315,7 @@ async def _body(http: Http, name: str, limit: int | None) -> _Body:
             raise _TooLong
         pieces.append(content)
 
-    stream = _Stream(http, name, sink)
+    stream = _Stream(http, name, sink, start=start)
     await stream.run()
     if sum(map(len, pieces)) > LONG:  # joining lets go of the interpreter, and may take long
         return _Body(await in_thread(b"".join, pieces), stream.generation)

@@ -77,15 +77,15 @@ class DirectoryStore:
             raise Conflict(f"{name} is no longer of generation {generation}")
         return replaced
 
-    async def get(self, name: str, *, limit: int | None = RECORD_BYTES) -> Object:
+    async def get(self, name: str, *, limit: int | None = RECORD_BYTES, start: int = 0) -> Object:
         with self._translated(name):
             info, small = self._objects.read(name, SMALL_BYTES)
             if small is not None:
-                body = small
-            elif limit is not None and info.size > limit:
+                body = small[start:]
+            elif limit is not None and info.size - start > limit:
                 body = b""
             else:
-                body, _ = await _in_thread(lambda: self._objects.get(name, 0, info.size))
+                body, _ = await _in_thread(lambda: self._objects.get(name, start, info.size))
         return Object(name=name, body=body, metadata=info.metadata, generation=info.generation)
 
     async def fetch(self, name: str, path: Path) -> None:

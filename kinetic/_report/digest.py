@@ -1,0 +1,296 @@
+"""The statistics of a batch: pure functions from what was read of it to numbers to be drawn."""
+
+from __future__ import annotations
+
+import math
+import re
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from kinetic._progress.tally import State
+from kinetic._report.facts import BatchReport, Item
+
+__all__ = [
+    "Bin",
+    "Digest",
+    "Durations",
+    "FailureGroup",
+    "Point",
+    "Retries",
+    "digest",
+    "grouped",
+    "pattern",
+]
+
+
+POINTS = 160
+"""Of a line over time: more than the eye tells apart in a chart."""
+
+BINS = 24
+SLOWEST = 20
+
+WIDE = 50.0
+"""Durations of which the longest is so many times the shortest are binned by their logarithm."""
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """How many items were in each `State`, ``seconds`` after the batch began."""
+
+    seconds: float
+    counts: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Bin:
+    """So many items took at least ``start`` and less than ``stop`` seconds."""
+
+    start: float
+    stop: float
+    count: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Durations:
+    """Of the attempts that returned a value, in seconds; quantiles are durations that occurred."""
+
+    count: int
+    least: float
+    p50: float
+    p95: float
+    most: float
+    total: float
+    bins: tuple[Bin, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Retries:
+    """So many attempts after the first were made for this ``reason``, of so many items."""
+
+    reason: str
+    attempts: int
+    items: int
+
+
+@dataclass(frozen=True, slots=True)
+class FailureGroup:
+    """Items that failed with the same message but for its numbers; ``example`` is one of them."""
+
+    message: str
+    reason: str
+    items: tuple[int, ...]
+    example: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Digest:
+    """Everything that is drawn or tabled of all items together. Seconds count from ``begun``."""
+
+    begun: float
+    seconds: float
+    counts: Mapping[State, int]
+    states: tuple[Point, ...]
+    concurrency: tuple[tuple[float, int], ...]
+    peak: int
+    mean: float
+    durations: Durations | None
+    retries: tuple[Retries, ...]
+    failures: tuple[FailureGroup, ...]
+    slowest: tuple[int, ...]
+
+
+def digest(report: BatchReport) -> Digest:
+    """The statistics of what was read."""
+    items = report.items
+    moments = [
+        moment
+        for item in items
+        for attempt in item.attempts
+        for moment in (attempt.begun, attempt.ended)
+        if moment is not None
+    ]
+    begun = min([report.created or report.read_at, *moments])
+    finished = report.total is not None and all(item.state > State.RUNNING for item in items)
+    end = max(moments, default=begun) if finished else max([report.read_at, *moments])
+    seconds = max(0.0, end - begun)
+    changes = _concurrency(items, begun, end)
+    timed = sorted(
+        ((taken, item.index) for item in items if (taken := item.seconds(report.read_at))),
+        key=lambda one: (-one[0], one[1]),
+    )
+    busy = sum(count * (after - at) for (at, count), (after, _) in pairwise(changes))
+    return Digest(
+        begun=begun,
+        seconds=seconds,
+        counts=Counter(item.state for item in items),
+        states=_states(items, begun, end),
+        concurrency=_thinned(changes),
+        peak=max((count for _, count in changes), default=0),
+        mean=busy / seconds if seconds else 0.0,
+        durations=_durations(items, report.read_at),
+        retries=_retries(items),
+        failures=tuple(grouped(items)),
+        slowest=tuple(index for _, index in timed[:SLOWEST]),
+    )
+
+
+# --- over time -----------------------------------------------------------------------------
+
+
+def _concurrency(items: Iterable[Item], begun: float, end: float) -> list[tuple[float, int]]:
+    """How many attempts ran: (seconds, number) at each change, the first at 0."""
+    deltas: Counter[float] = Counter()
+    for item in items:
+        for attempt in item.attempts:
+            if attempt.begun is None:
+                continue
+            if attempt.ended is not None:
+                deltas[attempt.begun - begun] += 1
+                deltas[max(attempt.begun, attempt.ended) - begun] -= 1
+            elif attempt is item.last and item.state is State.RUNNING:
+                deltas[attempt.begun - begun] += 1
+    changes, count = [(0.0, 0)], 0
+    for at, delta in sorted(deltas.items()):
+        if delta:
+            count += delta
+            changes.append((at, count))
+    if changes[-1][0] < end - begun:
+        changes.append((end - begun, count))
+    return changes
+
+
+def _thinned(changes: Sequence[tuple[float, int]]) -> tuple[tuple[float, int], ...]:
+    """At most about 2 * `POINTS` of them: of each stretch its least and its most."""
+    if len(changes) <= 2 * POINTS:
+        return tuple(changes)
+    step = changes[-1][0] / POINTS or 1.0
+    stretches: dict[int, list[tuple[float, int]]] = {}
+    for at, count in changes:
+        stretches.setdefault(min(POINTS - 1, int(at / step)), []).append((at, count))
+    kept: list[tuple[float, int]] = []
+    for inside in stretches.values():
+        low, high = min(inside, key=_count), max(inside, key=_count)
+        kept += sorted({low, high})
+    return (*kept, changes[-1]) if kept[-1] != changes[-1] else tuple(kept)
+
+
+def _count(change: tuple[float, int]) -> int:
+    return change[1]
+
+
+def _states(items: Sequence[Item], begun: float, end: float) -> tuple[Point, ...]:
+    """Where the items were, at evenly spaced times."""
+    length = end - begun
+    if length <= 0:
+        return ()
+    steps = [[0] * (POINTS + 2) for _ in State]
+
+    def at(moment: float) -> int:
+        """The first point at or after *moment*."""
+        return min(POINTS + 1, max(0, math.ceil((moment - begun) / length * POINTS - 1e-9)))
+
+    for item in items:
+        state, since = State.WAITING, 0
+        for attempt in item.attempts:
+            for moment, then in ((attempt.begun, State.RUNNING), (attempt.ended, State.WAITING)):
+                if moment is not None:
+                    steps[state][since] += 1
+                    place = max(since, at(moment))
+                    steps[state][place] -= 1
+                    state, since = then, place
+        if state is not item.state:  # its last change says what became of it
+            state = item.state
+        steps[state][since] += 1
+    points: list[Point] = []
+    running = [0] * len(State)
+    for place in range(POINTS + 1):
+        running = [count + steps[state][place] for state, count in zip(State, running, strict=True)]
+        points.append(Point(place * length / POINTS, tuple(running)))
+    return tuple(points)
+
+
+# --- durations -----------------------------------------------------------------------------
+
+
+def _durations(items: Iterable[Item], now: float) -> Durations | None:
+    taken = sorted(
+        seconds
+        for item in items
+        if item.state is State.SUCCEEDED and (seconds := item.seconds(now)) is not None
+    )
+    if not taken:
+        return None
+    return Durations(
+        count=len(taken),
+        least=taken[0],
+        p50=_quantile(taken, 0.5),
+        p95=_quantile(taken, 0.95),
+        most=taken[-1],
+        total=math.fsum(taken),
+        bins=_bins(taken),
+    )
+
+
+def _quantile(ordered: Sequence[float], share: float) -> float:
+    """The least of them that is not exceeded by that *share* (nearest rank)."""
+    return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
+
+
+def _bins(ordered: Sequence[float]) -> tuple[Bin, ...]:
+    least, most = ordered[0], ordered[-1]
+    count = max(1, min(BINS, math.ceil(2 * len(ordered) ** (1 / 3))))
+    if most - least <= 1e-9 * most or count == 1:
+        return (Bin(least, most, len(ordered)),)
+    if least > 0 and most / least >= WIDE:
+        ratio = math.log(most / least)
+        edges = [least * math.exp(ratio * place / count) for place in range(count + 1)]
+    else:
+        edges = [least + (most - least) * place / count for place in range(count + 1)]
+    edges[0], edges[-1] = least, most
+    places = [0, *(bisect_right(ordered, edge) for edge in edges[1:-1]), len(ordered)]
+    return tuple(
+        Bin(edges[place], edges[place + 1], places[place + 1] - places[place])
+        for place in range(count)
+    )
+
+
+# --- what went wrong -----------------------------------------------------------------------
+
+
+def _retries(items: Iterable[Item]) -> tuple[Retries, ...]:
+    """Why attempts after the first were made: for the reason that the one before it ended with."""
+    attempts: Counter[str] = Counter()
+    concerned: Counter[str] = Counter()
+    for item in items:
+        reasons = [one.reason or one.kind or "unknown" for one in item.before]
+        attempts.update(reasons)
+        concerned.update({*reasons})
+    return tuple(Retries(why, count, concerned[why]) for why, count in attempts.most_common())
+
+
+_VARIES = re.compile(r"0x[0-9a-fA-F]+|\b[0-9a-f]{12,}\b|(?<!\w)\d+(?:\.\d+)?(?:[eE][+-]?\d+)?")
+
+
+def pattern(message: str) -> str:
+    """*message* without what differs from item to item: numbers, addresses and hashes.
+
+    A number in a name stays: ``float32`` is not ``float64``.
+    """
+    return _VARIES.sub("N", message)
+
+
+def grouped(items: Iterable[Item]) -> list[FailureGroup]:
+    """Those that failed or were lost, by message and reason, the largest group first."""
+    groups: dict[tuple[str, str], list[Item]] = {}
+    for item in items:
+        if item.state.bad:
+            reason = item.failure.reason if item.failure is not None else ""
+            groups.setdefault((pattern(item.message), reason), []).append(item)
+    found = [
+        FailureGroup(inside[0].message, reason, tuple(one.index for one in inside), inside[0].index)
+        for (_, reason), inside in groups.items()
+    ]
+    return sorted(found, key=lambda group: (-len(group.items), group.example))

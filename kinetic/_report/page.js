@@ -1,0 +1,870 @@
+"use strict";
+(() => {
+const facts = JSON.parse(document.getElementById("facts").textContent);
+const STATES = facts.states;
+const byId = (id) => document.getElementById(id);
+
+// --- making elements: what comes from outside is only ever text -----------------------------
+
+const SVG = "http://www.w3.org/2000/svg";
+
+function fill(node, attributes, children) {
+  for (const [name, value] of Object.entries(attributes)) {
+    if (typeof value === "function") node.addEventListener(name, value);
+    else if (value !== null && value !== undefined && value !== false)
+      node.setAttribute(name, value === true ? "" : String(value));
+  }
+  node.append(...children.flat().filter((child) => child !== null && child !== undefined));
+  return node;
+}
+const el = (tag, attributes = {}, ...children) =>
+  fill(document.createElement(tag), attributes, children);
+const svg = (tag, attributes = {}, ...children) =>
+  fill(document.createElementNS(SVG, tag), attributes, children);
+/** Somebody else's text: its direction is its own affair. */
+const said = (text) => el("bdi", {}, String(text));
+const hidden = (text) => el("span", { class: "hidden" }, text);
+
+// --- words for numbers ----------------------------------------------------------------------
+
+const count = (number) => number.toLocaleString("en-US");
+const plural = (number, one, many = `${one}s`) => `${count(number)} ${number === 1 ? one : many}`;
+
+function number(value) {
+  if (value === null || value === undefined) return "";
+  if (typeof value !== "number") return String(value);
+  if (Number.isInteger(value) && Math.abs(value) < 1e15) return String(value);
+  const brief = Number(value.toPrecision(5));
+  return Math.abs(brief) >= 1e-4 && Math.abs(brief) < 1e6 ? String(brief) : brief.toExponential();
+}
+
+/** Never 100 % of less than all, and never 0 % of more than nothing. */
+function percent(part, all) {
+  const share = Number(((100 * part) / all).toPrecision(3));
+  return part === all ? "100 %" : share < 0.1 ? "< 0.1 %" : share > 99.9 ? "> 99.9 %" : `${share} %`;
+}
+
+function span(seconds) {
+  if (seconds === null || seconds === undefined) return "";
+  if (seconds < 0.001) return `${Number((seconds * 1e6).toPrecision(3))} µs`;
+  if (seconds < 1) return `${Number((seconds * 1000).toPrecision(3))} ms`;
+  if (seconds < 60) return `${Number(seconds.toPrecision(3))} s`;
+  const whole = Math.round(seconds);
+  const [h, m, s] = [Math.floor(whole / 3600), Math.floor((whole % 3600) / 60), whole % 60];
+  if (h >= 48) return `${Math.floor(h / 24)} d ${h % 24} h`;
+  return h ? `${h} h ${String(m).padStart(2, "0")} min` : `${m} min ${String(s).padStart(2, "0")} s`;
+}
+
+const when = (epoch) =>
+  epoch ? new Date(epoch * 1000).toLocaleString(undefined, { dateStyle: "medium", timeStyle: "medium" }) : "";
+
+// --- the items and their columns --------------------------------------------------------------
+
+const raw = facts.items;
+const ROWS = raw.state.length;
+const rows = Array.from({ length: ROWS }, (_, row) => row);
+const indexOf = (row) => (raw.index === null ? row : raw.index[row]);
+const rowOf = raw.index === null
+  ? (index) => (index < ROWS ? index : undefined)
+  : ((places) => (index) => places.get(index))(new Map(raw.index.map((index, row) => [index, row])));
+const stateOf = (row) => STATES[Number(raw.state[row])];
+const begunOf = (row) => (raw.begun[row] === null ? null : raw.begun[row] * raw.step);
+const takenOf = (row) => raw.taken[row];
+const triesOf = (row) => raw.tries[row];
+const attemptsOf = (row) => {
+  const before = triesOf(row);
+  return (before ? before[0] + before.length - 1 : 0) + (stateOf(row) === "waiting" ? 0 : 1);
+};
+const groupOf = (row) => (row in raw.why ? raw.messages[raw.why[row]][1] : -1);
+const whyOf = (row) => {
+  if (!(row in raw.why)) return "";
+  const [words, group] = raw.messages[raw.why[row]];
+  return words || (group >= 0 ? facts.failures[group].message : "");
+};
+
+function noted(column) {
+  const numeric = column.kind === "number";
+  const at = (row) => column.values[row];
+  return {
+    name: column.name, of: column.of, numeric,
+    label: column.of === "result" ? `${column.name} (result)` : column.name,
+    value: numeric
+      ? (row) => (typeof at(row) === "number" ? at(row) : null)
+      : (row) => at(row),
+    text: numeric ? (row) => number(at(row)) : (row) => (at(row) === null ? "" : column.texts[at(row)]),
+    texts: column.texts,
+  };
+}
+const columns = facts.columns.map(noted);
+const inputs = columns.filter((one) => one.of === "input");
+const results = columns.filter((one) => one.of === "result");
+const built = [
+  { name: "took", label: "seconds it took", of: "", numeric: true, value: takenOf, text: (row) => span(takenOf(row)) },
+  { name: "started", label: "seconds until it started", of: "", numeric: true, value: begunOf, text: (row) => span(begunOf(row)) },
+  { name: "item", label: "number of the item", of: "", numeric: true, value: indexOf, text: (row) => String(indexOf(row)) },
+];
+const axes = [...columns, ...built];
+const noteOf = (row, some) => some.map((one) => [one.name, one.text(row)]).filter(([, text]) => text !== "")
+  .map(([name, text]) => `${name}=${text}`).join(", ");
+
+function described(row) {
+  const words = [`item ${indexOf(row)}: ${stateOf(row)}`];
+  if (takenOf(row) !== null) words.push(`took ${span(takenOf(row))}`);
+  if (attemptsOf(row) > 1) words.push(plural(attemptsOf(row), "attempt"));
+  const given = noteOf(row, inputs), came = noteOf(row, results);
+  if (given) words.push(given);
+  if (came) words.push(`→ ${came}`);
+  if (whyOf(row)) words.push(whyOf(row));
+  return words.join("; ");
+}
+
+// --- scales -----------------------------------------------------------------------------------
+
+function steps(least, most, wanted) {
+  const rough = (most - least) / Math.max(1, wanted);
+  const unit = 10 ** Math.floor(Math.log10(rough));
+  const size = [1, 2, 5, 10].map((one) => one * unit).find((one) => one >= rough * 0.75) || rough;
+  const found = [];
+  for (let at = Math.ceil(least / size - 1e-9) * size; at <= most + size * 1e-9; at += size)
+    found.push(Math.abs(at) < size * 1e-9 ? 0 : at);
+  return found;
+}
+
+function decades(least, most, wanted) {
+  const found = [];
+  for (let power = Math.floor(Math.log10(least)); power <= Math.log10(most) + 1e-9; power++)
+    for (const one of [1, 2, 5]) found.push(Number(`${one}e${power}`));
+  const inside = found.filter((one) => one >= least * 0.999 && one <= most * 1.001);
+  const whole = inside.filter((one) => /^1(e|$)|^10*$|^0\.0*1$/.test(String(one)));
+  return inside.length <= wanted * 1.5 ? inside : whole.length > 1 ? whole : inside.slice(0, wanted);
+}
+
+/** From values to pixels *from* … *to*; logarithmic where most are small and few are large. */
+function scaleOf(values, from, to, { zero = false, logarithmic } = {}) {
+  let least = Infinity, most = -Infinity;
+  for (const value of values) {
+    if (value < least) least = value;
+    if (value > most) most = value;
+  }
+  if (least > most) [least, most] = [0, 1];
+  if (zero) least = Math.min(0, least);
+  const middle = () => [...values].sort((a, b) => a - b)[values.length >> 1];
+  const log = logarithmic ?? (!zero && least > 0 && most / least >= 50 && middle() < most / 5);
+  if (least === most) [least, most] = least === 0 ? [0, 1] : [least - Math.abs(least) * 0.5, most + Math.abs(most) * 0.5];
+  const on = log ? Math.log : (value) => value;
+  const [low, high] = [on(least), on(most)];
+  const pixel = (value) => from + ((on(value) - low) / (high - low)) * (to - from);
+  const share = (value) => (on(value) - low) / (high - low);
+  return { least, most, log, pixel, share, ticks: (wanted) => (log ? decades : steps)(least, most, wanted) };
+}
+
+/** As `scaleOf` for a column; texts are evenly spaced. */
+function scaleOfColumn(column, some, from, to) {
+  if (column.numeric) {
+    const values = some.map(column.value).filter((value) => value !== null);
+    const scale = scaleOf(values, from, to), counted = values.every(Number.isInteger);
+    const marks = (wanted) => scale.ticks(wanted).filter((value) => !counted || Number.isInteger(value));
+    return { ...scale, marks: (wanted) => marks(wanted).map((value) => [scale.pixel(value), number(value)]) };
+  }
+  const present = [...new Set(some.map(column.value).filter((value) => value !== null))].sort((a, b) => a - b);
+  const place = new Map(present.map((value, at) => [value, at]));
+  const share = (value) => (present.length > 1 ? place.get(value) / (present.length - 1) : 0.5);
+  const pixel = (value) => from + (0.06 + 0.88 * share(value)) * (to - from);
+  const every = (wanted) => Math.max(1, Math.ceil(present.length / wanted));
+  return {
+    pixel, share, log: false,
+    marks: (wanted) => present.filter((_, at) => at % every(wanted) === 0)
+      .map((value) => [pixel(value), short(column.texts[value], 16)]),
+  };
+}
+
+const short = (text, most) => (text.length > most ? `${text.slice(0, most - 1)}…` : text);
+const px = (value) => Math.round(value * 10) / 10;
+
+// --- charts -----------------------------------------------------------------------------------
+
+const drawn = [];
+/** A figure that is drawn again when its width, or what is shown, changes. */
+function figure(parent, { title, describe, height, draw, after = [] }) {
+  const id = `c${drawn.length}`;
+  const holder = el("div");
+  const caption = el("figcaption", { id: `${id}-d` });
+  parent.append(el("figure", {}, el("h3", { id: `${id}-t` }, title), holder, caption, ...after));
+  const again = () => {
+    const width = Math.max(280, Math.round(holder.getBoundingClientRect().width) || 960);
+    const high = typeof height === "function" ? height(width) : height;
+    const chart = svg("svg", {
+      class: "chart", viewBox: `0 0 ${width} ${high}`, role: "img", "aria-labelledby": `${id}-t ${id}-d`,
+    });
+    caption.replaceChildren(...[describe()].flat());
+    draw(chart, width, high);
+    holder.replaceChildren(chart);
+  };
+  drawn.push(again);
+  return again;
+}
+
+function bottomAxis(chart, scale, left, right, y, label, words) {
+  chart.append(svg("path", { class: "grid", d: `M${left} ${y}H${right}` }));
+  for (const [at, text] of words(Math.max(3, Math.floor((right - left) / 90)))) {
+    chart.append(svg("path", { class: "grid", d: `M${px(at)} ${y}v4` }));
+    const side = at > right - 24 ? "end" : at < left + 12 ? "start" : "middle";
+    chart.append(svg("text", { x: px(at), y: y + 16, "text-anchor": side }, text));
+  }
+  if (label) chart.append(svg("text", { class: "label", x: right, y: y + 32, "text-anchor": "end" }, label));
+}
+
+function leftAxis(chart, left, right, top, label, marks) {
+  for (const [at, text] of marks) {
+    chart.append(svg("path", { class: "grid", d: `M${left} ${px(at)}H${right}` }));
+    chart.append(svg("text", { x: left - 6, y: px(at) + 4, "text-anchor": "end" }, text));
+  }
+  if (label) chart.append(svg("text", { class: "label", x: 0, y: top - 8 }, label));
+}
+
+const seconds = (scale) => (wanted) => {
+  const unit = scale.most >= 7200 ? [3600, "h"] : scale.most >= 180 ? [60, "min"] : scale.most >= 1 ? [1, "s"] : [0.001, "ms"];
+  return steps(scale.least / unit[0], scale.most / unit[0], wanted)
+    .map((value) => [scale.pixel(value * unit[0]), `${number(Number(value.toPrecision(6)))} ${unit[1]}`]);
+};
+const whole = (scale, wanted) => scale.ticks(wanted).filter(Number.isInteger).map((value) => [scale.pixel(value), count(value)]);
+
+/** A table of what a chart shows, made when somebody opens it. */
+function tabled(summary, heads, lines) {
+  const details = el("details", {}, el("summary", {}, summary));
+  details.addEventListener("toggle", () => {
+    if (details.open && details.children.length === 1) details.append(table(summary, heads, lines()));
+  });
+  return details;
+}
+
+function table(caption, heads, lines) {
+  return el("div", { class: "wide", role: "region", "aria-label": caption, tabindex: 0 },
+    el("table", {}, el("caption", {}, caption),
+      el("thead", {}, el("tr", {}, heads.map(([text, numeric]) => el("th", { scope: "col", class: numeric === true && "num" }, text)))),
+      el("tbody", {}, lines.map((cells) => el("tr", {}, cells.map((cell, at) =>
+        el(at ? "td" : "th", { class: heads[at][1] === true ? "num" : heads[at][1] || "text", scope: at ? null : "row" }, cell)))))));
+}
+
+// --- the head ---------------------------------------------------------------------------------
+
+const states = (list) => STATES.map((name, at) => [name, list[at]]).filter(([, items]) => items > 0);
+
+function head() {
+  const ended = facts.counts.slice(2).reduce((sum, items) => sum + items, 0);
+  const over = facts.total !== null && ended >= facts.total;
+  byId("title").append(said(facts.name || facts.function || facts.group));
+  const of = facts.total === null ? plural(facts.known, "item") + " so far" : plural(facts.total, "item");
+  byId("subtitle").append(over
+    ? `${of}, all ended; it took ${span(facts.seconds)}`
+    : `${of}, of which ${count(ended)} had ended when this was written, ${span(facts.seconds)} after it began`);
+  const all = Math.max(1, facts.known);
+  let at = 0;
+  const parts = [...states(facts.counts)].sort((a, b) => ORDER.indexOf(a[0]) - ORDER.indexOf(b[0]));
+  byId("bar").append(svg("svg", { viewBox: "0 0 1000 18", preserveAspectRatio: "none", role: "img", "aria-label": "Items by state: " + parts.map(([name, items]) => `${count(items)} ${name}`).join(", ") },
+    parts.map(([name, items]) => {
+      const wide = Math.max(1.5, (items / all) * 1000);
+      const part = svg("rect", { class: `f-${name}`, x: px(at), y: 0, width: px(wide), height: 18 }, svg("title", {}, `${count(items)} ${name}`));
+      at += wide;
+      return part;
+    })));
+  byId("legend").append(...parts.map(([name, items]) =>
+    el("li", {}, el("span", { class: `dot f-${name}` }), `${count(items)} ${name} (${percent(items, all)})`)));
+  const about = [
+    ["Batch", facts.group], ["Function", facts.function], ["Started", when(facts.created)],
+    [over ? "Read" : "As of", when(facts.read_at)], ["Where", facts.where], ["Accelerator", facts.accelerator],
+    ["At most at once", facts.limit === null ? "" : String(facts.limit)],
+    ["Ran at once", facts.peak ? `${count(facts.peak)} at most, ${number(Number(facts.mean.toPrecision(3)))} on average` : ""],
+    ...facts.tags, ...facts.constants.map(([of, name, value]) => [`${name} (${of}, the same for all)`, number(value)]),
+  ];
+  byId("about").append(...about.filter(([, text]) => text !== "")
+    .map(([name, text]) => el("div", {}, el("dt", {}, said(name)), el("dd", {}, said(text)))));
+}
+
+// --- what is shown: the filter ------------------------------------------------------------------
+
+const shown = { query: "", states: new Set(STATES), rows, sort: { key: "item", down: false }, page: 0 };
+const texts = new Array(ROWS);
+const textOf = (row) => (texts[row] ??= [
+  `item ${indexOf(row)}`, stateOf(row), ...columns.map((one) => one.text(row)), whyOf(row),
+  ...(triesOf(row) || []).slice(1).map((one) => one[3]),
+].join("\n").toLowerCase());
+
+const COMPARE = {
+  "<": (a, b) => a < b, "<=": (a, b) => a <= b, ">": (a, b) => a > b, ">=": (a, b) => a >= b, "=": (a, b) => a === b,
+};
+
+/** Tests of the words of a search: `#17`, `lr<0.01`, `optimizer=adam`, `failure=2`, or any text. */
+function tests(query) {
+  const words = query.match(/"[^"]*"|\S+/g) || [];
+  return words.map((word) => {
+    const exact = /^#(\d+)$/.exec(word);
+    if (exact) return (row) => indexOf(row) === Number(exact[1]);
+    const parts = /^([^<>="]+)(<=|>=|<|>|=)(.+)$/.exec(word);
+    if (parts) {
+      const [, name, sign, wanted] = parts;
+      const compare = COMPARE[sign];
+      if (name === "failure") return (row) => groupOf(row) >= 0 && compare(groupOf(row) + 1, Number(wanted));
+      if (name === "attempts") return (row) => compare(attemptsOf(row), Number(wanted));
+      const column = axes.find((one) => one.name.toLowerCase() === name.toLowerCase());
+      if (column && column.numeric && !Number.isNaN(Number(wanted)))
+        return (row) => column.value(row) !== null && compare(column.value(row), Number(wanted));
+      if (column && sign === "=") return (row) => column.text(row).toLowerCase() === wanted.toLowerCase();
+    }
+    const text = word.replace(/^"|"$/g, "").toLowerCase();
+    return (row) => textOf(row).includes(text);
+  });
+}
+
+const later = [];
+function filter() {
+  const asked = tests(shown.query);
+  shown.rows = rows.filter((row) => shown.states.has(stateOf(row)) && asked.every((test) => test(row)));
+  shown.page = 0;
+  for (const again of later) again();
+}
+
+const search = el("input", {
+  type: "search", id: "search", spellcheck: false, autocomplete: "off", "aria-describedby": "search-help",
+  input: debounced(() => { shown.query = search.value; filter(); }),
+});
+
+function debounced(work) {
+  let timer = 0;
+  return () => { clearTimeout(timer); timer = setTimeout(work, 120); };
+}
+
+function ask(query, focus) {
+  search.value = shown.query = query;
+  filter();
+  byId("items").scrollIntoView();
+  if (focus) byId("items").focus({ preventScroll: true });
+}
+
+const reveal = (row) => ask(`#${indexOf(row)}`, true);
+const link = (row, text) => el("button", { type: "button", click: () => reveal(row) }, text);
+
+// --- failures -----------------------------------------------------------------------------------
+
+function failures() {
+  const place = byId("failures");
+  if (!facts.failures.length) { place.remove(); return; }
+  const lines = facts.failures.map((group, at) => {
+    const example = group.words === undefined ? null : el("details", {},
+      el("summary", {}, `Example: item ${group.example}`),
+      group.words && group.words !== group.message ? el("p", {}, said(group.words)) : null,
+      group.traceback ? el("pre", { tabindex: 0 }, group.traceback) : null,
+      group.log ? [el("p", { class: "faint" }, "The end of its log:"), el("pre", { tabindex: 0 }, group.log)] : null);
+    const button = el("button", { type: "button", click: () => ask(`failure=${at + 1}`, true) }, plural(group.count, "item"), hidden(` of failure ${at + 1}`));
+    return [String(at + 1), count(group.count), el("div", {}, said(group.message || "no message"), example), said(group.reason), button];
+  });
+  place.append(table("By message, numbers in it left aside", [["No.", true], ["Items", true], ["Message", "text why"], ["Reason"], ["Show", "brief"]], lines));
+  if (facts.more_failures > 0) place.append(el("p", { class: "faint" }, `${plural(facts.more_failures, "more kind")} of failure ${facts.more_failures === 1 ? "is" : "are"} not listed.`));
+}
+
+// --- results against inputs ---------------------------------------------------------------------
+
+const RAMP = 8;
+const PALETTE = "c0 c1 c2 c3 c4 c5 c6 c7".split(" ");
+
+/** Which of the colours a row has by *column*; the last is that of no value. */
+function colouring(column, some) {
+  if (!column) return { of: () => 3, legend: [] };
+  const values = some.map(column.value).filter((value) => value !== null);
+  const scale = scaleOfColumn(column, some, 0, 1);
+  const of = (row) => {
+    const value = column.value(row);
+    return value === null ? RAMP : Math.min(RAMP - 1, Math.floor(scale.share(value) * RAMP));
+  };
+  const key = (at, text) => el("span", {}, el("span", { class: `dot k${at === RAMP ? "n" : at}` }), said(text));
+  const distinct = [...new Set(values)].sort((a, b) => a - b);
+  if (distinct.length <= RAMP) {
+    const spread = (at) => (distinct.length > 1 ? Math.round((at * (RAMP - 1)) / (distinct.length - 1)) : 3);
+    const place = new Map(distinct.map((value, at) => [value, spread(at)]));
+    const word = (value) => (column.numeric ? number(value) : column.texts[value]);
+    return {
+      of: (row) => place.get(column.value(row)) ?? RAMP,
+      legend: [...distinct.map((value) => key(place.get(value), word(value))),
+        ...(values.length < some.length ? [key(RAMP, "none")] : [])],
+    };
+  }
+  const missing = values.length < some.length ? [key(RAMP, "none")] : [];
+  if (column.numeric) {
+    const range = scaleOf(values, 0, 1);
+    const edge = (at) => range.log ? Math.exp(Math.log(range.least) + (at / RAMP) * Math.log(range.most / range.least)) : range.least + (at / RAMP) * (range.most - range.least);
+    const few = (value) => number(Number(value.toPrecision(3)));
+    return { of, legend: [...PALETTE.map((_, at) => key(at, `${few(edge(at))} – ${few(edge(at + 1))}`)), ...missing] };
+  }
+  const first = new Map();
+  for (const row of some) if (column.value(row) !== null) {
+    const colour = of(row);
+    if (!first.has(colour)) first.set(colour, new Set());
+    first.get(colour).add(column.texts[column.value(row)]);
+  }
+  const named = [...first].sort((a, b) => a[0] - b[0]).map(([at, names]) =>
+    key(at, [...names].slice(0, 3).join(", ") + (names.size > 3 ? ", …" : "")));
+  return { of, legend: [...named, ...missing] };
+}
+
+function chooser(label, options, chosen, change) {
+  const list = el("select", { change: () => change(options[list.selectedIndex]) },
+    options.map((one) => el("option", { selected: one === chosen }, one ? one.label : "nothing")));
+  return el("label", {}, label, list);
+}
+
+function plots() {
+  const place = byId("results");
+  const different = new Map(columns.map((one) => [one, new Set(rows.map(one.value).filter((value) => value !== null)).size]));
+  const varying = columns.filter((one) => different.get(one) > 1);
+  // What differs most is a measure; what is called like an input is most likely its echo.
+  const echo = (one) => inputs.some((input) => input.name === one.name);
+  const metric = varying.filter((one) => one.of === "result" && one.numeric)
+    .sort((a, b) => echo(a) - echo(b) || different.get(b) - different.get(a))[0] || built[0];
+  const given = varying.filter((one) => one.of === "input");
+  const chosen = {
+    y: metric,
+    x: given.find((one) => one.numeric) || given[0] || varying.find((one) => one !== metric && one.numeric) || built[2],
+  };
+  chosen.colour = given.find((one) => one !== chosen.x) || null;
+  if (!columns.length) {
+    place.append(el("p", { class: "faint" }, "No numbers or short texts are noted of these inputs and results; what is known of every item can be plotted all the same."));
+  }
+  const told = el("output", { class: "told", "aria-live": "polite" });
+  const key = el("div", { class: "ramp", "aria-hidden": "true" });
+  const redraw = () => { scatter(); if (parallel) parallel(); };
+  const options = axes.filter((one) => varying.includes(one) || built.includes(one));
+  const extremes = el("p");
+  place.append(el("div", { class: "controls" },
+    chooser("Upwards", options, chosen.y, (one) => { chosen.y = one; redraw(); }),
+    chooser("To the right", options, chosen.x, (one) => { chosen.x = one; redraw(); }),
+    chooser("Colour", [null, ...options], chosen.colour, (one) => { chosen.colour = one; redraw(); })));
+
+  const scatter = figure(place, {
+    title: "Each item as a point",
+    height: (width) => Math.min(440, Math.max(280, width * 0.5)),
+    describe: () => {
+      const some = shown.rows.filter((row) => chosen.x.value(row) !== null && chosen.y.value(row) !== null);
+      const without = shown.rows.length - some.length;
+      return [said(chosen.y.label), " by ", said(chosen.x.label), ...(chosen.colour ? [", coloured by ", said(chosen.colour.label)] : []),
+        `: ${plural(some.length, "point")}.`, without ? ` ${plural(without, "item")} without one of the two.` : "",
+        " Arrow keys go from point to point, Enter shows the item."];
+    },
+    draw: (chart, width, high) => {
+      const some = shown.rows.filter((row) => chosen.x.value(row) !== null && chosen.y.value(row) !== null);
+      const [left, right, top, bottom] = [64, width - 12, 26, high - 42];
+      const x = scaleOfColumn(chosen.x, some, left + 8, right - 8), y = scaleOfColumn(chosen.y, some, bottom - 6, top + 6);
+      leftAxis(chart, left, right, top, chosen.y.label + (y.log ? ", logarithmic" : ""), y.marks(6));
+      bottomAxis(chart, x, left, right, bottom, chosen.x.label + (x.log ? ", logarithmic" : ""), x.marks);
+      const colour = colouring(chosen.colour, some);
+      key.replaceChildren(...(chosen.colour ? [said(`${chosen.colour.label}:`), ...colour.legend] : []));
+      const size = some.length > 3000 ? 3 : some.length > 400 ? 4.5 : 7;
+      const marks = Array.from({ length: RAMP + 1 }, () => []);
+      const points = some.map((row) => [x.pixel(chosen.x.value(row)), y.pixel(chosen.y.value(row)), row]);
+      for (const [across, up, row] of points) marks[colour.of(row)].push(`M${px(across)} ${px(up)}h0`);
+      marks.forEach((list, at) => list.length && chart.append(
+        svg("path", { class: `points ${at === RAMP ? "cn" : PALETTE[at]}`, "stroke-width": size, d: list.join("") })));
+      pointing(chart, points.sort((a, b) => a[0] - b[0] || a[1] - b[1]), width, told);
+      extremes.replaceChildren(...best(some, chosen.y));
+    },
+    after: [key, told, extremes],
+  });
+  later.push(scatter);
+
+  let parallel = null;
+  const across = [...given.slice(0, 7), ...varying.filter((one) => one.of === "result").slice(0, 3)];
+  if (across.length > 1 && given.length) {
+    const MOST = 800;
+    const every = () => Math.max(1, Math.ceil(shown.rows.length / MOST));
+    parallel = figure(place, {
+      title: "Each item as a line through its inputs and results",
+      height: 320,
+      describe: () => ["Coloured by ", said(chosen.y.label), ".", every() > 1 ? ` One of ${every()} items is drawn.` : "",
+        " A column that is a text has its values evenly spaced."],
+      draw: (chart, width, high) => {
+        const some = shown.rows.filter((_, at) => at % every() === 0);
+        const [top, bottom, side] = [42, high - 14, 46];
+        const gap = (width - 2 * side) / (across.length - 1);
+        const scales = across.map((one) => scaleOfColumn(one, some, bottom, top));
+        const colour = colouring(chosen.y, some);
+        const lines = Array.from({ length: RAMP + 1 }, () => []);
+        for (const row of some) {
+          let pen = "M", path = "";
+          across.forEach((one, at) => {
+            const value = one.value(row);
+            if (value === null) { pen = "M"; return; }
+            path += `${pen}${px(side + at * gap)} ${px(scales[at].pixel(value))}`;
+            pen = "L";
+          });
+          lines[colour.of(row)].push(path);
+        }
+        lines.forEach((list, at) => list.length && chart.append(svg("path", { class: `lines ${at === RAMP ? "cn" : PALETTE[at]}`, d: list.join("") })));
+        across.forEach((one, at) => {
+          const place = side + at * gap, anchor = at === 0 ? "start" : at === across.length - 1 ? "end" : "middle";
+          const edge = at === 0 ? 0 : at === across.length - 1 ? width : place;
+          chart.append(svg("path", { class: "grid", d: `M${px(place)} ${top}V${bottom}` }));
+          const name = short(one.name, Math.max(6, Math.floor(gap / 7)));
+          chart.append(svg("text", { class: "label", x: px(edge), y: 14, "text-anchor": anchor }, name));
+          if (one.of === "result") chart.append(svg("text", { x: px(edge), y: 28, "text-anchor": anchor }, "result"));
+          for (const [up, text] of scales[at].marks(5))
+            chart.append(svg("text", { x: px(place + (anchor === "end" ? 4 : -4)), y: px(up) + 4, "text-anchor": anchor === "end" ? "start" : "end" }, short(text, 8)));
+        });
+      },
+    });
+    later.push(parallel);
+  }
+  if (facts.left_out.length)
+    place.append(el("p", { class: "faint" }, "Left out to keep this page small: ", said(facts.left_out.join(", ")), "."));
+}
+
+function best(some, column) {
+  if (!column.numeric || some.length < 2) return [];
+  let [low, high] = [some[0], some[0]];
+  for (const row of some) {
+    if (column.value(row) < column.value(low)) low = row;
+    if (column.value(row) > column.value(high)) high = row;
+  }
+  const one = (word, row) => [`${word} `, said(column.name), ": ", el("strong", {}, column.text(row)), " ",
+    link(row, `item ${indexOf(row)}`), " ", el("span", { class: "faint" }, said(noteOf(row, inputs)))];
+  return [...one("Lowest", low), el("br"), ...one("Highest", high)];
+}
+
+/** What is under the pointer, or the point that the arrow keys have come to, is told in words. */
+function pointing(chart, points, width, told) {
+  if (!points.length) return;
+  const ring = svg("circle", { class: "over", r: 6, visibility: "hidden" });
+  chart.append(ring);
+  let at = -1;
+  const go = (next) => {
+    at = Math.max(0, Math.min(points.length - 1, next));
+    const [across, up, row] = points[at];
+    fill(ring, { cx: px(across), cy: px(up), visibility: "visible" }, []);
+    told.replaceChildren(said(described(row)));
+  };
+  const nearest = (event) => {
+    const box = chart.getBoundingClientRect(), ratio = width / box.width;
+    const [across, up] = [(event.clientX - box.left) * ratio, (event.clientY - box.top) * ratio];
+    let found = -1, least = 20 ** 2;
+    points.forEach(([x, y], place) => {
+      const far = (x - across) ** 2 + (y - up) ** 2;
+      if (far < least) [found, least] = [place, far];
+    });
+    return found;
+  };
+  fill(chart, {
+    tabindex: 0,
+    pointermove: (event) => { const found = nearest(event); if (found >= 0 && found !== at) go(found); },
+    click: (event) => { const found = nearest(event); if (found >= 0) reveal(points[found][2]); },
+    keydown: (event) => {
+      const move = { ArrowRight: 1, ArrowUp: 1, ArrowLeft: -1, ArrowDown: -1, PageDown: 20, PageUp: -20, Home: -Infinity, End: Infinity }[event.key];
+      if (move !== undefined) { event.preventDefault(); go(at + move); }
+      if (event.key === "Enter" && at >= 0) { event.preventDefault(); reveal(points[at][2]); }
+    },
+  }, []);
+}
+
+// --- over time ----------------------------------------------------------------------------------
+
+const ORDER = ["succeeded", "failed", "lost", "cancelled", "running", "waiting"];
+
+function overTime() {
+  const place = byId("time");
+  const frame = (width, high) => ({ left: 56, right: width - 12, top: 14, bottom: high - 26 });
+  const ended = (kind) => ({ error: "failed", lost: "lost", cancelled: "cancelled" })[kind] || "running";
+  /** The states that the bars have. */
+  const bars = () => {
+    const names = new Set(["waiting"]);
+    for (const row of shown.rows) {
+      names.add(stateOf(row));
+      for (const [, , kind] of (triesOf(row) || []).slice(1)) names.add(ended(kind));
+    }
+    return names;
+  };
+  const rowsTold = el("output", { class: "told", "aria-live": "polite" });
+  later.push(figure(place, {
+    title: "Items, one above the other",
+    height: () => Math.max(90, Math.min(440, shown.rows.length * 16 + 40)),
+    describe: () => [`${plural(shown.rows.length, "item")}, the first on top; a bar is an attempt, in the colour of how it ended:`, ...legendOf(bars())],
+    draw: (chart, width, high) => {
+      const { left, right, top, bottom } = frame(width, high);
+      const x = scaleOf([0, facts.seconds || 1], left, right, { zero: true });
+      const some = shown.rows, tall = (bottom - top) / Math.max(1, some.length);
+      bottomAxis(chart, x, left, right, bottom, "", seconds(x));
+      const paths = {};
+      const bar = (state, begun, taken, y) => {
+        if (begun === null) return;
+        const from = x.pixel(begun), to = x.pixel(begun + (taken || 0));
+        (paths[state] ??= []).push(`M${px(from)} ${px(y)}H${px(Math.max(to, from + 1))}`);
+      };
+      some.forEach((row, at) => {
+        const y = top + (at + 0.5) * tall;
+        const first = (triesOf(row) || [])[1];
+        const begun = first && first[0] !== null ? first[0] * raw.step : begunOf(row);
+        bar("waiting", 0, begun === null ? facts.seconds : begun, y);
+        for (const [when, taken, kind] of (triesOf(row) || []).slice(1))
+          bar(`try ${ended(kind)}`, when === null ? null : when * raw.step, taken, y);
+        if (stateOf(row) !== "waiting") bar(stateOf(row), begunOf(row), takenOf(row), y);
+      });
+      // Where many share a pixel, what is drawn last is seen: how the items ended.
+      const kinds = ["waiting", "try cancelled", "try lost", "try failed", "try running", "running", "succeeded", "cancelled", "lost", "failed"];
+      for (const kind of kinds) if (paths[kind]) {
+        const least = kind === "failed" || kind === "lost" ? 1.6 : 0.4;
+        chart.append(svg("path", {
+          class: `bar s-${kind.replace("try ", "")}`, "stroke-width": px(Math.max(least, Math.min(10, tall * 0.8))),
+          opacity: kind === "waiting" ? 0.35 : 1, d: paths[kind].join(""),
+        }));
+      }
+      if (some.length) {
+        const ends = some.length > 1 ? [0, some.length - 1] : [0];
+        for (const at of tall >= 12 ? some.keys() : ends)
+          chart.append(svg("text", { x: left - 6, y: px(top + (at + 0.5) * tall) + 4, "text-anchor": "end" }, String(indexOf(some[at]))));
+        const under = (event) => {
+          const box = chart.getBoundingClientRect();
+          const at = Math.floor((((event.clientY - box.top) * high) / box.height - top) / tall);
+          return some[Math.max(0, Math.min(some.length - 1, at))];
+        };
+        fill(chart, { pointermove: (event) => rowsTold.replaceChildren(said(described(under(event)))), click: (event) => reveal(under(event)) }, []);
+      }
+    },
+    after: [rowsTold],
+  }));
+
+  const halves = el("div", { class: "columns" });
+  place.append(halves);
+  const none = !facts.series.length;
+  figure(halves, {
+    title: "How many were where",
+    height: none ? 30 : 240,
+    describe: () => (none ? "Nothing has happened yet." : ["All items, by state:", ...legendOf(new Set(STATES.filter((_, at) => facts.series.some((point) => point[at + 1]))))]),
+    draw: (chart, width, high) => {
+      if (none) return;
+      const { left, right, top, bottom } = frame(width, high);
+      const x = scaleOf([0, facts.seconds || 1], left, right, { zero: true });
+      const y = scaleOf([0, facts.known || 1], bottom, top, { zero: true });
+      leftAxis(chart, left, right, top, "", whole(y, 5));
+      const below = facts.series.map(() => 0);
+      for (const state of ORDER) {
+        const at = STATES.indexOf(state) + 1;
+        if (!facts.series.some((point) => point[at])) continue;
+        const lower = [], upper = [];
+        facts.series.forEach((point, place) => {
+          const across = px(x.pixel(point[0]));
+          lower.unshift(`L${across} ${px(y.pixel(below[place]))}`);
+          below[place] += point[at];
+          upper.push(`${place ? "L" : "M"}${across} ${px(y.pixel(below[place]))}`);
+        });
+        chart.append(svg("path", { class: `f-${state}`, d: `${upper.join("")}${lower.join("")}Z` }, svg("title", {}, state)));
+      }
+      bottomAxis(chart, x, left, right, bottom, "", seconds(x));
+    },
+    after: [none ? null : tabled("As a table", [["After", true], ...STATES.map((state) => [state, true])], () =>
+      facts.series.filter((_, at) => at % 8 === 0).map(([at, ...counts]) => [span(at), ...counts.map(count)]))],
+  });
+  figure(halves, {
+    title: "How many ran at once",
+    height: facts.peak ? 240 : 30,
+    describe: () => facts.peak
+      ? `${count(facts.peak)} attempts at most, ${number(Number(facts.mean.toPrecision(3)))} on average${facts.limit ? `; the dashed line is max_concurrent=${facts.limit}` : ""}.`
+      : "No attempt has begun.",
+    draw: (chart, width, high) => {
+      if (!facts.peak) return;
+      const { left, right, top, bottom } = frame(width, high);
+      const limit = facts.limit && facts.limit <= facts.peak * 2 ? facts.limit : 0;
+      const x = scaleOf([0, facts.seconds || 1], left, right, { zero: true });
+      const y = scaleOf([0, Math.max(facts.peak, limit)], bottom, top, { zero: true });
+      leftAxis(chart, left, right, top, "", whole(y, 5));
+      let path = "";
+      facts.concurrency.forEach(([at, running], place) => {
+        path += place ? `H${px(x.pixel(at))}V${px(y.pixel(running))}` : `M${px(x.pixel(at))} ${px(y.pixel(running))}`;
+      });
+      chart.append(svg("path", { class: "under", d: `${path}V${bottom}H${left}Z` }), svg("path", { class: "step", d: path }));
+      if (limit) chart.append(svg("path", { class: "limit", d: `M${left} ${px(y.pixel(limit))}H${right}` }));
+      bottomAxis(chart, x, left, right, bottom, "", seconds(x));
+    },
+    after: [facts.peak ? tabled("As a table", [["After", true], ["Attempts that ran", true]], () =>
+      facts.concurrency.filter((_, at) => at % Math.ceil(facts.concurrency.length / 40) === 0).map(([at, running]) => [span(at), count(running)])) : null],
+  });
+}
+
+const legendOf = (names) => ORDER.filter((name) => names.has(name)).map((name) =>
+  [" ", el("span", { class: `dot f-${name}` }), name]).flat();
+
+// --- durations and retries ------------------------------------------------------------------------
+
+function durations() {
+  const place = byId("durations"), found = facts.durations;
+  const parts = el("div", { class: "columns" });
+  place.append(parts);
+  if (found) {
+    const left = el("div");
+    parts.append(left);
+    const bins = found.bins, most = Math.max(...bins.map((bin) => bin[2]));
+    figure(left, {
+      title: "How long the successful ones took",
+      height: 240,
+      describe: () => `${plural(found.count, "item")}: half of them took at most ${span(found.p50)} (p50), 95 % at most ${span(found.p95)} (p95); from ${span(found.least)} to ${span(found.most)}, ${span(found.total)} together.`,
+      draw: (chart, width, high) => {
+        const [from, to, top, bottom] = [56, width - 14, 22, high - 26];
+        const edges = [bins[0][0], bins[bins.length - 1][1]];
+        const log = bins.length > 2 && bins[1][1] - bins[1][0] > 1.01 * (bins[0][1] - bins[0][0]);
+        const x = scaleOf(edges, from, to, { logarithmic: log });
+        const y = scaleOf([0, most], bottom, top, { zero: true });
+        leftAxis(chart, from, to, top, "", whole(y, 4));
+        for (const [start, stop, items] of bins) {
+          const at = bins.length > 1 ? x.pixel(start) : from + (to - from) * 0.35;
+          const wide = bins.length > 1 ? x.pixel(stop) - at : (to - from) * 0.3;
+          chart.append(svg("rect", { class: "column", x: px(at + 0.5), y: px(y.pixel(items)), width: px(Math.max(1, wide - 1)), height: px(bottom - y.pixel(items)) },
+            svg("title", {}, `${span(start)} to ${span(stop)}: ${plural(items, "item")}`)));
+        }
+        const words = log ? (wanted) => x.ticks(wanted).map((value) => [x.pixel(value), span(value)]) : seconds(x);
+        bottomAxis(chart, x, from, to, bottom, "", bins.length > 1 ? words : () => [[(from + to) / 2, span(bins[0][0])]]);
+        if (bins.length > 1) for (const [name, value, anchor] of [["p50", found.p50, "end"], ["p95", found.p95, "start"]]) {
+          const at = px(x.pixel(value));
+          const turned = at < from + 40 ? "start" : at > to - 40 ? "end" : anchor;
+          chart.append(svg("path", { class: "mark", d: `M${at} ${top - 6}V${bottom}` }));
+          chart.append(svg("text", { class: "label", x: at + (turned === "end" ? -4 : 4), y: top - 8, "text-anchor": turned }, name));
+        }
+      },
+      after: [tabled("As a table", [["From", true], ["To", true], ["Items", true]], () => bins.map(([a, b, items]) => [span(a), span(b), count(items)]))],
+    });
+  }
+  const slow = facts.slowest.map((index) => rowOf(index)).filter((row) => row !== undefined);
+  if (slow.length) {
+    parts.append(el("div", {}, el("h3", {}, "The slowest"), table("By the time of their last attempt", [["Item", true], ["Took", true], ["State", "brief"], ["Input", "text why"]],
+      slow.slice(0, 10).map((row) => [link(row, String(indexOf(row))), span(takenOf(row)), stateOf(row), said(noteOf(row, inputs))])),
+    slow.length > 10 ? el("p", { class: "faint" }, "Sort the items by “took” for more.") : null));
+  }
+  if (!found && !slow.length) place.append(el("p", { class: "faint" }, "Nothing has ended yet."));
+}
+
+function retries() {
+  const place = byId("retries");
+  if (!facts.retries.length) { place.append(el("p", { class: "faint" }, "No item was tried more than once.")); return; }
+  const all = facts.retries.reduce((sum, one) => sum + one[1], 0);
+  place.append(table(`${plural(all, "attempt")} after the first, by what the one before ended with`, [["Reason"], ["Attempts", true], ["Items", true], ["", false]],
+    facts.retries.map(([reason, tries, items]) => [said(reason), count(tries), count(items),
+      svg("svg", { viewBox: "0 0 100 10", width: 120, height: 12, "aria-hidden": "true" }, svg("rect", { class: "column", width: px((100 * tries) / facts.retries[0][1]), height: 10 }))])));
+  place.append(el("p", {}, el("button", { type: "button", click: () => ask("attempts>1", true) }, "Show the items that were tried again")));
+}
+
+// --- the items ------------------------------------------------------------------------------------
+
+const PAGE = 100;
+
+function itemsTable() {
+  const place = byId("items");
+  const heads = [
+    { key: "item", name: "Item", numeric: true, value: indexOf, text: (row) => String(indexOf(row)) },
+    { key: "state", name: "State", value: stateOf, text: stateOf },
+    { key: "started", name: "Started", numeric: true, value: begunOf, text: (row) => (begunOf(row) === null ? "" : `+${span(begunOf(row))}`) },
+    { key: "took", name: "Took", numeric: true, value: takenOf, text: (row) => span(takenOf(row)) },
+    { key: "attempts", name: "Attempts", numeric: true, value: attemptsOf, text: (row) => String(attemptsOf(row)) },
+    ...columns.map((one, at) => ({ key: `column ${at}`, name: one.name, of: one.of, numeric: one.numeric, value: one.numeric ? one.value : (row) => one.text(row) || null, text: one.text })),
+    ...(facts.failures.length ? [{ key: "why", name: "Why", value: (row) => whyOf(row) || null, text: whyOf, why: true }] : []),
+  ];
+  const status = el("p", { role: "status" });
+  const body = el("tbody");
+  const names = el("tr");
+  const previous = el("button", { type: "button", click: () => turn(-1) }, "Previous");
+  const next = el("button", { type: "button", click: () => turn(1) }, "Next");
+  const pages = el("span");
+  const turn = (by) => { shown.page += by; show(); };
+
+  const buttons = heads.map((head) => {
+    const arrow = el("span", { "aria-hidden": "true" });
+    const button = el("button", { type: "button", click: () => {
+      shown.sort = { key: head.key, down: shown.sort.key === head.key ? !shown.sort.down : false };
+      shown.page = 0;
+      show();
+    } }, said(head.name), arrow);
+    const cell = el("th", { scope: "col", class: head.numeric && "num" }, button, head.of === "result" ? el("span", { class: "faint" }, " result") : null);
+    names.append(cell);
+    return { head, cell, arrow };
+  });
+
+  const sorted = () => {
+    const { key, down } = shown.sort;
+    const head = heads.find((one) => one.key === key);
+    if (key === "item" && !down) return shown.rows;
+    return [...shown.rows].sort((a, b) => {
+      const [x, y] = [head.value(a), head.value(b)];
+      if (x === y) return a - b;
+      if (x === null || y === null) return x === null ? 1 : -1;
+      return (x < y ? -1 : 1) * (down ? -1 : 1);
+    });
+  };
+
+  const attempts = (row) => {
+    const before = triesOf(row);
+    if (!before) return attemptsOf(row) ? "1" : "";
+    const [more, ...told] = before;
+    return el("details", {}, el("summary", {}, String(attemptsOf(row))), el("ol", { start: more + 1 }, told.map(([, taken, kind, reason]) =>
+      el("li", {}, said(reason || kind || "unknown"), taken === null ? "" : ` after ${span(taken)}`))));
+  };
+
+  const show = () => {
+    const all = sorted(), last = Math.max(0, Math.ceil(all.length / PAGE) - 1);
+    shown.page = Math.max(0, Math.min(last, shown.page));
+    const some = all.slice(shown.page * PAGE, (shown.page + 1) * PAGE);
+    body.replaceChildren(...some.map((row) => el("tr", {}, heads.map((head, at) => {
+      if (head.key === "attempts") return el("td", { class: "num" }, attempts(row));
+      if (head.key === "state") return el("td", { class: "brief" }, el("span", { class: `dot f-${stateOf(row)}` }), stateOf(row));
+      if (head.numeric) return el(at ? "td" : "th", { class: "num", scope: at ? null : "row" }, head.text(row));
+      return el("td", { class: head.why ? "text why" : "text" }, said(head.text(row)));
+    }))));
+    const of = ROWS < facts.known ? `${count(ROWS)} of ${count(facts.known)} items are listed: those that failed first, the slowest, and every nth of the others. ` : "";
+    status.replaceChildren(`${of}${all.length === ROWS ? `All ${plural(ROWS, "item")}` : `${count(all.length)} of ${plural(ROWS, "item")} match`}; the plots above show the same ones.`);
+    pages.replaceChildren(`${count(shown.page * PAGE + (some.length ? 1 : 0))} – ${count(shown.page * PAGE + some.length)} of ${count(all.length)}`);
+    previous.disabled = shown.page === 0;
+    next.disabled = shown.page === last;
+    for (const { head, cell, arrow } of buttons) {
+      const mine = head.key === shown.sort.key;
+      if (mine) cell.setAttribute("aria-sort", shown.sort.down ? "descending" : "ascending");
+      else cell.removeAttribute("aria-sort");
+      arrow.replaceChildren(mine ? (shown.sort.down ? " ▼" : " ▲") : "");
+    }
+  };
+
+  const boxes = states(facts.counts).map(([name]) => el("label", {}, el("input", { type: "checkbox", checked: true, change: (event) => {
+    if (event.target.checked) shown.states.add(name); else shown.states.delete(name);
+    filter();
+  } }), el("span", { class: `dot f-${name}` }), name));
+  place.append(
+    el("form", { class: "controls", role: "search", submit: (event) => event.preventDefault() },
+      el("label", { for: "search" }, "Search", search),
+      el("fieldset", {}, el("legend", {}, "State"), ...boxes),
+      el("button", { type: "button", click: () => {
+        for (const box of place.querySelectorAll("[type=checkbox]")) box.checked = true;
+        shown.states = new Set(STATES);
+        ask("", false);
+      } }, "Show all")),
+    el("p", { id: "search-help", class: "faint" }, "Any text, the number of an item such as ", el("code", {}, "#0"), ", or a comparison such as ", el("code", {}, example()), "; several words must all match."),
+    status,
+    el("div", { class: "wide", role: "region", "aria-label": "Items", tabindex: 0 },
+      el("table", {}, el("caption", {}, "A heading sorts by its column."), el("thead", {}, names), body)),
+    el("div", { class: "controls pages" }, previous, pages, next));
+  if (raw.untold) place.append(el("p", { class: "faint" }, `The earlier attempts of ${plural(raw.untold, "item")} are not listed, to keep this page small.`));
+  later.push(show);
+  show();
+}
+
+function example() {
+  const known = inputs.find((one) => one.numeric && /^[\w.[\]]+$/.test(one.name)) || built[0];
+  const value = rows.map(known.value).find((one) => one !== null);
+  return `${known.name}<${number(value === undefined ? 1 : Number(value.toPrecision(3)))}`;
+}
+
+// --- all of it --------------------------------------------------------------------------------------
+
+head();
+failures();
+plots();
+overTime();
+durations();
+retries();
+itemsTable();
+byId("foot").append(`Written by kinetic ${document.querySelector("meta[name=generator]").content.replace(/^kinetic /, "")} at ${when(facts.read_at)}. Nothing in this page loads anything, or sends anything anywhere. Times are those of the jobs' own clocks.`);
+for (const again of drawn) again();
+let wide = innerWidth;
+addEventListener("resize", debounced(() => { if (innerWidth !== wide) { wide = innerWidth; for (const again of drawn) again(); } }));
+document.documentElement.dataset.ready = "yes";
+})();

@@ -1,0 +1,409 @@
+"""From a batch to one HTML page that needs no server and no network.
+
+Whatever a name, an input or a message says is text there: it travels as JSON in which no character
+means anything to HTML, the page's script makes text nodes of it, and the page's own policy lets
+nothing run but that script.
+
+The page stays below `limit` bytes: what matters least is left out, and the page says so.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+import json
+import math
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from kinetic._messages import one_line, unstyled
+from kinetic._progress.tally import State
+from kinetic._report.digest import Digest, digest
+from kinetic._report.facts import BatchReport, Item
+from kinetic._runner.protocol.notes import Scalar
+from kinetic._version import __version__
+
+__all__ = ["LISTED", "limit", "render"]
+
+
+LISTED = 10_000
+"""Items that are listed one by one; the statistics are of all."""
+
+GROUPS = 100
+"""Groups of failures that are listed."""
+
+NAME, VALUE, MESSAGE, QUOTE = 100, 100, 300, 4000
+"""Characters that are shown of a name, a value, a message and a traceback."""
+
+SHORT = 24
+"""Characters of the values of a column that does not fit otherwise."""
+
+EXACT = 1 << 53
+"""A number of JavaScript has no more digits: a longer one is shown as text."""
+
+FEWER_S = 1e-3
+
+
+def limit(items: int) -> int:
+    """How many bytes the page of a batch of so many items has at most.
+
+    300 kB up to 1,000 items, 2 MB from 10,000 on.
+    """
+    share = min(1.0, max(0.0, (items - 1_000) / 9_000))
+    return int(300_000 + share * 1_700_000)
+
+
+def render(report: BatchReport) -> str:
+    """The page. It takes a second for 10,000 items: call it in a worker thread."""
+    style, script = _part("page.css"), _part("page.js")
+    title = one_line(report.name or report.function or report.group_id, NAME)
+    policy = (
+        f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(script)}'; "
+        "base-uri 'none'; form-action 'none'"
+    )
+    parts = {
+        "policy": policy,
+        "version": html.escape(__version__),
+        "title": html.escape(title),
+        "style": style,
+        "script": script,
+    }
+    page = _part("page.html")
+    room = limit(len(report.items)) - len(_filled(page, {**parts, "facts": ""}).encode())
+    parts["facts"] = _json(_facts(report, digest(report), _Room(room)))
+    return _filled(page, parts)
+
+
+def _part(name: str) -> str:
+    return Path(__file__).with_name(name).read_text(encoding="utf-8")
+
+
+def _filled(page: str, parts: dict[str, str]) -> str:
+    """In one pass: what is put in is not looked at again."""
+    return re.sub(r"\{\{(\w+)\}\}", lambda place: parts[place[1]], page)
+
+
+def _hash(content: str) -> str:
+    return f"sha256-{base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()}"
+
+
+_UNSAFE = str.maketrans({"<": "\\u003c", ">": "\\u003e", "&": "\\u0026"})
+
+
+def _json(value: Any) -> str:
+    """JSON of ASCII only, in which nothing ends a script or begins a comment of HTML."""
+    text = json.dumps(value, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
+    return text.translate(_UNSAFE)
+
+
+class _Room:
+    """The bytes that are left for the facts."""
+
+    def __init__(self, size: int) -> None:
+        self.left = size
+        self._size = size
+
+    def take(self, value: Any) -> bool:
+        """Whether *value*, which is kept if so, still fits."""
+        size = len(_json(value)) + 1
+        if size > self.left:
+            return False
+        self.left -= size
+        return True
+
+    def take_all(self, value: Any) -> Any:
+        """Count what is kept in any case."""
+        self.left -= len(_json(value)) + 20
+        return value
+
+    def part(self, share: float) -> _Room:
+        """Room for at most a *share* of all, from what is left; `give_back` returns the rest."""
+        part = _Room(int(min(self.left, self._size * share)))
+        self.left -= part.left
+        return part
+
+    def give_back(self, part: _Room) -> None:
+        """What *part* has not used is there for others."""
+        self.left += max(0, part.left)
+
+
+def _facts(report: BatchReport, found: Digest, room: _Room) -> dict[str, Any]:
+    """What the page is drawn from, as it fits into *room*."""
+    listed = _listed(report, found)
+    facts: dict[str, Any] = {
+        "group": report.group_id,
+        "name": one_line(report.name, NAME),
+        "function": one_line(report.function, NAME),
+        "tags": [
+            [one_line(str(name), NAME), one_line(str(value), NAME)]
+            for name, value in [*report.tags.items()][:30]
+        ],
+        "where": one_line(report.where, NAME),
+        "accelerator": one_line(report.accelerator, NAME),
+        "limit": report.max_concurrent,
+        "created": report.created,
+        "read_at": report.read_at,
+        "total": report.total,
+        "known": len(report.items),
+        "begun": round(found.begun, 3),
+        "seconds": _brief(found.seconds),
+        "states": [state.name.lower() for state in State],
+        "counts": [found.counts.get(state, 0) for state in State],
+        "series": [[_brief(point.seconds), *point.counts] for point in found.states],
+        "concurrency": [[_brief(at), count] for at, count in found.concurrency],
+        "peak": found.peak,
+        "mean": _brief(found.mean),
+        "durations": _durations(found),
+        "retries": [[one_line(one.reason), one.attempts, one.items] for one in found.retries[:30]],
+        "slowest": list(found.slowest),
+    }
+    room.take_all(facts)
+    whys = room.part(0.25)
+    facts["failures"], groups = _failures(report, found, whys)
+    facts["more_failures"] = len(found.failures) - len(facts["failures"])
+    room.give_back(whys)
+    facts["items"] = _items(report, found, listed, groups, room)
+    facts["columns"], facts["constants"], facts["left_out"] = _columns(listed, room)
+    return facts
+
+
+def _durations(found: Digest) -> dict[str, Any] | None:
+    if found.durations is None:
+        return None
+    numbers = asdict(found.durations)
+    bins: list[dict[str, Any]] = numbers.pop("bins")
+    brief = {name: _brief(number) for name, number in numbers.items()}
+    return {**brief, "bins": [[_brief(b["start"]), _brief(b["stop"]), b["count"]] for b in bins]}
+
+
+def _brief(number: float, digits: int = 5) -> float | int:
+    """With so many significant digits; a whole number without its point."""
+    brief = float(f"{number:.{digits}g}")
+    return int(brief) if brief.is_integer() and abs(brief) < EXACT else brief
+
+
+# --- failures ------------------------------------------------------------------------------
+
+
+def _failures(
+    report: BatchReport, found: Digest, room: _Room
+) -> tuple[list[dict[str, Any]], dict[int, int]]:
+    """The groups, and the number of its group by item."""
+    shown: list[dict[str, Any]] = []
+    of_item: dict[int, int] = {}
+    for number, group in enumerate(found.failures[:GROUPS]):
+        entry: dict[str, Any] = {
+            "message": one_line(group.message, MESSAGE),
+            "reason": one_line(group.reason),
+            "count": len(group.items),
+            "example": group.example,
+        }
+        if not room.take(entry):
+            break
+        full = report.examples.get(group.example)
+        if full is not None:
+            words = {
+                "words": _quote(full.message),
+                "traceback": _quote(full.traceback),
+                "log": _quote(full.log),
+            }
+            if room.take(words):
+                entry |= words
+        shown.append(entry)
+        of_item.update(dict.fromkeys(group.items, number))
+    return shown, of_item
+
+
+def _quote(text: str) -> str:
+    """Some lines: the end of them, where the error is."""
+    text = unstyled(text[-8 * QUOTE :]).rstrip()
+    return text if len(text) <= QUOTE else f"…{text[-QUOTE:]}"
+
+
+# --- the items -----------------------------------------------------------------------------
+
+
+def _listed(report: BatchReport, found: Digest) -> list[Item]:
+    """The items that are listed: of very many those that failed, the slowest, and every nth."""
+    items = report.items
+    if len(items) <= LISTED:
+        return [*items]
+    wanted = [index for group in found.failures for index in group.items][: LISTED // 2]
+    chosen = {*wanted, *found.slowest}
+    rest = [item.index for item in items if item.index not in chosen]
+    step = len(rest) / (LISTED - len(chosen))
+    chosen.update(rest[int(place * step)] for place in range(LISTED - len(chosen)))
+    return [item for item in items if item.index in chosen]
+
+
+def _items(
+    report: BatchReport,
+    found: Digest,
+    listed: Sequence[Item],
+    groups: dict[int, int],
+    room: _Room,
+) -> dict[str, Any]:
+    """Columns of what every item has. Times are seconds since the first began."""
+    whole = len(listed) == len(report.items)
+    begun = [item.last.begun if item.last is not None else None for item in listed]
+    taken = [item.seconds(report.read_at) for item in listed]
+    step = max(FEWER_S, 10.0 ** math.floor(math.log10(max(found.seconds, 1.0) / 50_000)))
+    items: dict[str, Any] = {
+        "index": None if whole else [item.index for item in listed],
+        "state": "".join(str(int(item.state)) for item in listed),
+        "step": step,
+        "begun": [None if at is None else round((at - found.begun) / step) for at in begun],
+        "taken": [None if seconds is None else _brief(seconds, 4) for seconds in taken],
+    }
+    room.take_all(items)
+    some = room.part(0.2)
+    items["tries"], items["untold"] = _tries(listed, found.begun, step, some)
+    room.give_back(some)
+    some = room.part(0.25)
+    items["why"], items["messages"] = _whys(listed, groups, some)
+    room.give_back(some)
+    return items
+
+
+def _tries(
+    listed: Sequence[Item], begun: float, step: float, room: _Room
+) -> tuple[dict[str, Any], int]:
+    """Row → the attempts before its last: when, how long, how and why they ended."""
+    tries: dict[str, Any] = {}
+    untold = 0
+    for row, item in enumerate(listed):
+        if item.before:
+            told = [
+                [
+                    None if one.begun is None else round((one.begun - begun) / step),
+                    None
+                    if one.begun is None or one.ended is None
+                    else _brief(max(0.0, one.ended - one.begun), 4),
+                    one.kind,
+                    one_line(one.reason, 40),
+                ]
+                for one in item.before[-10:]
+            ]
+            more = len(item.before) - len(told)
+            if room.take([str(row), more, *told]):
+                tries[str(row)] = [more, *told]
+            else:
+                untold += 1
+    return tries, untold
+
+
+def _whys(
+    listed: Sequence[Item], groups: dict[int, int], room: _Room
+) -> tuple[dict[str, int], list[list[Any]]]:
+    """Row → the number of its message; and the messages, each with its group."""
+    why: dict[str, int] = {}
+    messages: list[list[Any]] = []
+    known: dict[tuple[str, int], int] = {}
+    for row, item in enumerate(listed):
+        if not item.state.bad:
+            continue
+        group = groups.get(item.index, -1)
+        for words in (one_line(item.message, MESSAGE), ""):  # without, that of the group is shown
+            key = (words, group)
+            if key in known or room.take([*key]):
+                if key not in known:
+                    known[key] = len(messages)
+                    messages.append([*key])
+                if room.take([f"{row}", known[key]]):
+                    why[str(row)] = known[key]
+                break
+    return why, messages
+
+
+# --- inputs and results --------------------------------------------------------------------
+
+_Column = tuple[str, str]
+"""Whether it is of an ``input`` or a ``result``, and its name."""
+
+
+def _columns(
+    listed: Sequence[Item], room: _Room
+) -> tuple[list[dict[str, Any]], list[list[Any]], list[str]]:
+    """What differs, what is the same for all, and the names of what does not fit."""
+    values: dict[_Column, dict[int, Scalar]] = {}
+    for row, item in enumerate(listed):
+        for of, note in (("input", item.input), ("result", item.result)):
+            for name, value in note.items():
+                values.setdefault((of, name), {})[row] = value
+    constants: list[list[Any]] = []
+    fitting: list[tuple[int, dict[str, Any]]] = []
+    left_out: list[str] = []
+    names = room.part(0.02)
+    order: dict[_Column, int] = {}
+    for of in ("result", "input"):
+        order |= {one: place for place, one in enumerate(one for one in values if one[0] == of)}
+    # What is plotted comes first: numbers, and of results as many as of inputs.
+    for column in sorted(
+        values, key=lambda one: (not _is_numeric(values[one].values()), order[one])
+    ):
+        of, name = column
+        by_row, shown = values[column], one_line(name, NAME)
+        different = {(type(value), value) for value in by_row.values()}
+        if len(different) == 1 and len(by_row) == len(listed) > 1:
+            one = [of, shown, _shown(next(iter(by_row.values())))]
+            if room.take(one):
+                constants.append(one)
+                continue
+        for characters in (VALUE, SHORT):
+            made = _column(of, shown, by_row, len(listed), characters)
+            if room.take(made):
+                fitting.append((order[column], made))
+                break
+        else:
+            left_out += [shown] if names.take(shown) else []
+    fitting.sort(key=lambda one: (one[1]["of"], one[0]))
+    return [made for _, made in fitting], constants, left_out
+
+
+_NO_NUMBERS = ("nan", "inf", "-inf")
+
+
+def _is_numeric(values: Iterable[Scalar]) -> bool:
+    """Whether there is a number, and nothing but numbers and what stands for one."""
+    numbers = False
+    for value in values:
+        if isinstance(value, bool) or (isinstance(value, str) and value not in _NO_NUMBERS):
+            return False
+        if isinstance(value, int) and abs(value) > EXACT:
+            return False
+        numbers = numbers or isinstance(value, (int, float))
+    return numbers
+
+
+def _column(
+    of: str, name: str, by_row: dict[int, Scalar], rows: int, characters: int
+) -> dict[str, Any]:
+    """Numbers as they are; texts by their number in a list of all."""
+    if _is_numeric(by_row.values()):
+        numbers = [by_row.get(row) for row in range(rows)]
+        brief = [_brief(one, 6) if isinstance(one, float) else one for one in numbers]
+        return {"of": of, "name": name, "kind": "number", "values": brief}
+    texts: dict[str, int] = {}
+    places: list[int | None] = []
+    for row in range(rows):
+        if row in by_row:
+            shown = one_line(str(_shown(by_row[row])), characters)
+            places.append(texts.setdefault(shown, len(texts)))
+        else:
+            places.append(None)
+    return {"of": of, "name": name, "kind": "text", "values": places, "texts": [*texts]}
+
+
+def _shown(value: Scalar) -> str | int | float:
+    """As a person of Python would write it."""
+    if value is None or isinstance(value, bool):
+        return str(value)
+    if isinstance(value, float):
+        return _brief(value, 6)
+    if isinstance(value, int):
+        return value if abs(value) <= EXACT else str(value)
+    return one_line(value, VALUE)

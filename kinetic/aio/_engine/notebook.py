@@ -1,0 +1,86 @@
+"""What a notebook shows of a handle beside its facts: counts, and a line updated in its place.
+
+It is called when a cell displays a handle, on whichever thread that is. It waits for nothing and
+asks nobody: what follows the batch, or the job, is a task of its client.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from kinetic._progress.entry import in_notebook
+from kinetic._progress.tally import State, Tally
+from kinetic._runner.protocol import wire
+from kinetic._tasks import running_loop
+from kinetic.aio._engine.batches import Batch
+from kinetic.aio._engine.iteration import is_shown, progress, shown, state_at
+from kinetic.aio._engine.session import JobRef, Session
+from kinetic.errors import KineticError
+
+__all__ = ["counts_of", "follow_batch", "follow_job"]
+
+
+def counts_of(batch: Batch) -> dict[str, int]:
+    """How many items are where, as far as this process has looked; nothing if it has not."""
+    if not (batch.followed or batch.submits):
+        return {}
+    states = Counter(state_at(batch.submission, index) for index in range(batch.known))
+    return {state.name.lower(): states[state] for state in State if states[state]}
+
+
+def follow_batch(batch: Batch) -> None:
+    """Show how far *batch* is until it is over, in the output of the cell that runs now."""
+    if not (batch.finished or is_shown(batch)):
+        _begin(batch.session, lambda: _show_batch(batch), f"display of {batch.group_id}")
+
+
+def follow_job(at: JobRef) -> None:
+    """The same of one job, until it has ended."""
+    item = at.submission.item(at.index)
+    if item is None or not item.state.final:
+        name = at.submission.identity.job_id(at.index)
+        _begin(at.session, lambda: _show_job(at, name), f"display of {name}")
+
+
+def _begin(session: Session, work: Callable[[], Coroutine[Any, Any, None]], name: str) -> None:
+    """Have *work* done, in a notebook, if this is the loop of *session* and it is open."""
+    with contextlib.suppress(KineticError):  # no loop runs here, or the client is closed
+        if in_notebook() and running_loop() is session.loop:
+            session.spawn(work(), name=name)
+
+
+async def _show_batch(batch: Batch) -> None:
+    async with shown(batch, wanted=True):
+        if is_shown(batch):  # not if progress is switched off
+            async with contextlib.aclosing(progress(batch, interval=1.0)) as values:
+                async for _ in values:
+                    pass
+
+
+async def _show_job(at: JobRef, name: str) -> None:
+    from kinetic._progress.display import DISPLAY
+
+    if (entry := DISPLAY.open(name)) is None:
+        return
+    loop, submission, index = at.session.loop, at.submission, at.index
+    tally = Tally(loop.time())
+
+    def tell(told: int, seen: wire.Item | None) -> None:
+        if told == index:
+            item, now = submission.item(index), loop.time()
+            retries = item.attempt - 1 if item is not None else 0
+            tally.put(0, state_at(submission, index), retries, now)
+            entry.value = tally.value(now, total=1, known=1)
+
+    ignore = submission.listen(tell)
+    try:
+        tell(index, None)
+        with contextlib.suppress(KineticError):  # whoever asks for its result hears of it
+            await submission.closed(index)
+        tell(index, None)
+    finally:
+        ignore()
+        DISPLAY.close(entry, lambda: None)

@@ -1,0 +1,195 @@
+"""A page about a batch: read from its objects, digested and written.
+
+Reading takes listings, the notes of inputs, and the failures that are quoted.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from kinetic._progress.tally import State
+from kinetic._report import file
+from kinetic._report.digest import grouped
+from kinetic._report.facts import Attempt, BatchReport, Example, Item
+from kinetic._report.page import render
+from kinetic._runner.protocol import frames, wire
+from kinetic._runner.protocol.notes import ERROR, Note
+from kinetic._runner.protocol.retry_budgets import RetryBudgets
+from kinetic._tasks import bounded, in_thread
+from kinetic.aio._engine.batches import Batch
+from kinetic.errors import NotFound, WireError
+
+__all__ = ["read", "write"]
+
+
+QUOTED = 20
+"""Groups of failures of which one is read in full, the largest first."""
+
+UNNOTED = 200
+"""Failures of an earlier version, whose headers do not say why, that are read in full."""
+
+AT_ONCE = 8
+
+
+async def write(batch: Batch, path: str | os.PathLike[str]) -> Path:
+    """Write the page about *batch* as it is now, and return where it is.
+
+    Raises:
+        ConfigurationError: It cannot be written there; if that is known before, nothing is read.
+        NotFound, WireError: As `read`.
+
+    Cancelled: the file is as it was, or the new one.
+    """
+    place = file.place_for(path)
+    report = await read(batch)
+    content = await in_thread(render, report)
+    await in_thread(file.write, place, content)
+    return place
+
+
+async def read(batch: Batch) -> BatchReport:
+    """What the store says of *batch* now: nothing is unpickled, and nothing is followed after it.
+
+    One listing for 500 items and one of the inputs, one request for 100 inputs, and one for each
+    failure that is quoted.
+
+    Raises:
+        NotFound: It was cleaned up.
+        WireError: Its inputs are not what its submitter signed.
+    """
+    if not await batch.is_there():
+        raise batch.submission.identity.gone
+    if not batch.submits and batch.inputs.total is None:
+        await batch.inputs.read()
+    manifest = batch.manifest
+    inputs = await batch.inputs.notes(manifest.get("parameters", ()))
+    # The requests before the attempts: what a stop says of an item holds for what comes after it.
+    await batch.submission.requests.read()
+    known = range(batch.known)
+    attempts = await batch.submission.all_attempts(known)
+    stands = [batch.submission.requests.standing(index) for index in known]
+    budgets = batch.submission.identity.budgets
+    items = await in_thread(
+        lambda: [
+            _item(index, stands[index], budgets, attempts.get(index, {}), inputs.get(index, {}))
+            for index in known
+        ]
+    )
+    full = await _read_in_full(batch, [one for one in items if _is_unexplained(one)][:UNNOTED])
+    items = [_explained(item, full[item.index]) if item.index in full else item for item in items]
+    quoted = [group.example for group in (await in_thread(grouped, items))[:QUOTED]]
+    missing = [items[index] for index in quoted if index not in full]
+    full |= await _read_in_full(batch, missing)
+    record, terms = manifest.get("record", {}), manifest.get("terms", {})
+    return BatchReport(
+        group_id=batch.group_id,
+        name=manifest["name"] or "",
+        function=record.get("func_name", ""),
+        tags=manifest["tags"],
+        where=_where(record),
+        accelerator=record.get("accelerator", ""),
+        max_concurrent=terms.get("max_concurrent"),
+        created=float(manifest.get("created", 0.0)),
+        read_at=time.time(),
+        total=batch.total,
+        items=tuple(items),
+        examples={index: full[index] for index in quoted if index in full},
+    )
+
+
+def _where(record: Mapping[str, str]) -> str:
+    place = [record.get(name, "") for name in ("project", "zone", "cluster_name", "namespace")]
+    return " / ".join([record.get("backend", ""), *(one for one in place if one)])
+
+
+def _item(
+    index: int,
+    stands: wire.Standing,
+    budgets: RetryBudgets,
+    found: Mapping[int, wire.Attempt],
+    noted: Note,
+) -> Item:
+    ruled = wire.item_state(stands, found, budgets)
+    result: Note = {}
+    if ruled.state is wire.ItemState.SUCCEEDED and ruled.outcome is not None:
+        result = ruled.outcome.note or {}
+    attempts = [_attempt(number, there) for number, there in sorted(found.items())]
+    return Item(
+        index=index,
+        state=_state(ruled, found),
+        attempts=tuple(attempts),
+        input=noted,
+        result=result,
+    )
+
+
+def _state(ruled: wire.Item, found: Mapping[int, wire.Attempt]) -> State:
+    match ruled.state:
+        case wire.ItemState.SUCCEEDED:
+            return State.SUCCEEDED
+        case wire.ItemState.CANCELLED:
+            return State.CANCELLED
+        case wire.ItemState.FAILED:
+            lost = ruled.outcome is not None and ruled.outcome.kind is wire.Kind.LOST
+            return State.LOST if lost else State.FAILED
+        case wire.ItemState.OPEN | wire.ItemState.CANCELLING:
+            claimant = found.get(ruled.attempt, wire.Attempt()).executor
+            return State.WAITING if claimant in (None, wire.VOID) else State.RUNNING
+
+
+def _attempt(number: int, there: wire.Attempt) -> Attempt:
+    outcome = there.outcome
+    begun = None if there.executor == wire.VOID else there.claimed
+    if outcome is None:
+        return Attempt(number=number, begun=begun)
+    noted = outcome.note or {}
+    return Attempt(
+        number=number,
+        kind=outcome.kind.value,
+        reason=outcome.reason,
+        message="" if outcome.kind is wire.Kind.VALUE else str(noted.get(ERROR, "")),
+        begun=outcome.started if outcome.started is not None else begun,
+        ended=outcome.ended,
+    )
+
+
+def _is_unexplained(item: Item) -> bool:
+    return item.failure is not None and not item.failure.message
+
+
+def _explained(item: Item, example: Example) -> Item:
+    told = [
+        replace(one, message=example.message) if one is item.failure else one
+        for one in item.attempts
+    ]
+    return replace(item, attempts=tuple(told))
+
+
+async def _read_in_full(batch: Batch, items: Iterable[Item]) -> dict[int, Example]:
+    """The words of failures by item; those that are not there any more, or forged, are left out."""
+    found: dict[int, Example] = {}
+
+    async def one(item: Item) -> None:
+        if (failure := item.failure) is None:
+            return
+        try:
+            outcome, body = await batch.submission.read_outcome(item.index, failure.number)
+            text: dict[str, Any] = frames.unpack(body).fields.get("error", {}) if body else {}
+            words = {name: str(text.get(name, "")) for name in ("message", "traceback", "log")}
+            kind = str(text.get("qualname", ""))
+        except NotFound:
+            return
+        except (WireError, *frames.MALFORMED) as exc:
+            found[item.index] = Example(message=f"its outcome cannot be read: {exc}")
+            return
+        if outcome.phase == "execute" and kind:
+            words["message"] = f"{kind}: {words['message']}"
+        found[item.index] = Example(**words)
+
+    await bounded(one, items, at_once=AT_ONCE)
+    return found

@@ -1,0 +1,138 @@
+"""The scalars of a value, noted beside its pickle, so that a report has to unpickle nothing.
+
+A note is one flat mapping of names to numbers, truths, None and short texts, at most `NOTE_BYTES`
+of JSON. It travels where it costs no request: that of a result or an error in the signed header of
+its outcome, that of an input in the signed footer of its chunk.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any, cast
+
+__all__ = [
+    "NOTE_BYTES",
+    "Note",
+    "Scalar",
+    "note_of_call",
+    "note_of_error",
+    "note_of_result",
+    "read",
+]
+
+Scalar = bool | int | float | str | None
+Note = Mapping[str, Scalar]
+
+NOTE_BYTES = 1024
+TEXT, ERROR_TEXT = 100, 300
+"""Characters that are kept of a text, and of the message of an error."""
+
+DEPTH, ELEMENTS, ENTRIES = 3, 16, 64
+"""What is nested deeper is left out; so is a sequence that is longer, and what comes after so many
+entries."""
+
+RESULT = "result"
+"""What a result is called that is a scalar itself."""
+
+ERROR = "error"
+
+_compact = json.JSONEncoder(separators=(",", ":")).encode
+_TEXTUAL = {math.inf: "inf", -math.inf: "-inf"}
+
+
+def note_of_result(value: Any) -> Note | None:
+    """What is noted of what a function returned, whatever that is; None: nothing.
+
+    A scalar is called ``result``; those of a dict, a dataclass or a named tuple by their names,
+    those of a short list or tuple ``[0]``, ``[1]``, …
+    """
+    return None if value is None else _bounded(value)
+
+
+def note_of_call(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Note | None:
+    """What is noted of arguments: the positional ones are called ``[0]``, ``[1]``, …"""
+    named = {f"[{place}]": value for place, value in enumerate(args[:ENTRIES])}
+    return _bounded(named | dict(kwargs))
+
+
+def note_of_error(qualname: str, message: str) -> Note:
+    """What is noted of an exception: its type and the beginning of its message, in one text."""
+    words = f"{qualname}: {message}" if qualname and message else qualname or message
+    note: Note = {ERROR: words[:ERROR_TEXT]}
+    # A character may take six bytes, or twelve.
+    return note if len(_compact(note)) <= NOTE_BYTES else {ERROR: words[: ERROR_TEXT // 4]}
+
+
+def read(said: object) -> Note:
+    """A note that was read from JSON; whatever is none in it is left out."""
+    if not isinstance(said, dict):
+        return {}
+    entries = cast("dict[object, object]", said).items()
+    return {
+        name: one
+        for name, one in entries
+        if isinstance(name, str) and (one is None or isinstance(one, (bool, int, float, str)))
+    }
+
+
+def _bounded(value: Any) -> Note | None:
+    note: dict[str, Scalar] = {}
+    with contextlib.suppress(Exception):  # it is the user's object that is asked
+        _gather(note, "", value, DEPTH)
+    if len(_compact(note)) > NOTE_BYTES:
+        note = _fitting(note)
+    return note or None
+
+
+def _fitting(note: Note) -> dict[str, Scalar]:
+    """The entries, in order, that fit; one that is too long is left out."""
+    left, kept = NOTE_BYTES - 2, dict[str, Scalar]()
+    for name, one in note.items():
+        size = len(_compact({name: one})) - 1  # a comma in place of two braces
+        if size <= left:
+            left -= size
+            kept[name] = one
+    return kept
+
+
+def _gather(note: dict[str, Scalar], path: str, value: Any, depth: int) -> None:
+    """Add the scalars in *value* to *note*, by their *path*; the whole value has none."""
+    if len(note) >= ENTRIES:
+        return
+    kind: type[Any] = type(cast("object", value))
+    name = path or RESULT
+    if value is None or kind is bool:
+        note[name] = value
+    elif issubclass(kind, str):
+        note[name] = str.__getitem__(value, slice(TEXT))
+    elif issubclass(kind, int):
+        if int.bit_length(value) < 64:
+            note[name] = int.__index__(value)
+    elif issubclass(kind, float):
+        number = float.__float__(value)
+        note[name] = number if math.isfinite(number) else _TEXTUAL.get(number, "nan")
+    elif depth:
+        for inside, one in _parts(kind, value):
+            joined = f"{path}{inside}" if inside[:1] == "[" or not path else f"{path}.{inside}"
+            _gather(note, joined, one, depth - 1)
+
+
+def _parts(kind: Any, value: Any) -> Iterable[tuple[str, Any]]:
+    """What is in a container, by name."""
+    if issubclass(kind, dict):
+        entries = dict[Any, Any].items(value)  # whatever a subclass makes of them
+        return [(key[:TEXT], one) for key, one in entries if isinstance(key, str)]
+    names: Any = getattr(kind, "_fields", None)
+    if names is not None and issubclass(kind, tuple):
+        return zip(names, value, strict=True)
+    if issubclass(kind, (list, tuple)):
+        few = value if len(value) <= ELEMENTS else ()
+        return [(f"[{place}]", one) for place, one in enumerate(few)]
+    if hasattr(kind, "__dataclass_fields__"):
+        return [(key, getattr(value, key)) for key in kind.__dataclass_fields__ if key[:1] != "_"]
+    if hasattr(kind, "item") and getattr(value, "shape", None) == ():
+        return [("", value.item())]  # a number of NumPy, JAX or PyTorch
+    return ()

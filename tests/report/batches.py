@@ -1,0 +1,166 @@
+"""Batches as they might be read, of any size, kind or malice."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+from kinetic._progress.tally import State
+from kinetic._report.facts import Attempt, BatchReport, Example, Item
+
+__all__ = ["BEGUN", "HOSTILE", "hostile", "largest", "sweep"]
+
+BEGUN = 1_790_000_000.0
+
+HOSTILE = [
+    "<img src=x onerror=\"document.title='pwned'\">",
+    "</script><script>document.title='pwned'</script>",
+    "<!--<script>",
+    "{{script}}{{facts}}",
+    "\u202eright to left\u202c",
+    "שלום עולם",
+    "two\u2028lines\u2029\x00\x07\x1b[31mred",
+    "&lt;b&gt; &amp; ]]>",
+    "javascript:document.title='pwned'",
+    "\ud800 alone",
+    "x" * 3000,
+    "'\"`${document.title='pwned'}",
+]
+
+
+def sweep(size: int, *, seed: int = 1) -> BatchReport:
+    """A sweep over learning rates with failures and retries, which 16 slots have run."""
+    rng = random.Random(seed)
+    free = [BEGUN + 1.0] * 16
+    items: list[Item] = []
+    for index in range(size):
+        rate, layers = 10 ** rng.uniform(-5, -1), rng.choice([2, 4, 8])
+        slot = min(range(len(free)), key=free.__getitem__)
+        attempts: list[Attempt] = []
+        for number in (1, 2):
+            begun, ended = free[slot], free[slot] + rng.lognormvariate(1, 0.5)
+            free[slot] = ended + 0.1
+            good = rng.random() > 0.2
+            attempts.append(
+                Attempt(
+                    number=number,
+                    kind="value" if good else "error",
+                    reason="" if good else "user error",
+                    message="" if good else f"ValueError: loss is nan at step {index}",
+                    begun=begun,
+                    ended=ended,
+                )
+            )
+            if good:
+                break
+        succeeded = attempts[-1].kind == "value"
+        items.append(
+            Item(
+                index=index,
+                state=State.SUCCEEDED if succeeded else State.FAILED,
+                attempts=tuple(attempts),
+                input={"rate": rate, "layers": layers, "optimizer": rng.choice(["adam", "sgd"])},
+                result={"loss": rate * layers, "epochs": index % 7} if succeeded else {},
+            )
+        )
+    bad = [item.index for item in items if item.state is State.FAILED]
+    trace = "Traceback (most recent call last):\n  …\nValueError: loss is nan"
+    return BatchReport(
+        group_id="grp-1",
+        name="sweep",
+        function="train",
+        tags={"team": "vision"},
+        where="local",
+        max_concurrent=16,
+        created=BEGUN,
+        read_at=max(free),
+        total=size,
+        items=tuple(items),
+        examples={
+            index: Example(message=items[index].message, traceback=trace) for index in bad[:1]
+        },
+    )
+
+
+def hostile(size: int) -> BatchReport:
+    """The same with what somebody would write who wants the page to do something."""
+    report = sweep(size)
+
+    def word(place: int) -> str:
+        return HOSTILE[place % len(HOSTILE)]
+
+    items = [
+        replace(
+            item,
+            input={word(item.index): word(item.index + 1), "__proto__": item.index, word(0): 3},
+            result={word(1): item.index * 1.5, "constructor": word(item.index)}
+            if item.state is State.SUCCEEDED
+            else {},
+            attempts=tuple(
+                replace(
+                    one, message=one.message and word(item.index), reason=one.reason and word(2)
+                )
+                for one in item.attempts
+            ),
+        )
+        for item in report.items
+    ]
+    bad = [item.index for item in items if item.state is State.FAILED]
+    return replace(
+        report,
+        group_id=word(1),
+        name=word(1),
+        function=word(0),
+        tags={word(0): word(1), word(6): word(4)},
+        where=word(2),
+        accelerator=word(3),
+        items=tuple(items),
+        examples={
+            index: Example(message=word(index), traceback=word(1), log=word(0)) for index in bad
+        },
+    )
+
+
+def largest(size: int) -> BatchReport:
+    """Everything as long as it may be: full notes, ten attempts, and no two messages alike."""
+    rng = random.Random(2)
+
+    def text(length: int) -> str:
+        return "".join(chr(rng.randrange(0x4E00, 0x9FA5)) for _ in range(length))
+
+    items: list[Item] = []
+    for index in range(size):
+        times = [BEGUN + index + place / 7 for place in range(20)]
+        attempts = [
+            Attempt(
+                number=number,
+                kind="lost",
+                reason=text(30),
+                message=text(300),
+                begun=times[2 * number - 2],
+                ended=times[2 * number - 1],
+            )
+            for number in range(1, 11)
+        ]
+        numbers = {f"n{place}": rng.random() * 10**place for place in range(8)}
+        texts = {f"t{place}": text(60) for place in range(2)}
+        items.append(
+            Item(
+                index=index,
+                state=State.LOST,
+                attempts=tuple(attempts),
+                input={**numbers, **texts},
+                result={f"r{name}": value for name, value in numbers.items()},
+            )
+        )
+    return replace(
+        sweep(1),
+        tags={text(300): text(300) for _ in range(50)},
+        total=size,
+        read_at=BEGUN + size + 10,
+        items=tuple(items),
+        examples={
+            index: Example(message=text(9000), traceback=text(9000), log=text(9000))
+            for index in range(min(size, 20))
+        },
+    )

@@ -1,0 +1,159 @@
+"""A headless Chromium that a test drives: it opens a page, is asked, and tells of complaints.
+
+By the DevTools protocol, over a pipe: no package, no port.
+"""
+
+from __future__ import annotations
+
+import base64
+import itertools
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import Any, Self
+
+__all__ = ["CHROMIUM", "MISSING", "Browser"]
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+MISSING = "no Chromium is installed: `apt-get install chromium` gets it"
+
+OPTIONS = (
+    *("--headless=new", "--remote-debugging-pipe", "--no-sandbox", "--disable-gpu"),
+    *("--disable-dev-shm-usage", "--hide-scrollbars", "--no-first-run", "--disable-extensions"),
+    *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
+)
+
+
+class Browser:
+    """One tab; used as a context manager, it leaves no process and no file."""
+
+    def __init__(self) -> None:
+        assert CHROMIUM is not None
+        self.complaints: list[str] = []
+        """What the page logged, raised, or was refused."""
+        self._home = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
+        self._numbers = itertools.count(1)
+        self._read = b""
+        (ours_in, theirs_out), (theirs_in, ours_out) = os.pipe(), os.pipe()
+        # It reads its orders from file 3 and answers on file 4.
+        command = f'exec 3<&{theirs_in} 4>&{theirs_out}; exec "$@"'
+        self._process = subprocess.Popen(
+            ["bash", "-c", command, "_", CHROMIUM, *OPTIONS, f"--user-data-dir={self._home.name}"],
+            pass_fds=(theirs_in, theirs_out),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        os.close(theirs_in)
+        os.close(theirs_out)
+        self._in, self._out = ours_in, ours_out
+        self._session: str | None = None
+
+    def __enter__(self) -> Self:
+        target = self.call("Target.createTarget", url="about:blank")["targetId"]
+        attached = self.call("Target.attachToTarget", targetId=target, flatten=True)
+        self._session = attached["sessionId"]
+        for domain in ("Page", "Runtime", "Log", "Network"):
+            self.call(f"{domain}.enable")
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._process.kill()
+        self._process.wait()
+        os.close(self._in)
+        os.close(self._out)
+        self._home.cleanup()
+
+    def open(self, page: Path, *, width: int = 1100, dark: bool = False) -> None:
+        """Show *page*, and wait until its script has run."""
+        self.call(
+            "Emulation.setDeviceMetricsOverride",
+            width=width,
+            height=1500,
+            deviceScaleFactor=1,
+            mobile=False,
+        )
+        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+        self.call("Emulation.setEmulatedMedia", media="", features=[scheme])
+        self.call("Page.navigate", url=page.as_uri())
+        self.until("document.readyState === 'complete' && document.documentElement.dataset.ready")
+
+    def ask(self, expression: str) -> Any:
+        """The value of a JavaScript expression, which the policy of the page does not bind."""
+        answer = self.call(
+            "Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True
+        )
+        assert "exceptionDetails" not in answer, answer["exceptionDetails"]
+        return answer["result"].get("value")
+
+    def until(self, expression: str) -> None:
+        """Wait until *expression* is true, looking at every frame of the page."""
+        look = "new Promise(done => setTimeout(done, 10))"
+        for _ in range(3000):
+            if self.ask(f"Boolean({expression})"):
+                return
+            self.ask(look)
+        raise AssertionError(f"it never was so: {expression}")
+
+    def press(self, key: str) -> None:
+        """Press a key, as a person does."""
+        codes = {"Enter": 13, "ArrowRight": 39, "ArrowLeft": 37}
+        what: dict[str, Any] = {"key": key, "windowsVirtualKeyCode": codes[key]}
+        text = {"text": "\r"} if key == "Enter" else {}
+        self.call("Input.dispatchKeyEvent", type="keyDown", **what, **text)
+        self.call("Input.dispatchKeyEvent", type="keyUp", **what)
+
+    def type(self, text: str) -> None:
+        """Type *text* where the focus is."""
+        self.call("Input.insertText", text=text)
+
+    def screenshot(self) -> bytes:
+        """The whole page as PNG."""
+        size = self.call("Page.getLayoutMetrics")["cssContentSize"]
+        clip = {"x": 0, "y": 0, "width": size["width"], "height": size["height"], "scale": 1}
+        shot = self.call("Page.captureScreenshot", captureBeyondViewport=True, clip=clip)
+        return base64.b64decode(shot["data"])
+
+    def printed(self) -> bytes:
+        """The page as PDF."""
+        return base64.b64decode(self.call("Page.printToPDF", printBackground=False)["data"])
+
+    def call(self, method: str, **params: Any) -> dict[str, Any]:
+        """Ask the browser something, and wait for its answer."""
+        number = next(self._numbers)
+        message: dict[str, Any] = {"id": number, "method": method, "params": params}
+        if self._session is not None:
+            message["sessionId"] = self._session
+        os.write(self._out, json.dumps(message).encode() + b"\0")
+        while True:
+            told = self._next()
+            if told.get("id") == number:
+                assert "error" not in told, (method, told["error"])
+                result: dict[str, Any] = told["result"]
+                return result
+            self._hear(told)
+
+    def _next(self) -> dict[str, Any]:
+        while b"\0" not in self._read:
+            piece = os.read(self._in, 1 << 20)
+            assert piece, "the browser has ended"
+            self._read += piece
+        message, _, self._read = self._read.partition(b"\0")
+        told: dict[str, Any] = json.loads(message)
+        return told
+
+    def _hear(self, told: dict[str, Any]) -> None:
+        match told.get("method"):
+            case "Runtime.exceptionThrown":
+                self.complaints.append(json.dumps(told["params"]["exceptionDetails"])[:2000])
+            case "Runtime.consoleAPICalled" | "Log.entryAdded":
+                self.complaints.append(json.dumps(told["params"])[:2000])
+            case "Page.javascriptDialogOpening":
+                self.complaints.append("a dialog was opened")
+            case "Network.requestWillBeSent":
+                url = told["params"]["request"]["url"]
+                if not url.startswith(("file:", "about:")):
+                    self.complaints.append(f"it asked for {url}")

@@ -1,0 +1,221 @@
+"""The statistics of a report, on batches small enough to be counted by hand."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kinetic._progress.tally import State
+from kinetic._report.digest import POINTS, Bin, FailureGroup, Retries, digest, pattern
+from kinetic._report.facts import Attempt, BatchReport, Item
+from tests.report.batches import BEGUN, sweep
+
+
+def attempt(number: int, begun: float | None, ended: float | None, **more: str) -> Attempt:
+    return Attempt(
+        number=number,
+        begun=None if begun is None else BEGUN + begun,
+        ended=None if ended is None else BEGUN + ended,
+        **more,
+    )
+
+
+def report(*items: Item, read_at: float = 100.0, total: int | None = None) -> BatchReport:
+    return BatchReport(
+        group_id="grp-1",
+        created=BEGUN,
+        read_at=BEGUN + read_at,
+        total=len(items) if total is None else total,
+        items=items,
+    )
+
+
+VALUE = {"kind": "value"}
+ERROR = {"kind": "error", "reason": "user error"}
+LOST = {"kind": "lost", "reason": "preempted"}
+
+FOUR = report(
+    Item(index=0, state=State.SUCCEEDED, attempts=(attempt(1, 0, 10, **VALUE),)),
+    Item(
+        index=1,
+        state=State.SUCCEEDED,
+        attempts=(attempt(1, 5, 8, **LOST), attempt(2, 9, 20, **VALUE)),
+    ),
+    Item(index=2, state=State.FAILED, attempts=(attempt(1, 10, 12, message="boom 1", **ERROR),)),
+    Item(index=3, state=State.CANCELLED, attempts=(attempt(1, None, 15, kind="cancelled"),)),
+)
+
+
+def test_how_many_ran_at_once() -> None:
+    found = digest(FOUR)
+    assert (found.begun, found.seconds, found.peak) == (BEGUN, 20.0, 2)
+    assert found.concurrency == (
+        (0.0, 0),
+        (0.0, 1),
+        (5.0, 2),
+        (8.0, 1),
+        (9.0, 2),
+        (12.0, 1),
+        (20.0, 0),
+    )
+    assert found.mean == pytest.approx((5 * 1 + 3 * 2 + 1 + 3 * 2 + 8) / 20)
+
+
+def test_where_the_items_were_over_time() -> None:
+    points = {point.seconds: point.counts for point in digest(FOUR).states}
+    assert points[0.0] == (3, 1, 0, 0, 0, 0)
+    assert points[6.0] == (2, 2, 0, 0, 0, 0)
+    assert points[8.5] == (3, 1, 0, 0, 0, 0), "between two attempts an item waits"
+    assert points[11.0] == (1, 2, 1, 0, 0, 0)
+    assert points[20.0] == (0, 0, 2, 1, 1, 0)
+    assert {sum(counts) for counts in points.values()} == {4}
+
+
+def test_one_that_goes_on_is_counted_up_to_now() -> None:
+    going = report(
+        Item(index=0, state=State.RUNNING, attempts=(attempt(1, 40, None),)),
+        Item(index=1),
+        read_at=50.0,
+    )
+    found = digest(going)
+    assert (found.seconds, found.peak, found.concurrency[-1]) == (50.0, 1, (50.0, 1))
+    assert found.durations is None
+    assert found.slowest == (0,)
+    assert found.states[-1].counts == (1, 1, 0, 0, 0, 0)
+
+
+def test_durations_are_of_the_last_attempts_of_what_succeeded() -> None:
+    found = digest(FOUR).durations
+    assert found is not None
+    assert (found.count, found.least, found.p50, found.p95, found.most) == (2, 10, 10, 11, 11)
+    assert found.total == 21
+    assert [one.count for one in found.bins] == [1, 0, 1]
+
+
+@given(st.lists(st.floats(0, 1e6, allow_subnormal=False), min_size=1, max_size=60))
+def test_every_duration_is_in_one_bin_and_quantiles_have_occurred(taken: list[float]) -> None:
+    items = [
+        Item(index=index, state=State.SUCCEEDED, attempts=(attempt(1, 0, seconds, **VALUE),))
+        for index, seconds in enumerate(taken)
+    ]
+    batch = report(*items, read_at=2e6)
+    found = digest(batch).durations
+    assert found is not None
+    real = sorted(seconds for item in items if (seconds := item.seconds(0)) is not None)
+    assert sum(one.count for one in found.bins) == len(real)
+    for one in found.bins:
+        assert one.start <= one.stop
+        assert one.count <= sum(one.start <= seconds <= one.stop for seconds in real)
+    assert found.p50 in real and found.p95 in real
+    assert sum(seconds <= found.p50 for seconds in real) >= len(real) / 2
+    assert found.least == found.bins[0].start and found.most == found.bins[-1].stop
+
+
+def test_the_same_duration_every_time_is_one_bin() -> None:
+    items = [
+        Item(index=n, state=State.SUCCEEDED, attempts=(attempt(1, n, n + 2, **VALUE),))
+        for n in range(9)
+    ]
+    found = digest(report(*items)).durations
+    assert found is not None and found.bins == (Bin(2.0, 2.0, 9),)
+
+
+def test_retries_are_counted_by_what_the_attempt_before_ended_with() -> None:
+    batch = report(
+        Item(
+            index=0,
+            state=State.SUCCEEDED,
+            attempts=(
+                attempt(1, 0, 1, **LOST),
+                attempt(2, 1, 2, **LOST),
+                attempt(3, 2, 3, **VALUE),
+            ),
+        ),
+        Item(
+            index=1,
+            state=State.FAILED,
+            attempts=(attempt(1, 0, 1, **ERROR), attempt(2, 1, 2, **LOST)),
+        ),
+    )
+    assert digest(batch).retries == (Retries("preempted", 2, 1), Retries("user error", 1, 1))
+
+
+def test_one_that_was_cancelled_while_it_was_tried_again_failed_for_what_it_failed_of() -> None:
+    item = Item(
+        index=0,
+        state=State.FAILED,
+        attempts=(
+            attempt(1, 0, 1, message="boom", **ERROR),
+            attempt(2, 1, 3, kind="cancelled", reason="cancelled"),
+        ),
+    )
+    (group,) = digest(report(item)).failures
+    assert (group.message, group.reason) == ("boom", "user error")
+
+
+def test_one_that_waits_to_be_tried_again_has_no_attempt_of_its_own() -> None:
+    item = Item(index=0, attempts=(attempt(1, 10, 14, **ERROR),))
+    assert (item.last, item.before, item.seconds(BEGUN + 50)) == (None, item.attempts, None)
+    found = digest(report(item, read_at=50.0))
+    assert found.retries == (Retries("user error", 1, 1),)
+    assert found.states[-1].counts == (1, 0, 0, 0, 0, 0)
+    assert found.slowest == ()
+
+
+def test_failures_are_grouped_by_their_words_without_the_numbers() -> None:
+    def failed(index: int, message: str, **more: str) -> Item:
+        return Item(
+            index=index,
+            state=State.FAILED,
+            attempts=(attempt(1, 0, 1, message=message, **{**ERROR, **more}),),
+        )
+
+    batch = report(
+        failed(0, "ValueError: step 17 of 0x7f3a: nan"),
+        failed(1, "KeyError: 'rate'"),
+        failed(2, "ValueError: step 3.5e-4 of 0xdead: nan"),
+        failed(3, "", reason="out of memory"),
+        failed(4, "KeyError: 'rate'", reason="setup"),
+    )
+    assert digest(batch).failures == (
+        FailureGroup("ValueError: step 17 of 0x7f3a: nan", "user error", (0, 2), 0),
+        FailureGroup("KeyError: 'rate'", "user error", (1,), 1),
+        FailureGroup("out of memory", "out of memory", (3,), 3),
+        FailureGroup("KeyError: 'rate'", "setup", (4,), 4),
+    )
+    assert pattern("v2 of lr1 at 12ab34cd56ef78") == "v2 of lr1 at N"
+
+
+@pytest.mark.parametrize("items", [(), (Item(index=0),)])
+def test_of_a_batch_in_which_nothing_happened_there_is_little_to_say(
+    items: tuple[Item, ...],
+) -> None:
+    found = digest(report(*items, read_at=0.0))
+    assert (found.seconds, found.peak, found.mean) == (0.0, 0, 0.0)
+    assert found.durations is None
+    assert not (found.states or found.retries or found.failures or found.slowest)
+
+
+def test_clocks_that_differ_lead_to_no_negative_time() -> None:
+    early = report(
+        Item(index=0, state=State.SUCCEEDED, attempts=(attempt(1, -30, -40, **VALUE),)),
+        Item(index=1, state=State.SUCCEEDED, attempts=(attempt(1, 5, 6, **VALUE),)),
+    )
+    found = digest(early)
+    assert found.begun == BEGUN - 40
+    assert found.seconds == 46
+    assert min(at for at, _ in found.concurrency) >= 0
+    assert found.durations is not None and found.durations.least == 0
+
+
+def test_lines_of_large_batches_keep_their_highest_and_lowest() -> None:
+    batch = sweep(3_000)
+    found = digest(batch)
+    assert len(found.concurrency) <= 2 * POINTS + 2
+    assert max(count for _, count in found.concurrency) == found.peak == 16
+    assert [at for at, _ in found.concurrency] == sorted(at for at, _ in found.concurrency)
+    assert len(found.states) == POINTS + 1
+    assert math.isclose(found.states[-1].seconds, found.seconds)

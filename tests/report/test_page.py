@@ -1,0 +1,170 @@
+"""The file itself: how large it is, what lies in it, and that nothing in it acts."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from html.parser import HTMLParser
+from typing import Any
+
+import pytest
+
+from kinetic._progress.tally import State
+from kinetic._report.facts import BatchReport
+from kinetic._report.page import LISTED, limit, render
+from tests.report.batches import hostile, largest, sweep
+
+
+class Parsed(HTMLParser):
+    """The elements of a page, and the text of its scripts and its style."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.attributes: list[dict[str, str | None]] = []
+        self.texts: dict[str, list[str]] = {"script": [], "style": [], "title": []}
+        self._inside = ""
+        self.feed(page)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes.append(dict(attrs))
+        if tag in self.texts:
+            self._inside = tag
+            self.texts[tag].append("")
+
+    def handle_endtag(self, tag: str) -> None:
+        self._inside = ""
+
+    def handle_data(self, data: str) -> None:
+        if self._inside:
+            self.texts[self._inside][-1] += data
+
+
+def facts(page: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(Parsed(page).texts["script"][0])
+    return found
+
+
+@pytest.mark.parametrize(
+    ("size", "most"), [(0, 300_000), (1, 300_000), (1_000, 300_000), (10_000, 2_000_000)]
+)
+@pytest.mark.parametrize("make", [sweep, hostile])
+def test_a_page_is_small(size: int, most: int, make: Callable[[int], BatchReport]) -> None:
+    assert limit(size) <= most
+    report = make(size)
+    page = render(report)
+    assert len(page.encode()) <= most
+    assert len(facts(page)["items"]["state"]) == size
+    assert facts(page)["left_out"] == []
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("size", [1, 30, 1_000, 10_000])
+def test_the_largest_page_is_as_small_and_says_what_it_lacks(size: int) -> None:
+    page = render(largest(size))
+    assert len(page.encode()) <= limit(size)
+    there = facts(page)
+    assert len(there["items"]["state"]) == size
+    assert there["failures"], "what is most wanted is there all the same"
+    shown = {column["name"] for column in there["columns"]}
+    assert shown | {*there["left_out"]} | {name for _, name, _ in there["constants"]} >= {
+        *(f"{of}{place}" for of in ("n", "rn") for place in range(8)),
+        *("t0", "t1"),
+    }
+    if size == 10_000:
+        assert {"rn0", "n0"} <= shown, "numbers are kept before texts"
+        assert there["items"]["untold"] > 0
+
+
+def test_of_very_many_items_those_that_failed_are_listed() -> None:
+    report = sweep(LISTED + 2_000)
+    there = facts(render(report))
+    assert len(there["items"]["state"]) == LISTED
+    assert there["known"] == sum(there["counts"]) == LISTED + 2_000
+    listed = {*there["items"]["index"]}
+    assert len(listed) == LISTED
+    assert {item.index for item in report.items if item.state is State.FAILED} <= listed
+    assert {*there["slowest"]} <= listed
+
+
+def test_nothing_that_is_said_is_markup() -> None:
+    plain, odd = Parsed(render(sweep(60))), Parsed(render(hostile(60)))
+    assert odd.tags == plain.tags
+    assert [attributes for attributes in odd.attributes if "content" not in attributes] == [
+        attributes for attributes in plain.attributes if "content" not in attributes
+    ]
+    assert odd.texts["style"] == plain.texts["style"]
+    assert odd.texts["script"][1:] == plain.texts["script"][1:]
+    assert odd.texts["title"] == ["</script><script>document.title='pwned'</script>"]
+
+
+def test_what_is_said_comes_back_from_the_page_as_it_was() -> None:
+    there = facts(render(hostile(60)))
+    assert there["function"] == "<img src=x onerror=\"document.title='pwned'\">"
+    assert there["tags"][1][0] == "two lines red", "no control character is kept"
+    assert any(one["name"] == "שלום עולם" for one in there["columns"])
+    raw = Parsed(render(hostile(60))).texts["script"][0]
+    assert raw.isascii()
+    assert not re.search(r"[<>&]", raw)
+
+
+def test_the_policy_lets_only_the_scripts_of_the_page_run() -> None:
+    page = Parsed(render(sweep(3)))
+    (policy,) = [
+        str(one["content"])
+        for one in page.attributes
+        if one.get("http-equiv") == "Content-Security-Policy"
+    ]
+
+    def named(text: str) -> str:
+        return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+
+    assert policy.split("; ") == [
+        "default-src 'none'",
+        f"style-src {named(page.texts['style'][0])}",
+        f"script-src {named(page.texts['script'][1])}",
+        "base-uri 'none'",
+        "form-action 'none'",
+    ]
+    used = {name for one in page.attributes for name in one}
+    assert not {name for name in used if name.startswith("on") or name in ("src", "style")}
+    assert {str(one["href"])[0] for one in page.attributes if "href" in one} == {"#"}
+
+
+def test_the_script_makes_text_and_nothing_else_of_what_is_said() -> None:
+    """Whatever interprets markup or code has no place in it."""
+    script = Parsed(render(sweep(1))).texts["script"][1]
+    assert not re.search(
+        r"innerHTML|outerHTML|insertAdjacent|document\.write|\beval\b|new Function|"
+        r"DOMParser|srcdoc|createContextualFragment|\bfetch\b|XMLHttp|import\(",
+        script,
+    )
+
+
+def test_columns_are_numbers_texts_or_the_same_for_all() -> None:
+    inputs = [
+        {"a": 1, "b": "x", "c": 0.1, "d": True, "big": 1 << 60, "same": 7},
+        {"a": None, "b": 2, "c": "nan", "d": False, "big": 3, "same": 7},
+        {"b": None, "c": 1e-300, "d": True, "same": 7},
+    ]
+    report = sweep(3)
+    items = tuple(
+        replace(item, input=given, result={})
+        for item, given in zip(report.items, inputs, strict=True)
+    )
+    there = facts(render(replace(report, items=items)))
+    assert there["constants"] == [["input", "same", 7]]
+    columns = {one["name"]: one for one in there["columns"]}
+    assert columns["a"]["kind"] == columns["c"]["kind"] == "number"
+    assert columns["a"]["values"] == [1, None, None]
+    assert columns["c"]["values"] == [0.1, "nan", 1e-300]
+    assert columns["b"]["texts"] == ["x", "2", "None"]
+    assert columns["d"]["texts"] == ["True", "False"]
+    assert columns["big"]["texts"] == [str(1 << 60), "3"]
+    assert columns["big"]["values"] == [0, 1, None]
