@@ -140,6 +140,9 @@ class JobHandle(JobRecord, Generic[T]):
     def reason(self) -> str:
         return PORTAL.call(self._aio.reason)
 
+    def noted(self) -> dict[str, bool | int | float | str | None]:
+        return PORTAL.call(self._aio.noted)
+
     def save_result(self, path: str | os.PathLike[str], timeout: float | None = None) -> int:
         return PORTAL.call(self._aio.save_result, path, timeout)
 

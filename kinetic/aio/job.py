@@ -240,6 +240,20 @@ class JobHandle(JobRecord, Generic[T]):
                     raise  # else another call was first, and has cleaned up
         return cast("T", self._value)
 
+    async def noted(self) -> dict[str, bool | int | float | str | None]:
+        """The numbers and short texts of its result, by their names; nothing is unpickled.
+
+        At most 1 KiB of them were noted when it ended; see `BatchHandle.report`. Empty for
+        what has not ended, has no such, or ended with an earlier version; of a failure
+        ``error`` is its type and the beginning of its message.
+        """
+        at = await self._follow()
+        item = await at.submission.look(at.index)
+        if item.outcome is None:
+            return {}
+        outcome, _ = await at.submission.outcome(at.index, item.attempt)
+        return {**(outcome.note or {})}
+
     async def save_result(self, path: str | os.PathLike[str], timeout: float | None = None) -> int:
         """Wait for the job and write its value to a file, pickled as it is; its size in bytes.
 

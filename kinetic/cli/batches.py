@@ -16,8 +16,12 @@ from kinetic.cli.where import Where, carry_out, json_option, placed
 
 if TYPE_CHECKING:
     from kinetic import aio
+    from kinetic.job_status import JobStatus
 
 __all__ = ["attached", "batches"]
+
+AT_ONCE = 64
+"""Items whose ends are read side by side."""
 
 COLUMNS = ("group_id", "name", "status", "items", "age", "cost", "reason")
 
@@ -172,27 +176,41 @@ def _results(
     """
 
     async def work() -> Counter[str]:
-        ended: Counter[str] = Counter()
+        from kinetic._tasks import all_or_none
+
         async with where.client() as client:
             batch = await attached(client, group_id)
             await batch.wait(timeout=timeout)
-            for index, state in await batch.statuses():
-                ended[state.value] += 1
-                if failed and state.value == "SUCCEEDED":
-                    continue
-                handle = await batch.job(index)
-                row = {"index": index, "status": state.value, "reason": await handle.reason()}
-                if unpickle and state.value == "SUCCEEDED":
-                    row["value"] = repr(await handle.result(cleanup=False))
-                if as_json:
-                    output.json_line("batches.result", row)
-                else:
-                    told = row.get("value") or row["reason"]
-                    output.lines([f"{index}\t{state.value}\t{one_line(str(told), 400)}"])
-        return ended
+            statuses = await batch.statuses()
+            wanted = [one for one in statuses if not failed or one[1].value != "SUCCEEDED"]
+            for start in range(0, len(wanted), AT_ONCE):
+                some = wanted[start : start + AT_ONCE]
+                for row in await all_or_none(*(_ended(batch, *one, unpickle) for one in some)):
+                    _tell(row, as_json=as_json)
+        return Counter(state.value for _, state in statuses)
 
     if carry_out(work())["FAILED"]:
         raise click.exceptions.Exit(1)
+
+
+async def _ended(
+    batch: aio.BatchHandle[Any], index: int, state: JobStatus, unpickle: bool
+) -> dict[str, Any]:
+    handle = await batch.job(index)
+    row: dict[str, Any] = {"index": index, "status": state.value}
+    row |= {"reason": await handle.reason(), "noted": await handle.noted()}
+    if unpickle and state.value == "SUCCEEDED":
+        row["value"] = repr(await handle.result(cleanup=False))
+    return row
+
+
+def _tell(row: dict[str, Any], *, as_json: bool) -> None:
+    if as_json:
+        output.json_line("batches.result", row)
+        return
+    noted = ", ".join(f"{name}={one}" for name, one in row["noted"].items())
+    told = one_line(str(row.get("value") or row["reason"] or noted), 400)
+    output.lines([f"{row['index']}\t{row['status']}\t{told}"])
 
 
 @batches.command("logs")

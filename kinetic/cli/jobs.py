@@ -159,6 +159,7 @@ def _result(
                     size = await handle.save_result(Path(folder, "value"), timeout)
                 told = {"job_id": handle.job_id, "status": "SUCCEEDED", "bytes": size}
                 told["value"] = "not rebuilt here: --unpickle shows it, -o FILE saves it"
+                told["noted"] = await handle.noted()
             output.facts("jobs.result", told, as_json=as_json)
             if cleanup:
                 await handle.cleanup()

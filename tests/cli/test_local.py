@@ -19,7 +19,8 @@ def test_a_job_from_its_start_to_its_removal(kinetic: Kinetic, tmp_path: Path) -
     begun = kinetic("run", f"{FILE}:double", "-a", "x=4", "-a", "name=4x", "--detach", "--json")
     job = begun.json["job_id"]
     result = kinetic("jobs", "result", job, "--timeout", "60", "--json")
-    assert result.json["status"] == "SUCCEEDED" and "twice" not in result.out
+    assert result.json["status"] == "SUCCEEDED"
+    assert result.json["noted"] == {"twice": 8, "name": "4x"}
     assert kinetic("jobs", "result", job, "--unpickle").out.endswith("{'twice': 8, 'name': '4x'}\n")
     assert kinetic("jobs", "logs", job).out == "doubling 4\n"
     assert kinetic("jobs", "logs", job, "-n", "1").out == "doubling 4\n"
@@ -75,6 +76,7 @@ def test_a_batch_from_its_start_to_its_removal(kinetic: Kinetic, tmp_path: Path)
     ended = kinetic("batches", "results", group, "--json")
     assert ended.code == 1
     assert [one["status"] for one in ended.lines] == ["SUCCEEDED", "FAILED", "SUCCEEDED"]
+    assert [one["noted"].get("twice") for one in ended.lines] == [2, None, 6]
     shown = kinetic("batches", "results", group, "--unpickle", "--failed")
     assert shown.out.startswith("1\tFAILED\tuser error: ValueError")
     page = kinetic("batches", "report", group, str(tmp_path / "page.html")).out.strip()
