@@ -3,26 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
 
 from kinetic._messages import one_line
 from kinetic.aio.kubernetes.diagnosis.advice import next_step
 from kinetic.aio.kubernetes.diagnosis.quantities import amount, number
+from kinetic.aio.kubernetes.diagnosis.rules import Finding, Rule, first
 from kinetic.aio.kubernetes.diagnosis.verdict import Outlook
 from kinetic.job_status import Reason
 
-__all__ = ["Refusal", "refusal"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Refusal:
-    """What was refused, by what, and whether waiting may help."""
-
-    reason: Reason
-    message: str
-    advice: str
-    outlook: Outlook
+__all__ = ["refusal"]
 
 
 _RANGE = re.compile(
@@ -35,16 +24,12 @@ _RANGE = re.compile(
 _RATIO = re.compile(r"\S+ max limit to request (?:limit )?ratio per \w+ is \S+ but [^,\]]*")
 
 
-def refusal(text: str) -> Refusal:
+def refusal(text: str) -> Finding:
     """Judge the API server's own words, such as the message of a FailedCreate event."""
-    for pattern, judge in _RULES:
-        if found := pattern.search(text):
-            return judge(found)
-    return Refusal(
+    return first(_RULES, text) or Finding(
         reason=Reason.REFUSED,
         message=f"Kubernetes does not create it: {one_line(_bare(text))}",
         advice=next_step(text, "change what it names, or ask the cluster's administrator"),
-        outlook=Outlook.BLOCKED,
     )
 
 
@@ -53,7 +38,7 @@ def _bare(text: str) -> str:
     return re.sub(by + r'|pods? "[^"]*" (is|are) forbidden: ', "", text)
 
 
-def _exceeded(found: re.Match[str]) -> Refusal:
+def _exceeded(found: re.Match[str]) -> Finding:
     """``exceeded quota: NAME, requested: a=1, used: a=2, limited: a=2``."""
     asked, used, limit = (_amounts(found[group]) for group in ("asked", "used", "limit"))
     scale = [f"{name}: {limit[name]}" for name in asked if name in limit]
@@ -65,14 +50,14 @@ def _exceeded(found: re.Match[str]) -> Refusal:
     if never and all(name.startswith("count/") or name == "pods" for name in never):
         kinds = ", ".join(name.removeprefix("count/") for name in never)
         words = f"quota {found['name']!r} allows no further {kinds} in the namespace"
-        return Refusal(
+        return Finding(
             reason=Reason.QUOTA,
             message=f"{words} ({', '.join(scale)})",
             advice="have the quota raised, or use another namespace",
             outlook=Outlook.FINAL,
         )
     if never:
-        return Refusal(
+        return Finding(
             reason=Reason.QUOTA,
             message=f"quota {found['name']!r} allows {allowed}, the pod asks for {wanted}: "
             "it can never fit",
@@ -87,7 +72,7 @@ def _exceeded(found: re.Match[str]) -> Refusal:
         f"{name} {amount(name, used.get(name, '?'))} of {amount(name, limit.get(name, '?'))}"
         for name in asked
     )
-    return Refusal(
+    return Finding(
         reason=Reason.QUOTA,
         message=f"quota {found['name']!r} is used up ({taken}), {wanted} more is needed: "
         "it is tried again",
@@ -101,10 +86,10 @@ def _amounts(text: str) -> dict[str, str]:
     return {name: amount for name, _, amount in pairs if amount}
 
 
-def _unset(found: re.Match[str]) -> Refusal:
+def _unset(found: re.Match[str]) -> Finding:
     each = re.findall(r"([^\s;]+) for: [^;]*", found["what"]) or found["what"].split(",")
     names = ", ".join(part.strip() for one in each for part in str(one).split(","))
-    return Refusal(
+    return Finding(
         reason=Reason.QUOTA,
         message=f"quota {found['name']!r} needs {names} stated on every pod, and it is not",
         advice="set it: memory= and cpu= of the function do",
@@ -112,13 +97,13 @@ def _unset(found: re.Match[str]) -> Refusal:
     )
 
 
-def _range(found: re.Match[str]) -> Refusal:
+def _range(found: re.Match[str]) -> Finding:
     """All that is out of the range: a LimitRange tells every one of them."""
     told = list(dict.fromkeys(_bound(one) for one in _RANGE.finditer(found.string)))
     told += [one_line(one[0]) for one in _RATIO.finditer(found.string)]
     more = {one["bound"] == "minimum" for one in _RANGE.finditer(found.string)}
     ask = "what it allows" if len(more) > 1 else "more" if more == {True} else "less"
-    return Refusal(
+    return Finding(
         reason=Reason.REFUSED,
         message=f"the namespace allows {'; '.join(told)}",
         advice=f"ask for {ask}, or have the LimitRange changed",
@@ -133,50 +118,10 @@ def _bound(found: re.Match[str]) -> str:
     return f"{most} {found['limit']} of {found['resource']} a {scope}{asked}"
 
 
-def _ratio(found: re.Match[str]) -> Refusal:
-    return Refusal(
-        reason=Reason.REFUSED,
-        message=f"the namespace's LimitRange refuses the pod: {one_line(found[0])}",
-        advice="bring request and limit closer together",
-        outlook=Outlook.FINAL,
-    )
-
-
-def _security(found: re.Match[str]) -> Refusal:
-    level = found["level"].split(":")[0]
-    return Refusal(
-        reason=Reason.REFUSED,
-        message=f"the namespace enforces Pod Security {level!r}, which refuses the pod: "
-        f"{one_line(found['what'], 600)}",
-        advice="set or remove the fields that it names, or use a namespace that allows them",
-        outlook=Outlook.FINAL,
-    )
-
-
-def _account(found: re.Match[str]) -> Refusal:
-    return Refusal(
-        reason=Reason.SETUP,
-        message=f"service account {found['name']!r} does not exist in the namespace, so no pod "
-        "can be made",
-        advice="create it or correct the name; it is tried again by itself",
-        outlook=Outlook.BLOCKED,
-    )
-
-
-def _class(found: re.Match[str]) -> Refusal:
-    kind, name = found["kind"], found["name"].strip('"')
-    return Refusal(
-        reason=Reason.SETUP,
-        message=f"{kind} {name!r} does not exist in this cluster, so no pod can be made",
-        advice="correct the name, or have an administrator make it",
-        outlook=Outlook.BLOCKED,
-    )
-
-
-def _unreachable(found: re.Match[str]) -> Refusal:
+def _unreachable(found: re.Match[str]) -> Finding:
     causes = [part.strip() for part in (found["what"] or "").split(": ") if part.strip()]
     why = f" ({one_line(': '.join(causes[-2:]), 160)})" if causes else ""
-    return Refusal(
+    return Finding(
         reason=Reason.REFUSED,
         message=f"admission webhook {found['name']!r} of the cluster cannot be reached{why}, so "
         "nothing can be created; nothing is wrong with the job",
@@ -185,60 +130,11 @@ def _unreachable(found: re.Match[str]) -> Refusal:
     )
 
 
-def _busy(found: re.Match[str]) -> Refusal:
-    return Refusal(
-        reason=Reason.REFUSED,
-        message=f"the API server could not do it just now ({one_line(found[0])}); nothing is wrong "
-        "with the job",
-        advice="it is tried again by itself",
-        outlook=Outlook.OPEN,
-    )
-
-
-def _unscoped(found: re.Match[str]) -> Refusal:
-    return Refusal(
-        reason=Reason.QUOTA,
-        message="the namespace has no quota for such pods, and needs one: insufficient quota to "
-        f"match these scopes: {one_line(found['what'])}",
-        advice="use another priority class, or have a quota made for it",
-        outlook=Outlook.FINAL,
-    )
-
-
-def _no_namespace(found: re.Match[str]) -> Refusal:
-    return Refusal(
-        reason=Reason.SETUP,
-        message=f"namespace {found['name']!r} does not exist in this cluster",
-        advice="create it or correct the name",
-        outlook=Outlook.BLOCKED,
-    )
-
-
-def _denied(found: re.Match[str]) -> Refusal:
-    said = one_line(found["what"] or "it gives no cause", 400)
-    return Refusal(
-        reason=Reason.REFUSED,
-        message=f"the cluster's policy {found['name']!r} refuses it: {said}",
-        advice="change the job as the policy says, or ask the cluster's administrator",
-        outlook=Outlook.FINAL,
-    )
-
-
-def _unverified(found: re.Match[str]) -> Refusal:
-    """Documents: Binary Authorization, 'View audit logs' and 'Use breakglass'."""
-    return Refusal(
-        reason=Reason.REFUSED,
-        message=f"Binary Authorization refuses the image: {one_line(found['what'], 600)}",
-        advice="use an image of a registry that the policy allows, or have it attested",
-        outlook=Outlook.FINAL,
-    )
-
-
-def _autopilot(found: re.Match[str]) -> Refusal:
+def _autopilot(found: re.Match[str]) -> Finding:
     """Documents: GKE, 'Autopilot security capabilities': constraints and what violates them."""
     told = re.findall(r'\["([^\]]+?)"\]', found["what"])
     said = one_line("; ".join(told) or found["what"], 600)
-    return Refusal(
+    return Finding(
         reason=Reason.REFUSED,
         message=f"the policy of GKE ('GKE Warden', of Autopilot) refuses the pod: {said}",
         advice="take out what it names, or use a Standard cluster or node pool",
@@ -246,107 +142,114 @@ def _autopilot(found: re.Match[str]) -> Refusal:
     )
 
 
-def _ending(found: re.Match[str]) -> Refusal:
-    return Refusal(
-        reason=Reason.CANCELLED,
-        message=f"the namespace {found['name'].strip(chr(34))} is being deleted, with all in it",
-        advice="submit again in another namespace",
-        outlook=Outlook.FINAL,
-    )
-
-
-def _unlimited(found: re.Match[str]) -> Refusal:
-    return Refusal(
-        reason=Reason.REFUSED,
-        message=f"Kubernetes refuses the specification ({found['field']}): an accelerator is "
-        "asked for without a limit",
-        advice="name the accelerator in the limits, equal to the requests",
-        outlook=Outlook.FINAL,
-    )
-
-
-def _invalid(found: re.Match[str]) -> Refusal:
-    return Refusal(
-        reason=Reason.REFUSED,
-        message=f"Kubernetes refuses the specification: {one_line(found['what'], 400)}",
-        advice="correct the named field",
-        outlook=Outlook.FINAL,
-    )
-
-
-def _forbidden(found: re.Match[str]) -> Refusal:
-    who, verb, what = found["who"], found["verb"], found["what"]
-    return Refusal(
-        reason=Reason.REFUSED,
-        message=f"{who} may not {verb} {what}",
-        advice=f"have an administrator grant {verb} on {what}",
-        outlook=Outlook.BLOCKED,
-    )
-
-
-_RULES: tuple[tuple[re.Pattern[str], Callable[[re.Match[str]], Refusal]], ...] = tuple(
-    (re.compile(pattern, re.DOTALL), judge)
-    for pattern, judge in (
-        (
-            (
-                r"exceeded quota: (?P<name>[^,]+), requested: (?P<asked>.*?), "
-                r"used: (?P<used>.*?), limited: (?P<limit>.*)"
-            ),
-            _exceeded,
-        ),
-        (r"failed quota: (?P<name>[^:]+): must specify (?P<what>.+)$", _unset),
-        (_RANGE.pattern, _range),
-        (_RATIO.pattern, _ratio),
-        (r'violates PodSecurity "(?P<level>[^"]+)": (?P<what>.*)', _security),
-        (r"insufficient quota to match these scopes: (?P<what>.*)", _unscoped),
-        (r'namespaces? "(?P<name>[^"]+)" not found', _no_namespace),
-        (r'service ?account "?(?P<name>[^\s"]+)"? not found', _account),
-        (r"no (?P<kind>PriorityClass) with name (?P<name>\S+) was found", _class),
-        (
-            (
-                r'(?P<kind>RuntimeClass|PriorityClass|StorageClass|ResourceClaimTemplate) "?'
-                r'(?P<name>[^\s"]+)"? not found'
-            ),
-            _class,
-        ),
-        (r'failed calling webhook "(?P<name>[^"]+)"(?:: (?P<what>.*))?', _unreachable),
-        (
-            (
-                r"(?P<what>[^:]*(?:denied by Binary Authorization"
-                r"|image policy webhook backend denied).*)"
-            ),
-            _unverified,
-        ),
-        (r"GKE Warden rejected the request(?P<what>.*)", _autopilot),
-        (
-            (
-                r'admission webhook "(?P<name>[^"]+)" denied the request'
-                r"(?: without explanation|: (?P<what>.*))?"
-            ),
-            _denied,
-        ),
-        (
-            r"ValidatingAdmissionPolicy '(?P<name>[^']+)'[^:]* denied request: (?P<what>.*)",
-            _denied,
-        ),
-        (r"in namespace (?P<name>\S+) because it is being terminated", _ending),
-        (
-            r"(?P<field>spec\.\S*resources\.limits): Required value: Limit must be set",
-            _unlimited,
-        ),
-        (r'"[^"]*" is invalid: (?P<what>.*)', _invalid),
-        (
-            r'User "(?P<who>[^"]+)" cannot (?P<verb>\w+) resource "(?P<what>[^"]+)"',
-            _forbidden,
-        ),
-        (
-            (
-                r"etcdserver: .*|status unknown for quota.*|request did not complete within .*"
-                r"|admission plugin \S+ failed to complete.*|the server is currently unable"
-                r".*|too many requests.*|the server was unable to return a response in time.*"
-                r"|connection refused.*|context deadline exceeded.*|please apply your changes.*"
-            ),
-            _busy,
-        ),
-    )
+_RULES = (
+    Rule(
+        r"exceeded quota: (?P<name>[^,]+), requested: (?P<asked>.*?), used: (?P<used>.*?), "
+        r"limited: (?P<limit>.*)",
+        judge=_exceeded,
+    ),
+    Rule(r"failed quota: (?P<name>[^:]+): must specify (?P<what>.+)$", judge=_unset),
+    Rule(_RANGE.pattern, judge=_range),
+    Rule(
+        _RATIO.pattern,
+        "the namespace's LimitRange refuses the pod: {all}",
+        "bring request and limit closer together",
+        Reason.REFUSED,
+        Outlook.FINAL,
+    ),
+    Rule(
+        r'violates PodSecurity "(?P<level>[^":]+)[^"]*": (?P<what>.*)',
+        "the namespace enforces Pod Security {level!r}, which refuses the pod: {what}",
+        "set or remove the fields that it names, or use a namespace that allows them",
+        Reason.REFUSED,
+        Outlook.FINAL,
+    ),
+    Rule(
+        r"insufficient quota to match these scopes: (?P<what>.*)",
+        "the namespace has no quota for such pods, and needs one: insufficient quota to match "
+        "these scopes: {what}",
+        "use another priority class, or have a quota made for it",
+        Reason.QUOTA,
+        Outlook.FINAL,
+    ),
+    Rule(
+        r'namespaces? "(?P<name>[^"]+)" not found',
+        "namespace {name!r} does not exist in this cluster",
+        "create it or correct the name",
+    ),
+    Rule(
+        r'service ?account "?(?P<name>[^\s"]+)"? not found',
+        "service account {name!r} does not exist in the namespace, so no pod can be made",
+        "create it or correct the name; it is tried again by itself",
+    ),
+    Rule(
+        r"no (?P<kind>PriorityClass) with name (?P<name>\S+) was found"
+        r"|(?P<kind2>RuntimeClass|PriorityClass|StorageClass|ResourceClaimTemplate) "
+        r'"?(?P<name2>[^\s"]+)"? not found',
+        "{kind}{kind2} '{name}{name2}' does not exist in this cluster, so no pod can be made",
+        "correct the name, or have an administrator make it",
+    ),
+    Rule(r'failed calling webhook "(?P<name>[^"]+)"(?:: (?P<what>.*))?', judge=_unreachable),
+    # Documents: Binary Authorization, 'View audit logs' and 'Use breakglass'.
+    Rule(
+        r"(?P<what>[^:]*(?:denied by Binary Authorization|image policy webhook backend denied).*)",
+        "Binary Authorization refuses the image: {what}",
+        "use an image of a registry that the policy allows, or have it attested",
+        Reason.REFUSED,
+        Outlook.FINAL,
+    ),
+    Rule(r"GKE Warden rejected the request(?P<what>.*)", judge=_autopilot),
+    Rule(
+        r'admission webhook "(?P<name>[^"]+)" denied the request(?: without explanation|: )?'
+        r"(?P<what>.*)",
+        "the cluster's policy {name!r} refuses it: {what}",
+        "change the job as the policy says, or ask the cluster's administrator",
+        Reason.REFUSED,
+        Outlook.FINAL,
+    ),
+    Rule(
+        r"ValidatingAdmissionPolicy '(?P<name>[^']+)'[^:]* denied request: (?P<what>.*)",
+        "the cluster's policy {name!r} refuses it: {what}",
+        "change the job as the policy says, or ask the cluster's administrator",
+        Reason.REFUSED,
+        Outlook.FINAL,
+    ),
+    Rule(
+        r"in namespace (?P<name>\S+) because it is being terminated",
+        "the namespace {name} is being deleted, with all in it",
+        "submit again in another namespace",
+        Reason.CANCELLED,
+        Outlook.FINAL,
+    ),
+    Rule(
+        r"(?P<field>spec\.\S*resources\.limits): Required value: Limit must be set",
+        "Kubernetes refuses the specification ({field}): an accelerator is asked for without a "
+        "limit",
+        "name the accelerator in the limits, equal to the requests",
+        Reason.REFUSED,
+        Outlook.FINAL,
+    ),
+    Rule(
+        r'"[^"]*" is invalid: (?P<what>.*)',
+        "Kubernetes refuses the specification: {what}",
+        "correct the named field",
+        Reason.REFUSED,
+        Outlook.FINAL,
+    ),
+    Rule(
+        r'User "(?P<who>[^"]+)" cannot (?P<verb>\w+) resource "(?P<what>[^"]+)"',
+        "{who} may not {verb} {what}",
+        "have an administrator grant {verb} on {what}",
+        Reason.REFUSED,
+    ),
+    Rule(
+        r"etcdserver: .*|status unknown for quota.*|request did not complete within .*"
+        r"|admission plugin \S+ failed to complete.*|the server is currently unable.*"
+        r"|too many requests.*|the server was unable to return a response in time.*"
+        r"|connection refused.*|context deadline exceeded.*|please apply your changes.*",
+        "the API server could not do it just now ({all}); nothing is wrong with the job",
+        "it is tried again by itself",
+        Reason.REFUSED,
+        Outlook.OPEN,
+    ),
 )
