@@ -524,9 +524,7 @@ class Submission(ItemStates):
         death = closing(self.attempt(index, number), seen)
         if death is None:
             return False
-        if not (self.identity.leased or await self._store.look(self.identity.entry)):
-            # The job was cleaned up, as `result()` does once it has the value: write nothing of it.
-            raise self.identity.gone
+        await self._refuse_cleaned()
         if claimant is None:
             if not await self._void(index, number):
                 await self.look(index)
@@ -554,8 +552,18 @@ class Submission(ItemStates):
         log = "" if silent else await self._log_tail(index, number)
         outcome, body = outcomes.closed(death, item, claimant, self.fence, log)
         metadata = outcome.signed(self.identity.key, *place)
+        await self._refuse_cleaned()  # to read its log took a while
         await self._store.create(wire.attempt_key(*place, "outcome"), body, metadata)
         return outcome
+
+    async def _refuse_cleaned(self) -> None:
+        """Write nothing of a job that was cleaned up, as `result()` does once it has the value.
+
+        Raises:
+            NotFound: It was.
+        """
+        if not (self.identity.leased or await self._store.look(self.identity.entry)):
+            raise self.identity.gone
 
     async def _log_tail(self, index: int, number: int) -> str:
         name = self.identity.attempt_name(index, number)
