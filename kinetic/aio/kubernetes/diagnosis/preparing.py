@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 
 from kinetic._messages import one_line
 from kinetic.aio.kubernetes.diagnosis.advice import next_step
 from kinetic.aio.kubernetes.diagnosis.containers import informative_end
 from kinetic.aio.kubernetes.diagnosis.documents import Document, part, parts
+from kinetic.aio.kubernetes.diagnosis.rules import Finding, Rule, first
 from kinetic.aio.kubernetes.diagnosis.verdict import Outlook
-from kinetic.job_status import Reason
 
-__all__ = ["Obstacle", "missing", "preparing"]
+__all__ = ["missing", "preparing"]
 
 _MISSING = re.compile(
     r"(?P<kind>configmap|secret|persistentvolumeclaim|serviceaccount)s?"
@@ -37,17 +37,7 @@ _RUNTIME = re.compile(r'no runtime for "?(?P<name>[^"\s]+)"? is configured')
 _PROGRESS = ("Pulling", "Pulled", "Created", "Started")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Obstacle:
-    """What keeps a container from being made, and whether waiting may help."""
-
-    message: str
-    reason: Reason | None = None
-    advice: str = ""
-    outlook: Outlook = Outlook.OPEN
-
-
-def preparing(events: Sequence[Document], spec: Document) -> Obstacle | None:
+def preparing(events: Sequence[Document], spec: Document) -> Finding | None:
     """What keeps a pod of this *spec* from being made, by the *events* on it, oldest first."""
     left: list[Document] = []
     for event in events:
@@ -64,9 +54,11 @@ def preparing(events: Sequence[Document], spec: Document) -> Obstacle | None:
         if event.get("reason") == "FailedCreatePodSandBox":
             return _sandbox(_said(event))
         if event.get("reason") == "NetworkNotReady":
-            return Obstacle(
+            return Finding(
                 message=f"the node's network is not ready yet: {one_line(_said(event))}",
                 advice="it is tried again; tell the cluster's administrator if it stays",
+                reason=None,
+                outlook=Outlook.OPEN,
             )
     return None
 
@@ -95,7 +87,7 @@ def missing(said: str) -> tuple[str, str] | None:
     return None
 
 
-def _volumes(told: Sequence[str], spec: Document) -> Obstacle | None:
+def _volumes(told: Sequence[str], spec: Document) -> Finding | None:
     """The most that is said of volumes: one event names the cause, the next only that it lasts."""
     if not told:
         return None
@@ -103,21 +95,18 @@ def _volumes(told: Sequence[str], spec: Document) -> Obstacle | None:
     if absent:
         volume = "its volume" if len(absent) == 1 else "their volumes"
         advice = next(one[1] for said in told if (one := missing(said)))
-        return Obstacle(
+        return Finding(
             message=f"{', '.join(absent)}: {volume} cannot be mounted",
-            reason=Reason.SETUP,
             advice=advice,
-            outlook=Outlook.BLOCKED,
         )
     for said in reversed(told):
-        for pattern, judge in _CAUSES:
-            if found := pattern.search(said):
-                return _of(said, judge(found), spec)
+        if found := first(_CAUSES, said):
+            return _of(said, found, spec)
     specific = [said for said in told if not _VOLUMES.search(said)]
     return _vague((specific or told)[-1], spec)
 
 
-def _of(said: str, found: Obstacle, spec: Document) -> Obstacle:
+def _of(said: str, found: Finding, spec: Document) -> Finding:
     """*found*, with the name of the volume and of what it is made from."""
     volume = _VOLUME.search(said)
     if volume is None or repr(volume["name"]) in found.message:
@@ -146,7 +135,7 @@ _SOURCES = {
 }
 
 
-def _vague(said: str, spec: Document) -> Obstacle:
+def _vague(said: str, spec: Document) -> Finding:
     advice = "correct the volume, or the permission to read it"
     if volume := _VOLUME.search(said):
         source = _source(spec, volume["name"])
@@ -163,125 +152,87 @@ def _vague(said: str, spec: Document) -> Obstacle:
     else:
         words = f"a volume cannot be mounted: {one_line(said, 600)}"
         advice = next_step(said, advice)
-    return Obstacle(message=words, reason=Reason.SETUP, advice=advice, outlook=Outlook.BLOCKED)
+    return Finding(message=words, advice=advice)
 
 
-def _used_elsewhere(found: re.Match[str]) -> Obstacle:
-    by = f" by pod {found['pods']}" if found["pods"] else ""
-    return Obstacle(
-        message=f"volume {found['name']!r} is in use{by} on another node, and can be attached to "
-        "one node only: it waits for that",
-        reason=Reason.SETUP,
-        advice="wait for the other pod to end, or use a volume that many nodes may have",
-    )
+_WAIT = "wait for the other pod to end, or use a volume that many nodes may have"
 
-
-def _attached_elsewhere(found: re.Match[str]) -> Obstacle:
-    by = f" by instance {found['instance']}" if found["instance"] else ""
-    return Obstacle(
-        message=f"a disk is in use{by}, and can be attached to one node only: it waits for that",
-        reason=Reason.SETUP,
-        advice="wait for the other pod to end, or use a volume that many nodes may have",
-    )
-
-
-def _no_key(found: re.Match[str]) -> Obstacle:
-    kind = "ConfigMap" if found["kind"] == "config" else "Secret"
-    return Obstacle(
-        message=f"the {kind} of a volume has no key {found['key']!r}: it cannot be mounted",
-        reason=Reason.SETUP,
-        advice="add it or correct the name; the pod starts by itself then",
-        outlook=Outlook.BLOCKED,
-    )
-
-
-def _no_driver(found: re.Match[str]) -> Obstacle:
-    return Obstacle(
-        message=f"the node has no storage driver {found['name']}: its volume cannot be mounted",
-        reason=Reason.SETUP,
-        advice="enable the add-on on the cluster",
-        outlook=Outlook.BLOCKED,
-    )
-
-
-def _forbidden(found: re.Match[str]) -> Obstacle:
-    return Obstacle(
-        message=f"a volume cannot be mounted, for it may not be read: {one_line(found[0], 300)}",
-        reason=Reason.SETUP,
-        advice="give the pod's service account the right to read it (for a bucket: "
+_CAUSES = (
+    Rule(
+        r'Multi-Attach error for volume "(?P<name>[^"]+)"'
+        r"(?P<by>.*?used by pod\(s\) (?P<pods>[^,]+(?:, [^,]+)*))?",
+        judge=lambda found: Finding(
+            message=f"volume {found['name']!r} is in use"
+            f"{' by pod ' + found['pods'] if found['pods'] else ''} on another node, and can be "
+            "attached to one node only: it waits for that",
+            advice=_WAIT,
+            outlook=Outlook.OPEN,
+        ),
+    ),
+    Rule(
+        r"already being used by instance '?(?P<instance>[\w-]+)",
+        "a disk is in use by instance {instance}, and can be attached to one node only: it waits "
+        "for that",
+        _WAIT,
+        outlook=Outlook.OPEN,
+    ),
+    Rule(
+        "resourceInUseByAnotherResource",
+        "a disk is in use, and can be attached to one node only: it waits for that",
+        _WAIT,
+        outlook=Outlook.OPEN,
+    ),
+    Rule(
+        r"driver name (?P<name>\S+) not found",
+        "the node has no storage driver {name}: its volume cannot be mounted",
+        "enable the add-on on the cluster",
+    ),
+    Rule(
+        r"failed to find the sidecar container|sidecar container \S* ?not found",
+        "a bucket cannot be mounted: the pod has no gcsfuse sidecar, which GKE puts beside pods "
+        "that are annotated",
+        'set the annotation gke-gcsfuse/volumes: "true" on the pod',
+    ),
+    Rule(
+        r"references non-existent config key: (?P<key>\S+)",
+        "the ConfigMap of a volume has no key {key!r}: it cannot be mounted",
+        "add it or correct the name; the pod starts by itself then",
+    ),
+    Rule(
+        r"references non-existent secret key: (?P<key>\S+)",
+        "the Secret of a volume has no key {key!r}: it cannot be mounted",
+        "add it or correct the name; the pod starts by itself then",
+    ),
+    Rule(
+        r"bucket (doesn't|does not) exist.*|NotFound desc = .*bucket.*|bucket not found.*",
+        "the bucket of a volume does not exist: {all}",
+        "create it or correct the name",
+    ),
+    Rule(
+        r"(PermissionDenied|Unauthenticated|Error 40[13]|\b403 Forbidden).*",
+        "a volume cannot be mounted, for it may not be read: {all}",
+        "give the pod's service account the right to read it (for a bucket: "
         "roles/storage.objectUser)",
-        outlook=Outlook.BLOCKED,
-    )
-
-
-def _no_bucket(found: re.Match[str]) -> Obstacle:
-    return Obstacle(
-        message=f"the bucket of a volume does not exist: {one_line(found[0], 300)}",
-        reason=Reason.SETUP,
-        advice="create it or correct the name",
-        outlook=Outlook.BLOCKED,
-    )
-
-
-def _no_sidecar(found: re.Match[str]) -> Obstacle:
-    return Obstacle(
-        message="a bucket cannot be mounted: the pod has no gcsfuse sidecar, which GKE puts beside "
-        "pods that are annotated",
-        reason=Reason.SETUP,
-        advice='set the annotation gke-gcsfuse/volumes: "true" on the pod',
-        outlook=Outlook.BLOCKED,
-    )
-
-
-def _not_told_yet(found: re.Match[str]) -> Obstacle:
-    return Obstacle(
-        message="the node has not read the ConfigMaps and Secrets of the pod's volumes yet "
-        f"({one_line(found[0])})",
-        advice="it is tried again; this is not an error",
-    )
-
-
-_CAUSES: tuple[tuple[re.Pattern[str], Callable[[re.Match[str]], Obstacle]], ...] = tuple(
-    (re.compile(pattern, re.IGNORECASE | re.DOTALL), judge)
-    for pattern, judge in (
-        (
-            (
-                r'Multi-Attach error for volume "(?P<name>[^"]+)"'
-                r"(?:.*?used by pod\(s\) (?P<pods>[^,]+(?:, [^,]+)*))?"
-            ),
-            _used_elsewhere,
-        ),
-        (
-            (
-                r"already being used by instance '?(?P<instance>[\w-]+)"
-                r"|resourceInUseByAnotherResource"
-            ),
-            _attached_elsewhere,
-        ),
-        (r"driver name (?P<name>\S+) not found", _no_driver),
-        (r"failed to find the sidecar container|sidecar container \S* ?not found", _no_sidecar),
-        (r"references non-existent (?P<kind>config|secret) key: (?P<key>\S+)", _no_key),
-        (
-            r"bucket (doesn't|does not) exist.*|NotFound desc = .*bucket.*|bucket not found.*",
-            _no_bucket,
-        ),
-        (r"(PermissionDenied|Unauthenticated|Error 40[13]|\b403 Forbidden).*", _forbidden),
-        (r"failed to sync (configmap|secret) cache.*|object \S+ not registered", _not_told_yet),
-    )
+    ),
+    Rule(
+        r"failed to sync (configmap|secret) cache.*|object \S+ not registered",
+        "the node has not read the ConfigMaps and Secrets of the pod's volumes yet ({all})",
+        "it is tried again; this is not an error",
+        None,
+        Outlook.OPEN,
+    ),
 )
 
 
-def _sandbox(said: str) -> Obstacle:
+def _sandbox(said: str) -> Finding:
     if runtime := _RUNTIME.search(said):
-        return Obstacle(
+        return Finding(
             message=f"the node cannot make the pod's sandbox: runtime {runtime['name']!r} is not "
             "configured on it",
-            reason=Reason.SETUP,
             advice="use a node pool that has it, or no RuntimeClass",
-            outlook=Outlook.BLOCKED,
         )
-    return Obstacle(
+    return Finding(
         message=f"the node cannot make the pod's sandbox: {informative_end(said)}",
-        reason=Reason.SETUP,
         advice="it is tried again; tell the cluster's administrator if it stays",
+        outlook=Outlook.OPEN,
     )
