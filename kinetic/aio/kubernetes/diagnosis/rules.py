@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from kinetic._messages import one_line
@@ -45,15 +45,15 @@ class Rule:
     outlook: Outlook = Outlook.BLOCKED
     judge: Judge | None = None
 
-    def apply(self, text: str) -> Finding | None:
-        """What it says of *text*; None where it does not match."""
+    def apply(self, text: str, facts: Mapping[str, str]) -> Finding | None:
+        """What it says of *text*, with *facts* for further names; None where it does not match."""
         found = re.search(self.pattern, text, re.DOTALL | re.IGNORECASE)
         if found is None:
             return None
         if self.judge is not None:
             return self.judge(found)
         words = {name: _clean(one) for name, one in found.groupdict().items()}
-        words["all"] = _clean(found[0])
+        words |= {"all": _clean(found[0]), **facts}
         return Finding(
             message=self.message.format(**words),
             advice=self.advice.format(**words),
@@ -66,6 +66,6 @@ def _clean(words: str | None) -> str:
     return one_line(words or "", LONGEST).strip('"')
 
 
-def first(rules: Iterable[Rule], text: str) -> Finding | None:
-    """What the first rule that matches says of *text*."""
-    return next((found for rule in rules if (found := rule.apply(text)) is not None), None)
+def first(rules: Iterable[Rule], text: str, **facts: str) -> Finding | None:
+    """What the first rule that matches says of *text*; see `Rule.apply`."""
+    return next((found for rule in rules if (found := rule.apply(text, facts)) is not None), None)
