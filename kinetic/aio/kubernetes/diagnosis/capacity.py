@@ -22,6 +22,7 @@ from kinetic.aio.kubernetes.diagnosis.nodes import (
     wanted,
 )
 from kinetic.aio.kubernetes.diagnosis.quantities import requests, shown
+from kinetic.aio.kubernetes.diagnosis.rules import Finding
 from kinetic.aio.kubernetes.diagnosis.verdict import Outlook
 from kinetic.job_status import Reason
 
@@ -35,19 +36,17 @@ _NAMED = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Placing:
+class Placing(Finding):
     """Why it waits for a node, and whether time may bring one.
 
     ``passing`` is what people or other pods may end, with the nodes and the
     request as they are.
     """
 
-    message: str
-    advice: str = ""
+    reason: Reason | None = Reason.UNSCHEDULABLE
     outlook: Outlook = Outlook.OPEN
     too_large: bool = False
     passing: bool = False
-    reason: Reason = Reason.UNSCHEDULABLE
 
 
 NO_NODE = Placing(

@@ -11,12 +11,12 @@ from typing import Any
 from kinetic._messages import one_line
 from kinetic.aio.kubernetes.diagnosis.advice import next_step
 from kinetic.aio.kubernetes.diagnosis.documents import Document, part, parts
+from kinetic.aio.kubernetes.diagnosis.rules import Finding, Rule, first
 from kinetic.job_status import Reason
 
 __all__ = [
     "START_ERRORS",
     "Container",
-    "Exit",
     "containers",
     "failed_container",
     "informative_end",
@@ -71,15 +71,6 @@ class Container:
         return str(self.pod_limits.get(resource, ""))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Exit:
-    """Why a process ended."""
-
-    reason: Reason
-    message: str
-    advice: str = ""
-
-
 def containers(pod: Document) -> list[Container]:
     """All containers of *pod*, init containers first."""
     return [*_listed(pod, "initContainers", True), *_listed(pod, "containers", False)]
@@ -110,20 +101,20 @@ def failed_container(pod: Document) -> Container | None:
     return bad[0] if bad else None
 
 
-def tell_exit(container: Container, ended: Document) -> Exit:
+def tell_exit(container: Container, ended: Document) -> Finding:
     """What the end of a process means, by what its container's status says of it."""
     code, reason = int(ended.get("exitCode") or 0), ended.get("reason")
     said = one_line(str(ended.get("message") or ""), 400)
     if reason == "OOMKilled":
         return _out_of_memory(container, code)
     if reason == "ContainerStatusUnknown":
-        return Exit(
+        return Finding(
             reason=Reason.NODE_LOST,
             message="the node was restarted under the program; the exit code is only a guess",
             advice="nothing is known to be wrong with the program: run it again",
         )
     if reason == "Unknown":  # containerd's word for what ended while it was not running itself
-        return Exit(
+        return Finding(
             reason=Reason.NODE_LOST,
             message="the node or its container runtime was restarted under the program; the exit "
             f"code {code} is only a guess",
@@ -136,14 +127,14 @@ def tell_exit(container: Container, ended: Document) -> Exit:
         return found
     if _DENIED.search(said):
         who = re.search(r"[\w.-]+@[\w.-]+gserviceaccount\.com", said)
-        return Exit(
+        return Finding(
             reason=Reason.SETUP,
             message=f"the pod may not use Cloud Storage (403): {said}",
             advice=f"give {who[0] if who else 'the service account of the pod'} "
             "roles/storage.objectUser on the bucket, and see that workload identity is set up",
         )
     if _NO_IDENTITY.search(said):
-        return Exit(
+        return Finding(
             reason=Reason.SETUP,
             message=f"the pod has no Google identity, the metadata server gives no token: {said}",
             advice="bind the pod's Kubernetes service account to a Google one (workload identity, "
@@ -153,14 +144,14 @@ def tell_exit(container: Container, ended: Document) -> Exit:
         return replace(found, message=f"{found.message}; its last words: {said}")
     if code > 128 and "signal" in found.message:
         return replace(found, message=f"{found.message} and said: {said}")
-    return Exit(
+    return Finding(
         reason=Reason.USER_ERROR,
         message=f"the program ended with exit code {code} and said: {said}",
         advice="see its log",
     )
 
 
-def _out_of_memory(container: Container, code: int) -> Exit:
+def _out_of_memory(container: Container, code: int) -> Finding:
     own, shared = container.limit("memory"), container.pod_limit("memory")
     child = "" if code == 137 else f" in a child process (the program's own exit code is {code})"
     if own or shared:
@@ -177,16 +168,16 @@ def _out_of_memory(container: Container, code: int) -> Exit:
     else:
         passed = "has no memory limit, so its node had no memory left"
         advice = "state what it needs (memory=), or use a larger machine"
-    return Exit(
+    return Finding(
         reason=Reason.OUT_OF_MEMORY,
         message=f"out of memory{child}: the container {passed}",
         advice=advice,
     )
 
 
-def _by_code(code: int) -> Exit:
+def _by_code(code: int) -> Finding:
     if code == 137:
-        return Exit(
+        return Finding(
             reason=Reason.LOST,
             message="the program was killed by signal 9 (SIGKILL), but not by its memory limit",
             advice="see its log: the program, a child of it or somebody on the node did it",
@@ -198,7 +189,7 @@ def _by_code(code: int) -> Exit:
         native = number in (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
         detail = (signal.strsignal(number) or name).lower() if known else name
         crashed = native or number == signal.SIGABRT
-        return Exit(
+        return Finding(
             reason=Reason.USER_ERROR if crashed else Reason.LOST,
             message=f"the program {'crashed' if crashed else 'was ended'} by signal {number} "
             f"({name}, {detail})",
@@ -211,7 +202,7 @@ def _by_code(code: int) -> Exit:
         127: "called a command that does not exist",
     }.get(code)
     message = f"the program ended with exit code {code}" if not words else f"the program {words}"
-    return Exit(
+    return Finding(
         reason=Reason.USER_ERROR,
         message=f"{message} (exit code {code})" if words else message,
         advice="see its log",
@@ -234,8 +225,6 @@ _NO_IDENTITY = re.compile(
 
 _EXEC = re.compile(r'exec: "(?P<file>[^"]+)"')
 _FORMAT = re.compile(r"exec (?P<file>[^\s:]+): exec format error")
-_FOLDER = re.compile(r'chdir to cwd \("(?P<folder>[^"]+)"\)')
-_USER = re.compile(r"unable to find (?P<kind>user|group) (?P<name>[^\s:]+)")
 
 
 def informative_end(text: str) -> str:
@@ -247,49 +236,76 @@ def informative_end(text: str) -> str:
     return one_line(words, 400)
 
 
-def start_failure(container: Container, text: str) -> Exit:
+_IMAGE = "correct the command or the image"
+_PLACE = "correct workingDir or the image"
+_CWD = r'chdir to cwd \("(?P<folder>[^"]+)"\)'
+
+_STARTS = (
+    Rule(
+        "OOM-killed|/memory.max",  # which the runtime could not set so low
+        "out of memory before the program began: its memory limit of {limit} is too low",
+        "ask for more memory (memory=)",
+        Reason.OUT_OF_MEMORY,
+    ),
+    Rule(
+        _CWD + ".*permission denied",
+        "the working directory {folder!r} may not be entered in the image",
+        _PLACE,
+    ),
+    Rule(_CWD, "the working directory {folder!r} is not there in the image", _PLACE),
+    Rule(
+        r"unable to find (?P<kind>user|group) (?P<name>[^\s:]+)",
+        "{kind} {name!r} is not in the image",
+        "correct runAsUser, or the USER of the image",
+    ),
+    Rule(
+        "no space left",
+        "the node has no space left to make container {container!r}",
+        "use a smaller image or a node with a larger boot disk",
+    ),
+    Rule(
+        "nvidia-container|nvml",
+        "the node's GPU driver is not ready: {end}",
+        "run it again; tell the cluster's administrator if it stays",
+    ),
+    Rule(
+        "no command specified",
+        "neither the image nor the job says which command to run",
+        "give a command, or an ENTRYPOINT in the image",
+    ),
+    Rule(
+        "exec format error",
+        "{file!r} is built for another processor than the node has",
+        "build the image for the node's architecture",
+    ),
+    Rule(
+        r'exec: "[^"]+".*(not found in \$?PATH|no such file or directory)',
+        "command {file!r} is not in the image",
+        _IMAGE,
+    ),
+    Rule(
+        r'exec: "[^"]+".*permission denied',
+        "{file!r} is in the image but may not be executed (permission denied)",
+        "make it executable, or call its interpreter",
+    ),
+)
+
+
+def start_failure(container: Container, text: str) -> Finding:
     """Why a container's process could not be started."""
     called = _EXEC.search(text) or _FORMAT.search(text)
-    command = next(iter(parts(container.spec, "command")), "")
-    file = called["file"] if called else str(command)
-    folder = _FOLDER.search(text)
-    place = str(container.spec.get("workingDir") or "")
-    user = _USER.search(text)
-    reason = Reason.SETUP
-    if "OOM-killed" in text or "/memory.max" in text:  # which the runtime could not set so low
-        limit = container.limit("memory") or container.pod_limit("memory")
-        reason = Reason.OUT_OF_MEMORY
-        message = f"out of memory before the program began: its memory limit of {limit} is too low"
-        advice = "ask for more memory (memory=)"
-    elif folder:
-        why = "may not be entered" if "permission denied" in text else "is not there"
-        message = f"the working directory {folder['folder']!r} {why} in the image"
-        advice = "correct workingDir or the image"
-    elif place and f"mkdir {place}" in text:
-        message = f"the working directory {place!r} cannot be made: {informative_end(text)}"
-        advice = "correct workingDir or the image"
-    elif user:
-        message = f"{user['kind']} {user['name']!r} is not in the image"
-        advice = "correct runAsUser, or the USER of the image"
-    elif "no space left" in text:
-        message = f"the node has no space left to make container {container.name!r}"
-        advice = "use a smaller image or a node with a larger boot disk"
-    elif "nvidia-container" in text or "nvml" in text:
-        message = f"the node's GPU driver is not ready: {informative_end(text)}"
-        advice = "run it again; tell the cluster's administrator if it stays"
-    elif "no command specified" in text:
-        message = "neither the image nor the job says which command to run"
-        advice = "give a command, or an ENTRYPOINT in the image"
-    elif "exec format error" in text:
-        message = f"{file!r} is built for another processor than the node has"
-        advice = "build the image for the node's architecture"
-    elif called and re.search(r"not found in \$?PATH|no such file or directory", text):
-        message = f"command {file!r} is not in the image"
-        advice = "correct the command or the image"
-    elif called and "permission denied" in text:
-        message = f"{file!r} is in the image but may not be executed (permission denied)"
-        advice = "make it executable, or call its interpreter"
-    else:
-        message = f"container {container.name!r} could not be started: {informative_end(text)}"
-        advice = next_step(informative_end(text), "see the message of the container runtime")
-    return Exit(reason=reason, message=message, advice=advice)
+    place, end = str(container.spec.get("workingDir") or ""), informative_end(text)
+    if place and f"mkdir {place}" in text:
+        return Finding(
+            message=f"the working directory {place!r} cannot be made: {end}", advice=_PLACE
+        )
+    facts = {
+        "container": container.name,
+        "end": end,
+        "file": called["file"] if called else str(next(iter(parts(container.spec, "command")), "")),
+        "limit": container.limit("memory") or container.pod_limit("memory"),
+    }
+    return first(_STARTS, text, **facts) or Finding(
+        message=f"container {container.name!r} could not be started: {end}",
+        advice=next_step(end, "see the message of the container runtime"),
+    )

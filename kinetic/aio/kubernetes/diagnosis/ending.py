@@ -10,13 +10,13 @@ from kinetic._messages import one_line
 from kinetic.aio.kubernetes.diagnosis.containers import (
     START_ERRORS,
     Container,
-    Exit,
     containers,
     failed_container,
     tell_exit,
 )
 from kinetic.aio.kubernetes.diagnosis.documents import Document, condition, part, parts, uid
 from kinetic.aio.kubernetes.diagnosis.quantities import readable
+from kinetic.aio.kubernetes.diagnosis.rules import Finding
 from kinetic.aio.kubernetes.diagnosis.verdict import Diagnosis, Outlook, Seen
 from kinetic.aio.ports import Phase
 from kinetic.job_status import JobStatus, Reason
@@ -110,7 +110,7 @@ def _well(pod: Document) -> str:
     return "succeeded"
 
 
-def _why(seen: Seen, pod: Document) -> Exit:
+def _why(seen: Seen, pod: Document) -> Finding:
     removed = removal(seen, pod)
     bad = failed_container(pod)
     if removed is not None and (
@@ -118,7 +118,7 @@ def _why(seen: Seen, pod: Document) -> Exit:
     ):
         return removed
     if bad is None:
-        return Exit(
+        return Finding(
             reason=Reason.LOST,
             message="the pod failed, and does not say how its program ended",
             advice="run it again",
@@ -141,13 +141,13 @@ def _starved(one: Container) -> bool:
     return any((end or {}).get("reason") == "OOMKilled" for end in (one.ended, one.last))
 
 
-def _never_began(bad: Container, ended: Document, told: Exit) -> Exit:
+def _never_began(bad: Container, ended: Document, told: Finding) -> Finding:
     """An init container failed: what is told of it is so of what comes before the program."""
     code = ended.get("exitCode")
     plain = told.message == f"the program ended with exit code {code}"
     more = "" if plain else f" ({told.message.replace('the program', 'it', 1)})"
     kept = told.reason is not Reason.USER_ERROR and told.reason is not Reason.LOST
-    return Exit(
+    return Finding(
         reason=told.reason if kept else Reason.SETUP,
         message=f"init container {bad.name!r} failed with exit code {code}{more}; "
         "the program never started",
@@ -186,7 +186,7 @@ def disrupted(pod: Document) -> bool:
     return condition(pod, "DisruptionTarget") is not None
 
 
-def removal(seen: Seen, pod: Document) -> Exit | None:
+def removal(seen: Seen, pod: Document) -> Finding | None:
     """What was done to a pod from outside, or None when nothing was."""
     status: Document = part(pod, "status")
     reason, said = str(status.get("reason") or ""), str(status.get("message") or "")
@@ -195,7 +195,7 @@ def removal(seen: Seen, pod: Document) -> Exit | None:
         return _disruption(seen, pod, target)
     if reason == "DeadlineExceeded":
         limit = part(pod, "spec").get("activeDeadlineSeconds")
-        return Exit(
+        return Finding(
             reason=Reason.DEADLINE,
             message=f"the pod's time limit of {limit} s passed"
             if limit
@@ -215,7 +215,7 @@ def removal(seen: Seen, pod: Document) -> Exit | None:
     if taken_back(seen, pod):
         return _shut_down(pod, seen)
     if part(pod, "metadata").get("deletionTimestamp"):
-        return Exit(
+        return Finding(
             reason=Reason.LOST,
             message=f"somebody deleted the pod{_as_it_ran(pod)} (its Job counts a failure)",
             advice="run it again; the cluster's audit log tells who deleted it",
@@ -229,8 +229,8 @@ def taken_back(seen: Seen, pod: Document) -> bool:
     return any(one.get("key") == "cloud.google.com/impending-node-termination" for one in taints)
 
 
-def _for_the_system() -> Exit:
-    return Exit(
+def _for_the_system() -> Finding:
+    return Finding(
         reason=Reason.PREEMPTED,
         message="preempted: the node needed its place for a critical pod of the system",
         advice=_BLAMELESS,
@@ -248,17 +248,17 @@ def _as_it_ran(pod: Document) -> str:
     return " while it ran" if ran(pod) else " before it ever ran"
 
 
-def _disruption(seen: Seen, pod: Document, target: Document) -> Exit:
+def _disruption(seen: Seen, pod: Document, target: Document) -> Finding:
     said = str(target.get("message") or "")
     match target.get("reason"):
         case "PreemptionByScheduler":
-            return Exit(
+            return Finding(
                 reason=Reason.PREEMPTED,
                 message="preempted by a pod of higher priority",
                 advice=f"{_BLAMELESS} when there is place, or with a higher priority class",
             )
         case "EvictionByEvictionAPI":
-            return Exit(
+            return Finding(
                 reason=Reason.EVICTED,
                 message="evicted, for the autoscaler removed its node"
                 if seen.about(pod, "ScaleDown")
@@ -284,14 +284,14 @@ def _disruption(seen: Seen, pod: Document, target: Document) -> Exit:
             return _shut_down(pod, seen)
         case other:
             words = one_line(said or str(other or "by the platform"))
-            return Exit(
+            return Finding(
                 reason=Reason.EVICTED, message=f"ended by the platform: {words}", advice=_BLAMELESS
             )
 
 
-def lost_node(words: str) -> Exit:
+def lost_node(words: str) -> Finding:
     """The end that a node's own end brings."""
-    return Exit(reason=Reason.NODE_LOST, message=words, advice=_BLAMELESS)
+    return Finding(reason=Reason.NODE_LOST, message=words, advice=_BLAMELESS)
 
 
 def _node(seen: Seen, pod: Document) -> Document | None:
@@ -302,7 +302,7 @@ def _node(seen: Seen, pod: Document) -> Document | None:
     return next(found, None)
 
 
-def _thrown_out(seen: Seen, pod: Document) -> Exit:
+def _thrown_out(seen: Seen, pod: Document) -> Finding:
     """By a NoExecute taint: that of an operator, or that of a node which does not answer."""
     node = _node(seen, pod)
     taints = [
@@ -317,19 +317,19 @@ def _thrown_out(seen: Seen, pod: Document) -> Exit:
             "did is unknown"
         )
     named = f" {', '.join(repr(key) for key in keys)}" if keys else ""
-    return Exit(
+    return Finding(
         reason=Reason.EVICTED,
         message=f"the node was closed with taint{named} (NoExecute) and the pod thrown out",
         advice=_BLAMELESS,
     )
 
 
-def _pressure(said: str) -> Exit:
+def _pressure(said: str) -> Finding:
     found = re.search(r"low on resource: ([\w.-]+?)[.\s]", f"{said} ")
     resource = found[1] if found else "something"
     if resource == "memory":
         unset = "request is 0" in said
-        return Exit(
+        return Finding(
             reason=Reason.EVICTED,
             message="the node ran short of memory and the pod"
             + (", which had no memory request," if unset else "")
@@ -337,13 +337,13 @@ def _pressure(said: str) -> Exit:
             advice="state what it needs (memory=), or use a larger machine",
         )
     if resource in ("ephemeral-storage", "inodes", "nodefs", "imagefs"):
-        return Exit(
+        return Finding(
             reason=Reason.EVICTED,
             message="the node ran short of disk and the pod was evicted: it may have written too "
             f"much{_usage(said)}",
             advice="ask for ephemeral-storage, or write to a bucket",
         )
-    return Exit(
+    return Finding(
         reason=Reason.EVICTED,
         message=f"the node ran short of {resource} and the pod was evicted",
         advice="use a larger machine",
@@ -367,13 +367,13 @@ def _in_units(said: str) -> str:
     return re.sub(r"\b\d{4,}(Ki|Mi)?\b", lambda one: readable(one[0]), said)
 
 
-def _over_its_limit(said: str) -> Exit:
+def _over_its_limit(said: str) -> Finding:
     """Evicted without a word about the node: the pod passed a limit of its own."""
     if "low on resource" in said:
         return _pressure(said)
     volume = re.search(r'volume "(?P<name>[^"]+)" exceeds the limit "(?P<limit>[^"]+)"', said)
     if volume:
-        return Exit(
+        return Finding(
             reason=Reason.OUT_OF_DISK,
             message=f"evicted: volume {volume['name']!r} passed its sizeLimit of {volume['limit']}",
             advice="raise it, or write less",
@@ -381,31 +381,31 @@ def _over_its_limit(said: str) -> Exit:
     if re.search(r"ephemeral|storage", said):
         limit = re.search(r'(?:limit|containers)[^\d"]*"?(\d[\w.]*\w)', said)
         of = f" of {readable(limit[1].rstrip('.'))}" if limit else ""
-        return Exit(
+        return Finding(
             reason=Reason.OUT_OF_DISK,
             message=f"evicted: it used more than its ephemeral-storage limit{of}",
             advice="raise it, or write to a bucket",
         )
     if had := re.search(r"The node had condition: \[(.+?)\]", said):
-        return Exit(
+        return Finding(
             reason=Reason.EVICTED,
             message=f"the node refused the pod, for it was short itself ({had[1]})",
             advice=_BLAMELESS,
         )
-    return Exit(
+    return Finding(
         reason=Reason.EVICTED, message=f"evicted: {one_line(said) or 'no cause'}", advice=_BLAMELESS
     )
 
 
-def _shut_down(pod: Document, seen: Seen) -> Exit:
+def _shut_down(pod: Document, seen: Seen) -> Finding:
     """Its node was shut down: a spot machine was taken back, or an operator did it."""
     if _on_spot(seen, pod):
-        return Exit(
+        return Finding(
             reason=Reason.PREEMPTED,
             message="the spot machine was taken back by the cloud",
             advice=f"{_BLAMELESS} (it is retried on its own budget), or ask for no spot machine",
         )
-    return Exit(
+    return Finding(
         reason=Reason.PREEMPTED,
         message="its node was shut down (a spot machine taken back, or maintenance)",
         advice=_BLAMELESS,
@@ -421,7 +421,7 @@ def _on_spot(seen: Seen, pod: Document) -> bool:
     )
 
 
-def _refused_by_node(reason: str, said: str) -> Exit | None:
+def _refused_by_node(reason: str, said: str) -> Finding | None:
     """A node that was named, or chosen on old facts, did not take the pod."""
     if reason.startswith("OutOf"):
         resource = reason.removeprefix("OutOf")
@@ -430,13 +430,13 @@ def _refused_by_node(reason: str, said: str) -> Exit | None:
             resource, f"too {'little' if bytes_of else 'few'} {resource}"
         )
         said = one_line(_in_units(said) if bytes_of else said)
-        return Exit(
+        return Finding(
             reason=Reason.UNSCHEDULABLE,
             message=f"the node refused the pod: it has {lacks} ({said})",
             advice="leave the choice of the node to the scheduler, or ask for less",
         )
     if reason in _NODE_REFUSALS or said.startswith("Pod was rejected"):
-        return Exit(
+        return Finding(
             reason=Reason.UNSCHEDULABLE,
             message=f"the node refused the pod ({reason}): {one_line(said)}",
             advice="run it again: the scheduler chooses another node",
@@ -444,10 +444,10 @@ def _refused_by_node(reason: str, said: str) -> Exit | None:
     return None
 
 
-def probed(seen: Seen, pod: Document, code: object) -> Exit | None:
+def probed(seen: Seen, pod: Document, code: object) -> Finding | None:
     """A probe or a hook failed and the node stopped the container: only events say so."""
     if code in (137, 143) and (hooks := seen.about(pod, "FailedPostStartHook")):
-        return Exit(
+        return Finding(
             reason=Reason.SETUP,
             message="the container's postStart hook failed, so the node stopped it: "
             f"{one_line(str(hooks[-1].get('message') or ''))}",
@@ -466,7 +466,7 @@ def probed(seen: Seen, pod: Document, code: object) -> Exit | None:
     if not kinds:
         return None
     often = f" {times[kinds[0]]} times" if times.get(kinds[0]) else ""
-    return Exit(
+    return Finding(
         reason=Reason.USER_ERROR,
         message=f"the {kinds[0]} probe failed{often}, so the node stopped the "
         "container: the exit code is not the program's own",

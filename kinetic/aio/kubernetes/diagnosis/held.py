@@ -7,7 +7,7 @@ import re
 from kinetic._messages import one_line
 from kinetic.aio.kubernetes.diagnosis.admission import refusal
 from kinetic.aio.kubernetes.diagnosis.documents import Document, condition, conditions, part, parts
-from kinetic.aio.kubernetes.diagnosis.verdict import Diagnosis, Outlook, Seen
+from kinetic.aio.kubernetes.diagnosis.verdict import Diagnosis, Outlook, Seen, pending
 from kinetic.aio.ports import Phase
 from kinetic.job_status import JobStatus, Reason
 
@@ -39,9 +39,9 @@ def held_back(seen: Seen) -> Diagnosis:
     attempts = seen.about(None, *_REFUSED, "SuccessfulCreate")
     if attempts and attempts[-1].get("reason") in _REFUSED:
         found = refusal(str(attempts[-1].get("message") or ""))
-        return _pending(found.message, found.reason, found.advice, found.outlook)
+        return found.pending
     if spec.get("managedBy") not in (None, _CONTROLLER) and not any(conditions(job)):
-        return _pending(
+        return pending(
             f"the Job is left to controller {spec['managedBy']!r}, which has done nothing yet: "
             "its status is empty and there is no event",
             Reason.QUEUED,
@@ -49,14 +49,14 @@ def held_back(seen: Seen) -> Diagnosis:
             Outlook.BLOCKED,
         )
     if spec.get("parallelism") == 0:
-        return _pending(
+        return pending(
             "parallelism is 0, so nothing will run", Reason.QUEUED, "raise it", Outlook.BLOCKED
         )
     if part(job, "status").get("failed"):
-        return _pending("a pod failed and is gone; Kubernetes makes another one after a pause")
+        return pending("a pod failed and is gone; Kubernetes makes another one after a pause")
     if not part(job, "status"):
-        return _pending("no pod has been made yet: the Job controller has not looked at it yet")
-    return _pending("no pod has been made yet")
+        return pending("no pod has been made yet: the Job controller has not looked at it yet")
+    return pending("no pod has been made yet")
 
 
 def refused_pods(seen: Seen) -> Diagnosis | None:
@@ -65,29 +65,13 @@ def refused_pods(seen: Seen) -> Diagnosis | None:
     if not attempts or attempts[-1].get("reason") != "FailedCreate":
         return None
     found = refusal(str(attempts[-1].get("message") or ""))
-    return _pending(found.message, found.reason, found.advice, found.outlook)
-
-
-def _pending(
-    message: str,
-    reason: Reason | None = None,
-    advice: str = "",
-    outlook: Outlook = Outlook.OPEN,
-) -> Diagnosis:
-    return Diagnosis(
-        status=JobStatus.PENDING,
-        phase=Phase.PENDING,
-        reason=reason,
-        message=message,
-        advice=advice,
-        outlook=outlook,
-    )
+    return found.pending
 
 
 def _suspended(seen: Seen) -> Diagnosis:
     labels = part(part(seen.any_job, "metadata"), "labels")
     if seen.workload is None and _QUEUE not in labels:
-        return _pending(
+        return pending(
             "the Job is suspended: its pods are made only after it is resumed",
             Reason.QUEUED,
             "resume it, or see which controller suspended it",
@@ -109,14 +93,14 @@ def _queued(queue: str, workload: Document) -> Diagnosis:
     evicted = condition(workload, "Evicted")
     if part(workload, "spec").get("active") is False:
         because = f" ({one_line(_of(evicted), 300)})" if evicted and _of(evicted) else ""
-        return _pending(
+        return pending(
             f"its Workload in queue {queue!r} is deactivated{because}",
             Reason.QUEUED,
             "set active again, or submit again",
             Outlook.BLOCKED,
         )
     if not workload:
-        return _pending(
+        return pending(
             f"waiting in queue {queue!r}; why, stands on its Workload, which was not seen",
             Reason.QUEUED,
             "wait, or see whether Kueue runs and knows that queue",
@@ -127,7 +111,7 @@ def _queued(queue: str, workload: Document) -> Diagnosis:
     if reserved.get("status") == "True":
         return _checks(queue, workload)
     if why == "ExceedsMaxQuota" or _never_fits(said):
-        return _pending(
+        return pending(
             f"queue {queue!r} can never hold it: {one_line(_cause(said), 300)}",
             Reason.QUOTA,
             "ask for less, or have the queue's quota raised",
@@ -136,13 +120,13 @@ def _queued(queue: str, workload: Document) -> Diagnosis:
     if why in ("Misconfigured", "Inadmissible") or (
         _UNFIT.search(said) and "insufficient unused quota" not in said
     ):
-        return _pending(
+        return pending(
             f"queue {queue!r} cannot take it: {one_line(_cause(said), 300)}",
             Reason.QUEUED,
             "correct the queue's name, or have an administrator mend the queue",
             Outlook.BLOCKED,
         )
-    return _pending(
+    return pending(
         f"{_taken_back(evicted)}waiting in queue {queue!r}{_needed(said)}",
         Reason.QUEUED,
         "wait; this is not an error",
@@ -220,7 +204,7 @@ def _checks(queue: str, workload: Document) -> Diagnosis:
     refused = [one for one in checks if one.get("state") == "Rejected"]
     if refused:
         said = one_line(_of(refused[0]), 300)
-        return _pending(
+        return pending(
             f"admission check {refused[0].get('name')!r} of queue {queue!r} has refused it"
             + (f": {said}" if said else ""),
             Reason.QUEUED,
@@ -237,7 +221,7 @@ def _checks(queue: str, workload: Document) -> Diagnosis:
         if told
         else ("has admitted it; it is about to be resumed")
     )
-    return _pending(f"queue {queue!r} {words}", Reason.QUEUED, "wait; this is not an error")
+    return pending(f"queue {queue!r} {words}", Reason.QUEUED, "wait; this is not an error")
 
 
 def refused_request(answer: Document) -> Diagnosis:

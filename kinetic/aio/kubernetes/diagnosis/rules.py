@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from kinetic._messages import one_line
-from kinetic.aio.kubernetes.diagnosis.verdict import Outlook
+from kinetic.aio.kubernetes.diagnosis.verdict import Diagnosis, Outlook, pending
 from kinetic.job_status import Reason
 
 __all__ = ["Finding", "Rule", "first"]
@@ -24,6 +24,11 @@ class Finding:
     advice: str = ""
     reason: Reason | None = Reason.SETUP
     outlook: Outlook = Outlook.BLOCKED
+
+    @property
+    def pending(self) -> Diagnosis:
+        """The verdict on what waits because of it."""
+        return pending(self.message, self.reason, self.advice, self.outlook)
 
 
 Judge = Callable[[re.Match[str]], Finding]

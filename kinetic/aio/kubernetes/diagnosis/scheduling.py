@@ -7,7 +7,6 @@ names no taint, so the request is compared with the nodes themselves.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from dataclasses import replace
 
 from kinetic._messages import one_line
@@ -20,6 +19,7 @@ from kinetic.aio.kubernetes.diagnosis.capacity import (
 )
 from kinetic.aio.kubernetes.diagnosis.documents import Document, conditions, part, parts
 from kinetic.aio.kubernetes.diagnosis.quantities import requests, shown
+from kinetic.aio.kubernetes.diagnosis.rules import Rule, first
 from kinetic.aio.kubernetes.diagnosis.verdict import Outlook, Seen
 from kinetic.job_status import Reason
 
@@ -69,13 +69,14 @@ def _said(seen: Seen, pod: Document) -> tuple[str, str]:
 
 def _by_claim(seen: Seen, pod: Document, said: str) -> Placing | None:
     """What is amiss with a volume, or another claim, before any node is considered."""
-    for pattern, judge in _CLAIMS:
-        if found := pattern.search(said):
-            message, advice = judge(found, _claims(seen, pod))
-            return Placing(
-                message=message, advice=advice, outlook=Outlook.BLOCKED, reason=Reason.SETUP
-            )
-    return None
+    names, told = _claims(seen, pod)
+    facts = {"claims": f" {names}" if names else "", "because": f" ({told})" if told else ""}
+    found = first(_CLAIMS, said, **facts)
+    if found is None:
+        return None
+    return Placing(
+        message=found.message, advice=found.advice, outlook=found.outlook, reason=Reason.SETUP
+    )
 
 
 def _claims(seen: Seen, pod: Document) -> tuple[str, str]:
@@ -103,80 +104,46 @@ def awaited_volume(seen: Seen, pod: Document) -> str:
     return f"{names}{f' ({said})' if said else ''}" if names else ""
 
 
-def _absent(found: re.Match[str], claims: tuple[str, str]) -> tuple[str, str]:
-    kinds = {"persistentvolumeclaim": "PersistentVolumeClaim", "resourceclaim": "ResourceClaim"}
-    kind = found["kind"].partition(".")[0]
-    return (
-        f"{kinds.get(kind.lower(), kind)} {found['name']!r} does not exist in the namespace",
-        "create it or correct the name",
-    )
+_CLAIM = r'persistentvolumeclaim "?(?P<name>[^\s"]+)"?'
+_NONE_SUCH = "create it or correct the name"
+_ABSENT = "{name!r} does not exist in the namespace"
 
-
-def _leaving(found: re.Match[str], claims: tuple[str, str]) -> tuple[str, str]:
-    return (
-        f"PersistentVolumeClaim {found['name']!r} is being deleted",
-        "make it again, or use another one",
-    )
-
-
-def _not_made(found: re.Match[str], claims: tuple[str, str]) -> tuple[str, str]:
-    return (
-        f"PersistentVolumeClaim {found['name']!r}, of an ephemeral volume, is not made yet",
-        "see the events of the pod: does its StorageClass exist, does a quota forbid it?",
-    )
-
-
-def _volume_gone(found: re.Match[str], claims: tuple[str, str]) -> tuple[str, str]:
-    words = f"PersistentVolumeClaim {found['name']!r} is bound to volume {found['volume']!r}"
-    return (
-        f"{words}, which does not exist any more",
+_CLAIMS = (
+    Rule(
+        _CLAIM + r' bound to non-existent persistentvolume "?(?P<volume>[^\s"]+)"?',
+        "PersistentVolumeClaim {name!r} is bound to volume {volume!r}, which does not exist any "
+        "more",
         "delete the claim and make it again; what was on the volume is gone",
-    )
-
-
-def _unbound(found: re.Match[str], claims: tuple[str, str]) -> tuple[str, str]:
-    names, said = claims
-    which = f" {names}" if names else ""
-    because = f" ({said})" if said else ""
-    return (
-        f"a PersistentVolumeClaim of the pod{which} is not bound to a volume yet{because}",
+    ),
+    Rule(
+        _CLAIM + " is being deleted",
+        "PersistentVolumeClaim {name!r} is being deleted",
+        "make it again, or use another one",
+    ),
+    Rule(
+        r'controller to create the persistentvolumeclaim "(?P<name>[^"]+)"',
+        "PersistentVolumeClaim {name!r}, of an ephemeral volume, is not made yet",
+        "see the events of the pod: does its StorageClass exist, does a quota forbid it?",
+    ),
+    Rule(_CLAIM + " not found", f"PersistentVolumeClaim {_ABSENT}", _NONE_SUCH),
+    Rule(
+        r'resourceclaim\S* "?(?P<name>[^\s"]+)"? not found', f"ResourceClaim {_ABSENT}", _NONE_SUCH
+    ),
+    Rule(
+        r'(?P<kind>storageclass)\S* "?(?P<name>[^\s"]+)"? not found',
+        f"{{kind}} {_ABSENT}",
+        _NONE_SUCH,
+    ),
+    Rule(
+        "unbound immediate PersistentVolumeClaims",
+        "a PersistentVolumeClaim of the pod{claims} is not bound to a volume yet{because}",
         "see the claim: does its StorageClass exist, is there such a volume?",
-    )
-
-
-def _no_volume(found: re.Match[str], claims: tuple[str, str]) -> tuple[str, str]:
-    names, _ = claims
-    which = f" {names}" if names else ""
-    return (
-        f"there is no volume for the pod's PersistentVolumeClaim{which} on any node that fits",
+    ),
+    Rule(
+        "didn't find available persistent volumes to bind",
+        "there is no volume for the pod's PersistentVolumeClaim{claims} on any node that fits",
         "make such a volume, or use a StorageClass that makes them",
-    )
-
-
-_CLAIMS: tuple[
-    tuple[re.Pattern[str], Callable[[re.Match[str], tuple[str, str]], tuple[str, str]]], ...
-] = tuple(
-    (re.compile(pattern, re.IGNORECASE), judge)
-    for pattern, judge in (
-        (
-            (
-                r'persistentvolumeclaim "?(?P<name>[^\s"]+)"? bound to non-existent '
-                r'persistentvolume "?(?P<volume>[^\s"]+)"?'
-            ),
-            _volume_gone,
-        ),
-        (r'persistentvolumeclaim "?(?P<name>[^\s"]+)"? is being deleted', _leaving),
-        (r'controller to create the persistentvolumeclaim "(?P<name>[^"]+)"', _not_made),
-        (
-            (
-                r"(?P<kind>persistentvolumeclaim|resourceclaim\S*|storageclass\S*)"
-                r' "?(?P<name>[^\s"]+)"? not found'
-            ),
-            _absent,
-        ),
-        (r"unbound immediate PersistentVolumeClaims", _unbound),
-        (r"didn't find available persistent volumes to bind", _no_volume),
-    )
+    ),
 )
 
 

@@ -21,7 +21,7 @@ from kinetic.aio.kubernetes.diagnosis.held import is_gated, queued
 from kinetic.aio.kubernetes.diagnosis.images import IMAGE_REASONS, pull_failure
 from kinetic.aio.kubernetes.diagnosis.preparing import missing, preparing
 from kinetic.aio.kubernetes.diagnosis.scheduling import awaited_volume, placing
-from kinetic.aio.kubernetes.diagnosis.verdict import Diagnosis, Outlook, Seen
+from kinetic.aio.kubernetes.diagnosis.verdict import Diagnosis, Outlook, Seen, pending
 from kinetic.aio.ports import Phase
 from kinetic.job_status import JobStatus, Reason
 
@@ -71,23 +71,6 @@ def _leaving(seen: Seen, pod: Document) -> Diagnosis:
     )
 
 
-def _pending(
-    message: str,
-    *,
-    reason: Reason | None = None,
-    advice: str = "",
-    outlook: Outlook = Outlook.OPEN,
-) -> Diagnosis:
-    return Diagnosis(
-        status=JobStatus.PENDING,
-        phase=Phase.PENDING,
-        reason=reason,
-        message=message,
-        advice=advice,
-        outlook=outlook,
-    )
-
-
 def _unplaced(seen: Seen, pod: Document) -> Diagnosis:
     spec: Document = part(pod, "spec")
     scheduled = [one for one in conditions(pod) if one.get("type") == "PodScheduled"]
@@ -96,7 +79,7 @@ def _unplaced(seen: Seen, pod: Document) -> Diagnosis:
     gates = [str(one.get("name")) for one in parts(spec, "schedulingGates")]
     if gates or any(one.get("reason") == "SchedulingGated" for one in scheduled):
         names = ", ".join(repr(gate) for gate in gates) or "that it does not name"
-        return _pending(
+        return pending(
             f"the pod is held by scheduling gate {names}",
             reason=Reason.QUEUED,
             advice="the controller that owns the gate must release it",
@@ -105,12 +88,7 @@ def _unplaced(seen: Seen, pod: Document) -> Diagnosis:
     refused = any(one.get("status") == "False" for one in scheduled)
     if refused or seen.about(pod, "FailedScheduling"):
         found = placing(seen, pod)
-        return _pending(
-            found.message,
-            reason=found.reason,
-            advice=found.advice,
-            outlook=found.outlook,
-        )
+        return found.pending
     return _unlooked(seen, pod)
 
 
@@ -119,7 +97,7 @@ def _unlooked(seen: Seen, pod: Document) -> Diagnosis:
     spec: Document = part(pod, "spec")
     scheduler = str(spec.get("schedulerName") or "default-scheduler")
     if scheduler != "default-scheduler":
-        return _pending(
+        return pending(
             f"no scheduler called {scheduler!r} has looked at the pod: there is no condition and "
             "no event",
             reason=Reason.UNSCHEDULABLE,
@@ -129,13 +107,13 @@ def _unlooked(seen: Seen, pod: Document) -> Diagnosis:
     if claims := parts(spec, "resourceClaims"):
         names = ", ".join(_claim(one) for one in claims)
         if failures := seen.about(pod, "FailedResourceClaimCreation"):
-            return _pending(
+            return pending(
                 f"ResourceClaim {names} cannot be made: {one_line(failures[-1]['message'])}",
                 reason=Reason.SETUP,
                 advice="create what it names, or correct the name",
                 outlook=Outlook.BLOCKED,
             )
-        return _pending(
+        return pending(
             f"no scheduler has looked at the pod yet: it waits for ResourceClaim {names}, which "
             "may not exist",
             reason=Reason.SETUP,
@@ -143,11 +121,11 @@ def _unlooked(seen: Seen, pod: Document) -> Diagnosis:
             outlook=Outlook.BLOCKED,
         )
     if volume := awaited_volume(seen, pod):
-        return _pending(
+        return pending(
             "no scheduler has looked at the pod yet, or it waits for a volume to be made for "
             f"PersistentVolumeClaim {volume}"
         )
-    return _pending("no scheduler has looked at the pod yet")
+    return pending("no scheduler has looked at the pod yet")
 
 
 def _claim(one: Document) -> str:
@@ -172,7 +150,7 @@ def _held(seen: Seen, pod: Document, one: Container) -> Diagnosis | None:
     if reason in IMAGE_REASONS:
         return _image(seen, pod, one, reason, said)
     if reason.startswith("CreateContainer") and _SLOW.search(said):
-        return _pending(
+        return pending(
             f"the node has not made container {one.name!r} yet: {one_line(said)}",
             advice="it is tried again; tell the cluster's administrator if it stays",
         )
@@ -180,7 +158,7 @@ def _held(seen: Seen, pod: Document, one: Container) -> Diagnosis | None:
         return _configuration(said)
     if reason in _START_REASONS or reason.endswith("HookError"):
         why = start_failure(one, said)
-        return _pending(why.message, reason=why.reason, advice=why.advice, outlook=Outlook.BLOCKED)
+        return why.pending
     return None
 
 
@@ -234,7 +212,7 @@ def _looping(seen: Seen, pod: Document, one: Container, ended: Document) -> Diag
     kind = f"exit code {code}" if code is not None else "how it ended is not known"
     if one.sidecar or one.init:
         killed = told.reason is Reason.OUT_OF_MEMORY
-        return _pending(
+        return pending(
             f"container {one.name!r} fails each time it is started ({kind}), and the "
             f"program waits for it: {told.message}",
             reason=Reason.OUT_OF_MEMORY if killed else Reason.SETUP,
@@ -242,9 +220,7 @@ def _looping(seen: Seen, pod: Document, one: Container, ended: Document) -> Diag
             outlook=Outlook.BLOCKED,
         )
     if not _was_started(ended):
-        return _pending(
-            told.message, reason=told.reason, advice=told.advice, outlook=Outlook.BLOCKED
-        )
+        return told.pending
     if code == 0:
         return Diagnosis(
             status=JobStatus.RUNNING,
@@ -286,7 +262,7 @@ def _image(
         secret=names[1] if names else "",
         arch=arch.get("kubernetes.io/arch") or _arch(seen, pod),
     )
-    return _pending(
+    return pending(
         found.message, reason=Reason.IMAGE_PULL, advice=found.advice, outlook=found.outlook
     )
 
@@ -303,18 +279,18 @@ def _arch(seen: Seen, pod: Document) -> str:
 def _configuration(said: str) -> Diagnosis:
     if absent := missing(said):
         message, advice = absent
-        return _pending(
+        return pending(
             message, reason=Reason.SETUP, advice=advice, outlook=Outlook.BLOCKED
         )  # fmt: skip
     if "breaks non-root policy" in said:
-        return _pending(
+        return pending(
             "the pod must not run as root, and its runAsUser is root",
             reason=Reason.SETUP,
             advice="set another runAsUser",
             outlook=Outlook.FINAL,
         )
     if "runAsNonRoot" in said:
-        return _pending(
+        return pending(
             "the pod must not run as root, and the image's user is root"
             if "root" in said.replace("runAsNonRoot", "")
             else "the pod must not run as root, and the image's user cannot be verified",
@@ -322,7 +298,7 @@ def _configuration(said: str) -> Diagnosis:
             advice="set runAsUser, or a numeric USER in the image",
             outlook=Outlook.FINAL,
         )
-    return _pending(
+    return pending(
         f"the container cannot be configured: {one_line(said)}",
         reason=Reason.SETUP,
         advice=next_step(said, "correct what the message names"),
@@ -430,9 +406,7 @@ def _silent(seen: Seen, pod: Document) -> bool:
 
 def _starting(seen: Seen, pod: Document) -> Diagnosis:
     if found := preparing(seen.about(pod), part(pod, "spec")):
-        return _pending(
-            found.message, reason=found.reason, advice=found.advice, outlook=found.outlook
-        )
+        return found.pending
     if (away := _unattended(seen, pod)) is not None:
         return away
     if (pull := _pulling(seen, pod)) is not None:
@@ -441,15 +415,15 @@ def _starting(seen: Seen, pod: Document) -> Diagnosis:
         return _configuration(said)
     first = next((one for one in containers(pod) if one.state("running") is not None), None)
     if first is not None and first.sidecar and first.status.get("started") is not False:
-        return _pending("its container is being made")
+        return pending("its container is being made")
     if first is not None:
         what = "sidecar" if first.sidecar else "init container"
         state = "runs and is not ready yet" if first.sidecar else "runs"
-        return _pending(
+        return pending(
             f"{what} {first.name!r} {state}; the program starts after it",
             advice=f"wait, or see the log of container {first.name!r}",
         )
-    return _pending("its container is being made")
+    return pending("its container is being made")
 
 
 def _refused(seen: Seen, pod: Document) -> str:
@@ -465,14 +439,14 @@ def _unattended(seen: Seen, pod: Document) -> Diagnosis | None:
     name = str(part(pod, "spec").get("nodeName"))
     known = {part(one, "metadata").get("name") for one in seen.nodes or ()}
     if known and name not in known and not any(conditions(pod)):
-        return _pending(
+        return pending(
             f"there is no node {name!r}, which the pod names: nobody starts it",
             reason=Reason.UNSCHEDULABLE,
             advice="leave the choice of the node to the scheduler, or correct the name",
             outlook=Outlook.BLOCKED,
         )
     if _silent(seen, pod):
-        return _pending(
+        return pending(
             f"its node {name} does not answer, so nobody starts it",
             reason=Reason.NODE_LOST,
             advice="wait: Kubernetes replaces the pod when the node stays away",
@@ -496,7 +470,7 @@ def _pulling(seen: Seen, pod: Document) -> Diagnosis | None:
     quoted = re.search(r'"([^"]+)"', said)
     image = quoted[1] if quoted else ""
     if events[-1].get("reason") == "Pulling":
-        return _pending(f"pulling the image {image}".rstrip())
+        return pending(f"pulling the image {image}".rstrip())
     # Of a pod that nobody saw, events alone tell.
     known = containers(pod) or [Container(name="", spec={"image": image}, status={})]
     failing = next((one for one in known if one.spec.get("image") == image), None)

@@ -10,7 +10,7 @@ from kinetic.aio.kubernetes.diagnosis.documents import Document, condition, part
 from kinetic.aio.ports import Phase
 from kinetic.job_status import JobStatus, Reason
 
-__all__ = ["Diagnosis", "Outlook", "Seen", "merged"]
+__all__ = ["Diagnosis", "Outlook", "Seen", "merged", "pending"]
 
 
 class Outlook(enum.Enum):
@@ -56,6 +56,23 @@ class Diagnosis:
     def after(self, earlier: str) -> Diagnosis:
         """The same verdict, told after what happened *earlier*."""
         return replace(self, message=f"{earlier}; {self.message}" if self.message else earlier)
+
+
+def pending(
+    message: str,
+    reason: Reason | None = None,
+    advice: str = "",
+    outlook: Outlook = Outlook.OPEN,
+) -> Diagnosis:
+    """The verdict on what waits."""
+    return Diagnosis(
+        status=JobStatus.PENDING,
+        phase=Phase.PENDING,
+        reason=reason,
+        message=message,
+        advice=advice,
+        outlook=outlook,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
