@@ -416,7 +416,12 @@ def _stream(fd: int) -> io.TextIOWrapper:
 
 
 def _report() -> None:
+    """Say why there is no outcome; frames of the runner's own are shown of its defects only."""
     import traceback
 
+    error = sys.exception()
     with contextlib.suppress(OSError, ValueError):
-        traceback.print_exc()
+        if isinstance(error, OSError):  # the store, or the disk
+            print(f"kinetic: {error}", file=sys.stderr)
+        else:
+            traceback.print_exc()

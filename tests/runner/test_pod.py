@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -663,3 +664,14 @@ def test_what_is_printed_and_what_is_logged_keep_their_order(pods: Pods) -> None
         command, env=environment, cwd=folder, capture_output=True, text=True, timeout=60
     )
     assert done.stdout.splitlines() == [str(number) for number in range(2000)]
+
+
+def test_a_store_that_fails_is_told_without_frames_of_the_runner(pods: Pods) -> None:
+    order = pods.order(add, 1)
+    claims = Path(pods.store.removeprefix("file://"), order.scope, "attempts")
+    shutil.rmtree(claims, ignore_errors=True)
+    claims.parent.mkdir(parents=True, exist_ok=True)
+    claims.write_text("a file, where a folder is needed")
+    pod = pods.run(order)
+    assert pod.code not in (wire.EXIT_VALUE, wire.EXIT_FINAL)
+    assert "kinetic: " in pod.output and "Traceback" not in pod.output, pod.output
