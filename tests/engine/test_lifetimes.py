@@ -475,6 +475,7 @@ async def test_what_is_tried_again_has_the_whole_time_again() -> None:
         assert await batch.results(timeout=30) == [0, 1, 2]
 
 
+@pytest.mark.full
 async def test_whoever_has_heard_that_nobody_submits_it_may_wait_for_who_resumes_it() -> None:
     gate = asyncio.Event()  # before it is open nothing ends
     platform = gated(gate)
@@ -502,6 +503,7 @@ class Failing(Port):
         return listed
 
 
+@pytest.mark.full
 async def test_who_could_not_attach_at_first_hears_all_the_same_that_nobody_submits_it(
     client: aio.Client, platform: Platform
 ) -> None:

@@ -260,6 +260,7 @@ async def test_why_a_job_never_began_is_told_though_its_pod_is_told_as_gone_firs
     assert (told.seen.reason, told.seen.message) == (end.reason, end.message)
 
 
+@pytest.mark.full
 async def test_a_job_that_waits_in_vain_is_ended_once(world: World, server: FaultServer) -> None:
     """However late it is told: what it looks like until then may be a consequence of its end."""
     access = Access(server=server.url, name="a test", passes=TokenCache(_fresh, "a test"))

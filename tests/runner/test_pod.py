@@ -428,6 +428,7 @@ def test_the_time_of_a_job_ends(pods: Pods) -> None:
     assert "timeout of 1.5 s" in pods.error()["message"]
 
 
+@pytest.mark.full
 def test_the_time_of_a_job_that_does_not_hear_ends_too(pods: Pods) -> None:
     pod = staying(pods, "deaf", timeout=15.0, grace=1.0)  # by then it is deaf
     assert pod.wait() == wire.EXIT_FINAL
