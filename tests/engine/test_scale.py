@@ -130,6 +130,7 @@ async def iterate_twice_and_watch(batch: Any) -> None:
     await asyncio.gather(*work)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "consume",
     [

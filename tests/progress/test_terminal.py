@@ -145,6 +145,7 @@ def test_a_value_that_means_nothing_is_an_error_that_lists_the_values(script) ->
     assert b"KINETIC_PROGRESS=liev is none of auto, live, plain, off" in err
 
 
+@pytest.mark.full
 def test_several_batches_share_the_display(terminal, script) -> None:
     screen = terminal()
     body = """
@@ -162,6 +163,7 @@ def test_several_batches_share_the_display(terminal, script) -> None:
     assert len(screen.lines) == 4
 
 
+@pytest.mark.full
 def test_the_asyncio_face_shows_what_it_is_asked_to_and_its_loop_goes_on(terminal, script) -> None:
     screen = terminal()
     body = """

@@ -119,6 +119,7 @@ def test_of_two_pods_of_an_attempt_one_runs(in_bucket: Pods) -> None:
     assert [int(name) for name in os.listdir(ran)] == [in_bucket.value()]
 
 
+@pytest.mark.full
 def test_a_storm_at_the_service_is_sat_out(tmp_path: Path) -> None:
     with served() as server:
         pods = _over(server.url, tmp_path)
@@ -373,6 +374,7 @@ class Slow:
         return time.sleep, (3.0,)
 
 
+@pytest.mark.full
 def test_the_time_of_a_job_begins_with_its_function(pods: Pods) -> None:
     pod = pods.run(pods.order(lambda made: made is None, Slow(), timeout=2.0))
     assert (pod.code, pods.value()) == (0, True), pod.output
