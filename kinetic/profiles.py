@@ -15,19 +15,18 @@ Reading and changing are apart: `load` and `save` touch the disk, the methods of
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import functools
 import json
 import os
 import re
-import tempfile
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
 from kinetic._messages import suggest
+from kinetic._replacing import replacing
 from kinetic._runner.protocol.private import make_folder
 from kinetic.errors import ProfileError
 
@@ -253,7 +252,10 @@ def save(path: Path, profiles: Profiles) -> None:
     try:
         target = path.resolve()
         make_folder(target.parent)
-        with _replacing(target) as descriptor, open(descriptor, "w", encoding="utf-8") as file:
+        with (
+            replacing(target) as beside,
+            open(beside, "x", encoding="utf-8", opener=_private) as file,
+        ):
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
@@ -268,8 +270,9 @@ def update(path: Path, change: Callable[[Profiles], Profiles]) -> Profiles:
         ProfileError: As `load`, `save` and *change*; the file is as it was.
     """
     try:
-        make_folder(path.parent)
-        with open(path.with_name(f".{path.name}.lock"), "ab") as lock:
+        target = path.resolve()
+        make_folder(target.parent)
+        with open(target.with_name(f".{target.name}.lock"), "ab", opener=_private) as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             changed = change(load(path))
             save(path, changed)
@@ -278,18 +281,10 @@ def update(path: Path, change: Callable[[Profiles], Profiles]) -> Profiles:
         raise ProfileError(f"the profiles in {path} cannot be changed: {error}") from error
 
 
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
+
+
 def _document(profile: Profile) -> dict[str, Any]:
     always = {setting: profile.settings.get(setting) for setting in SETTINGS[:ALWAYS_WRITTEN]}
     return {**always, **profile.settings, **profile.extra}
-
-
-@contextlib.contextmanager
-def _replacing(target: Path) -> Generator[int]:
-    """A new private file beside *target*, in its place when all went well."""
-    descriptor, temporary = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
-    try:
-        yield descriptor
-        os.replace(temporary, target)
-    except BaseException:
-        os.unlink(temporary)
-        raise

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import secrets
 from pathlib import Path
 
+from kinetic._replacing import replacing
 from kinetic.errors import ConfigurationError
 
 __all__ = ["place_for", "write"]
@@ -44,14 +43,9 @@ def write(place: Path, page: str) -> None:
     Raises:
         ConfigurationError: The file system refuses it; what was there is as it was.
     """
-    beside = place.with_name(f".{place.name[:100]}.{secrets.token_hex(4)}.tmp")
     try:
-        try:
+        with replacing(place) as beside:
             beside.write_text(page, encoding="utf-8")
-            os.replace(beside, place)
-        finally:
-            with contextlib.suppress(FileNotFoundError):
-                beside.unlink()
     except OSError as exc:
         raise ConfigurationError(
             f"the report cannot be written to {place}: {exc.strerror or exc}; free some space "

@@ -161,6 +161,7 @@ def test_two_that_change_the_profiles_at_once_both_do(home: Path) -> None:
     from kinetic import profiles
 
     assert len(profiles.load(path).profiles) == 20
+    assert [one.stat().st_mode & 0o077 for one in home.glob(".profiles*")] == [0]
 
 
 REFERENCE = Path(__file__).parents[2] / "docs/reference/cli.md"

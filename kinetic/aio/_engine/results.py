@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import os
 import sys
 from pathlib import Path
 from typing import Any
 
 import anyio.to_thread
 
+from kinetic._replacing import replacing
 from kinetic._runner.protocol import frames, pickles, wire
 from kinetic._tracebacks import REMOTE_TRACEBACK
 from kinetic.aio._engine.scratch import Scratch
@@ -83,18 +83,13 @@ async def save_value(store: Store, outcome: wire.Outcome, body: bytes, path: Pat
         WireError: A large value is not what the job signed.
         BackendError: The store does not answer.
     """
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
+    with replacing(path) as beside:
         if outcome.value is None:
-            await anyio.to_thread.run_sync(part.write_bytes, body)
+            await anyio.to_thread.run_sync(beside.write_bytes, body)
         else:
-            await store.fetch(outcome.value[0], part)
-            await anyio.to_thread.run_sync(_verify, part, *outcome.value)
-        size = part.stat().st_size
-        os.replace(part, path)
-    finally:
-        part.unlink(missing_ok=True)
-    return size
+            await store.fetch(outcome.value[0], beside)
+            await anyio.to_thread.run_sync(_verify, beside, *outcome.value)
+        return beside.stat().st_size
 
 
 async def _large_value(store: Store, name: str, digest: str) -> Any:
