@@ -140,6 +140,9 @@ class JobHandle(JobRecord, Generic[T]):
     def reason(self) -> str:
         return PORTAL.call(self._aio.reason)
 
+    def wait(self, timeout: float | None = None) -> JobStatus:
+        return PORTAL.call(self._aio.wait, timeout)
+
     def noted(self) -> dict[str, bool | int | float | str | None]:
         return PORTAL.call(self._aio.noted)
 

@@ -240,6 +240,20 @@ class JobHandle(JobRecord, Generic[T]):
                     raise  # else another call was first, and has cleaned up
         return cast("T", self._value)
 
+    async def wait(self, timeout: float | None = None) -> JobStatus:
+        """Wait until it has ended, and say how; its value stays where it is.
+
+        Raises:
+            ResultTimeout: *timeout* seconds are over; the job goes on.
+            KineticError: What became of it cannot be found out.
+
+        Cancelled: only the waiting ends.
+        """
+        check(timeout=timeout)
+        at = await self._follow()
+        await self._closed(at, timeout)
+        return at.submission.status(at.index)
+
     async def noted(self) -> dict[str, bool | int | float | str | None]:
         """The numbers and short texts of its result, by their names; nothing is unpickled.
 

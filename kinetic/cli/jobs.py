@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Sequence
 from contextlib import aclosing
 from pathlib import Path
@@ -144,6 +143,8 @@ def _result(
     """
 
     async def work() -> None:
+        from kinetic.errors import JobError
+
         async with where.client() as client:
             handle = await client.attach(await client.full_id(job_id))
             if unpickle:
@@ -155,11 +156,11 @@ def _result(
                 told = {"job_id": handle.job_id, "status": "SUCCEEDED", "file": str(file)}
                 told["bytes"] = size
             else:
-                with tempfile.TemporaryDirectory() as folder:
-                    size = await handle.save_result(Path(folder, "value"), timeout)
-                told = {"job_id": handle.job_id, "status": "SUCCEEDED", "bytes": size}
+                status = (await handle.wait(timeout)).value
+                if status != "SUCCEEDED":
+                    raise JobError(await handle.reason(), job_id=handle.job_id)
+                told = {"job_id": handle.job_id, "status": status, "noted": await handle.noted()}
                 told["value"] = "not rebuilt here: --unpickle shows it, -o FILE saves it"
-                told["noted"] = await handle.noted()
             output.facts("jobs.result", told, as_json=as_json)
             if cleanup:
                 await handle.cleanup()
