@@ -1508,3 +1508,11 @@ def test_what_is_told_has_cause_and_next_step(case: Case) -> None:
     for pattern in case.advice:
         assert re.search(pattern, verdict.advice, re.IGNORECASE), verdict.text
     check_any_order(case.seen)
+
+
+def test_words_of_nobody_keep_the_advice_and_names_with_braces_are_names() -> None:
+    volume = {"name": "data", "csi": {"driver": "{weird}.example"}}
+    said = 'MountVolume.SetUp failed for volume "data" : it went wrong'
+    pod = a_pod(CREATING, volumes=[volume])
+    verdict = judge(pods(pod, events=[event("FailedMount", said)]))
+    assert "'{weird}.example' is right" in verdict.advice

@@ -61,7 +61,9 @@ _STEPS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
 
 def next_step(said: str, otherwise: str) -> str:
     """What whoever reads *said* may do; *otherwise* where it says too little."""
-    advice = next((words for pattern, words in _STEPS if pattern.search(said)), otherwise)
+    advice = next((words for pattern, words in _STEPS if pattern.search(said)), None)
+    if advice is None:
+        return otherwise
     host, who = _HOST.search(said), _WHO.search(said)
     named = next((one for one in host.groups() if one), "") if host else ""
     return advice.format(

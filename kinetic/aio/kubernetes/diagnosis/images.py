@@ -31,6 +31,8 @@ _READER = (
     "image itself may exist"
 )
 
+_NAME_OR_READER = "correct the name, or give the nodes' service account the reader role"
+
 # By the waiting container's own reason.
 _BY_REASON = (
     Rule(
@@ -78,7 +80,7 @@ _CAUSES = (
         r"does not exist or may require|requested access to the resource is denied"
         r"|or it may not exist",
         "the image {image} does not exist, or the nodes may not read it",
-        "correct the name, or give the nodes' service account the reader role",
+        _NAME_OR_READER,
         _PULL,
     ),
     Rule(
@@ -152,8 +154,7 @@ def pull_failure(
         return found
     bare = re.sub(r'"[^"]*"', " ", text).replace(image, " ")
     found = first(_CAUSES, bare, **facts)
-    unread = found is None or "may not read" in found.message
-    if secret and unread:
+    if secret and (found is None or found.advice in (_READER, _NAME_OR_READER)):
         return Finding(
             message=f"the pull Secret {secret!r} does not exist, and the registry of {image} "
             "refuses without it",
