@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import secrets
+import time
 from collections.abc import Mapping
+
+import anyio
 
 from kinetic.aio._net.retry import RetryPolicy
 from kinetic.aio.gcs.store import GcsStore, Limits
@@ -13,6 +16,10 @@ __all__ = ["Bucket"]
 
 GROUP = "store"
 FOLDER = "doctor/"
+OLD_S = 3600.0
+LEAVING_S = 10.0
+"""How long removing its object may take one that is cancelled."""
+
 LIMITS = Limits(connect_s=10.0, idle_s=20.0, retry=RetryPolicy(total_s=0.0))
 
 
@@ -35,18 +42,26 @@ class Bucket:
         await self._store.aclose()
 
     async def _there(self) -> Finding:
-        left = await self._store.list(FOLDER)
-        if left:
-            await self._store.delete([one.name for one in left])  # of a doctor that was killed
+        found = [one.name for one in await self._store.list(FOLDER)]
+        if left := [name for name in found if _is_old(name)]:  # by a doctor that was killed
+            await self._store.delete(left)
         return Finding(State.OK, f"{self._store.url} is there, and can be listed")
 
     async def _use(self) -> Finding:
-        name, body = f"{FOLDER}{secrets.token_hex(8)}", b"kinetic doctor"
-        await self._store.create(name, body)
+        body = b"kinetic doctor"
+        name = f"{FOLDER}{int(time.time())}-{secrets.token_hex(8)}"
         try:
+            await self._store.create(name, body)
             read = (await self._store.get(name)).body
         finally:
-            await self._store.delete([name])
+            with anyio.move_on_after(LEAVING_S, shield=True):
+                await self._store.delete([name])
         if read != body:
             return Finding(State.FAILED, "what was written there was read as something else")
         return Finding(State.OK, "objects can be written, read and removed")
+
+
+def _is_old(name: str) -> bool:
+    """Whether no doctor works with it any more."""
+    written = name.removeprefix(FOLDER).partition("-")[0]
+    return not written.isdecimal() or time.time() - int(written) > OLD_S

@@ -6,6 +6,8 @@ import asyncio
 import platform
 import time
 
+import anyio
+
 from kinetic._tasks import release
 from kinetic.aio.client import Client
 from kinetic.configuration import Target
@@ -64,7 +66,8 @@ class Trial:
             try:
                 value = await job.result(on_status_change=note, stream_logs=False)
             except asyncio.CancelledError:
-                await release(job.cancel(), what="cancelling the job")
+                with anyio.CancelScope(shield=True):  # a check is cancelled again and again
+                    await release(job.cleanup(), what=f"removing {job.job_id}")
                 raise
         removed = time.monotonic()
         ended = times.get(JobStatus.SUCCEEDED, removed)

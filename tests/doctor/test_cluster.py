@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 import urllib.request
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
+from kinetic.aio.gcs.store import GcsStore
 from kinetic.credentials import ensure_credentials
 from kinetic.doctor.checks import State
 from kinetic.doctor.examination import examine
@@ -37,6 +39,20 @@ async def test_the_bucket_is_left_as_it_was(clustered: dict[str, str], bucket: s
     url = f"{clustered['STORAGE_EMULATOR_HOST']}/storage/v1/b/{bucket}/o"
     with await asyncio.to_thread(urllib.request.urlopen, url) as answer:
         assert not json.load(answer).get("items")
+
+
+async def test_what_a_killed_doctor_left_goes_and_what_another_works_with_stays(
+    clustered: dict[str, str], bucket: str
+) -> None:
+    store = GcsStore(f"gs://{bucket}", clustered)
+    now = int(time.time())
+    try:
+        for name in (f"doctor/{now - 7200}-old", f"doctor/{now}-young"):
+            await store.create(name, b"kinetic doctor")
+        await examine(environ=clustered)
+        assert [one.name for one in await store.list("doctor/")] == [f"doctor/{now}-young"]
+    finally:
+        await store.aclose()
 
 
 async def test_somebody_without_rights_is_told_the_role_to_apply_and_applying_it_helps(

@@ -105,3 +105,19 @@ async def test_a_setting_that_is_wrong_fails_before_anything_is_looked_at(
     assert report["configuration"].advice == "did you mean 'local'?"
     assert not report.healthy
     assert [one.name for one in report.results][-1] == "configuration"
+
+
+async def test_a_job_of_a_cancelled_examination_is_gone(
+    home: Path, small_project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Cancelled as soon as the job is in the store."""
+    looking = asyncio.create_task(examine(backend="local", run=True))
+    jobs = home / "store" / "jobs"
+    async with asyncio.timeout(60):
+        while not (jobs.is_dir() and any(jobs.iterdir())):
+            await asyncio.sleep(0.005)
+        looking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await looking
+        async with aio.Client(backend="local") as client:
+            assert await client.list_jobs() == []
