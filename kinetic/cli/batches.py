@@ -23,6 +23,8 @@ __all__ = ["attached", "batches"]
 AT_ONCE = 64
 """Items whose ends are read side by side."""
 
+AT_ONCE_BATCHES = 8
+
 COLUMNS = ("group_id", "name", "status", "items", "age", "cost", "reason")
 
 
@@ -48,16 +50,18 @@ async def _row(batch: aio.BatchHandle[Any]) -> dict[str, Any]:
     }
     try:
         counts = await batch.status_counts()
-    except KineticError as exc:
+        found, reason = await batch.estimate(look=False), await batch.reason()
+    except KineticError as exc:  # the others are to be shown
         return {**known, "status": "UNKNOWN", "items": "", "counts": {}, "reason": str(exc)}
-    total = sum(counts.values())
-    status = _status_of(counts, finished=batch.finished)
-    items = ", ".join(f"{count} {name.lower()}" for name, count in sorted(counts.items()))
-    found = await batch.estimate(look=False)
-    return {**known, "status": status, "total": total, "items": items, "counts": counts} | {
+    return {
+        **known,
+        "status": _status_of(counts, finished=batch.finished),
+        "total": sum(counts.values()),
+        "items": _counts(counts),
+        "counts": counts,
         "cost": None if found.cost is None else f"${found.cost:,.2f}",
         "estimate": found.to_dict(),
-        "reason": await batch.reason(),
+        "reason": reason,
     }
 
 
@@ -81,10 +85,18 @@ def _list(
     """List the batches there are, the newest first, with their status."""
 
     async def work() -> list[dict[str, Any]]:
+        from kinetic._tasks import bounded
+
         async with where.client() as client:
             limit = None if everything else SHOWN
             found = await client.list_batches(name=name, tags=_tags(tags), limit=limit)
-            return [await _row(one) for one in found]
+            rows: dict[str, dict[str, Any]] = {}
+
+            async def look(one: aio.BatchHandle[Any]) -> None:
+                rows[one.group_id] = await _row(one)
+
+            await bounded(look, found, at_once=AT_ONCE_BATCHES)
+            return [rows[one.group_id] for one in found]
 
     rows = carry_out(work())
     output.table("batches.list", COLUMNS, rows, as_json=as_json, empty="there is no batch here")

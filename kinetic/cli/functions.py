@@ -7,7 +7,7 @@ import importlib.util
 import inspect
 import json
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
@@ -199,20 +199,33 @@ def inputs_of(file: Path, function: Callable[..., Any]) -> list[dict[str, Any]]:
     Raises:
         click.UsageError: The file is neither, or a line of it is wrong.
     """
-    with file.open(newline="", encoding="utf-8-sig") as lines:
-        if file.suffix == ".csv":
-            kinds = _annotations(function)
+    if file.suffix not in (".csv", ".jsonl"):
+        raise click.UsageError(f"--map takes a .jsonl or a .csv, and {file} is neither")
+    try:
+        with file.open(newline="", encoding="utf-8-sig") as lines:
+            if file.suffix == ".csv":
+                return _rows(csv.reader(lines, strict=True), _annotations(function), file)
             return [
-                {name: _cell(text, kinds.get(name)) for name, text in row.items()}
-                for row in csv.DictReader(lines, strict=True)
+                _line(text, f"line {number} of {file}")
+                for number, text in enumerate(lines, 1)
+                if text.strip()
             ]
-        if file.suffix != ".jsonl":
-            raise click.UsageError(f"--map takes a .jsonl or a .csv, and {file} is neither")
-        return [
-            _line(text, f"line {number} of {file}")
-            for number, text in enumerate(lines, 1)
-            if text.strip()
-        ]
+    except (csv.Error, UnicodeDecodeError) as exc:
+        raise click.UsageError(f"{file} cannot be read as {file.suffix}: {exc}") from exc
+
+
+def _rows(rows: Iterator[list[str]], kinds: dict[str, Any], file: Path) -> list[dict[str, Any]]:
+    nothing: list[str] = []
+    header = next(rows, nothing)
+    found: list[dict[str, Any]] = []
+    for number, row in enumerate(rows, 1):
+        if row and len(row) != len(header):
+            raise click.UsageError(
+                f"row {number} of {file} has {len(row)} columns, and its header {len(header)}"
+            )
+        pairs = zip(header, row, strict=False)
+        found += [{name: _cell(text, kinds.get(name)) for name, text in pairs}] if row else []
+    return found
 
 
 def _line(text: str, what: str) -> dict[str, Any]:

@@ -104,6 +104,35 @@ def test_a_table_gives_numbers_where_the_function_wants_them(
 
 
 @pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("in.csv", b"x,name\n1\n", "row 1 of"),
+        ("in.csv", b"x\n1,2\n", "has 2 columns, and its header 1"),
+        ("in.csv", b'x\n"1\n', "cannot be read as .csv"),
+        ("in.csv", b"x\nmany\n", "'many' is no int"),
+        ("in.csv", b"x\n\xff\n", "cannot be read as .csv"),
+        ("in.jsonl", b'{"x": 1}\n{"x"\n', "line 2 of"),
+        ("in.jsonl", b"[1]\n", "must be an object"),
+        ("in.jsonl", b'{"y": 1}\n', "missing a required argument: 'x'"),
+    ],
+)
+def test_a_wrong_file_of_inputs_is_refused_before_anything_is_sent(
+    kinetic: Kinetic, home: Path, tmp_path: Path, name: str, content: bytes, words: str
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    said = kinetic("run", f"{FILE}:double", "--map", str(tmp_path / name))
+    assert said.code == 2 and words in said.err
+    assert not (home / "store").exists()
+
+
+def test_a_beginning_of_several_ids_is_refused(kinetic: Kinetic) -> None:
+    for _ in range(2):
+        kinetic("run", f"{FILE}:double", "-a", "x=1", "--detach")
+    said = kinetic("jobs", "status", "job-local-")
+    assert said.code == 2 and "2 ids begin with 'job-local-'" in said.err
+
+
+@pytest.mark.parametrize(
     ("arguments", "words"),
     [
         ([f"{FILE}:nothing"], "there is no function 'nothing'"),
@@ -169,3 +198,5 @@ def test_ctrl_c_ends_only_the_looking(kinetic: Kinetic) -> None:
     assert kinetic("jobs", "status", job, "--json").json["status"] == "RUNNING"
     assert kinetic("jobs", "result", job, "--timeout", "0.1").code == 5
     assert kinetic("jobs", "cancel", job).code == 0
+    ended = kinetic("jobs", "result", job)
+    assert ended.code == 1 and "cancelled" in ended.err
