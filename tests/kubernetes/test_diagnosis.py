@@ -23,6 +23,7 @@ from kinetic.aio.kubernetes.diagnosis.admission import refusal
 from kinetic.aio.kubernetes.diagnosis.held import refused_request
 from kinetic.aio.kubernetes.diagnosis.images import pull_failure
 from kinetic.aio.kubernetes.diagnosis.judge import judge, judge_pod
+from kinetic.aio.kubernetes.diagnosis.pods import Pod
 from kinetic.aio.kubernetes.diagnosis.quantities import number, requests, shown
 from kinetic.aio.kubernetes.diagnosis.verdict import Outlook, Seen, merged
 from kinetic.aio.ports import Phase
@@ -393,7 +394,7 @@ def test_a_pod_is_judged_without_regard_to_its_job() -> None:
     """An attempt is closed on evidence about its own pod, whatever the Job does next."""
     seen = alone("evicted-api", 3)
     assert judge(seen).phase is Phase.PENDING
-    verdict = judge_pod(seen, seen.pods[0])
+    verdict = judge_pod(Pod(seen.pods[0], seen))
     assert (verdict.phase, verdict.reason) == (Phase.ENDED, Reason.EVICTED)
     assert verdict.executor == seen.pods[0]["metadata"]["uid"]
 

@@ -12,9 +12,8 @@ from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 
 from kinetic.aio.kubernetes.api import Api
-from kinetic.aio.kubernetes.diagnosis.containers import containers
 from kinetic.aio.kubernetes.diagnosis.documents import Document, condition, part, uid
-from kinetic.aio.kubernetes.diagnosis.ending import has_ended
+from kinetic.aio.kubernetes.diagnosis.pods import Pod
 from kinetic.aio.kubernetes.manifests import ATTEMPT, CONTAINER, HOSTS, Paths, by_items
 from kinetic.aio.kubernetes.multihost import host_of
 from kinetic.aio.kubernetes.tables import Changed, Listed, Rhythm, listing, name_of, reflect
@@ -296,7 +295,7 @@ class _Scene:
         jobs = self.jobs.values()
         return (
             (bool(jobs) and bool(self.of(None)))
-            or any(not has_ended(pod) for pod in self.of(None))
+            or any(not Pod(pod).ended for pod in self.of(None))
             or any(self.name == name_of(job) or not _is_over(job) for job in jobs)
         )
 
@@ -434,11 +433,11 @@ def _absent(api: Api, paths: Paths, scene: _Scene) -> NotFound:
 
 def _source(api: Api, paths: Paths, scene: _Scene, pod: Document) -> Source:
     key, name = uid(pod), part(pod, "metadata").get("name")
-    names = [one.name for one in containers(pod) if not one.init]
+    names = [one.name for one in Pod(pod).programs]
 
     def ended() -> bool:
         now = scene.pods.get(key)
-        return now is None or has_ended(now)
+        return now is None or Pod(now).ended
 
     return Source(
         api=api,
@@ -451,7 +450,7 @@ def _source(api: Api, paths: Paths, scene: _Scene, pod: Document) -> Source:
 
 def _begun(pod: Document) -> bool:
     """Whether its program was started, so that it has a log."""
-    programs = [one for one in containers(pod) if not one.init]
+    programs = Pod(pod).programs
     return any(one.state("running") is not None or one.ended is not None for one in programs)
 
 
@@ -479,7 +478,7 @@ async def _followed(
             if not (read or scene.has_job):
                 raise _absent(api, paths, scene)  # its Job is about to come, or never will
             return
-        if not pods or not (_begun(pods[0]) or has_ended(pods[0])):
+        if not pods or not (_begun(pods[0]) or Pod(pods[0]).ended):
             await scene.change()
             continue
         pod = pods[0]

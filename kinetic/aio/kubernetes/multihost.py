@@ -13,10 +13,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from kinetic.aio.kubernetes.diagnosis.documents import Document, condition, part, parts, uid
-from kinetic.aio.kubernetes.diagnosis.ending import ending, has_ended, ran
-from kinetic.aio.kubernetes.diagnosis.finished import index_of, past, swept
+from kinetic.aio.kubernetes.diagnosis.ending import ending
+from kinetic.aio.kubernetes.diagnosis.finished import past
 from kinetic.aio.kubernetes.diagnosis.held import held_back
 from kinetic.aio.kubernetes.diagnosis.judge import held_fast
+from kinetic.aio.kubernetes.diagnosis.pods import Pod
 from kinetic.aio.kubernetes.diagnosis.starting import present
 from kinetic.aio.kubernetes.diagnosis.verdict import Diagnosis, Outlook, Seen, merged
 from kinetic.aio.kubernetes.manifests import HOSTS, JOB, Placement, job_manifest, object_name
@@ -252,7 +253,7 @@ class _End:
 def host_of(pod: Document) -> int | None:
     """Which host a pod is, if it is one of several."""
     text = str(part(part(pod, "metadata"), "labels").get(WORKER_INDEX, ""))
-    return int(text) if text.isdecimal() else index_of(pod)
+    return int(text) if text.isdecimal() else Pod(pod).index
 
 
 def word(seen: Seen) -> Word:
@@ -274,7 +275,9 @@ def judge_group(seen: Seen) -> Diagnosis:
 
 def _judged(seen: Seen) -> Diagnosis:
     alive, ends = _alive(seen), _ends(seen)
-    if (end := End.of(seen.any_job)) is not None and not any(map(ran, (*seen.pods, *seen.gone))):
+    if (end := End.of(seen.any_job)) is not None and not any(
+        Pod(one).ran for one in (*seen.pods, *seen.gone)
+    ):
         return _never(end, alive=bool(alive))
     first = next((pod for pod in _pods(seen) if host_of(pod) == 0 and not _vanished(pod)), None)
     own = next((one for one in ends if one.pod == uid(first)), None)
@@ -300,7 +303,7 @@ def _vanished(pod: Document) -> bool:
 
     Sets and pods come by different watches, of which either may be late.
     """
-    return swept(pod) and not ran(pod)
+    return Pod(pod).swept and not Pod(pod).ran
 
 
 def _pods(seen: Seen) -> list[Document]:
@@ -310,7 +313,7 @@ def _pods(seen: Seen) -> list[Document]:
 
 
 def _alive(seen: Seen) -> list[Document]:
-    return [pod for pod in seen.pods if not has_ended(pod)]
+    return [pod for pod in seen.pods if not Pod(pod).ended]
 
 
 def _is_going(seen: Seen) -> bool:
@@ -323,10 +326,10 @@ def _ends(seen: Seen) -> list[_End]:
     found: list[_End] = []
     for pod in _pods(seen):
         before = _before_restart(pod)
-        if before is not None or has_ended(pod):
-            verdict = by_runner(ending(seen, before or pod), before or pod)
+        if before is not None or Pod(pod).ended:
+            verdict = by_runner(ending(Pod(before or pod, seen)), before or pod)
         elif uid(pod) not in there:
-            verdict = past(seen, pod)
+            verdict = past(Pod(pod, seen))
         else:
             continue
         found.append(
@@ -334,7 +337,7 @@ def _ends(seen: Seen) -> list[_End]:
                 host=host_of(pod) or 0,
                 pod=uid(pod),
                 moment=_moment(before or pod),
-                ran=ran(before or pod),
+                ran=Pod(before or pod).ran,
                 verdict=verdict,
             )
         )
@@ -405,9 +408,9 @@ def _going_on(
     """Some pod is there that runs, or will: what the first one does, and what keeps the others."""
     leaders = [pod for pod in alive if host_of(pod) == 0]
     if leaders:
-        now = replace(present(seen, leaders[0]), executor=uid(first))
+        now = replace(present(Pod(leaders[0], seen)), executor=uid(first))
     else:
-        started = any(map(ran, alive))
+        started = any(Pod(one).ran for one in alive)
         now = Diagnosis(
             status=JobStatus.RUNNING if started else JobStatus.PENDING,
             phase=Phase.RUNNING if started else Phase.PENDING,
@@ -419,7 +422,7 @@ def _going_on(
         return replace(now, reason=cause.reason, message=cause.message, advice=cause.advice)
     if now.reason is None:
         for pod in alive:
-            if (held := present(seen, pod)).reason is not None and held.phase is Phase.PENDING:
+            if (held := present(Pod(pod, seen))).reason is not None and held.phase is Phase.PENDING:
                 words = f"host {host_of(pod)}: {held.message}"
                 return replace(
                     now,
@@ -511,7 +514,7 @@ class GroupTable(Table):
         """Whether the set was told, or has none: it is told a moment later than its pods."""
         if entry.seen.any_job:
             return True
-        if not entry.pods or all(has_ended(pod) for pod in entry.pods.values()):
+        if not entry.pods or all(Pod(pod).ended for pod in entry.pods.values()):
             del self.entries[entry.name]
             return False
         going = (part(pod, "metadata").get("deletionTimestamp") for pod in entry.pods.values())

@@ -15,7 +15,7 @@ from anyio.abc import ByteStream
 
 from kinetic.aio.kubernetes.api import Api
 from kinetic.aio.kubernetes.diagnosis.documents import Document, part
-from kinetic.aio.kubernetes.diagnosis.ending import has_ended
+from kinetic.aio.kubernetes.diagnosis.pods import Pod
 from kinetic.aio.kubernetes.manifests import Paths, by_items
 from kinetic.aio.kubernetes.multihost import host_of
 from kinetic.aio.kubernetes.tables import listing, name_of
@@ -59,7 +59,7 @@ def _running(pods: Sequence[Document], name: str, host: int) -> str | None:
     alive = [
         part(pod, "metadata")
         for pod in named
-        if not has_ended(pod) and part(pod, "status").get("phase") == "Running"
+        if not Pod(pod).ended and part(pod, "status").get("phase") == "Running"
     ]
     last = max(alive, key=lambda one: str(one.get("creationTimestamp")), default=None)
     return None if last is None else str(last.get("name"))

@@ -18,11 +18,10 @@ from kinetic._messages import one_line
 from kinetic._runner.protocol import wire
 from kinetic.aio._net.retry import growing
 from kinetic.aio.kubernetes.api import Api
-from kinetic.aio.kubernetes.diagnosis.containers import containers
 from kinetic.aio.kubernetes.diagnosis.documents import Document, condition, part, parts, uid
-from kinetic.aio.kubernetes.diagnosis.ending import has_ended
 from kinetic.aio.kubernetes.diagnosis.finished import past
 from kinetic.aio.kubernetes.diagnosis.judge import judge, judge_pod
+from kinetic.aio.kubernetes.diagnosis.pods import Pod
 from kinetic.aio.kubernetes.diagnosis.verdict import Diagnosis, Outlook, Seen, merged
 from kinetic.aio.kubernetes.manifests import ATTEMPT, HOSTS, JOB, LABELS, NAME, other_attempt_name
 from kinetic.aio.ports import Observation, Phase
@@ -181,7 +180,7 @@ def _with_receipt(container: Document) -> Document:
 
 
 def _receipt_of(pod: Document | None) -> wire.Receipt | None:
-    ends = (one.state("terminated") or {} for one in containers(pod or {}) if not one.init)
+    ends = (one.state("terminated") or {} for one in Pod(pod or {}).programs)
     return next((end[RECEIPT] for end in ends if end.get(RECEIPT)), None)
 
 
@@ -250,7 +249,7 @@ def judged(seen: Seen) -> Diagnosis:
     end = End.of(seen.any_job)
     if end is None or any(_started(pod) for pod in (*seen.pods, *seen.gone)):
         return verdict
-    alive = [pod for pod in seen.pods if not has_ended(pod)]
+    alive = [pod for pod in seen.pods if not Pod(pod).ended]
     if verdict.phase is Phase.GONE or verdict.status is JobStatus.SUCCEEDED:
         return verdict
     return replace(
@@ -268,7 +267,7 @@ def judged(seen: Seen) -> Diagnosis:
 
 def _started(pod: Document) -> bool:
     """Whether its program surely ran: a kubelet says "unknown" of one that it never started."""
-    states = [part(one.status, "state") for one in containers(pod) if not one.init]
+    states = [part(one.status, "state") for one in Pod(pod).programs]
     return any("running" in state or part(state, "terminated").get("startedAt") for state in states)
 
 
@@ -308,7 +307,9 @@ def observations(seen: Seen, verdict: Diagnosis) -> list[Observation]:
     verdict = by_runner(verdict, pods.get(now))
     there = {uid(pod) for pod in seen.pods}
     told = {
-        number: by_runner(judge_pod(seen, pod) if uid(pod) in there else past(seen, pod), pod)
+        number: by_runner(
+            judge_pod(Pod(pod, seen)) if uid(pod) in there else past(Pod(pod, seen)), pod
+        )
         for number, pod in pods.items()
         if number != now  # that is what the verdict says
     }
@@ -328,7 +329,7 @@ def by_runner(verdict: Diagnosis, pod: Document | None) -> Diagnosis:
     """*verdict*, with the reason of the outcome that the runner in *pod* committed itself."""
     if verdict.status is not JobStatus.FAILED or verdict.executor != uid(pod):
         return verdict
-    ends = (one.state("terminated") or {} for one in containers(pod or {}) if not one.init)
+    ends = (one.state("terminated") or {} for one in Pod(pod or {}).programs)
     told = next((str(end[OUTCOME]) for end in ends if end.get(OUTCOME)), "")
     if told == Reason.DEADLINE.value:
         words = "the function ran longer than its timeout"
@@ -361,7 +362,7 @@ def _current(seen: Seen, verdict: Diagnosis, pods: Mapping[int, Document], first
     """The attempt that the verdict on the whole Job is about."""
     if not pods:
         return first
-    alive = any(not has_ended(pod) for pod in seen.pods)
+    alive = any(not Pod(pod).ended for pod in seen.pods)
     if verdict.phase is Phase.PENDING and not alive:
         return max(pods) + 1  # its pod is about to be made
     named = (number for number, pod in pods.items() if uid(pod) == verdict.executor)
@@ -725,7 +726,7 @@ def _leaving(pod: Document) -> bool:
 
 def _is_process(pod: Document) -> bool:
     """Whether it may run without its Job: on a node, and not ended."""
-    return bool(part(pod, "spec").get("nodeName")) and not has_ended(pod)
+    return bool(part(pod, "spec").get("nodeName")) and not Pod(pod).ended
 
 
 class Table:

@@ -24,8 +24,8 @@ from absl import logging
 
 from kinetic.aio.kubernetes.api import Api
 from kinetic.aio.kubernetes.diagnosis.documents import Document, condition, part, parts, uid
-from kinetic.aio.kubernetes.diagnosis.ending import has_ended
 from kinetic.aio.kubernetes.diagnosis.held import is_gated
+from kinetic.aio.kubernetes.diagnosis.pods import Pod
 from kinetic.aio.kubernetes.diagnosis.verdict import Diagnosis, Outlook
 from kinetic.aio.kubernetes.manifests import START_TIMEOUT, Paths, by_items, by_labels
 from kinetic.aio.kubernetes.secrets import lacks_own_secret
@@ -134,7 +134,7 @@ class Diagnostics:
 
     async def facts(self, entry: Entry) -> Facts:
         """What jobs and pods alone do not say about this one."""
-        alive = [pod for pod in entry.seen.pods if not has_ended(pod)]
+        alive = [pod for pod in entry.seen.pods if not Pod(pod).ended]
         verdict = entry.verdict
         unplaced = [pod for pod in alive if not part(pod, "spec").get("nodeName")]
         wanted = unplaced and verdict is not None and verdict.reason is Reason.UNSCHEDULABLE

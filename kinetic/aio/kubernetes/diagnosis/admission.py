@@ -5,10 +5,9 @@ from __future__ import annotations
 import re
 
 from kinetic._messages import one_line
-from kinetic.aio.kubernetes.diagnosis.advice import next_step
 from kinetic.aio.kubernetes.diagnosis.quantities import amount, number
-from kinetic.aio.kubernetes.diagnosis.rules import Finding, Rule, first
-from kinetic.aio.kubernetes.diagnosis.verdict import Outlook
+from kinetic.aio.kubernetes.diagnosis.rules import Rule, first, next_step
+from kinetic.aio.kubernetes.diagnosis.verdict import Diagnosis, Outlook, pending
 from kinetic.job_status import Reason
 
 __all__ = ["refusal"]
@@ -24,12 +23,16 @@ _RANGE = re.compile(
 _RATIO = re.compile(r"\S+ max limit to request (?:limit )?ratio per \w+ is \S+ but [^,\]]*")
 
 
-def refusal(text: str) -> Finding:
+_FINAL = Outlook.FINAL
+
+
+def refusal(text: str) -> Diagnosis:
     """Judge the API server's own words, such as the message of a FailedCreate event."""
-    return first(_RULES, text) or Finding(
-        reason=Reason.REFUSED,
-        message=f"Kubernetes does not create it: {one_line(_bare(text))}",
-        advice=next_step(text, "change what it names, or ask the cluster's administrator"),
+    return first(_RULES, text) or pending(
+        f"Kubernetes does not create it: {one_line(_bare(text))}",
+        next_step(text, "change what it names, or ask the cluster's administrator"),
+        Reason.REFUSED,
+        Outlook.BLOCKED,
     )
 
 
@@ -38,47 +41,33 @@ def _bare(text: str) -> str:
     return re.sub(by + r'|pods? "[^"]*" (is|are) forbidden: ', "", text)
 
 
-def _exceeded(found: re.Match[str]) -> Finding:
+def _exceeded(found: re.Match[str]) -> Diagnosis:
     """``exceeded quota: NAME, requested: a=1, used: a=2, limited: a=2``."""
     asked, used, limit = (_amounts(found[group]) for group in ("asked", "used", "limit"))
-    scale = [f"{name}: {limit[name]}" for name in asked if name in limit]
     never = [name for name in asked if name in limit and number(asked[name]) > number(limit[name])]
     wanted = ", ".join(f"{name} {amount(name, asked[name])}" for name in never or asked)
-    allowed = ", ".join(
-        f"{name} {amount(name, limit[name])}" for name in never or asked if name in limit
-    )
+    kinds = [name.removeprefix("count/") for name in asked if name.startswith("count/")]
+    quota = f"quota {found['name']!r}"
     if never and all(name.startswith("count/") or name == "pods" for name in never):
-        kinds = ", ".join(name.removeprefix("count/") for name in never)
-        words = f"quota {found['name']!r} allows no further {kinds} in the namespace"
-        return Finding(
-            reason=Reason.QUOTA,
-            message=f"{words} ({', '.join(scale)})",
-            advice="have the quota raised, or use another namespace",
-            outlook=Outlook.FINAL,
-        )
+        names = ", ".join(name.removeprefix("count/") for name in never)
+        scale = ", ".join(f"{name}: {limit[name]}" for name in asked if name in limit)
+        words = f"{quota} allows no further {names} in the namespace ({scale})"
+        advice = "have the quota raised, or use another namespace"
+        return pending(words, advice, Reason.QUOTA, _FINAL)
     if never:
-        return Finding(
-            reason=Reason.QUOTA,
-            message=f"quota {found['name']!r} allows {allowed}, the pod asks for {wanted}: "
-            "it can never fit",
-            advice="ask for less, or have the quota raised",
-            outlook=Outlook.FINAL,
-        )
+        allowed = ", ".join(f"{name} {amount(name, limit[name])}" for name in never)
+        words = f"{quota} allows {allowed}, the pod asks for {wanted}: it can never fit"
+        return pending(words, "ask for less, or have the quota raised", Reason.QUOTA, _FINAL)
     advice = "wait for other work to end, or have the quota raised"
-    if objects := [name for name in asked if name.startswith("count/")]:
-        kind = objects[0].removeprefix("count/").partition(".")[0]
+    if kinds:
+        kind = kinds[0].partition(".")[0]
         advice = f"delete finished {kind} (kubectl delete {kind} NAME), or have the quota raised"
     taken = ", ".join(
         f"{name} {amount(name, used.get(name, '?'))} of {amount(name, limit.get(name, '?'))}"
         for name in asked
     )
-    return Finding(
-        reason=Reason.QUOTA,
-        message=f"quota {found['name']!r} is used up ({taken}), {wanted} more is needed: "
-        "it is tried again",
-        advice=advice,
-        outlook=Outlook.OPEN,
-    )
+    words = f"{quota} is used up ({taken}), {wanted} more is needed: it is tried again"
+    return pending(words, advice, Reason.QUOTA)
 
 
 def _amounts(text: str) -> dict[str, str]:
@@ -86,60 +75,48 @@ def _amounts(text: str) -> dict[str, str]:
     return {name: amount for name, _, amount in pairs if amount}
 
 
-def _unset(found: re.Match[str]) -> Finding:
+def _unset(found: re.Match[str]) -> Diagnosis:
     each = re.findall(r"([^\s;]+) for: [^;]*", found["what"]) or found["what"].split(",")
     names = ", ".join(part.strip() for one in each for part in str(one).split(","))
-    return Finding(
-        reason=Reason.QUOTA,
-        message=f"quota {found['name']!r} needs {names} stated on every pod, and it is not",
-        advice="set it: memory= and cpu= of the function do",
-        outlook=Outlook.FINAL,
-    )
+    words = f"quota {found['name']!r} needs {names} stated on every pod, and it is not"
+    return pending(words, "set it: memory= and cpu= of the function do", Reason.QUOTA, _FINAL)
 
 
-def _range(found: re.Match[str]) -> Finding:
+def _range(found: re.Match[str]) -> Diagnosis:
     """All that is out of the range: a LimitRange tells every one of them."""
     told = list(dict.fromkeys(_bound(one) for one in _RANGE.finditer(found.string)))
     told += [one_line(one[0]) for one in _RATIO.finditer(found.string)]
     more = {one["bound"] == "minimum" for one in _RANGE.finditer(found.string)}
     ask = "what it allows" if len(more) > 1 else "more" if more == {True} else "less"
-    return Finding(
-        reason=Reason.REFUSED,
-        message=f"the namespace allows {'; '.join(told)}",
-        advice=f"ask for {ask}, or have the LimitRange changed",
-        outlook=Outlook.FINAL,
-    )
+    words = f"the namespace allows {'; '.join(told)}"
+    return pending(words, f"ask for {ask}, or have the LimitRange changed", Reason.REFUSED, _FINAL)
 
 
 def _bound(found: re.Match[str]) -> str:
     most = "at most" if found["bound"] == "maximum" else "at least"
     asked = f", {found['asked']} is asked" if found["asked"] else ", and none is stated"
-    scope = found["scope"].lower()
-    return f"{most} {found['limit']} of {found['resource']} a {scope}{asked}"
+    return f"{most} {found['limit']} of {found['resource']} a {found['scope'].lower()}{asked}"
 
 
-def _unreachable(found: re.Match[str]) -> Finding:
+def _unreachable(found: re.Match[str]) -> Diagnosis:
     causes = [part.strip() for part in (found["what"] or "").split(": ") if part.strip()]
     why = f" ({one_line(': '.join(causes[-2:]), 160)})" if causes else ""
-    return Finding(
-        reason=Reason.REFUSED,
-        message=f"admission webhook {found['name']!r} of the cluster cannot be reached{why}, so "
-        "nothing can be created; nothing is wrong with the job",
-        advice="tell the cluster's administrator; it is tried again by itself",
-        outlook=Outlook.BLOCKED,
+    return pending(
+        f"admission webhook {found['name']!r} of the cluster cannot be reached{why}, so nothing "
+        "can be created; nothing is wrong with the job",
+        "tell the cluster's administrator; it is tried again by itself",
+        Reason.REFUSED,
+        Outlook.BLOCKED,
     )
 
 
-def _autopilot(found: re.Match[str]) -> Finding:
+def _autopilot(found: re.Match[str]) -> Diagnosis:
     """Documents: GKE, 'Autopilot security capabilities': constraints and what violates them."""
     told = re.findall(r'\["([^\]]+?)"\]', found["what"])
     said = one_line("; ".join(told) or found["what"], 600)
-    return Finding(
-        reason=Reason.REFUSED,
-        message=f"the policy of GKE ('GKE Warden', of Autopilot) refuses the pod: {said}",
-        advice="take out what it names, or use a Standard cluster or node pool",
-        outlook=Outlook.FINAL,
-    )
+    words = f"the policy of GKE ('GKE Warden', of Autopilot) refuses the pod: {said}"
+    advice = "take out what it names, or use a Standard cluster or node pool"
+    return pending(words, advice, Reason.REFUSED, _FINAL)
 
 
 _RULES = (
@@ -155,14 +132,14 @@ _RULES = (
         "the namespace's LimitRange refuses the pod: {all}",
         "bring request and limit closer together",
         Reason.REFUSED,
-        Outlook.FINAL,
+        _FINAL,
     ),
     Rule(
         r'violates PodSecurity "(?P<level>[^":]+)[^"]*": (?P<what>.*)',
         "the namespace enforces Pod Security {level!r}, which refuses the pod: {what}",
         "set or remove the fields that it names, or use a namespace that allows them",
         Reason.REFUSED,
-        Outlook.FINAL,
+        _FINAL,
     ),
     Rule(
         r"insufficient quota to match these scopes: (?P<what>.*)",
@@ -170,7 +147,7 @@ _RULES = (
         "these scopes: {what}",
         "use another priority class, or have a quota made for it",
         Reason.QUOTA,
-        Outlook.FINAL,
+        _FINAL,
     ),
     Rule(
         r'namespaces? "(?P<name>[^"]+)" not found',
@@ -196,30 +173,23 @@ _RULES = (
         "Binary Authorization refuses the image: {what}",
         "use an image of a registry that the policy allows, or have it attested",
         Reason.REFUSED,
-        Outlook.FINAL,
+        _FINAL,
     ),
     Rule(r"GKE Warden rejected the request(?P<what>.*)", judge=_autopilot),
     Rule(
-        r'admission webhook "(?P<name>[^"]+)" denied the request(?: without explanation|: )?'
-        r"(?P<what>.*)",
-        "the cluster's policy {name!r} refuses it: {what}",
+        r"(?:admission webhook \"(?P<name>[^\"]+)\" denied the request(?: without explanation|: )?"
+        r"|ValidatingAdmissionPolicy '(?P<policy>[^']+)'[^:]* denied request: )(?P<what>.*)",
+        "the cluster's policy '{name}{policy}' refuses it: {what}",
         "change the job as the policy says, or ask the cluster's administrator",
         Reason.REFUSED,
-        Outlook.FINAL,
-    ),
-    Rule(
-        r"ValidatingAdmissionPolicy '(?P<name>[^']+)'[^:]* denied request: (?P<what>.*)",
-        "the cluster's policy {name!r} refuses it: {what}",
-        "change the job as the policy says, or ask the cluster's administrator",
-        Reason.REFUSED,
-        Outlook.FINAL,
+        _FINAL,
     ),
     Rule(
         r"in namespace (?P<name>\S+) because it is being terminated",
         "the namespace {name} is being deleted, with all in it",
         "submit again in another namespace",
         Reason.CANCELLED,
-        Outlook.FINAL,
+        _FINAL,
     ),
     Rule(
         r"(?P<field>spec\.\S*resources\.limits): Required value: Limit must be set",
@@ -227,14 +197,14 @@ _RULES = (
         "limit",
         "name the accelerator in the limits, equal to the requests",
         Reason.REFUSED,
-        Outlook.FINAL,
+        _FINAL,
     ),
     Rule(
         r'"[^"]*" is invalid: (?P<what>.*)',
         "Kubernetes refuses the specification: {what}",
         "correct the named field",
         Reason.REFUSED,
-        Outlook.FINAL,
+        _FINAL,
     ),
     Rule(
         r'User "(?P<who>[^"]+)" cannot (?P<verb>\w+) resource "(?P<what>[^"]+)"',

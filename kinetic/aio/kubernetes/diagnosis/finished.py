@@ -6,94 +6,58 @@ last version counts when they are there no more.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import replace
 
-from kinetic.aio.kubernetes.diagnosis.documents import Document, condition, part, parts, uid
-from kinetic.aio.kubernetes.diagnosis.ending import (
-    answered,
-    disrupted,
-    ending,
-    has_ended,
-    lost_node,
-    ran,
-    removal,
-)
+from kinetic.aio.kubernetes.diagnosis.documents import Document, condition, part, parts
+from kinetic.aio.kubernetes.diagnosis.ending import ending, lost_node, removal
 from kinetic.aio.kubernetes.diagnosis.held import held_back
+from kinetic.aio.kubernetes.diagnosis.pods import Pod
+from kinetic.aio.kubernetes.diagnosis.rules import Rule
 from kinetic.aio.kubernetes.diagnosis.starting import obstacle
 from kinetic.aio.kubernetes.diagnosis.traces import ended_unseen, fell_again, never_began
-from kinetic.aio.kubernetes.diagnosis.verdict import Diagnosis, Outlook, Seen
+from kinetic.aio.kubernetes.diagnosis.verdict import Diagnosis, Outlook, Seen, pending, running
 from kinetic.aio.ports import Phase
 from kinetic.job_status import JobStatus, Reason
 
-__all__ = [
-    "being_deleted",
-    "failed",
-    "gone",
-    "index_of",
-    "of_indexes",
-    "past",
-    "succeeded",
-    "swept",
-]
+__all__ = ["being_deleted", "failed", "gone", "of_indexes", "past", "succeeded"]
 
 
-def past(seen: Seen, pod: Document) -> Diagnosis:
+def past(pod: Pod) -> Diagnosis:
     """How a pod ended that has ended or is there no more."""
-    if has_ended(pod):
-        last = ending(seen, pod)
-        if last.reason is Reason.LOST and swept(pod) and not ran(pod):
-            return _never_started(seen, pod, last)
-        if last.reason is not Reason.DEADLINE or ran(pod):
-            return last
-        held = obstacle(seen, pod)
-        words = f"{last.message} before the program ever ran: {held.message}"
-        return replace(
-            last, reason=held.reason or last.reason, message=words, advice=_too_late(held)
-        )
-    why = removal(seen, pod)
-    if _without_node(seen, pod) and (why is None or why.reason is Reason.LOST):
-        why = lost_node(
-            "the node was removed from the cluster under the pod; what the program did is unknown"
-        )
-    words = why.message if why else "the pod is gone, and how its program ended was not seen"
-    told = Diagnosis(
-        status=JobStatus.FAILED,
-        phase=Phase.ENDED,
-        reason=why.reason if why else Reason.LOST,
-        executor=uid(pod),
-        message=words,
-        advice=why.advice if why else "run it again",
-        outlook=Outlook.FINAL,
-    )
-    swept_early = told.reason is Reason.LOST and swept(pod) and not ran(pod)
-    return _never_started(seen, pod, told) if swept_early else told
-
-
-def _never_started(seen: Seen, pod: Document, last: Diagnosis) -> Diagnosis:
-    """A pod that was deleted while something kept it from starting: that would do so again."""
-    held = obstacle(seen, pod)
-    if held.reason is None or held.outlook is Outlook.OPEN:
+    if pod.ended:
+        last = ending(pod)
+    else:
+        why = removal(pod)
+        if pod.without_node and (why is None or why.reason is Reason.LOST):
+            why = lost_node()
+        unknown = "the pod is gone, and how its program ended was not seen"
+        last = (why or pending(unknown, "run it again", Reason.LOST)).failed(pod.uid)
+    if pod.ran:
         return last
-    return replace(
-        last, message=f"{last.message}; until then {held.message}", advice=_too_late(held)
-    )
+    if last.reason is Reason.LOST and pod.swept:
+        held = obstacle(pod)  # what kept it from starting would do so again
+        if held.reason is None or held.outlook is Outlook.OPEN:
+            return last
+        words = f"{last.message}; until then {held.message}"
+        return replace(last, message=words, advice=_too_late(held))
+    if last.reason is Reason.DEADLINE and pod.ended:
+        held = obstacle(pod)
+        words = f"{last.message} before the program ever ran: {held.message}"
+        why_not = held.reason or last.reason
+        return replace(last, reason=why_not, message=words, advice=_too_late(held))
+    return last
 
 
-def _without_node(seen: Seen, pod: Document) -> bool:
-    """Whether its node is there no more; a node that was never seen may be a new one."""
-    name = part(pod, "spec").get("nodeName")
-    there = {part(one, "metadata").get("name") for one in seen.nodes or ()}
-    return bool(name and there) and name not in there
+def _too_late(held: Diagnosis) -> str:
+    """What to do about what *held* a Job back whose time is over: nothing is tried again."""
+    if held.outlook is Outlook.OPEN or not held.advice:
+        return "give it more time (timeout=)"
+    return f"{held.advice.partition(';')[0]}, then submit it again"
 
 
-def index_of(pod: Document) -> int | None:
-    """The pod's index in its Job, if it has one."""
-    metadata: Document = part(pod, "metadata")
-    key = "batch.kubernetes.io/job-completion-index"
-    text = str({**part(metadata, "labels"), **part(metadata, "annotations")}.get(key))
-    return int(text) if text.isdecimal() else None
+_SHOWN = 5
+"""Of many indexes so many are named."""
 
 
 def _indexes(text: object) -> list[int]:
@@ -107,12 +71,8 @@ def _indexes(text: object) -> list[int]:
 
 
 def _listed(numbers: Sequence[int]) -> str:
-    *first, last = [str(one) for one in numbers] or [""]
-    return f"{', '.join(first)} and {last}" if first else last
-
-
-_SHOWN = 5
-"""Of many indexes so many are named."""
+    *others, last = [str(one) for one in numbers] or [""]
+    return f"{', '.join(others)} and {last}" if others else last
 
 
 def _named(indexes: Sequence[int]) -> str:
@@ -120,242 +80,190 @@ def _named(indexes: Sequence[int]) -> str:
     return told + (f" and {len(indexes) - _SHOWN} others" if len(indexes) > _SHOWN else "")
 
 
-def _many(job: Document) -> bool:
-    return (part(job, "spec").get("completions") or 1) > 1
+def _pods(seen: Seen) -> list[Pod]:
+    return [Pod(one, seen) for one in (*seen.gone, *seen.pods)]
 
 
 def succeeded(seen: Seen, done: Document) -> Diagnosis:
     """Judge a Job whose success is certain: *done* is the condition that says so."""
-    job = seen.any_job
-    verdicts = [(pod, past(seen, pod)) for pod in (*seen.gone, *seen.pods) if has_ended(pod)]
-    good = [one for _, one in verdicts if one.status is JobStatus.SUCCEEDED]
-    spec: Document = part(job, "spec")
-    complete = _indexes(part(job, "status").get("completedIndexes"))
-    message = good[-1].message if good and not _many(job) else "succeeded"
+    pods = _pods(seen)
+    verdicts = [past(pod) for pod in pods if pod.ended]
+    good = [one for one in verdicts if one.status is JobStatus.SUCCEEDED]
+    bad = [one for one in verdicts if one.status is JobStatus.FAILED]
+    several = seen.completions > 1
+    message = good[-1].message if good and not several else "succeeded"
     if done.get("reason") == "SuccessPolicy":
-        others = [one for one in range(spec.get("completions") or 0) if one not in complete]
+        complete = _indexes(seen.status.get("completedIndexes"))
+        others = [one for one in range(seen.completions) if one not in complete]
         stopped = f", index {_listed(others)} was stopped (it did not fail)" if others else ""
         message = f"succeeded: index {_listed(complete)} was enough{stopped}"
-    elif _many(job):
-        message = f"succeeded, all {spec['completions']} indexes"
-    elif good and (bad := [one for _, one in verdicts if one.status is JobStatus.FAILED]):
+    elif several:
+        message = f"succeeded, all {seen.completions} indexes"
+    elif good and bad:
         starts = "1 failed attempt" if len(bad) == 1 else f"{len(bad)} failed attempts"
         message = f"{message}, after {starts} (the last: {bad[-1].message})"
-    if condition(job, "Suspended", "False") is not None:
+    if condition(seen.any_job, "Suspended", "False") is not None:
         message = f"was suspended and resumed; {message}"
     if not seen.pods:
         message += "; its pod and log were removed since, which is no loss of the job"
+    # The pod that must have succeeded may be told later than its Job: the last, of one.
+    late = [pod.uid for pod in pods if not pod.ended and not several]
     return Diagnosis(
         status=JobStatus.SUCCEEDED,
         phase=Phase.ENDED,
         exit_code=0,
-        executor=good[-1].executor if good else _unheard(seen),
+        executor=good[-1].executor if good else next(reversed(late), ""),
         message=message,
         outlook=Outlook.FINAL,
     )
 
 
-def _unheard(seen: Seen) -> str:
-    """The pod that must have succeeded, though its own end is yet to be told: the last, of one."""
-    late = [pod for pod in (*seen.gone, *seen.pods) if not has_ended(pod)]
-    return uid(late[-1]) if late and not _many(seen.any_job) else ""
-
-
 def failed(seen: Seen, target: Document) -> Diagnosis:
     """Judge a Job whose failure is certain: *target* is the condition that says so."""
     cause = _cause(seen, target)
-    alive = [pod for pod in seen.pods if not has_ended(pod)]
+    alive = [pod for one in seen.pods if not (pod := Pod(one, seen)).ended]
     if not alive:
         return cause
-    running = any(ran(pod) for pod in alive)
+    now = running("") if any(pod.ran for pod in alive) else pending("")
     return replace(  # what is being stopped may still commit what it has done
         cause,
-        status=JobStatus.RUNNING if running else JobStatus.PENDING,
-        phase=Phase.RUNNING if running else Phase.PENDING,
+        status=now.status,
+        phase=now.phase,
         message=f"is being stopped: {cause.message}",
         outlook=Outlook.OPEN,
     )
 
 
 def _cause(seen: Seen, target: Document) -> Diagnosis:
-    if _ending_namespace(seen):
-        return _cancelled(f"the namespace {_namespace(seen)!r} was deleted, with the Job in it")
-    if target.get("reason") == "DeadlineExceeded":
+    why = target.get("reason")
+    if (ending_namespace := _with_namespace(seen)) is not None:
+        return ending_namespace
+    if why == "DeadlineExceeded":
         return _out_of_time(seen)
-    left = [_as_it_fell(pod) for pod in seen.gone]
-    pods = [*left, *(pod for pod in seen.pods if has_ended(pod))]
-    bad = [(pod, one) for pod in pods if (one := past(seen, pod)).status is JobStatus.FAILED]
-    wanted = _indexes(part(seen.any_job, "status").get("failedIndexes"))
-    own = [pair for pair in bad if index_of(pair[0]) in wanted] if wanted else []
-    own = own or [pair for pair in bad if not swept(pair[0])] or bad
-    own = own or [(pod, one) for pod in seen.pods if (one := ending(seen, pod)).exit_code]
-    own = own or [(pod, _stopped_well(seen, pod)) for pod in pods if answered(pod)]
-    if not own:  # the last pod is on its way out, and that is what its Job failed of
-        leaving = [pod for pod in seen.pods if part(pod, "metadata").get("deletionTimestamp")]
-        own = [(pod, past(seen, pod)) for pod in leaving]
+    own = _failures(seen)
     if not own:
         trace = ended_unseen(seen)
-        return ending(seen, trace) if trace is not None else _unseen(seen, target)
-    own.sort(key=lambda pair: str(part(pair[0], "metadata").get("creationTimestamp") or ""))
-    last = own[-1][1]
-    if _many(seen.any_job):
-        return replace(last, message=of_indexes(seen.any_job, target, own))
+        return ending(trace) if trace is not None else _unseen(seen, target)
+    own.sort(key=lambda pair: str(pair[0].metadata.get("creationTimestamp") or ""))
+    last_pod, last = own[-1]
     code = last.exit_code
-    if target.get("reason") == "PodFailurePolicy":
+    if seen.completions > 1:
+        return replace(last, message=of_indexes(seen.any_job, target, own))
+    if why == "PodFailurePolicy":
         means = f"exit code {code} means" if code else "by its policy that means"
         if "has condition" in str(target.get("message")):
             means = "by the Job's policy that means"
-        means += " 'do not retry', so the Job failed at once"
-        return replace(last, message=f"{last.message}; {means}")
-    if starts := _starts(own[-1][0]):
-        return replace(last, message=f"failed in each of {starts} starts; the last: {last.message}")
-    tries = len(own)
-    if tries > 1:
+        words = f"{last.message}; {means} 'do not retry', so the Job failed at once"
+        return replace(last, message=words)
+    if last_pod.starts:
+        each = f"failed in each of {last_pod.starts} starts"
+    elif len(own) > 1:
         same = {one.exit_code for _, one in own} == {code} and code is not None
-        each = f", each with exit code {code}" if same else ""
-        return replace(last, message=f"failed in {tries} attempts{each}; the last: {last.message}")
-    return last
+        each = f"failed in {len(own)} attempts{f', each with exit code {code}' if same else ''}"
+    else:
+        return last
+    return replace(last, message=f"{each}; the last: {last.message}")
 
 
-def _stopped_well(seen: Seen, pod: Document) -> Diagnosis:
-    """A program that answered a deletion with exit code 0, which its Job counts as a failure."""
-    why = removal(seen, pod)
-    return replace(
-        ending(seen, pod),
-        status=JobStatus.FAILED,
-        reason=why.reason if why else Reason.LOST,
-        message=why.message if why else "somebody deleted the pod while it ran",
-        advice=why.advice if why else "run it again",
+def _failures(seen: Seen) -> list[tuple[Pod, Diagnosis]]:
+    """The pods that the Job failed of, by the strongest evidence that there is of any."""
+    gone = [_as_it_fell(Pod(one, seen)) for one in seen.gone]
+    there = [Pod(one, seen) for one in seen.pods]
+    pods = [*gone, *(pod for pod in there if pod.ended)]
+    bad = [(pod, one) for pod in pods if (one := past(pod)).status is JobStatus.FAILED]
+    wanted = _indexes(seen.status.get("failedIndexes"))
+    return (
+        [pair for pair in bad if pair[0].index in wanted]
+        or [pair for pair in bad if not pair[0].swept]
+        or bad
+        or [(pod, one) for pod in there if (one := ending(pod)).exit_code]
+        or [(pod, _stopped_well(pod)) for pod in pods if pod.answered]
+        # The last pod is on its way out, and that is what its Job failed of.
+        or [(pod, past(pod)) for pod in there if pod.leaving]
     )
 
 
-def _as_it_fell(pod: Document) -> Document:
+def _stopped_well(pod: Pod) -> Diagnosis:
+    """A program that answered a deletion with exit code 0, which its Job counts as a failure."""
+    why = removal(pod)
+    deleted = pending("somebody deleted the pod while it ran", "run it again", Reason.LOST)
+    return (why or deleted).failed(pod.uid, ending(pod).exit_code)
+
+
+def _as_it_fell(pod: Pod) -> Pod:
     """A pod that its failed Job deleted while its program ran again: as the start before ended."""
-    if has_ended(pod) or not part(pod, "metadata").get("deletionTimestamp") or not _starts(pod):
+    if pod.ended or not pod.leaving or not pod.starts:
         return pod
     statuses = [
         {**one, "state": one.get("lastState") or one.get("state")}
-        for one in parts(part(pod, "status"), "containerStatuses")
+        for one in parts(pod.status, "containerStatuses")
     ]
-    metadata = {**part(pod, "metadata"), "deletionTimestamp": None}
-    status = {**part(pod, "status"), "phase": "Failed", "containerStatuses": statuses}
-    return {**pod, "metadata": metadata, "status": status}
-
-
-def _starts(pod: Document) -> int:
-    """How often its program was started, if its failure did not end the pod."""
-    if part(pod, "spec").get("restartPolicy") == "Never":
-        return 0
-    statuses = parts(part(pod, "status"), "containerStatuses")
-    restarts = max((int(one.get("restartCount") or 0) for one in statuses), default=0)
-    return restarts + 1 if restarts else 0
-
-
-def swept(pod: Document) -> bool:
-    """Whether the pod was stopped because of others: by its Job, or by hand."""
-    deleted = part(pod, "metadata").get("deletionTimestamp")
-    statuses = parts(part(pod, "status"), "containerStatuses")
-    ends = [part(part(one, "state"), "terminated") for one in statuses]
-    by_signal = all(
-        one.get("exitCode") in (None, 0, 137, 143) and one.get("reason") != "OOMKilled"
-        for one in ends
-    )
-    return bool(deleted) and (by_signal or answered(pod)) and not disrupted(pod)
+    metadata = {**pod.metadata, "deletionTimestamp": None}
+    status = {**pod.status, "phase": "Failed", "containerStatuses": statuses}
+    return Pod({**pod.document, "metadata": metadata, "status": status}, pod.seen)
 
 
 def _unseen(seen: Seen, target: Document) -> Diagnosis:
     """No pod was seen: what is left is the Job's own word."""
-    if target.get("reason") == "BackoffLimitExceeded" and fell_again(seen):
-        return Diagnosis(
-            status=JobStatus.FAILED,
-            phase=Phase.ENDED,
-            reason=Reason.USER_ERROR,
-            message="the program failed each time it was started; the pod is gone, and its exit "
-            "code with it",
-            advice="see its log, if one was kept",
-            outlook=Outlook.FINAL,
-        )
-    said = str(target.get("message") or "")
-    code = re.search(r"exit code (\d+)", said)
-    policy = target.get("reason") == "PodFailurePolicy" and code is not None
-    words = (
-        f"the program ended with exit code {code[1]}, which means 'do not retry'"
-        if policy and code is not None
-        else f"the Job failed ({target.get('reason')}), and its pods are gone"
-    )
-    return Diagnosis(
-        status=JobStatus.FAILED,
-        phase=Phase.ENDED,
-        reason=Reason.USER_ERROR if policy else Reason.LOST,
-        exit_code=int(code[1]) if code is not None else None,
-        message=words,
-        advice="see its log, if one was kept",
-        outlook=Outlook.FINAL,
-    )
+    advice, why = "see its log, if one was kept", target.get("reason")
+    if why == "BackoffLimitExceeded" and fell_again(seen):
+        return pending(
+            "the program failed each time it was started; the pod is gone, and its exit code with "
+            "it",
+            advice,
+            Reason.USER_ERROR,
+        ).failed()
+    code = _CODE.apply(str(target.get("message") or ""), {})
+    exit_code = int(code.message) if code is not None else None
+    if why == "PodFailurePolicy" and exit_code is not None:
+        words = f"the program ended with exit code {exit_code}, which means 'do not retry'"
+        return pending(words, advice, Reason.USER_ERROR).failed(exit_code=exit_code)
+    words = f"the Job failed ({why}), and its pods are gone"
+    return pending(words, advice, Reason.LOST).failed(exit_code=exit_code)
+
+
+_CODE = Rule(r"exit code (?P<code>\d+)", "{code}")
 
 
 def _out_of_time(seen: Seen) -> Diagnosis:
-    limit = part(seen.any_job, "spec").get("activeDeadlineSeconds")
+    limit = seen.spec.get("activeDeadlineSeconds")
     message = f"the Job's time limit{f' of {limit} s' if limit else ''} passed"
-    pods = [*seen.gone, *seen.pods]
-    last = past(seen, pods[-1]) if pods else None
-    advice = "give it more time (timeout=)"
-    reason = Reason.DEADLINE
-    trace = never_began(seen) if not pods else None
-    if not pods and (held := held_back(seen)).reason is not None:
-        message += f" before any pod could be made: {held.message}"
-        advice, reason = _too_late(held), held.reason or reason
-    elif trace is not None:
-        asked = part(trace, "spec").get("containers")  # else the nodes do not tell either
-        held = obstacle(seen if asked else replace(seen, nodes=None), trace)
-        message += f" before the program ever ran: {held.message}"
-        advice, reason = _too_late(held), held.reason or reason
-    elif pods and not any(ran(pod) for pod in pods):
-        held = obstacle(seen, pods[-1])
-        message += f" before the program ever ran: {held.message}"
-        advice, reason = _too_late(held), held.reason or reason
-    elif pods and not ran(pods[-1]):
-        message += f" while a new pod waited: {obstacle(seen, pods[-1]).message}"
-    elif pods and (ends := _own_ends(seen, pods)):
-        message += f"; {len(ends)} of its starts had failed by then, the last: {ends[-1].message}"
+    advice, reason = "give it more time (timeout=)", Reason.DEADLINE
+    pods = _pods(seen)
+    last = past(pods[-1]) if pods else pending("")
+    if not any(pod.ran for pod in pods):
+        before = "before any pod could be made"
+        held = held_back(seen)
+        if awaited := pods[-1] if pods else never_began(seen) if held.reason is None else None:
+            held, before = obstacle(awaited), "before the program ever ran"
+        if pods or held.reason is not None or before.endswith("ran"):
+            message += f" {before}: {held.message}"
+            advice, reason = _too_late(held), held.reason or reason
+        else:
+            message += "; the program was stopped"
+    elif not pods[-1].ran:
+        message += f" while a new pod waited: {obstacle(pods[-1]).message}"
+    elif own := [one for pod in pods if (one := _own_end(pod)) is not None]:
+        message += f"; {len(own)} of its starts had failed by then, the last: {own[-1].message}"
     else:
         message += "; the program was stopped"
-        if last is not None and last.exit_code == 137:
+        if last.exit_code == 137:
             message += ": it did not react to SIGTERM and was killed after its grace"
-    return Diagnosis(
-        status=JobStatus.FAILED,
-        phase=Phase.ENDED,
-        reason=reason,
-        exit_code=last.exit_code if last is not None else None,
-        executor=last.executor if last is not None else "",
-        message=message,
-        advice=advice,
-        outlook=Outlook.FINAL,
-    )
+    return pending(message, advice, reason).failed(last.executor, last.exit_code)
 
 
-def _too_late(held: Diagnosis) -> str:
-    """What to do about what *held* a Job back whose time is over: nothing is tried again."""
-    if held.outlook is Outlook.OPEN or not held.advice:
-        return "give it more time (timeout=)"
-    return f"{held.advice.partition(';')[0]}, then submit it again"
+def _own_end(pod: Pod) -> Diagnosis | None:
+    """A failure of the program before the one that the end of its time made."""
+    found = ending(pod) if pod.ended and not pod.swept else None
+    return found if found is not None and found.status is JobStatus.FAILED else None
 
 
-def _own_ends(seen: Seen, pods: Sequence[Document]) -> list[Diagnosis]:
-    """Failures of the program before the one that the end of its time made."""
-    ended = [pod for pod in pods if has_ended(pod) and not swept(pod)]
-    return [one for pod in ended if (one := ending(seen, pod)).status is JobStatus.FAILED]
-
-
-def of_indexes(job: Document, target: Document, bad: Sequence[tuple[Document, Diagnosis]]) -> str:
+def of_indexes(job: Document, target: Document, bad: Sequence[tuple[Pod, Diagnosis]]) -> str:
     """Which indexes of a Job failed, and what of the others."""
-    status: Document = part(job, "status")
-    spec: Document = part(job, "spec")
-    failures, complete = (
-        _indexes(status.get("failedIndexes")),
-        _indexes(status.get("completedIndexes")),
-    )
-    told = {index_of(pod): one.message for pod, one in bad}
+    status, spec = part(job, "status"), part(job, "spec")
+    failures = _indexes(status.get("failedIndexes"))
+    complete = _indexes(status.get("completedIndexes"))
+    told = {pod.index: one.message for pod, one in bad}
     causes = {one: [index for index in failures if told.get(index) == one] for one in told.values()}
     unknown = [index for index in failures if index not in told]
     words = "; ".join(f"{_named(of)} failed for good: {one}" for one, of in causes.items() if of)
@@ -363,70 +271,59 @@ def of_indexes(job: Document, target: Document, bad: Sequence[tuple[Document, Di
     words = words or f"failed in {len(bad)} attempts; the last: {bad[-1][1].message}"
     if complete:
         words += f"; {_listed(complete)} succeeded"
-    others = [
-        one for one in range(spec.get("completions") or 0) if one not in (*failures, *complete)
-    ]
-    if target.get("reason") == "MaxFailedIndexesExceeded":
-        most = spec.get("maxFailedIndexes")
-        stopped = f"; {_named(others)} did not come to an end" if others else ""
-        words = f"more than {most} of the indexes failed, so the Job was stopped{stopped}; {words}"
-    return words
+    if target.get("reason") != "MaxFailedIndexesExceeded":
+        return words
+    every = range(spec.get("completions") or 0)
+    others = [one for one in every if one not in (*failures, *complete)]
+    stopped = f"; {_named(others)} did not come to an end" if others else ""
+    most = spec.get("maxFailedIndexes")
+    return f"more than {most} of the indexes failed, so the Job was stopped{stopped}; {words}"
 
 
 def _cancelled(
-    message: str,
-    *,
-    phase: Phase = Phase.ENDED,
-    status: JobStatus = JobStatus.NOT_FOUND,
-    executor: str = "",
-    exit_code: int | None = None,
-    advice: str = "submit again if that was not meant",
+    message: str, phase: Phase = Phase.ENDED, executor: str = "", exit_code: int | None = None
 ) -> Diagnosis:
-    ended = phase in (Phase.ENDED, Phase.GONE)
+    over = phase in (Phase.ENDED, Phase.GONE)
     return Diagnosis(
-        status=status,
+        status=JobStatus.NOT_FOUND,
         phase=phase,
         reason=Reason.CANCELLED,
         exit_code=exit_code,
         executor=executor,
         message=message,
-        advice=advice,
-        outlook=Outlook.FINAL if ended else Outlook.OPEN,
+        advice="submit again if that was not meant",
+        outlook=Outlook.FINAL if over else Outlook.OPEN,
     )
 
 
-def _namespace(seen: Seen) -> str:
-    metadata: Document = part(seen.any_job, "metadata")
-    return str(metadata.get("namespace") or "")
-
-
-def _ending_namespace(seen: Seen) -> bool:
-    namespace = seen.namespace
-    phase = part(namespace, "status").get("phase")
-    return phase == "Terminating" or bool(part(namespace, "metadata").get("deletionTimestamp"))
+def _with_namespace(seen: Seen) -> Diagnosis | None:
+    """The end of a Job whose namespace ends."""
+    going = part(seen.namespace, "metadata").get("deletionTimestamp")
+    if not going and part(seen.namespace, "status").get("phase") != "Terminating":
+        return None
+    name = str(part(seen.any_job, "metadata").get("namespace") or "")
+    return _cancelled(f"the namespace {name!r} was deleted, with the Job in it")
 
 
 def being_deleted(seen: Seen) -> Diagnosis:
     """Judge a Job that is on its way out before it was over."""
-    alive = [pod for pod in seen.pods if not has_ended(pod)]
+    alive = [pod for one in seen.pods if not (pod := Pod(one, seen)).ended]
     if seen.pods and not alive:
         return replace(_deleted(replace(seen, gone=seen.pods)), phase=Phase.ENDED)
-    running = any(ran(pod) for pod in alive)
+    now = running("") if any(pod.ran for pod in alive) else pending("")
     finalizers = parts(part(seen.any_job, "metadata"), "finalizers")
     stays = ", its pods stay" if "orphan" in finalizers else ", as soon as its pods are gone"
-    return _cancelled(
-        f"the Job is being deleted by somebody{stays}",
-        phase=Phase.RUNNING if running else Phase.PENDING,
-        status=JobStatus.RUNNING if running else JobStatus.PENDING,
-        executor=uid(alive[-1]) if alive else "",
-    )
+    words = f"the Job is being deleted by somebody{stays}"
+    executor = alive[-1].uid if alive else ""
+    return replace(_cancelled(words, now.phase, executor), status=now.status)
 
 
 def gone(seen: Seen) -> Diagnosis:
     """Judge a Job that is not there: removed after its end, deleted, or never made."""
     if seen.pods:
-        return _orphan(seen, seen.pods[-1])
-    if not seen.any_job and not seen.gone:
+        return _orphan(Pod(seen.pods[-1], seen))
+    job = seen.any_job
+    if not job and not seen.gone:
         name = f" {seen.job_name!r}" if seen.job_name else ""
         return Diagnosis(
             status=JobStatus.NOT_FOUND,
@@ -434,78 +331,54 @@ def gone(seen: Seen) -> Diagnosis:
             message=f"there is no Job{name}",
             outlook=Outlook.FINAL,
         )
-    job = seen.any_job
-    if done := condition(job, "Complete") or condition(job, "SuccessCriteriaMet"):
-        before = succeeded(replace(seen, pods=seen.gone), done)
-        return replace(
-            before,
-            phase=Phase.GONE,
-            message=f"{before.message}; {_removed(job)}, which is not a loss",
-        )
-    if target := condition(job, "Failed") or condition(job, "FailureTarget"):
-        before = _cause(seen, target)
-        all_swept = all(swept(pod) for pod in seen.gone) and bool(seen.gone)
-        if before.reason is not Reason.LOST or not all_swept:
-            return replace(
-                before, phase=Phase.GONE, message=f"{before.message}; {_removed(job)} since"
-            )
-        words = f"the whole namespace {_namespace(seen)!r} was deleted with the Job in it"
-        return _cancelled(f"{words}, or first its pod and then the Job", phase=Phase.GONE)
-    return _deleted(seen)
-
-
-def _removed(job: Document) -> str:
-    ttl = part(job, "spec").get("ttlSecondsAfterFinished")
-    return (
+    ttl = seen.spec.get("ttlSecondsAfterFinished")
+    removed = (
         f"removed by its own time-to-live of {ttl} s" if ttl is not None else "the Job was removed"
     )
+    if done := condition(job, "Complete") or condition(job, "SuccessCriteriaMet"):
+        before = succeeded(replace(seen, pods=seen.gone), done)
+        words = f"{before.message}; {removed}, which is not a loss"
+        return replace(before, phase=Phase.GONE, message=words)
+    if target := condition(job, "Failed") or condition(job, "FailureTarget"):
+        before = _cause(seen, target)
+        all_swept = bool(seen.gone) and all(Pod(pod, seen).swept for pod in seen.gone)
+        if before.reason is not Reason.LOST or not all_swept:
+            return replace(before, phase=Phase.GONE, message=f"{before.message}; {removed} since")
+        name = part(job, "metadata").get("namespace") or ""
+        words = f"the whole namespace {name!r} was deleted with the Job in it"
+        return _cancelled(f"{words}, or first its pod and then the Job", Phase.GONE)
+    return _deleted(seen)
 
 
 def _deleted(seen: Seen) -> Diagnosis:
     """Before it was over."""
-    if _ending_namespace(seen):
-        return _cancelled(
-            f"the namespace {_namespace(seen)!r} was deleted, with the Job in it", phase=Phase.GONE
-        )
-    if not any(ran(pod) for pod in seen.gone):
-        return _cancelled("the Job was deleted before it ever ran", phase=Phase.GONE)
-    last = past(seen, seen.gone[-1])
+    if (with_namespace := _with_namespace(seen)) is not None:
+        return replace(with_namespace, phase=Phase.GONE)
+    pods = [Pod(one, seen) for one in seen.gone]
+    if not any(pod.ran for pod in pods):
+        return _cancelled("the Job was deleted before it ever ran", Phase.GONE)
+    last = past(pods[-1])
     words = "the Job was deleted by somebody while it ran"
     if last.exit_code == 137:
         words += "; the program did not react to SIGTERM and was killed after its grace"
-    return _cancelled(
-        words, phase=Phase.GONE, executor=last.executor, exit_code=last.exit_code
-    )  # fmt: skip
+    return _cancelled(words, Phase.GONE, last.executor, last.exit_code)
 
 
-def _orphan(seen: Seen, pod: Document) -> Diagnosis:
-    """The Job is gone, a pod of it is not."""
-    leaving = bool(part(pod, "metadata").get("deletionTimestamp"))
-    if has_ended(pod):
-        last = ending(seen, pod)
-        if leaving and last.status is not JobStatus.SUCCEEDED:
-            done = _deleted(replace(seen, gone=(pod,)))
-            return replace(done, phase=Phase.ENDED)
-        return replace(
-            last,
-            message=f"the Job was deleted, its pod ran on: {last.message}",
-            advice="delete the pod when its log is not needed",
-        )
-    running = ran(pod)
-    if leaving:
-        when = "while it ran" if running else "before it ever ran"
-        return _cancelled(
-            f"the Job was deleted by somebody {when}; its pod is being stopped",
-            phase=Phase.RUNNING if running else Phase.PENDING,
-            executor=uid(pod),
-        )
+def _orphan(pod: Pod) -> Diagnosis:
+    """The Job is gone, *pod* of it is not."""
+    if pod.ended:
+        last = ending(pod)
+        if pod.leaving and last.status is not JobStatus.SUCCEEDED:
+            return replace(_deleted(replace(pod.seen, gone=(pod.document,))), phase=Phase.ENDED)
+        words = f"the Job was deleted, its pod ran on: {last.message}"
+        return replace(last, message=words, advice="delete the pod when its log is not needed")
+    now = running("") if pod.ran else pending("")
+    if pod.leaving:
+        when = "while it ran" if pod.ran else "before it ever ran"
+        words = f"the Job was deleted by somebody {when}; its pod is being stopped"
+        return _cancelled(words, now.phase, pod.uid)
     words = "the Job object is gone, but its pod still runs, and costs"
-    if not running:
-        held = obstacle(seen, pod).message
+    if not pod.ran:
+        held = obstacle(pod).message
         words = f"the Job object is gone, but its pod is there and waits to start: {held}"
-    return _cancelled(
-        words,
-        phase=Phase.RUNNING if running else Phase.PENDING,
-        executor=uid(pod),
-        advice="delete the pod",
-    )
+    return replace(_cancelled(words, now.phase, pod.uid), advice="delete the pod")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 from kinetic._messages import one_line
 from kinetic.aio.kubernetes.diagnosis.admission import refusal
@@ -30,111 +31,98 @@ def is_gated(pod: Document) -> bool:
     return any(one.get("name") == _GATE for one in parts(part(pod, "spec"), "schedulingGates"))
 
 
+def _waits(message: str, advice: str, outlook: Outlook = Outlook.BLOCKED) -> Diagnosis:
+    return pending(message, advice, Reason.QUEUED, outlook)
+
+
 def held_back(seen: Seen) -> Diagnosis:
     """Judge a Job that is not over and has no pod."""
-    job = seen.any_job
-    spec: Document = part(job, "spec")
-    if is_suspended(job):
-        return _suspended(seen)
-    attempts = seen.about(None, *_REFUSED, "SuccessfulCreate")
-    if attempts and attempts[-1].get("reason") in _REFUSED:
-        found = refusal(str(attempts[-1].get("message") or ""))
-        return found.pending
-    if spec.get("managedBy") not in (None, _CONTROLLER) and not any(conditions(job)):
-        return pending(
-            f"the Job is left to controller {spec['managedBy']!r}, which has done nothing yet: "
-            "its status is empty and there is no event",
-            Reason.QUEUED,
+    spec, status = seen.spec, seen.status
+    if is_suspended(seen.any_job):
+        if seen.workload is not None or _QUEUE in _labels(seen):
+            return queued(seen)
+        return _waits(
+            "the Job is suspended: its pods are made only after it is resumed",
+            "resume it, or see which controller suspended it",
+        )
+    if (refused := refused_pods(seen)) is not None:
+        return refused
+    controller = spec.get("managedBy")
+    if controller not in (None, _CONTROLLER) and not conditions(seen.any_job):
+        return _waits(
+            f"the Job is left to controller {controller!r}, which has done nothing yet: its status "
+            "is empty and there is no event",
             "see whether that controller runs, or do not set managedBy",
-            Outlook.BLOCKED,
         )
     if spec.get("parallelism") == 0:
-        return pending(
-            "parallelism is 0, so nothing will run", Reason.QUEUED, "raise it", Outlook.BLOCKED
-        )
-    if part(job, "status").get("failed"):
+        return _waits("parallelism is 0, so nothing will run", "raise it")
+    if status.get("failed"):
         return pending("a pod failed and is gone; Kubernetes makes another one after a pause")
-    if not part(job, "status"):
-        return pending("no pod has been made yet: the Job controller has not looked at it yet")
-    return pending("no pod has been made yet")
+    unseen = "" if status else ": the Job controller has not looked at it yet"
+    return pending(f"no pod has been made yet{unseen}")
+
+
+def _labels(seen: Seen) -> Document:
+    return part(part(seen.any_job, "metadata"), "labels")
 
 
 def refused_pods(seen: Seen) -> Diagnosis | None:
     """Why the API server did not make the last pod, if it did not."""
-    attempts = seen.about(None, "FailedCreate", "SuccessfulCreate")
-    if not attempts or attempts[-1].get("reason") != "FailedCreate":
+    attempts = seen.about(None, *_REFUSED, "SuccessfulCreate")
+    if not attempts or attempts[-1].get("reason") not in _REFUSED:
         return None
-    found = refusal(str(attempts[-1].get("message") or ""))
-    return found.pending
+    return refusal(str(attempts[-1].get("message") or ""))
 
 
-def _suspended(seen: Seen) -> Diagnosis:
-    labels = part(part(seen.any_job, "metadata"), "labels")
-    if seen.workload is None and _QUEUE not in labels:
-        return pending(
-            "the Job is suspended: its pods are made only after it is resumed",
-            Reason.QUEUED,
-            "resume it, or see which controller suspended it",
-            Outlook.BLOCKED,
-        )
-    return queued(seen)
+def refused_request(answer: Document) -> Diagnosis:
+    """Judge the API server's refusal (a ``Status`` object) to create a Job: nothing is there."""
+    found = refusal(str(answer.get("message") or answer.get("reason") or ""))
+    return replace(found, status=JobStatus.FAILED, phase=Phase.GONE)
 
 
 def queued(seen: Seen) -> Diagnosis:
-    """Judge what Kueue holds, by as much as is known of its Workload."""
-    labels = part(part(seen.any_job, "metadata"), "labels")
+    """Judge what Kueue holds, by its Workload: the Job itself says only "suspended"."""
     workload: Document = seen.workload or {}
-    queue = part(workload, "spec").get("queueName") or labels.get(_QUEUE) or "?"
-    return _queued(str(queue), workload)
-
-
-def _queued(queue: str, workload: Document) -> Diagnosis:
-    """By the Workload that Kueue keeps for the Job: the Job itself says only "suspended"."""
+    queue = str(part(workload, "spec").get("queueName") or _labels(seen).get(_QUEUE) or "?")
     evicted = condition(workload, "Evicted")
     if part(workload, "spec").get("active") is False:
-        because = f" ({one_line(_of(evicted), 300)})" if evicted and _of(evicted) else ""
-        return pending(
+        because = f" ({_told(evicted)})" if evicted and _told(evicted) else ""
+        return _waits(
             f"its Workload in queue {queue!r} is deactivated{because}",
-            Reason.QUEUED,
             "set active again, or submit again",
-            Outlook.BLOCKED,
         )
     if not workload:
-        return pending(
+        return _waits(
             f"waiting in queue {queue!r}; why, stands on its Workload, which was not seen",
-            Reason.QUEUED,
             "wait, or see whether Kueue runs and knows that queue",
+            Outlook.OPEN,
         )
     found = [one for one in conditions(workload) if one.get("type") == "QuotaReserved"]
     reserved: Document = found[0] if found else {}
-    said, why = _of(reserved), reserved.get("reason")
+    said, why = str(reserved.get("message") or ""), reserved.get("reason")
     if reserved.get("status") == "True":
         return _checks(queue, workload)
     if why == "ExceedsMaxQuota" or _never_fits(said):
         return pending(
-            f"queue {queue!r} can never hold it: {one_line(_cause(said), 300)}",
-            Reason.QUOTA,
+            f"queue {queue!r} can never hold it: {_told(reserved)}",
             "ask for less, or have the queue's quota raised",
+            Reason.QUOTA,
             Outlook.FINAL,
         )
-    if why in ("Misconfigured", "Inadmissible") or (
-        _UNFIT.search(said) and "insufficient unused quota" not in said
-    ):
-        return pending(
-            f"queue {queue!r} cannot take it: {one_line(_cause(said), 300)}",
-            Reason.QUEUED,
+    unfit = _UNFIT.search(said) and "insufficient unused quota" not in said
+    if why in ("Misconfigured", "Inadmissible") or unfit:
+        return _waits(
+            f"queue {queue!r} cannot take it: {_told(reserved)}",
             "correct the queue's name, or have an administrator mend the queue",
-            Outlook.BLOCKED,
         )
-    return pending(
-        f"{_taken_back(evicted)}waiting in queue {queue!r}{_needed(said)}",
-        Reason.QUEUED,
-        "wait; this is not an error",
-    )
+    words = f"{_taken_back(evicted)}waiting in queue {queue!r}{_needed(reserved)}"
+    return _waits(words, "wait; this is not an error", Outlook.OPEN)
 
 
-def _of(told: Document) -> str:
-    return str(told.get("message") or "")
+def _told(by: Document) -> str:
+    """The words of a condition or a check, without what they begin with for every pod set."""
+    said = str(by.get("message") or "")
+    return one_line(re.sub(r"^couldn't assign flavors to pod set \S+: ", "", said), 300)
 
 
 _UNFIT = re.compile(
@@ -176,13 +164,12 @@ def _taken_back(evicted: Document | None) -> str:
     return f"it was taken back by the queue ({reason}{f': {words}' if words else ''}) and is "
 
 
-def _needed(said: str) -> str:
+def _needed(reserved: Document) -> str:
     """What the queue lacks, as far as it says so."""
-    lacks = [one for one in _LACK.finditer(said) if one["unused"] or one["more"]]
-    if not lacks and (found := _LACK.search(said)):
-        lacks = [found]
+    every = [*_LACK.finditer(str(reserved.get("message") or ""))]
+    lacks = [one for one in every if one["unused"] or one["more"]] or every[:1]
     if not lacks:
-        return f": {one_line(_cause(said), 300)}" if said else ": others are before it"
+        return f": {_told(reserved)}" if _told(reserved) else ": others are before it"
     return ": " + "; ".join(dict.fromkeys(_lack(one) for one in lacks[:3]))
 
 
@@ -194,44 +181,21 @@ def _lack(found: re.Match[str]) -> str:
     return f"{found['more']} more {what} of quota needed (flavor {found['flavor']})"
 
 
-def _cause(said: str) -> str:
-    return re.sub(r"^couldn't assign flavors to pod set \S+: ", "", said)
-
-
 def _checks(queue: str, workload: Document) -> Diagnosis:
     """Its quota is there; what else must agree?"""
     checks = parts(part(workload, "status"), "admissionChecks")
-    refused = [one for one in checks if one.get("state") == "Rejected"]
-    if refused:
-        said = one_line(_of(refused[0]), 300)
-        return pending(
-            f"admission check {refused[0].get('name')!r} of queue {queue!r} has refused it"
-            + (f": {said}" if said else ""),
-            Reason.QUEUED,
-            "see the check's own message, or ask the queue's administrator",
-            Outlook.BLOCKED,
-        )
-    told = [
-        f"{one.get('name')}{f' ({one_line(_of(one))})' if _of(one) else ''}"
+    for one in checks:
+        if one.get("state") == "Rejected":
+            said = f": {_told(one)}" if _told(one) else ""
+            return _waits(
+                f"admission check {one.get('name')!r} of queue {queue!r} has refused it{said}",
+                "see the check's own message, or ask the queue's administrator",
+            )
+    awaited = ", ".join(
+        f"{one.get('name')}{f' ({_told(one)})' if _told(one) else ''}"
         for one in checks
         if one.get("state") != "Ready"
-    ]
-    words = (
-        f"has reserved its quota and waits for {', '.join(told)}"
-        if told
-        else ("has admitted it; it is about to be resumed")
     )
-    return pending(f"queue {queue!r} {words}", Reason.QUEUED, "wait; this is not an error")
-
-
-def refused_request(answer: Document) -> Diagnosis:
-    """Judge the API server's refusal (a ``Status`` object) to create a Job: nothing is there."""
-    found = refusal(str(answer.get("message") or answer.get("reason") or ""))
-    return Diagnosis(
-        status=JobStatus.FAILED,
-        phase=Phase.GONE,
-        reason=found.reason,
-        message=found.message,
-        advice=found.advice,
-        outlook=found.outlook,
-    )
+    words = f"has reserved its quota and waits for {awaited}"
+    words = words if awaited else "has admitted it; it is about to be resumed"
+    return _waits(f"queue {queue!r} {words}", "wait; this is not an error", Outlook.OPEN)

@@ -5,9 +5,8 @@ from __future__ import annotations
 import re
 
 from kinetic._messages import one_line
-from kinetic.aio.kubernetes.diagnosis.advice import next_step
-from kinetic.aio.kubernetes.diagnosis.rules import Finding, Rule, first
-from kinetic.aio.kubernetes.diagnosis.verdict import Outlook
+from kinetic.aio.kubernetes.diagnosis.rules import Rule, first, next_step
+from kinetic.aio.kubernetes.diagnosis.verdict import Diagnosis, Outlook, pending
 from kinetic.job_status import Reason
 
 __all__ = ["IMAGE_REASONS", "pull_failure"]
@@ -139,7 +138,7 @@ _CAUSES = (
 
 def pull_failure(
     reason: str, text: str, image: str, *, secret: str = "", arch: str = "amd64"
-) -> Finding:
+) -> Diagnosis:
     """Judge the failed pull of *image*.
 
     Args:
@@ -155,16 +154,18 @@ def pull_failure(
     bare = re.sub(r'"[^"]*"', " ", text).replace(image, " ")
     found = first(_CAUSES, bare, **facts)
     if secret and (found is None or found.advice in (_READER, _NAME_OR_READER)):
-        return Finding(
-            message=f"the pull Secret {secret!r} does not exist, and the registry of {image} "
-            "refuses without it",
-            advice=f"create the Secret {secret!r} in the job's namespace, or correct its name",
-            reason=_PULL,
+        return pending(
+            f"the pull Secret {secret!r} does not exist, and the registry of {image} refuses "
+            "without it",
+            f"create the Secret {secret!r} in the job's namespace, or correct its name",
+            _PULL,
+            Outlook.BLOCKED,
         )
-    return found or Finding(
-        message=f"the image {image} cannot be pulled: {_tail(text)}",
-        advice=next_step(text, "correct the image's name, or see what the registry says"),
-        reason=_PULL,
+    return found or pending(
+        f"the image {image} cannot be pulled: {facts['tail']}",
+        next_step(text, "correct the image's name, or see what the registry says"),
+        _PULL,
+        Outlook.BLOCKED,
     )
 
 

@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
-from kinetic.aio.kubernetes.diagnosis.documents import Document, condition, part, parts, uid
-from kinetic.aio.kubernetes.diagnosis.ending import answered, disrupted, ending, has_ended, ran
+from kinetic.aio.kubernetes.diagnosis.documents import Document, condition, part, parts
+from kinetic.aio.kubernetes.diagnosis.ending import ending
 from kinetic.aio.kubernetes.diagnosis.finished import (
     being_deleted,
     failed,
     gone,
-    index_of,
     of_indexes,
     past,
     succeeded,
-    swept,
 )
 from kinetic.aio.kubernetes.diagnosis.held import held_back, is_suspended, refused_pods
+from kinetic.aio.kubernetes.diagnosis.pods import Pod
 from kinetic.aio.kubernetes.diagnosis.starting import present
 from kinetic.aio.kubernetes.diagnosis.traces import ended_unseen
-from kinetic.aio.kubernetes.diagnosis.verdict import Diagnosis, Outlook, Seen
+from kinetic.aio.kubernetes.diagnosis.verdict import Diagnosis, Outlook, Seen, pending
 from kinetic.aio.ports import Phase
 from kinetic.job_status import JobStatus, Reason
 
@@ -30,6 +29,9 @@ SHOWN = 3
 """Causes that are told of pods of many indexes which wait."""
 
 FAILURES = "batch.kubernetes.io/job-index-failure-count"
+
+_OWN_FINALIZERS = ("batch.kubernetes.io/job-tracking", "orphan", "foregroundDeletion")
+"""Those that Kubernetes sets and removes by itself."""
 
 
 def judge(seen: Seen) -> Diagnosis:
@@ -43,35 +45,31 @@ def judge(seen: Seen) -> Diagnosis:
     return held_fast(seen, _judged(seen))
 
 
+def judge_pod(pod: Pod) -> Diagnosis:
+    """What is to be told of one pod: evidence about it, whatever becomes of its Job."""
+    return ending(pod) if pod.ended else present(pod)
+
+
 def held_fast(seen: Seen, verdict: Diagnosis) -> Diagnosis:
     """*verdict*, with what is deleted and cannot go, for somebody has not let go of it."""
     owner = seen.makers[0][0] if seen.makers else "Job"
-    ended = [("Pod", pod) for pod in seen.pods if has_ended(pod)]
-    held = [
-        (kind, metadata.get("name"), name)
-        for kind, one in [(owner, seen.job), *ended]
-        if (metadata := part(one, "metadata")).get("deletionTimestamp")
-        for name in parts(metadata, "finalizers")
-        if name not in _OWN_FINALIZERS
-    ]
-    if not held:
-        return verdict
-    kind, name, finalizer = held[0]
-    patch = '{"metadata":{"finalizers":null}}'
-    advice = (
-        f"whoever set finalizer {finalizer!r} must remove it; if nothing will: "
-        f"kubectl patch {kind.lower()} {name} --type=merge -p '{patch}'"
-    )
-    return replace(
-        verdict,
-        message=f"{verdict.message}; the {kind} is deleted and stays, held by finalizer "
-        f"{finalizer!r}",
-        advice=f"{verdict.advice}; {advice}" if verdict.advice else advice,
-    )
-
-
-_OWN_FINALIZERS = ("batch.kubernetes.io/job-tracking", "orphan", "foregroundDeletion")
-"""Those that Kubernetes sets and removes by itself."""
+    ended = [("Pod", pod) for pod in seen.pods if Pod(pod).ended]
+    for kind, one in [(owner, seen.job), *ended]:
+        metadata = part(one, "metadata")
+        held = [name for name in parts(metadata, "finalizers") if name not in _OWN_FINALIZERS]
+        if held and metadata.get("deletionTimestamp"):
+            patch = '{"metadata":{"finalizers":null}}'
+            advice = (
+                f"whoever set finalizer {held[0]!r} must remove it; if nothing will: kubectl patch "
+                f"{kind.lower()} {metadata.get('name')} --type=merge -p '{patch}'"
+            )
+            words = f"the {kind} is deleted and stays, held by finalizer {held[0]!r}"
+            return replace(
+                verdict,
+                message=f"{verdict.message}; {words}",
+                advice=f"{verdict.advice}; {advice}" if verdict.advice else advice,
+            )
+    return verdict
 
 
 def _judged(seen: Seen) -> Diagnosis:
@@ -86,21 +84,22 @@ def _judged(seen: Seen) -> Diagnosis:
         return failed(seen, target)
     if part(job, "metadata").get("deletionTimestamp"):
         return being_deleted(seen)
-    alive = [pod for pod in seen.pods if not has_ended(pod)]
-    over = [*seen.gone, *(pod for pod in seen.pods if has_ended(pod))]
+    pods = [Pod(one, seen) for one in seen.pods]
+    alive = [pod for pod in pods if not pod.ended]
+    over = [*(Pod(one, seen) for one in seen.gone), *(pod for pod in pods if pod.ended)]
     if is_suspended(job):
         return _parked(seen, alive, "the Job was suspended")
-    if part(job, "spec").get("parallelism") == 0 and all(swept(pod) for pod in over):
+    if seen.spec.get("parallelism") == 0 and all(pod.swept for pod in over):
         return _parked(seen, alive, "its parallelism was set to 0")
     if condition(job, "Suspended", "False") is not None:  # what that stopped did not fail
-        over = [pod for pod in over if not swept(pod)]
-    if not over and part(job, "status").get("failed"):  # before anybody looked
-        trace = ended_unseen(seen, {str(part(pod, "metadata").get("name")) for pod in alive})
+        over = [pod for pod in over if not pod.swept]
+    if not over and seen.status.get("failed"):  # before anybody looked
+        trace = ended_unseen(seen, {str(pod.metadata.get("name")) for pod in alive})
         over = [trace] if trace is not None else []
-    if _completions(job) > 1:
+    if seen.completions > 1:
         return _several(seen, alive, over)
     if alive:
-        return _again(seen, present(seen, _foremost(alive)), over)
+        return _again(seen, present(_foremost(alive)), over)
     return _between(seen, over)
 
 
@@ -114,77 +113,63 @@ def _by_age(pods: Sequence[Document]) -> Sequence[Document]:
     return sorted(pods, key=age)
 
 
-def judge_pod(seen: Seen, pod: Document) -> Diagnosis:
-    """What is to be told of one pod: evidence about it, whatever becomes of its Job."""
-    return ending(seen, pod) if has_ended(pod) else present(seen, pod)
-
-
-def _parked(seen: Seen, alive: Sequence[Document], why: str) -> Diagnosis:
+def _parked(seen: Seen, alive: Sequence[Pod], why: str) -> Diagnosis:
     """A Job that may have no pods; those that it had are being stopped."""
     held = held_back(seen)
-    if not any(ran(pod) for pod in alive):
+    if not any(pod.ran for pod in alive):
         return held
-    now = present(seen, _foremost(alive))
     message = f"is being stopped, because {why}; then: {held.message}"
+    now = present(_foremost(alive))
     return replace(now, reason=held.reason, message=message, advice=held.advice)
 
 
-def _completions(job: Document) -> int:
-    spec: Document = part(job, "spec")
-    return int(spec.get("completions") or 1)
-
-
-def _foremost(alive: Sequence[Document]) -> Document:
+def _foremost(alive: Sequence[Pod]) -> Pod:
     """The pod that got furthest; one that is on its way out only if there is no other."""
-
-    def rank(pod: Document) -> tuple[bool, bool, bool]:
-        leaving = bool(part(pod, "metadata").get("deletionTimestamp"))
-        placed = bool(part(pod, "spec").get("nodeName"))
-        return (not leaving, ran(pod), placed)
-
-    return max(alive, key=rank)
+    return max(alive, key=lambda pod: (not pod.leaving, pod.ran, bool(pod.spec.get("nodeName"))))
 
 
-def _again(seen: Seen, now: Diagnosis, over: Sequence[Document]) -> Diagnosis:
+def _again(seen: Seen, now: Diagnosis, over: Sequence[Pod]) -> Diagnosis:
     """*now*, after what happened to the pods before."""
-    before = [one for pod in over if (one := past(seen, pod)).status is JobStatus.FAILED]
-    lost = [
-        judge_pod(seen, pod)
-        for pod in seen.pods
-        if not has_ended(pod) and disrupted(pod) and uid(pod) != now.executor
+    before = [one for pod in over if (one := past(pod)).status is JobStatus.FAILED]
+    before += [
+        judge_pod(pod)
+        for one in seen.pods
+        if (pod := Pod(one, seen)).disruption and not pod.ended and pod.uid != now.executor
     ]
-    before += lost
     if not before:
         return now
     last = before[-1]
     words = last.message.removeprefix("is being stopped: ")
     words += f" ({last.advice.partition(':')[0]})" if "fault" in last.advice else ""
     what = "another pod runs" if now.phase is Phase.RUNNING else "a new pod waits"
-    told = now.message if now.message != "running" else ""
-    uncounted = _uncounted(seen.any_job, over[-1]) if over else ""
-    message = f"{words}; {uncounted}{what}" + (f": {told}" if told else "")
+    told = f": {now.message}" if now.message != "running" else ""
+    uncounted = _uncounted(seen, over[-1]) if over else ""
     keep = now.outlook is Outlook.FINAL or now.reason not in (None, Reason.UNSCHEDULABLE)
-    return replace(now, message=message, reason=now.reason if keep else last.reason)
+    return replace(
+        now,
+        message=f"{words}; {uncounted}{what}{told}",
+        reason=now.reason if keep else last.reason,
+    )
 
 
-def _between(seen: Seen, over: Sequence[Document]) -> Diagnosis:
+def _between(seen: Seen, over: Sequence[Pod]) -> Diagnosis:
     """No pod is there, or none that still runs: was it the last one?"""
     if not over:
         return held_back(seen)
-    last = past(seen, over[-1])
-    if last.status is JobStatus.SUCCEEDED and answered(over[-1]) and not disrupted(over[-1]):
+    pod, last = over[-1], past(over[-1])
+    if last.status is JobStatus.SUCCEEDED and pod.answered and pod.disruption is None:
         return _unexplained(replace(last, exit_code=None))  # whether it counts, its Job says next
-    if last.status is JobStatus.SUCCEEDED or not _replaced(seen.any_job, over):
-        return _unexplained(last) if swept(over[-1]) and not ran(over[-1]) else last
+    if last.status is JobStatus.SUCCEEDED or not _replaced(seen, over):
+        return _unexplained(last) if pod.swept and not pod.ran else last
     held = held_back(seen)
     if held.reason is not None:
         return _again(seen, held, over)
-    words = "Kubernetes starts another pod after a pause"
     return replace(
         last,
         status=JobStatus.PENDING,
         phase=Phase.PENDING,
-        message=f"{last.message}; {_uncounted(seen.any_job, over[-1])}{words}",
+        message=f"{last.message}; {_uncounted(seen, pod)}Kubernetes starts another pod after a "
+        "pause",
         advice=last.advice.replace("run it again", "wait"),
         outlook=Outlook.OPEN,
     )
@@ -195,78 +180,58 @@ def _unexplained(last: Diagnosis) -> Diagnosis:
 
     It may have ended the pod itself, and only it knows why: a client has ended it, perhaps.
     """
-    return replace(
-        last, status=JobStatus.PENDING, phase=Phase.PENDING, executor="", outlook=Outlook.OPEN
-    )
+    now = pending(last.message, last.advice, last.reason)
+    return replace(now, exit_code=last.exit_code)
 
 
-def _uncounted(job: Document, pod: Document) -> str:
+def _uncounted(seen: Seen, pod: Pod) -> str:
     """A word of warning where a program's own failure is repeated without end."""
-    policy: Document = part(part(job, "spec"), "podFailurePolicy")
-    if disrupted(pod) or _action(policy, pod) != "Ignore":
+    if pod.disruption is not None or _action(seen, pod) != "Ignore":
         return ""
     return "such failures are not counted, so it goes on retrying for ever; "
 
 
-def _replaced(job: Document, over: Sequence[Document]) -> bool:
+def _replaced(seen: Seen, over: Sequence[Pod]) -> bool:
     """Whether the Job controller makes another pod after the last of these failed."""
-    spec: Document = part(job, "spec")
-    counted = 0
-    for pod in over:
-        if part(pod, "status").get("phase") == "Succeeded":
-            continue
-        action = _action(part(spec, "podFailurePolicy"), pod)
-        if action in ("FailJob", "FailIndex"):
-            return False
-        counted += action != "Ignore"
-    limit = spec.get("backoffLimitPerIndex")
+    actions = [_action(seen, pod) for pod in over if pod.status.get("phase") != "Succeeded"]
+    if "FailJob" in actions or "FailIndex" in actions:
+        return False
+    counted = len(actions) - actions.count("Ignore")
+    limit = seen.spec.get("backoffLimitPerIndex")
     if limit is None:
-        given = spec.get("backoffLimit")
-        limit = 6 if given is None else given
-    else:
-        annotations = part(part(over[-1], "metadata"), "annotations")
-        counted = max(counted, int(annotations.get(FAILURES) or 0) + 1 if counted else 0)
-    return counted <= int(limit)
+        given = seen.spec.get("backoffLimit")
+        return counted <= (6 if given is None else int(given))
+    told = int(part(over[-1].metadata, "annotations").get(FAILURES) or 0)
+    return max(counted, told + 1 if counted else 0) <= int(limit)
 
 
-def _action(policy: Document, pod: Document) -> str:
+def _action(seen: Seen, pod: Pod) -> str:
     """What the Job's pod failure policy says about this failure."""
-    status: Document = part(pod, "status")
-    ends = [
-        (part(part(one, "state"), "terminated"), one.get("name"))
-        for field in ("initContainerStatuses", "containerStatuses")
-        for one in status.get(field) or ()
-    ]
-    for rule in parts(policy, "rules"):
-        codes: Document = part(rule, "onExitCodes")
-        wanted = codes.get("containerName")
-        for end, name in ends:
-            code = end.get("exitCode")
-            if not codes or not code or wanted not in (None, name):
-                continue
-            inside = code in (parts(codes, "values"))
-            if inside == (codes.get("operator") == "In"):
+    for rule in parts(part(seen.spec, "podFailurePolicy"), "rules"):
+        codes = part(rule, "onExitCodes")
+        for one in pod.containers if codes else ():
+            code = (one.state("terminated") or {}).get("exitCode")
+            inside = code in parts(codes, "values")
+            named = codes.get("containerName") in (None, one.name)
+            if code and named and inside == (codes.get("operator") == "In"):
                 return str(rule.get("action"))
         for one in parts(rule, "onPodConditions"):
-            if condition(pod, str(one.get("type")), str(one.get("status") or "True")):
+            if condition(pod.document, str(one.get("type")), str(one.get("status") or "True")):
                 return str(rule.get("action"))
     return "Count"
 
 
-def _several(seen: Seen, alive: Sequence[Document], over: Sequence[Document]) -> Diagnosis:
+def _several(seen: Seen, alive: Sequence[Pod], over: Sequence[Pod]) -> Diagnosis:
     """A Job of many indexes: how many run, and what is with the one that got furthest."""
     if not alive and not over:
         return held_back(seen)
-    total = _completions(seen.any_job)
     done, failures = _settled(seen, over)
-    if not alive and len(done) + len(failures) >= total:
+    if not alive and len(done) + len(failures) >= seen.completions:
         return _all_settled(seen, done, failures)
-    status: Document = part(seen.any_job, "status")
-    if not alive:
-        now = Diagnosis(status=JobStatus.PENDING, phase=Phase.PENDING, message="more pods follow")
-    else:
+    now = pending("more pods follow")
+    if alive:
         first = _foremost(alive)
-        now = _with_others(seen, present(seen, first), [pod for pod in alive if pod is not first])
+        now = _with_others(present(first), [pod for pod in alive if pod is not first])
     if alive and (refused := refused_pods(seen)) is not None:
         now = replace(
             now,
@@ -274,25 +239,26 @@ def _several(seen: Seen, alive: Sequence[Document], over: Sequence[Document]) ->
             reason=now.reason or refused.reason,
             advice=now.advice or refused.advice,
         )
+    status = seen.status
     counts = f"{status.get('active') or len(alive)} active, {status.get('ready') or 0} ready"
     succeeded_pods = len(done) or int(status.get("succeeded") or 0)
-    counts += f", {succeeded_pods} of {total} done" if succeeded_pods else ""
+    counts += f", {succeeded_pods} of {seen.completions} done" if succeeded_pods else ""
     counts += f", {len(failures)} failed" if failures else ""
     return replace(now, message=f"{now.message} ({counts})")
 
 
-def _with_others(seen: Seen, now: Diagnosis, others: Sequence[Document]) -> Diagnosis:
+def _with_others(now: Diagnosis, others: Sequence[Pod]) -> Diagnosis:
     """*now*, with what keeps *others* from running, each cause once."""
-    held: dict[str, list[int | None]] = {}
+    held: dict[str, list[Pod]] = {}
     first: Diagnosis | None = None
     for pod in others:
-        one = present(seen, pod)
+        one = present(pod)
         if one.phase is Phase.PENDING and one.reason is not None and one.message != now.message:
             first = first or one
-            held.setdefault(one.message, []).append(index_of(pod))
+            held.setdefault(one.message, []).append(pod)
     if first is None:
         return now
-    told = [f"{_those(who)}: {why}" for why, who in [*held.items()][:SHOWN]]
+    told = [f"{_those(pods)}: {why}" for why, pods in [*held.items()][:SHOWN]]
     return replace(
         now,
         message="; ".join([now.message, *told]),
@@ -301,38 +267,36 @@ def _with_others(seen: Seen, now: Diagnosis, others: Sequence[Document]) -> Diag
     )
 
 
-def _those(indexes: Sequence[int | None]) -> str:
-    known = sorted(one for one in indexes if one is not None)
+def _those(pods: Sequence[Pod]) -> str:
+    known = sorted(pod.index for pod in pods if pod.index is not None)
     if known:
         return f"index {', '.join(map(str, known))} waits"
-    return "another pod waits" if len(indexes) == 1 else f"{len(indexes)} other pods wait"
+    return "another pod waits" if len(pods) == 1 else f"{len(pods)} other pods wait"
 
 
-def _settled(
-    seen: Seen, over: Sequence[Document]
-) -> tuple[dict[int, Diagnosis], dict[int, tuple[Document, Diagnosis]]]:
+_Settled = dict[int, tuple[Pod, Diagnosis]]
+
+
+def _settled(seen: Seen, over: Sequence[Pod]) -> tuple[_Settled, _Settled]:
     """The indexes that are done, and those that failed and will not be tried again."""
-    done: dict[int, Diagnosis] = {}
-    failures: dict[int, tuple[Document, Diagnosis]] = {}
-    for index in {one for pod in over if (one := index_of(pod)) is not None}:
-        pods = [pod for pod in over if index_of(pod) == index]
-        ends = [past(seen, pod) for pod in pods]
-        good = [one for one in ends if one.status is JobStatus.SUCCEEDED]
+    done: _Settled = {}
+    failures: _Settled = {}
+    for index in {pod.index for pod in over if pod.index is not None}:
+        ends = [(pod, past(pod)) for pod in over if pod.index == index]
+        good = [pair for pair in ends if pair[1].status is JobStatus.SUCCEEDED]
         if good:
             done[index] = good[0]
-        elif not _replaced(seen.any_job, pods):
-            failures[index] = (pods[-1], ends[-1])
+        elif not _replaced(seen, [pod for pod, _ in ends]):
+            failures[index] = ends[-1]
     return done, failures
 
 
-def _all_settled(
-    seen: Seen, done: Mapping[int, Diagnosis], failures: Mapping[int, tuple[Document, Diagnosis]]
-) -> Diagnosis:
+def _all_settled(seen: Seen, done: _Settled, failures: _Settled) -> Diagnosis:
     """All pods have ended, and the Job does not say so yet."""
     if not failures:
         return succeeded(seen, {"reason": "CompletionsReached"})
     lists = {"failedIndexes": failures, "completedIndexes": done}
     told = {name: ",".join(str(one) for one in sorted(found)) for name, found in lists.items()}
-    job = {**seen.any_job, "status": told}
     last = failures[max(failures)][1]
+    job = {**seen.any_job, "status": told}
     return replace(last, message=of_indexes(job, {}, list(failures.values())))

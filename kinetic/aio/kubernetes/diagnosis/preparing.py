@@ -1,4 +1,4 @@
-"""A pod that has a node and no container yet: its volumes, its sandbox, its image."""
+"""What a node does before a program runs: volumes, sandbox, configuration, the first process."""
 
 from __future__ import annotations
 
@@ -7,106 +7,135 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from kinetic._messages import one_line
-from kinetic.aio.kubernetes.diagnosis.advice import next_step
-from kinetic.aio.kubernetes.diagnosis.containers import informative_end
 from kinetic.aio.kubernetes.diagnosis.documents import Document, part, parts
-from kinetic.aio.kubernetes.diagnosis.rules import Finding, Rule, first
-from kinetic.aio.kubernetes.diagnosis.verdict import Outlook
+from kinetic.aio.kubernetes.diagnosis.pods import Container, Pod
+from kinetic.aio.kubernetes.diagnosis.rules import Rule, first, next_step
+from kinetic.aio.kubernetes.diagnosis.verdict import Diagnosis, Outlook, pending
+from kinetic.job_status import Reason
 
-__all__ = ["missing", "preparing"]
+__all__ = ["FORMAT", "configuration", "misconfigured", "preparing", "start_failure"]
 
-_MISSING = re.compile(
-    r"(?P<kind>configmap|secret|persistentvolumeclaim|serviceaccount)s?"
-    r' "?(?P<name>[^\s"]+)"? not found',
-    re.IGNORECASE,
+_OPEN, _FINAL = Outlook.OPEN, Outlook.FINAL
+_STAYS = "it is tried again; tell the cluster's administrator if it stays"
+_STARTS_THEN = "or correct the name; the pod starts by itself then"
+
+_MISSING = (
+    Rule(
+        r"(?P<kind>configmap|secret|persistentvolumeclaim|serviceaccount)s?"
+        r' "?(?P<name>[^\s"]+)"? not found',
+        "{kind} {name!r} does not exist in the namespace",
+        f"create it {_STARTS_THEN}",
+    ),
+    Rule(
+        r"couldn't find key (?P<key>\S+) in (?P<kind>ConfigMap|Secret) (\S+/)?(?P<name>\S+)",
+        "{kind} {name!r} has no key {key!r}",
+        f"add it {_STARTS_THEN}",
+    ),
 )
-_KEY_MISSING = re.compile(
-    r"couldn't find key (?P<key>\S+) in (?P<kind>ConfigMap|Secret) (?P<name>\S+)", re.IGNORECASE
+
+_CONFIGURATION = (
+    *_MISSING,
+    Rule(
+        "breaks non-root policy",
+        "the pod must not run as root, and its runAsUser is root",
+        "set another runAsUser",
+        outlook=_FINAL,
+    ),
+    Rule(
+        "runAsNonRoot.*(?<!runAsNon)root|(?<!runAsNon)root.*runAsNonRoot",
+        "the pod must not run as root, and the image's user is root",
+        "set runAsUser, or a numeric USER in the image",
+        outlook=_FINAL,
+    ),
+    Rule(
+        "runAsNonRoot",
+        "the pod must not run as root, and the image's user cannot be verified",
+        "set runAsUser, or a numeric USER in the image",
+        outlook=_FINAL,
+    ),
 )
-_KINDS = {
-    "configmap": "ConfigMap",
-    "secret": "Secret",
-    "persistentvolumeclaim": "PersistentVolumeClaim",
-    "serviceaccount": "ServiceAccount",
-}
-_VOLUME = re.compile(r'failed for volume "(?P<name>[^"]+)" ?: (?P<why>.*)', re.DOTALL)
-_VOLUMES = re.compile(r"unmounted volumes=\[(?P<names>[^\]]*)\]")
-_RUNTIME = re.compile(r'no runtime for "?(?P<name>[^"\s]+)"? is configured')
+
+
+def misconfigured(said: str) -> Diagnosis | None:
+    """Why a node cannot configure a container, where its words say so."""
+    return first(_CONFIGURATION, said)
+
+
+def configuration(said: str) -> Diagnosis:
+    """Why a node cannot configure a container, whatever it says."""
+    return misconfigured(said) or pending(
+        f"the container cannot be configured: {one_line(said)}",
+        next_step(said, "correct what the message names"),
+        Reason.SETUP,
+        Outlook.BLOCKED,
+    )
+
 
 # Once one of these is told, what went wrong before is over: volumes and sandbox come first.
 _PROGRESS = ("Pulling", "Pulled", "Created", "Started")
+_OF_VOLUMES = ("FailedMount", "FailedAttachVolume", "FailedMapVolume")
 
 
-def preparing(events: Sequence[Document], spec: Document) -> Finding | None:
-    """What keeps a pod of this *spec* from being made, by the *events* on it, oldest first."""
+def preparing(pod: Pod) -> Diagnosis | None:
+    """What keeps the containers of *pod* from being made, by the events on it."""
     left: list[Document] = []
-    for event in events:
+    for event in pod.events():
         if event.get("reason") in _PROGRESS:
             left = []
         elif event.get("reason") == "SuccessfulAttachVolume":
             left = [one for one in left if one.get("reason") != "FailedAttachVolume"]
         else:
             left.append(event)
-    told = [_said(one) for one in left if one.get("reason") in _VOLUME_EVENTS]
-    if found := _volumes(told, spec):
-        return found
-    for event in reversed(left):
-        if event.get("reason") == "FailedCreatePodSandBox":
-            return _sandbox(_said(event))
-        if event.get("reason") == "NetworkNotReady":
-            return Finding(
-                message=f"the node's network is not ready yet: {one_line(_said(event))}",
-                advice="it is tried again; tell the cluster's administrator if it stays",
-                reason=None,
-                outlook=Outlook.OPEN,
-            )
+    volumes = [str(one.get("message") or "") for one in left if one.get("reason") in _OF_VOLUMES]
+    if volumes:
+        return _volumes(volumes, pod.spec)
+    last = {str(one.get("reason")): str(one.get("message") or "") for one in left}
+    if (said := last.get("FailedCreatePodSandBox")) is not None:
+        end = _informative_end(said)
+        return first(_SANDBOX, said) or pending(
+            f"the node cannot make the pod's sandbox: {end}", _STAYS, Reason.SETUP
+        )
+    if (said := last.get("NetworkNotReady")) is not None:
+        return pending(f"the node's network is not ready yet: {one_line(said)}", _STAYS)
     return None
 
 
-_VOLUME_EVENTS = ("FailedMount", "FailedAttachVolume", "FailedMapVolume")
+_SANDBOX = (
+    Rule(
+        r'no runtime for "?(?P<name>[^"\s]+)"? is configured',
+        "the node cannot make the pod's sandbox: runtime {name!r} is not configured on it",
+        "use a node pool that has it, or no RuntimeClass",
+    ),
+)
 
 
-def _said(event: Document) -> str:
-    return str(event.get("message") or "")
-
-
-def missing(said: str) -> tuple[str, str] | None:
-    """What does not exist, and what to do about it."""
-    if found := _MISSING.search(said):
-        kind = _KINDS[found["kind"].lower()]
-        return (
-            f"{kind} {found['name']!r} does not exist in the namespace",
-            "create it or correct the name; the pod starts by itself then",
-        )
-    if found := _KEY_MISSING.search(said):
-        kind, name = _KINDS[found["kind"].lower()], found["name"].rsplit("/", 1)[-1]
-        return (
-            f"{kind} {name!r} has no key {found['key']!r}",
-            "add it or correct the name; the pod starts by itself then",
-        )
-    return None
-
-
-def _volumes(told: Sequence[str], spec: Document) -> Finding | None:
+def _volumes(told: Sequence[str], spec: Document) -> Diagnosis:
     """The most that is said of volumes: one event names the cause, the next only that it lasts."""
-    if not told:
-        return None
-    absent = list(dict.fromkeys(one[0] for said in told if (one := missing(said))))
+    absent = [found for said in told if (found := first(_MISSING, said))]
     if absent:
-        volume = "its volume" if len(absent) == 1 else "their volumes"
-        advice = next(one[1] for said in told if (one := missing(said)))
-        return Finding(
-            message=f"{', '.join(absent)}: {volume} cannot be mounted",
-            advice=advice,
-        )
+        names = list(dict.fromkeys(one.message for one in absent))
+        volume = "its volume" if len(names) == 1 else "their volumes"
+        return replace(absent[0], message=f"{', '.join(names)}: {volume} cannot be mounted")
     for said in reversed(told):
-        if found := first(_CAUSES, said):
+        if found := first(_MOUNTS, said):
             return _of(said, found, spec)
-    specific = [said for said in told if not _VOLUMES.search(said)]
-    return _vague((specific or told)[-1], spec)
+    specific = [said for said in told if not _UNMOUNTED.search(said)]
+    return _vague((specific or list(told))[-1], spec)
 
 
-def _of(said: str, found: Finding, spec: Document) -> Finding:
+_VOLUME = re.compile(r'failed for volume "(?P<name>[^"]+)" ?: (?P<why>.*)', re.DOTALL)
+_UNMOUNTED = re.compile(r"unmounted volumes=\[(?P<names>[^\]]*)\]")
+_SOURCES = {
+    "secret": "secretName",
+    "configMap": "name",
+    "persistentVolumeClaim": "claimName",
+    "hostPath": "path",
+    "nfs": "server",
+    "csi": "driver",
+}
+
+
+def _of(said: str, found: Diagnosis, spec: Document) -> Diagnosis:
     """*found*, with the name of the volume and of what it is made from."""
     volume = _VOLUME.search(said)
     if volume is None or repr(volume["name"]) in found.message:
@@ -125,62 +154,48 @@ def _source(spec: Document, volume: str) -> str:
     return ""
 
 
-_SOURCES = {
-    "secret": "secretName",
-    "configMap": "name",
-    "persistentVolumeClaim": "claimName",
-    "hostPath": "path",
-    "nfs": "server",
-    "csi": "driver",
-}
-
-
-def _vague(said: str, spec: Document) -> Finding:
+def _vague(said: str, spec: Document) -> Diagnosis:
     advice = "correct the volume, or the permission to read it"
+    words, why = f"a volume cannot be mounted: {one_line(said, 600)}", said
     if volume := _VOLUME.search(said):
-        source = _source(spec, volume["name"])
+        source, why = _source(spec, volume["name"]), volume["why"]
         if source.startswith("HostPath"):
             advice = "correct the path or its type: every node that may run it must have it"
         elif source:
             advice = f"see whether {source} is right and can be reached from the nodes"
-        words = f"volume {volume['name']!r} cannot be mounted: {one_line(volume['why'], 600)}"
-        advice = next_step(volume["why"], advice)
-    elif volumes := _VOLUMES.search(said):
+        words = f"volume {volume['name']!r} cannot be mounted: {one_line(why, 600)}"
+    elif volumes := _UNMOUNTED.search(said):
         names = ", ".join(repr(name) for name in volumes["names"].split())
         words = f"the volumes {names} are not mounted after a long time, and no cause is told"
-        advice = "see the events of the pod and of the volume's claim"
-    else:
-        words = f"a volume cannot be mounted: {one_line(said, 600)}"
-        advice = next_step(said, advice)
-    return Finding(message=words, advice=advice)
+        advice, why = "see the events of the pod and of the volume's claim", ""
+    return pending(words, next_step(why, advice), Reason.SETUP, Outlook.BLOCKED)
 
 
 _WAIT = "wait for the other pod to end, or use a volume that many nodes may have"
+_ONE_NODE = "can be attached to one node only: it waits for that"
 
-_CAUSES = (
+_MOUNTS = (
     Rule(
-        r'Multi-Attach error for volume "(?P<name>[^"]+)"'
-        r"(?P<by>.*?used by pod\(s\) (?P<pods>[^,]+(?:, [^,]+)*))?",
-        judge=lambda found: Finding(
-            message=f"volume {found['name']!r} is in use"
-            f"{' by pod ' + found['pods'] if found['pods'] else ''} on another node, and can be "
-            "attached to one node only: it waits for that",
-            advice=_WAIT,
-            outlook=Outlook.OPEN,
-        ),
+        r'Multi-Attach error for volume "(?P<name>[^"]+)".*?used by pod\(s\) '
+        r"(?P<pods>[^,]+(?:, [^,]+)*)",
+        f"volume {{name!r}} is in use by pod {{pods}} on another node, and {_ONE_NODE}",
+        _WAIT,
+        outlook=_OPEN,
+    ),
+    Rule(
+        r'Multi-Attach error for volume "(?P<name>[^"]+)"',
+        f"volume {{name!r}} is in use on another node, and {_ONE_NODE}",
+        _WAIT,
+        outlook=_OPEN,
     ),
     Rule(
         r"already being used by instance '?(?P<instance>[\w-]+)",
-        "a disk is in use by instance {instance}, and can be attached to one node only: it waits "
-        "for that",
+        f"a disk is in use by instance {{instance}}, and {_ONE_NODE}",
         _WAIT,
-        outlook=Outlook.OPEN,
+        outlook=_OPEN,
     ),
     Rule(
-        "resourceInUseByAnotherResource",
-        "a disk is in use, and can be attached to one node only: it waits for that",
-        _WAIT,
-        outlook=Outlook.OPEN,
+        "resourceInUseByAnotherResource", f"a disk is in use, and {_ONE_NODE}", _WAIT, outlook=_OPEN
     ),
     Rule(
         r"driver name (?P<name>\S+) not found",
@@ -196,12 +211,12 @@ _CAUSES = (
     Rule(
         r"references non-existent config key: (?P<key>\S+)",
         "the ConfigMap of a volume has no key {key!r}: it cannot be mounted",
-        "add it or correct the name; the pod starts by itself then",
+        f"add it {_STARTS_THEN}",
     ),
     Rule(
         r"references non-existent secret key: (?P<key>\S+)",
         "the Secret of a volume has no key {key!r}: it cannot be mounted",
-        "add it or correct the name; the pod starts by itself then",
+        f"add it {_STARTS_THEN}",
     ),
     Rule(
         r"bucket (doesn't|does not) exist.*|NotFound desc = .*bucket.*|bucket not found.*",
@@ -219,20 +234,92 @@ _CAUSES = (
         "the node has not read the ConfigMaps and Secrets of the pod's volumes yet ({all})",
         "it is tried again; this is not an error",
         None,
-        Outlook.OPEN,
+        _OPEN,
+    ),
+)
+
+_EXEC = re.compile(r'exec: "(?P<file>[^"]+)"')
+FORMAT = re.compile(r"exec (?P<file>[^\s:]+): exec format error")
+_IMAGE = "correct the command or the image"
+_PLACE = "correct workingDir or the image"
+_CWD = r'chdir to cwd \("(?P<folder>[^"]+)"\)'
+
+_STARTS = (
+    Rule(
+        "OOM-killed|/memory.max",  # which the runtime could not set so low
+        "out of memory before the program began: its memory limit of {limit} is too low",
+        "ask for more memory (memory=)",
+        Reason.OUT_OF_MEMORY,
+    ),
+    Rule(
+        _CWD + ".*permission denied",
+        "the working directory {folder!r} may not be entered in the image",
+        _PLACE,
+    ),
+    Rule(_CWD, "the working directory {folder!r} is not there in the image", _PLACE),
+    Rule(
+        r"unable to find (?P<kind>user|group) (?P<name>[^\s:]+)",
+        "{kind} {name!r} is not in the image",
+        "correct runAsUser, or the USER of the image",
+    ),
+    Rule(
+        "no space left",
+        "the node has no space left to make container {container!r}",
+        "use a smaller image or a node with a larger boot disk",
+    ),
+    Rule(
+        "nvidia-container|nvml",
+        "the node's GPU driver is not ready: {end}",
+        "run it again; tell the cluster's administrator if it stays",
+    ),
+    Rule(
+        "no command specified",
+        "neither the image nor the job says which command to run",
+        "give a command, or an ENTRYPOINT in the image",
+    ),
+    Rule(
+        "exec format error",
+        "{file!r} is built for another processor than the node has",
+        "build the image for the node's architecture",
+    ),
+    Rule(
+        r'exec: "[^"]+".*(not found in \$?PATH|no such file or directory)',
+        "command {file!r} is not in the image",
+        _IMAGE,
+    ),
+    Rule(
+        r'exec: "[^"]+".*permission denied',
+        "{file!r} is in the image but may not be executed (permission denied)",
+        "make it executable, or call its interpreter",
     ),
 )
 
 
-def _sandbox(said: str) -> Finding:
-    if runtime := _RUNTIME.search(said):
-        return Finding(
-            message=f"the node cannot make the pod's sandbox: runtime {runtime['name']!r} is not "
-            "configured on it",
-            advice="use a node pool that has it, or no RuntimeClass",
-        )
-    return Finding(
-        message=f"the node cannot make the pod's sandbox: {informative_end(said)}",
-        advice="it is tried again; tell the cluster's administrator if it stays",
-        outlook=Outlook.OPEN,
+def _informative_end(text: str) -> str:
+    """The runtime's own words, without the layers that passed them on."""
+    words = re.split(r"OCI runtime create failed: |unable to start container process: ", text)[-1]
+    words = re.sub(
+        r"(^(rpc error: code = \w+ desc = |failed to \w+ [\w ]+: )+|: unknown$)", "", words
+    )
+    return one_line(words, 400)
+
+
+def start_failure(container: Container, text: str) -> Diagnosis:
+    """Why a container's process could not be started."""
+    called = _EXEC.search(text) or FORMAT.search(text)
+    place, end = str(container.spec.get("workingDir") or ""), _informative_end(text)
+    if place and f"mkdir {place}" in text:
+        words = f"the working directory {place!r} cannot be made: {end}"
+        return pending(words, _PLACE, Reason.SETUP, Outlook.BLOCKED)
+    facts = {
+        "container": container.name,
+        "end": end,
+        "file": called["file"] if called else str(next(iter(parts(container.spec, "command")), "")),
+        "limit": container.limit("memory") or container.pod_limit("memory"),
+    }
+    return first(_STARTS, text, **facts) or pending(
+        f"container {container.name!r} could not be started: {end}",
+        next_step(end, "see the message of the container runtime"),
+        Reason.SETUP,
+        Outlook.BLOCKED,
     )

@@ -8,7 +8,7 @@ from typing import Any
 
 from kinetic.aio.kubernetes.diagnosis.documents import part, parts
 
-__all__ = ["amount", "number", "readable", "requests", "shown"]
+__all__ = ["amount", "is_bytes", "number", "readable", "requests", "shown"]
 
 _QUANTITY = re.compile(r"([+-]?[0-9.]+(?:[eE][+-]?[0-9]+)?)([A-Za-z]*)")
 _UNITS = {
@@ -44,10 +44,15 @@ def number(quantity: object) -> float:
         return 0.0
 
 
+def is_bytes(resource: str) -> bool:
+    """Whether amounts of *resource* are bytes."""
+    return resource in ("memory", "ephemeral-storage") or resource.startswith("hugepages-")
+
+
 def shown(resource: str, amount: float) -> str:
     """*amount* of *resource* as one says it: ``64 CPUs``, ``500Gi of memory``."""
     name = _NAMES.get(resource, resource)
-    if resource in ("memory", "ephemeral-storage") or resource.startswith("hugepages-"):
+    if is_bytes(resource):
         return f"{_binary(amount)} {name}"
     one = amount == 1 and resource in _NAMES
     return f"{amount:g} {name.removesuffix('s') if one else name}"

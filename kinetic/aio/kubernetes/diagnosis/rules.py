@@ -10,37 +10,20 @@ from kinetic._messages import one_line
 from kinetic.aio.kubernetes.diagnosis.verdict import Diagnosis, Outlook, pending
 from kinetic.job_status import Reason
 
-__all__ = ["Finding", "Rule", "first"]
+__all__ = ["Rule", "first", "next_step"]
 
 LONGEST = 600
 """Characters of Kubernetes' own words: their end is what says most."""
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
-    """What is amiss, what to do next, and whether waiting may help."""
-
-    message: str
-    advice: str = ""
-    reason: Reason | None = Reason.SETUP
-    outlook: Outlook = Outlook.BLOCKED
-
-    @property
-    def pending(self) -> Diagnosis:
-        """The verdict on what waits because of it."""
-        return pending(self.message, self.reason, self.advice, self.outlook)
-
-
-Judge = Callable[[re.Match[str]], Finding]
+_KINDS = ("ConfigMap", "Secret", "PersistentVolumeClaim", "ServiceAccount", "StorageClass")
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What to tell of words that *pattern* finds.
+    """What to tell of words that *pattern* finds, as a verdict on what waits because of them.
 
     In message and advice ``{name}`` stands for the group of that name, ``{all}`` for all that was
-    found; ``{name!r}`` puts it in quotes. *reason* and *outlook* are as in `Finding`. A *judge*
-    is there for what takes more than a sentence.
+    found; ``{name!r}`` puts it in quotes. A *judge* is there for what takes more than a sentence.
     """
 
     pattern: str
@@ -48,29 +31,94 @@ class Rule:
     advice: str = ""
     reason: Reason | None = Reason.SETUP
     outlook: Outlook = Outlook.BLOCKED
-    judge: Judge | None = None
+    judge: Callable[[re.Match[str]], Diagnosis] | None = None
 
-    def apply(self, text: str, facts: Mapping[str, str]) -> Finding | None:
+    def apply(self, text: str, facts: Mapping[str, str]) -> Diagnosis | None:
         """What it says of *text*, with *facts* for further names; None where it does not match."""
-        found = re.search(self.pattern, text, re.DOTALL | re.IGNORECASE)
-        if found is None:
-            return None
-        if self.judge is not None:
-            return self.judge(found)
-        words = {name: _clean(one) for name, one in found.groupdict().items()}
-        words |= {"all": _clean(found[0]), **facts}
-        return Finding(
-            message=self.message.format(**words),
-            advice=self.advice.format(**words),
-            reason=self.reason,
-            outlook=self.outlook,
-        )
+        found = re.search(self.pattern, text, re.DOTALL | re.IGNORECASE | re.MULTILINE)
+        if found is None or self.judge is not None:
+            return self.judge(found) if found and self.judge else None
+        words = {name: _clean(name, one) for name, one in found.groupdict().items()}
+        words |= {"all": _clean("", found[0]), **facts}
+        message, advice = self.message.format(**words), self.advice.format(**words)
+        return pending(message, advice, self.reason, self.outlook)
 
 
-def _clean(words: str | None) -> str:
-    return one_line(words or "", LONGEST).strip('"')
+def _clean(name: str, words: str | None) -> str:
+    said = one_line(words or "", LONGEST).strip('"')
+    if name == "kind":  # as Kubernetes spells it
+        return next((kind for kind in _KINDS if kind.lower() == said.lower()), said)
+    return said
 
 
-def first(rules: Iterable[Rule], text: str, **facts: str) -> Finding | None:
+def first(rules: Iterable[Rule], text: str, **facts: str) -> Diagnosis | None:
     """What the first rule that matches says of *text*; see `Rule.apply`."""
     return next((found for rule in rules if (found := rule.apply(text, facts)) is not None), None)
+
+
+_HOST = re.compile(
+    r"https?://(?P<url>[^/\s\"]+)|(?P<address>\b\d{1,3}(?:\.\d{1,3}){3}\b)"
+    r"|(?:lookup|host:?) (?P<name>[\w-]+(?:\.[\w-]+)+)"
+)
+_WHO = re.compile(r"[\w.-]+@[\w.-]+\.iam\.gserviceaccount\.com|system:[\w:.-]*\w")
+
+# What passes by itself comes before what sounds like a lack of rights.
+_STEPS = (
+    Rule(
+        r"no relationship found between node|not registered|failed to sync|not synced",
+        advice="it is tried again by itself; tell the cluster's administrator if it stays",
+    ),
+    Rule(
+        r"too ?many ?requests|\b429\b|rate.?limit|throttl",
+        advice="it is tried again by itself; start fewer at once if it stays",
+    ),
+    Rule(
+        r"signature|attestation|not signed",
+        advice="sign or attest the image as the policy wants, or use one that is signed",
+    ),
+    Rule(
+        r"no longer supported|unsupported|not implemented|rebuild",
+        advice="rebuild it in a form that is supported",
+    ),
+    Rule(r"x509|certificate|\btls\b", advice="have the nodes trust the certificate of {host}"),
+    Rule(
+        r"timed? ?out|deadline exceeded|connection (refused|reset)|no route|unreachable"
+        r"|no such host|could not resolve|server misbehaving|\bdial\b",
+        advice="see whether {host} is right and can be reached from the nodes",
+    ),
+    Rule(
+        r"\b40[13]\b|unauthori[sz]ed|unauthenticated|forbidden|denied|permission|not permitted",
+        advice="give {who} the right that the message names",
+    ),
+    Rule(
+        r"no space left|disk quota|disk full",
+        advice="free some space there, or use a larger disk",
+    ),
+    Rule(
+        r"no .*addresses (are )?(available|left)|exhausted|out of (capacity|stock)",
+        advice="have the cluster's administrator add some, or wait for other work to end",
+    ),
+    Rule(r"quota|exceed|at most|maximum", advice="ask for less, or have the limit raised"),
+    Rule(
+        r"\b404\b|not ?found|no such|does not exist|doesn't exist|non-existent|unknown",
+        advice="create it, or correct the name",
+    ),
+    Rule(
+        r"invalid|malformed|cannot parse|bad option|wrong fs type", advice="correct what it names"
+    ),
+)
+
+
+def next_step(said: str, otherwise: str) -> str:
+    """What to do about words that stand in no table, by what errors of all kinds have in common.
+
+    *otherwise* where they say too little.
+    """
+    host, who = _HOST.search(said), _WHO.search(said)
+    named = next((one for one in host.groups() if one), "") if host else ""
+    facts = {
+        "host": repr(named.partition(":")[0]) if named else "the server",
+        "who": who[0] if who else "whoever asks",
+    }
+    found = first(_STEPS, said, **facts)
+    return found.advice if found is not None else otherwise

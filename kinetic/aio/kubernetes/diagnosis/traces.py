@@ -2,37 +2,38 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterator
 from dataclasses import replace
 from typing import Any
 
 from kinetic.aio.kubernetes.diagnosis.documents import Document, part
+from kinetic.aio.kubernetes.diagnosis.pods import Pod
 from kinetic.aio.kubernetes.diagnosis.verdict import Seen
 
 __all__ = ["ended_unseen", "fell_again", "never_began"]
 
-_TAINTED = re.compile(r"^Marking for deletion")
 _LAST = 2
 """So many of the pods that the Job made last count: the one that is there, and its elder."""
 
 
-def ended_unseen(seen: Seen, known: Collection[str] = ()) -> Document | None:
+def ended_unseen(seen: Seen, known: Collection[str] = ()) -> Pod | None:
     """The last pod of the Job that an event tells an end of; none of those *known* by name."""
     for pod, event in _told(seen):
         status = _status(event)
         if status is not None and pod["metadata"]["name"] not in known:
-            return {**pod, "status": status}
+            return Pod({**pod, "status": status}, seen)
     return None
 
 
-def never_began(seen: Seen) -> Document | None:
+def never_began(seen: Seen) -> Pod | None:
     """The last pod of the Job that events tell of, if its program was never started."""
     last = next((pod for pod, _ in _told(seen)), None)
     if last is None or seen.about(last, "Started"):
         return None
     node = {"nodeName": "?"} if seen.about(last, "Scheduled") else {}
-    return {**last, "spec": {**last["spec"], **node}, "status": {"phase": "Pending"}}
+    pod = {**last, "spec": {**last["spec"], **node}, "status": {"phase": "Pending"}}
+    asked = last["spec"].get("containers")  # else the nodes do not tell either
+    return Pod(pod, seen if asked else replace(seen, nodes=None))
 
 
 def fell_again(seen: Seen) -> bool:
@@ -78,20 +79,13 @@ def _pod_of(event: Document) -> str:
 
 def _status(event: Document) -> dict[str, Any] | None:
     """What the pod's status must have been."""
-    said = str(event.get("message") or "")
-    match event.get("reason"):
-        case "Evicted":
-            return {"phase": "Failed", "reason": "Evicted", "message": said}
-        case "Preempted":
-            return _disrupted("PreemptionByScheduler")
-        case "TaintManagerEviction" if _TAINTED.search(said):
-            return _disrupted("DeletionByTaintManager")
-        case "Preempting":
-            return {"phase": "Failed", "reason": "Preempting", "message": said}
-        case _:
-            return None
-
-
-def _disrupted(reason: str) -> dict[str, Any]:
-    condition = {"type": "DisruptionTarget", "status": "True", "reason": reason}
+    reason, said = event.get("reason"), str(event.get("message") or "")
+    disrupted = {"Preempted": "PreemptionByScheduler"}
+    if said.startswith("Marking for deletion"):
+        disrupted["TaintManagerEviction"] = "DeletionByTaintManager"
+    if reason in ("Evicted", "Preempting"):
+        return {"phase": "Failed", "reason": reason, "message": said}
+    if reason not in disrupted:
+        return None
+    condition = {"type": "DisruptionTarget", "status": "True", "reason": disrupted[reason]}
     return {"phase": "Failed", "conditions": [condition]}

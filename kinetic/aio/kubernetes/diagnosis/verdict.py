@@ -10,7 +10,7 @@ from kinetic.aio.kubernetes.diagnosis.documents import Document, condition, part
 from kinetic.aio.ports import Phase
 from kinetic.job_status import JobStatus, Reason
 
-__all__ = ["Diagnosis", "Outlook", "Seen", "merged", "pending"]
+__all__ = ["Diagnosis", "Outlook", "Seen", "merged", "pending", "running"]
 
 
 class Outlook(enum.Enum):
@@ -34,8 +34,8 @@ class Diagnosis:
     happened and ``advice`` what to do next; each may be empty.
     """
 
-    status: JobStatus
-    phase: Phase
+    status: JobStatus = JobStatus.PENDING
+    phase: Phase = Phase.PENDING
     reason: Reason | None = None
     exit_code: int | None = None
     executor: str = ""
@@ -57,21 +57,41 @@ class Diagnosis:
         """The same verdict, told after what happened *earlier*."""
         return replace(self, message=f"{earlier}; {self.message}" if self.message else earlier)
 
+    def failed(self, executor: str = "", exit_code: int | None = None) -> Diagnosis:
+        """The verdict on what has ended because of it."""
+        return replace(
+            self,
+            status=JobStatus.FAILED,
+            phase=Phase.ENDED,
+            outlook=Outlook.FINAL,
+            executor=executor,
+            exit_code=exit_code,
+        )
+
 
 def pending(
     message: str,
-    reason: Reason | None = None,
     advice: str = "",
+    reason: Reason | None = None,
     outlook: Outlook = Outlook.OPEN,
 ) -> Diagnosis:
     """The verdict on what waits."""
-    return Diagnosis(
-        status=JobStatus.PENDING,
-        phase=Phase.PENDING,
-        reason=reason,
-        message=message,
-        advice=advice,
-        outlook=outlook,
+    return Diagnosis(message=message, advice=advice, reason=reason, outlook=outlook)
+
+
+def running(
+    message: str,
+    advice: str = "",
+    reason: Reason | None = None,
+    outlook: Outlook = Outlook.OPEN,
+    exit_code: int | None = None,
+) -> Diagnosis:
+    """The verdict on what runs, or may run."""
+    return replace(
+        pending(message, advice, reason, outlook),
+        status=JobStatus.RUNNING,
+        phase=Phase.RUNNING,
+        exit_code=exit_code,
     )
 
 
@@ -107,6 +127,21 @@ class Seen:
     def any_job(self) -> Document:
         """The Job, or how it was when it was last there."""
         return self.job or self.earlier or {}
+
+    @property
+    def spec(self) -> Document:
+        """What was asked for by the Job."""
+        return part(self.any_job, "spec")
+
+    @property
+    def status(self) -> Document:
+        """What Kubernetes says of the Job."""
+        return part(self.any_job, "status")
+
+    @property
+    def completions(self) -> int:
+        """Of how many pods the Job wants success."""
+        return int(self.spec.get("completions") or 1)
 
     @property
     def job_name(self) -> str:

@@ -1,0 +1,243 @@
+"""One pod as facts: what was asked for, what its containers did, what was done to it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from functools import cached_property
+from typing import Any
+
+from kinetic.aio.kubernetes.diagnosis.documents import Document, condition, part, parts, uid
+from kinetic.aio.kubernetes.diagnosis.verdict import Seen
+
+__all__ = ["START_ERRORS", "Container", "Pod"]
+
+START_ERRORS = frozenset({"StartError", "ContainerCannotRun", "RunContainerError"})
+"""Reasons of a container's end that say that its program never began."""
+
+_NOTICE = "cloud.google.com/impending-node-termination"
+_SPOT = ("cloud.google.com/gke-spot", "cloud.google.com/gke-preemptible")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Container:
+    """One container: its part of the pod's spec beside its status."""
+
+    name: str
+    spec: Document
+    status: Document
+    init: bool = False
+    pod_limits: Document = field(default_factory=dict[str, Any])
+
+    @property
+    def sidecar(self) -> bool:
+        """Whether it stays beside the program and its own end means nothing."""
+        return self.init and self.spec.get("restartPolicy") == "Always"
+
+    def state(self, kind: str) -> Document | None:
+        """What is said of the state *kind*, if it is in it now."""
+        found: Any = part(self.status, "state").get(kind)
+        return found if found is not None else None
+
+    @property
+    def last(self) -> Document | None:
+        """How it ended the last time, if it was started again since."""
+        found: Any = part(self.status, "lastState").get("terminated")
+        return found if found is not None else None
+
+    @property
+    def ended(self) -> Document | None:
+        """How it ended: now, or the time before if it waits to be started again."""
+        return self.state("terminated") or (
+            self.last if self.state("waiting") is not None else None
+        )
+
+    @property
+    def exit_code(self) -> int | None:
+        """That of its end, if it has ended."""
+        return (self.ended or {}).get("exitCode")
+
+    @property
+    def restarts(self) -> int:
+        """How often it was started again."""
+        return int(self.status.get("restartCount") or 0)
+
+    def limit(self, resource: str) -> str:
+        """Its limit of *resource* as it was written; empty if there is none."""
+        return str(part(part(self.spec, "resources"), "limits").get(resource, ""))
+
+    def pod_limit(self, resource: str) -> str:
+        """The limit of *resource* that all containers of the pod share, if it has one."""
+        return str(self.pod_limits.get(resource, ""))
+
+
+@dataclass(frozen=True)
+class Pod:
+    """A pod, by its last version and by what else was *seen*."""
+
+    document: Document
+    seen: Seen = field(default_factory=Seen)
+
+    @cached_property
+    def metadata(self) -> Document:
+        """Its name, labels, owners."""
+        return part(self.document, "metadata")
+
+    @cached_property
+    def spec(self) -> Document:
+        """What was asked for."""
+        return part(self.document, "spec")
+
+    @cached_property
+    def status(self) -> Document:
+        """What Kubernetes says of it."""
+        return part(self.document, "status")
+
+    @property
+    def uid(self) -> str:
+        """What tells it from others."""
+        return uid(self.document)
+
+    @property
+    def index(self) -> int | None:
+        """Its index in its Job, if it has one."""
+        key = "batch.kubernetes.io/job-completion-index"
+        given = {**part(self.metadata, "labels"), **part(self.metadata, "annotations")}
+        text = str(given.get(key))
+        return int(text) if text.isdecimal() else None
+
+    @cached_property
+    def containers(self) -> Sequence[Container]:
+        """All of them, init containers first."""
+        limits = part(part(self.spec, "resources"), "limits")
+        found: list[Container] = []
+        for init, kind in ((True, "initContainers"), (False, "containers")):
+            told = parts(self.status, "initContainerStatuses" if init else "containerStatuses")
+            statuses = {one.get("name"): one for one in told}
+            named = {one.get("name"): one for one in parts(self.spec, kind)}
+            found += [
+                Container(
+                    name=str(name),
+                    spec=named.get(name) or {},
+                    status=statuses.get(name) or {},
+                    init=init,
+                    pod_limits=limits,
+                )
+                for name in {**named, **statuses}
+            ]
+        return found
+
+    @property
+    def programs(self) -> Sequence[Container]:
+        """Those that do the work: the first is the one that counts."""
+        return [one for one in self.containers if not one.init]
+
+    @property
+    def bad(self) -> Container | None:
+        """The one that made the pod fail: the first of them to end badly."""
+        bad = [one for one in self.containers if not one.sidecar and one.exit_code]
+        return min(
+            bad, key=lambda one: str((one.ended or {}).get("finishedAt") or "~"), default=None
+        )
+
+    @property
+    def ended(self) -> bool:
+        """Whether none of its programs runs, or will run, any more."""
+        if self.status.get("phase") in ("Succeeded", "Failed"):
+            return True
+        if not self.status.get("containerStatuses"):
+            return False  # by far the most, and this is asked often
+        policy = self.spec.get("restartPolicy", "Always")
+        ends = [one.state("terminated") for one in self.programs]
+        return policy in ("Never", "OnFailure") and all(
+            end is not None and (policy == "Never" or not end.get("exitCode")) for end in ends
+        )
+
+    @property
+    def ran(self) -> bool:
+        """Whether a program of it was ever started."""
+        return any(
+            one.state("running") is not None
+            or (one.ended or {}).get("reason") not in (None, *START_ERRORS)
+            for one in self.programs
+        )
+
+    @property
+    def starts(self) -> int:
+        """How often its program was started, if its failure did not end the pod."""
+        again = max((one.restarts for one in self.programs), default=0)
+        return again + 1 if again and self.spec.get("restartPolicy") != "Never" else 0
+
+    @property
+    def leaving(self) -> bool:
+        """Whether somebody has deleted it."""
+        return bool(self.metadata.get("deletionTimestamp"))
+
+    @property
+    def disruption(self) -> Document | None:
+        """Kubernetes' own word that the platform ended it."""
+        return condition(self.document, "DisruptionTarget")
+
+    @property
+    def answered(self) -> bool:
+        """Whether its program ended in its own way after somebody had the pod deleted."""
+        grace = self.metadata.get("deletionGracePeriodSeconds")
+        one = self.bad or next(iter(self.programs), None)
+        ended = (one.ended if one is not None else None) or {}
+        if grace is None or not self.leaving or not ended.get("finishedAt"):
+            return False
+        try:
+            until = datetime.fromisoformat(str(self.metadata["deletionTimestamp"]))
+            asked = until - timedelta(seconds=int(grace))
+            own = ended.get("reason") in ("OOMKilled", *START_ERRORS)
+            return not own and datetime.fromisoformat(str(ended["finishedAt"])) >= asked
+        except (ValueError, TypeError):
+            return False
+
+    @property
+    def swept(self) -> bool:
+        """Whether it was stopped because of others: by its Job, or by hand."""
+        ends = [part(part(one.status, "state"), "terminated") for one in self.programs]
+        by_signal = all(
+            one.get("exitCode") in (None, 0, 137, 143) and one.get("reason") != "OOMKilled"
+            for one in ends
+        )
+        return self.leaving and (by_signal or self.answered) and self.disruption is None
+
+    @cached_property
+    def node(self) -> Document | None:
+        """Its node: as it was when the pod was first said to be disrupted, else as it is."""
+        if scene := self.seen.scenes.get(self.uid):
+            return scene
+        name = self.spec.get("nodeName")
+        found = (one for one in self.seen.nodes or () if part(one, "metadata").get("name") == name)
+        return next(found, None)
+
+    @property
+    def without_node(self) -> bool:
+        """Whether it names a node that is not among those there are."""
+        name = self.spec.get("nodeName")
+        there = {part(one, "metadata").get("name") for one in self.seen.nodes or ()}
+        return bool(name and there) and name not in there
+
+    @property
+    def on_spot(self) -> bool:
+        """Whether it is on a machine that the cloud may take back, or asks for one."""
+        labels = part(part(self.node, "metadata"), "labels")
+        return any(key in part(self.spec, "nodeSelector") or key in labels for key in _SPOT)
+
+    @property
+    def taken_back(self) -> bool:
+        """Whether the cloud has given notice of its node's end (documents: GKE, Spot VMs)."""
+        taints = parts(part(self.node, "spec"), "taints")
+        return any(one.get("key") == _NOTICE for one in taints)
+
+    def events(self, *reasons: str) -> list[Document]:
+        """Those on it with one of *reasons*, in order."""
+        return self.seen.about(self.document, *reasons)
+
+    def last_said(self, *reasons: str) -> str:
+        """The words of the last such event; empty if there is none."""
+        found = self.events(*reasons)
+        return str(found[-1].get("message") or "") if found else ""
