@@ -18,7 +18,10 @@ from kinetic.job_status import JobStatus, Reason
 __all__ = ["ending", "lost_node", "removal"]
 
 _AGAIN = "it is not the program's fault: run it again"
-_NO_PLACE = "leave the choice of the node to the scheduler, or ask for less"
+_SHUT_DOWN = (
+    "^(disruption TerminationByKubelet|status (Terminated|Shutdown|NodeShutdown):"
+    "|status [^\n]*node ?shut(ting)? ?down|notice$)"
+)
 
 # Of the lines of evidence that `_evidence` writes, of which the strongest comes first.
 _DONE_TO_IT = (
@@ -124,17 +127,13 @@ _DONE_TO_IT = (
     Rule("^status Evicted: (?P<said>[^\n]+)", "evicted: {said}", _AGAIN, Reason.EVICTED),
     Rule("^status Evicted", "evicted: no cause", _AGAIN, Reason.EVICTED),
     Rule(
-        "^(disruption TerminationByKubelet|status (Terminated|Shutdown|NodeShutdown):"
-        "|status [^\n]*(node ?shut(ting)? ?down|imminent node shutdown)|taint [^\n]*impending-node-"
-        "termination)(?=.*^spot)",
+        _SHUT_DOWN + ".*^spot",
         "the spot machine was taken back by the cloud",
         f"{_AGAIN} (it is retried on its own budget), or ask for no spot machine",
         Reason.PREEMPTED,
     ),
     Rule(
-        "^(disruption TerminationByKubelet|status (Terminated|Shutdown|NodeShutdown):"
-        "|status [^\n]*(node ?shut(ting)? ?down|imminent node shutdown)|taint [^\n]*impending-node-"
-        "termination)",
+        _SHUT_DOWN,
         "its node was shut down (a spot machine taken back, or maintenance)",
         _AGAIN,
         Reason.PREEMPTED,
@@ -147,27 +146,9 @@ _DONE_TO_IT = (
     ),
     Rule("^status NodeLost", "the node was lost with the pod on it", _AGAIN, Reason.NODE_LOST),
     Rule(
-        "^status OutOfcpu: (?P<said>[^\n]*)",
-        "the node refused the pod: it has too few CPUs ({said})",
-        _NO_PLACE,
-        Reason.UNSCHEDULABLE,
-    ),
-    Rule(
-        "^status OutOfpods: (?P<said>[^\n]*)",
-        "the node refused the pod: it has too few places for pods ({said})",
-        _NO_PLACE,
-        Reason.UNSCHEDULABLE,
-    ),
-    Rule(
-        "^status OutOf(?P<what>memory|ephemeral-storage): (?P<said>[^\n]*)",
-        "the node refused the pod: it has too little {what} ({units})",
-        _NO_PLACE,
-        Reason.UNSCHEDULABLE,
-    ),
-    Rule(
-        r"^status OutOf(?P<what>\S+): (?P<said>[^\n]*)",
-        "the node refused the pod: it has too few {what} ({said})",
-        _NO_PLACE,
+        r"^status OutOf\S+:",
+        "the node refused the pod: it has too {lack}",
+        "leave the choice of the node to the scheduler, or ask for less",
         Reason.UNSCHEDULABLE,
     ),
     Rule(
@@ -198,15 +179,16 @@ def _evidence(pod: Pod) -> str:
     lines += [f"taint {key}" for key in _closing(pod)]
     if condition(pod.node, "Ready", "Unknown") is not None:
         lines.append("silent")
-    lines += [name for name, so in (("spot", pod.on_spot), ("deleted", pod.leaving)) if so]
+    noticed = pod.taken_back and pod.stopped
+    marks = {"notice": noticed, "spot": pod.on_spot, "deleted": pod.leaving}
+    lines += [name for name, so in marks.items() if so]
     return "\n".join(" ".join(line.split()) for line in lines)
 
 
 def _closing(pod: Pod) -> list[str]:
-    """The taints of its node that throw pods out, and notices of its end."""
+    """The taints of its node that throw pods out."""
     taints = parts(part(pod.node, "spec"), "taints")
-    hard = [str(one.get("key", "")) for one in taints if one.get("effect") == "NoExecute"]
-    return [*hard, *(["impending-node-termination"] if pod.taken_back else [])]
+    return [str(one.get("key", "")) for one in taints if one.get("effect") == "NoExecute"]
 
 
 def removal(pod: Pod) -> Diagnosis | None:
@@ -225,9 +207,19 @@ def removal(pod: Pod) -> Diagnosis | None:
         spot=" (a spot machine: was it taken back?)" if pod.on_spot else "",
         taints=f" {taints}" if taints else "",
         then=_as_it_ran(pod),
-        units=one_line(_in_units(str(pod.status.get("message") or ""))),
+        lack=_lack(pod),
         usage=_usage(text),
     )
+
+
+def _lack(pod: Pod) -> str:
+    """What a node has too little of that refused the pod, in its own words and figures."""
+    what = str(pod.status.get("reason") or "").removeprefix("OutOf")
+    said = str(pod.status.get("message") or "")
+    if what in ("memory", "ephemeral-storage"):
+        return f"little {what} ({one_line(_in_units(said))})"
+    names = {"cpu": "CPUs", "pods": "places for pods"}
+    return f"few {names.get(what, what)} ({one_line(said)})"
 
 
 def _as_it_ran(pod: Pod) -> str:
@@ -295,16 +287,12 @@ def _well(pod: Pod) -> str:
 def _why(pod: Pod) -> Diagnosis:
     """The strongest of what was done to it, its node's word, and its own."""
     removed, bad = removal(pod), pod.bad
-    ended = (bad.ended if bad is not None else None) or {}
-    stopped = bad is None or (
-        bad.exit_code in (137, 143) and ended.get("reason") in (None, "Error")
-    )
-    if removed is not None and (removed.reason is not Reason.LOST or stopped or pod.answered):
+    if removed is not None and (removed.reason is not Reason.LOST or pod.stopped or pod.answered):
         return removed
     if bad is None:
         words = "the pod failed, and does not say how its program ended"
         return pending(words, "run it again", Reason.LOST)
-    told = tell_end(pod, bad, ended)
+    told = tell_end(pod, bad, bad.ended or {})
     if bad.init:
         return _never_began(bad, told)
     if [one.name for one in pod.programs][:1] != [bad.name]:

@@ -132,7 +132,7 @@ _CAUSES = (
         _PULL,
         _FINAL,
     ),
-    Rule(r"failed to authorize|denied", _UNREAD, _READER, _PULL),
+    Rule(r"failed to authorize", _UNREAD, _READER, _PULL),
 )
 
 

@@ -180,6 +180,13 @@ class Pod:
         return condition(self.document, "DisruptionTarget")
 
     @property
+    def stopped(self) -> bool:
+        """Whether its end may be the answer to a request to stop, by its exit code."""
+        ended = (self.bad.ended if self.bad is not None else None) or {}
+        signalled = ended.get("exitCode") in (137, 143)
+        return self.bad is None or (signalled and ended.get("reason") in (None, "Error"))
+
+    @property
     def answered(self) -> bool:
         """Whether its program ended in its own way after somebody had the pod deleted."""
         grace = self.metadata.get("deletionGracePeriodSeconds")
