@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kinetic.cli import output
-from kinetic.cli.where import json_option
+from kinetic.cli.where import Where, carry_out, json_option, placed
 
 if TYPE_CHECKING:
     from kinetic.prices import Price, Row
@@ -18,21 +18,38 @@ COLUMNS = ("accelerator", "chips", "hosts", "memory_gb", "usd_hour", "spot_hour"
 
 
 @click.command()
-@click.option(
-    "--zone", metavar="TEXT", help="The zone whose prices are shown (the configured one)."
-)
+@click.option("--live", is_flag=True, help="Count the nodes of the cluster that take each.")
 @json_option
-def accelerators(zone: str | None, as_json: bool) -> None:
+@placed
+def accelerators(where: Where, live: bool, as_json: bool) -> None:
     """List what accelerator= takes, with list prices an hour: estimates, in US dollars.
 
-    JSON has the source and the date of each figure. What none is known for shows a dash.
+    Prices are those of the configured zone; JSON has the source and the date of each figure. What
+    none is known for shows a dash. With --live, nodes that a pool could add are not counted.
     """
     from kinetic import configuration
     from kinetic.prices import rows
 
-    where = configuration.resolve(zone=zone).zone
-    found = [_shown(one) for one in rows(where)]
-    output.table("accelerators", COLUMNS, found, as_json=as_json, empty="")
+    where.point()
+    given = where.given()
+    target = configuration.resolve(
+        backend=given.get("backend") if live else "local",
+        project=given.get("project"),
+        zone=given.get("zone"),
+        cluster=given.get("cluster"),
+    )
+    listed = rows(target.zone)
+    found = [_shown(one) for one in listed]
+    if not live:
+        output.table("accelerators", COLUMNS, found, as_json=as_json, empty="")
+        return
+    if target.backend == "local":
+        raise click.UsageError(f"--live asks a cluster, and the backend is local ({target.why})")
+    from kinetic.aio.kubernetes.inventory import nodes_for
+
+    counts = carry_out(nodes_for([one.accelerator for one in listed], target))
+    found = [{**one, "nodes": count} for one, count in zip(found, counts, strict=True)]
+    output.table("accelerators", (*COLUMNS, "nodes"), found, as_json=as_json, empty="")
 
 
 def _shown(row: Row) -> dict[str, Any]:

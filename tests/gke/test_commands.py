@@ -50,3 +50,21 @@ def test_a_context_that_is_not_there_is_a_wrong_setting(
     kinetic: Kinetic, configured: Namespace
 ) -> None:
     assert kinetic("jobs", "list", "--kube-context", "nowhere").code == 2
+
+
+def test_the_nodes_that_take_an_accelerator_are_counted(
+    kinetic: Kinetic, configured: Namespace
+) -> None:
+    gpu = {"cloud.google.com/gke-accelerator": "nvidia-l4"}
+    configured.kubelet.add_node("l4-1", gpu=1, labels=gpu)
+    configured.kubelet.add_node("l4-4", gpu=4, labels=gpu)
+    rows = {
+        one["accelerator"]: one["nodes"]
+        for one in kinetic("accelerators", "--live", "--json").json["items"]
+    }
+    assert (rows["gpu-l4"], rows["gpu-l4x4"], rows["tpu-v5p-4"]) == (2, 1, 0)
+    assert rows["cpu"] >= 1
+    refused = kinetic("accelerators", "--live", "--kube-context", "dev")
+    assert refused.code == 4 and "nodes" in refused.err
+    local = kinetic("accelerators", "--live", "--backend", "local")
+    assert local.code == 2 and "the backend is local" in local.err

@@ -61,6 +61,7 @@ __all__ = [
     "items_of",
     "job_manifest",
     "label_value",
+    "needs",
     "object_name",
     "other_attempt_name",
     "secret_manifest",
@@ -460,6 +461,15 @@ def _refuse_hiding(path: str) -> None:
             f"a bucket cannot be mounted at {path!r}: it would hide what a job needs there; "
             "choose another path for this volume, such as '/data'"
         )
+
+
+def needs(accelerator: Accelerator) -> dict[str, Any]:
+    """What the pod of a job on *accelerator* asks of its node, as part of a pod's spec."""
+    return {
+        "nodeSelector": _selector(accelerator),
+        "tolerations": _tolerations(accelerator),
+        "containers": [{"resources": _resources(Resources(accelerator=accelerator))}],
+    }
 
 
 def _selector(accelerator: Accelerator) -> dict[str, str]:
