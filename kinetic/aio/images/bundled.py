@@ -214,6 +214,13 @@ class _Plan:
     uri: str
     context: Mapping[str, bytes]
     digest: str
+    again: bool = False
+
+    @property
+    def marker(self) -> str:
+        """The object that tells who builds it."""
+        name, _, tag = self.uri.rpartition("/")[2].rpartition(":")
+        return f"builders/{tag}" if name == "base" else f"builders/{name}-{tag}"
 
 
 class BundledImages:
@@ -265,6 +272,14 @@ class BundledImages:
             self._seen[plan.uri] = time.monotonic()
         return Image(uri=plan.uri, command=COMMAND)
 
+    async def publish(self, uri: str, context: Mapping[str, bytes], *, again: bool = False) -> None:
+        """Have *context* built and pushed as *uri*, if it is not there yet, or *again*.
+
+        Errors and cancellation are those of `resolve`.
+        """
+        plan = _Plan(uri=uri, context=context, digest=recipe.digest(context), again=again)
+        await self._flight(plan).joined()
+
     async def aclose(self) -> None:
         """End what is being built here; what was handed in is closed by who did."""
         self._closed = True
@@ -299,10 +314,9 @@ class BundledImages:
 
     async def _ensured(self, plan: _Plan) -> None:
         async def there() -> bool:
-            return await self._registry.has(plan.uri)
+            return not plan.again and await self._registry.has(plan.uri)
 
-        marker = f"builders/{plan.uri.rpartition(':')[2]}"
-        async with turn(self._builds, marker, there, pace=self._pace) as held:
+        async with turn(self._builds, plan.marker, there, pace=self._pace) as held:
             if held is not None:
                 await self._built(plan, held)
 

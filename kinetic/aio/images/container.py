@@ -20,7 +20,14 @@ from kinetic.aio.ports import Image, ImageRequest, Images, Store
 from kinetic.configuration import Target
 from kinetic.errors import AuthError, ConfigurationError
 
-__all__ = ["ContainerImages", "CustomImages", "PrebuiltImages", "base_uri"]
+__all__ = [
+    "ContainerImages",
+    "CustomImages",
+    "PrebuiltImages",
+    "base_uri",
+    "named_repo",
+    "started_from",
+]
 
 
 GOOGLE_REGISTRIES = ".pkg.dev"
@@ -55,14 +62,7 @@ class PrebuiltImages:
 
         Cancelled: the dependencies may be left in the store; they are shared.
         """
-        if not request.base_image_repo:
-            raise ConfigurationError(
-                'container_image="prebuilt" needs to know where your base images are, and nobody '
-                "says: pass base_image_repo=, or set KINETIC_BASE_IMAGE_REPO, to the registry and "
-                "path you push them to (the guide on images says how to build one), or leave "
-                "container_image out to have an image built"
-            )
-        uri = base_uri(request.base_image_repo, request.category)
+        uri = base_uri(named_repo(request.base_image_repo), request.category)
         found = await in_thread(dependencies_of, request, self._said)
         await self._check(uri)
         requirements = None
@@ -80,10 +80,7 @@ class PrebuiltImages:
             self._kept[name] = time.monotonic()
 
     async def _check(self, uri: str) -> None:
-        host = registry_of(uri)
-        if uri in self._seen or not (
-            host.endswith(GOOGLE_REGISTRIES) or (host and host == self._asked)
-        ):
+        if uri in self._seen or not _is_google(uri, self._asked):
             return
         try:
             there = await self._registry.has(uri)
@@ -91,9 +88,8 @@ class PrebuiltImages:
             there = True
         if not there:
             raise ConfigurationError(
-                f"the base image {uri} was not published; build and push it from what kinetic "
-                "gives for it (see the guide on images), or leave container_image out to have "
-                "one built"
+                f"the base image {uri} was not published: do that with kinetic build-image --repo "
+                f"{uri.rpartition('/')[0]}, or leave container_image out to have one built"
             )
         self._seen.add(uri)
 
@@ -101,8 +97,30 @@ class PrebuiltImages:
         """Nothing is held."""
 
 
-def base_uri(repo: str, category: str) -> str:
-    """The name of a base image: ``{repo}/base-{category}:{version of kinetic}``.
+def named_repo(repo: str | None) -> str:
+    """The place of base images.
+
+    Raises:
+        ConfigurationError: Nobody names it.
+    """
+    if not repo:
+        raise ConfigurationError(
+            "nobody says where your base images are: pass base_image_repo=, or set "
+            "KINETIC_BASE_IMAGE_REPO, to the registry and path you push them to (kinetic "
+            "build-image --repo publishes them), or leave container_image out to have an image "
+            "built"
+        )
+    return repo
+
+
+def _is_google(uri: str, asked: str) -> bool:
+    """Whether *uri* is in a registry of Google's, or in the one that is *asked* in its place."""
+    host = registry_of(uri)
+    return host.endswith(GOOGLE_REGISTRIES) or bool(host and host == asked)
+
+
+def base_uri(repo: str, category: str, tag: str | None = None) -> str:
+    """The name of a base image: ``{repo}/base-{category}:{tag}``, by default kinetic's version.
 
     Raises:
         ConfigurationError: *repo* cannot be a place of images.
@@ -110,7 +128,7 @@ def base_uri(repo: str, category: str) -> str:
     from kinetic._version import __version__
 
     # A local version has a "+", which no tag can have.
-    tag = __version__.replace("+", "-")
+    tag = tag or __version__.replace("+", "-")
     try:
         return checked_uri(f"{repo.rstrip('/')}/base-{category}:{tag}")
     except ConfigurationError as exc:
@@ -188,7 +206,7 @@ class ContainerImages:
         )
         self._pace = pace
         self._wheel = wheel
-        self._python_image = _started_from(environ)
+        self._python_image = started_from(environ)
         self._bundled: BundledImages | None = None
         self._prebuilt = PrebuiltImages(jobs, self._registry, asked=self._registry_host)
         self._custom = CustomImages()
@@ -204,11 +222,35 @@ class ContainerImages:
         """
         return await self._of(request.mode).resolve(request)
 
+    async def publish(self, uri: str, context: Mapping[str, bytes], *, again: bool = False) -> bool:
+        """Have Cloud Build build *context* and push it as *uri*; whether that was needed.
+
+        What is there already is left as it is, unless it is to be built *again*.
+
+        Raises:
+            ConfigurationError: It cannot push there, or no project is configured.
+            BuildError: It cannot be built.
+            BackendError: Somebody refused, or did not answer.
+
+        Cancelled: so is the build.
+        """
+        if not _is_google(uri, self._registry_host):
+            raise ConfigurationError(
+                "Cloud Build can push to Artifact Registry (REGION-docker.pkg.dev/…), not to "
+                f"{uri}; python -m kinetic.images base CATEGORY FOLDER writes what it is built "
+                "from: build and push that with docker"
+            )
+        if not again and await self._registry.has(uri):
+            return False
+        await self._builders().publish(uri, context, again=again)
+        return True
+
     def _of(self, mode: str) -> Images:
         if mode == "prebuilt":
             return self._prebuilt
-        if mode != "bundled":
-            return self._custom
+        return self._builders() if mode == "bundled" else self._custom
+
+    def _builders(self) -> BundledImages:
         if self._bundled is None:
             self._bundled = BundledImages(
                 places(self._target, self._registry_host),
@@ -230,8 +272,12 @@ class ContainerImages:
                     closing.push_async_callback(part.aclose)
 
 
-def _started_from(environ: Mapping[str, str]) -> str:
-    """What images begin with; a mirror of the public one, for instance."""
+def started_from(environ: Mapping[str, str]) -> str:
+    """What images begin with; a mirror of the public one, for instance.
+
+    Raises:
+        ConfigurationError: It is no name of an image.
+    """
     named = environ.get(STARTED_FROM, "") or PYTHON_IMAGE
     try:
         checked_uri(named.replace("{python}", "3.12"))

@@ -1,0 +1,146 @@
+"""``kinetic build-image`` and ``kinetic image``: what jobs on a cluster start from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from kinetic.cli import output
+from kinetic.cli.functions import load_function
+from kinetic.cli.where import Where, carry_out, json_option, placed
+
+if TYPE_CHECKING:
+    from kinetic.configuration import Target
+    from kinetic.images import Plan
+
+__all__ = ["build_image", "image"]
+
+CATEGORIES = ("cpu", "gpu", "tpu")
+
+
+@click.command("build-image")
+@click.option("--repo", metavar="TEXT", help="Where base images are pushed (the configured one).")
+@click.option(
+    "--category", "categories", type=click.Choice(CATEGORIES), multiple=True, help="Only these."
+)
+@click.option("--tag", metavar="TEXT", help="Another tag than the version, which jobs look for.")
+@click.option(
+    "--dockerfile",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="A Dockerfile of yours; it finds the same files beside it.",
+)
+@click.option("--print", "printed", is_flag=True, help="Print the Dockerfile; build nothing.")
+@click.option("--dry-run", is_flag=True, help="Print the names of the images; build nothing.")
+@click.option("--force", is_flag=True, help="Build those that are there already, too.")
+@click.option("-y", "--yes", is_flag=True, hidden=True, help="Nothing is asked.")
+@json_option
+@placed
+def build_image(
+    where: Where,
+    repo: str | None,
+    categories: tuple[str, ...],
+    tag: str | None,
+    dockerfile: Path | None,
+    printed: bool,
+    dry_run: bool,
+    force: bool,
+    yes: bool,
+    as_json: bool,
+) -> None:
+    """Build the base images for container_image="prebuilt", and push them.
+
+    Cloud Build does it, in some minutes; images that are there already are left as they are.
+    """
+    from kinetic.images import base_image
+
+    target = _target(where)
+    place = repo or target.base_image_repo
+    if not place:
+        raise click.UsageError("name a --repo, such as us-docker.pkg.dev/PROJECT/images")
+    text = dockerfile.read_text() if dockerfile is not None else None
+    wanted = dict.fromkeys(categories or CATEGORIES)
+    plans = [base_image(one, place, tag=tag, dockerfile=text) for one in wanted]
+    if printed:
+        for plan in plans:
+            output.lines([f"# {plan.image}", *plan.dockerfile.splitlines()])
+        return
+    rows = (
+        [_planned(plan) for plan in plans] if dry_run else carry_out(_built(plans, target, force))
+    )
+    columns = ("category", "image", "state")
+    output.table("build-image", columns, rows, as_json=as_json, empty="")
+    failures = [row for row in rows if row["error"]]
+    for row in failures:
+        output.note(f"{row['image']}: {row['error']}")
+    if failures:
+        raise click.exceptions.Exit(1)
+    if not dry_run:
+        output.note(f"jobs find them with KINETIC_BASE_IMAGE_REPO={place}")
+
+
+async def _built(plans: list[Plan], target: Target, force: bool) -> list[dict[str, Any]]:
+    """Side by side: one that fails does not end the others."""
+    import asyncio
+
+    from kinetic.errors import KineticError
+    from kinetic.images import publish
+
+    async def build(plan: Plan) -> dict[str, Any]:
+        try:
+            built = await publish(plan, target, again=force)
+        except KineticError as exc:
+            return {**_planned(plan), "state": "failed", "error": str(exc)}
+        return {**_planned(plan), "state": "built" if built else "there"}
+
+    return await asyncio.gather(*map(build, plans))
+
+
+def _planned(plan: Plan) -> dict[str, Any]:
+    return {
+        "category": plan.category,
+        "image": plan.image,
+        "digest": plan.digest,
+        "state": "planned",
+        "error": None,
+    }
+
+
+@click.group()
+def image() -> None:
+    """Look at the images of functions."""
+
+
+@image.command("show")
+@click.argument("function", metavar="FILE.py:FUNCTION")
+@json_option
+@placed
+def _show(where: Where, function: str, as_json: bool) -> None:
+    """Show the image that a function gets on a cluster, and what goes into it.
+
+    Nothing is sent, and nothing is built.
+    """
+    from kinetic.images import image_of
+
+    plan = image_of(load_function(function), _target(where))
+    told: dict[str, Any] = {
+        "image": plan.image,
+        "category": plan.category,
+        "digest": plan.digest,
+        "dependencies": None if plan.source is None else str(plan.source),
+        "requirements": plan.requirements.rstrip(),
+        "files": len(plan.context),
+        "bytes": sum(map(len, plan.context.values())),
+        "dockerfile": plan.dockerfile.rstrip(),
+    }
+    output.facts("image", told, as_json=as_json)
+
+
+def _target(where: Where) -> Target:
+    """Where images are built; whether jobs run there does not matter."""
+    from kinetic import configuration
+
+    return configuration.resolve(
+        backend="local", project=where.project, zone=where.zone, cluster=where.cluster
+    )

@@ -1,0 +1,41 @@
+"""What images are built from, shown without a cloud."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.cli.conftest import Kinetic
+
+
+def test_the_images_of_a_function_are_shown_without_building_them(
+    kinetic: Kinetic, tmp_path: Path
+) -> None:
+    (tmp_path / "requirements.txt").write_text("numpy==2.0\n")
+    file = tmp_path / "model.py"
+    file.write_text(
+        "import kinetic\n"
+        "@kinetic.run(accelerator='tpu-v5e-1')\ndef bundled(): pass\n"
+        "@kinetic.run('cpu', container_image='prebuilt', base_image_repo='r.io/me')\n"
+        "def base(): pass\n"
+        "@kinetic.run(container_image='r.io/mine:1')\ndef own(): pass\n"
+    )
+    shown = kinetic("image", "show", f"{file}:bundled", "--json").json
+    assert shown["category"] == "tpu" and shown["requirements"] == "numpy==2.0"
+    assert shown["dependencies"] == str(tmp_path / "requirements.txt")
+    assert shown["image"] == f"tpu-{shown['digest'][:12]}" and "jax[tpu]" in shown["dockerfile"]
+    base = kinetic("image", "show", f"{file}:base", "--json").json
+    assert base["image"].startswith("r.io/me/base-cpu:") and base["requirements"]
+    assert "requirements.txt" not in base["dockerfile"]
+    own = kinetic("image", "show", f"{file}:own", "--json").json
+    assert (own["image"], own["files"], own["dockerfile"]) == ("r.io/mine:1", 0, "")
+
+
+def test_base_images_are_named_and_printed_without_building_them(kinetic: Kinetic) -> None:
+    said = kinetic("build-image", "--repo", "r.io/me", "--dry-run", "--json", "--tag", "7")
+    assert [one["image"] for one in said.json["items"]] == [
+        f"r.io/me/base-{kind}:7" for kind in ("cpu", "gpu", "tpu")
+    ]
+    printed = kinetic("build-image", "--repo", "r.io/me", "--print", "--category", "gpu").out
+    assert printed.startswith("# r.io/me/base-gpu:") and 'CMD ["python3"]' in printed
+    assert kinetic("build-image").code == 2
+    assert "name a --repo" in kinetic("build-image").err
