@@ -7,7 +7,7 @@ from typing import Any, Self
 
 __all__ = ["JobRecord"]
 
-_OPTIONAL = ("group_id", "group_kind", "group_index")
+_OPTIONAL = ("group_id", "group_kind", "group_index", "price")
 
 
 @dataclass
@@ -35,6 +35,8 @@ class JobRecord:
     group_kind: str | None = None
     group_index: int | None = None
     debug: bool = False
+    price: dict[str, Any] | None = None
+    """The fields of the `kinetic.prices.Price` of its accelerator when it was submitted."""
 
     @classmethod
     def from_job_context(cls, ctx: Any, backend_name: str, namespace: str, k8s_name: str) -> Self:

@@ -143,6 +143,9 @@ class JobHandle(JobRecord, Generic[T]):
     def wait(self, timeout: float | None = None) -> JobStatus:
         return PORTAL.call(self._aio.wait, timeout)
 
+    def estimate(self) -> Estimate:
+        return PORTAL.call(self._aio.estimate)
+
     def noted(self) -> dict[str, bool | int | float | str | None]:
         return PORTAL.call(self._aio.noted)
 

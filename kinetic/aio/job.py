@@ -23,6 +23,7 @@ from kinetic._tracebacks import own_frames_left_out
 from kinetic.accelerators import parse
 from kinetic.aio import _job_log
 from kinetic.aio._engine import debugging, implicit_client, job_spec, notebook, results
+from kinetic.aio._engine.meter import Meter
 from kinetic.aio._job_log import LogPrinter
 from kinetic.errors import (
     AuthError,
@@ -37,6 +38,7 @@ from kinetic.errors import (
 from kinetic.job_record import JobRecord
 from kinetic.job_status import JobStatus
 from kinetic.options import check
+from kinetic.prices import HOUR_S, Estimate, Price
 
 if TYPE_CHECKING:
     from kinetic.aio._engine.implicit_client import Follow
@@ -267,6 +269,24 @@ class JobHandle(JobRecord, Generic[T]):
             return {}
         outcome, _ = await at.submission.outcome(at.index, item.attempt)
         return {**(outcome.note or {})}
+
+    async def estimate(self) -> Estimate:
+        """What its attempts that have ended cost by list prices: an estimate.
+
+        Without a price what was submitted by an earlier version.
+
+        Raises:
+            NotFound: The job was cleaned up.
+        """
+        at = await self._follow()
+        attempts, meter = await at.submission.all_attempts([at.index]), Meter()
+        meter.note(at.index, attempts.get(at.index, {}), settled=True)
+        return Estimate(
+            accelerator=self.accelerator,
+            price=Price(**self.price) if self.price is not None else None,
+            hours=meter.seconds / HOUR_S,
+            expected_hours=None,
+        )
 
     async def save_result(self, path: str | os.PathLike[str], timeout: float | None = None) -> int:
         """Wait for the job and write its value to a file, pickled as it is; its size in bytes.

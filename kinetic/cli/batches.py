@@ -59,7 +59,7 @@ async def _row(batch: aio.BatchHandle[Any]) -> dict[str, Any]:
         "total": sum(counts.values()),
         "items": _counts(counts),
         "counts": counts,
-        "cost": None if found.cost is None else f"${found.cost:,.2f}",
+        "cost": output.dollars(found.cost),
         "estimate": found.to_dict(),
         "reason": reason,
     }

@@ -21,7 +21,10 @@ SHOWN = 50
 """Rows of a list, unless all are asked for."""
 
 AT_ONCE = 16
-COLUMNS = ("job_id", "function", "status", "age", "accelerator", "reason")
+HIDDEN = ("estimate", "price")
+"""Of one job, what only JSON has."""
+
+COLUMNS = ("job_id", "function", "status", "age", "accelerator", "cost", "reason")
 
 
 @click.group()
@@ -53,9 +56,11 @@ async def _row(handle: aio.JobHandle[Any]) -> dict[str, Any]:
     }
     try:
         status = (await handle.status()).value
-        return {**known, "status": status, "reason": await handle.reason()}
+        found = await handle.estimate()
+        cost = {"cost": output.dollars(found.cost), "estimate": found.to_dict()}
+        return {**known, "status": status, "reason": await handle.reason(), **cost}
     except KineticError as exc:  # the others are to be shown
-        return {**known, "status": "UNKNOWN", "reason": str(exc)}
+        return {**known, "status": "UNKNOWN", "reason": str(exc), "cost": None}
 
 
 @jobs.command("list")
@@ -88,7 +93,9 @@ def _status(where: Where, job_id: str, as_json: bool) -> None:
             handle = await client.attach(await client.full_id(job_id))
             return {**await _row(handle), "output_dir": handle.output_dir}
 
-    output.facts("jobs.status", carry_out(work()), as_json=as_json)
+    known = carry_out(work())
+    shown = known if as_json else {name: one for name, one in known.items() if name not in HIDDEN}
+    output.facts("jobs.status", shown, as_json=as_json)
 
 
 @jobs.command("logs")

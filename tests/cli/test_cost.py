@@ -66,3 +66,26 @@ def test_a_batch_has_its_cost_so_far_and_a_spent_budget_is_its_reason(
     assert rows["little"]["counts"]["SUCCEEDED"] == 1
     assert rows["little"]["reason"] == "budget=1e-06 US dollars was spent, by estimate"
     assert "cost" in kinetic("batches", "status", rows["enough"]["group_id"]).out
+
+
+@pytest.mark.usefixtures("priced")
+def test_a_job_and_an_item_have_their_cost_so_far(kinetic: Kinetic, inputs: str) -> None:
+    common = ("run", f"{FILE}:double", "--accelerator", "cpu")
+    assert kinetic(*common, "--map", inputs).code == 0
+    job = kinetic(*common, "-a", "x=1", "--detach", "--json").json["job_id"]
+    assert kinetic("jobs", "result", job, "--timeout", "60").code == 0
+    rows = kinetic("jobs", "list", "--json").json["items"]
+    assert len(rows) == 4
+    for row in rows:
+        found = row["estimate"]
+        assert found["usd_per_hour"] == 3600.0 and 0 < found["usd"] == 3600 * found["hours"]
+        assert row["cost"] == f"${found['usd']:,.2f}"
+    told = kinetic("jobs", "status", job).out
+    assert "cost" in told and "estimate" not in told
+
+
+def test_a_job_without_a_price_shows_a_dash(kinetic: Kinetic) -> None:
+    job = kinetic("run", f"{FILE}:double", "-a", "x=1", "--detach", "--json").json["job_id"]
+    assert kinetic("jobs", "result", job, "--timeout", "60").code == 0
+    (row,) = kinetic("jobs", "list", "--json").json["items"]
+    assert row["cost"] is None and row["estimate"]["usd"] is None

@@ -22,7 +22,7 @@ from kinetic.data import Data
 from kinetic.errors import NotFound, WireError
 from kinetic.job_record import JobRecord
 from kinetic.options import MapSettings, Options
-from kinetic.prices import Price
+from kinetic.prices import Price, price_of
 
 __all__ = [
     "batch_manifest",
@@ -112,6 +112,7 @@ def record_of(
     """A handle's fields."""
     target, job_id = session.target, identity.job_id(index)
     local = target.backend == "local"
+    price = price_of(placed.call.options.parsed_accelerator, target.zone, listed=not local)
     record = JobRecord(
         job_id=job_id,
         backend=target.backend,
@@ -127,6 +128,7 @@ def record_of(
         display_name=f"kinetic-{placed.call.name}-{job_id}",
         created_at=job_spec.utc_now(),
         debug=placed.call.options.debug,
+        price=asdict(price) if price is not None else None,
     )
     return record.to_dict()
 
