@@ -10,6 +10,7 @@ from benchmarks import figures
 
 QUESTIONS = {  # and what makes it quick
     "imports": ["--quick"],
+    "cli": ["--quick"],
     "sync_overhead": ["--quick"],
     "latency": ["--quick"],
     "printing": ["--quick"],

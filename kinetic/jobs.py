@@ -562,9 +562,10 @@ def list_jobs(
     zone: str | None = None,
     cluster: str | None = None,
     namespace: str | None = None,
+    limit: int | None = None,
 ) -> list[JobHandle[Any]]:
-    """Handles of the jobs the platform knows, the newest first."""
-    jobs = PORTAL.call(aio.list_jobs, project, zone, cluster, namespace)
+    """Handles of the jobs the platform knows, the newest first, *limit* at most."""
+    jobs = PORTAL.call(aio.list_jobs, project, zone, cluster, namespace, limit)
     return [JobHandle.facing(job) for job in jobs]
 
 

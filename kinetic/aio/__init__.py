@@ -146,9 +146,10 @@ async def list_jobs(
     zone: str | None = None,
     cluster: str | None = None,
     namespace: str | None = None,
+    limit: int | None = None,
 ) -> list[JobHandle[Any]]:
     """Handles of the jobs the platform knows; see `Client.list_jobs`."""
-    return await (await _client()).list_jobs(project, zone, cluster, namespace)
+    return await (await _client()).list_jobs(project, zone, cluster, namespace, limit)
 
 
 async def load_result(path: str | os.PathLike[str]) -> Any:

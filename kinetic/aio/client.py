@@ -33,7 +33,7 @@ from kinetic._tracebacks import own_frames_left_out
 from kinetic.accelerators import Accelerator
 from kinetic.aio._engine import batches, cleanup, ids, job_spec, prepare
 from kinetic.aio._engine.in_flight import CLOSED, AttemptLimit, InFlight
-from kinetic.aio._engine.manifest import job_record, read_manifest
+from kinetic.aio._engine.manifest import CREATED, job_record, read_manifest
 from kinetic.aio._engine.scratch import sweep_scratch
 from kinetic.aio._engine.session import LABEL_INDEX, LABEL_SUBMISSION, JobRef, Session, Submission
 from kinetic.aio._plain_call import run_plain_call
@@ -55,9 +55,15 @@ FEW = 5
 """Of ids that begin alike, so many are named."""
 
 
-async def records(session: Session, beside: Iterable[Session]) -> list[dict[str, Any]]:
-    """The records of the jobs there are, and of those of other backends in the same place."""
-    found: dict[str, set[int]] = {}
+_Jobs = dict[tuple[str, int], str]
+"""Submission and place in it → when the job was made, ISO 8601; empty where nothing says."""
+
+
+async def records(
+    session: Session, beside: Iterable[Session], limit: int | None = None
+) -> list[dict[str, Any]]:
+    """The records of the *limit* newest jobs, and of those of other backends in the same place."""
+    found: _Jobs = {}
     await _look(session, found)
     for other in beside:
         try:
@@ -67,36 +73,48 @@ async def records(session: Session, beside: Iterable[Session]) -> list[dict[str,
     if session.platform.store.url.startswith("file://"):  # a bucket's listing would be all objects
         for one in await session.platform.store.list("jobs/"):
             if one.name.endswith("/handle.json"):
-                found.setdefault(one.name.split("/")[1], {0})
-    names = [*found]
+                found.setdefault((one.name.split("/")[1], 0), one.metadata.get(CREATED, ""))
+    # Of an earlier version only the handle says when: those are all read, and come first here.
+    jobs = sorted(found, key=lambda job: (not found[job], found[job], job), reverse=True)
+    unknown = sum(not when for when in found.values())
     listed: list[dict[str, Any]] = []
-    for start in range(0, len(names), LISTING):
-        some = {name: found[name] for name in names[start : start + LISTING]}
-        listed += await _read(session, some)
-    return listed
+    manifests: dict[str, Any] = {}
+    start = 0
+    while start < len(jobs) and (limit is None or len(listed) < limit or start < unknown):
+        wanted = LISTING if limit is None else max(limit - len(listed), unknown - start)
+        some = jobs[start : start + min(wanted, LISTING)]
+        listed += await _read(session, some, manifests)
+        start += len(some)
+    listed.sort(key=lambda record: (record["created_at"], record["job_id"]), reverse=True)
+    return listed[:limit]
 
 
-async def _look(session: Session, found: dict[str, set[int]]) -> None:
+async def _look(session: Session, found: _Jobs) -> None:
     for one in await session.platform.cluster.find(labels={"app": "kinetic"}):
         if LABEL_SUBMISSION in one.labels:
-            indices = found.setdefault(one.labels[LABEL_SUBMISSION], set())
-            indices.add(int(one.labels[LABEL_INDEX]))
+            job = (one.labels[LABEL_SUBMISSION], int(one.labels[LABEL_INDEX]))
+            found[job] = max(found.get(job, ""), one.created_at)
 
 
-async def _read(session: Session, found: Mapping[str, Iterable[int]]) -> list[dict[str, Any]]:
-    reading = (read_manifest(session, name) for name in found)
-    manifests = await asyncio.gather(*reading, return_exceptions=True)
-    listed: list[dict[str, Any]] = []
-    for name, manifest in zip(found, manifests, strict=True):
-        if isinstance(manifest, NotFound):
-            continue  # the platform's jobs may have their objects in another store
+async def _read(
+    session: Session, jobs: Iterable[tuple[str, int]], manifests: dict[str, Any]
+) -> list[dict[str, Any]]:
+    """The records of *jobs* that have one; *manifests* are those that were read before."""
+    names = [name for name in dict.fromkeys(name for name, _ in jobs) if name not in manifests]
+    reading = (read_manifest(session, name) for name in names)
+    found = await asyncio.gather(*reading, return_exceptions=True)
+    for name, manifest in zip(names, found, strict=True):
         if isinstance(manifest, (ConfigurationError, WireError)):
             logging.warning("a job without a handle was left out: %s", manifest)
+            manifests[name] = None
+        elif isinstance(manifest, NotFound):
+            manifests[name] = None  # the platform's jobs may have their objects in another store
         elif isinstance(manifest, BaseException):
             raise manifest
         else:
-            listed += (job_record(manifest, name, index) for index in found[name])
-    return listed
+            manifests[name] = manifest
+    there = ((manifests[name], name, index) for name, index in jobs)
+    return [job_record(*one) for one in there if one[0] is not None]
 
 
 P = ParamSpec("P")
@@ -474,21 +492,26 @@ class Client:
         zone: str | None = None,
         cluster: str | None = None,
         namespace: str | None = None,
+        limit: int | None = None,
     ) -> list[JobHandle[Any]]:
-        """Handles of the jobs the platform knows, the newest first.
+        """Handles of the jobs the platform knows, the newest first, *limit* at most.
 
         Of a Kubernetes cluster, those on one host and those on several. On this
         machine also single jobs that it has forgotten, and that nobody has
-        cleaned up. Those whose objects are in another store are left out.
+        cleaned up. Those whose objects are in another store are left out. Only the
+        handles that are returned are read.
+
+        Raises:
+            ConfigurationError: An argument is wrong.
         """
+        check(project=project, cluster=cluster, limit=limit)
         given = {"project": project, "zone": zone, "cluster": cluster, "namespace": namespace}
         where = {**self._where, **_given(given)}
         session = await self._open(where)
         names = BACKENDS[session.target.backend].beside
         beside = [await self._open({**where, "backend": backend}) for backend in names]
-        found = await records(session, beside)
-        handles = (JobHandle[Any].from_dict(one).bound(self.follow_record) for one in found)
-        return sorted(handles, key=lambda job: (job.created_at, job.job_id), reverse=True)
+        found = await records(session, beside, limit)
+        return [JobHandle[Any].from_dict(one).bound(self.follow_record) for one in found]
 
     async def collect(self) -> Collection:
         """Remove what nobody has used for long from this machine's caches; what that has freed.

@@ -70,15 +70,16 @@ async def _row(handle: aio.JobHandle[Any]) -> dict[str, Any]:
 def _list(where: Where, everything: bool, as_json: bool) -> None:
     """List the jobs there are, the newest first, with their status."""
 
-    async def work() -> tuple[list[dict[str, Any]], int]:
+    async def work() -> tuple[list[dict[str, Any]], bool]:
         async with where.client() as client:
-            found = await client.list_jobs()
-            return await rows_of(found if everything else found[:SHOWN]), len(found)
+            found = await client.list_jobs(limit=None if everything else SHOWN + 1)
+            shown = found if everything else found[:SHOWN]
+            return await rows_of(shown), len(found) > len(shown)
 
-    rows, total = carry_out(work())
+    rows, older = carry_out(work())
     output.table("jobs.list", COLUMNS, rows, as_json=as_json, empty="there is no job here")
-    if total > len(rows):
-        output.note(f"{total - len(rows)} older jobs are not shown; --all shows them")
+    if older:
+        output.note("older jobs are not shown; --all shows them")
 
 
 @jobs.command("status")

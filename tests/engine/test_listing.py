@@ -1,0 +1,59 @@
+"""Which jobs there are, and how little is read to say so."""
+
+from __future__ import annotations
+
+import pytest
+
+from kinetic import aio, configuration, errors
+from kinetic.aio.platforms import open_platform
+from kinetic.testing import MemoryStore, memory_platform
+
+
+def add(a: int, b: int) -> int:
+    return a + b
+
+
+@pytest.mark.parametrize("limit", [0, 3, 20, None])
+async def test_only_the_handles_that_are_returned_are_read(limit: int | None) -> None:
+    platform = memory_platform()
+    store = platform.store
+    assert isinstance(store, MemoryStore)
+    async with aio.Client(platform=platform) as client:
+        jobs = [await client.submit(add, 1, number) for number in range(10)]
+        batch = await client.run_async_map(add, [(1, number) for number in range(10)])
+        await batch.wait()
+    made = {job.job_id for job in jobs} | {f"{batch.group_id}-{index}" for index in range(10)}
+    async with aio.Client(platform=platform) as other:
+        before = store.requests["get"]
+        found = await other.list_jobs(limit=limit)
+        read = store.requests["get"] - before
+    wanted = 20 if limit is None else limit
+    assert len({job.job_id for job in found} & made) == len(found) == wanted
+    assert [job.created_at for job in found] == sorted(one.created_at for one in found)[::-1]
+    assert read <= wanted
+
+
+async def test_jobs_of_an_earlier_version_are_listed_by_their_handles() -> None:
+    async with aio.Client(backend="local") as client:
+        jobs = [await client.submit(add, 1, number) for number in range(4)]
+        for job in jobs:
+            await job.wait()
+    platform = await open_platform(configuration.resolve(backend="local"))
+    try:
+        for job in jobs:  # as they were before their metadata said when they were made
+            name = f"jobs/{job.job_id}/handle.json"
+            body = (await platform.store.get(name)).body
+            await platform.store.delete([name])
+            await platform.store.create(name, body)
+    finally:
+        await platform.aclose()
+    async with aio.Client(backend="local") as other:
+        found = await other.list_jobs(limit=2)
+    newest = sorted(((job.created_at, job.job_id) for job in jobs), reverse=True)[:2]
+    assert [(one.created_at, one.job_id) for one in found] == newest
+
+
+async def test_a_limit_that_is_none_is_refused() -> None:
+    async with aio.Client(backend="local") as client:
+        with pytest.raises(errors.ConfigurationError, match="limit"):
+            await client.list_jobs(limit=-1)
