@@ -16,7 +16,9 @@ class Progress:
     Every item is counted in exactly one of ``waiting``, ``running``,
     ``succeeded``, ``failed``, ``cancelled`` and ``lost``; together they are the
     items known so far. ``total`` is how many there will be, None while nobody
-    knows. ``retried`` counts the attempts after the first of all items.
+    knows. ``retried`` counts the attempts after the first of all items, and
+    ``retried_after`` has pairs of what they followed, such as ``preempted``, and
+    how many, the most frequent first; what nobody here saw is not in it.
 
     ``elapsed`` is seconds since the batch was made. ``rate`` is items ended a
     second, lately: over half a minute, or the last 20 items where they are
@@ -37,6 +39,7 @@ class Progress:
     cancelled: int = 0
     lost: int = 0
     retried: int = 0
+    retried_after: tuple[tuple[str, int], ...] = ()
     elapsed: float = 0.0
     rate: float = 0.0
     eta: float | None = None

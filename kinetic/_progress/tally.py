@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from enum import IntEnum
 
 from kinetic.progress import Progress
@@ -104,6 +104,7 @@ class Tally:
         self._counts = [0] * len(State)
         self._retries: dict[int, int] = {}
         self._retried = 0
+        self._retried_after: Counter[str] = Counter()
         self._bad: dict[int, None] = {}  # in the order in which they ended
         self._pace: Pace | None = None
         self._begun = self._now = begun
@@ -113,15 +114,21 @@ class Tally:
         """What ended so far says nothing of the speed; what ends from now on does."""
         self._pace = Pace(now)
 
-    def put(self, index: int, state: State, retries: int, now: float) -> None:
-        """The item is in *state* now, after *retries* attempts that were not its last."""
+    def put(self, index: int, state: State, retries: int, now: float, after: str = "") -> None:
+        """The item is in *state* now, after *retries* attempts that were not its last.
+
+        *after* is why the last one of these failed: those that were not looked at count as it.
+        """
         if index >= len(self._states):
             self._states.extend(bytes(index + 1 - len(self._states)))
         before = State(self._states[index])
         if state is not before:
             self._move(index, before, state, now)
         if retries > 0 or index in self._retries:
-            self._retried += retries - self._retries.get(index, 0)
+            more = retries - self._retries.get(index, 0)
+            self._retried += more
+            if after and more > 0:
+                self._retried_after[after] += more
             self._retries[index] = retries
 
     def _move(self, index: int, before: State, state: State, now: float) -> None:
@@ -165,6 +172,7 @@ class Tally:
             cancelled=counts[State.CANCELLED],
             lost=counts[State.LOST],
             retried=self._retried,
+            retried_after=tuple(self._retried_after.most_common()),
             elapsed=self._age + now - self._begun,
             rate=self._pace.rate(now) if self._pace is not None else 0.0,
             eta=self._pace.eta(now, left) if self._pace is not None else None,

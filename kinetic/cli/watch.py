@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import sys
 from collections import deque
 from collections.abc import AsyncGenerator, Generator, Sequence
 from contextlib import aclosing
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from kinetic._messages import one_line, span
@@ -52,6 +53,9 @@ def screen(view: View, width: int, height: int) -> list[Text]:
     lines.append(Text(told.counts()))
     if view.slots is not None:
         lines.append(Text(f"{told.running} of {view.slots} slots are in use"))
+    if told.retried_after:
+        causes = ", ".join(f"{count:,} {reason}" for reason, count in told.retried_after)
+        lines.append(Text(f"retried after: {causes}", "yellow"))
     if view.trouble:
         lines.append(Text(view.trouble, "yellow"))
     if view.slowest:
@@ -96,8 +100,8 @@ async def _live(views: AsyncGenerator[View]) -> None:
     from rich.live import Live
 
     console = Console(highlight=False, markup=False, emoji=False)
-    left = asyncio.Event()
-    with _keys(left), Live(console=console, auto_refresh=False, screen=False) as live:
+    left, warnings = asyncio.Event(), _Warnings()
+    with warnings, _keys(left), Live(console=console, auto_refresh=False, screen=False) as live:
         leaving = asyncio.ensure_future(left.wait())
         try:
             while True:
@@ -109,9 +113,31 @@ async def _live(views: AsyncGenerator[View]) -> None:
                     return
                 if (view := coming.result()) is None:
                     return
+                view = replace(view, trouble=view.trouble or warnings.last)
                 live.update(Group(*screen(view, console.width, console.height)), refresh=True)
         finally:
             leaving.cancel()
+
+
+class _Warnings(logging.Handler):
+    """While the block lasts, the *last* warning is kept for the screen, which it would break.
+
+    One of them says that a server does not answer, and another that it does again.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.last = ""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.last = one_line(record.getMessage())
+
+    def __enter__(self) -> None:
+        root = logging.getLogger()
+        self._before, root.handlers = root.handlers, [self]
+
+    def __exit__(self, *_: object) -> None:
+        logging.getLogger().handlers = self._before
 
 
 @contextlib.contextmanager

@@ -693,8 +693,9 @@ class Item(NamedTuple):
     """The state of an item.
 
     ``attempt`` is the attempt that decided it; of an open item, the one and
-    only attempt that may start or is running, ``after`` why the last one
-    before it failed, and ``failures`` how many did on the user's budget.
+    only attempt that may start or is running. ``after`` is why the last one
+    before it failed, and ``failures`` how many of an open item's did on the
+    user's budget.
     """
 
     state: ItemState
@@ -725,13 +726,13 @@ def item_state(stands: Standing, attempts: Mapping[int, Attempt], budgets: Retry
     number = 1
     while (outcome := attempts.get(number, _NOTHING).outcome) is not None or number <= base:
         if outcome is not None and outcome.kind is Kind.VALUE:
-            return Item(ItemState.SUCCEEDED, number, outcome)
+            return Item(ItemState.SUCCEEDED, number, outcome, reasons[-1] if reasons else "")
         if outcome is not None and number > base and outcome.kind is not Kind.CANCELLED:
             reasons.append(outcome.reason)
             failed = (number, outcome)
         number += 1
     if failed is not None and not (stopped or budgets.cover(reasons)):
-        return Item(ItemState.FAILED, *failed)
+        return Item(ItemState.FAILED, *failed, reasons[-2] if len(reasons) > 1 else "")
     if not stopped:
         failures = sum(reason not in INFRASTRUCTURE for reason in reasons)
         return Item(ItemState.OPEN, number, None, reasons[-1] if reasons else "", failures)

@@ -15,7 +15,16 @@ from tests.cli.conftest import FILE, Kinetic
 
 BUSY = View(
     title="a sweep with a very long name, longer than any terminal has columns for it",
-    progress=Progress(total=10_000, waiting=9_000, running=64, succeeded=900, failed=36, rate=3.5),
+    progress=Progress(
+        total=10_000,
+        waiting=9_000,
+        running=64,
+        succeeded=900,
+        failed=36,
+        rate=3.5,
+        retried=50,
+        retried_after=(("preempted", 48), ("user error", 2)),
+    ),
     slots=64,
     slowest=[(index, 4000.0 - index) for index in range(5)],
     failures=[(index, "[red]ValueError[/red]: " + "long " * 40) for index in range(5)],
@@ -35,6 +44,7 @@ def test_the_screen_says_what_there_is_and_markup_is_text() -> None:
     told = "\n".join(line.plain for line in screen(BUSY, 80, 24))
     for words in ("936/10,000", "9,000 waiting", "64 of 64 slots", "1 h 06 min", "[red]ValueError"):
         assert words in told
+    assert "retried after: 48 preempted, 2 user error" in told
 
 
 def test_q_leaves_it_and_the_batch_goes_on(kinetic: Kinetic, small_project: object) -> None:

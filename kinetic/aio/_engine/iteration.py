@@ -416,7 +416,8 @@ class Watch:
         if item is None and index >= self._batch.known and submission.refusal(index) is None:
             return  # not an item: a word to everybody who waits
         state = state_at(submission, index)
-        self._tally.put(index, state, item.attempt - 1 if item is not None else 0, self._clock())
+        retries, after = (item.attempt - 1, item.after) if item is not None else (0, "")
+        self._tally.put(index, state, retries, self._clock(), after)
 
     def _first_failure(self) -> str:
         index = self._tally.first_bad
