@@ -282,7 +282,7 @@ class JobHandle(JobRecord, Generic[T]):
         attempts, meter = await at.submission.all_attempts([at.index]), Meter()
         meter.note(at.index, attempts.get(at.index, {}), settled=True)
         return Estimate(
-            accelerator=self.accelerator,
+            accelerator=str(parse(self.accelerator)),
             price=Price(**self.price) if self.price is not None else None,
             hours=meter.seconds / HOUR_S,
             expected_hours=None,
