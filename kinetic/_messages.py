@@ -10,6 +10,7 @@ from pathlib import Path
 
 __all__ = [
     "amount",
+    "both_ends",
     "described",
     "handle_bundle",
     "handle_repr",
@@ -148,6 +149,15 @@ def _from_here(file: Path) -> str:
         return file.relative_to(Path.cwd()).as_posix()
     except (ValueError, OSError):  # the directory may be gone
         return ""
+
+
+def both_ends(text: str, longest: int) -> str:
+    """As `one_line`, but what is too long loses its middle: the end often says why."""
+    words = one_line(text, 1 << 16)
+    head = longest // 3
+    if len(words) <= longest:
+        return words
+    return f"{words[:head].rstrip()} … {words[head + 3 - longest :].lstrip()}"
 
 
 def one_line(text: str, longest: int = LONGEST) -> str:

@@ -224,12 +224,14 @@ def _lack(pod: Pod) -> str:
 
 def _as_it_ran(pod: Pod) -> str:
     code = pod.bad.exit_code if pod.bad is not None else None
+    if not pod.ran:
+        return " before it ever ran"
     if code == 137:
         return "; its program did not react to SIGTERM and was killed after its grace"
     code = 0 if code is None and pod.status.get("phase") == "Succeeded" else code
     if code not in (None, 143) and pod.answered:
         return f" while it ran, and its program ended with exit code {code} then"
-    return " while it ran" if pod.ran else " before it ever ran"
+    return " while it ran"
 
 
 def _usage(said: str) -> str:

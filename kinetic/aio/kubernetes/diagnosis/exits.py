@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 
-from kinetic._messages import one_line
+from kinetic._messages import both_ends, one_line
 from kinetic.aio.kubernetes.diagnosis.documents import Document, part
 from kinetic.aio.kubernetes.diagnosis.pods import START_ERRORS, Container, Pod
 from kinetic.aio.kubernetes.diagnosis.preparing import FORMAT, start_failure
@@ -92,7 +92,7 @@ def tell_exit(container: Container, ended: Document) -> Diagnosis:
         return _out_of_memory(container, code)
     if reason in START_ERRORS or FORMAT.search(words):
         return start_failure(container, words)
-    said = one_line(words, 400)
+    said = both_ends(words, 400)
     who = _WHO.apply(said, {})
     found = first(
         _EXITS,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from kinetic._messages import one_line
+from kinetic._messages import both_ends
 from kinetic.aio.kubernetes.diagnosis.admission import refusal
 from kinetic.aio.kubernetes.diagnosis.documents import Document, condition, conditions, part, parts
 from kinetic.aio.kubernetes.diagnosis.verdict import Diagnosis, Outlook, Seen, pending
@@ -122,7 +122,7 @@ def queued(seen: Seen) -> Diagnosis:
 def _told(by: Document) -> str:
     """The words of a condition or a check, without what they begin with for every pod set."""
     said = str(by.get("message") or "")
-    return one_line(re.sub(r"^couldn't assign flavors to pod set \S+: ", "", said), 300)
+    return both_ends(re.sub(r"^couldn't assign flavors to pod set \S+: ", "", said), 300)
 
 
 _UNFIT = re.compile(

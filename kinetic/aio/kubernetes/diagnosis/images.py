@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from kinetic._messages import one_line
+from kinetic._messages import both_ends
 from kinetic.aio.kubernetes.diagnosis.rules import Rule, first, next_step
 from kinetic.aio.kubernetes.diagnosis.verdict import Diagnosis, Outlook, pending
 from kinetic.job_status import Reason
@@ -98,14 +98,15 @@ _CAUSES = (
     ),
     Rule(
         r"x509|certificate",
-        "the registry {registry} cannot be reached safely, for the nodes do not trust its "
-        "certificate: {tail}",
+        "the image {image} cannot be pulled: the registry {registry} cannot be reached safely, for "
+        "the nodes do not trust its certificate: {tail}",
         "use a registry with a public certificate, or have the nodes trust it",
         _PULL,
     ),
     Rule(
         r"server gave http response",
-        "the registry {registry} speaks plain HTTP, and the nodes want HTTPS",
+        "the image {image} cannot be pulled: the registry {registry} speaks plain HTTP, and the "
+        "nodes want HTTPS",
         "give the registry a certificate, or have the nodes allow plain HTTP for it",
         _PULL,
     ),
@@ -113,13 +114,15 @@ _CAUSES = (
         r"connection (refused|reset)|no such host|i/o timeout|timed? ?out|\btls\b"
         r"|network is unreachable|no route|server misbehaving|\beof\b|deadline exceeded|\bdial\b"
         r"|registry is unavailable",
-        "the registry {registry} cannot be reached from the nodes: {tail}",
+        "the image {image} cannot be pulled: the registry {registry} cannot be reached from the "
+        "nodes: {tail}",
         "check that the name {registry!r} is right and reachable from the nodes",
         _PULL,
     ),
     Rule(
         r"\b50[0-9]\b|internal server error|bad gateway|service unavailable",
-        "the registry {registry} answers with an error of its own: {tail}",
+        "the image {image} cannot be pulled: the registry {registry} answers with an error of its "
+        "own: {tail}",
         "it is tried again; see whether the registry works",
         _PULL,
         _OPEN,
@@ -179,4 +182,4 @@ def _registry(image: str) -> str:
 def _tail(text: str) -> str:
     """The end of a chain of wrapped errors, which is its cause."""
     parts = [part.strip() for part in text.split(": ") if part.strip()]
-    return one_line(": ".join(parts[-2:]), 400)
+    return both_ends(": ".join(parts[-2:]), 400)

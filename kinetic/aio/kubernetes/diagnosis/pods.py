@@ -59,6 +59,12 @@ class Container:
         return (self.ended or {}).get("exitCode")
 
     @property
+    def unmade(self) -> bool:
+        """Whether its node never had its image, and gave it an end only because the pod has one."""
+        unknown = (self.ended or {}).get("reason") == "ContainerStatusUnknown"
+        return unknown and self.status.get("imageID") == ""
+
+    @property
     def restarts(self) -> int:
         """How often it was started again."""
         return int(self.status.get("restartCount") or 0)
@@ -161,6 +167,7 @@ class Pod:
             one.state("running") is not None
             or (one.ended or {}).get("reason") not in (None, *START_ERRORS)
             for one in self.programs
+            if not one.unmade
         )
 
     @property
@@ -182,9 +189,10 @@ class Pod:
     @property
     def stopped(self) -> bool:
         """Whether its end may be the answer to a request to stop, by its exit code."""
-        ended = (self.bad.ended if self.bad is not None else None) or {}
-        signalled = ended.get("exitCode") in (137, 143)
-        return self.bad is None or (signalled and ended.get("reason") in (None, "Error"))
+        if self.bad is None or self.bad.unmade:
+            return True
+        ended = self.bad.ended or {}
+        return ended.get("exitCode") in (137, 143) and ended.get("reason") in (None, "Error")
 
     @property
     def answered(self) -> bool:

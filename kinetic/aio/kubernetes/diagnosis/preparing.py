@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 
-from kinetic._messages import one_line
+from kinetic._messages import both_ends, one_line
 from kinetic.aio.kubernetes.diagnosis.documents import Document, part, parts
 from kinetic.aio.kubernetes.diagnosis.pods import Container, Pod
 from kinetic.aio.kubernetes.diagnosis.rules import Rule, first, next_step
@@ -156,14 +156,14 @@ def _source(spec: Document, volume: str) -> str:
 
 def _vague(said: str, spec: Document) -> Diagnosis:
     advice = "correct the volume, or the permission to read it"
-    words, why = f"a volume cannot be mounted: {one_line(said, 600)}", said
+    words, why = f"a volume cannot be mounted: {both_ends(said, 600)}", said
     if volume := _VOLUME.search(said):
         source, why = _source(spec, volume["name"]), volume["why"]
         if source.startswith("HostPath"):
             advice = "correct the path or its type: every node that may run it must have it"
         elif source:
             advice = f"see whether {source} is right and can be reached from the nodes"
-        words = f"volume {volume['name']!r} cannot be mounted: {one_line(why, 600)}"
+        words = f"volume {volume['name']!r} cannot be mounted: {both_ends(why, 600)}"
     elif volumes := _UNMOUNTED.search(said):
         names = ", ".join(repr(name) for name in volumes["names"].split())
         words = f"the volumes {names} are not mounted after a long time, and no cause is told"
@@ -201,6 +201,12 @@ _MOUNTS = (
         r"driver name (?P<name>\S+) not found",
         "the node has no storage driver {name}: its volume cannot be mounted",
         "enable the add-on on the cluster",
+    ),
+    Rule(
+        r"unknown filesystem type '(?P<name>[^']+)'|helper program.*mount\.(?P<kind>\w+)"
+        r"|bad option.*mount\.(?P<of>\w+) helper",
+        "a volume cannot be mounted: the node has no program that mounts {name}{kind}{of}",
+        "have it installed on the nodes, or use another kind of volume",
     ),
     Rule(
         r"failed to find the sidecar container|sidecar container \S* ?not found",
@@ -301,7 +307,7 @@ def _informative_end(text: str) -> str:
     words = re.sub(
         r"(^(rpc error: code = \w+ desc = |failed to \w+ [\w ]+: )+|: unknown$)", "", words
     )
-    return one_line(words, 400)
+    return both_ends(words, 400)
 
 
 def start_failure(container: Container, text: str) -> Diagnosis:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from kinetic._messages import one_line
+from kinetic._messages import both_ends
 from kinetic.aio.kubernetes.diagnosis.verdict import Diagnosis, Outlook, pending
 from kinetic.job_status import Reason
 
@@ -45,7 +45,7 @@ class Rule:
 
 
 def _clean(name: str, words: str | None) -> str:
-    said = one_line(words or "", LONGEST).strip('"')
+    said = both_ends(words or "", LONGEST).strip('"')
     if name == "kind":  # as Kubernetes spells it
         return next((kind for kind in _KINDS if kind.lower() == said.lower()), said)
     return said

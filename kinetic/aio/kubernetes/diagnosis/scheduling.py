@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from kinetic._messages import one_line
+from kinetic._messages import both_ends, one_line
 from kinetic.aio.kubernetes.diagnosis.capacity import (
     GKE,
     NO_NODE,
@@ -130,7 +130,7 @@ def _by_words(spec: Document, told: str) -> Diagnosis:
     said, _, victims = told.partition(" preemption: ")
     if said.startswith("no nodes available"):
         return NO_NODE
-    words = one_line(re.sub(r"^\S+ nodes are available: |\. no new claims.*$", "", said), 400)
+    words = both_ends(re.sub(r"^\S+ nodes are available: |\. no new claims.*$", "", said), 400)
     asks = _asks(spec)
     obstacle = other_obstacle(said)
     lacking = "Insufficient" in said
@@ -176,7 +176,7 @@ def _scaled(pod: Pod, found: Diagnosis) -> Diagnosis:
         groups = re.findall(r"\{\S*?([\w.-]+) (\d+->\d+)", said)
         which = f" ({', '.join(f'{name} {grows}' for name, grows in groups[:3])})" if groups else ""
         return unplaced(f"a node is being added for this pod: it takes some minutes{which}")
-    words = one_line(said.partition(": ")[2] or said, 400)
+    words = both_ends(said.partition(": ")[2] or said, 400)
     temporary = _TEMPORARY.search(words)
     if found.outlook is Outlook.OPEN or temporary or may_hold(pod.spec, pod.seen.nodes or ()):
         return replace(
@@ -232,7 +232,7 @@ _NOT_ADDED = (
 
 def _not_added(said: str, asks: str) -> Diagnosis:
     zones = re.search(r"zones? ([\w, -]+?) associated", said)
-    words = one_line(said.partition(": ")[2] or said, 400)
+    words = both_ends(said.partition(": ")[2] or said, 400)
     where = f" in {zones[1]}" if zones else ""
     found = first(_NOT_ADDED, words, asks=asks, where=where, words=words)
     return found or NO_NODE

@@ -296,7 +296,9 @@ def _starting(pod: Pod) -> Diagnosis:
     refused = pod.last_said("Failed", "Created", "Started").removeprefix("Error: ")
     if found := found or misconfigured(refused):
         return found
-    one = next((one for one in pod.containers if one.state("running") is not None), None)
+    begun = [one for one in pod.containers if one.state("running") is not None]
+    begun += [one for one in pod.containers if one.exit_code and not one.sidecar]  # when it left
+    one = next(iter(begun), None)
     if one is None or (one.sidecar and one.status.get("started") is not False):
         return pending("its container is being made")
     what = "sidecar" if one.sidecar else "init container"

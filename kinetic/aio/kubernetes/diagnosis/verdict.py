@@ -207,6 +207,7 @@ def merged(before: Seen, now: Seen) -> Seen:
     same = now.job is None or before.any_job == {} or uid(now.job) == uid(before.any_job)
     return replace(
         now,
+        pods=[_as_first_asked(left.get(uid(pod)), pod) for pod in now.pods],
         events=_together(before.events, now.events),
         nodes=now.nodes if now.nodes is not None else before.nodes,
         workload=now.workload or before.workload,
@@ -217,6 +218,18 @@ def merged(before: Seen, now: Seen) -> Seen:
         growing=now.growing if now.growing is not None else before.growing,
         name=now.name or before.name,
     )
+
+
+_ASKED = ("deletionTimestamp", "deletionGracePeriodSeconds")
+
+
+def _as_first_asked(before: Document | None, now: Document) -> Document:
+    """*now*, deleted when that was asked first: its node asks again at the end."""
+    first = part(before, "metadata")
+    if not first.get("deletionTimestamp"):
+        return now
+    asked = {key: first[key] for key in _ASKED if key in first}
+    return {**now, "metadata": {**part(now, "metadata"), **asked}}
 
 
 def _scenes(before: Seen, now: Seen) -> dict[str, Document]:
