@@ -564,6 +564,7 @@ class Client:
     ) -> Submission:
         identity = await batches.identity_of(session, job_id, manifest)
         submission = Submission(identity, session.platform.store, session.platform.cluster)
+        submission.relaunched = session.platform.relaunches
         return session.follow(submission, ours=False)
 
     async def _session(self, settings: Options) -> Session:

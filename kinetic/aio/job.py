@@ -442,7 +442,8 @@ class JobHandle(JobRecord, Generic[T]):
         if not parse(self.accelerator).multi_host:
             return ""
         with suppress(BackendError):
-            return await at.submission.host_cause(at.index, item.attempt, asking=True)
+            end = await at.submission.host_end(at.index, item.attempt, asking=True)
+            return end.message if end is not None else ""
         return ""
 
     async def _clean_up_after_value(self, at: JobRef, timeout: float) -> None:

@@ -36,7 +36,8 @@ class Platform:
     """Three adapters that belong together.
 
     ``restarts`` says whether the platform itself replaces an attempt that was
-    disrupted; ``marker`` is what tells its job ids from those of others.
+    disrupted, ``relaunches`` whether that of a job of its own is left to whoever has
+    submitted it; ``marker`` is what tells its job ids from those of others.
     ``clock`` is in seconds and counts those in which the machine sleeps: by it
     leases are kept and seen to stand still. ``capacity`` is None where machines
     come and go.
@@ -46,6 +47,7 @@ class Platform:
     images: Images
     cluster: Cluster
     restarts: bool = False
+    relaunches: bool = False
     marker: str = ""
     clock: Callable[[], float] = field(default=lifetime, repr=False)
     capacity: Capacity | None = None

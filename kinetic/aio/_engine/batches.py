@@ -45,6 +45,7 @@ from kinetic.aio._engine.manifest import (
     read_manifest,
     record_of,
 )
+from kinetic.aio._engine.relaunch import relaunch
 from kinetic.aio._engine.session import JobRef, Session, Submission
 from kinetic.aio._lease import ProcessIdentity
 from kinetic.aio._net.retry import retry_forever
@@ -757,13 +758,18 @@ async def start_job(
     """
     await session.limit.acquire()
     try:
-        budgets = RetryBudgets(infrastructure=3 if session.platform.restarts else 0)
+        replaced = session.platform.restarts or session.platform.relaunches
+        budgets = RetryBudgets(infrastructure=3 if replaced else 0)
         identity = await _new_identity(session, placed, "job", budgets)
         name = identity.attempt_name(0, 1)
         undo = functools.partial(job_spec.undo, session, identity.scope, name)
         async with _begun(session, placed, identity, undo) as submission:
+            submission.relaunched = submission.relaunching = session.platform.relaunches
             record = record_of(session, identity, placed, 0)
-            await _launch_only(session, identity, packed, placed, record)
+            specs, arguments = await _launch_only(session, identity, packed, placed, record)
+            if session.platform.relaunches:
+                relaunching = relaunch(session, submission, specs, arguments)
+                session.spawn(relaunching, name=f"relaunch {identity.id}")
     except BaseException:
         session.limit.release()
         raise
@@ -779,8 +785,11 @@ async def _launch_only(
     packed: prepare.PackedCall,
     placed: prepare.UploadedCall,
     record: dict[str, Any],
-) -> None:
-    """Store what a single job needs, and launch its first attempt; a single job has no lease."""
+) -> tuple[job_spec.JobSpecBuilder, wire.Input]:
+    """Store what a single job needs, and launch its first attempt; a single job has no lease.
+
+    Returns what further attempts are made of.
+    """
     store, content = session.platform.store, packed.arguments
     assert content is not None
     manifest = manifest_of(record, identity, placed)
@@ -791,8 +800,9 @@ async def _launch_only(
     name = wire.input_key(identity.scope, 0)
     await store.create(name, content.content)
     arguments = wire.Input(name=name, start=0, stop=content.size, digest=content.digest)
-    orders = job_spec.JobSpecBuilder(session, identity, placed)
-    await orders.launch(job_spec.AttemptSpec(0, 1, arguments))
+    specs = job_spec.JobSpecBuilder(session, identity, placed)
+    await specs.launch(job_spec.AttemptSpec(0, 1, arguments))
+    return specs, arguments
 
 
 def _on_closed(session: Session, waiting: asyncio.Task[wire.Item]) -> None:

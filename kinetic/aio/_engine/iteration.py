@@ -240,7 +240,8 @@ async def outcome_of(batch: Batch, index: int) -> Outcome[Any]:
     if outcome.reason == SUBMISSION:  # as the process that submitted it wrote down
         text = frames.unpack(body).fields.get("error", {})
         return Failed(SubmissionError(f"{job_id} was not submitted: {text.get('message', '')}"))
-    cause = await submission.host_cause(index, item.attempt, asking=False)
+    end = await submission.host_end(index, item.attempt, asking=False)
+    cause = end.message if end is not None else ""
     failure = await anyio.to_thread.run_sync(results.failure_of, outcome, body, job_id, cause)
     error = cast("Exception", failure)  # what is no Exception comes back as a JobFailed
     match outcome.kind:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import time
 import weakref
 from collections import deque
 from collections.abc import Collection, Coroutine, Iterable, Mapping
@@ -48,6 +49,9 @@ __all__ = [
 
 FIRST_RECHECK_S, RECHECK_S = 1.0, 10.0
 
+RELAUNCH_S = 60.0
+"""So long after an attempt has ended its submitter may take to launch the next one."""
+
 _OF_A_HOST = re.compile(r"host [1-9]\d* of \d+: ")
 
 LOG_LINES = 20
@@ -79,6 +83,10 @@ class Submission(ItemStates):
         """Whether this process closes dead attempts. Those of a batch are closed by its submitter,
         or by whoever sees that there is none; that of a stopped item by anybody."""
         self.ours = False  # launched by this client, which watched from before that
+        self.relaunched = False
+        """Whether the submitter of this job replaces what was disrupted, and not the platform."""
+        self.relaunching = False
+        """Whether this process does, now."""
         self.fence = 1
         self.deleting = 0
         """How many of its jobs, if they were many, this process is still about to delete."""
@@ -89,7 +97,8 @@ class Submission(ItemStates):
         self._waiters: dict[int, list[asyncio.Future[wire.Item]]] = {}
         self._abandonment: _Abandonment | None = None
         self._errors: dict[int, Exception] = {}
-        self._host_causes: dict[int, str] = {}
+        self._host_ends: dict[tuple[int, int], Observation | None] = {}
+        self._stranded: dict[tuple[int, int], float] = {}  # attempts nobody launched: since when
         self._refused: dict[int, Exception] = {}
         """Kept also after the item has its FAILED outcome because of it."""
 
@@ -339,7 +348,7 @@ class Submission(ItemStates):
         *claimant* is who was known to have claimed it before the platform was asked.
         """
         if seen is not None and _OF_A_HOST.match(seen.message):
-            self._host_causes[index] = seen.message
+            self._host_ends[index, number] = seen
         receipt = seen.receipt if seen is not None else None
         item = await self._sound_outcome(index, number, receipt) or await self.look(index)
         open_here = not item.state.final and item.attempt == number
@@ -349,7 +358,7 @@ class Submission(ItemStates):
             if not (item.state.final or alive):
                 # The platform may never tell of it again, and this time nothing was closed.
                 self._unconfirmed.add(index)
-        going_on = not (item.state.final or self.identity.leased)
+        going_on = not (item.state.final or self.identity.leased or self.relaunched)
         if going_on and seen is not None and seen.last:
             return await self._not_replaced(index, seen)
         return item
@@ -367,12 +376,29 @@ class Submission(ItemStates):
                 over = replace(seen, name=name, executor="") if seen is not None else None
                 await self._close(index, item.attempt, over, claimant)
             else:
-                why = f"not replaced: {seen.message if seen is not None else 'its job is gone'}"
-                items = (index,)
-                request = wire.Request(kind="stop", items=items, cause=why, keep_running=True)
-                await self.append(request)
+                told = seen.message if seen is not None else "its job is gone"
+                await self.give_up(index, f"not replaced: {told}")
             item = await self.look(index)
         return item
+
+    def _awaits_submitter(self, index: int, number: int) -> bool:
+        """Whether the one who has submitted a job may still be about to launch attempt *number*.
+
+        It may have died, or sleep: after a minute the job ends as its last attempt did.
+        """
+        if not self.relaunched or self.relaunching:
+            return self.relaunching
+        ended = self.attempt(index, number - 1).outcome
+        since = ended.ended if ended is not None and ended.ended is not None else None
+        now = time.time()
+        first = self._stranded.setdefault((index, number), since if since is not None else now)
+        return now - first < RELAUNCH_S
+
+    async def give_up(self, index: int, why: str) -> None:
+        """Let a job end as its last attempt did: no other can be launched, for *why*."""
+        request = wire.Request(kind="stop", items=(index,), cause=why, keep_running=True)
+        await self.append(request)
+        await self.look(index)
 
     async def _sound_outcome(
         self, index: int, number: int, receipt: wire.Receipt | None
@@ -385,17 +411,17 @@ class Submission(ItemStates):
                 logging.warning("%s: %s", self.identity.attempt_name(index, number), exc)
         return None
 
-    async def host_cause(self, index: int, number: int, *, asking: bool) -> str:
-        """What the platform says that another host than the first has ended it with.
+    async def host_end(self, index: int, number: int, *, asking: bool) -> Observation | None:
+        """What the platform says that another host than the first has ended an attempt with.
 
-        The first host, whose outcome counts, knows only that it was asked to stop. Empty for a
+        The first host, whose outcome counts, knows only that it was asked to stop. None for a
         job on one host, and where the platform has not said it and, if *asking*, does not know.
         """
-        if index not in self._host_causes and asking:
+        if (index, number) not in self._host_ends and asking:
             found = (await self._find([(index, number)])).get((index, number))
-            told = found.message if found is not None else ""
-            self._host_causes[index] = told if _OF_A_HOST.match(told) else ""
-        return self._host_causes.get(index, "")
+            of_a_host = found is not None and _OF_A_HOST.match(found.message)
+            self._host_ends[index, number] = found if of_a_host else None
+        return self._host_ends.get((index, number))
 
     async def reconcile(self, index: int, *, explained: bool = False) -> wire.Item:
         """Look at an item, and ask the platform about it when it is open.
@@ -430,7 +456,8 @@ class Submission(ItemStates):
             seen = Observation(name=name, phase=Phase.GONE, reason=Reason.PREEMPTED, message=words)
         never_comes = not found and self.identity.settled
         if seen is None and number > 1 and (last is not None or not found):
-            await self._not_replaced(index, last)
+            if not self._awaits_submitter(index, number):
+                await self._not_replaced(index, last)
         elif self.is_over(index, number, seen, before) or never_comes:
             await self.resolve_attempt(index, number, seen)
         return self._items[index]

@@ -34,6 +34,7 @@ async def open_backend(target: configuration.Target, environ: Mapping[str, str])
         store=store,
         images=images,
         cluster=PathwaysCluster(api, at, kind=kind),
+        relaunches=True,
         marker=BACKENDS["pathways"].marker,
     )
 

@@ -1,0 +1,79 @@
+"""Further attempts of a job of its own, where the platform does not make them by itself.
+
+As long as the process that has submitted it lives it launches another attempt when one was
+disrupted. When it is gone, or too slow, whoever waits for the job decides that none comes
+(`Submission.reconcile`): the stop that says so is read again before and after each launch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from absl import logging
+
+from kinetic._runner.protocol import wire
+from kinetic._runner.protocol.retry_budgets import INFRASTRUCTURE
+from kinetic._tasks import release
+from kinetic.aio._engine.job_spec import AttemptSpec, JobSpecBuilder
+from kinetic.aio._engine.session import Session, Submission
+from kinetic.aio._net.retry import Outage, RetryPolicy, retry
+from kinetic.errors import KineticError
+
+__all__ = ["relaunch"]
+
+PATIENCE = RetryPolicy(total_s=50.0)
+"""Others give the job up a minute after its last attempt has ended."""
+
+
+async def relaunch(
+    session: Session, submission: Submission, specs: JobSpecBuilder, arguments: wire.Input
+) -> None:
+    """Launch each attempt after the first, until the job has ended; see the module.
+
+    Cancelled: no further attempt is launched; one whose launch was under way may be there.
+    """
+    changed = asyncio.Event()
+    ignore = submission.listen(lambda index, item: changed.set())
+    launched = 1
+    try:
+        while (item := submission.item(0)) is None or not item.state.final:
+            if item is not None and item.state is wire.ItemState.OPEN and item.attempt > launched:
+                launched = item.attempt
+                await _next(session, submission, specs, AttemptSpec(0, launched, arguments))
+            changed.clear()
+            if submission.item(0) == item:
+                await changed.wait()
+    finally:
+        submission.relaunching = False
+        ignore()
+
+
+async def _next(
+    session: Session, submission: Submission, specs: JobSpecBuilder, spec: AttemptSpec
+) -> None:
+    """Replace the attempt before *spec*, which somebody else may still be about to make again."""
+    cluster, identity = session.platform.cluster, submission.identity
+    name = identity.attempt_name(spec.index, spec.attempt)
+    before = identity.attempt_name(spec.index, spec.attempt - 1)
+
+    async def launched() -> None:
+        await cluster.delete(names=[before])
+        await specs.launch(spec)
+
+    try:
+        # The first host's outcome says that it was asked to stop; the platform may know why.
+        told = await submission.host_end(spec.index, spec.attempt - 1, asking=True)
+        if told is not None and told.reason is not None and told.reason not in INFRASTRUCTURE:
+            await submission.give_up(spec.index, f"not launched again: {told.message}")
+            return
+        logging.info("%s was disrupted; launching it again as %s", before, name)
+        await retry(launched, PATIENCE, Outage(f"launching {name}"))
+        item = await submission.look(spec.index)
+        wanted = item.state is wire.ItemState.OPEN
+        if wanted and await session.platform.store.look(identity.entry) is not None:
+            return
+    except KineticError as exc:
+        logging.warning("%s cannot be launched again: %s", identity.id, exc)
+        await submission.give_up(spec.index, f"not launched again: {exc}")
+    # It was stopped, or removed, while it was launched: nobody else knows of this attempt.
+    await release(cluster.delete(names=[name]), what=f"removing {name}")

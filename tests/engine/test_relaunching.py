@@ -1,0 +1,230 @@
+"""A job of its own whose disrupted attempts are replaced by whoever has submitted it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+import kinetic
+from kinetic import aio
+from kinetic._runner.protocol import outcomes, wire
+from kinetic.aio.ports import JobSpec, Observation, Phase
+from kinetic.errors import BackendError, JobFailed, LaunchError, ResultTimeout, Unavailable
+from kinetic.job_status import Reason
+from kinetic.testing import MemoryCluster, carry_out, memory_platform
+
+
+@kinetic.run(accelerator="cpu:hosts=4")
+def on_four(x: int) -> int:
+    if x < 0:
+        raise ValueError("below zero")
+    return x + 1
+
+
+async def preempted(run: Any, ended: float | None = None) -> int:
+    """The first host commits that, when one of them is taken away."""
+    order = wire.Assignment.from_json(run.spec.assignment)
+    scope, index, number = order.scope, order.index, order.attempt
+    text = outcomes.ErrorText(
+        qualname="", message="the job was asked to stop", traceback="", phase="execute"
+    )
+    body = outcomes.encode_error(text, None)
+    outcome = wire.Outcome(
+        wire.Kind.ERROR,
+        reason="preempted",
+        phase="execute",
+        executor=run.executor,
+        ended=ended,
+        body=outcomes.digest(body.content),
+    )
+    claim = {"executor": run.executor, "fence": "1"}
+    await run.store.create(wire.attempt_key(scope, index, number, "claim"), b"", claim)
+    metadata = outcome.signed(run.spec.key, scope, index, number)
+    name = wire.attempt_key(scope, index, number, "outcome")
+    await run.store.create(name, body.content, metadata)
+    return 42
+
+
+def disrupted(times: int, ended: float | None = None) -> Callable[[Any], Awaitable[int]]:
+    """So many attempts are; the next one does its work."""
+
+    async def work(run: Any) -> int:
+        number = wire.Assignment.from_json(run.spec.assignment).attempt
+        return await (preempted(run, ended) if number <= times else carry_out(run))
+
+    return work
+
+
+class Cluster(MemoryCluster):
+    """Keeps what it was asked for; *refuses* attempts after the first with these, one each time."""
+
+    def __init__(self, *args: Any, refuses: list[BackendError | LaunchError] | None = None) -> None:
+        super().__init__(*args)
+        self.launched: list[str] = []
+        self.refuses = refuses or []
+        self.held: asyncio.Event | None = None
+        self.cause: tuple[Reason, str] | None = None
+        self.reached = asyncio.Event()
+
+    async def find(self, **wanted: Any) -> list[Observation]:
+        """With the *cause* that another host has ended it with."""
+        found = await super().find(**wanted)
+        if self.cause is None:
+            return found
+        reason, words = self.cause
+        return [
+            replace(one, reason=reason, message=words) if one.phase is Phase.ENDED else one
+            for one in found
+        ]
+
+    async def launch(self, job: JobSpec) -> None:
+        if self.launched:
+            if self.held is not None:
+                self.reached.set()
+                await self.held.wait()
+            if self.refuses:
+                raise self.refuses.pop(0)
+        self.launched.append(job.name)
+        await super().launch(job)
+
+
+def platform_of(work: Any, **given: Any) -> tuple[Any, Cluster]:
+    plain = memory_platform(work)
+    cluster = Cluster(plain.store, work, **given)
+    return replace(plain, cluster=cluster, relaunches=True), cluster
+
+
+@pytest.mark.parametrize("times", [0, 1, 3])
+async def test_what_was_disrupted_runs_again(times: int) -> None:
+    platform, cluster = platform_of(disrupted(times))
+    async with aio.Client(platform=platform) as client:
+        job = await client.submit(on_four, 1)
+        assert await job.result(timeout=60) == 2
+        assert len(cluster.launched) == times + 1
+        assert await cluster.find(labels={"app": "kinetic"}) == []
+
+
+async def test_a_budget_ends_it_with_the_last_reason() -> None:
+    platform, cluster = platform_of(disrupted(99))
+    async with aio.Client(platform=platform) as client:
+        job = await client.submit(on_four, 1)
+        with pytest.raises(JobFailed, match="asked to stop"):
+            await job.result(timeout=60, cleanup=False)
+        assert len(cluster.launched) == 4
+    async with aio.Client(platform=platform) as later:
+        attached = await later.attach(job.job_id)
+        assert (await attached.reason()).startswith("preempted")
+
+
+async def test_a_failure_of_its_own_is_not_repeated() -> None:
+    platform, cluster = platform_of(disrupted(0))
+    async with aio.Client(platform=platform) as client:
+        job = await client.submit(on_four, -1)
+        with pytest.raises(ValueError, match="below zero"):
+            await job.result(timeout=60)
+        assert len(cluster.launched) == 1
+
+
+@pytest.mark.parametrize(
+    ("reason", "launches"),
+    [(Reason.USER_ERROR, 1), (Reason.OUT_OF_MEMORY, 1), (Reason.EVICTED, 2), (Reason.NODE_LOST, 2)],
+)
+async def test_what_another_host_did_by_itself_is_not_repeated(
+    reason: Reason, launches: int
+) -> None:
+    platform, cluster = platform_of(disrupted(1))
+    cluster.cause = (reason, "host 2 of 4: something happened")
+    async with aio.Client(platform=platform) as client:
+        job = await client.submit(on_four, 1)
+        if launches > 1:
+            assert await job.result(timeout=60) == 2
+        else:
+            with pytest.raises(JobFailed, match="asked to stop") as caught:
+                await job.result(timeout=60, cleanup=False)
+            assert "host 2 of 4" in "".join(caught.value.__notes__)
+        assert len(cluster.launched) == launches
+
+
+async def test_a_launch_that_may_work_later_is_repeated_and_one_that_never_will_ends_it() -> None:
+    passing = [Unavailable("no answer", retryable=True)]
+    platform, cluster = platform_of(disrupted(1), refuses=passing)
+    async with aio.Client(platform=platform) as client:
+        assert await (await client.submit(on_four, 1)).result(timeout=60) == 2
+    platform, cluster = platform_of(disrupted(1), refuses=[LaunchError("no quota")])
+    async with aio.Client(platform=platform) as client:
+        job = await client.submit(on_four, 1)
+        with pytest.raises(JobFailed, match="asked to stop"):
+            await job.result(timeout=60, cleanup=False)
+        assert len(cluster.launched) == 1
+
+
+async def test_cancelled_amid_a_launch_it_leaves_no_job() -> None:
+    platform, cluster = platform_of(disrupted(1))
+    cluster.held = asyncio.Event()
+    async with aio.Client(platform=platform) as client:
+        job = await client.submit(on_four, 1)
+        await cluster.reached.wait()
+        async with aio.Client(platform=platform) as other:
+            await (await other.attach(job.job_id)).cancel()
+        cluster.held.set()
+        while len(cluster.launched) < 2 or await cluster.find(labels={"app": "kinetic"}):
+            await asyncio.sleep(0.01)
+        assert (await job.status()).value in ("FAILED", "NOT_FOUND")
+
+
+async def test_cleaned_up_amid_a_launch_it_leaves_no_job() -> None:
+    platform, cluster = platform_of(disrupted(1))
+    cluster.held = asyncio.Event()
+    async with aio.Client(platform=platform) as client:
+        job = await client.submit(on_four, 1)
+        await cluster.reached.wait()
+        async with aio.Client(platform=platform) as other:
+            await other.cleanup(job.job_id)
+        cluster.held.set()
+        while len(cluster.launched) < 2 or await cluster.find(labels={"app": "kinetic"}):
+            await asyncio.sleep(0.01)
+
+
+async def test_who_comes_later_waits_for_the_submitter() -> None:
+    platform, cluster = platform_of(disrupted(1))
+    cluster.held = asyncio.Event()
+    async with aio.Client(platform=platform) as client:
+        job = await client.submit(on_four, 1)
+        await cluster.reached.wait()
+        async with aio.Client(platform=platform) as other:
+            attached = await other.attach(job.job_id)
+            with pytest.raises(ResultTimeout):
+                await attached.result(timeout=2, cleanup=False)  # it looks again after a second
+            cluster.held.set()
+            assert await attached.result(timeout=60) == 2
+
+
+async def test_a_minute_after_the_end_nobody_launches_it_again() -> None:
+    platform, cluster = platform_of(disrupted(1, ended=time.time() - 61))
+    cluster.held = asyncio.Event()  # the submitter sleeps
+    async with aio.Client(platform=platform) as client:
+        job = await client.submit(on_four, 1)
+        await cluster.reached.wait()
+        async with aio.Client(platform=platform) as other:
+            attached = await other.attach(job.job_id)
+            with pytest.raises(JobFailed, match="asked to stop"):
+                await attached.result(timeout=60, cleanup=False)
+        cluster.held.set()  # and wakes up: it is too late, and what it launches is taken back
+        while len(cluster.launched) < 2 or await cluster.find(labels={"app": "kinetic"}):
+            await asyncio.sleep(0.01)
+        with pytest.raises(JobFailed, match="asked to stop"):
+            await job.result(timeout=60, cleanup=False)
+
+
+async def test_who_comes_later_gets_the_value_of_an_attempt_that_was_launched_again() -> None:
+    platform, _ = platform_of(disrupted(2))
+    async with aio.Client(platform=platform) as client:
+        job = await client.submit(on_four, 1)
+        await job.wait(60)
+    async with aio.Client(platform=platform) as other:
+        assert await (await other.attach(job.job_id)).result(timeout=60) == 2
