@@ -16,6 +16,7 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
+from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
 from typing import Any, ParamSpec, Self, TypeVar, Unpack, overload
@@ -33,7 +34,7 @@ from kinetic._tracebacks import own_frames_left_out
 from kinetic.accelerators import Accelerator
 from kinetic.aio._engine import batches, cleanup, ids, job_spec, prepare
 from kinetic.aio._engine.in_flight import CLOSED, AttemptLimit, InFlight
-from kinetic.aio._engine.manifest import CREATED, job_record, read_manifest
+from kinetic.aio._engine.manifest import job_record, read_manifest
 from kinetic.aio._engine.scratch import sweep_scratch
 from kinetic.aio._engine.session import LABEL_INDEX, LABEL_SUBMISSION, JobRef, Session, Submission
 from kinetic.aio._plain_call import run_plain_call
@@ -73,8 +74,9 @@ async def records(
     if session.platform.store.url.startswith("file://"):  # a bucket's listing would be all objects
         for one in await session.platform.store.list("jobs/"):
             if one.name.endswith("/handle.json"):
-                found.setdefault((one.name.split("/")[1], 0), one.metadata.get(CREATED, ""))
-    # Of an earlier version only the handle says when: those are all read, and come first here.
+                made = datetime.fromtimestamp(one.used, UTC).isoformat() if one.used else ""
+                found.setdefault((one.name.split("/")[1], 0), made)
+    # Of some only the handle says when: those are all read, and come first here.
     jobs = sorted(found, key=lambda job: (not found[job], found[job], job), reverse=True)
     unknown = sum(not when for when in found.values())
     listed: list[dict[str, Any]] = []

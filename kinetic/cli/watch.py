@@ -134,7 +134,8 @@ class _Warnings(logging.Handler):
 
     def __enter__(self) -> None:
         root = logging.getLogger()
-        self._before, root.handlers = root.handlers, [self]
+        self._before: list[logging.Handler] = root.handlers
+        root.handlers = [self]
 
     def __exit__(self, *_: object) -> None:
         logging.getLogger().handlers = self._before

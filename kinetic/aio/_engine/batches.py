@@ -37,7 +37,6 @@ from kinetic.aio._engine.input_pump import InputSource
 from kinetic.aio._engine.inputs import InputIndex, Source, check_there, size_of
 from kinetic.aio._engine.launcher import BatchContext
 from kinetic.aio._engine.manifest import (
-    CREATED,
     batch_manifest,
     manifest_of,
     map_settings_of,
@@ -794,8 +793,7 @@ async def _launch_only(
     assert content is not None
     manifest = manifest_of(record, identity, placed)
     manifest = signing.signed_json(identity.key, identity.scope, identity.entry, manifest)
-    made = {CREATED: record["created_at"]}
-    if not await store.create(identity.entry, manifest, metadata=made):
+    if not await store.create(identity.entry, manifest):
         raise Conflict(f"{identity.id} exists already in {store.url}; submit again")
     name = wire.input_key(identity.scope, 0)
     await store.create(name, content.content)

@@ -25,7 +25,6 @@ from kinetic.options import MapSettings, Options
 from kinetic.prices import Price, price_of
 
 __all__ = [
-    "CREATED",
     "batch_manifest",
     "job_record",
     "manifest_of",
@@ -132,10 +131,6 @@ def record_of(
         price=asdict(price) if price is not None else None,
     )
     return record.to_dict()
-
-
-CREATED = "created"
-"""The metadata of a handle that say when its job was made: a listing has them."""
 
 
 def manifest_of(record: dict[str, Any], identity: Identity, placed: UploadedCall) -> bytes:
