@@ -8,6 +8,7 @@ disrupted. When it is gone, or too slow, whoever waits for the job decides that 
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 
 from absl import logging
 
@@ -69,11 +70,12 @@ async def _next(
         logging.info("%s was disrupted; launching it again as %s", before, name)
         await retry(launched, PATIENCE, Outage(f"launching {name}"))
         item = await submission.look(spec.index)
-        wanted = item.state is wire.ItemState.OPEN
+        wanted = item.attempt >= spec.attempt and not item.stopped
         if wanted and await session.platform.store.look(identity.entry) is not None:
             return
     except KineticError as exc:
         logging.warning("%s cannot be launched again: %s", identity.id, exc)
-        await submission.give_up(spec.index, f"not launched again: {exc}")
+        with suppress(KineticError):  # whoever waits says so in a minute
+            await submission.give_up(spec.index, f"not launched again: {exc}")
     # It was stopped, or removed, while it was launched: nobody else knows of this attempt.
     await release(cluster.delete(names=[name]), what=f"removing {name}")
