@@ -44,7 +44,8 @@ class Machine:
                 name="home",
                 group=GROUP,
                 look=self._rights,
-                advice=f"repair {self._home}, or set KINETIC_HOME to a folder of your own",
+                advice=f"see that {self._home} can be written to and its disk has room, or set "
+                "KINETIC_HOME to a folder of your own",
             ),
             Check(
                 name="disk",

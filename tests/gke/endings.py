@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import itertools
 import os
+import random
 import time
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import asynccontextmanager
@@ -59,20 +60,32 @@ DEEDS = (
 
 @dataclass(frozen=True, slots=True, order=True)
 class Cell:
-    """One place of the grid."""
+    """One place of the grid; what is done *besides* follows at once."""
 
     deed: str
     moment: str
     kind: str
     client: str
+    besides: str = ""
 
     def __str__(self) -> str:
-        return f"{self.deed}/{self.moment}/{self.kind}/{self.client}"
+        return f"{self.deed}+{self.besides}/{self.moment}/{self.kind}/{self.client}"
 
 
 def every_cell(kind: str) -> list[Cell]:
     """The whole grid, for one kind of job."""
     return [Cell(deed, moment, kind, who) for deed, moment, who in _all()]
+
+
+def random_cells(kind: str, count: int, seed: int) -> list[Cell]:
+    """So many places of the grid, with two deeds each: any, and one that holds nothing fast."""
+    chance = random.Random(f"{kind} {seed}")
+    plain = [one for one in DEEDS if "finalizer" not in one and "orphaned" not in one]
+    places = list(_all())
+    return [
+        Cell(deed, moment, kind, who, chance.choice(plain))
+        for deed, moment, who in chance.choices(places, k=count)
+    ]
 
 
 def pairwise(kind: str) -> list[Cell]:
@@ -255,12 +268,14 @@ class Deed:
             raise AssertionError(f"left: {[self._path(one) for one in left]}") from None
 
     async def _do(self) -> None:
-        await self._act()
+        await self._act(self.cell.deed)
+        if self.cell.besides:
+            await self._act(self.cell.besides)
         if self.cell.moment == "committing":
             (self.folder / "commit").touch()
 
-    async def _act(self) -> None:
-        what, _, how = self.cell.deed.partition(" ")
+    async def _act(self, deed: str) -> None:
+        what, _, how = deed.partition(" ")
         match what, how:
             case "pod", "deleted":
                 await self._delete_pod()

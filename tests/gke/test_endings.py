@@ -11,7 +11,7 @@ import pytest
 from tests.cluster.fixtures import Namespace, fresh_namespace
 from tests.cluster.rights import permit_runner
 
-from .endings import HELD, KINDS, Cell, Deed, every_cell, pairwise
+from .endings import HELD, KINDS, Cell, Deed, every_cell, pairwise, random_cells
 
 AT_ONCE = 16
 """Cells side by side: a pod takes two seconds, most of which nobody has a processor for."""
@@ -69,4 +69,16 @@ async def test_any_two_things_together(kind: str, namespace: Namespace, tmp_path
 async def test_everything_with_everything(kind: str, namespace: Namespace, tmp_path: Path) -> None:
     """The whole grid."""
     wrong = await played(every_cell(kind), namespace, tmp_path)
+    assert not wrong, "\n".join(f"{cell}: {why}" for cell, why in wrong.items())
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("seed", [1])
+async def test_two_things_at_once(
+    kind: str, seed: int, namespace: Namespace, tmp_path: Path
+) -> None:
+    """A hundred random rounds, a quarter of them for each kind; other seeds are other rounds."""
+    cells = random_cells(kind, 100 // len(KINDS), seed)
+    wrong = await played(cells, namespace, tmp_path)
     assert not wrong, "\n".join(f"{cell}: {why}" for cell, why in wrong.items())
