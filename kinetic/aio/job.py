@@ -453,9 +453,11 @@ class JobHandle(JobRecord, Generic[T]):
 
     def _attempt_names(self, at: JobRef) -> list[str]:
         """All that the platform may know: what was cancelled is at an attempt that never was."""
-        item = at.submission.item(at.index)
-        numbers = range(1, (item.attempt if item else 1) + 1)
-        return [at.submission.identity.attempt_name(at.index, number) for number in numbers]
+        submission, item = at.submission, at.submission.item(at.index)
+        last = item.attempt if item is not None else 1
+        if submission.relaunched:  # each is a job of its own, and this process may know of none
+            last = max(last, 1 + submission.identity.budgets.infrastructure)
+        return [submission.identity.attempt_name(at.index, one) for one in range(1, last + 1)]
 
     async def logs(
         self, follow: bool = False, *, attempt: int | None = None

@@ -228,3 +228,14 @@ async def test_who_comes_later_gets_the_value_of_an_attempt_that_was_launched_ag
         await job.wait(60)
     async with aio.Client(platform=platform) as other:
         assert await (await other.attach(job.job_id)).result(timeout=60) == 2
+
+
+async def test_who_has_not_looked_cleans_up_all_attempts() -> None:
+    platform, cluster = platform_of(disrupted(2))
+    async with aio.Client(platform=platform) as client:
+        job = await client.submit(on_four, 1)
+        await job.wait(60)
+    assert await cluster.find(labels={"app": "kinetic"})
+    async with aio.Client(platform=platform) as other:
+        await (await other.attach(job.job_id)).cleanup()
+    assert await cluster.find(labels={"app": "kinetic"}) == []
