@@ -182,6 +182,12 @@ class Pod:
         return bool(self.metadata.get("deletionTimestamp"))
 
     @property
+    def emptied(self) -> bool:
+        """Whether it was deleted and none of its programs runs, whatever would start them again."""
+        done = [one.state("terminated") is not None for one in self.programs]
+        return self.leaving and bool(done) and all(done)
+
+    @property
     def disruption(self) -> Document | None:
         """Kubernetes' own word that the platform ended it."""
         return condition(self.document, "DisruptionTarget")
