@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import datetime
-import functools
 import json
 import math
 import os
@@ -618,13 +617,8 @@ def _observation(view: Mapping[str, Any]) -> Observation:
         exit_code=view["exit_code"],
         reason=Reason(view["reason"]) if view["reason"] else None,
         message=view["message"],
-        created_at=_utc(int(view["created"])),
+        created_at=datetime.datetime.fromtimestamp(view["created"], datetime.UTC).isoformat(),
     )
-
-
-@functools.lru_cache(256)
-def _utc(second: int) -> str:
-    return datetime.datetime.fromtimestamp(second, datetime.UTC).isoformat(timespec="seconds")
 
 
 def _vanished(seen: Observation) -> Observation:
