@@ -22,18 +22,28 @@ async def reflect(
     """Hand every object below *path* to *handle*, with ADDED, MODIFIED or DELETED. Never ends.
 
     What *handle* cannot do now (`Refused`: a conflict, something that is still there) is done
-    again with the next list.
+    again with the next list, and keeps nothing else from being done.
     """
     chosen = {"labelSelector": label} if label else {}
     while True:
         with contextlib.suppress(Refused, *UNREACHABLE):
             listed = await session.call("GET", path, **chosen)
-            for item in listed["items"]:
-                await handle("ADDED", item)
+            done = [await _handled(handle, "ADDED", item) for item in listed["items"]]
             since = listed["metadata"]["resourceVersion"]
-            async for event in session.watch(path, since, **chosen):
-                await handle(event["type"], event["object"])
+            if all(done):
+                async for event in session.watch(path, since, **chosen):
+                    if not await _handled(handle, event["type"], event["object"]):
+                        break
         await asyncio.sleep(RETRY_S)
+
+
+async def _handled(handle: Callable[[str, Json], Awaitable[None]], kind: str, found: Json) -> bool:
+    try:
+        await handle(kind, found)
+    except Refused as refusal:
+        # An object of a new kind may outlive its namespace: for that one nothing can be done.
+        return refusal.code == 404
+    return True
 
 
 async def create(session: Session, path: str, body: Json) -> None:
