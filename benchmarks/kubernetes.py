@@ -1,9 +1,9 @@
 """How fast are jobs submitted to a Kubernetes cluster, and how soon is their outcome here?
 
-A real control plane on loopback (`tests.cluster`) whose pods are processes of this machine, and a
-GCS server that keeps its objects in memory. In each round everybody takes a turn in a namespace
-and a bucket that are new: kinetic; a bare loop over aiohttp; and keras-kinetic, the public package,
-in a virtualenv of its own.
+A real control plane on loopback (`tests.cluster`) whose pods are processes of this machine, or with
+``--node`` containers, and a GCS server that keeps its objects in memory. In each round everybody
+takes a turn in a namespace and a bucket that are new: kinetic; a bare loop over aiohttp; and
+keras-kinetic, the public package, in a virtualenv of its own.
 
 1. Submitting a batch while the scheduler stands still: from the call to the answer for the last of
    its Jobs, as the API server's audit log has it. The bare loop sends the very bytes that kinetic
@@ -31,10 +31,11 @@ from typing import Any
 
 from benchmarks import figures, setting
 from benchmarks.cluster import ours, raw, theirs
-from benchmarks.cluster.place import Absent, Corner, Place, opened
+from benchmarks.cluster.place import Absent, Corner, Place, on_node, opened
 from benchmarks.cluster.recorder import Tape, recording
 
 KINETIC, RAW, PEER = "kinetic", "bare aiohttp loop", theirs.PACKAGE
+SAME = "bare watch of kinetic's"
 SIZES, QUICK_SIZES = (20, 200), (20,)
 SLOTS = 4
 """Pods that run at a time: processes of a machine with few processors."""
@@ -144,13 +145,16 @@ def completing(turns: Turns, jobs: int) -> None:
                 if name == RAW:
                     began, found = asyncio.run(raw.complete(place, corner, jobs, IN_FLIGHT))
                 elif name == KINETIC:
-                    began, found, gone = asyncio.run(ours.complete(corner, jobs))
+                    began, parted, gone = asyncio.run(ours.complete(place, corner, jobs))
+                    pods = [(ended, told) for ended, told, _ in parted]
+                    seen.setdefault(SAME, Batches()).note(began, pods, None)
+                    found = [(ended, arrived) for ended, _, arrived in parted]
                 else:
                     said = turns.run("complete", jobs, corner)
                     began, found, gone = said["began"], said["seen"], said["removed"]
             assert len(found) == jobs, f"{name} has {len(found)} values of {jobs}"
             seen.setdefault(name, Batches()).note(began, found, gone)
-    titles = ("p50 ms", "p99 ms", "max ms", "x bare", "values s", "removed s")
+    titles = ("p50 ms", "p99 ms", "max ms", "x bare", "x same pods", "values s", "removed s")
     figures.row(f"{jobs} jobs, {SLOTS} at a time", *titles)
     for name, one in seen.items():
         lags = sorted(one.lags)
@@ -159,6 +163,7 @@ def completing(turns: Turns, jobs: int) -> None:
             name,
             *(f"{cell * 1000:.0f}" for cell in cells),
             f"{figures.ratio(one.medians, seen[RAW].medians):.1f}",
+            f"{figures.ratio(one.medians, seen[SAME].medians):.2f}",
             f"{statistics.median(one.values):.1f}",
             f"{statistics.median(one.gone):.1f}" if one.gone else "",
         )
@@ -168,7 +173,7 @@ def single(turns: Turns) -> None:
     """Milliseconds of one job."""
     place, seen = turns.place, dict[str, list[Sequence[float]]]()
     with place.corner() as corner:
-        seen[KINETIC] = list(asyncio.run(ours.one_by_one(corner, 1 + SINGLE)))[1:]
+        seen[KINETIC] = list(asyncio.run(ours.one_by_one(place, corner, 1 + SINGLE)))[1:]
     if turns.peer is not None:
         with place.corner() as corner:
             seen[PEER] = turns.run("one_by_one", 1 + SINGLE, corner)["found"][1:]
@@ -194,7 +199,7 @@ async def asked(turns: Turns, name: str) -> tuple[Counter[str], Counter[str]]:
     with place.corner() as corner:
         async with recording(place, corner) as tape:
             if name == KINETIC:
-                _, found, _ = await ours.complete(tape.corner, COUNTED)
+                _, found, _ = await ours.complete(place, tape.corner, COUNTED)
             else:
                 said = await asyncio.to_thread(turns.run, "complete", COUNTED, tape.corner)
                 found = said["seen"]
@@ -228,20 +233,26 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, help="how often everything is measured")
     parser.add_argument("--peer", metavar="PYTHON", help=f"an interpreter that has {PEER}")
     parser.add_argument("--alone", action="store_true", help=f"without {PEER}")
+    parser.add_argument("--node", action="store_true", help="containers on a real node; as root")
     chosen: Any = parser.parse_args()
     sizes = QUICK_SIZES if chosen.quick else SIZES
-    alone = chosen.alone or (chosen.quick and not chosen.peer)
+    alone = chosen.alone or chosen.node or (chosen.quick and not chosen.peer)
     python = None if alone else theirs.installed(chosen.peer)
     try:
-        with setting.scratch() as scratch, project(scratch), opened(scratch, SLOTS) as place:
+        with (
+            setting.scratch() as scratch,
+            project(scratch),
+            on_node(scratch) if chosen.node else opened(scratch, SLOTS) as place,
+        ):
             peer = theirs.Peer(place, python, scratch) if python else None
             turns = Turns(place, peer, chosen.rounds or (1 if chosen.quick else 3))
-            for size in sizes:
-                submitting(turns, size)
+            if not chosen.node:  # its containers reach no recorder
+                for size in sizes:
+                    submitting(turns, size)
+                    print(flush=True)
+                counting(turns)
                 print(flush=True)
             single(turns)
-            print(flush=True)
-            counting(turns)
             for size in sizes:
                 print(flush=True)
                 completing(turns, size)

@@ -1,7 +1,7 @@
 """The servers that everybody is measured on, and a corner of them for each turn.
 
 They are those of the tests: a real control plane on loopback, a kubelet that runs pods as
-processes, and a GCS server that keeps its objects in memory.
+processes or a real one with containers, and a GCS server that keeps its objects in memory.
 """
 
 from __future__ import annotations
@@ -14,21 +14,36 @@ import secrets
 import time
 import urllib.request
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.cluster.binaries import MissingBinaries, find
+from tests.cluster.binaries import Binaries, MissingBinaries, find
 from tests.cluster.control_plane import ControlPlane
 from tests.cluster.kubelet import NODE, Kubelet
 from tests.cluster.rest import Account, Refused
 from tests.gcs import processes
+from tests.node import images, machine, parts
+from tests.node.node import Node
 
-__all__ = ["CLUSTER", "IMAGE", "ZONE", "Absent", "Corner", "Place", "opened", "standing_in"]
+__all__ = [
+    "CLUSTER",
+    "CPU",
+    "ZONE",
+    "Absent",
+    "Corner",
+    "Place",
+    "on_node",
+    "opened",
+    "standing_in",
+]
 
-IMAGE = "example.test/image:1"
-"""Any name will do: pods are processes of this machine."""
+PROCESS = "example.test/image:1"
+"""Any name will do for an image where pods are processes of this machine."""
+
+CPU = 0.4
+"""Cores that a pod asks for: four of them fit on two."""
 
 ZONE, CLUSTER = "us-central1-a", "bench"
 GONE_S = 180.0
@@ -67,12 +82,27 @@ class Corner:
 
 
 class Place:
-    """Cluster and GCS server; *slots* pods run at a time."""
+    """Cluster and GCS server.
 
-    def __init__(self, plane: ControlPlane, kubelet: Kubelet, gcs: str, folder: Path) -> None:
+    *image* is what pods run in; *captured* are variables that they do not have by themselves;
+    *purge* ends those of a namespace.
+    """
+
+    def __init__(
+        self,
+        plane: ControlPlane,
+        gcs: str,
+        folder: Path,
+        *,
+        image: str = PROCESS,
+        captured: Sequence[str] = (),
+        purge: Callable[[str], object],
+    ) -> None:
         self.plane = plane
-        self.kubelet = kubelet
         self.gcs = gcs
+        self.image = image
+        self.captured = captured
+        self._purge = purge
         self._folder = folder
         self._read = 0
         self._created: dict[str, list[float]] = {}
@@ -156,7 +186,7 @@ class Place:
             {"propagationPolicy": "Background"},
         )
         self.plane.account().read("DELETE", path, options, timeout_s=GONE_S)
-        self.kubelet.purge(name)
+        self._purge(name)
         until = time.monotonic() + GONE_S
         while self.plane.call("GET", f"/api/v1/namespaces/{name}/pods", limit="1")["items"]:
             assert time.monotonic() < until, f"the pods of {name} are not gone after {GONE_S:g} s"
@@ -166,26 +196,66 @@ class Place:
 
 @contextlib.contextmanager
 def opened(folder: Path, slots: int) -> Iterator[Place]:
-    """Start all of it; a node has room for *slots* pods.
+    """Start all of it; pods are processes, *slots* at a time.
 
     Raises:
         Absent: A program is not here.
     """
-    try:
-        programs = find()
-    except MissingBinaries as missing:
-        raise Absent(str(missing)) from None
-    if not processes.BINARY:
-        raise Absent(processes.MISSING)
     with (
-        ControlPlane(programs) as plane,
+        ControlPlane(_programs()) as plane,
         Kubelet(plane) as kubelet,
         processes.running(folder / "gcs.log") as gcs,
     ):
         kubelet.remove_node(NODE)
         kubelet.add_node(NODE, pods=slots)
         kubelet.set_environment(STORAGE_EMULATOR_HOST=gcs, PYTHONPATH="")
-        yield Place(plane, kubelet, gcs, folder)
+        yield Place(plane, gcs, folder, purge=kubelet.purge)
+
+
+@contextlib.contextmanager
+def on_node(folder: Path) -> Iterator[Place]:
+    """The same with a real node, which this machine becomes: as many pods as have `CPU`.
+
+    Raises:
+        Absent: A program is not here, or somebody is not root.
+    """
+    programs = _programs()
+    try:
+        found = parts.find()
+    except parts.MissingParts as missing:
+        raise Absent(str(missing)) from None
+    with (
+        images.kitchen(found) as kitchen,
+        ControlPlane(programs) as plane,
+        Node(plane, found, images.archives(kitchen), images.SANDBOX),
+        processes.running(folder / "gcs.log", machine.ADDRESS) as gcs,
+    ):
+        yield Place(
+            plane,
+            gcs,
+            folder,
+            image=images.JOBS,
+            captured=["STORAGE_EMULATOR_HOST"],
+            purge=lambda name: _end_pods(plane, name),
+        )
+
+
+def _programs() -> Binaries:
+    try:
+        programs = find()
+    except MissingBinaries as missing:
+        raise Absent(str(missing)) from None
+    if not processes.BINARY:
+        raise Absent(processes.MISSING)
+    return programs
+
+
+def _end_pods(plane: ControlPlane, namespace: str) -> None:
+    pods = f"/api/v1/namespaces/{namespace}/pods"
+    for pod in plane.call("GET", pods)["items"]:
+        with contextlib.suppress(Refused):  # it has gone meanwhile
+            name = pod["metadata"]["name"]
+            plane.call("DELETE", f"{pods}/{name}", gracePeriodSeconds="1")
 
 
 @contextlib.contextmanager

@@ -5,22 +5,30 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 import aiohttp
+from anyio.from_thread import start_blocking_portal
 
-from benchmarks.cluster.place import IMAGE, Corner, Place
+from benchmarks.cluster.place import CPU, Corner, Place
 from benchmarks.cluster.recorder import Asked, Tape
+from kinetic.aio._engine.session import LABEL_INDEX
 
-__all__ = ["complete", "submit"]
+__all__ = ["complete", "submit", "watching"]
 
 AT_ONCE = 32
 """Requests under way, as many as kinetic's launcher has."""
 
-TELL = "import os, time; open(os.environ['KINETIC_TERMINATION_LOG'], 'w').write(repr(time.time()))"
+TELL = """import os, time
+log = os.environ.get('KINETIC_TERMINATION_LOG', '/dev/termination-log')
+open(log, 'w').write(repr(time.time()))
+"""
 """What a pod does: it leaves the moment of its end where the API server tells it."""
+
+FOREVER = aiohttp.ClientTimeout(total=None)
 
 
 @asynccontextmanager
@@ -76,8 +84,13 @@ async def _each(send: Callable[[Asked], Any], requests: Sequence[Asked]) -> None
     await asyncio.gather(*(work() for _ in range(min(AT_ONCE, len(requests)))))
 
 
-def _job(name: str) -> bytes:
-    container = {"name": "main", "image": IMAGE, "command": ["python3", "-I", "-S", "-c", TELL]}
+def _job(name: str, image: str) -> bytes:
+    container = {
+        "name": "main",
+        "image": image,
+        "command": ["python3", "-I", "-S", "-c", TELL],
+        "resources": {"requests": {"cpu": str(CPU)}},
+    }
     pod = {"restartPolicy": "Never", "containers": [container]}
     return json.dumps(
         {
@@ -104,24 +117,56 @@ async def complete(
     async def launch(number: int) -> None:
         await room.acquire()
         headers = {"Content-Type": "application/json"}
-        await _read(session, "POST", space, _job(f"job-{number}"), headers)
+        await _read(session, "POST", space, _job(f"job-{number}", place.image), headers)
 
     async def watch(answer: aiohttp.ClientResponse) -> None:
-        async for line in answer.content:
-            found = json.loads(line)["object"]
-            name, states = found["metadata"]["name"], found["status"].get("containerStatuses", ())
-            ended = next((one["state"].get("terminated") for one in states), None)
-            if ended and name not in seen:
-                seen[name] = (float(ended["message"]), time.time())
+        async for name, _, said in _ends(answer):
+            if name not in seen:
+                seen[name] = (float(said), time.time())
                 room.release()
                 if len(seen) == jobs:
                     return
 
-    async with _session(place) as session:
-        forever = aiohttp.ClientTimeout(total=None)
-        async with session.get(pods, timeout=forever, read_bufsize=2**22) as answer:
-            began = time.time()
-            watching = asyncio.ensure_future(watch(answer))
-            await asyncio.gather(*(launch(number) for number in range(jobs)))
-            await watching
+    async with (
+        _session(place) as session,
+        session.get(pods, timeout=FOREVER, read_bufsize=2**22) as answer,
+    ):
+        began = time.time()
+        watcher = asyncio.ensure_future(watch(answer))
+        await asyncio.gather(*(launch(number) for number in range(jobs)))
+        await watcher
     return began, [*seen.values()]
+
+
+@contextmanager
+def watching(place: Place, corner: Corner, items: int) -> Iterator[Future[dict[int, float]]]:
+    """When the pod of each item of a batch was seen to end, by a thread of its own."""
+    pods = f"{place.user.server}/api/v1/namespaces/{corner.name}/pods?watch=1"
+
+    async def watch() -> dict[int, float]:
+        seen: dict[int, float] = {}
+        async with (
+            _session(place) as session,
+            session.get(pods, timeout=FOREVER, read_bufsize=2**22) as answer,
+        ):
+            async for _, labels, _ in _ends(answer):
+                seen.setdefault(int(labels[LABEL_INDEX]), time.time())
+                if len(seen) == items:
+                    break
+        return seen
+
+    with start_blocking_portal() as portal:
+        watcher = portal.start_task_soon(watch)
+        try:
+            yield watcher
+        finally:
+            watcher.cancel()
+
+
+async def _ends(answer: aiohttp.ClientResponse) -> AsyncIterator[tuple[str, dict[str, str], str]]:
+    """Name, labels and message of each pod of the stream that has ended."""
+    async for line in answer.content:
+        found = json.loads(line)["object"]
+        states = found["status"].get("containerStatuses", ())
+        if ended := next((one["state"].get("terminated") for one in states), None):
+            yield found["metadata"]["name"], found["metadata"]["labels"], ended.get("message", "")
