@@ -186,6 +186,7 @@ for moment in range(1, 401):
             portal.call(double, 1)
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, [])  # runs the handler of a signal that came
     except Alarm:
         rung += 1
     assert portal.call(double, 2) == 4
