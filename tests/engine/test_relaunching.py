@@ -239,3 +239,22 @@ async def test_who_has_not_looked_cleans_up_all_attempts() -> None:
     async with aio.Client(platform=platform) as other:
         await (await other.attach(job.job_id)).cleanup()
     assert await cluster.find(labels={"app": "kinetic"}) == []
+
+
+async def test_what_is_left_of_the_attempt_before_holds_up_no_end() -> None:
+    """The submitter died before it deleted that; a finalizer may keep it for ever."""
+    go = asyncio.Event()
+
+    async def work(run: Any) -> int:
+        await go.wait()
+        return await preempted(run, ended=time.time() - 61)
+
+    platform, cluster = platform_of(work)
+    async with aio.Client(platform=platform) as client:
+        job = await client.submit(on_four, 1)
+    go.set()
+    async with aio.Client(platform=platform) as later:
+        attached = await later.attach(job.job_id)
+        with pytest.raises(JobFailed, match="asked to stop"):
+            await attached.result(timeout=10, cleanup=False)
+    assert await cluster.find(labels={"app": "kinetic"})

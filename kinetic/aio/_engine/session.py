@@ -376,7 +376,8 @@ class Submission(ItemStates):
                 over = replace(seen, name=name, executor="") if seen is not None else None
                 await self._close(index, item.attempt, over, claimant)
             else:
-                told = seen.message if seen is not None else "its job is gone"
+                gone = "who has submitted it" if self.relaunched else "its job"
+                told = seen.message if seen is not None else f"{gone} is gone"
                 await self.give_up(index, f"not replaced: {told}")
             item = await self.look(index)
         return item
@@ -455,7 +456,10 @@ class Submission(ItemStates):
             words = "its process is gone, and was replaced by the platform"
             seen = Observation(name=name, phase=Phase.GONE, reason=Reason.PREEMPTED, message=words)
         never_comes = not found and self.identity.settled
-        if seen is None and number > 1 and (last is not None or not found):
+        # What is left of the attempt before says that the platform may still replace that one,
+        # unless this is left to the submitter.
+        decided = self.relaunched or last is not None or not found
+        if seen is None and number > 1 and decided:
             if not self._awaits_submitter(index, number):
                 await self._not_replaced(index, last)
         elif self.is_over(index, number, seen, before) or never_comes:
