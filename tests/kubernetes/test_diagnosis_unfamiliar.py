@@ -1494,6 +1494,20 @@ CASES = [
         [r"exit code 5", r"example\.com/hold"],
         [r"finalizer|kubectl"],
     ),
+    Case(
+        "an image without the runner",
+        pods(
+            failed_pod(
+                2,
+                message="python3: can't open file '/app/remote_runner.py': [Errno 2] No such file or directory\n",
+            ),
+            job=failed_job(),
+        ),
+        "FAILED",
+        [r"not made for kinetic", r"/app/remote_runner\.py"],
+        [r"build-image"],
+        [r"see its log"],
+    ),
 ]
 
 

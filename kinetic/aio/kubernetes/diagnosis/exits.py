@@ -50,6 +50,12 @@ _EXITS = (
         "roles/iam.workloadIdentityUser), and see that its node pool has GKE_METADATA",
     ),
     Rule(
+        "can't open file '[^']*remote_runner",
+        "the image was not made for kinetic, its runner is not in it: {said}",
+        "make one with kinetic build-image, or leave container_image out to have one built",
+        Reason.SETUP,
+    ),
+    Rule(
         "^[^:]* 137:",
         "the program was killed by signal 9 (SIGKILL), but not by its memory limit{last}",
         "see its log: the program, a child of it or somebody on the node did it",
