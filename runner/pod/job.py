@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import importlib.util
 import io
@@ -322,31 +323,46 @@ class _Job:
         )
 
     def run(self) -> int:
-        """Carry it out; what to leave with."""
-        order = self._order
-        if order.hosts is None:
-            self._close_earlier()
+        """Carry it out; what to leave with. Asked to stop before anybody has begun, it just ends.
+
+        A claim that was under way may be there then; it is closed as that of a killed pod.
+        """
+        try:
+            with self._stopping.interruptible():
+                go_on = self._begun()
+        except Stopped:
+            print("kinetic: asked to stop before the job has begun", file=sys.stderr)
+            return wire.EXIT_RETRY
+        return go_on()
+
+    def _begun(self) -> Callable[[], int]:
+        """Wait until the attempt is claimed, by the first host; what is to follow."""
+        which, executor = self._order.hosts, self._order.executor
+        if which is None:
             return self._lead(Invocation)
         claim = self._name("claim")
-        if not order.hosts.leads:
-            return self._follow(order.hosts, claimant(claim, self._objects))
-        if order.group and self._objects.exists(claim):
-            return self._restarted(order.hosts, order.executor)
-        self._close_earlier()
+        if not which.leads:
+            return functools.partial(self._follow, which, claimant(claim, self._objects))
+        if self._order.group and self._objects.exists(claim):
+            return functools.partial(self._restarted, which, executor)
         return self._lead(HostCall)
 
-    def _close_earlier(self) -> None:
+    def _lead(self, kind: type[Invocation]) -> Callable[[], int]:
         order = self._order
         close_earlier(self._assignment, order.key, order.first, order.restarts, self._objects)
+        steps = self._attempt(kind, order.executor).steps()
+        for _ in ("claim", "check"):
+            next(steps)
 
-    def _lead(self, kind: type[Invocation]) -> int:
-        steps = self._attempt(kind, self._order.executor).steps()
-        while True:
-            try:
-                next(steps)
-            except StopIteration as end:
-                code: int = end.value
-                return code
+        def rest() -> int:
+            while True:
+                try:
+                    next(steps)
+                except StopIteration as end:
+                    code: int = end.value
+                    return code
+
+        return rest
 
     def _follow(self, which: Hosts, executor: str) -> int:
         """Run beside the first host, whose claim is for all."""

@@ -327,6 +327,32 @@ def test_sigterm_is_a_preemption_and_lets_the_code_clean_up(pods: Pods) -> None:
     assert (pods.folder / "fifo.cleaned").exists()
 
 
+def test_sigterm_before_the_claim_ends_it_although_the_store_does_not_answer(
+    tmp_path: Path,
+) -> None:
+    with served() as server, _over(server.url, tmp_path) as pods:
+        order = pods.order(add, 1)
+        storm = server.fail("create", times=1000, status=503)
+        pod = pods.start(order)
+        until(lambda: storm.seen, "it claims nothing")
+        pod.process.send_signal(signal.SIGTERM)
+        assert pod.wait(30) == wire.EXIT_RETRY  # its grace is a minute, and so long it would try
+        assert "asked to stop" in pod.output
+        assert not pods.objects.exists(pods.name("claim"))
+
+
+def test_sigterm_ends_a_host_that_waits_for_the_first_one(tmp_path: Path) -> None:
+    second = {"KINETIC_HOSTS": "2", "KINETIC_HOST": "1", "KINETIC_COORDINATOR": "127.0.0.1:1"}
+    with served() as server, _over(server.url, tmp_path) as pods:
+        order = pods.order(add, 1)
+        server.requests.clear()
+        pod = pods.start(order, **second)
+        until(server.requests.total, "it looks for no claim")
+        pod.process.send_signal(signal.SIGTERM)
+        assert pod.wait(30) == wire.EXIT_RETRY
+        assert "asked to stop" in pod.output
+
+
 def test_sigterm_after_a_stop_is_a_cancellation(pods: Pods) -> None:
     pod = staying(pods)
     pods.stop()
