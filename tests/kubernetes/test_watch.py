@@ -85,7 +85,10 @@ async def told(cluster: GkeCluster) -> AsyncIterator[Told]:
         yield Told(watch)
 
 
-@pytest.mark.parametrize("fault", ["eof", "cut", "silent", "error", "broken", "busy", "garbage"])
+@pytest.mark.parametrize(
+    "fault",
+    ["eof", "cut", "silent", "error", "unauthorized", "stranger", "broken", "busy", "garbage"],
+)
 async def test_a_watch_that_breaks_goes_on_where_it_was(
     world: World, told: Told, fault: str
 ) -> None:

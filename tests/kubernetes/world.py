@@ -21,8 +21,9 @@ class World:
     """What there is. ``faults`` are for the next watches of a kind, one each.
 
     They are ``eof``, ``cut``, ``silent``, ``gone`` (410), ``expired`` (the same as an event),
-    ``error``, ``broken`` (503), ``busy`` (429, for an hour), ``garbage``, ``bookmark``, ``twice``
-    and ``old`` (events again).
+    ``error``, ``unauthorized`` (a token ran out under the watch), ``stranger`` (401 to the next
+    one), ``broken`` (503), ``busy`` (429, for an hour), ``garbage``, ``bookmark``, ``twice`` and
+    ``old`` (events again).
 
     ``log`` are the lines of every pod, each with its time. Its faults are a number of lines after
     which the connection is cut, or ended, and ``broken``.
@@ -136,8 +137,9 @@ class World:
         fault = self.faults[kind].popleft() if self.faults[kind] else ""
         if fault == "gone" or since < self.forgotten:
             return web.json_response({"code": 410, "reason": "Expired"}, status=410)
-        if fault == "broken":
-            return web.json_response({"code": 503}, status=503)
+        if fault in ("broken", "stranger"):
+            code = {"broken": 503, "stranger": 401}[fault]
+            return web.json_response({"code": code}, status=code)
         if fault == "busy":
             return web.json_response({"code": 429}, status=429, headers={"Retry-After": "3600"})
         return await self._stream(request, kind, since, fault)
@@ -197,8 +199,8 @@ class World:
                     return cut(request)
                 case "garbage":
                     await response.write(b"<html>502</html>\n")
-                case "expired" | "error":
-                    code = {"expired": 410, "error": 500}[fault]
+                case "expired" | "error" | "unauthorized":
+                    code = {"expired": 410, "error": 500, "unauthorized": 401}[fault]
                     await _write(response, "ERROR", {"kind": "Status", "code": code})
                     return response
                 case "bookmark":
