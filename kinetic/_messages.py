@@ -162,7 +162,8 @@ def both_ends(text: str, longest: int) -> str:
 
 def one_line(text: str, longest: int = LONGEST) -> str:
     """*text* on one line that no terminal takes for a command, *longest* characters at most."""
-    text = unstyled(text[: 8 * longest])
-    shown = "".join(one if one.isprintable() else " " for one in text)
-    words = " ".join(shown.split())
+    text = text[: 8 * longest]
+    if not text.isprintable():
+        text = "".join(one if one.isprintable() else " " for one in unstyled(text))
+    words = " ".join(text.split())
     return words if len(words) <= longest else f"{words[: longest - 1].rstrip()}…"
