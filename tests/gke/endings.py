@@ -13,11 +13,13 @@ import itertools
 import os
 import random
 import time
-from collections.abc import AsyncGenerator, Iterator
+import urllib.error
+import urllib.request
+from collections.abc import AsyncGenerator, Iterable, Iterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import kinetic
 from kinetic import aio
@@ -88,6 +90,11 @@ def random_cells(kind: str, count: int, seed: int) -> list[Cell]:
     ]
 
 
+def sampled(kind: str, count: int, seed: int) -> list[Cell]:
+    """So many different places of the grid."""
+    return random.Random(f"{kind} {seed}").sample(every_cell(kind), count)
+
+
 def pairwise(kind: str) -> list[Cell]:
     """So many cells that any two values of different columns meet in one."""
     found: list[Cell] = []
@@ -103,61 +110,110 @@ def _all() -> Iterator[tuple[str, str, str]]:
     yield from itertools.product(DEEDS, MOMENTS, CLIENTS)
 
 
-class Slow:
-    """A value that takes until a file is there to be pickled: what returns it is committing."""
+class Signals(Protocol):
+    """What a job and its test say to each other, a word at a time."""
 
-    def __init__(self, folder: str, word: str) -> None:
-        self.folder, self.word = folder, word
+    def give(self, word: str) -> None:
+        """Say it, for good."""
+
+    def given(self, word: str) -> bool:
+        """Whether it was said."""
+        ...
+
+
+@dataclass(frozen=True)
+class Files:
+    """Signals of who shares a folder."""
+
+    folder: str
+
+    def give(self, word: str) -> None:
+        Path(self.folder, word).touch()
+
+    def given(self, word: str) -> bool:
+        return Path(self.folder, word).exists()
+
+
+@dataclass(frozen=True)
+class Objects:
+    """Signals of who shares a bucket of a *server*, but no disk; *prefix* begins their names."""
+
+    server: str
+    bucket: str
+    prefix: str
+
+    def give(self, word: str) -> None:
+        url = f"{self.server}/upload/storage/v1/b/{self.bucket}/o?uploadType=media"
+        with urllib.request.urlopen(f"{url}&name={self.prefix}{word}", data=b"-", timeout=30):
+            pass
+
+    def given(self, word: str) -> bool:
+        url = f"{self.server}/storage/v1/b/{self.bucket}/o/{self.prefix}{word}"
+        try:
+            with urllib.request.urlopen(url, timeout=30):
+                return True
+        except urllib.error.HTTPError as refusal:
+            if refusal.code == 404:
+                return False
+            raise
+
+
+class Slow:
+    """A value that takes until it may be committed to be pickled: what returns it is committing."""
+
+    def __init__(self, signals: Signals, word: str) -> None:
+        self.signals, self.word = signals, word
 
     def __reduce__(self) -> Any:
-        Path(self.folder, "committing").touch()
-        while not Path(self.folder, "commit").exists():
+        self.signals.give("committing")
+        while not self.signals.given("commit"):
             time.sleep(0.01)
         return str, (self.word,)
 
 
-def work(folder: str) -> Any:
-    """In the job: tell that it runs, wait for a file, and return; a later attempt does not wait."""
+def work(signals: Signals) -> Any:
+    """In the job: tell that it runs, wait for the word, and return; later attempts do not wait."""
     first = os.environ["KINETIC_ATTEMPT"] == "1"
-    Path(folder, f"in.{os.environ.get('KINETIC_HOST', '0')}").touch()
-    while first and not Path(folder, "go").exists():
+    signals.give(f"in.{os.environ.get('KINETIC_HOST', '0')}")
+    while first and not signals.given("go"):
         time.sleep(0.01)
-    return Slow(folder, "value") if first else "value"
+    return Slow(signals, "value") if first else "value"
 
 
 @dataclass(slots=True)
 class Deed:
-    """One cell, on a namespace."""
+    """One cell, on a namespace; no node ever gets the image *held*."""
 
     cell: Cell
     namespace: Namespace
-    folder: Path
+    signals: Signals
+    image: str = IMAGE
+    held: str = HELD
+    options: dict[str, Any] = field(default_factory=lambda: {"cpu": 0.05})
 
     # --- the job ---
 
     def _options(self) -> dict[str, Any]:
         hosts = self.cell.kind in ("jobset", "lws")
-        options: dict[str, Any] = {"accelerator": "cpu:hosts=2" if hosts else "cpu", "cpu": 0.05}
-        options["container_image"] = IMAGE
+        options: dict[str, Any] = {"accelerator": "cpu:hosts=2" if hosts else "cpu", **self.options}
         if self.cell.moment == "pending":
             options["cpu"] = 900
-        if self.cell.moment == "starting":
-            options["container_image"] = HELD
-        return options
+        image = self.held if self.cell.moment == "starting" else self.image
+        return {**options, "container_image": image}
 
     async def _submitted(self, client: aio.Client) -> str:
         """Its id, once it is where the cell says."""
         function = kinetic.run(**self._options())(work)
         if self.cell.kind == "item":
-            batch = await client.run_async_map(function, [str(self.folder)], progress=False)
+            batch = await client.run_async_map(function, [self.signals], progress=False)
             await batch.submitted()
             job = await batch.job(0)
         else:
-            job = await client.submit(function, str(self.folder))
+            job = await client.submit(function, self.signals)
         if self.cell.moment in ("committing", "ended"):
-            (self.folder / "go").touch()
+            await self._give("go")
         if self.cell.moment == "ended":
-            (self.folder / "commit").touch()
+            await self._give("commit")
         try:
             async with asyncio.timeout(HERE_S):
                 while not await self._is_there(job):
@@ -179,9 +235,9 @@ class Deed:
                 )
             case "running":
                 wanted = 2 if self.cell.kind in ("jobset", "lws") else 1
-                return sum(name.startswith("in.") for name in os.listdir(self.folder)) >= wanted
+                return all([await self._given(f"in.{host}") for host in range(wanted)])
             case "committing":
-                return (self.folder / "committing").exists()
+                return await self._given("committing")
             case _:
                 return await job.status() is JobStatus.SUCCEEDED
 
@@ -278,7 +334,7 @@ class Deed:
         if self.cell.besides:
             await self._act(self.cell.besides)
         if self.cell.moment == "committing":
-            (self.folder / "commit").touch()
+            await self._give("commit")
 
     async def _act(self, deed: str) -> None:
         what, _, how = deed.partition(" ")
@@ -302,7 +358,7 @@ class Deed:
             case "owner", _:
                 await self._stick(await self._owners())
                 await self._delete_owner("Background")
-                self._let_go()
+                await self._let_go()
             case "suspended", _:
                 await self._suspend()
             case _:
@@ -332,11 +388,17 @@ class Deed:
         if self.cell.moment in ("pending", "starting"):
             await self._delete_pod()
         else:
-            self._let_go()
+            await self._let_go()
 
-    def _let_go(self) -> None:
-        (self.folder / "go").touch()
-        (self.folder / "commit").touch()
+    async def _let_go(self) -> None:
+        await self._give("go")
+        await self._give("commit")
+
+    async def _give(self, word: str) -> None:
+        await asyncio.to_thread(self.signals.give, word)
+
+    async def _given(self, word: str) -> bool:
+        return await asyncio.to_thread(self.signals.given, word)
 
     async def _suspend(self) -> None:
         lws = self.cell.kind == "lws"
@@ -350,7 +412,7 @@ class Deed:
             async with asyncio.timeout(END_S):
                 while stopped and any(map(_runs, await self.pods())):
                     await asyncio.sleep(POLL_S)
-        self._let_go()
+        await self._let_go()
         if self.cell.moment in ("pending", "starting"):
             await self._delete_owner("Background")
 
@@ -404,6 +466,21 @@ class Deed:
 
     async def _call(self, method: str, path: str, body: Any = None, **query: str) -> Any:
         return await asyncio.to_thread(self.namespace.call, method, path, body, **query)
+
+
+async def wrongs(deeds: Iterable[Deed], at_once: int) -> str:
+    """Carry them out, so many side by side; what was wrong, a line for each."""
+    turns, wrong = asyncio.Semaphore(at_once), list[str]()
+
+    async def play(deed: Deed) -> None:
+        async with turns:
+            try:
+                await deed.done()
+            except Exception as exc:
+                wrong.append(f"{deed.cell}: {type(exc).__name__}: {exc}")
+
+    await asyncio.gather(*map(play, deeds))
+    return "\n".join(wrong)
 
 
 COLLECTIONS = {

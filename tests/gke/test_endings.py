@@ -11,7 +11,7 @@ import pytest
 from tests.cluster.fixtures import Namespace, fresh_namespace
 from tests.cluster.rights import permit_runner
 
-from .endings import HELD, KINDS, Cell, Deed, every_cell, pairwise, random_cells
+from .endings import HELD, KINDS, Cell, Deed, Files, every_cell, pairwise, random_cells, wrongs
 
 AT_ONCE = 16
 """Cells side by side: a pod takes two seconds, most of which nobody has a processor for."""
@@ -33,35 +33,25 @@ def kind(
     return kind
 
 
-async def played(cells: list[Cell], namespace: Namespace, folder: Path) -> dict[str, str]:
-    """Carry out *cells*, each in a namespace of its own; what was wrong, by cell."""
-    turns, wrong = asyncio.Semaphore(AT_ONCE), dict[str, str]()
+async def played(cells: list[Cell], namespace: Namespace, folder: Path) -> str:
+    """Carry out *cells*, each in a namespace of its own; what was wrong."""
     plane, kubelet = namespace.control_plane, namespace.kubelet
-
-    async def play(number: int, cell: Cell, yours: Namespace) -> None:
-        place = folder / str(number)
-        place.mkdir()
-        deed = Deed(cell, yours, place)
-        async with turns:
-            try:
-                await deed.done()
-            except Exception as exc:
-                wrong[str(cell)] = f"{type(exc).__name__}: {exc}"
-
     with ExitStack() as stack:
-        spaces = [stack.enter_context(fresh_namespace(plane, kubelet)) for _ in cells]
+        deeds: list[Deed] = []
+        for number, cell in enumerate(cells):
+            yours = stack.enter_context(fresh_namespace(plane, kubelet))
+            (place := folder / str(number)).mkdir()
+            deeds.append(Deed(cell, yours, Files(str(place))))
         if cells[0].kind == "lws":
-            await asyncio.gather(*(asyncio.to_thread(permit_runner, one) for one in spaces))
-        pairs = zip(cells, spaces, strict=True)
-        await asyncio.gather(*(play(number, *pair) for number, pair in enumerate(pairs)))
-    return wrong
+            await asyncio.gather(*(asyncio.to_thread(permit_runner, x.namespace) for x in deeds))
+        return await wrongs(deeds, AT_ONCE)
 
 
 @pytest.mark.timeout(600)
 async def test_any_two_things_together(kind: str, namespace: Namespace, tmp_path: Path) -> None:
     """Of what is done, when, to which kind, and who waits."""
     wrong = await played(pairwise(kind), namespace, tmp_path)
-    assert not wrong, "\n".join(f"{cell}: {why}" for cell, why in wrong.items())
+    assert not wrong, wrong
 
 
 @pytest.mark.slow
@@ -69,7 +59,7 @@ async def test_any_two_things_together(kind: str, namespace: Namespace, tmp_path
 async def test_everything_with_everything(kind: str, namespace: Namespace, tmp_path: Path) -> None:
     """The whole grid."""
     wrong = await played(every_cell(kind), namespace, tmp_path)
-    assert not wrong, "\n".join(f"{cell}: {why}" for cell, why in wrong.items())
+    assert not wrong, wrong
 
 
 @pytest.mark.slow
@@ -81,4 +71,4 @@ async def test_two_things_at_once(
     """A hundred random rounds, a quarter of them for each kind; other seeds are other rounds."""
     cells = random_cells(kind, 100 // len(KINDS), seed)
     wrong = await played(cells, namespace, tmp_path)
-    assert not wrong, "\n".join(f"{cell}: {why}" for cell, why in wrong.items())
+    assert not wrong, wrong

@@ -87,9 +87,9 @@ def gcs_server(node: Node) -> Iterator[str]:
             yield url
 
 
-@pytest.fixture
-def namespace(control_plane: ControlPlane, node: Node) -> Iterator[Namespace]:
-    """A fresh namespace; all that is in it ends with the test."""
+@contextlib.contextmanager
+def fresh_namespace(control_plane: ControlPlane, node: Node) -> Iterator[Namespace]:
+    """A namespace; all that is in it ends with the block."""
     name = f"kn-{uuid.uuid4().hex[:10]}"
     path = f"/api/v1/namespaces/{name}"
     control_plane.call("POST", "/api/v1/namespaces", {"metadata": {"name": name}})
@@ -113,6 +113,13 @@ def namespace(control_plane: ControlPlane, node: Node) -> Iterator[Namespace]:
                 made.call("DELETE", f"pods/{pod['metadata']['name']}", gracePeriodSeconds="1")
         assert time.monotonic() < until, f"pods of {name} do not end\n{node.log('kubelet')}"
         time.sleep(0.3)
+
+
+@pytest.fixture
+def namespace(control_plane: ControlPlane, node: Node) -> Iterator[Namespace]:
+    """A fresh one, for a test."""
+    with fresh_namespace(control_plane, node) as made:
+        yield made
 
 
 @pytest.fixture
