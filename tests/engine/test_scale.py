@@ -13,6 +13,7 @@ import pytest
 
 from kinetic import aio
 from kinetic._runner.protocol import frames, wire
+from kinetic.job_status import JobStatus
 from kinetic.testing import MemoryCluster, MemoryStore, Run, memory_platform
 from kinetic.testing.attempts import commit
 
@@ -157,3 +158,23 @@ def test_an_item_takes_two_requests_and_next_to_no_tasks() -> None:
     assert spent.get("list", 0) <= 0.01
     assert spent["tasks"] <= 0.2
     assert spent["callbacks"] <= 8
+
+
+async def never(_: Run) -> int:
+    """A job that has not begun when it is deleted."""
+    await asyncio.Event().wait()
+    return 0
+
+
+async def test_what_never_began_is_listed_when_a_batch_is_left() -> None:
+    platform = memory_platform(never)
+    store = platform.store
+    assert isinstance(store, MemoryStore)
+    async with aio.Client(platform=platform) as client:
+        batch = await client.run_async_map(nop, range(FEW), max_concurrent=None, progress=False)
+        async with batch:
+            await batch.submitted()
+            before = store.requests.total()
+        asked = store.requests.total() - before
+        assert {status for _, status in await batch.statuses()} == {JobStatus.NOT_FOUND}
+        assert asked < FEW / 4

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
 import time
 import weakref
@@ -708,6 +709,9 @@ SETTLING = 64
 TURN = 64
 """How many are read in one turn of the loop, by a store that answers at once."""
 
+LISTED = 8
+"""More than so many that were stopped are listed together: alone, each takes four requests."""
+
 MANY_WATCHES = 8
 """With so many, further submissions of other processes share one watch over everything."""
 
@@ -913,16 +917,37 @@ class Session:
         count = 0
         try:
             while self._unsettled:
-                ended = self._unsettled.popleft()
-                self._call_resolver()  # should this one have to wait for the store
-                if not await self._resolve(ended):
-                    name = f"settle {ended.name}"
-                    self.spawn(self._resolve_later(ended), name=name)
-                count += 1
-                if count % TURN == 0:
-                    await asyncio.sleep(0)
+                together = self._next_ended()
+                self._call_resolver()  # should these have to wait for the store
+                if len(together) > LISTED:
+                    together = await self._not_cancelled(together)
+                for ended in together:
+                    if not await self._resolve(ended):
+                        name = f"settle {ended.name}"
+                        self.spawn(self._resolve_later(ended), name=name)
+                    count += 1
+                    if count % TURN == 0:
+                        await asyncio.sleep(0)
         finally:
             self._resolvers -= 1
+
+    def _next_ended(self) -> list[_Ended]:
+        """The next one; if it was stopped, all that follow of its submission and were, too."""
+        together = [self._unsettled.popleft()]
+        if together[0].stopped:
+            submission = together[0].submission
+            while self._unsettled and self._unsettled[0].submission is submission:
+                if not self._unsettled[0].stopped:
+                    break
+                together.append(self._unsettled.popleft())
+        return together
+
+    async def _not_cancelled(self, together: list[_Ended]) -> list[_Ended]:
+        """Those whose item may have begun: of most that are stopped it has not, which is listed."""
+        submission = together[0].submission
+        with contextlib.suppress(KineticError):  # then it is asked about each of them
+            await submission.look_at_each({ended.index for ended in together})
+        return [ended for ended in together if not submission.is_final(ended.index)]
 
     async def _resolve_later(self, ended: _Ended) -> None:
         while True:
@@ -975,6 +1000,11 @@ class _Ended:
     pause: float = FIRST_PAUSE_S
     waited: float = 0.0
     answered: bool = True
+
+    @property
+    def stopped(self) -> bool:
+        """Whether nobody wants its item any more, as far as the requests were read."""
+        return self.submission.requests.standing(self.index).unwanted
 
     @property
     def name(self) -> str:
