@@ -210,7 +210,8 @@ def resolve(
     if chosen != "local" and not (named_project or kube_context):
         raise ConfigurationError(
             f"No GCP project configured for the backend {chosen!r} ({why}): pass project=, set "
-            'KINETIC_PROJECT or use a profile; backend="local" runs on this machine without one'
+            "KINETIC_PROJECT or use a profile; for a cluster elsewhere, name a context of your "
+            'kubeconfig in KINETIC_KUBE_CONTEXT; backend="local" runs on this machine without one'
         )
     return Target(
         backend=chosen,
