@@ -176,7 +176,8 @@ class Cluster:
             path = f"{self._place}/serviceaccounts/{urllib.parse.quote(name, safe='')}"
             found = await self._api.call("GET", path)
         except Forbidden:
-            return Finding(State.SKIPPED, f"{name!r} may not be looked at")
+            words = f"{name!r} may not be looked at; were it missing, no pod could be made"
+            return Finding(State.SKIPPED, words)
         except NotFound:
             return Finding(
                 State.FAILED,

@@ -44,8 +44,16 @@ class Trial:
 
     async def _run(self) -> Finding:
         target = self._target
+        if target.backend != "local" and target.project is None and not self._container_image:
+            return Finding(
+                State.FAILED,
+                "no image can be built for it, for no project is configured",
+                "kinetic doctor --run --image NAME, an image that has kinetic's runner in it",
+            )
         function = run(
-            accelerator="cpu", container_image=self._container_image, capture_env_vars=[]
+            accelerator="cpu",
+            container_image=self._container_image,
+            capture_env_vars=["STORAGE_EMULATOR_HOST"],  # the job needs it where this process does
         )(platform.python_version)
         began = time.monotonic()
         times: dict[JobStatus, float] = {}

@@ -34,6 +34,16 @@ async def test_a_cluster_with_all_it_needs(clustered: dict[str, str], namespace:
     assert "credentials" not in [one.name for one in report.results]  # none of Google's are used
 
 
+async def test_without_a_project_the_job_of_the_doctor_needs_an_image(
+    clustered: dict[str, str], namespace: Namespace
+) -> None:
+    job = (await examine(environ=clustered, run=True))["job"]
+    assert job.state is State.FAILED and "no image can be built" in job.evidence
+    assert "--image NAME" in job.advice
+    jobs = await asyncio.to_thread(namespace.call, "GET", "batch/v1/jobs")
+    assert not jobs["items"]
+
+
 async def test_the_bucket_is_left_as_it_was(clustered: dict[str, str], bucket: str) -> None:
     await examine(environ=clustered)
     url = f"{clustered['STORAGE_EMULATOR_HOST']}/storage/v1/b/{bucket}/o"
@@ -241,7 +251,6 @@ async def test_a_tiny_job_runs_on_a_cluster_and_is_gone_afterwards(
 ) -> None:
     for name, value in clustered.items():
         monkeypatch.setenv(name, value)
-    namespace.kubelet.set_environment(STORAGE_EMULATOR_HOST=clustered["STORAGE_EMULATOR_HOST"])
     report = await examine(run=True, container_image="example.test/image:1")
     assert report.healthy, report.to_dict()
     assert "submitted in" in report["job"].evidence and "it ran Python" in report["job"].evidence
