@@ -123,6 +123,11 @@ def test_what_went_wrong_once_with_many_requests_does_not_again(seed: int) -> No
     assert report.violation is None, report.told()
 
 
+def test_what_went_wrong_once_with_forged_requests_does_not_again() -> None:
+    report = play(4247, change=forged)
+    assert report.violation is None, report.told()
+
+
 def test_a_seed_is_one_course_of_events() -> None:
     for seed in (17, 71):
         one, other = play(seed), play(seed)

@@ -52,7 +52,7 @@ async def delete_batch(
     objects: bool = True,
     alone: bool = False,
 ) -> None:
-    """Stop it, delete its jobs until there are none, then its objects, the manifest last.
+    """Stop it, delete its jobs until there are none, then its objects, at last manifest and stop.
 
     A late pod finds the stop, or finds no inputs, at every moment in between.
     Before it deletes the objects, this waits until the batch has no submitter any
@@ -82,10 +82,12 @@ async def delete_batch(
         if jobs:  # it may have started something in between
             await cluster.delete(labels=labels)
             await job_spec.until_gone(session, (), GONE_S, labels=labels)
-    parts = ("inputs/", "done/", "attempts/", "values/", "logs/", "arrays/", "control/", "lease")
+    parts = ("inputs/", "done/", "attempts/", "values/", "logs/", "arrays/", "lease")
     for part in parts:
         await store.delete([one.name for one in await store.list(f"{scope}{part}")])
     await store.delete([identity.entry])
+    # Whoever takes the lease meanwhile finds the stop, or no manifest.
+    await store.delete([one.name for one in await store.list(f"{scope}control/")])
     await cluster.drop_secret([identity.id])
     await store.delete([wire.group_key(identity.id)])
 

@@ -64,10 +64,18 @@ async def recover_state(
     the watch; an item whose attempt has neither job, claim nor outcome may start.
     All is read once more when somebody has appended a request meanwhile, which no
     coordinator has heard of.
+
+    Raises:
+        NotFound: It was cleaned up.
     """
-    batch, requests = submission.identity.id, submission.requests
+    store, identity = session.platform.store, submission.identity
+    batch, requests = identity.id, submission.requests
     while True:
         await retry_forever(submission.read_requests, f"reading the requests of {batch}")
+        # A removal takes the requests away after the manifest: now that is there, so were they all.
+        there = await retry_forever(lambda: store.look(identity.entry), f"looking for {batch}")
+        if there is None:
+            raise identity.gone
         asked = len(requests.entries)
         events = await _surveyed(session, submission, inputs)
         if len(requests.entries) == asked:
