@@ -269,7 +269,7 @@ def ending(pod: Pod) -> Diagnosis:
             message=_well(pod),
             outlook=Outlook.FINAL,
         )
-    return _why(pod).failed(pod.uid, pod.bad.exit_code if pod.bad is not None else None)
+    return _why(pod).ended(pod.uid, pod.bad.exit_code if pod.bad is not None else None)
 
 
 def _well(pod: Pod) -> str:

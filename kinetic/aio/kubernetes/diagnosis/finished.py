@@ -32,7 +32,7 @@ def past(pod: Pod) -> Diagnosis:
         if pod.without_node and (why is None or why.reason is Reason.LOST):
             why = lost_node()
         unknown = "the pod is gone, and how its program ended was not seen"
-        last = (why or pending(unknown, "run it again", Reason.LOST)).failed(pod.uid)
+        last = (why or pending(unknown, "run it again", Reason.LOST)).ended(pod.uid)
     if pod.ran:
         return last
     if last.reason is Reason.LOST and pod.swept:
@@ -187,7 +187,7 @@ def _stopped_well(pod: Pod) -> Diagnosis:
     """A program that answered a deletion with exit code 0, which its Job counts as a failure."""
     why = removal(pod)
     deleted = pending("somebody deleted the pod while it ran", "run it again", Reason.LOST)
-    return (why or deleted).failed(pod.uid, ending(pod).exit_code)
+    return (why or deleted).ended(pod.uid, ending(pod).exit_code)
 
 
 def _as_it_fell(pod: Pod) -> Pod:
@@ -212,14 +212,14 @@ def _unseen(seen: Seen, target: Document) -> Diagnosis:
             "it",
             advice,
             Reason.USER_ERROR,
-        ).failed()
+        ).ended()
     code = _CODE.apply(str(target.get("message") or ""), {})
     exit_code = int(code.message) if code is not None else None
     if why == "PodFailurePolicy" and exit_code is not None:
         words = f"the program ended with exit code {exit_code}, which means 'do not retry'"
-        return pending(words, advice, Reason.USER_ERROR).failed(exit_code=exit_code)
+        return pending(words, advice, Reason.USER_ERROR).ended(exit_code=exit_code)
     words = f"the Job failed ({why}), and its pods are gone"
-    return pending(words, advice, Reason.LOST).failed(exit_code=exit_code)
+    return pending(words, advice, Reason.LOST).ended(exit_code=exit_code)
 
 
 _CODE = Rule(r"exit code (?P<code>\d+)", "{code}")
@@ -249,7 +249,7 @@ def _out_of_time(seen: Seen) -> Diagnosis:
         message += "; the program was stopped"
         if last.exit_code == 137:
             message += ": it did not react to SIGTERM and was killed after its grace"
-    return pending(message, advice, reason).failed(last.executor, last.exit_code)
+    return pending(message, advice, reason).ended(last.executor, last.exit_code)
 
 
 def _own_end(pod: Pod) -> Diagnosis | None:

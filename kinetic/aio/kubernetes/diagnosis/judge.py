@@ -53,8 +53,8 @@ def judge_pod(pod: Pod) -> Diagnosis:
 def held_fast(seen: Seen, verdict: Diagnosis) -> Diagnosis:
     """*verdict*, with what is deleted and cannot go, for somebody has not let go of it."""
     owner = seen.makers[0][0] if seen.makers else "Job"
-    ended = [("Pod", pod) for pod in seen.pods if Pod(pod).ended or Pod(pod).emptied]
-    for kind, one in [(owner, seen.job), *ended]:
+    idle = [("Pod", pod) for pod in seen.pods if not Pod(pod).runs]
+    for kind, one in [(owner, seen.job), *idle]:
         metadata = part(one, "metadata")
         held = [name for name in parts(metadata, "finalizers") if name not in _OWN_FINALIZERS]
         if held and metadata.get("deletionTimestamp"):
