@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from kinetic.aio.kubernetes.diagnosis.documents import Document, condition, part, parts
-from kinetic.aio.kubernetes.diagnosis.ending import ending, lost_node, removal
+from kinetic.aio.kubernetes.diagnosis.ending import ending, removal
 from kinetic.aio.kubernetes.diagnosis.held import held_back
 from kinetic.aio.kubernetes.diagnosis.pods import Pod
 from kinetic.aio.kubernetes.diagnosis.rules import Rule
@@ -29,8 +29,6 @@ def past(pod: Pod) -> Diagnosis:
         last = ending(pod)
     else:
         why = removal(pod)
-        if pod.without_node and (why is None or why.reason is Reason.LOST):
-            why = lost_node()
         unknown = "the pod is gone, and how its program ended was not seen"
         last = (why or pending(unknown, "run it again", Reason.LOST)).ended(pod.uid)
     if pod.ran:
