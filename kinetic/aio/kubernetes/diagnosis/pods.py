@@ -1,17 +1,20 @@
-"""One pod as facts: what was asked for, what its containers did, what was done to it."""
+"""One pod as facts: what was asked for, what its containers did, what was done to it.
+
+Of one that nobody saw, as much of it as the events tell that outlive it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from functools import cached_property
 from typing import Any
 
 from kinetic.aio.kubernetes.diagnosis.documents import Document, condition, part, parts, uid
-from kinetic.aio.kubernetes.diagnosis.verdict import Seen
+from kinetic.aio.kubernetes.diagnosis.verdict import Seen, subject
 
-__all__ = ["START_ERRORS", "Container", "Pod"]
+__all__ = ["START_ERRORS", "Container", "Pod", "unseen"]
 
 START_ERRORS = frozenset({"StartError", "ContainerCannotRun", "RunContainerError"})
 """Reasons of a container's end that say that its program never began."""
@@ -233,3 +236,64 @@ class Pod:
         """The words of the last such event; empty if there is none."""
         found = self.events(*reasons)
         return str(found[-1].get("message") or "") if found else ""
+
+
+_LAST = 2
+"""So many of the pods that the Job made last count: the one that is there, and its elder."""
+
+
+def unseen(seen: Seen, known: Collection[str] = ()) -> list[Pod]:
+    """The last pods of the Job but those *known* by name, the oldest first.
+
+    Each with the status that its events tell of: an end, or that its program was never started.
+    """
+    born = part(seen.any_job, "metadata").get("creationTimestamp")
+    template = part(part(seen.spec, "template"), "spec")
+    # Where nobody knows what was asked for, the nodes do not tell either.
+    where = seen if template.get("containers") else replace(seen, nodes=None)
+    found: list[Pod] = []
+    for name in _names(seen):
+        metadata = {"name": name, "creationTimestamp": born}  # or a bit later
+        told = seen.about({"metadata": metadata})
+        uids = (subject(event).get("uid") for event in told)
+        metadata["uid"] = next((one for one in uids if one), None)
+        status = _status(told)
+        if name in known or status is None:
+            continue
+        node = {"nodeName": "?"} if any(one.get("reason") == "Scheduled" for one in told) else {}
+        spec = {**template, **node, "restartPolicy": "Never"}
+        found.append(Pod({"metadata": metadata, "spec": spec, "status": status}, where))
+    return found
+
+
+def _names(seen: Seen) -> list[str]:
+    """The pods that events tell of, the oldest first: by their making, if that is told."""
+    made = [str(one["message"]).rpartition(" ")[2] for one in seen.about(None, "SuccessfulCreate")]
+    if made:
+        return [*dict.fromkeys(made)][-_LAST:]
+    prefix = f"{seen.job_name}-"
+    named = dict.fromkeys(_pod_of(one) for one in seen.events)
+    # Those of a Job whose name begins alike have more parts in theirs.
+    return [one for one in named if one.startswith(prefix) and "-" not in one.removeprefix(prefix)]
+
+
+def _pod_of(event: Document) -> str:
+    target = subject(event)
+    return str(target.get("name") or "") if target.get("kind") == "Pod" else ""
+
+
+def _status(told: Sequence[Document]) -> dict[str, Any] | None:
+    """What the status of the pod that events have *told* of must have been, as far as they say."""
+    for event in reversed(told):
+        reason, said = event.get("reason"), str(event["message"])
+        again = reason == "BackOff" and "restarting failed" in said
+        if again or reason in ("Evicted", "Preempting"):
+            return {"phase": "Failed", "reason": reason, "message": said}
+        kinds = {"Preempted": "PreemptionByScheduler"}
+        if said.startswith("Marking for deletion"):
+            kinds["TaintManagerEviction"] = "DeletionByTaintManager"
+        if reason in kinds:
+            by = {"type": "DisruptionTarget", "status": "True", "reason": kinds[reason]}
+            return {"phase": "Failed", "conditions": [by]}
+    began = not told or any(one.get("reason") == "Started" for one in told)
+    return None if began else {"phase": "Pending"}
