@@ -158,7 +158,8 @@ def _evidence(pod: Pod) -> str:
         for kind, one in said
         if one
     ]
-    lines += [f"taint {key}" for key in _closing(pod)]
+    taints = parts(part(pod.node, "spec"), "taints")
+    lines += [f"taint {one.get('key')}" for one in taints if one.get("effect") == "NoExecute"]
     marks = {
         "silent": condition(pod.node, "Ready", "Unknown") is not None,
         "notice": pod.taken_back and pod.stopped,
@@ -172,17 +173,12 @@ def _evidence(pod: Pod) -> str:
     return re.sub(r"\b(\d{4,}[KM]i|\d{7,})\b", lambda one: readable(one[0]), text)
 
 
-def _closing(pod: Pod) -> list[str]:
-    """The taints of its node that throw pods out."""
-    taints = parts(part(pod.node, "spec"), "taints")
-    return [str(one.get("key", "")) for one in taints if one.get("effect") == "NoExecute"]
-
-
 def removal(pod: Pod) -> Diagnosis | None:
     """What was done to a pod from outside, or None when nothing was."""
     text = _evidence(pod)
-    after, what = pod.spec.get("activeDeadlineSeconds"), str(pod.status.get("reason"))
-    taints = ", ".join(repr(key) for key in _closing(pod))
+    after = pod.spec.get("activeDeadlineSeconds")
+    what = str(pod.status.get("reason")).removeprefix("OutOf")
+    taints = ", ".join(map(repr, re.findall("^taint (.*)$", text, re.MULTILINE)))
     limit = re.search(r'(?:limit|containers) "?(\d[\w.]*\w)', text)
     used = re.findall(r"(Container|Pod) (\S+) was using ([\w.]+), request is ([\w.]*\w)", text)
     usage = (
@@ -193,7 +189,7 @@ def removal(pod: Pod) -> Diagnosis | None:
         _DONE_TO_IT,
         text,
         deadline=f" of {after} s" if after else "",
-        lack=_LACKS.get(what, f"little {what.removeprefix('OutOf')}"),
+        lack={"cpu": "few CPUs", "pods": "few places for pods"}.get(what, f"little {what}"),
         limit=f" of {limit[1]}" if limit else "",
         spot=" (a spot machine: was it taken back?)" if pod.on_spot else "",
         taints=f" {taints}" if taints else "",
@@ -201,9 +197,6 @@ def removal(pod: Pod) -> Diagnosis | None:
         unasked=", which had no memory request," if "request is 0" in text else "",
         usage=f" ({'; '.join(dict.fromkeys(usage))})" if used else "",
     )
-
-
-_LACKS = {"OutOfcpu": "few CPUs", "OutOfpods": "few places for pods"}
 
 
 def _as_it_ran(pod: Pod) -> str:
@@ -254,18 +247,11 @@ def _why(pod: Pod, bad: Container | None) -> Diagnosis:
         return _never_began(bad, told)
     if [one.name for one in pod.programs][:1] != [bad.name]:
         told = replace(told, message=f"container {bad.name!r}: {told.message}")
-    if told.reason is Reason.OUT_OF_MEMORY:
-        return told
-    sidecars = [
-        (one.name, end or {})
-        for one in pod.containers
-        if one.sidecar
-        for end in (one.ended, one.last)
-    ]
-    for name, end in sidecars:
-        if end.get("reason") == "OOMKilled":
-            words = f"{told.message}; sidecar {name!r} beside it was killed for want of memory"
-            return replace(told, message=words)
+    for one in pod.containers if told.reason is not Reason.OUT_OF_MEMORY else ():
+        ends = (one.ended or {}, one.last or {})
+        if one.sidecar and any(end.get("reason") == "OOMKilled" for end in ends):
+            words = f"sidecar {one.name!r} beside it was killed for want of memory"
+            return replace(told, message=f"{told.message}; {words}")
     return told
 
 
