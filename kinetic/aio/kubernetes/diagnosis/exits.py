@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import re
 import signal
 
-from kinetic._messages import both_ends, one_line
+from kinetic._messages import both_ends
 from kinetic.aio.kubernetes.diagnosis.documents import Document, part
 from kinetic.aio.kubernetes.diagnosis.pods import START_ERRORS, Container, Pod
 from kinetic.aio.kubernetes.diagnosis.preparing import FORMAT, start_failure
 from kinetic.aio.kubernetes.diagnosis.rules import Rule, first
-from kinetic.aio.kubernetes.diagnosis.verdict import Diagnosis, pending
+from kinetic.aio.kubernetes.diagnosis.verdict import Diagnosis, pending, subject
 from kinetic.job_status import Reason
 
 __all__ = ["tell_end", "tell_exit"]
@@ -18,76 +19,68 @@ _AGAIN = "nothing is known to be wrong with the program: run it again"
 _LOG = "see its log"
 _NATIVE = "the fault is in native code: see its log, or set PYTHONFAULTHANDLER=1"
 
+
+def _exit(
+    pattern: str, message: str, advice: str = _LOG, reason: Reason = Reason.USER_ERROR
+) -> Rule:
+    return Rule(pattern, message, advice, reason)
+
+
 # Of ``REASON CODE: last words``.
 _EXITS = (
-    Rule(
-        "^ContainerStatusUnknown ",
-        "the node was restarted under the program; the exit code is only a guess",
-        _AGAIN,
-        Reason.NODE_LOST,
-    ),
-    Rule(  # containerd's word for what ended while it was not running itself
-        "^Unknown ",
-        "the node or its container runtime was restarted under the program; the exit code {code} "
-        "is only a guess",
+    _exit(  # the second is containerd's word for what ended while it was not running itself
+        "^(ContainerStatusUnknown|Unknown) ",
+        "the node was restarted under the program, or its container runtime was; the exit code "
+        "{code} is only a guess",
         _AGAIN,
         Reason.NODE_LOST,
     ),
     # Documents: Cloud Storage, 'Troubleshooting'; GKE, 'Workload Identity Federation'.
-    Rule(
+    _exit(
         r"does not have storage\.\w+\.\w+ access|Permission 'storage\.\w+\.\w+' denied"
         r"|403[^;]*storage\.googleapis",
         "the pod may not use Cloud Storage (403): {said}",
         "give {who} roles/storage.objectUser on the bucket, and see that workload identity is set "
         "up",
+        Reason.SETUP,
     ),
     # Documents: GKE, 'Troubleshoot Workload Identity Federation'; what google-auth raises then.
-    Rule(
+    _exit(
         r"unable to generate access token|from the (\w+ )*metadata service"
         r"|compute metadata service|iam\.serviceAccounts\.getAccessToken|getOpenIdToken",
         "the pod has no Google identity, the metadata server gives no token: {said}",
         "bind the pod's Kubernetes service account to a Google one (workload identity, "
         "roles/iam.workloadIdentityUser), and see that its node pool has GKE_METADATA",
+        Reason.SETUP,
     ),
-    Rule(
+    _exit(
         "can't open file '[^']*remote_runner",
         "the image was not made for kinetic, its runner is not in it: {said}",
         "make one with kinetic build-image, or leave container_image out to have one built",
         Reason.SETUP,
     ),
-    Rule(
+    _exit(
         "^[^:]* 137:",
-        "the program was killed by signal 9 (SIGKILL), but not by its memory limit{last}",
+        "the program was killed, but not by its memory limit: signal 9 (SIGKILL){saying}",
         "see its log: the program, a child of it or somebody on the node did it",
         Reason.LOST,
     ),
-    Rule(
-        "^[^:]* (132|134|135|136|139):",  # SIGILL, SIGABRT, SIGBUS, SIGFPE, SIGSEGV
-        "the program crashed by signal {signal}{last}",
-        _NATIVE,
-        Reason.USER_ERROR,
+    _exit(  # SIGILL, SIGABRT, SIGBUS, SIGFPE, SIGSEGV
+        "^[^:]* (132|134|135|136|139):", "the program crashed by signal {signal}{saying}", _NATIVE
     ),
-    Rule(
+    _exit(
         "^[^:]* (129|1[3-8][0-9]|19[0-2]):",
-        "the program was ended by signal {signal}{last}",
-        _LOG,
-        Reason.LOST,
+        "the program was ended by signal {signal}{saying}",
+        reason=Reason.LOST,
     ),
-    Rule(
-        "^[^:]* 126:",
-        "the program called a file that may not be executed (exit code 126){last}",
-        _LOG,
-        Reason.USER_ERROR,
+    _exit(
+        "^[^:]* 126:", "the program called a file that may not be executed (exit code 126){saying}"
     ),
-    Rule(
-        "^[^:]* 127:",
-        "the program called a command that does not exist (exit code 127){last}",
-        _LOG,
-        Reason.USER_ERROR,
+    _exit(
+        "^[^:]* 127:", "the program called a command that does not exist (exit code 127){saying}"
     ),
-    Rule("", "the program ended with exit code {code}{and}", _LOG, Reason.USER_ERROR),
+    _exit("", "the program ended with exit code {code}{saying}"),
 )
-_WHO = Rule(r"[\w.-]+@[\w.-]+gserviceaccount\.com", "{all}")
 
 
 def tell_exit(container: Container, ended: Document) -> Diagnosis:
@@ -99,26 +92,26 @@ def tell_exit(container: Container, ended: Document) -> Diagnosis:
     if reason in START_ERRORS or FORMAT.search(words):
         return start_failure(container, words)
     said = both_ends(words, 400)
-    who = _WHO.apply(said, {})
+    who = re.search(r"[\w.-]+@[\w.-]+gserviceaccount\.com", said)
     found = first(
         _EXITS,
         f"{reason} {code}: {said}",
         code=str(code),
         said=said,
-        last=f"; its last words: {said}" if said else "",
+        saying=f" and said: {said}" if said else "",
         signal=_signal(code - 128),
-        who=who.message if who else "the service account of the pod",
-        **{"and": f" and said: {said}" if said else ""},
+        who=who[0] if who else "the service account of the pod",
     )
     return found or pending("")
 
 
 def _signal(number: int) -> str:
-    known = number in signal.valid_signals() and number < signal.SIGRTMIN
-    if not known:
-        return f"{number} (signal {number}, signal {number})"
-    name = signal.Signals(number).name
-    return f"{number} ({name}, {(signal.strsignal(number) or name).lower()})"
+    """Its number, with its name and what it means where it has them."""
+    try:
+        meaning = signal.strsignal(number) or ""
+        return f"{number} ({signal.Signals(number).name}, {meaning.lower()})"
+    except ValueError:
+        return str(number)
 
 
 def _out_of_memory(container: Container, code: int) -> Diagnosis:
@@ -139,37 +132,38 @@ def _out_of_memory(container: Container, code: int) -> Diagnosis:
 
 def tell_end(pod: Pod, one: Container, ended: Document) -> Diagnosis:
     """What the end of container *one* of *pod* means: by its node's word, else by its own."""
-    return _probed(pod, ended.get("exitCode")) or tell_exit(one, ended)
+    return _probed(pod, one, ended.get("exitCode")) or tell_exit(one, ended)
 
 
-_PROBE = Rule("failed (?P<kind>liveness|startup) probe", "{kind}")
-
-
-def _probed(pod: Pod, code: object) -> Diagnosis | None:
+def _probed(pod: Pod, one: Container, code: object) -> Diagnosis | None:
     """A probe or a hook failed and the node stopped the container: only events say so."""
-    stopped = code in (137, 143)
-    if stopped and (hook := pod.last_said("FailedPostStartHook")):
-        return pending(
-            f"the container's postStart hook failed, so the node stopped it: {one_line(hook)}",
-            "correct the hook",
-            Reason.SETUP,
-        )
-    killed = "\n".join(str(event.get("message") or "") for event in pod.events("Killing"))
-    named = first((_PROBE,), killed)
-    if not killed or not code or (named is None and not stopped):
-        return None
-    times: dict[str, int] = {}
-    for event in pod.events("Unhealthy"):
-        kind = str(event.get("message") or "").split(" ")[0].lower()
-        count = part(event, "series").get("count") or event.get("count") or 1
-        times[kind] = times.get(kind, 0) + int(count)
-    kinds = [named.message] if named else [one for one in ("liveness", "startup") if one in times]
-    if not kinds:
-        return None
-    often = f" {times[kinds[0]]} times" if times.get(kinds[0]) else ""
-    return pending(
-        f"the {kinds[0]} probe failed{often}, so the node stopped the container: the exit code is "
-        "not the program's own",
-        "give the probe more patience, or see why the program did not answer",
-        Reason.USER_ERROR,
-    )
+
+    def said(reason: str) -> list[tuple[str, int]]:
+        """The words of events about it, and how often each was seen."""
+        return [
+            (
+                str(event["message"]),
+                int(part(event, "series").get("count") or event.get("count") or 1),
+            )
+            for event in pod.events(reason)
+            if one.name in str(subject(event).get("fieldPath") or one.name)
+        ]
+
+    stopped, hooks = code in (137, 143), said("FailedPostStartHook")
+    if stopped and hooks:
+        words = f"the container's postStart hook failed, so the node stopped it: {hooks[-1][0]}"
+        return pending(both_ends(words, 400), "correct the hook", Reason.SETUP)
+    kills = " ".join(words for words, _ in said("Killing"))
+    kinds = sorted(("liveness", "startup"), key=lambda kind: f"failed {kind} probe" not in kills)
+    for kind in kinds if kills and code else ():
+        fails = (often for words, often in said("Unhealthy") if words.lower().startswith(kind))
+        times = sum(fails)
+        if f"failed {kind} probe" in kills or (stopped and times):
+            often = f" {times} times" if times else ""
+            return pending(
+                f"the {kind} probe failed{often}, so the node stopped the container: the exit "
+                "code is not the program's own",
+                "give the probe more patience, or see why the program did not answer",
+                Reason.USER_ERROR,
+            )
+    return None

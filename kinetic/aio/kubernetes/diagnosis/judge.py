@@ -2,36 +2,33 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 
+from kinetic._messages import one_line
 from kinetic.aio.kubernetes.diagnosis.documents import Document, condition, part, parts
-from kinetic.aio.kubernetes.diagnosis.ending import ending
-from kinetic.aio.kubernetes.diagnosis.finished import (
-    being_deleted,
-    failed,
-    gone,
-    of_indexes,
-    past,
-    succeeded,
-)
+from kinetic.aio.kubernetes.diagnosis.ending import ending, removal
+from kinetic.aio.kubernetes.diagnosis.finished import Course, End, held_up, past, until_then
 from kinetic.aio.kubernetes.diagnosis.held import held_back, is_suspended, refused_pods
-from kinetic.aio.kubernetes.diagnosis.pods import Pod
-from kinetic.aio.kubernetes.diagnosis.starting import present
-from kinetic.aio.kubernetes.diagnosis.traces import ended_unseen
+from kinetic.aio.kubernetes.diagnosis.pods import Pod, unseen
+from kinetic.aio.kubernetes.diagnosis.starting import obstacle, present
 from kinetic.aio.kubernetes.diagnosis.verdict import Diagnosis, Outlook, Seen, pending
 from kinetic.aio.ports import Phase
 from kinetic.job_status import JobStatus, Reason
 
 __all__ = ["held_fast", "judge", "judge_pod"]
 
-SHOWN = 3
-"""Causes that are told of pods of many indexes which wait."""
+_SHOWN = 5
+"""Of many indexes so many are named."""
 
-FAILURES = "batch.kubernetes.io/job-index-failure-count"
+_CAUSES = 3
+"""So many are told of pods of many indexes which wait."""
 
 _OWN_FINALIZERS = ("batch.kubernetes.io/job-tracking", "orphan", "foregroundDeletion")
 """Those that Kubernetes sets and removes by itself."""
+
+_KILLED = "did not react to SIGTERM and was killed after its grace"
 
 
 def judge(seen: Seen) -> Diagnosis:
@@ -42,7 +39,9 @@ def judge(seen: Seen) -> Diagnosis:
     watches, either of which may be late. Give the result of `merged`, so that a
     cause outlives the pod it stood on.
     """
-    return held_fast(seen, _judged(seen))
+    verdict = held_fast(seen, _judged(seen))
+    there = seen.job is not None or seen.pods
+    return verdict if there else replace(verdict, phase=Phase.GONE)
 
 
 def judge_pod(pod: Pod) -> Diagnosis:
@@ -53,8 +52,8 @@ def judge_pod(pod: Pod) -> Diagnosis:
 def held_fast(seen: Seen, verdict: Diagnosis) -> Diagnosis:
     """*verdict*, with what is deleted and cannot go, for somebody has not let go of it."""
     owner = seen.makers[0][0] if seen.makers else "Job"
-    ended = [("Pod", pod) for pod in seen.pods if Pod(pod).ended or Pod(pod).emptied]
-    for kind, one in [(owner, seen.job), *ended]:
+    idle = [("Pod", pod) for pod in seen.pods if not Pod(pod).runs]
+    for kind, one in [(owner, seen.job), *idle]:
         metadata = part(one, "metadata")
         held = [name for name in parts(metadata, "finalizers") if name not in _OWN_FINALIZERS]
         if held and metadata.get("deletionTimestamp"):
@@ -73,230 +72,307 @@ def held_fast(seen: Seen, verdict: Diagnosis) -> Diagnosis:
 
 
 def _judged(seen: Seen) -> Diagnosis:
-    if len(seen.pods) > 1 or len(seen.gone) > 1:
-        seen = replace(seen, pods=_by_age(seen.pods), gone=_by_age(seen.gone))
-    job = seen.job
-    if job is None:
-        return gone(seen)
+    course, job = Course(seen), seen.any_job
     if done := condition(job, "Complete") or condition(job, "SuccessCriteriaMet"):
-        return succeeded(seen, done)
+        return _succeeded(course, done)
     if target := condition(job, "Failed") or condition(job, "FailureTarget"):
-        return failed(seen, target)
-    if part(job, "metadata").get("deletionTimestamp"):
-        return being_deleted(seen)
-    pods = [Pod(one, seen) for one in seen.pods]
-    alive = [pod for pod in pods if not pod.ended]
-    over = [*(Pod(one, seen) for one in seen.gone), *(pod for pod in pods if pod.ended)]
+        return _failed(course, target)
+    if seen.job is None or part(job, "metadata").get("deletionTimestamp"):
+        return _deleted(course)
     if is_suspended(job):
-        return _parked(seen, alive, "the Job was suspended")
-    if seen.spec.get("parallelism") == 0 and all(pod.swept for pod in over):
-        return _parked(seen, alive, "its parallelism was set to 0")
-    if condition(job, "Suspended", "False") is not None:  # what that stopped did not fail
-        over = [pod for pod in over if not pod.swept]
-    if not over and seen.status.get("failed"):  # before anybody looked
-        trace = ended_unseen(seen, {str(pod.metadata.get("name")) for pod in alive})
-        over = [trace] if trace is not None else []
-    if seen.completions > 1:
-        return _several(seen, alive, over)
-    if alive:
-        return _again(seen, present(_foremost(alive)), over)
-    return _between(seen, over)
+        return _parked(course, "the Job was suspended")
+    if seen.spec.get("parallelism") == 0 and all(pod.swept for pod, _ in course.over):
+        return _parked(course, "its parallelism was set to 0")
+    return _going_on(course)
 
 
-def _by_age(pods: Sequence[Document]) -> Sequence[Document]:
-    """The oldest first: the API lists them by name."""
-
-    def age(pod: Document) -> tuple[str, str]:
-        metadata = part(pod, "metadata")
-        return str(metadata.get("creationTimestamp") or ""), str(metadata.get("name") or "")
-
-    return sorted(pods, key=age)
-
-
-def _parked(seen: Seen, alive: Sequence[Pod], why: str) -> Diagnosis:
+def _parked(course: Course, why: str) -> Diagnosis:
     """A Job that may have no pods; those that it had are being stopped."""
-    held = held_back(seen)
-    if not any(pod.ran for pod in alive):
+    held = held_back(course.seen)
+    if not any(pod.ran for pod in course.alive):
         return held
     message = f"is being stopped, because {why}; then: {held.message}"
-    now = present(_foremost(alive))
+    now = _foremost(course.alive)
     return replace(now, reason=held.reason, message=message, advice=held.advice)
 
 
-def _foremost(alive: Sequence[Pod]) -> Pod:
-    """The pod that got furthest; one that is on its way out only if there is no other."""
-    return max(alive, key=lambda pod: (not pod.leaving, pod.ran, bool(pod.spec.get("nodeName"))))
-
-
-def _again(seen: Seen, now: Diagnosis, over: Sequence[Pod]) -> Diagnosis:
-    """*now*, after what happened to the pods before."""
-    before = [one for pod in over if (one := past(pod)).status is JobStatus.FAILED]
-    before += [
-        judge_pod(pod)
-        for one in seen.pods
-        if (pod := Pod(one, seen)).disruption and not pod.ended and pod.uid != now.executor
-    ]
-    if not before:
-        return now
-    last = before[-1]
-    words = last.message.removeprefix("is being stopped: ")
-    words += f" ({last.advice.partition(':')[0]})" if "fault" in last.advice else ""
-    what = "another pod runs" if now.phase is Phase.RUNNING else "a new pod waits"
-    told = f": {now.message}" if now.message != "running" else ""
-    uncounted = _uncounted(seen, over[-1]) if over else ""
-    keep = now.outlook is Outlook.FINAL or now.reason not in (None, Reason.UNSCHEDULABLE)
-    return replace(
-        now,
-        message=f"{words}; {uncounted}{what}{told}",
-        reason=now.reason if keep else last.reason,
+def _foremost(alive: Sequence[Pod]) -> Diagnosis:
+    """Of the pod that got furthest; one that is on its way out only if there is no other."""
+    return present(
+        max(alive, key=lambda pod: (not pod.leaving, pod.ran, bool(pod.spec.get("nodeName"))))
     )
 
 
-def _between(seen: Seen, over: Sequence[Pod]) -> Diagnosis:
-    """No pod is there, or none that still runs: was it the last one?"""
-    if not over:
+def _going_on(course: Course) -> Diagnosis:
+    """A Job that is not over, by its own word: what runs or waits, after what happened before."""
+    seen, alive, (done, failures) = course.seen, course.alive, course.settled
+    if not alive and not course.over:
         return held_back(seen)
-    pod, last = over[-1], past(over[-1])
-    if last.status is JobStatus.SUCCEEDED and pod.answered and pod.disruption is None:
-        return _unexplained(replace(last, exit_code=None))  # whether it counts, its Job says next
-    if last.status is JobStatus.SUCCEEDED or not _replaced(seen, over):
-        return _unexplained(last) if pod.swept and not pod.ran else last
-    held = held_back(seen)
-    if held.reason is not None:
-        return _again(seen, held, over)
-    return replace(
-        last,
-        status=JobStatus.PENDING,
-        phase=Phase.PENDING,
-        message=f"{last.message}; {_uncounted(seen, pod)}Kubernetes starts another pod after a "
-        "pause",
-        advice=last.advice.replace("run it again", "wait"),
-        outlook=Outlook.OPEN,
-    )
-
-
-def _unexplained(last: Diagnosis) -> Diagnosis:
-    """Of a pod that was deleted before it ever ran: its Job is about to say that it has failed.
-
-    It may have ended the pod itself, and only it knows why: a client has ended it, perhaps.
-    """
-    now = pending(last.message, last.advice, last.reason)
-    return replace(now, exit_code=last.exit_code)
-
-
-def _uncounted(seen: Seen, pod: Pod) -> str:
-    """A word of warning where a program's own failure is repeated without end."""
-    if pod.disruption is not None or _action(seen, pod) != "Ignore":
-        return ""
-    return "such failures are not counted, so it goes on retrying for ever; "
-
-
-def _replaced(seen: Seen, over: Sequence[Pod]) -> bool:
-    """Whether the Job controller makes another pod after the last of these failed."""
-    actions = [_action(seen, pod) for pod in over if pod.status.get("phase") != "Succeeded"]
-    if "FailJob" in actions or "FailIndex" in actions:
-        return False
-    counted = len(actions) - actions.count("Ignore")
-    limit = seen.spec.get("backoffLimitPerIndex")
-    if limit is None:
-        given = seen.spec.get("backoffLimit")
-        return counted <= (6 if given is None else int(given))
-    told = int(part(over[-1].metadata, "annotations").get(FAILURES) or 0)
-    return max(counted, told + 1 if counted else 0) <= int(limit)
-
-
-def _action(seen: Seen, pod: Pod) -> str:
-    """What the Job's pod failure policy says about this failure."""
-    for rule in parts(part(seen.spec, "podFailurePolicy"), "rules"):
-        codes = part(rule, "onExitCodes")
-        for one in pod.containers if codes else ():
-            code = (one.state("terminated") or {}).get("exitCode")
-            inside = code in parts(codes, "values")
-            named = codes.get("containerName") in (None, one.name)
-            if code and named and inside == (codes.get("operator") == "In"):
-                return str(rule.get("action"))
-        for one in parts(rule, "onPodConditions"):
-            if condition(pod.document, str(one.get("type")), str(one.get("status") or "True")):
-                return str(rule.get("action"))
-    return "Count"
-
-
-def _several(seen: Seen, alive: Sequence[Pod], over: Sequence[Pod]) -> Diagnosis:
-    """A Job of many indexes: how many run, and what is with the one that got furthest."""
-    if not alive and not over:
-        return held_back(seen)
-    done, failures = _settled(seen, over)
     if not alive and len(done) + len(failures) >= seen.completions:
-        return _all_settled(seen, done, failures)
-    now = pending("more pods follow")
-    if alive:
-        first = _foremost(alive)
-        now = _with_others(present(first), [pod for pod in alive if pod is not first])
-    if alive and (refused := refused_pods(seen)) is not None:
-        now = replace(
-            now,
-            message=f"{now.message}; no further pod is made: {refused.message}",
-            reason=now.reason or refused.reason,
-            advice=now.advice or refused.advice,
-        )
-    status = seen.status
+        well = len(done) >= seen.completions
+        verdict = _succeeded(course, {}) if well else _failed(course, {})
+        pod, _ = (done if well else failures)[-1]
+        if not pod.swept or (pod.ran and not (well and pod.answered)):
+            return verdict
+        # Somebody deleted the pod. What that counts as, the Job says next: it may have done that
+        # itself, for a reason that only it knows.
+        return pending(verdict.message, verdict.advice, verdict.reason)
+    now, status = _foremost(alive) if alive else held_back(seen), seen.status
+    if not course.several:
+        return _after(course, now)
+    now = _after(course, _with_others(course, now) if alive else now)
     counts = f"{status.get('active') or len(alive)} active, {status.get('ready') or 0} ready"
-    succeeded_pods = len(done) or int(status.get("succeeded") or 0)
-    counts += f", {succeeded_pods} of {seen.completions} done" if succeeded_pods else ""
+    succeeded = len(done) or int(status.get("succeeded") or 0)
+    counts += f", {succeeded} of {seen.completions} done" if succeeded else ""
     counts += f", {len(failures)} failed" if failures else ""
     return replace(now, message=f"{now.message} ({counts})")
 
 
-def _with_others(now: Diagnosis, others: Sequence[Pod]) -> Diagnosis:
-    """*now*, with what keeps *others* from running, each cause once."""
-    held: dict[str, list[Pod]] = {}
-    first: Diagnosis | None = None
-    for pod in others:
-        one = present(pod)
-        if one.phase is Phase.PENDING and one.reason is not None and one.message != now.message:
-            first = first or one
-            held.setdefault(one.message, []).append(pod)
-    if first is None:
+def _after(course: Course, now: Diagnosis) -> Diagnosis:
+    """*now*, after what happened to the pods before."""
+    others = [pod for pod in course.alive if pod.disruption and pod.uid != now.executor]
+    before = [*course.bad, *((pod, judge_pod(pod)) for pod in others)]
+    if not before:
         return now
-    told = [f"{_those(pods)}: {why}" for why, pods in [*held.items()][:SHOWN]]
+    pod, last = before[-1]
+    words = last.message.removeprefix("is being stopped: ")
+    if course.several and pod.index is not None:
+        words = f"index {pod.index}: {words}"
+    words += f" ({last.advice.partition(':')[0]})" if now.advice and "fault" in last.advice else ""
+    if pod.disruption is None and course.action(pod) == "Ignore":
+        words += "; such failures are not counted, so it goes on retrying for ever"
+    what = "another pod runs" if now.phase is Phase.RUNNING else "a new pod waits"
+    runs = now.message.startswith("running")
+    what += now.message.removeprefix("running") if runs else f": {now.message}"
+    if not course.alive and now.reason is None:
+        what = "Kubernetes starts another pod after a pause"
+        now = replace(now, executor=last.executor, exit_code=last.exit_code)
+    keep = now.outlook is Outlook.FINAL or now.reason not in (None, Reason.UNSCHEDULABLE)
     return replace(
         now,
-        message="; ".join([now.message, *told]),
-        reason=now.reason or first.reason,
-        advice=now.advice or first.advice,
+        message=f"{words}; {what}",
+        reason=now.reason if keep else last.reason,
+        advice=now.advice or last.advice.replace("run it again", "wait"),
     )
 
 
-def _those(pods: Sequence[Pod]) -> str:
-    known = sorted(pod.index for pod in pods if pod.index is not None)
-    if known:
-        return f"index {', '.join(map(str, known))} waits"
-    return "another pod waits" if len(pods) == 1 else f"{len(pods)} other pods wait"
+def _with_others(course: Course, now: Diagnosis) -> Diagnosis:
+    """*now*, with what keeps other pods from running or from being made, each cause once."""
+    held: dict[str, tuple[Diagnosis, list[Pod]]] = {}
+    for pod in course.alive:
+        one = present(pod)
+        if one.phase is Phase.PENDING and one.reason is not None and one.message not in now.message:
+            held.setdefault(one.message, (one, []))[1].append(pod)
+    told: list[tuple[str, Diagnosis]] = []
+    for one, pods in [*held.values()][:_CAUSES]:
+        known = sorted(pod.index for pod in pods if pod.index is not None)
+        who = f"index {', '.join(map(str, known))}" if known else f"{len(pods)} of the other pods"
+        told.append((f"{who} waits", one))
+    if (refused := refused_pods(course.seen)) is not None:
+        told.append(("no further pod is made", refused))
+    if not told:
+        return now
+    return replace(
+        now,
+        message="; ".join([now.message, *(f"{who}: {one.message}" for who, one in told)]),
+        reason=now.reason or told[0][1].reason,
+        advice=now.advice or told[0][1].advice,
+    )
 
 
-_Settled = dict[int, tuple[Pod, Diagnosis]]
+def _succeeded(course: Course, done: Document) -> Diagnosis:
+    """Judge a Job whose success is certain: *done* is the condition that says so."""
+    seen, several = course.seen, course.several
+    good = [one for _, one in course.over if one.status is JobStatus.SUCCEEDED]
+    bad = [one for pod, one in course.bad if pod.ended]
+    message = good[-1].message if good else "succeeded"
+    if done.get("reason") == "SuccessPolicy":
+        complete, _ = course.indexes
+        others = [one for one in range(seen.completions) if one not in complete]
+        stopped = f", index {_listed(others)} was stopped (it did not fail)" if others else ""
+        message = f"succeeded: index {_listed(complete)} was enough{stopped}"
+    elif several:
+        message = f"succeeded, all {seen.completions} indexes"
+    elif good and bad:
+        attempts = "1 failed attempt" if len(bad) == 1 else f"{len(bad)} failed attempts"
+        message += f", after {attempts} (the last: {bad[-1].message})"
+    if condition(seen.any_job, "Suspended", "False") is not None:
+        message = f"was suspended and resumed; {message}"
+    if seen.job is None:
+        message += f"; {_removed(seen)}, which is not a loss"
+    elif not seen.pods:
+        message += "; its pod and log were removed since, which is no loss of the job"
+    # The pod that must have succeeded may be told later than its Job: the last, of one.
+    late = [] if several else [pod.uid for pod in course.pods if not pod.ended]
+    who = [one.executor for one in good] or late or [""]
+    return pending(message).ended(who[-1], 0, JobStatus.SUCCEEDED)
 
 
-def _settled(seen: Seen, over: Sequence[Pod]) -> tuple[_Settled, _Settled]:
-    """The indexes that are done, and those that failed and will not be tried again."""
-    done: _Settled = {}
-    failures: _Settled = {}
-    for index in {pod.index for pod in over if pod.index is not None}:
-        ends = [(pod, past(pod)) for pod in over if pod.index == index]
-        good = [pair for pair in ends if pair[1].status is JobStatus.SUCCEEDED]
-        if good:
-            done[index] = good[0]
-        elif not _replaced(seen, [pod for pod, _ in ends]):
-            failures[index] = ends[-1]
-    return done, failures
+def _removed(seen: Seen) -> str:
+    ttl = seen.spec.get("ttlSecondsAfterFinished")
+    return "the Job was removed" if ttl is None else f"removed by its own time-to-live of {ttl} s"
 
 
-def _all_settled(seen: Seen, done: _Settled, failures: _Settled) -> Diagnosis:
-    """All pods have ended, and the Job does not say so yet."""
-    if not failures:
-        return succeeded(seen, {"reason": "CompletionsReached"})
-    lists = {"failedIndexes": failures, "completedIndexes": done}
-    told = {name: ",".join(str(one) for one in sorted(found)) for name, found in lists.items()}
-    last = failures[max(failures)][1]
-    job = {**seen.any_job, "status": told}
-    return replace(last, message=of_indexes(job, {}, list(failures.values())))
+def _failed(course: Course, target: Document) -> Diagnosis:
+    """Judge a Job whose failure is certain: *target* is the condition that says so."""
+    seen, cause = course.seen, _cause(course, target)
+    if cause.reason is Reason.LOST:
+        cause = _with_namespace(seen) or cause
+    if course.alive:  # what is being stopped may still commit what it has done
+        return course.still(replace(cause, message=f"is being stopped: {cause.message}"))
+    if seen.job is not None:
+        return cause
+    if cause.reason is Reason.LOST and course.pods and all(pod.swept for pod in course.pods):
+        name = part(seen.any_job, "metadata").get("namespace") or ""
+        words = f"the whole namespace {name!r} was deleted with the Job in it"
+        return _cancelled(f"{words}, or first its pod and then the Job")
+    return replace(cause, message=f"{cause.message}; {_removed(seen)} since")
+
+
+def _cause(course: Course, target: Document) -> Diagnosis:
+    """The Job's own reason is a consequence: the cause is with its pods."""
+    why, said = target.get("reason"), one_line(str(target.get("message") or ""))
+    if why == "DeadlineExceeded":
+        return _out_of_time(course)
+    own = _failures(course)
+    if not own:
+        found = re.search(r"exit code (\d+)", said)
+        words = f"the Job failed ({why})" + ("" if course.there else ", and its pods are gone")
+        told = pending(f"{words}: {said}" if said else words, "see its log, if one was kept")
+        reason = Reason.USER_ERROR if found else Reason.LOST
+        return replace(told, reason=reason).ended(exit_code=int(found[1]) if found else None)
+    pod, last = own[-1]
+    code, message = last.exit_code, last.message
+    if why == "PodFailurePolicy" and not course.several:
+        by_code = code and "has condition" not in said
+        means = f"exit code {code} means" if by_code else "by the Job's policy that means"
+        message += f"; {means} 'do not retry', so the Job failed at once"
+    elif pod.starts:
+        message = f"failed in each of {pod.starts} starts; the last: {message}"
+    elif len(own) > 1:
+        same = code is not None and {one.exit_code for _, one in own} == {code}
+        each = f", each with exit code {code}" if same else ""
+        message = f"failed in {len(own)} attempts{each}; the last: {message}"
+    if course.several:
+        message = _of_indexes(course, own, message)
+    if why == "MaxFailedIndexesExceeded":
+        others = sorted({*range(course.seen.completions)}.difference(*course.indexes))
+        stopped = f"; {_named(others)} did not come to an end" if others else ""
+        most = f"more than {course.seen.spec.get('maxFailedIndexes')} of the indexes failed"
+        message = f"{most}, so the Job was stopped{stopped}; {message}"
+    return replace(last, message=message)
+
+
+def _failures(course: Course) -> list[End]:
+    """The pods that the Job failed of, by the strongest evidence that there is of any."""
+    bad, (_, wanted) = course.bad, course.indexes
+    return (
+        [pair for pair in bad if pair[0].index in wanted]
+        or [pair for pair in bad if not pair[0].swept]
+        or bad
+        or [(pod, one) for pod in course.there if (one := ending(pod)).exit_code]
+        # A program that answered a deletion with exit code 0, which its Job counts as a failure;
+        # or the last pod is on its way out, and that is what its Job failed of.
+        or [
+            (pod, why.ended(pod.uid, 0 if pod.ended else None))
+            for pod in course.pods
+            if (pod.answered if pod.ended else pod.leaving) and (why := removal(pod))
+        ]
+    )
+
+
+def _of_indexes(course: Course, bad: Sequence[End], otherwise: str) -> str:
+    """Which indexes of a Job failed, and which did not; *otherwise* where none is told."""
+    complete, failures = course.indexes
+    told = {pod.index: one.message for pod, one in bad}
+    causes = {one: [index for index in failures if told.get(index) == one] for one in told.values()}
+    unknown = [index for index in failures if index not in told]
+    words = "; ".join(f"{_named(of)} failed for good: {one}" for one, of in causes.items() if of)
+    words += f"; {_named(unknown)} failed, too" if words and unknown else ""
+    return (words or otherwise) + (f"; {_listed(complete)} succeeded" if complete else "")
+
+
+def _listed(numbers: Sequence[int]) -> str:
+    *others, last = [str(one) for one in numbers] or [""]
+    return f"{', '.join(others)} and {last}" if others else last
+
+
+def _named(indexes: Sequence[int]) -> str:
+    told = ", ".join(f"index {one}" for one in indexes[:_SHOWN])
+    return told + (f" and {len(indexes) - _SHOWN} others" if len(indexes) > _SHOWN else "")
+
+
+def _out_of_time(course: Course) -> Diagnosis:
+    """The Job's time was over: what did it do until then?"""
+    limit, held = course.seen.spec.get("activeDeadlineSeconds"), held_back(course.seen)
+    message = f"the Job's time limit{f' of {limit} s' if limit else ''} passed"
+    end = pending(message, "give it more time (timeout=)", Reason.DEADLINE)
+    traces = [] if held.reason else [pod for pod in unseen(course.seen) if not pod.ended]
+    pod = next(reversed(course.pods or traces), None)
+    last = past(pod) if pod is not None and course.pods else end
+    own = [(pod, one) for pod, one in course.bad if pod.ended and not pod.swept]
+    if pod is not None and not pod.ran:
+        held = last if pod.ended and not pod.swept else obstacle(pod)
+        before = " while a new pod waited" if course.ran else " before the program ever ran"
+        late = held_up(end, before, held)
+        end = replace(end, message=late.message) if course.ran else late
+    elif pod is None and held.reason:
+        end = held_up(end, " before any pod could be made", held)
+    elif own:
+        starts = sum(max(pod.starts - 1, 1) for pod, _ in own)
+        words = f"{starts} of its starts had failed by then, the last: {own[-1][1].message}"
+        end = replace(end, message=f"{message}; {words}")
+    else:
+        killed = f": it {_KILLED}" if last.exit_code == 137 else ""
+        end = replace(end, message=f"{message}; the program was stopped{killed}")
+    return end.ended(last.executor, last.exit_code)
+
+
+def _cancelled(message: str, advice: str = "submit again if that was not meant") -> Diagnosis:
+    return pending(message, advice, Reason.CANCELLED).ended(status=JobStatus.NOT_FOUND)
+
+
+def _with_namespace(seen: Seen) -> Diagnosis | None:
+    """The end of a Job whose namespace ends."""
+    going = part(seen.namespace, "metadata").get("deletionTimestamp")
+    if not going and part(seen.namespace, "status").get("phase") != "Terminating":
+        return None
+    name = part(seen.any_job, "metadata").get("namespace") or ""
+    return _cancelled(f"the namespace {name!r} was deleted, with the Job in it")
+
+
+def _deleted(course: Course) -> Diagnosis:
+    """Judge a Job that is on its way out, or gone, before it was over; or that was never made."""
+    seen, alive = course.seen, course.alive
+    if not seen.any_job and not course.pods:
+        words = f"there is no Job {seen.job_name!r}" if seen.job_name else "there is no Job"
+        return replace(_cancelled(words, ""), reason=None)
+    going = seen.job is not None and (alive or not course.there)
+    if alive and not going and not alive[-1].leaving:
+        does = "still runs, and costs"
+        if not alive[-1].ran:
+            does = f"is there and waits to start: {obstacle(alive[-1]).message}"
+        words = f"the Job object is gone, but its pod {does}"
+        return course.still(_cancelled(words, "delete the pod"))
+    when = "by somebody while it ran" if course.ran else "before it ever ran"
+    words = "the Job is being deleted by somebody" if going else f"the Job was deleted {when}"
+    told = _with_namespace(seen) or _cancelled(words)
+    if alive and alive[-1].leaving:
+        told = replace(told, message=f"{told.message}; its pod is being stopped")
+    if alive or going:
+        return course.still(told)
+    for pod in (course.there or course.pods)[-1:]:
+        last, more = past(pod), ""
+        well = last.status is JobStatus.SUCCEEDED and not pod.answered
+        if course.there and (well or (seen.job is None and not pod.leaving)):
+            words = f"the Job was deleted, its pod ran on: {last.message}"
+            return replace(last, message=words, advice="delete the pod when its log is not needed")
+        if last.status is JobStatus.FAILED and pod.ended and not pod.swept:
+            more = f"; before that: {last.message}"
+        elif not course.ran:
+            return until_then(told, pod)
+        elif last.exit_code == 137:
+            more = f"; the program {_KILLED}"
+        told = replace(told, message=told.message + more)
+        return told.ended(last.executor, last.exit_code, JobStatus.NOT_FOUND)
+    return told

@@ -1,23 +1,27 @@
-"""One pod as facts: what was asked for, what its containers did, what was done to it."""
+"""One pod as facts: what was asked for, what its containers did, what was done to it.
+
+Of one that nobody saw, as much of it as the events tell that outlive it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from functools import cached_property
 from typing import Any
 
 from kinetic.aio.kubernetes.diagnosis.documents import Document, condition, part, parts, uid
-from kinetic.aio.kubernetes.diagnosis.verdict import Seen
+from kinetic.aio.kubernetes.diagnosis.verdict import Seen, subject
 
-__all__ = ["START_ERRORS", "Container", "Pod"]
+__all__ = ["START_ERRORS", "Container", "Pod", "unseen"]
 
 START_ERRORS = frozenset({"StartError", "ContainerCannotRun", "RunContainerError"})
 """Reasons of a container's end that say that its program never began."""
 
 _NOTICE = "cloud.google.com/impending-node-termination"
 _SPOT = ("cloud.google.com/gke-spot", "cloud.google.com/gke-preemptible")
+_INDEX = "batch.kubernetes.io/job-completion-index"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,21 +41,20 @@ class Container:
 
     def state(self, kind: str) -> Document | None:
         """What is said of the state *kind*, if it is in it now."""
-        found: Any = part(self.status, "state").get(kind)
-        return found if found is not None else None
+        found: Document | None = part(self.status, "state").get(kind)
+        return found
 
     @property
     def last(self) -> Document | None:
         """How it ended the last time, if it was started again since."""
-        found: Any = part(self.status, "lastState").get("terminated")
-        return found if found is not None else None
+        found: Document | None = part(self.status, "lastState").get("terminated")
+        return found
 
     @property
     def ended(self) -> Document | None:
         """How it ended: now, or the time before if it waits to be started again."""
-        return self.state("terminated") or (
-            self.last if self.state("waiting") is not None else None
-        )
+        waits = self.state("waiting") is not None
+        return self.state("terminated") or (self.last if waits else None)
 
     @property
     def exit_code(self) -> int | None:
@@ -78,45 +81,24 @@ class Container:
         return str(self.pod_limits.get(resource, ""))
 
 
-@dataclass(frozen=True)
 class Pod:
     """A pod, by its last version and by what else was *seen*."""
 
-    document: Document
-    seen: Seen = field(default_factory=Seen)
-
-    @cached_property
-    def metadata(self) -> Document:
-        """Its name, labels, owners."""
-        return part(self.document, "metadata")
-
-    @cached_property
-    def spec(self) -> Document:
-        """What was asked for."""
-        return part(self.document, "spec")
-
-    @cached_property
-    def status(self) -> Document:
-        """What Kubernetes says of it."""
-        return part(self.document, "status")
-
-    @property
-    def uid(self) -> str:
-        """What tells it from others."""
-        return uid(self.document)
+    def __init__(self, document: Document, seen: Seen | None = None) -> None:
+        self.document, self.seen = document, seen or Seen()
+        self.metadata, self.spec = part(document, "metadata"), part(document, "spec")
+        self.status, self.uid = part(document, "status"), uid(document)
 
     @property
     def index(self) -> int | None:
         """Its index in its Job, if it has one."""
-        key = "batch.kubernetes.io/job-completion-index"
         given = {**part(self.metadata, "labels"), **part(self.metadata, "annotations")}
-        text = str(given.get(key))
+        text = str(given.get(_INDEX))
         return int(text) if text.isdecimal() else None
 
     @cached_property
     def containers(self) -> Sequence[Container]:
         """All of them, init containers first."""
-        limits = part(part(self.spec, "resources"), "limits")
         found: list[Container] = []
         for init, kind in ((True, "initContainers"), (False, "containers")):
             told = parts(self.status, "initContainerStatuses" if init else "containerStatuses")
@@ -128,7 +110,7 @@ class Pod:
                     spec=named.get(name) or {},
                     status=statuses.get(name) or {},
                     init=init,
-                    pod_limits=limits,
+                    pod_limits=part(part(self.spec, "resources"), "limits"),
                 )
                 for name in {**named, **statuses}
             ]
@@ -171,6 +153,11 @@ class Pod:
         )
 
     @property
+    def runs(self) -> bool:
+        """Whether a program of it runs now."""
+        return any(one.state("running") is not None for one in self.programs)
+
+    @property
     def starts(self) -> int:
         """How often its program was started, if its failure did not end the pod."""
         again = max((one.restarts for one in self.programs), default=0)
@@ -182,58 +169,45 @@ class Pod:
         return bool(self.metadata.get("deletionTimestamp"))
 
     @property
-    def emptied(self) -> bool:
-        """Whether it was deleted and none of its programs runs, whatever would start them again."""
-        done = [one.state("terminated") is not None for one in self.programs]
-        return self.leaving and bool(done) and all(done)
-
-    @property
     def disruption(self) -> Document | None:
         """Kubernetes' own word that the platform ended it."""
         return condition(self.document, "DisruptionTarget")
 
     @property
-    def stopped(self) -> bool:
-        """Whether its end may be the answer to a request to stop, by its exit code."""
-        if self.bad is None or self.bad.unmade:
-            return True
-        ended = self.bad.ended or {}
-        return ended.get("exitCode") in (137, 143) and ended.get("reason") in (None, "Error")
+    def end(self) -> Document:
+        """How it ended: the container that made it fail, else its program."""
+        one = self.bad or next(iter(self.programs), None)
+        return (one.ended if one is not None else None) or {}
 
     @property
     def answered(self) -> bool:
         """Whether its program ended in its own way after somebody had the pod deleted."""
-        grace = self.metadata.get("deletionGracePeriodSeconds")
-        one = self.bad or next(iter(self.programs), None)
-        ended = (one.ended if one is not None else None) or {}
-        if grace is None or not self.leaving or not ended.get("finishedAt"):
-            return False
         try:
-            until = datetime.fromisoformat(str(self.metadata["deletionTimestamp"]))
-            asked = until - timedelta(seconds=int(grace))
-            own = ended.get("reason") in ("OOMKilled", *START_ERRORS)
-            return not own and datetime.fromisoformat(str(ended["finishedAt"])) >= asked
-        except (ValueError, TypeError):
+            until = datetime.fromisoformat(self.metadata["deletionTimestamp"])
+            asked = until - timedelta(seconds=int(self.metadata["deletionGracePeriodSeconds"]))
+            since = datetime.fromisoformat(self.end["finishedAt"]) >= asked
+        except (KeyError, ValueError, TypeError):  # of some that is not told
             return False
+        return since and self.end.get("reason") not in ("OOMKilled", *START_ERRORS)
+
+    @property
+    def stopped(self) -> bool:
+        """Whether its end may be the answer to a request to stop, by exit code or moment."""
+        code, reason = self.end.get("exitCode"), self.end.get("reason")
+        by_signal = code in (137, 143) and reason in (None, "Error")
+        return self.bad is None or self.bad.unmade or by_signal or self.answered
 
     @property
     def swept(self) -> bool:
         """Whether it was stopped because of others: by its Job, or by hand."""
-        ends = [part(part(one.status, "state"), "terminated") for one in self.programs]
-        by_signal = all(
-            one.get("exitCode") in (None, 0, 137, 143) and one.get("reason") != "OOMKilled"
-            for one in ends
-        )
-        return self.leaving and (by_signal or self.answered) and self.disruption is None
+        return self.leaving and self.stopped and self.disruption is None
 
     @cached_property
     def node(self) -> Document | None:
         """Its node: as it was when the pod was first said to be disrupted, else as it is."""
-        if scene := self.seen.scenes.get(self.uid):
-            return scene
         name = self.spec.get("nodeName")
         found = (one for one in self.seen.nodes or () if part(one, "metadata").get("name") == name)
-        return next(found, None)
+        return self.seen.scenes.get(self.uid) or next(found, None)
 
     @property
     def without_node(self) -> bool:
@@ -262,3 +236,64 @@ class Pod:
         """The words of the last such event; empty if there is none."""
         found = self.events(*reasons)
         return str(found[-1].get("message") or "") if found else ""
+
+
+_LAST = 2
+"""So many of the pods that the Job made last count: the one that is there, and its elder."""
+
+
+def unseen(seen: Seen, known: Collection[str] = ()) -> list[Pod]:
+    """The last pods of the Job but those *known* by name, the oldest first.
+
+    Each with the status that its events tell of: an end, or that its program was never started.
+    """
+    born = part(seen.any_job, "metadata").get("creationTimestamp")
+    template = part(part(seen.spec, "template"), "spec")
+    # Where nobody knows what was asked for, the nodes do not tell either.
+    where = seen if template.get("containers") else replace(seen, nodes=None)
+    found: list[Pod] = []
+    for name in _names(seen):
+        metadata = {"name": name, "creationTimestamp": born}  # or a bit later
+        told = seen.about({"metadata": metadata})
+        uids = (subject(event).get("uid") for event in told)
+        metadata["uid"] = next((one for one in uids if one), None)
+        status = _status(told)
+        if name in known or status is None:
+            continue
+        node = {"nodeName": "?"} if any(one.get("reason") == "Scheduled" for one in told) else {}
+        spec = {**template, **node, "restartPolicy": "Never"}
+        found.append(Pod({"metadata": metadata, "spec": spec, "status": status}, where))
+    return found
+
+
+def _names(seen: Seen) -> list[str]:
+    """The pods that events tell of, the oldest first: by their making, if that is told."""
+    made = [str(one["message"]).rpartition(" ")[2] for one in seen.about(None, "SuccessfulCreate")]
+    if made:
+        return [*dict.fromkeys(made)][-_LAST:]
+    prefix = f"{seen.job_name}-"
+    named = dict.fromkeys(_pod_of(one) for one in seen.events)
+    # Those of a Job whose name begins alike have more parts in theirs.
+    return [one for one in named if one.startswith(prefix) and "-" not in one.removeprefix(prefix)]
+
+
+def _pod_of(event: Document) -> str:
+    target = subject(event)
+    return str(target.get("name") or "") if target.get("kind") == "Pod" else ""
+
+
+def _status(told: Sequence[Document]) -> dict[str, Any] | None:
+    """What the status of the pod that events have *told* of must have been, as far as they say."""
+    for event in reversed(told):
+        reason, said = event.get("reason"), str(event["message"])
+        again = reason == "BackOff" and "restarting failed" in said
+        if again or reason in ("Evicted", "Preempting"):
+            return {"phase": "Failed", "reason": reason, "message": said}
+        kinds = {"Preempted": "PreemptionByScheduler"}
+        if said.startswith("Marking for deletion"):
+            kinds["TaintManagerEviction"] = "DeletionByTaintManager"
+        if reason in kinds:
+            by = {"type": "DisruptionTarget", "status": "True", "reason": kinds[reason]}
+            return {"phase": "Failed", "conditions": [by]}
+    began = not told or any(one.get("reason") == "Started" for one in told)
+    return None if began else {"phase": "Pending"}

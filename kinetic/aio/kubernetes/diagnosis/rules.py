@@ -62,50 +62,44 @@ _HOST = re.compile(
 )
 _WHO = re.compile(r"[\w.-]+@[\w.-]+\.iam\.gserviceaccount\.com|system:[\w:.-]*\w")
 
+_REACH = "see whether {host} is right and can be reached from the nodes"
+
 # What passes by itself comes before what sounds like a lack of rights.
 _STEPS = (
-    Rule(
+    (
         r"no relationship found between node|not registered|failed to sync|not synced",
-        advice="it is tried again by itself; tell the cluster's administrator if it stays",
+        "it is tried again by itself; tell the cluster's administrator if it stays",
     ),
-    Rule(
+    (
         r"too ?many ?requests|\b429\b|rate.?limit|throttl",
-        advice="it is tried again by itself; start fewer at once if it stays",
+        "it is tried again by itself; start fewer at once if it stays",
     ),
-    Rule(
+    (
         r"signature|attestation|not signed",
-        advice="sign or attest the image as the policy wants, or use one that is signed",
+        "sign or attest the image as the policy wants, or use one that is signed",
     ),
-    Rule(
+    (
         r"no longer supported|unsupported|not implemented|rebuild",
-        advice="rebuild it in a form that is supported",
+        "rebuild it in a form that is supported",
     ),
-    Rule(r"x509|certificate|\btls\b", advice="have the nodes trust the certificate of {host}"),
-    Rule(
-        r"timed? ?out|deadline exceeded|connection (refused|reset)|no route|unreachable"
-        r"|no such host|could not resolve|server misbehaving|\bdial\b",
-        advice="see whether {host} is right and can be reached from the nodes",
-    ),
-    Rule(
+    (r"x509|certificate|\btls\b", "have the nodes trust the certificate of {host}"),
+    (r"timed? ?out|deadline exceeded|connection (refused|reset)|unreachable", _REACH),
+    (r"no (route|such host)|could not resolve|server misbehaving|\bdial\b", _REACH),
+    (
         r"\b40[13]\b|unauthori[sz]ed|unauthenticated|forbidden|denied|permission|not permitted",
-        advice="give {who} the right that the message names",
+        "give {who} the right that the message names",
     ),
-    Rule(
-        r"no space left|disk quota|disk full",
-        advice="free some space there, or use a larger disk",
-    ),
-    Rule(
+    (r"no space left|disk quota|disk full", "free some space there, or use a larger disk"),
+    (
         r"no .*addresses (are )?(available|left)|exhausted|out of (capacity|stock)",
-        advice="have the cluster's administrator add some, or wait for other work to end",
+        "have the cluster's administrator add some, or wait for other work to end",
     ),
-    Rule(r"quota|exceed|at most|maximum", advice="ask for less, or have the limit raised"),
-    Rule(
+    (r"quota|exceed|at most|maximum", "ask for less, or have the limit raised"),
+    (
         r"\b404\b|not ?found|no such|does not exist|doesn't exist|non-existent|unknown",
-        advice="create it, or correct the name",
+        "create it, or correct the name",
     ),
-    Rule(
-        r"invalid|malformed|cannot parse|bad option|wrong fs type", advice="correct what it names"
-    ),
+    (r"invalid|malformed|cannot parse|bad option|wrong fs type", "correct what it names"),
 )
 
 
@@ -116,9 +110,10 @@ def next_step(said: str, otherwise: str) -> str:
     """
     host, who = _HOST.search(said), _WHO.search(said)
     named = next((one for one in host.groups() if one), "") if host else ""
-    facts = {
-        "host": repr(named.partition(":")[0]) if named else "the server",
-        "who": who[0] if who else "whoever asks",
-    }
-    found = first(_STEPS, said, **facts)
-    return found.advice if found is not None else otherwise
+    for pattern, advice in _STEPS:
+        if re.search(pattern, said, re.DOTALL | re.IGNORECASE):
+            return advice.format(
+                host=repr(named.partition(":")[0]) if named else "the server",
+                who=who[0] if who else "whoever asks",
+            )
+    return otherwise

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from kinetic.aio.kubernetes.diagnosis.documents import Document, condition, part, uid
 from kinetic.aio.ports import Phase
 from kinetic.job_status import JobStatus, Reason
 
-__all__ = ["Diagnosis", "Outlook", "Seen", "merged", "pending", "running"]
+__all__ = ["Diagnosis", "Outlook", "Seen", "merged", "pending", "running", "subject"]
 
 
 class Outlook(enum.Enum):
@@ -53,15 +53,13 @@ class Diagnosis:
         """Message and advice as one paragraph."""
         return f"{self.message}; {self.advice}" if self.advice else self.message
 
-    def after(self, earlier: str) -> Diagnosis:
-        """The same verdict, told after what happened *earlier*."""
-        return replace(self, message=f"{earlier}; {self.message}" if self.message else earlier)
-
-    def failed(self, executor: str = "", exit_code: int | None = None) -> Diagnosis:
+    def ended(
+        self, executor: str = "", exit_code: int | None = None, status: JobStatus = JobStatus.FAILED
+    ) -> Diagnosis:
         """The verdict on what has ended because of it."""
         return replace(
             self,
-            status=JobStatus.FAILED,
+            status=status,
             phase=Phase.ENDED,
             outlook=Outlook.FINAL,
             executor=executor,
@@ -70,10 +68,7 @@ class Diagnosis:
 
 
 def pending(
-    message: str,
-    advice: str = "",
-    reason: Reason | None = None,
-    outlook: Outlook = Outlook.OPEN,
+    message: str, advice: str = "", reason: Reason | None = None, outlook: Outlook = Outlook.OPEN
 ) -> Diagnosis:
     """The verdict on what waits."""
     return Diagnosis(message=message, advice=advice, reason=reason, outlook=outlook)
@@ -155,105 +150,81 @@ class Seen:
         older than the object, are of one that had the same name.
         """
         metadata: Document = part(document if document is not None else self.any_job, "metadata")
-        named = [("Pod", metadata.get("name") or "")]
+        named: Sequence[tuple[str, str]] = [("Pod", metadata.get("name") or "")]
+        own, born = metadata.get("uid"), str(metadata.get("creationTimestamp") or "")[:19]
         if document is None:
-            named = [*self.makers] or [("Job", metadata.get("name") or self.job_name)]
-            if self.makers:  # of which no more is known than that they came after the set
-                metadata = {"creationTimestamp": metadata.get("creationTimestamp")}
-        found = [
-            _plain(event)
-            for event in self.events
-            if (not reasons or event.get("reason") in reasons)
-            and any(_is_about(event, kind, name, metadata) for kind, name in named)
-        ]
+            named = self.makers or [("Job", metadata.get("name") or self.job_name)]
+            own = None if self.makers else own  # of makers no more is known than their names
+        found: list[Document] = []
+        for event in self.events:
+            target = subject(event)
+            if (target.get("kind"), target.get("name")) not in named:
+                continue
+            moment, other = _moment(event)[:19], target.get("uid")
+            alike = other == own if other and own else not (born and moment) or moment >= born
+            if alike and (not reasons or event.get("reason") in reasons):
+                said = str(event.get("message") or event.get("note") or "")
+                said = said.removeprefix("(combined from similar events): ")
+                found.append({**event, "message": said})
         return sorted(found, key=_moment)  # stable: without times the order stays
 
 
-def _is_about(event: Document, kind: str, name: object, metadata: Document) -> bool:
-    target: Document = event.get("involvedObject") or part(event, "regarding")
-    if target.get("kind") != kind or target.get("name") != name:
-        return False
-    uids = target.get("uid"), metadata.get("uid")
-    if all(uids):
-        return uids[0] == uids[1]  # whatever the clocks say
-    born, moment = metadata.get("creationTimestamp"), _moment(event)
-    return not (born and moment) or moment[:19] >= str(born)[:19]
-
-
-def _plain(event: Document) -> Document:
-    """With its own words: those of many that are alike are told with a preface."""
-    said = str(event.get("message") or event.get("note") or "")
-    return {**event, "message": said.removeprefix("(combined from similar events): ")}
+def subject(event: Document) -> Document:
+    """Kind, name and uid of what an event is about."""
+    return event.get("involvedObject") or part(event, "regarding")
 
 
 def _moment(event: Document) -> str:
     """When it was last seen, as ISO 8601 text; empty when that is not said."""
-    series: Document = part(event, "series")
-    fields = (
-        series.get("lastObservedTime"),
-        event.get("lastTimestamp"),
-        event.get("eventTime"),
-        event.get("firstTimestamp"),
-        part(event, "metadata").get("creationTimestamp"),
+    found = (
+        part(event, "series").get("lastObservedTime")
+        or event.get("lastTimestamp")
+        or event.get("eventTime")
+        or event.get("firstTimestamp")
+        or part(event, "metadata").get("creationTimestamp")
     )
-    return str(next((moment for moment in fields if moment), "")).removesuffix("Z")
+    return str(found or "").removesuffix("Z")
 
 
 def merged(before: Seen, now: Seen) -> Seen:
     """What is known after *now*: as it is, with the last versions of what has gone since."""
     present = {uid(pod) for pod in now.pods}
     left = {uid(pod): pod for pod in (*before.gone, *before.pods)}
-    gone = tuple(pod for key, pod in left.items() if key not in present)
+    told = {_identity(event) for event in now.events}
     same = now.job is None or before.any_job == {} or uid(now.job) == uid(before.any_job)
-    return replace(
+    now = replace(
         now,
         pods=[_as_first_asked(left.get(uid(pod)), pod) for pod in now.pods],
-        events=_together(before.events, now.events),
+        events=(*(one for one in before.events if _identity(one) not in told), *now.events),
         nodes=now.nodes if now.nodes is not None else before.nodes,
         workload=now.workload or before.workload,
         namespace=now.namespace or before.namespace,
-        gone=gone if same else (),
-        earlier=(before.job or before.earlier) if same else None,
-        scenes=_scenes(before, now) if same else {},
         growing=now.growing if now.growing is not None else before.growing,
         name=now.name or before.name,
+        gone=tuple(pod for key, pod in left.items() if key not in present) if same else (),
+        earlier=(before.job or before.earlier) if same else None,
     )
-
-
-_ASKED = ("deletionTimestamp", "deletionGracePeriodSeconds")
+    return replace(now, scenes={**_scenes(now), **before.scenes} if same else {})
 
 
 def _as_first_asked(before: Document | None, now: Document) -> Document:
     """*now*, deleted when that was asked first: its node asks again at the end."""
-    first = part(before, "metadata")
+    first, asked = part(before, "metadata"), ("deletionTimestamp", "deletionGracePeriodSeconds")
     if not first.get("deletionTimestamp"):
         return now
-    asked = {key: first[key] for key in _ASKED if key in first}
-    return {**now, "metadata": {**part(now, "metadata"), **asked}}
+    kept = {key: first[key] for key in asked if key in first}
+    return {**now, "metadata": {**part(now, "metadata"), **kept}}
 
 
-def _scenes(before: Seen, now: Seen) -> dict[str, Document]:
-    found = dict(before.scenes)
-    nodes = {
-        str(part(node, "metadata").get("name")): node
-        for node in (now.nodes if now.nodes is not None else before.nodes) or ()
-    }
-    for pod in now.pods:
-        name = part(pod, "spec").get("nodeName")
-        if name in nodes and condition(pod, "DisruptionTarget") is not None:
-            found.setdefault(uid(pod), nodes[str(name)])
-    return found
+def _scenes(now: Seen) -> dict[str, Document]:
+    nodes = {part(node, "metadata").get("name"): node for node in now.nodes or ()}
+    disrupted = (pod for pod in now.pods if condition(pod, "DisruptionTarget"))
+    hosts = {uid(pod): part(pod, "spec").get("nodeName") for pod in disrupted}
+    return {pod: nodes[host] for pod, host in hosts.items() if host in nodes}
 
 
-def _together(before: Iterable[Document], now: Sequence[Document]) -> tuple[Document, ...]:
-    """Those of *now*, after the ones that are no longer told."""
-    told = {_event(event) for event in now}
-    return (*(event for event in before if _event(event) not in told), *now)
-
-
-def _event(event: Document) -> tuple[object, ...]:
-    metadata: Document = part(event, "metadata")
-    target: Document = event.get("involvedObject") or part(event, "regarding")
-    if metadata.get("uid"):
-        return (metadata["uid"],)
+def _identity(event: Document) -> tuple[object, ...]:
+    if own := part(event, "metadata").get("uid"):
+        return (own,)
+    target = subject(event)
     return (target.get("kind"), target.get("name"), event.get("reason"), event.get("message"))
