@@ -128,6 +128,19 @@ _DONE_TO_IT = (
         "leave the choice of the node to the scheduler, or ask for less",
     ),
     _done(
+        r"^status (?P<why>SysctlForbidden|PodOS\w+|AppArmor|Seccomp\w*|ProcMount\w*): "
+        "(?P<said>[^\n]*)",
+        "the node refused the pod ({why}), as others of its kind would: {said}",
+        Reason.UNSCHEDULABLE,
+        "correct what it names, or have the nodes allow it or use others",
+    ),
+    _done(
+        "^status (?P<why>[^:\n]*): (?P<said>[^\n]*).*^named$",
+        "the node {node!r}, which the pod names, refused it ({why}): {said}",
+        Reason.UNSCHEDULABLE,
+        "leave the choice of the node to the scheduler (no nodeName), or correct what it names",
+    ),
+    _done(
         "^status (?P<why>UnexpectedAdmissionError|NodeAffinity|TaintToleration|PodOSNotSupported"
         "|[^:\n]*(?=: Pod was rejected)): (?P<said>[^\n]*)",
         "the node refused the pod ({why}): {said}",
@@ -166,6 +179,8 @@ def _evidence(pod: Pod) -> str:
         "spot": pod.on_spot,
         "without node": pod.without_node and not pod.ended,
         "deleted": pod.leaving,
+        "named": bool(part(part(pod.seen.spec, "template"), "spec").get("nodeName"))
+        and not pod.ran,
     }
     lines += [name for name, so in marks.items() if so]
     text = "\n".join(" ".join(line.split()) for line in lines)
@@ -189,6 +204,7 @@ def removal(pod: Pod) -> Diagnosis | None:
         _DONE_TO_IT,
         text,
         deadline=f" of {after} s" if after else "",
+        node=str(pod.spec.get("nodeName")),
         lack={"cpu": "few CPUs", "pods": "few places for pods"}.get(what, f"little {what}"),
         limit=f" of {limit[1]}" if limit else "",
         spot=" (a spot machine: was it taken back?)" if pod.on_spot else "",
@@ -245,8 +261,13 @@ def _why(pod: Pod, bad: Container | None) -> Diagnosis:
     told = tell_end(pod, bad, pod.end)
     if bad.init:
         return _never_began(bad, told)
+    programs = [one for one in pod.programs if one.exit_code]
     if [one.name for one in pod.programs][:1] != [bad.name]:
         told = replace(told, message=f"container {bad.name!r}: {told.message}")
+    for one in programs if len(programs) > 1 else ():
+        if one.name != bad.name and not pod.stopped:
+            words = f"{told.message}; container {one.name!r} ended with exit code {one.exit_code}"
+            told = replace(told, message=words)
     for one in pod.containers if told.reason is not Reason.OUT_OF_MEMORY else ():
         ends = (one.ended or {}, one.last or {})
         if one.sidecar and any(end.get("reason") == "OOMKilled" for end in ends):
@@ -257,8 +278,8 @@ def _why(pod: Pod, bad: Container | None) -> Diagnosis:
 
 def _never_began(bad: Container, told: Diagnosis) -> Diagnosis:
     """An init container failed: what is told of it is so of what comes before the program."""
-    plain = told.message == f"the program ended with exit code {bad.exit_code}"
-    more = "" if plain else f" ({told.message.replace('the program', 'it', 1)})"
+    plain = told.message == f"it ended with exit code {bad.exit_code}"
+    more = "" if plain else f" ({told.message})"
     kept = told.reason not in (Reason.USER_ERROR, Reason.LOST)
     return pending(
         f"init container {bad.name!r} failed with exit code {bad.exit_code}{more}; the program "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
+from dataclasses import replace
 
 from kinetic._messages import both_ends
 from kinetic.aio.kubernetes.diagnosis.documents import Document, part
@@ -132,7 +133,10 @@ def _out_of_memory(container: Container, code: int) -> Diagnosis:
 
 def tell_end(pod: Pod, one: Container, ended: Document) -> Diagnosis:
     """What the end of container *one* of *pod* means: by its node's word, else by its own."""
-    return _probed(pod, one, ended.get("exitCode")) or tell_exit(one, ended)
+    told = _probed(pod, one, ended.get("exitCode")) or tell_exit(one, ended)
+    if [program.name for program in pod.programs][:1] == [one.name]:
+        return told
+    return replace(told, message=told.message.replace("the program", "it", 1))
 
 
 def _probed(pod: Pod, one: Container, code: object) -> Diagnosis | None:

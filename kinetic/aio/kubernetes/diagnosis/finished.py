@@ -97,11 +97,11 @@ class Course:
             good = [(pod, one) for pod, one in ends if one.status is JobStatus.SUCCEEDED]
             if good:
                 done += good if index is None else good[:1]
-            elif not self._replaced([pod for pod, _ in ends]):
+            elif not self.replaced([pod for pod, _ in ends]):
                 failures.append(ends[-1])
         return done, failures
 
-    def _replaced(self, over: Sequence[Pod]) -> bool:
+    def replaced(self, over: Sequence[Pod]) -> bool:
         """Whether the Job controller makes another pod after the last of these failed."""
         actions = [self.action(pod) for pod in over if pod.status.get("phase") != "Succeeded"]
         if "FailJob" in actions or "FailIndex" in actions:
@@ -161,11 +161,17 @@ def _age(pod: Pod) -> tuple[str, str]:
 
 
 def _as_it_fell(pod: Pod) -> Pod:
-    """A pod that its failed Job deleted while its program ran again: as the start before ended."""
-    if pod.ended or not pod.leaving or not pod.starts:
+    """A pod that its failed Job deleted, for it had been started too often: as its last start fell.
+
+    It may have been started again by then.
+    """
+    limit = pod.seen.spec.get("backoffLimit")
+    often = sum(one.restarts for one in pod.containers) >= int(6 if limit is None else limit)
+    again = often and pod.ended and pod.spec.get("restartPolicy") == "OnFailure"
+    if not pod.leaving or pod.disruption or not (again or (pod.starts and not pod.ended)):
         return pod
     statuses = [
-        {**one, "state": one.get("lastState") or one.get("state")}
+        one if pod.ended else {**one, "state": one.get("lastState") or one.get("state")}
         for one in parts(pod.status, "containerStatuses")
     ]
     metadata = {**pod.metadata, "deletionTimestamp": None}

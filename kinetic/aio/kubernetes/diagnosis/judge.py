@@ -78,12 +78,19 @@ def _judged(seen: Seen) -> Diagnosis:
     if target := condition(job, "Failed") or condition(job, "FailureTarget"):
         return _failed(course, target)
     if seen.job is None or part(job, "metadata").get("deletionTimestamp"):
-        return _deleted(course)
+        return _succeeded(course, {}) if _gone_at_once(course) else _deleted(course)
     if is_suspended(job):
         return _parked(course, "the Job was suspended")
     if seen.spec.get("parallelism") == 0 and all(pod.swept for pod, _ in course.over):
         return _parked(course, "its parallelism was set to 0")
     return _going_on(course)
+
+
+def _gone_at_once(course: Course) -> bool:
+    """Whether it was removed when all its pods had succeeded, before it could say so."""
+    well = [pod for pod, _ in course.settled[0] if not (pod.swept or pod.answered)]
+    at_once = course.seen.spec.get("ttlSecondsAfterFinished") == 0 and not course.alive
+    return at_once and len(well) >= course.seen.completions
 
 
 def _parked(course: Course, why: str) -> Diagnosis:
@@ -118,6 +125,10 @@ def _going_on(course: Course) -> Diagnosis:
         # itself, for a reason that only it knows.
         return pending(verdict.message, verdict.advice, verdict.reason)
     now, status = _foremost(alive) if alive else held_back(seen), seen.status
+    if alive and all(pod.leaving for pod in alive):
+        pods = [*(pod for pod, _ in course.bad), alive[-1]]
+        if course.replaced(pods):
+            now = replace(now, advice="wait: Kubernetes makes another pod when it has ended")
     if not course.several:
         return _after(course, now)
     now = _after(course, _with_others(course, now) if alive else now)
@@ -184,18 +195,19 @@ def _succeeded(course: Course, done: Document) -> Diagnosis:
     """Judge a Job whose success is certain: *done* is the condition that says so."""
     seen, several = course.seen, course.several
     good = [one for _, one in course.over if one.status is JobStatus.SUCCEEDED]
-    bad = [one for pod, one in course.bad if pod.ended]
+    bad = [(pod, one) for pod, one in course.bad if pod.ended]
     message = good[-1].message if good else "succeeded"
     if done.get("reason") == "SuccessPolicy":
-        complete, _ = course.indexes
-        others = [one for one in range(seen.completions) if one not in complete]
-        stopped = f", index {_listed(others)} was stopped (it did not fail)" if others else ""
-        message = f"succeeded: index {_listed(complete)} was enough{stopped}"
+        complete, failures = course.indexes
+        others = sorted({*range(seen.completions)}.difference(complete, failures))
+        message = f"succeeded: {_named(complete)} {_were(complete)} enough"
+        message += f"; {_of_indexes(course, bad, '')}" if failures else ""
+        message += f"; {_named(others)} {_were(others)} stopped and did not fail" if others else ""
     elif several:
         message = f"succeeded, all {seen.completions} indexes"
     elif good and bad:
         attempts = "1 failed attempt" if len(bad) == 1 else f"{len(bad)} failed attempts"
-        message += f", after {attempts} (the last: {bad[-1].message})"
+        message += f", after {attempts} (the last: {bad[-1][1].message})"
     if condition(seen.any_job, "Suspended", "False") is not None:
         message = f"was suspended and resumed; {message}"
     if seen.job is None:
@@ -285,21 +297,25 @@ def _of_indexes(course: Course, bad: Sequence[End], otherwise: str) -> str:
     """Which indexes of a Job failed, and which did not; *otherwise* where none is told."""
     complete, failures = course.indexes
     told = {pod.index: one.message for pod, one in bad}
+    if len(told) == 1 and not failures:  # its Job ended before it had counted that
+        failures = [index for index in told if index is not None]
     causes = {one: [index for index in failures if told.get(index) == one] for one in told.values()}
     unknown = [index for index in failures if index not in told]
     words = "; ".join(f"{_named(of)} failed for good: {one}" for one, of in causes.items() if of)
     words += f"; {_named(unknown)} failed, too" if words and unknown else ""
-    return (words or otherwise) + (f"; {_listed(complete)} succeeded" if complete else "")
-
-
-def _listed(numbers: Sequence[int]) -> str:
-    *others, last = [str(one) for one in numbers] or [""]
-    return f"{', '.join(others)} and {last}" if others else last
+    done = f"; {_named(complete)} succeeded" if complete else ""
+    return (words or otherwise) + done
 
 
 def _named(indexes: Sequence[int]) -> str:
-    told = ", ".join(f"index {one}" for one in indexes[:_SHOWN])
-    return told + (f" and {len(indexes) - _SHOWN} others" if len(indexes) > _SHOWN else "")
+    told = [str(one) for one in indexes[:_SHOWN]]
+    more = len(indexes) - _SHOWN
+    last = f"{more} others" if more > 0 else told.pop()
+    return f"index {', '.join(told)} and {last}" if told else f"index {last}"
+
+
+def _were(indexes: Sequence[int]) -> str:
+    return "was" if len(indexes) == 1 else "were"
 
 
 def _out_of_time(course: Course) -> Diagnosis:
@@ -315,16 +331,22 @@ def _out_of_time(course: Course) -> Diagnosis:
         held = last if pod.ended and not pod.swept else obstacle(pod)
         before = " while a new pod waited" if course.ran else " before the program ever ran"
         late = held_up(end, before, held)
-        end = replace(end, message=late.message) if course.ran else late
+        for _, one in course.bad[-2:-1] if course.ran else ():
+            words = f"{late.message}; before that: {one.message}"
+            late = replace(end, message=words, advice=f"{end.advice}; {one.advice}")
+        end = replace(end, message=late.message, advice=late.advice) if course.ran else late
     elif pod is None and held.reason:
         end = held_up(end, " before any pod could be made", held)
     elif own:
         starts = sum(max(pod.starts - 1, 1) for pod, _ in own)
         words = f"{starts} of its starts had failed by then, the last: {own[-1][1].message}"
-        end = replace(end, message=f"{message}; {words}")
+        advice = f"{own[-1][1].advice}; more time alone (timeout=) does not help"
+        end = replace(end, message=f"{message}; {words}", advice=advice)
     else:
         killed = f": it {_KILLED}" if last.exit_code == 137 else ""
         end = replace(end, message=f"{message}; the program was stopped{killed}")
+    if course.several:
+        end = replace(end, message=_of_indexes(course, [], end.message))
     return end.ended(last.executor, last.exit_code)
 
 
@@ -358,7 +380,12 @@ def _deleted(course: Course) -> Diagnosis:
     words = "the Job is being deleted by somebody" if going else f"the Job was deleted {when}"
     told = _with_namespace(seen) or _cancelled(words)
     if alive and alive[-1].leaving:
-        told = replace(told, message=f"{told.message}; its pod is being stopped")
+        node, does = alive[-1].spec.get("nodeName"), "its pod is being stopped"
+        if condition(alive[-1].node, "Ready", "Unknown"):
+            does = f"its pod cannot go, for its node {node!r} does not answer"
+            mend = f"bring that node back or delete it, or force-delete the pod; {told.advice}"
+            told = replace(told, advice=mend)
+        told = replace(told, message=f"{told.message}; {does}")
     if alive or going:
         return course.still(told)
     for pod in (course.there or course.pods)[-1:]:
