@@ -7,82 +7,49 @@ names no taint, so the request is compared with the nodes themselves.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 from kinetic._messages import both_ends, one_line
-from kinetic.aio.kubernetes.diagnosis.capacity import (
-    GKE,
-    NO_NODE,
-    compared,
-    may_hold,
-    other_obstacle,
-    unplaced,
-)
+from kinetic.aio.kubernetes.diagnosis.causes import ABSENT, cause
 from kinetic.aio.kubernetes.diagnosis.documents import Document, conditions, part, parts
+from kinetic.aio.kubernetes.diagnosis.nodes import (
+    Offer,
+    labels,
+    offers,
+    terms,
+)
 from kinetic.aio.kubernetes.diagnosis.pods import Pod
-from kinetic.aio.kubernetes.diagnosis.quantities import requests, shown
+from kinetic.aio.kubernetes.diagnosis.quantities import is_bytes, requests, shown
 from kinetic.aio.kubernetes.diagnosis.rules import Rule, first
-from kinetic.aio.kubernetes.diagnosis.verdict import Diagnosis, Outlook
+from kinetic.aio.kubernetes.diagnosis.verdict import Diagnosis, Outlook, pending
 from kinetic.job_status import Reason
 
 __all__ = ["awaited_volume", "placing"]
 
-
-def placing(pod: Pod) -> Diagnosis:
-    """Judge a pod that the scheduler has looked at and given no node."""
-    told = [one for one in conditions(pod.document) if one.get("type") == "PodScheduled"]
-    said = str(told[0].get("message") or "") if told else ""
-    said = said or pod.last_said("FailedScheduling")
-    names, because = _claims(pod)
-    facts = {"claims": f" {names}" if names else "", "because": f" ({because})" if because else ""}
-    if (found := first(_CLAIMS, said, **facts)) is not None:
-        return found
-    if told and told[0].get("reason") == "SchedulerError":
-        return unplaced(
-            f"the scheduler could not place the pod: {one_line(said) or 'it says no more'}",
-            "it is tried again; tell the cluster's administrator if it stays",
-            Outlook.BLOCKED,
-        )
-    if chosen := pod.status.get("nominatedNodeName"):
-        return unplaced(
-            f"place is being made for it on node {chosen}: pods of lower priority are being "
-            "stopped there",
-            "wait; this is not an error",
-        )
-    if pod.seen.nodes is None:
-        return _scaled(pod, _by_words(pod.spec, said))
-    return _scaled(pod, compared(pod.spec, pod.seen.nodes, said, pod.seen.growing))
+_OPEN, _BLOCKED = Outlook.OPEN, Outlook.BLOCKED
+_GKE = "cloud.google.com/"
+_GPU = f"{_GKE}gke-accelerator"
+_NAMED = 5
+"""Of many nodes, or of many values of a label, so many are named."""
 
 
-def _claims(pod: Pod) -> tuple[str, str]:
-    """The names of the pod's claims, and what was last said about one of them."""
-    named = [
-        part(one, "persistentVolumeClaim").get("claimName")
-        or f"{pod.metadata.get('name')}-{one.get('name')}"
-        for one in parts(pod.spec, "volumes")
-        if "persistentVolumeClaim" in one or "ephemeral" in one
-    ]
-    failures = ("ProvisioningFailed", "FailedBinding", "ExternalProvisioning")
-    told = ""
-    for event in pod.seen.events:
-        target = event.get("involvedObject") or part(event, "regarding")
-        ours = target.get("kind") == "PersistentVolumeClaim" and target.get("name") in named
-        if ours and event.get("reason") in failures:
-            told = f"{target.get('name')}: {one_line(str(event.get('message')))}"
-    return ", ".join(repr(str(name)) for name in named), told
+def unplaced(message: str, advice: str = "", outlook: Outlook = _OPEN) -> Diagnosis:
+    """The verdict on a pod that has no node."""
+    return pending(message, advice, Reason.UNSCHEDULABLE, outlook)
 
 
-def awaited_volume(pod: Pod) -> str:
-    """The claim that the scheduler waits for, with a node in mind, before it says anything."""
-    names, said = _claims(pod)
-    return f"{names}{f' ({said})' if said else ''}" if names else ""
-
+_NO_NODE = unplaced(
+    "the cluster has no node at all: nothing can start until a node pool has nodes",
+    "add a node pool, or let one grow from zero",
+    _BLOCKED,
+)
 
 _CLAIM = r'persistentvolumeclaim "?(?P<name>[^\s"]+)"?'
-_NONE_SUCH = "create it or correct the name"
-_ABSENT = "{name!r} does not exist in the namespace"
 
-_CLAIMS = (
+# Of ``REASON: the scheduler's words``, and the node that it has in mind.
+_REFUSALS = (
     Rule(
         _CLAIM + r' bound to non-existent persistentvolume "?(?P<volume>[^\s"]+)"?',
         "PersistentVolumeClaim {name!r} is bound to volume {volume!r}, which does not exist any "
@@ -95,30 +62,290 @@ _CLAIMS = (
         "make it again, or use another one",
     ),
     Rule(
-        r'controller to create the persistentvolumeclaim "(?P<name>[^"]+)"',
+        "controller to create the " + _CLAIM,
         "PersistentVolumeClaim {name!r}, of an ephemeral volume, is not made yet",
         "see the events of the pod: does its StorageClass exist, does a quota forbid it?",
     ),
-    Rule(_CLAIM + " not found", f"PersistentVolumeClaim {_ABSENT}", _NONE_SUCH),
-    Rule(
-        r'resourceclaim\S* "?(?P<name>[^\s"]+)"? not found', f"ResourceClaim {_ABSENT}", _NONE_SUCH
-    ),
-    Rule(
-        r'(?P<kind>storageclass)\S* "?(?P<name>[^\s"]+)"? not found',
-        f"{{kind}} {_ABSENT}",
-        _NONE_SUCH,
-    ),
+    *ABSENT,
     Rule(
         "unbound immediate PersistentVolumeClaims",
-        "a PersistentVolumeClaim of the pod{claims} is not bound to a volume yet{because}",
+        "the pod's PersistentVolumeClaim {claims} is not bound to a volume yet",
         "see the claim: does its StorageClass exist, is there such a volume?",
     ),
     Rule(
         "didn't find available persistent volumes to bind",
-        "there is no volume for the pod's PersistentVolumeClaim{claims} on any node that fits",
+        "there is no volume for the pod's PersistentVolumeClaim {claims} on any node that fits",
         "make such a volume, or use a StorageClass that makes them",
     ),
+    Rule(
+        "^SchedulerError: (?P<said>.*)$",
+        "the scheduler could not place the pod: {said}",
+        "it is tried again; tell the cluster's administrator if it stays",
+        Reason.UNSCHEDULABLE,
+    ),
+    Rule(
+        r"^nominated (?P<node>\S+)",
+        "place is being made for it on node {node}: pods of lower priority are being stopped there",
+        "wait; this is not an error",
+        Reason.UNSCHEDULABLE,
+        _OPEN,
+    ),
 )
+
+
+def placing(pod: Pod) -> Diagnosis:
+    """Judge a pod that the scheduler has looked at and given no node."""
+    told = [one for one in conditions(pod.document) if one.get("type") == "PodScheduled"]
+    last: Document = told[0] if told else {}
+    said = str(last.get("message") or "") or pod.last_said("FailedScheduling")
+    text = f"nominated {pod.status.get('nominatedNodeName') or ''}\n{last.get('reason')}: {said}"
+    if (found := first(_REFUSALS, text, claims=awaited_volume(pod))) is not None:
+        return found
+    if pod.seen.nodes is None:
+        return _scaled(pod, _by_words(pod.spec, said))
+    return _scaled(pod, _compared(pod.spec, pod.seen.nodes, said, pod.seen.growing))
+
+
+def awaited_volume(pod: Pod) -> str:
+    """The names of the pod's claims, with what was last said about one of them."""
+    named = [
+        part(one, "persistentVolumeClaim").get("claimName")
+        or f"{pod.metadata.get('name')}-{one.get('name')}"
+        for one in parts(pod.spec, "volumes")
+        if "persistentVolumeClaim" in one or "ephemeral" in one
+    ]
+    told = ""
+    for event in pod.seen.events:
+        target = event.get("involvedObject") or part(event, "regarding")
+        ours = target.get("kind") == "PersistentVolumeClaim" and target.get("name") in named
+        if ours and event.get("reason") in _OF_CLAIMS:
+            told = f" ({target.get('name')}: {one_line(str(event.get('message')))})"
+    return f"{', '.join(repr(str(name)) for name in named)}{told}"
+
+
+_OF_CLAIMS = ("ProvisioningFailed", "FailedBinding", "ExternalProvisioning")
+
+
+# What a node may refuse that has room, by what the clause of the scheduler's words contains.
+_TIME_HELPS = {
+    "Too many pods": "wait, or use nodes that may hold more pods",
+    "free ports": "wait for the pod that has the host port, or ask for none",
+    "max volume count": "wait for pods with volumes to end there, or use other nodes",
+    "ReadWriteOncePod": "wait for the pod that has the volume",
+    r"anti-affinity|topology spread constraints(?! \(miss)": "compare the pod's affinity and "
+    "spread constraints with what else runs there",
+}
+_TIME_DOES_NOT = {
+    "missing required label": "label the nodes, or spread by a label that they have",
+    "pod affinity": "what the pod's affinity wants beside it does not run there: start that, or "
+    "ask for none",
+    "allocate all claims": "see the pod's ResourceClaims, and whether their devices and driver "
+    "are on the nodes",
+    r"volume|pvc\(s\)|free storage": "a volume can only be used where it lies: use nodes of its "
+    "zone, or another volume",
+}
+_OBSTACLES = [
+    Rule(
+        rf"(node\(s\) )?[^,.:\d]*({words})[^,.]*",
+        "a node is large enough, but {all}",
+        advice,
+        Reason.UNSCHEDULABLE,
+        outlook,
+    )
+    for outlook, table in ((_OPEN, _TIME_HELPS), (_BLOCKED, _TIME_DOES_NOT))
+    for words, advice in table.items()
+]
+
+
+def _compared(
+    spec: Document, nodes: Sequence[Document], said: str, growing: bool | None
+) -> Diagnosis:
+    """Judge what a pod of this *spec* asks for, where the scheduler *said* no.
+
+    *growing* is whether node pools may grow or be made; None means unknown.
+    """
+    if not nodes:
+        return _NO_NODE
+    matching, asked = offers(spec, nodes), requests(spec)
+    if not matching:
+        return _no_label(spec, nodes)
+    large = [one for one in matching if not one.short]
+    if fitting := [one for one in large if one.open]:
+        return _fitting(asked, fitting, said, sum(one.short and one.open for one in matching))
+    # Nodes without the accelerator do not count, however open they are.
+    extended = [name for name in asked if "/" in name]
+    able = [one for one in matching if one.open and all(one.has(name) for name in extended)]
+    if large and not (able and all(one.kept for one in large)):
+        return _closed(large)
+    found = _too_small(asked, matching, able)
+    never = growing is False and found.outlook is _BLOCKED
+    return replace(found, outlook=Outlook.FINAL) if never else found
+
+
+_OF_ACCELERATOR = (
+    _GPU,
+    f"{_GKE}gke-accelerator-count",
+    f"{_GKE}gke-tpu-accelerator",
+    f"{_GKE}gke-tpu-topology",
+    f"{_GKE}gke-spot",
+    "kubernetes.io/arch",
+)
+"""Labels that a user does not write: they follow from the accelerator of the function."""
+
+
+def _no_label(spec: Document, nodes: Sequence[Document]) -> Diagnosis:
+    """No node carries the labels: which one is it, and what is there instead?"""
+    selected = part(spec, "nodeSelector").items()
+    nearest = max(nodes, key=lambda node: len(selected & labels(node).items()))
+    nowhere = {one for one in selected if not any(one in labels(node).items() for node in nodes)}
+    lacking = nowhere or selected - labels(nearest).items()
+    have = selected - lacking
+    if not lacking:
+        told = [
+            f"{one.get('key')} {one.get('operator')} {' or '.join(parts(one, 'values'))}".strip()
+            for term in terms(spec)[:1]
+            for one in (*parts(term, "matchExpressions"), *parts(term, "matchFields"))
+        ]
+        words = f"what the pod's affinity asks for ({', '.join(told)})"
+    elif nowhere:
+        near = [node for node in nodes if have <= labels(node).items()] or nodes
+        words = ", ".join(f"{_pair(one)}{_instead(one[0], near)}" for one in sorted(lacking))
+    else:
+        both = [_listed(sorted(map(_pair, pairs))) for pairs in (lacking, have)]
+        words = " together with ".join(both)
+    advice = "ask for what a node pool has, or make such a pool"
+    if any(key in _OF_ACCELERATOR for key, _ in nowhere):
+        advice = (
+            "ask for an accelerator= that a node pool has (this label stands for the one that is "
+            "asked for), or make such a pool"
+        )
+    return unplaced(f"no node has {words}", advice, _BLOCKED)
+
+
+def _pair(label: tuple[str, str]) -> str:
+    return f"{label[0].removeprefix(_GKE)}={label[1]}"
+
+
+def _instead(key: str, nodes: Sequence[Document]) -> str:
+    values = sorted({str(labels(node)[key]) for node in nodes if key in labels(node)})
+    are = "is" if len(values) == 1 else "are"
+    return f" (there {are} {_listed(values)})" if values else ""
+
+
+def _listed(words: Sequence[str]) -> str:
+    more = len(words) - _NAMED
+    *others, last = [*words[:_NAMED], f"{more} others"] if more > 0 else words
+    return f"{', '.join(others)} and {last}" if others else last
+
+
+def _fitting(
+    asked: Mapping[str, float], fitting: Sequence[Offer], said: str, tight: int
+) -> Diagnosis:
+    """Nodes could carry it: are they in use, or is there something else?
+
+    *tight* other nodes have too little in any case, and are counted as such.
+    """
+    told = re.findall(r"(\d+) Insufficient ([^\s,]+)", said)
+    lacking = {name.rstrip("."): int(count) for count, name in told}
+    obstacle = first(_OBSTACLES, said)
+    if lacking and (obstacle is None or max(lacking.values()) > tight):
+        names = [name for name in asked if name in lacking]
+        names = [name for name in names if "/" in name] or names
+        what = ", ".join(shown(name, asked[name]) for name in names) or "room"
+        have = "a node has" if len(fitting) == 1 else f"{len(fitting)} nodes have"
+        words = f"{have} {what}, but it is in use: it starts when other work ends"
+        return unplaced(words, "wait; this is not an error")
+    words = f"a node that fits ({fitting[0].name}) is there now: it is placed when that is seen"
+    there = f" (the scheduler said of those before: {one_line(cause(said))})" if said else ""
+    return obstacle or unplaced(f"{words}{there}")
+
+
+def _closed(large: Sequence[Offer]) -> Diagnosis:
+    """Some nodes are large enough, and each of them is closed to the pod."""
+    kept = [one for one in large if one.kept]
+    cordoned = [one for one in large if one.cordoned and not one.kept]
+    if waiting := [one for one in large if one not in kept and one not in cordoned]:
+        keys = sorted({key.partition("/")[2] or key for one in waiting for key in one.taints})
+        words = f"{_only(waiting)} closed for now ({', '.join(keys)})"
+        return unplaced(words, "it starts when a node is well again")
+    if not kept:
+        words = f"{_only(cordoned)} cordoned: an operator has closed it"
+        return unplaced(words, "uncordon it, or wait", _BLOCKED)
+    taints = sorted({text for one in kept for text in one.kept})
+    words = f"{_only(kept)} kept for others by taint {', '.join(taints)}, which the pod does not "
+    words += "tolerate"
+    if cordoned:
+        words += f"; {_listed([one.name for one in cordoned])} would fit, but is cordoned"
+    advice = next(
+        advice
+        for pattern, advice in _TOLERATE.items()
+        if any(re.match(pattern, taint) for taint in taints)
+    )
+    return unplaced(words, advice, _BLOCKED)
+
+
+_TOLERATE = {
+    "(nvidia.com/gpu|google.com/tpu)(=|$)": (
+        "add the toleration (GKE adds it by itself when the accelerator is in the limits)"
+    ),
+    "(?!node-role.kubernetes.io/)": "add the toleration, or ask for other nodes",
+    "": "add a node pool for work: these are the control plane's own",
+}
+
+
+def _only(nodes: Sequence[Offer]) -> str:
+    if len(nodes) > 1:
+        return f"the {len(nodes)} matching nodes are"
+    return f"the only matching node ({nodes[0].name}) is"
+
+
+_LESS = "ask for less, or add a larger machine type"
+
+
+def _too_small(
+    asked: Mapping[str, float], matching: Sequence[Offer], able: Sequence[Offer]
+) -> Diagnosis:
+    """More of some resource is asked for than any node open to the pod has."""
+    most = {name: max(one.has(name) for one in able or matching) for name in asked}
+    over = [name for name in asked if asked[name] > most[name]]
+    over.sort(key=lambda one: "/" not in one)
+    if not over:
+        every = ", ".join(shown(one, amount) for one, amount in sorted(asked.items()))
+        words = f"no single node has all that the pod asks for: {every}"
+        return unplaced(words, _LESS, _BLOCKED)
+    name = over[0]
+    # Documents: GKE, 'Troubleshoot GPUs': without its driver a node has no nvidia.com/gpu.
+    promised = [labels(one.node)[_GPU] for one in matching if _GPU in labels(one.node)]
+    if name == "nvidia.com/gpu" and not most[name] and promised:
+        return unplaced(
+            f"the nodes with {promised[0]} have no usable GPU yet: its driver is not ready",
+            "wait some minutes while the driver is installed; if it stays, let the node pool "
+            "install it (gpu-driver-version=default)",
+        )
+    words = (
+        f"a pod asked for {' and '.join(shown(one, asked[one]) for one in over)}, the largest "
+        f"matching node has {' and '.join(_amount(one, most[one]) for one in over)}"
+    )
+    beyond = max(one.has(name) for one in matching)
+    shut = [one for one in matching if not one.open and one.has(name) == beyond]
+    if shut and (not able or beyond >= asked[name]):
+        which = f"one with {_amount(name, beyond)}" if able else "besides, it"
+        words += f"; {which} is closed to the pod ({_why_closed(shut)})"
+    advice = _LESS
+    if name == "google.com/tpu" and most[name]:
+        advice = f"ask for {most[name]:g} or use a multi-host slice"
+    return unplaced(f"{words}: it can never start on the nodes there are", advice, _BLOCKED)
+
+
+def _why_closed(nodes: Sequence[Offer]) -> str:
+    kept = sorted({text for one in nodes for text in one.kept})
+    words = [f"taint {', '.join(kept)}"] if kept else []
+    words += ["cordoned"] * any(one.cordoned for one in nodes)
+    return ", ".join(words or sorted({key for one in nodes for key in one.taints}))
+
+
+def _amount(name: str, amount: float) -> str:
+    return "none" if not amount else shown(name, amount) if is_bytes(name) else f"{amount:g}"
 
 
 def _by_words(spec: Document, told: str) -> Diagnosis:
@@ -129,12 +356,10 @@ def _by_words(spec: Document, told: str) -> Diagnosis:
     """
     said, _, victims = told.partition(" preemption: ")
     if said.startswith("no nodes available"):
-        return NO_NODE
-    words = both_ends(re.sub(r"^\S+ nodes are available: |\. no new claims.*$", "", said), 400)
-    asks = _asks(spec)
-    obstacle = other_obstacle(said)
+        return _NO_NODE
+    words, asks, obstacle = cause(said), _asks(spec), first(_OBSTACLES, said)
     lacking = "Insufficient" in said
-    waits = lacking or (obstacle is not None and obstacle.outlook is Outlook.OPEN)
+    waits = lacking or (obstacle is not None and obstacle.outlook is _OPEN)
     if "No preemption victims" in victims or (waits and not victims):
         what = "what it asks for is in use" if lacking or obstacle is None else "no node has place"
         return unplaced(
@@ -144,13 +369,13 @@ def _by_words(spec: Document, told: str) -> Diagnosis:
     return unplaced(
         f"no node can take it{asks}: {words}",
         "compare what it asks for with the cluster's node pools",
-        Outlook.BLOCKED,
+        _BLOCKED,
     )
 
 
 def _asks(spec: Document) -> str:
     asked = requests(spec)
-    selector = [f"{k.removeprefix(GKE)}={v}" for k, v in part(spec, "nodeSelector").items()]
+    selector = map(_pair, part(spec, "nodeSelector").items())
     wanted = ", ".join([*(shown(name, asked[name]) for name in sorted(asked)), *selector])
     return f" (it asks for {wanted})" if wanted else ""
 
@@ -165,74 +390,57 @@ def _scaled(pod: Pod, found: Diagnosis) -> Diagnosis:
     events = pod.events("TriggeredScaleUp", "NotTriggerScaleUp", "FailedScaleUp")
     if not events:
         return found
-    last = str(events[-1].get("reason"))
-    said = str(events[-1].get("message") or "")
+    last, said = str(events[-1].get("reason")), str(events[-1].get("message") or "")
     failure = pod.last_said("FailedScaleUp")
     if last == "FailedScaleUp" or (failure and "backoff" in said):
-        tried = _not_added(failure, _asks(pod.spec))
         paused = "" if last == "FailedScaleUp" else "; the autoscaler pauses before it tries again"
-        return replace(tried, message=f"{tried.message}{paused}")
+        zones = re.search(r"zones? ([\w, -]+?) associated", failure)
+        words = both_ends(failure.partition(": ")[2] or failure, 400)
+        where = f" in {zones[1]}" if zones else ""
+        tried = first(_NOT_ADDED, words, asks=_asks(pod.spec), where=where, words=words)
+        return replace(tried or found, message=f"{(tried or found).message}{paused}")
     if last == "TriggeredScaleUp":
-        groups = re.findall(r"\{\S*?([\w.-]+) (\d+->\d+)", said)
-        which = f" ({', '.join(f'{name} {grows}' for name, grows in groups[:3])})" if groups else ""
+        groups = re.findall(r"\{\S*?([\w.-]+ \d+->\d+)", said)
+        which = f" ({', '.join(groups[:3])})" if groups else ""
         return unplaced(f"a node is being added for this pod: it takes some minutes{which}")
     words = both_ends(said.partition(": ")[2] or said, 400)
     temporary = _TEMPORARY.search(words)
-    if found.outlook is Outlook.OPEN or temporary or may_hold(pod.spec, pod.seen.nodes or ()):
+    may_hold = any(not one.short and not one.kept for one in offers(pod.spec, pod.seen.nodes or ()))
+    if found.outlook is _OPEN or temporary or may_hold:
         return replace(
             found,
             message=f"{found.message}; no node is added now ({words})",
             advice=found.advice or "wait for other work to end, or let the node pool grow",
-            outlook=Outlook.OPEN if temporary else found.outlook,
+            outlook=_OPEN if temporary else found.outlook,
         )
-    return replace(
-        found,
-        message=f"{found.message}; no node pool could hold this pod, so none is added: it can "
-        "never start as asked",
-        outlook=Outlook.FINAL,
-    )
+    never = "no node pool could hold this pod, so none is added: it can never start as asked"
+    return replace(found, message=f"{found.message}; {never}", outlook=Outlook.FINAL)
 
 
-_ELSEWHERE = "use another zone or type, or wait"
+_ELSEWHERE = "use another zone or another type, or wait"
+_FAILED = "a node could not be added{where}{asks}: "
+
+_waits = partial(Rule, reason=Reason.UNSCHEDULABLE, outlook=_OPEN)
 
 # Why the cloud gave no machine.
 _NOT_ADDED = (
-    Rule(
+    _waits(
         r"\bip.?space|ip.?addresses|\bsubnet",
-        "a node could not be added{where}{asks}: its network has no address left ({words})",
+        f"{_FAILED}its network has no address left ({{words}})",
         "have the cluster's administrator widen the subnet, or remove nodes",
-        Reason.UNSCHEDULABLE,
-        Outlook.OPEN,
     ),
-    Rule(
+    _waits(
         r"out.of.resources|stockout|pool.exhausted|resources? (\S+ )?exhausted"
         r"|does not have enough (resources|capacity)",
         "the cloud has none of this machine left{where} (out of resources), so no node can be "
         "added{asks}",
-        "use another zone or another type, or wait",
-        Reason.UNSCHEDULABLE,
-        Outlook.OPEN,
+        _ELSEWHERE,
     ),
-    Rule(
+    _waits(
         "quota",
-        "a node could not be added{where}{asks}: the project's quota is used up ({words})",
+        f"{_FAILED}the project's quota is used up ({{words}})",
         f"have the quota of the cloud project raised, {_ELSEWHERE}",
-        Reason.QUOTA,
-        Outlook.OPEN,
+        reason=Reason.QUOTA,
     ),
-    Rule(
-        "",
-        "a node could not be added{where}{asks}: {words}",
-        f"see the quota of the project, {_ELSEWHERE}",
-        Reason.UNSCHEDULABLE,
-        Outlook.OPEN,
-    ),
+    _waits("", f"{_FAILED}{{words}}", f"see the quota of the project, {_ELSEWHERE}"),
 )
-
-
-def _not_added(said: str, asks: str) -> Diagnosis:
-    zones = re.search(r"zones? ([\w, -]+?) associated", said)
-    words = both_ends(said.partition(": ")[2] or said, 400)
-    where = f" in {zones[1]}" if zones else ""
-    found = first(_NOT_ADDED, words, asks=asks, where=where, words=words)
-    return found or NO_NODE
