@@ -10,20 +10,8 @@ from kinetic.aio.kubernetes.diagnosis.rules import Rule, first
 from kinetic.aio.kubernetes.diagnosis.verdict import Diagnosis, Outlook, pending
 from kinetic.job_status import Reason
 
-__all__ = ["IMAGE_REASONS", "pull_failure"]
+__all__ = ["pull_failure"]
 
-IMAGE_REASONS = frozenset(
-    [
-        "ErrImagePull",
-        "ImagePullBackOff",
-        "ErrImageNeverPull",
-        "InvalidImageName",
-        "ImageInspectError",
-        "RegistryUnavailable",
-        "SignatureValidationFailed",
-        "ErrImagePullBackOff",
-    ]
-)
 
 _READER = "give the nodes' service account the reader role there (roles/artifactregistry.reader)"
 _UNREAD = (f"{_READER}; the image itself may exist", f"correct the name, or {_READER}")
