@@ -71,24 +71,22 @@ _BEYOND = re.compile(
 """What a LimitRange says of all that is out of it, one after the other."""
 
 
+_STEPS = {"maximum": "ask for less", "minimum": "ask for more"}
+
+
 def _range(found: re.Match[str]) -> Diagnosis:
-    every = [*_BEYOND.finditer(found.string)]
-    told = "; ".join(dict.fromkeys(_bound(one) for one in every))
-    steps = {"maximum": "ask for less", "minimum": "ask for more"}
-    kinds = {one["bound"] for one in every}
-    advice = "bring request and limit closer together"
-    if None not in kinds:
-        advice = steps[kinds.pop()] if len(kinds) == 1 else "ask for what it allows"
-    words = f"the namespace's LimitRange refuses the pod: {told}"
-    return pending(words, f"{advice}, or have the LimitRange changed", Reason.REFUSED, _FINAL)
-
-
-def _bound(found: re.Match[str]) -> str:
-    if not found["bound"]:
-        return found[0]
-    most = "at most" if found["bound"] == "maximum" else "at least"
-    asked = f", {found['asked']} is asked" if found["asked"] else ", and none is stated"
-    return f"{most} {found['limit']} of {found['resource']} a {found['scope'].lower()}{asked}"
+    told: list[str] = []
+    steps: list[str] = []
+    for one in _BEYOND.finditer(found.string):
+        most = "at most" if one["bound"] == "maximum" else "at least"
+        asked = f"{one['asked']} is asked" if one["asked"] else "and none is stated"
+        scope = str(one["scope"]).lower()
+        words = f"{most} {one['limit']} of {one['resource']} a {scope}, {asked}"
+        told.append(words if one["bound"] else one[0])
+        steps.append(_STEPS.get(one["bound"], "bring request and limit closer together"))
+    step = steps[0] if len(set(steps)) == 1 else "ask for what it allows"
+    words = f"the namespace's LimitRange refuses the pod: {'; '.join(dict.fromkeys(told))}"
+    return pending(words, f"{step}, or have the LimitRange changed", Reason.REFUSED, _FINAL)
 
 
 _RULES = (

@@ -9,16 +9,7 @@ from typing import Any
 from kinetic.aio.kubernetes.diagnosis.documents import Document, part, parts
 from kinetic.aio.kubernetes.diagnosis.quantities import number, requests
 
-__all__ = [
-    "Offer",
-    "labels",
-    "matches",
-    "offers",
-    "refusing",
-    "satisfies_affinity",
-    "short",
-    "terms",
-]
+__all__ = ["Offer", "labels", "matches", "offers", "refusing", "short", "wanted"]
 
 # Taints that a node has for as long as it is made ready, unwell or about to be removed.
 _PASSING = (
@@ -58,9 +49,10 @@ class Offer:
         return [text for key, text in self.taints.items() if not key.startswith(_PASSING)]
 
     @property
-    def open(self) -> bool:
-        """Whether the pod may have what is free there."""
-        return not self.cordoned and not self.taints
+    def closed(self) -> list[str]:
+        """What closes it to the pod; what goes by itself only if there is nothing else."""
+        stays = [f"taint {text}" for text in self.kept] + ["cordoned"] * self.cordoned
+        return stays or [key.rpartition("/")[2] for key in self.taints]
 
     def has(self, resource: str) -> float:
         """How much of *resource* it has for pods, in use or not."""
@@ -94,7 +86,7 @@ def short(asked: Mapping[str, float], node: Document) -> bool:
 
 def refusing(spec: Document, node: Document) -> bool:
     """Whether the node takes no such pod, however much room it has."""
-    return not Offer(node, False, _taints(spec, node)).open
+    return bool(Offer(node, False, _taints(spec, node)).closed)
 
 
 def _taints(spec: Document, node: Document) -> dict[str, str]:
@@ -118,27 +110,33 @@ def _tolerates(toleration: Mapping[str, Any], taint: Mapping[str, Any]) -> bool:
 
 
 def matches(spec: Document, node: Document) -> bool:
-    """Whether the node has the labels that the pod selects."""
-    selected = part(spec, "nodeSelector").items() <= labels(node).items()
-    return selected and satisfies_affinity(spec, node)
-
-
-def satisfies_affinity(spec: Document, node: Document) -> bool:
-    """Whether the node is one that the pod's required node affinity allows."""
-    required = terms(spec)
+    """Whether the node has the labels that the pod selects, and its required affinity allows."""
+    given, terms = labels(node), _allowed(spec)
     fields = {"metadata.name": part(node, "metadata").get("name")}
-    return not required or any(
-        all(_holds(one, labels(node)) for one in parts(term, "matchExpressions"))
-        and all(_holds(one, fields) for one in parts(term, "matchFields"))
-        for term in required
+    return part(spec, "nodeSelector").items() <= given.items() and (
+        not terms
+        or any(
+            all(_holds(one, given) for one in parts(term, "matchExpressions"))
+            and all(_holds(one, fields) for one in parts(term, "matchFields"))
+            for term in terms
+        )
     )
 
 
-def terms(spec: Document) -> Sequence[Document]:
-    """What a pod's required node affinity allows, of which one is enough."""
+def _allowed(spec: Document) -> Sequence[Document]:
+    """The terms of a pod's required node affinity, of which one is enough."""
     affinity: Document = part(part(spec, "affinity"), "nodeAffinity")
     required: Document = part(affinity, "requiredDuringSchedulingIgnoredDuringExecution")
     return parts(required, "nodeSelectorTerms")
+
+
+def wanted(spec: Document) -> list[str]:
+    """What the first term of a required affinity wants, as one says it."""
+    return [
+        f"{one.get('key')} {one.get('operator')} {' or '.join(parts(one, 'values'))}".strip()
+        for term in _allowed(spec)[:1]
+        for one in (*parts(term, "matchExpressions"), *parts(term, "matchFields"))
+    ]
 
 
 def _holds(expression: Mapping[str, Any], given: Mapping[str, Any]) -> bool:

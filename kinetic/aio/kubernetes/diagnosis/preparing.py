@@ -75,23 +75,22 @@ def preparing(pod: Pod) -> Diagnosis | None:
     last = dict(left)
     if (said := last.get("FailedCreatePodSandBox")) is not None:
         words = f"the node cannot make the pod's sandbox: {cause(said)}"
-        return first(_SANDBOX, said) or pending(words, _STAYS, Reason.SETUP)
+        return first(_SURROUNDINGS, said) or pending(words, _STAYS, Reason.SETUP)
     if (said := last.get("NetworkNotReady")) is not None:
         return pending(f"the node's network is not ready yet: {one_line(said)}", _STAYS)
     return None
 
 
-_SANDBOX = (
+_WAIT = "wait for the other pod to end, or use a volume that many nodes may have"
+_ONE_NODE = "can be attached to one node only: it waits for that"
+
+# What a node says of volumes and of the sandbox, in which all containers of a pod are.
+_SURROUNDINGS = (
     Rule(
         r'no runtime for "?(?P<name>[^"\s]+)"? is configured',
         "the node cannot make the pod's sandbox: runtime {name!r} is not configured on it",
         "use a node pool that has it, or no RuntimeClass",
     ),
-)
-_WAIT = "wait for the other pod to end, or use a volume that many nodes may have"
-_ONE_NODE = "can be attached to one node only: it waits for that"
-
-_MOUNTS = (
     Rule(
         r'Multi-Attach error for volume "(?P<name>[^"]+)".*?used by pod\(s\) '
         r"(?P<pods>[^,]+(?:, [^,]+)*)",
@@ -176,9 +175,9 @@ def _volumes(told: Sequence[str], spec: Document) -> Diagnosis:
         volume = "its volume" if len(names) == 1 else "their volumes"
         return replace(absent[0], message=f"{', '.join(names)}: {volume} cannot be mounted")
     told = [said for said in told if "unmounted volumes=" not in said] or told
-    said = next((said for said in reversed(told) if first(_MOUNTS, said)), told[-1])
+    said = next((said for said in reversed(told) if first(_SURROUNDINGS, said)), told[-1])
     advice = "correct the volume, or the right to read it"
-    found, named = first(_MOUNTS, said), _VOLUME.search(said)
+    found, named = first(_SURROUNDINGS, said), _VOLUME.search(said)
     if named is None:
         return found or explained((), said, "a volume cannot be mounted", advice)
     name, why = named.groups()
@@ -226,11 +225,6 @@ _STARTS = (
         "correct runAsUser, or the USER of the image",
     ),
     Rule(
-        "no space left",
-        "the node has no space left to make container {container!r}",
-        "use a smaller image or a node with a larger boot disk",
-    ),
-    Rule(
         "nvidia-container|nvml",
         "the node's GPU driver is not ready: {end}",
         "run it again; tell the cluster's administrator if it stays",
@@ -270,7 +264,6 @@ def start_failure(container: Container, text: str) -> Diagnosis:
         text,
         f"container {container.name!r} could not be started",
         "see the message of the container runtime",
-        container=container.name,
         file=called["file"] if called else str(next(iter(parts(container.spec, "command")), "")),
         limit=container.limit("memory") or container.pod_limit("memory"),
     )

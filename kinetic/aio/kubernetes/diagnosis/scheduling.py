@@ -7,19 +7,14 @@ names no taint, so the request is compared with the nodes themselves.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
 from kinetic._messages import both_ends, one_line
 from kinetic.aio.kubernetes.diagnosis.causes import ABSENT, cause
 from kinetic.aio.kubernetes.diagnosis.documents import Document, conditions, part, parts
-from kinetic.aio.kubernetes.diagnosis.nodes import (
-    Offer,
-    labels,
-    offers,
-    terms,
-)
+from kinetic.aio.kubernetes.diagnosis.nodes import Offer, labels, offers, wanted
 from kinetic.aio.kubernetes.diagnosis.pods import Pod
 from kinetic.aio.kubernetes.diagnosis.quantities import is_bytes, requests, shown
 from kinetic.aio.kubernetes.diagnosis.rules import Rule, first
@@ -169,12 +164,13 @@ def _compared(
     matching, asked = offers(spec, nodes), requests(spec)
     if not matching:
         return _no_label(spec, nodes)
+    free = [one for one in matching if not one.closed]
     large = [one for one in matching if not one.short]
-    if fitting := [one for one in large if one.open]:
-        return _fitting(asked, fitting, said, sum(one.short and one.open for one in matching))
+    if fitting := [one for one in large if not one.closed]:
+        return _fitting(asked, fitting, said, len(free) - len(fitting))
     # Nodes without the accelerator do not count, however open they are.
     extended = [name for name in asked if "/" in name]
-    able = [one for one in matching if one.open and all(one.has(name) for name in extended)]
+    able = [one for one in free if all(one.has(name) for name in extended)]
     if large and not (able and all(one.kept for one in large)):
         return _closed(large)
     found = _too_small(asked, matching, able)
@@ -182,14 +178,7 @@ def _compared(
     return replace(found, outlook=Outlook.FINAL) if never else found
 
 
-_OF_ACCELERATOR = (
-    _GPU,
-    f"{_GKE}gke-accelerator-count",
-    f"{_GKE}gke-tpu-accelerator",
-    f"{_GKE}gke-tpu-topology",
-    f"{_GKE}gke-spot",
-    "kubernetes.io/arch",
-)
+_OF_ACCELERATOR = re.compile(rf"{_GKE}gke-(accelerator|tpu|spot)|kubernetes.io/arch")
 """Labels that a user does not write: they follow from the accelerator of the function."""
 
 
@@ -200,21 +189,13 @@ def _no_label(spec: Document, nodes: Sequence[Document]) -> Diagnosis:
     nowhere = {one for one in selected if not any(one in labels(node).items() for node in nodes)}
     lacking = nowhere or selected - labels(nearest).items()
     have = selected - lacking
+    near = [node for node in nodes if have <= labels(node).items()] or nodes
+    told = [f"{_pair(one)}{_instead(one[0], near) if nowhere else ''}" for one in sorted(lacking)]
+    words = f"{', '.join(told)}{'' if nowhere else f' together with {_listed(map(_pair, have))}'}"
     if not lacking:
-        told = [
-            f"{one.get('key')} {one.get('operator')} {' or '.join(parts(one, 'values'))}".strip()
-            for term in terms(spec)[:1]
-            for one in (*parts(term, "matchExpressions"), *parts(term, "matchFields"))
-        ]
-        words = f"what the pod's affinity asks for ({', '.join(told)})"
-    elif nowhere:
-        near = [node for node in nodes if have <= labels(node).items()] or nodes
-        words = ", ".join(f"{_pair(one)}{_instead(one[0], near)}" for one in sorted(lacking))
-    else:
-        both = [_listed(sorted(map(_pair, pairs))) for pairs in (lacking, have)]
-        words = " together with ".join(both)
+        words = f"what the pod's affinity asks for ({', '.join(wanted(spec))})"
     advice = "ask for what a node pool has, or make such a pool"
-    if any(key in _OF_ACCELERATOR for key, _ in nowhere):
+    if any(_OF_ACCELERATOR.match(key) for key, _ in nowhere):
         advice = (
             "ask for an accelerator= that a node pool has (this label stands for the one that is "
             "asked for), or make such a pool"
@@ -227,15 +208,15 @@ def _pair(label: tuple[str, str]) -> str:
 
 
 def _instead(key: str, nodes: Sequence[Document]) -> str:
-    values = sorted({str(labels(node)[key]) for node in nodes if key in labels(node)})
-    are = "is" if len(values) == 1 else "are"
-    return f" (there {are} {_listed(values)})" if values else ""
+    values = {str(labels(node)[key]) for node in nodes if key in labels(node)}
+    return f" (there {'is' if len(values) == 1 else 'are'} {_listed(values)})" if values else ""
 
 
-def _listed(words: Sequence[str]) -> str:
-    more = len(words) - _NAMED
-    *others, last = [*words[:_NAMED], f"{more} others"] if more > 0 else words
-    return f"{', '.join(others)} and {last}" if others else last
+def _listed(several: Iterable[str]) -> str:
+    words = sorted(several)
+    if len(words) > _NAMED:
+        words[_NAMED:] = [f"{len(words) - _NAMED} others"]
+    return " and ".join([", ".join(words[:-1]), words[-1]] if words[1:] else words)
 
 
 def _fitting(
@@ -256,7 +237,7 @@ def _fitting(
         words = f"{have} {what}, but it is in use: it starts when other work ends"
         return unplaced(words, "wait; this is not an error")
     words = f"a node that fits ({fitting[0].name}) is there now: it is placed when that is seen"
-    there = f" (the scheduler said of those before: {one_line(cause(said))})" if said else ""
+    there = f" (the scheduler said of those before: {cause(said)})" if said else ""
     return obstacle or unplaced(f"{words}{there}")
 
 
@@ -264,55 +245,43 @@ def _closed(large: Sequence[Offer]) -> Diagnosis:
     """Some nodes are large enough, and each of them is closed to the pod."""
     kept = [one for one in large if one.kept]
     cordoned = [one for one in large if one.cordoned and not one.kept]
-    if waiting := [one for one in large if one not in kept and one not in cordoned]:
-        keys = sorted({key.partition("/")[2] or key for one in waiting for key in one.taints})
-        words = f"{_only(waiting)} closed for now ({', '.join(keys)})"
+    if waiting := [one for one in large if not one.cordoned and not one.kept]:
+        words = f"{_only(waiting)} closed for now ({_why(waiting)})"
         return unplaced(words, "it starts when a node is well again")
     if not kept:
         words = f"{_only(cordoned)} cordoned: an operator has closed it"
         return unplaced(words, "uncordon it, or wait", _BLOCKED)
     taints = sorted({text for one in kept for text in one.kept})
     words = f"{_only(kept)} kept for others by taint {', '.join(taints)}, which the pod does not "
-    words += "tolerate"
-    if cordoned:
-        words += f"; {_listed([one.name for one in cordoned])} would fit, but is cordoned"
-    advice = next(
-        advice
-        for pattern, advice in _TOLERATE.items()
-        if any(re.match(pattern, taint) for taint in taints)
-    )
-    return unplaced(words, advice, _BLOCKED)
-
-
-_TOLERATE = {
-    "(nvidia.com/gpu|google.com/tpu)(=|$)": (
-        "add the toleration (GKE adds it by itself when the accelerator is in the limits)"
-    ),
-    "(?!node-role.kubernetes.io/)": "add the toleration, or ask for other nodes",
-    "": "add a node pool for work: these are the control plane's own",
-}
+    other = f"; {_listed(one.name for one in cordoned)} would fit, but is cordoned"
+    advice = "add the toleration, or ask for other nodes"
+    if any(one.startswith(("nvidia.com/gpu", "google.com/tpu")) for one in taints):
+        advice = "add the toleration (GKE adds it by itself when the accelerator is in the limits)"
+    elif all(one.startswith("node-role.kubernetes.io/") for one in taints):
+        advice = "add a node pool for work: these are the control plane's own"
+    return unplaced(f"{words}tolerate{other if cordoned else ''}", advice, _BLOCKED)
 
 
 def _only(nodes: Sequence[Offer]) -> str:
-    if len(nodes) > 1:
-        return f"the {len(nodes)} matching nodes are"
-    return f"the only matching node ({nodes[0].name}) is"
+    one = f"the only matching node ({nodes[0].name}) is"
+    return one if len(nodes) == 1 else f"the {len(nodes)} matching nodes are"
 
 
-_LESS = "ask for less, or add a larger machine type"
+def _why(nodes: Sequence[Offer]) -> str:
+    return ", ".join(sorted({text for one in nodes for text in one.closed}))
 
 
 def _too_small(
     asked: Mapping[str, float], matching: Sequence[Offer], able: Sequence[Offer]
 ) -> Diagnosis:
     """More of some resource is asked for than any node open to the pod has."""
+    less = "ask for less, or add a larger machine type"
     most = {name: max(one.has(name) for one in able or matching) for name in asked}
-    over = [name for name in asked if asked[name] > most[name]]
-    over.sort(key=lambda one: "/" not in one)
+    over = sorted((name for name in asked if asked[name] > most[name]), key=_last_if_plain)
     if not over:
-        every = ", ".join(shown(one, amount) for one, amount in sorted(asked.items()))
+        every = ", ".join(shown(name, asked[name]) for name in sorted(asked))
         words = f"no single node has all that the pod asks for: {every}"
-        return unplaced(words, _LESS, _BLOCKED)
+        return unplaced(words, less, _BLOCKED)
     name = over[0]
     # Documents: GKE, 'Troubleshoot GPUs': without its driver a node has no nvidia.com/gpu.
     promised = [labels(one.node)[_GPU] for one in matching if _GPU in labels(one.node)]
@@ -322,26 +291,22 @@ def _too_small(
             "wait some minutes while the driver is installed; if it stays, let the node pool "
             "install it (gpu-driver-version=default)",
         )
-    words = (
-        f"a pod asked for {' and '.join(shown(one, asked[one]) for one in over)}, the largest "
-        f"matching node has {' and '.join(_amount(one, most[one]) for one in over)}"
-    )
+    wants = " and ".join(shown(one, asked[one]) for one in over)
+    has = " and ".join(_amount(one, most[one]) for one in over)
+    words = f"a pod asked for {wants}, the largest matching node has {has}"
     beyond = max(one.has(name) for one in matching)
-    shut = [one for one in matching if not one.open and one.has(name) == beyond]
+    shut = [one for one in matching if one.closed and one.has(name) == beyond]
     if shut and (not able or beyond >= asked[name]):
         which = f"one with {_amount(name, beyond)}" if able else "besides, it"
-        words += f"; {which} is closed to the pod ({_why_closed(shut)})"
-    advice = _LESS
+        words += f"; {which} is closed to the pod ({_why(shut)})"
     if name == "google.com/tpu" and most[name]:
-        advice = f"ask for {most[name]:g} or use a multi-host slice"
-    return unplaced(f"{words}: it can never start on the nodes there are", advice, _BLOCKED)
+        less = f"ask for {most[name]:g} or use a multi-host slice"
+    return unplaced(f"{words}: it can never start on the nodes there are", less, _BLOCKED)
 
 
-def _why_closed(nodes: Sequence[Offer]) -> str:
-    kept = sorted({text for one in nodes for text in one.kept})
-    words = [f"taint {', '.join(kept)}"] if kept else []
-    words += ["cordoned"] * any(one.cordoned for one in nodes)
-    return ", ".join(words or sorted({key for one in nodes for key in one.taints}))
+def _last_if_plain(resource: str) -> bool:
+    """Accelerators and the like are told before CPUs and memory."""
+    return "/" not in resource
 
 
 def _amount(name: str, amount: float) -> str:
@@ -357,27 +322,21 @@ def _by_words(spec: Document, told: str) -> Diagnosis:
     said, _, victims = told.partition(" preemption: ")
     if said.startswith("no nodes available"):
         return _NO_NODE
-    words, asks, obstacle = cause(said), _asks(spec), first(_OBSTACLES, said)
-    lacking = "Insufficient" in said
-    waits = lacking or (obstacle is not None and obstacle.outlook is _OPEN)
-    if "No preemption victims" in victims or (waits and not victims):
+    obstacle, lacking = first(_OBSTACLES, said), "Insufficient" in said
+    passes = lacking or (obstacle is not None and obstacle.outlook is _OPEN)
+    if "No preemption victims" in victims or (passes and not victims):
         what = "what it asks for is in use" if lacking or obstacle is None else "no node has place"
-        return unplaced(
-            f"{what}{asks}: it starts when other work ends ({words})",
-            "wait, or see what else runs there",
-        )
-    return unplaced(
-        f"no node can take it{asks}: {words}",
-        "compare what it asks for with the cluster's node pools",
-        _BLOCKED,
-    )
+        words = f"{what}{_asks(spec)}: it starts when other work ends ({cause(said)})"
+        return unplaced(words, "wait, or see what else runs there")
+    words = f"no node can take it{_asks(spec)}: {cause(said)}"
+    return unplaced(words, "compare what it asks for with the cluster's node pools", _BLOCKED)
 
 
 def _asks(spec: Document) -> str:
     asked = requests(spec)
-    selector = map(_pair, part(spec, "nodeSelector").items())
-    wanted = ", ".join([*(shown(name, asked[name]) for name in sorted(asked)), *selector])
-    return f" (it asks for {wanted})" if wanted else ""
+    told = [shown(name, asked[name]) for name in sorted(asked)]
+    told += map(_pair, part(spec, "nodeSelector").items())
+    return f" (it asks for {', '.join(told)})" if told else ""
 
 
 _TEMPORARY = re.compile(
@@ -391,19 +350,24 @@ def _scaled(pod: Pod, found: Diagnosis) -> Diagnosis:
     if not events:
         return found
     last, said = str(events[-1].get("reason")), str(events[-1].get("message") or "")
-    failure = pod.last_said("FailedScaleUp")
-    if last == "FailedScaleUp" or (failure and "backoff" in said):
-        paused = "" if last == "FailedScaleUp" else "; the autoscaler pauses before it tries again"
-        zones = re.search(r"zones? ([\w, -]+?) associated", failure)
-        words = both_ends(failure.partition(": ")[2] or failure, 400)
-        where = f" in {zones[1]}" if zones else ""
-        tried = first(_NOT_ADDED, words, asks=_asks(pod.spec), where=where, words=words)
-        return replace(tried or found, message=f"{(tried or found).message}{paused}")
     if last == "TriggeredScaleUp":
         groups = re.findall(r"\{\S*?([\w.-]+ \d+->\d+)", said)
         which = f" ({', '.join(groups[:3])})" if groups else ""
         return unplaced(f"a node is being added for this pod: it takes some minutes{which}")
+    paused = ""
+    failure = pod.last_said("FailedScaleUp")
+    if last != "FailedScaleUp" and failure and "backoff" in said:
+        last, said, paused = (
+            "FailedScaleUp",
+            failure,
+            "; the autoscaler pauses before it tries again",
+        )
     words = both_ends(said.partition(": ")[2] or said, 400)
+    if last == "FailedScaleUp":
+        zones = re.search(r"zones? ([\w, -]+?) associated", said)
+        where = f" in {zones[1]}" if zones else ""
+        facts = {"asks": _asks(pod.spec), "where": where, "words": words, "paused": paused}
+        return first(_NOT_ADDED, words, **facts) or found
     temporary = _TEMPORARY.search(words)
     may_hold = any(not one.short and not one.kept for one in offers(pod.spec, pod.seen.nodes or ()))
     if found.outlook is _OPEN or temporary or may_hold:
@@ -426,21 +390,21 @@ _waits = partial(Rule, reason=Reason.UNSCHEDULABLE, outlook=_OPEN)
 _NOT_ADDED = (
     _waits(
         r"\bip.?space|ip.?addresses|\bsubnet",
-        f"{_FAILED}its network has no address left ({{words}})",
+        f"{_FAILED}its network has no address left ({{words}}){{paused}}",
         "have the cluster's administrator widen the subnet, or remove nodes",
     ),
     _waits(
         r"out.of.resources|stockout|pool.exhausted|resources? (\S+ )?exhausted"
         r"|does not have enough (resources|capacity)",
         "the cloud has none of this machine left{where} (out of resources), so no node can be "
-        "added{asks}",
+        "added{asks}{paused}",
         _ELSEWHERE,
     ),
     _waits(
         "quota",
-        f"{_FAILED}the project's quota is used up ({{words}})",
+        f"{_FAILED}the project's quota is used up ({{words}}){{paused}}",
         f"have the quota of the cloud project raised, {_ELSEWHERE}",
         reason=Reason.QUOTA,
     ),
-    _waits("", f"{_FAILED}{{words}}", f"see the quota of the project, {_ELSEWHERE}"),
+    _waits("", f"{_FAILED}{{words}}{{paused}}", f"see the quota of the project, {_ELSEWHERE}"),
 )

@@ -198,9 +198,10 @@ def _running(pod: Pod) -> Diagnosis:
         if end.get("exitCode"):
             words = f"container {one.name!r} {_ended(one, end)}: the pod will have failed"
             return running(f"{message}, but {words}", f"see the log of container {one.name!r}")
-    for probe, (words, step) in _PROBES.items():
+    for probe, then in _PROBES.items():
         if _failing(pod, left, probe):
-            return running(words, step)
+            words = f"running, but never Ready: its {probe} probe fails so far{then}"
+            return running(words, "see why the program does not answer the probe")
     if pod.taken_back:
         return running(
             "running, but the cloud takes its spot machine back within 30 s",
@@ -217,16 +218,7 @@ def _running(pod: Pod) -> Diagnosis:
 
 
 _REPLACED = "wait: Kubernetes replaces the pod when the node stays away"
-_PROBES = {
-    "readiness": (
-        "running, but never Ready: the readiness probe fails",
-        "see why the program does not answer the probe",
-    ),
-    "startup": (
-        "running, but its startup probe fails so far",
-        "the node stops it when that goes on: see why it does not answer the probe",
-    ),
-}
+_PROBES = {"readiness": "", "startup": ", and the node stops it when that goes on"}
 
 
 def _restarted(pod: Pod, left: Sequence[Container]) -> tuple[str, str]:
