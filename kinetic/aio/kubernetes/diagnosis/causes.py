@@ -33,9 +33,9 @@ _PASSED_ON = re.compile(
     r"^(?:.*(?:OCI runtime create failed|unable to start container process): "
     r"|rpc error: code = \w+ desc = |Err\w+: |Error creating: |Internal error occurred: "
     r'|Back-off pulling image "[^"]*": |pods? "[^"]*" (?:is|are) forbidden: '
-    r"|create Pod \S+ in StatefulSet \S+ failed error: "
-    r'|failed (?:to|calling) (?:[^:"]|"[^"]*")*: |(?:Get|Head|Post) "[^"]*": '
-    r"|\S+ nodes are available: )+"
+    r"|create Pod \S+ in StatefulSet \S+ failed error: |\S+ nodes are available: "
+    r"|failed (?:to (?:pull|resolve|do|copy|create|generate|start|call)|calling)"
+    r' (?:[^:"]|"[^"]*")*: |(?:Get|Head|Post) "[^"]*": )+'
     r"|(?:: unknown|\. no new claims.*)$",
     re.DOTALL | re.IGNORECASE,
 )

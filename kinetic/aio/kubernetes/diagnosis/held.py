@@ -41,7 +41,7 @@ def held_back(seen: Seen) -> Diagnosis:
     """Judge a Job that is not over and has no pod."""
     spec, status = seen.spec, seen.status
     if is_suspended(seen.any_job):
-        if seen.workload is not None or _QUEUE in part(part(seen.any_job, "metadata"), "labels"):
+        if seen.workload is not None or _QUEUE in _labels(seen):
             return queued(seen)
         return _waits(
             "the Job is suspended: its pods are made only after it is resumed",
@@ -62,6 +62,10 @@ def held_back(seen: Seen) -> Diagnosis:
         return pending("a pod failed and is gone; Kubernetes makes another one after a pause")
     unseen = "" if status else ": the Job controller has not looked at it yet"
     return pending(f"no pod has been made yet{unseen}")
+
+
+def _labels(seen: Seen) -> Document:
+    return part(part(seen.any_job, "metadata"), "labels")
 
 
 def refused_pods(seen: Seen) -> Diagnosis | None:
@@ -92,9 +96,7 @@ _LACK = re.compile(
 def queued(seen: Seen) -> Diagnosis:
     """Judge what Kueue holds, by its Workload: the Job itself says only "suspended"."""
     workload: Document = seen.workload or {}
-    named = part(workload, "spec").get("queueName") or part(
-        part(seen.any_job, "metadata"), "labels"
-    ).get(_QUEUE)
+    named = part(workload, "spec").get("queueName") or _labels(seen).get(_QUEUE)
     queue = f"queue {str(named or '?')!r}"
     evicted: Document = condition(workload, "Evicted") or {}
     if part(workload, "spec").get("active") is False:
@@ -122,12 +124,26 @@ def queued(seen: Seen) -> Diagnosis:
             f"{queue} cannot take it{_told(reserved)}",
             "correct the queue's name, or have an administrator mend the queue",
         )
-    needed = dict.fromkeys(
-        _lack(one) for one in [one for one in lacks if one["unused"] or one["more"]] or lacks[:1]
-    )
-    because = f": {'; '.join([*needed][:3])}" if needed else _told(reserved)
-    words = f"{_taken_back(evicted)}waiting in {queue}{because or ': others are before it'}"
+    needed = [
+        f"{one['more']} more {_name(one['what'])} of quota needed (flavor {one['flavor']})"
+        for one in lacks
+        if one["more"]
+    ]
+    because = f": {'; '.join(dict.fromkeys(needed))}" if needed else _told(reserved)
+    taken = _EVICTED.get(str(evicted.get("reason")), _told(evicted))
+    again = f"it was taken back by the queue ({evicted.get('reason')}{taken}) and is "
+    words = f"{again if evicted else ''}waiting in {queue}{because or ': others are before it'}"
     return _waits(words, _NO_ERROR, Outlook.OPEN)
+
+
+_EVICTED = {
+    "Preempted": ": it was preempted by work of higher priority",
+    "PodsReadyTimeout": ": its pods were not ready in time",
+}
+
+
+def _name(resource: str) -> str:
+    return NAMES.get(resource, resource).removeprefix("of ")
 
 
 def _told(by: Document, shape: str = ": {}") -> str:
@@ -141,22 +157,6 @@ def _never_fits(lacks: Sequence[re.Match[str]]) -> bool:
     """Whether some resource is beyond every flavor that was tried, and not only in use there."""
     unused = {one["what"] for one in lacks if one["unused"]}
     return not lacks or any(one["what"] not in unused for one in lacks)
-
-
-def _taken_back(evicted: Document) -> str:
-    reason = str(evicted.get("reason"))
-    words = {
-        "Preempted": ": it was preempted by work of higher priority",
-        "PodsReadyTimeout": ": its pods were not ready in time",
-    }.get(reason, _told(evicted))
-    return f"it was taken back by the queue ({reason}{words}) and is " if evicted else ""
-
-
-def _lack(found: re.Match[str]) -> str:
-    what = NAMES.get(found["what"], found["what"]).removeprefix("of ")
-    if not found["more"]:
-        return f"its quota of {what} (flavor {found['flavor']}) is in use"
-    return f"{found['more']} more {what} of quota needed (flavor {found['flavor']})"
 
 
 def _checks(queue: str, checks: Sequence[Document]) -> Diagnosis:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Sequence
 from dataclasses import replace
@@ -158,14 +159,8 @@ _SURROUNDINGS = (
 )
 
 _VOLUME = re.compile(r'failed for volume "(?P<name>[^"]+)" ?: (?P<why>.*)', re.DOTALL)
-_SOURCES = {
-    "secret": "secretName",
-    "configMap": "name",
-    "persistentVolumeClaim": "claimName",
-    "hostPath": "path",
-    "nfs": "server",
-    "csi": "driver",
-}
+_NAMED_BY = ("secretName", "claimName", "server", "path", "driver", "name")
+"""Fields that name what a volume is made from, whatever its kind."""
 
 
 def _volumes(told: Sequence[str], spec: Document) -> Diagnosis:
@@ -195,8 +190,9 @@ def _volumes(told: Sequence[str], spec: Document) -> Diagnosis:
 def _source(spec: Document, volume: str) -> str:
     """What a volume of the pod is made from, by its own words."""
     named = [one for one in parts(spec, "volumes") if one.get("name") == volume]
-    for kind, field in _SOURCES.items():
-        if named and (name := part(named[0], kind).get(field)):
+    kinds = [kind for one in named for kind in one if kind != "name"]
+    for kind, field in itertools.product(kinds, _NAMED_BY):
+        if name := part(named[0], kind).get(field):
             return f"{kind[0].upper()}{kind[1:]} {str(name)!r}"
     return ""
 

@@ -141,7 +141,7 @@ _TIME_DOES_NOT = {
 }
 _OBSTACLES = [
     Rule(
-        rf"(node\(s\) )?[^,.:\d]*({words})[^,.]*",
+        rf"(?<=\d )[^,.:\d]*({words})[^,.]*",
         "a node is large enough, but {all}",
         advice,
         Reason.UNSCHEDULABLE,
@@ -173,9 +173,7 @@ def _compared(
     able = [one for one in free if all(one.has(name) for name in extended)]
     if large and not (able and all(one.kept for one in large)):
         return _closed(large)
-    found = _too_small(asked, matching, able)
-    never = growing is False and found.outlook is _BLOCKED
-    return replace(found, outlook=Outlook.FINAL) if never else found
+    return _too_small(asked, matching, able, Outlook.FINAL if growing is False else _BLOCKED)
 
 
 _OF_ACCELERATOR = re.compile(rf"{_GKE}gke-(accelerator|tpu|spot)|kubernetes.io/arch")
@@ -272,16 +270,17 @@ def _why(nodes: Sequence[Offer]) -> str:
 
 
 def _too_small(
-    asked: Mapping[str, float], matching: Sequence[Offer], able: Sequence[Offer]
+    asked: Mapping[str, float], matching: Sequence[Offer], able: Sequence[Offer], never: Outlook
 ) -> Diagnosis:
     """More of some resource is asked for than any node open to the pod has."""
     less = "ask for less, or add a larger machine type"
     most = {name: max(one.has(name) for one in able or matching) for name in asked}
-    over = sorted((name for name in asked if asked[name] > most[name]), key=_last_if_plain)
+    over = [name for name in asked if asked[name] > most[name]]
+    over.sort(key=lambda one: "/" not in one)  # accelerators come first
     if not over:
         every = ", ".join(shown(name, asked[name]) for name in sorted(asked))
         words = f"no single node has all that the pod asks for: {every}"
-        return unplaced(words, less, _BLOCKED)
+        return unplaced(words, less, never)
     name = over[0]
     # Documents: GKE, 'Troubleshoot GPUs': without its driver a node has no nvidia.com/gpu.
     promised = [labels(one.node)[_GPU] for one in matching if _GPU in labels(one.node)]
@@ -301,12 +300,7 @@ def _too_small(
         words += f"; {which} is closed to the pod ({_why(shut)})"
     if name == "google.com/tpu" and most[name]:
         less = f"ask for {most[name]:g} or use a multi-host slice"
-    return unplaced(f"{words}: it can never start on the nodes there are", less, _BLOCKED)
-
-
-def _last_if_plain(resource: str) -> bool:
-    """Accelerators and the like are told before CPUs and memory."""
-    return "/" not in resource
+    return unplaced(f"{words}: it can never start on the nodes there are", less, never)
 
 
 def _amount(name: str, amount: float) -> str:

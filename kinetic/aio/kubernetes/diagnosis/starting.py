@@ -174,7 +174,7 @@ def _image(pod: Pod, one: Container, reason: str, said: str) -> Diagnosis:
     image = str(one.spec.get("image") or one.status.get("image") or "")
     if not said or (said.startswith("Back-off") and ": " not in said):
         earlier = [str(event.get("message") or "") for event in pod.events("Failed")]
-        said = next((text for text in reversed(earlier) if image in text), said)
+        said = next((text for text in reversed(earlier) if image in text), said or reason)
     names = re.search(r"\(([^)]*)\)", pod.last_said("FailedToRetrieveImagePullSecret"))
     chosen, given = part(pod.spec, "nodeSelector"), part(part(pod.node, "metadata"), "labels")
     arch = str({**given, **chosen}.get("kubernetes.io/arch") or "amd64")
@@ -285,16 +285,13 @@ def _pulling(pod: Pod) -> Diagnosis | None:
         for event in pod.events("Pulling", "Pulled", "Failed")
         if "pull" in (said := str(event.get("message") or "")).lower()
     ]
-    reason, said = told[-1] if told else ("Pulled", "")
-    if reason == "Pulled":
+    if not told or told[-1][0] == "Pulled":
         return None
-    if reason == "Failed":  # what says why comes before what says only that it goes on
-        said = next((one for _, one in reversed(told) if "Failed to pull" in one), said)
-    quoted = re.search(r'"([^"]+)"', said)
-    image = quoted[1] if quoted else ""
-    if reason == "Pulling":
+    images = [found[1] for _, said in told if (found := re.search(r'ull\w* image "([^"]+)"', said))]
+    image = images[-1] if images else ""
+    if told[-1][0] == "Pulling":
         return pending(f"pulling the image {image}".rstrip())
     # Of a pod that nobody saw, events alone tell.
     known = pod.containers or [Container(name="", spec={"image": image}, status={})]
     failing = next((one for one in known if one.spec.get("image") == image), None)
-    return None if failing is None else _image(pod, failing, "ErrImagePull", said)
+    return None if failing is None else _image(pod, failing, "ErrImagePull", "")
