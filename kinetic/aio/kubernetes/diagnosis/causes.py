@@ -32,7 +32,7 @@ ABSENT = (
 _PASSED_ON = re.compile(
     r"^(?:.*(?:OCI runtime create failed|unable to start container process): "
     r"|rpc error: code = \w+ desc = |Err\w+: |Error creating: |Internal error occurred: "
-    r'|Back-off pulling image "[^"]*": |pods? "[^"]*" (?:is|are) forbidden: '
+    r'|Back-off pulling image "[^"]*": |\S+(?: "[^"]*")? (?:is|are) forbidden: '
     r"|create Pod \S+ in StatefulSet \S+ failed error: |\S+ nodes are available: "
     r"|failed (?:to (?:pull|resolve|do|copy|create|generate|start|call)|calling)"
     r' (?:[^:"]|"[^"]*")*: |(?:Get|Head|Post) "[^"]*": )+'
@@ -52,7 +52,6 @@ def explained(
     what: str,
     otherwise: str,
     reason: Reason = Reason.SETUP,
-    outlook: Outlook = Outlook.BLOCKED,
     **facts: str,
 ) -> Diagnosis:
     """Why *what* is so, by the first of *rules* that knows the words *said*.
@@ -62,4 +61,5 @@ def explained(
     """
     end = cause(said)
     found = first(rules, said, end=end, **facts)
-    return found or pending(f"{what}: {end}", next_step(said, otherwise), reason, outlook)
+    words = f"{what}: {end}" if end else what
+    return found or pending(words, next_step(end, otherwise), reason, Outlook.BLOCKED)

@@ -140,20 +140,14 @@ def wanted(spec: Document) -> list[str]:
 
 
 def _holds(expression: Mapping[str, Any], given: Mapping[str, Any]) -> bool:
-    value = given.get(str(expression.get("key")))
-    values: Sequence[str] = parts(expression, "values")
-    match expression.get("operator"):
-        case "In":
-            return value in values
-        case "NotIn":
-            return value not in values
-        case "Exists":
-            return value is not None
-        case "DoesNotExist":
-            return value is None
-        case "Gt":
-            return value is not None and number(value) > number(next(iter(values), 0))
-        case "Lt":
-            return value is not None and number(value) < number(next(iter(values), 0))
-        case _:
-            return True
+    value, values = given.get(str(expression.get("key"))), parts(expression, "values")
+    bound = number(next(iter(values), 0))
+    checks = {
+        "In": value in values,
+        "NotIn": value not in values,
+        "Exists": value is not None,
+        "DoesNotExist": value is None,
+        "Gt": value is not None and number(value) > bound,
+        "Lt": value is not None and number(value) < bound,
+    }
+    return checks.get(str(expression.get("operator")), True)
