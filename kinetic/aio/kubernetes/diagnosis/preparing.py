@@ -6,6 +6,7 @@ import itertools
 import re
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 from kinetic._messages import one_line
 from kinetic.aio.kubernetes.diagnosis.causes import ABSENT, cause, explained
@@ -17,7 +18,8 @@ from kinetic.job_status import Reason
 
 __all__ = ["FORMAT", "configuration", "misconfigured", "preparing", "start_failure"]
 
-_OPEN, _FINAL = Outlook.OPEN, Outlook.FINAL
+_passing = partial(Rule, outlook=Outlook.OPEN)
+_final = partial(Rule, outlook=Outlook.FINAL)
 _STAYS = "it is tried again; tell the cluster's administrator if it stays"
 _ADD = "add it or correct the name; the pod starts by itself then"
 
@@ -28,17 +30,15 @@ _CONFIGURATION = (
         "{kind} {name!r} has no key {key!r}",
         _ADD,
     ),
-    Rule(
+    _final(
         "breaks non-root policy",
         "the pod must not run as root, and its runAsUser is root",
         "set another runAsUser",
-        outlook=_FINAL,
     ),
-    Rule(
+    _final(
         "runAsNonRoot",
         "the pod must not run as root, and the image's user is root or cannot be verified",
         "set runAsUser, or a numeric USER in the image",
-        outlook=_FINAL,
     ),
 )
 
@@ -92,24 +92,21 @@ _SURROUNDINGS = (
         "the node cannot make the pod's sandbox: runtime {name!r} is not configured on it",
         "use a node pool that has it, or no RuntimeClass",
     ),
-    Rule(
+    _passing(
         r'Multi-Attach error for volume "(?P<name>[^"]+)".*?used by pod\(s\) '
         r"(?P<pods>[^,]+(?:, [^,]+)*)",
         f"volume {{name!r}} is in use by pod {{pods}} on another node, and {_ONE_NODE}",
         _WAIT,
-        outlook=_OPEN,
     ),
-    Rule(
+    _passing(
         r'Multi-Attach error for volume "(?P<name>[^"]+)"',
         f"volume {{name!r}} is in use on another node, and {_ONE_NODE}",
         _WAIT,
-        outlook=_OPEN,
     ),
-    Rule(
+    _passing(
         r"(being used by|resourceInUseBy)\W*(?P<what>(instance )?[\w/.-]+)",
         f"a disk is in use by {{what}}, and {_ONE_NODE}",
         _WAIT,
-        outlook=_OPEN,
     ),
     Rule(
         r"driver name (?P<name>\S+) not found",
@@ -149,7 +146,7 @@ _SURROUNDINGS = (
         "the node has not read the ConfigMaps and Secrets of the pod's volumes yet ({all})",
         "it is tried again; this is not an error",
         None,
-        _OPEN,
+        Outlook.OPEN,
     ),
     Rule(
         r"unmounted volumes=\[(?P<names>[^\]]*)\]",

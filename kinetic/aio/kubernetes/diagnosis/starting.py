@@ -287,7 +287,8 @@ def _pulling(pod: Pod) -> Diagnosis | None:
     ]
     if not told or told[-1][0] == "Pulled":
         return None
-    images = [found[1] for _, said in told if (found := re.search(r'ull\w* image "([^"]+)"', said))]
+    quoted = re.compile(r'pull(?:ing)? image "([^"]+)"', re.IGNORECASE)
+    images = [found[1] for _, said in told if (found := quoted.search(said))]
     image = images[-1] if images else ""
     if told[-1][0] == "Pulling":
         return pending(f"pulling the image {image}".rstrip())
