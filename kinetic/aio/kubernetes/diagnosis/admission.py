@@ -19,8 +19,9 @@ _never = partial(Rule, reason=Reason.REFUSED, outlook=_FINAL)
 
 def refusal(text: str) -> Diagnosis:
     """Judge the API server's own words, such as the message of a FailedCreate event."""
+    said = re.sub(r'(pods?|jobs?\.batch)( "[^"]*")? (is|are) forbidden: ', "", text)
     otherwise = "change what it names, or ask the cluster's administrator"
-    return explained(_RULES, text, "Kubernetes does not create it", otherwise, Reason.REFUSED)
+    return explained(_RULES, said, "Kubernetes does not create it", otherwise, Reason.REFUSED)
 
 
 def _exceeded(found: re.Match[str]) -> Diagnosis:

@@ -32,7 +32,7 @@ ABSENT = (
 _PASSED_ON = re.compile(
     r"^(?:.*(?:OCI runtime create failed|unable to start container process): "
     r"|rpc error: code = \w+ desc = |Err\w+: |Error creating: |Internal error occurred: "
-    r'|Back-off pulling image "[^"]*": |\S+(?: "[^"]*")? (?:is|are) forbidden: '
+    r'|Back-off pulling image "[^"]*": '
     r"|create Pod \S+ in StatefulSet \S+ failed error: |\S+ nodes are available: "
     r"|failed (?:to (?:pull|resolve|do|copy|create|generate|start|call)|calling)"
     r' (?:[^:"]|"[^"]*")*: |(?:Get|Head|Post) "[^"]*": )+'
@@ -43,7 +43,7 @@ _PASSED_ON = re.compile(
 
 def cause(said: str) -> str:
     """The informative end of an error, without the words of those who only passed it on."""
-    return both_ends(_PASSED_ON.sub("", said), 400)
+    return both_ends(_PASSED_ON.sub("", said), 400).rstrip(".")
 
 
 def explained(
@@ -62,4 +62,5 @@ def explained(
     end = cause(said)
     found = first(rules, said, end=end, **facts)
     words = f"{what}: {end}" if end else what
-    return found or pending(words, next_step(end, otherwise), reason, Outlook.BLOCKED)
+    advice = next_step(said.removesuffix(": unknown"), otherwise)
+    return found or pending(words, advice, reason, Outlook.BLOCKED)

@@ -73,12 +73,14 @@ def preparing(pod: Pod) -> Diagnosis | None:
     volumes = [said for reason, said in left if reason in _OF_VOLUMES]
     if volumes:
         return _volumes(volumes, pod.spec)
-    last = dict(left)
-    if (said := last.get("FailedCreatePodSandBox")) is not None:
-        words = f"the node cannot make the pod's sandbox: {cause(said)}"
-        return first(_SURROUNDINGS, said) or pending(words, _STAYS, Reason.SETUP)
-    if (said := last.get("NetworkNotReady")) is not None:
-        return pending(f"the node's network is not ready yet: {one_line(said)}", _STAYS)
+    for reason, said in reversed(left):
+        if reason.startswith(("FailedCreatePod", "FailedPrepare", "FailedSync")):
+            what = "make the pod's sandbox" if reason.endswith("SandBox") else "prepare the pod"
+            words = f"the node cannot {what}: {cause(said)}"
+            return first(_SURROUNDINGS, said) or pending(words, _STAYS, Reason.SETUP)
+    if "NetworkNotReady" in dict(left):
+        words = f"the node's network is not ready yet: {one_line(dict(left)['NetworkNotReady'])}"
+        return pending(words, _STAYS)
     return None
 
 
@@ -202,7 +204,7 @@ _CWD = r'chdir to cwd \("(?P<folder>[^"]+)"\)'
 _STARTS = (
     Rule(
         "OOM-killed|/memory.max",  # which the runtime could not set so low
-        "out of memory before the program began: its memory limit of {limit} is too low",
+        "out of memory before the program began: its memory limit{limit} is too low",
         "ask for more memory (memory=)",
         Reason.OUT_OF_MEMORY,
     ),
@@ -251,6 +253,7 @@ def start_failure(container: Container, text: str) -> Diagnosis:
     if place and f"mkdir {place}" in text:
         words = f"the working directory {place!r} cannot be made: {cause(text)}"
         return pending(words, _PLACE, Reason.SETUP, Outlook.BLOCKED)
+    limit = container.limit("memory") or container.pod_limit("memory")
     called = _EXEC.search(text) or FORMAT.search(text)
     return explained(
         _STARTS,
@@ -258,5 +261,5 @@ def start_failure(container: Container, text: str) -> Diagnosis:
         f"container {container.name!r} could not be started",
         "see the message of the container runtime",
         file=called["file"] if called else str(next(iter(parts(container.spec, "command")), "")),
-        limit=container.limit("memory") or container.pod_limit("memory"),
+        limit=f" of {limit}" if limit else "",
     )

@@ -141,7 +141,7 @@ _TIME_DOES_NOT = {
 }
 _OBSTACLES = [
     Rule(
-        rf"(?<=\d )[^,.:\d]*({words})[^,.]*",
+        rf"(?<=\d |: )[^,.:\d]*({words})[^,.]*",
         "a node is large enough, but {all}",
         advice,
         Reason.UNSCHEDULABLE,
@@ -322,8 +322,10 @@ def _by_words(spec: Document, told: str) -> Diagnosis:
         what = "what it asks for is in use" if lacking or obstacle is None else "no node has place"
         words = f"{what}{_asks(spec)}: it starts when other work ends ({cause(said)})"
         return unplaced(words, "wait, or see what else runs there")
-    words = f"no node can take it{_asks(spec)}: {cause(said)}"
-    return unplaced(words, "compare what it asks for with the cluster's node pools", _BLOCKED)
+    advice = "compare what it asks for and tolerates with the cluster's node pools"
+    if obstacle is not None and not passes:
+        advice = obstacle.advice
+    return unplaced(f"no node can take it{_asks(spec)}: {cause(said)}", advice, _BLOCKED)
 
 
 def _asks(spec: Document) -> str:
