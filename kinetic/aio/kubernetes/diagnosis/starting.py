@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from kinetic._messages import one_line
@@ -193,18 +193,37 @@ def _running(pod: Pod) -> Diagnosis:
     if _silent(pod):
         words = "its node does not answer; whether the program still runs is unknown"
         return running(words, _REPLACED, Reason.NODE_LOST)
-    message, advice = _restarted(pod, left)
+    again, advice = max(left, key=lambda one: one.restarts, default=None), ""
+    words = "running"
+    if again is not None and again.restarts:
+        words += f", after {again.restarts} failed start{'s' if again.restarts > 1 else ''}"
+        if again.last and again.last.get("exitCode"):
+            told = tell_end(pod, again, again.last)
+            words, advice = f"{words} (the last: {told.message})", told.advice
+    worries = [*_worries(pod, done, left)]
+    if not worries:
+        return running(words, advice)
+    told_all = "; ".join(one.message for one in worries)
+    return replace(worries[0], message=f"{words}, but {told_all}")
+
+
+def _worries(
+    pod: Pod, done: Sequence[tuple[Container, Document]], left: Sequence[Container]
+) -> Iterator[Diagnosis]:
+    """What may yet end or delay a program that runs, the worst first."""
     for one, end in done:
         if end.get("exitCode"):
             words = f"container {one.name!r} {_ended(one, end)}: the pod will have failed"
-            return running(f"{message}, but {words}", f"see the log of container {one.name!r}")
+            yield running(words, f"see the log of container {one.name!r}")
+    said = [str(event.get("message") or "").lower() for event in pod.events("Unhealthy")]
     for probe, then in _PROBES.items():
-        if _failing(pod, left, probe):
-            words = f"running, but never Ready: its {probe} probe fails so far{then}"
-            return running(words, "see why the program does not answer the probe")
+        unready = not all(one.status.get("ready", True) for one in left)
+        if unready and any(one.startswith(probe) for one in said):
+            words = f"never Ready: its {probe} probe fails so far{then}"
+            yield running(words, "see why the program does not answer the probe")
     if pod.taken_back:
-        return running(
-            "running, but the cloud takes its spot machine back within 30 s",
+        yield running(
+            "the cloud takes its spot machine back within 30 s",
             "it is not the program's fault: let it save what it has; it counts on its own budget",
             Reason.PREEMPTED,
         )
@@ -212,33 +231,11 @@ def _running(pod: Pod) -> Diagnosis:
         last = (one.ended or one.last or {}) if one.sidecar else {}
         if last.get("exitCode"):
             told = tell_exit(one, last)
-            words = f"{message}, but sidecar {one.name!r} beside it fails: {told.message}"
-            return running(words, told.advice)
-    return running(message, advice)
+            yield running(f"sidecar {one.name!r} beside it fails: {told.message}", told.advice)
 
 
 _REPLACED = "wait: Kubernetes replaces the pod when the node stays away"
 _PROBES = {"readiness": "", "startup": ", and the node stops it when that goes on"}
-
-
-def _restarted(pod: Pod, left: Sequence[Container]) -> tuple[str, str]:
-    """``running``; after how many starts and why, and what to do about that."""
-    again = max(left, key=lambda one: one.restarts, default=None)
-    if again is None or not again.restarts:
-        return "running", ""
-    starts = "1 failed start" if again.restarts == 1 else f"{again.restarts} failed starts"
-    last = again.last or {}
-    if not last.get("exitCode"):
-        return f"running, after {starts}", ""
-    told = tell_end(pod, again, last)
-    return f"running, after {starts} (the last: {told.message})", told.advice
-
-
-def _failing(pod: Pod, programs: Sequence[Container], kind: str) -> bool:
-    """A probe of this kind has failed, and the program is not ready now."""
-    said = [str(event.get("message") or "").lower() for event in pod.events("Unhealthy")]
-    ready = all(one.status.get("ready", True) for one in programs)
-    return not ready and any(one.startswith(kind) for one in said)
 
 
 def _silent(pod: Pod) -> bool:
