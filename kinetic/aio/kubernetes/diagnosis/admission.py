@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Mapping
 from functools import partial
 
 from kinetic.aio.kubernetes.diagnosis.causes import ABSENT, explained
@@ -32,29 +33,26 @@ def _exceeded(found: re.Match[str]) -> Diagnosis:
     )
     quota = f"quota {found['name']!r}"
     never = [name for name in asked if name in limit and number(asked[name]) > number(limit[name])]
-    wanted = _amounts({name: asked[name] for name in never or asked})
-    things = [name.removeprefix("count/") for name in asked if name.startswith("count/")]
+    wanted = _amounts(asked, never or asked)
     if never:
-        words = f"{quota} allows {_amounts({name: limit[name] for name in never})}, the pod asks "
-        words += f"for {wanted}: it can never fit"
-        if all(number(limit[name]) == 0 for name in never):
-            words = f"{quota} allows no further {', '.join(never)} in the namespace"
+        words = f"allows {_amounts(limit, never)}, the pod asks for {wanted}: it can never fit"
+        if not any(number(limit[name]) for name in never):
+            words = f"allows no further {', '.join(never)} in the namespace"
         advice = "ask for less, have the quota raised, or use another namespace"
-        return pending(words, advice, Reason.QUOTA, _FINAL)
-    advice = "wait for other work to end, or have the quota raised"
-    if things:
-        kind = things[0].partition(".")[0]
-        advice = f"delete finished {kind} (kubectl delete {kind} NAME), or have the quota raised"
+        return pending(f"{quota} {words}", advice, Reason.QUOTA, _FINAL)
     taken = ", ".join(
-        f"{name} {amount(name, used.get(name, '?'))} of {amount(name, limit.get(name, '?'))}"
-        for name in asked
+        f"{_amounts(used, [name])} of {amount(name, limit.get(name, '?'))}" for name in asked
     )
     words = f"{quota} is used up ({taken}), {wanted} more is needed: it is tried again"
+    advice = "wait for other work to end, or have the quota raised"
+    if things := re.search(r"count/([^.=]+)", found["asked"]):
+        kind = things[1]
+        advice = f"delete finished {kind} (kubectl delete {kind} NAME), or have the quota raised"
     return pending(words, advice, Reason.QUOTA)
 
 
-def _amounts(quantities: dict[str, str]) -> str:
-    return ", ".join(f"{name} {amount(name, one)}" for name, one in quantities.items())
+def _amounts(quantities: Mapping[str, str], names: Iterable[str]) -> str:
+    return ", ".join(f"{name} {amount(name, quantities.get(name, '?'))}" for name in names)
 
 
 def _unset(found: re.Match[str]) -> Diagnosis:

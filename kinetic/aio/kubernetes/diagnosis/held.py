@@ -161,15 +161,11 @@ def _never_fits(lacks: Sequence[re.Match[str]]) -> bool:
 
 def _checks(queue: str, checks: Sequence[Document]) -> Diagnosis:
     """Its quota is there; what else must agree?"""
-    for one in checks:
-        if one.get("state") == "Rejected":
-            return _waits(
-                f"admission check {one.get('name')!r} of {queue} has refused it{_told(one)}",
-                "see the check's own message, or ask the queue's administrator",
-            )
-    awaited = [
-        f"{one.get('name')}{_told(one, ' ({})')}" for one in checks if one.get("state") != "Ready"
-    ]
-    words = f"has reserved its quota and waits for {', '.join(awaited)}"
-    words = words if awaited else "has admitted it; it is about to be resumed"
+    left = [one for one in checks if one.get("state") != "Ready"]
+    if refused := next((one for one in left if one.get("state") == "Rejected"), None):
+        words = f"admission check {refused.get('name')!r} of {queue} has refused it{_told(refused)}"
+        return _waits(words, "see the check's own message, or ask the queue's administrator")
+    awaited = ", ".join(f"{one.get('name')}{_told(one, ' ({})')}" for one in left)
+    words = "has admitted it; it is about to be resumed"
+    words = f"has reserved its quota and waits for {awaited}" if left else words
     return _waits(f"{queue} {words}", _NO_ERROR, Outlook.OPEN)

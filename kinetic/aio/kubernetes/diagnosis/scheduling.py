@@ -224,8 +224,8 @@ def _fitting(
 
     *tight* other nodes have too little in any case, and are counted as such.
     """
-    told = re.findall(r"(\d+) Insufficient ([^\s,]+)", said)
-    lacking = {name.rstrip("."): int(count) for count, name in told}
+    told = re.findall(r"(\d+) Insufficient ([^\s,]+[^\s,.])", said)
+    lacking = {name: int(count) for count, name in told}
     obstacle = first(_OBSTACLES, said)
     if lacking and (obstacle is None or max(lacking.values()) > tight):
         names = [name for name in asked if name in lacking]
