@@ -12,7 +12,6 @@ from kinetic.job_status import Reason
 
 __all__ = ["pull_failure"]
 
-
 _READER = "give the nodes' service account the reader role there (roles/artifactregistry.reader)"
 _UNREAD = (f"{_READER}; the image itself may exist", f"correct the name, or {_READER}")
 _blocked = partial(Rule, reason=Reason.IMAGE_PULL)
@@ -100,14 +99,9 @@ _CAUSES = (
 def pull_failure(
     reason: str, text: str, image: str, *, secret: str = "", arch: str = "amd64"
 ) -> Diagnosis:
-    """Judge the failed pull of *image*.
+    """Judge the failed pull of *image*, by its container's *reason* and the runtime's words.
 
-    Args:
-        reason: The waiting container's reason, such as ``ImagePullBackOff``.
-        text: What the runtime says.
-        image: The image's name as it was asked for.
-        secret: Pull Secrets that could not be read, if any.
-        arch: The architecture of the node.
+    *secret* are pull Secrets that could not be read, *arch* is that of the node.
     """
     host, slash, _ = image.partition("/")  # a name without a host is of Docker Hub
     registry = host if slash and (set(host) & set(".:") or host == "localhost") else "docker.io"

@@ -30,12 +30,12 @@ _NAMED = 5
 """Of many nodes, or of many values of a label, so many are named."""
 
 
-def unplaced(message: str, advice: str = "", outlook: Outlook = _OPEN) -> Diagnosis:
+def _unplaced(message: str, advice: str = "", outlook: Outlook = _OPEN) -> Diagnosis:
     """The verdict on a pod that has no node."""
     return pending(message, advice, Reason.UNSCHEDULABLE, outlook)
 
 
-_NO_NODE = unplaced(
+_NO_NODE = _unplaced(
     "the cluster has no node at all: nothing can start until a node pool has nodes",
     "add a node pool, or let one grow from zero",
     _BLOCKED,
@@ -198,7 +198,7 @@ def _no_label(spec: Document, nodes: Sequence[Document]) -> Diagnosis:
             "ask for an accelerator= that a node pool has (this label stands for the one that is "
             "asked for), or make such a pool"
         )
-    return unplaced(f"no node has {words}", advice, _BLOCKED)
+    return _unplaced(f"no node has {words}", advice, _BLOCKED)
 
 
 def _pair(label: tuple[str, str]) -> str:
@@ -233,10 +233,10 @@ def _fitting(
         what = ", ".join(shown(name, asked[name]) for name in names) or "room"
         have = "a node has" if len(fitting) == 1 else f"{len(fitting)} nodes have"
         words = f"{have} {what}, but it is in use: it starts when other work ends"
-        return unplaced(words, "wait; this is not an error")
+        return _unplaced(words, "wait; this is not an error")
     words = f"a node that fits ({fitting[0].name}) is there now: it is placed when that is seen"
     there = f" (the scheduler said of those before: {cause(said)})" if said else ""
-    return obstacle or unplaced(f"{words}{there}")
+    return obstacle or _unplaced(f"{words}{there}")
 
 
 def _closed(large: Sequence[Offer]) -> Diagnosis:
@@ -245,10 +245,10 @@ def _closed(large: Sequence[Offer]) -> Diagnosis:
     cordoned = [one for one in large if one.cordoned and not one.kept]
     if waiting := [one for one in large if not one.cordoned and not one.kept]:
         words = f"{_only(waiting)} closed for now ({_why(waiting)})"
-        return unplaced(words, "it starts when a node is well again")
+        return _unplaced(words, "it starts when a node is well again")
     if not kept:
         words = f"{_only(cordoned)} cordoned: an operator has closed it"
-        return unplaced(words, "uncordon it, or wait", _BLOCKED)
+        return _unplaced(words, "uncordon it, or wait", _BLOCKED)
     taints = sorted({text for one in kept for text in one.kept})
     words = f"{_only(kept)} kept for others by taint {', '.join(taints)}, which the pod does not "
     other = f"; {_listed(one.name for one in cordoned)} would fit, but is cordoned"
@@ -257,7 +257,7 @@ def _closed(large: Sequence[Offer]) -> Diagnosis:
         advice = "add the toleration (GKE adds it by itself when the accelerator is in the limits)"
     elif all(one.startswith("node-role.kubernetes.io/") for one in taints):
         advice = "add a node pool for work: these are the control plane's own"
-    return unplaced(f"{words}tolerate{other if cordoned else ''}", advice, _BLOCKED)
+    return _unplaced(f"{words}tolerate{other if cordoned else ''}", advice, _BLOCKED)
 
 
 def _only(nodes: Sequence[Offer]) -> str:
@@ -280,12 +280,12 @@ def _too_small(
     if not over:
         every = ", ".join(shown(name, asked[name]) for name in sorted(asked))
         words = f"no single node has all that the pod asks for: {every}"
-        return unplaced(words, less, never)
+        return _unplaced(words, less, never)
     name = over[0]
     # Documents: GKE, 'Troubleshoot GPUs': without its driver a node has no nvidia.com/gpu.
     promised = [labels(one.node)[_GPU] for one in matching if _GPU in labels(one.node)]
     if name == "nvidia.com/gpu" and not most[name] and promised:
-        return unplaced(
+        return _unplaced(
             f"the nodes with {promised[0]} have no usable GPU yet: its driver is not ready",
             "wait some minutes while the driver is installed; if it stays, let the node pool "
             "install it (gpu-driver-version=default)",
@@ -300,7 +300,7 @@ def _too_small(
         words += f"; {which} is closed to the pod ({_why(shut)})"
     if name == "google.com/tpu" and most[name]:
         less = f"ask for {most[name]:g} or use a multi-host slice"
-    return unplaced(f"{words}: it can never start on the nodes there are", less, never)
+    return _unplaced(f"{words}: it can never start on the nodes there are", less, never)
 
 
 def _amount(name: str, amount: float) -> str:
@@ -321,11 +321,11 @@ def _by_words(spec: Document, told: str) -> Diagnosis:
     if "No preemption victims" in victims or (passes and not victims):
         what = "what it asks for is in use" if lacking or obstacle is None else "no node has place"
         words = f"{what}{_asks(spec)}: it starts when other work ends ({cause(said)})"
-        return unplaced(words, "wait, or see what else runs there")
+        return _unplaced(words, "wait, or see what else runs there")
     advice = "compare what it asks for and tolerates with the cluster's node pools"
     if obstacle is not None and not passes:
         advice = obstacle.advice
-    return unplaced(f"no node can take it{_asks(spec)}: {cause(said)}", advice, _BLOCKED)
+    return _unplaced(f"no node can take it{_asks(spec)}: {cause(said)}", advice, _BLOCKED)
 
 
 def _asks(spec: Document) -> str:
@@ -349,7 +349,7 @@ def _scaled(pod: Pod, found: Diagnosis) -> Diagnosis:
     if last == "TriggeredScaleUp":
         groups = re.findall(r"\{\S*?([\w.-]+ \d+->\d+)", said)
         which = f" ({', '.join(groups[:3])})" if groups else ""
-        return unplaced(f"a node is being added for this pod: it takes some minutes{which}")
+        return _unplaced(f"a node is being added for this pod: it takes some minutes{which}")
     paused = ""
     failure = pod.last_said("FailedScaleUp")
     if last != "FailedScaleUp" and failure and "backoff" in said:
