@@ -109,7 +109,6 @@ _RULES = (
         "tell the cluster's administrator; it is tried again by itself",
         Reason.REFUSED,
     ),
-    *ABSENT,
     _never(
         r'violates PodSecurity "(?P<level>[^":]+)[^"]*": (?P<what>.*)',
         "the namespace enforces Pod Security {level!r}, which refuses the pod: {what}",
@@ -128,8 +127,8 @@ _RULES = (
         "take out what it names, or use a Standard cluster or node pool",
     ),
     _never(
-        r"(webhook|Policy) ['\"](?P<name>[^'\"]+)['\"][^:]* denied (the )?request"
-        r"( without explanation|: )?(?P<what>.*)",
+        r"(webhook|Policy) ['\"](?P<name>[^'\"]+)['\"][^:]* denied (the )?request:? "
+        r"(?P<what>.*)",
         "the cluster's policy {name!r} refuses it: {what}",
         "change the job as the policy says, or ask the cluster's administrator",
     ),
@@ -150,6 +149,7 @@ _RULES = (
         "Kubernetes refuses the specification: {what}",
         "correct the named field",
     ),
+    *ABSENT,
     Rule(
         r'User "(?P<who>[^"]+)" cannot (?P<verb>\w+) resource "(?P<what>[^"]+)"',
         "{who} may not {verb} {what}",
@@ -157,11 +157,11 @@ _RULES = (
         Reason.REFUSED,
     ),
     Rule(
-        r"(etcdserver: |status unknown for quota|request did not complete within "
+        r"etcdserver: |status unknown for quota|request did not complete within "
         r"|admission plugin \S+ failed to complete|the server is currently unable"
         r"|too many requests|the server was unable to return a response in time"
-        r"|connection refused|context deadline exceeded|please apply your changes).*",
-        "the API server could not do it just now ({all}); nothing is wrong with the job",
+        r"|connection refused|context deadline exceeded|timed out|please apply your changes",
+        "the API server could not do it just now ({end}); nothing is wrong with the job",
         "it is tried again by itself",
         Reason.REFUSED,
         Outlook.OPEN,
