@@ -183,15 +183,17 @@ _OF_ACCELERATOR = re.compile(rf"{_GKE}gke-(accelerator|tpu|spot)|kubernetes.io/a
 def _no_label(spec: Document, nodes: Sequence[Document]) -> Diagnosis:
     """No node carries the labels: which one is it, and what is there instead?"""
     selected = part(spec, "nodeSelector").items()
-    nearest = max(nodes, key=lambda node: len(selected & labels(node).items()))
-    nowhere = {one for one in selected if not any(one in labels(node).items() for node in nodes)}
-    lacking = nowhere or selected - labels(nearest).items()
+    carried = [labels(node).items() for node in nodes]
+    nowhere = selected - {label for one in carried for label in one}
+    lacking = nowhere or selected - max(carried, key=lambda one: len(selected & one))
     have = selected - lacking
-    near = [node for node in nodes if have <= labels(node).items()] or nodes
-    told = [f"{_pair(one)}{_instead(one[0], near) if nowhere else ''}" for one in sorted(lacking)]
-    words = f"{', '.join(told)}{'' if nowhere else f' together with {_listed(map(_pair, have))}'}"
+    near = [one for one in carried if have <= one] or carried
     if not lacking:
         words = f"what the pod's affinity asks for ({', '.join(wanted(spec))})"
+    elif nowhere:
+        words = ", ".join(_label(one, near) for one in sorted(lacking))
+    else:
+        words = f"{_listed(map(_label, lacking))} together with {_listed(map(_label, have))}"
     advice = "ask for what a node pool has, or make such a pool"
     if any(_OF_ACCELERATOR.match(key) for key, _ in nowhere):
         advice = (
@@ -201,13 +203,11 @@ def _no_label(spec: Document, nodes: Sequence[Document]) -> Diagnosis:
     return _unplaced(f"no node has {words}", advice, _BLOCKED)
 
 
-def _pair(label: tuple[str, str]) -> str:
-    return f"{label[0].removeprefix(_GKE)}={label[1]}"
-
-
-def _instead(key: str, nodes: Sequence[Document]) -> str:
-    values = {str(labels(node)[key]) for node in nodes if key in labels(node)}
-    return f" (there {'is' if len(values) == 1 else 'are'} {_listed(values)})" if values else ""
+def _label(label: tuple[str, str], near: Iterable[Iterable[tuple[str, str]]] = ()) -> str:
+    """A label as one says it, with the values that it has on nodes which are *near*."""
+    values = {value for one in near for key, value in one if key == label[0]}
+    there = f" (there {'is' if len(values) == 1 else 'are'} {_listed(values)})" if values else ""
+    return f"{label[0].removeprefix(_GKE)}={label[1]}{there}"
 
 
 def _listed(several: Iterable[str]) -> str:
@@ -331,7 +331,7 @@ def _by_words(spec: Document, told: str) -> Diagnosis:
 def _asks(spec: Document) -> str:
     asked = requests(spec)
     told = [shown(name, asked[name]) for name in sorted(asked)]
-    told += map(_pair, part(spec, "nodeSelector").items())
+    told += map(_label, part(spec, "nodeSelector").items())
     return f" (it asks for {', '.join(told)})" if told else ""
 
 
