@@ -16,7 +16,7 @@ from kinetic.aio.kubernetes.diagnosis.rules import Rule, first
 from kinetic.aio.kubernetes.diagnosis.verdict import Diagnosis, Outlook, pending
 from kinetic.job_status import Reason
 
-__all__ = ["FORMAT", "configuration", "misconfigured", "preparing", "start_failure"]
+__all__ = ["FORMAT", "misconfigured", "preparing", "start_failure"]
 
 _passing = partial(Rule, outlook=Outlook.OPEN)
 _final = partial(Rule, outlook=Outlook.FINAL)
@@ -46,12 +46,6 @@ _CONFIGURATION = (
 def misconfigured(said: str) -> Diagnosis | None:
     """Why a node cannot configure a container, where its words say so."""
     return first(_CONFIGURATION, said)
-
-
-def configuration(said: str) -> Diagnosis:
-    """Why a node cannot configure a container, whatever it says."""
-    failed = "the container cannot be configured"
-    return explained(_CONFIGURATION, said, failed, "correct what the message names")
 
 
 # Once one of these is told, what went wrong before is over: volumes and sandbox come first.
@@ -165,9 +159,8 @@ _NAMED_BY = ("secretName", "claimName", "server", "path", "driver", "name")
 def _volumes(told: Sequence[str], spec: Document) -> Diagnosis:
     """The most that is said of volumes: one event names the cause, the next only that it lasts."""
     if absent := [found for said in told if (found := first(ABSENT, said))]:
-        names = list(dict.fromkeys(one.message for one in absent))
-        volume = "its volume" if len(names) == 1 else "their volumes"
-        return replace(absent[0], message=f"{', '.join(names)}: {volume} cannot be mounted")
+        words = ", ".join(dict.fromkeys(one.message for one in absent))
+        return replace(absent[0], message=f"{words}: what needs it cannot be mounted")
     told = [said for said in told if "unmounted volumes=" not in said] or told
     said = next((said for said in reversed(told) if first(_SURROUNDINGS, said)), told[-1])
     advice = "correct the volume, or the right to read it"
@@ -248,7 +241,7 @@ _STARTS = (
 
 
 def start_failure(container: Container, text: str) -> Diagnosis:
-    """Why a container's process could not be started."""
+    """Why a container could not be made, or its process not be started."""
     place = str(container.spec.get("workingDir") or "")
     if place and f"mkdir {place}" in text:
         words = f"the working directory {place!r} cannot be made: {cause(text)}"
@@ -256,10 +249,10 @@ def start_failure(container: Container, text: str) -> Diagnosis:
     limit = container.limit("memory") or container.pod_limit("memory")
     called = _EXEC.search(text) or FORMAT.search(text)
     return explained(
-        _STARTS,
+        (*_CONFIGURATION, *_STARTS),
         text,
         f"container {container.name!r} could not be started",
-        "see the message of the container runtime",
+        "correct what the message names, or ask the cluster's administrator",
         file=called["file"] if called else str(next(iter(parts(container.spec, "command")), "")),
         limit=f" of {limit}" if limit else "",
     )

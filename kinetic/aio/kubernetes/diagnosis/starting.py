@@ -13,12 +13,7 @@ from kinetic.aio.kubernetes.diagnosis.exits import tell_end, tell_exit
 from kinetic.aio.kubernetes.diagnosis.held import is_gated, queued
 from kinetic.aio.kubernetes.diagnosis.images import pull_failure
 from kinetic.aio.kubernetes.diagnosis.pods import START_ERRORS, Container, Pod
-from kinetic.aio.kubernetes.diagnosis.preparing import (
-    configuration,
-    misconfigured,
-    preparing,
-    start_failure,
-)
+from kinetic.aio.kubernetes.diagnosis.preparing import misconfigured, preparing, start_failure
 from kinetic.aio.kubernetes.diagnosis.scheduling import awaited_volume, placing
 from kinetic.aio.kubernetes.diagnosis.verdict import Diagnosis, Outlook, pending, running
 from kinetic.aio.ports import Phase
@@ -109,11 +104,9 @@ def _held(pod: Pod, one: Container) -> Diagnosis | None:
     if reason.startswith("CreateContainer") and _SLOW.search(said):
         words = f"the node has not made container {one.name!r} yet: {one_line(said)}"
         return pending(words, "it is tried again; tell the cluster's administrator if it stays")
-    if reason == "CreateContainerConfigError":
-        return configuration(said)
-    if reason in (*START_ERRORS, "CreateContainerError") or reason.endswith("HookError"):
-        return start_failure(one, said)
-    return None
+    if reason in ("", "ContainerCreating", "PodInitializing"):
+        return None
+    return start_failure(one, said or reason)
 
 
 def _hindered(pod: Pod, found: Sequence[tuple[Container, Diagnosis]]) -> Diagnosis:
