@@ -162,9 +162,9 @@ def _volumes(told: Sequence[str], spec: Document) -> Diagnosis:
         words = ", ".join(dict.fromkeys(one.message for one in absent))
         return replace(absent[0], message=f"{words}: what needs it cannot be mounted")
     told = [said for said in told if "unmounted volumes=" not in said] or told
-    said = next((said for said in reversed(told) if first(_SURROUNDINGS, said)), told[-1])
-    advice = "correct the volume, or the right to read it"
-    found, named = first(_SURROUNDINGS, said), _VOLUME.search(said)
+    known = [(said, found) for said in told if (found := first(_SURROUNDINGS, said))]
+    said, found = known[-1] if known else (told[-1], None)
+    named, advice = _VOLUME.search(said), "correct the volume, or the right to read it"
     if named is None:
         return found or explained((), said, "a volume cannot be mounted", advice)
     name, why = named.groups()

@@ -119,8 +119,8 @@ def _hindered(pod: Pod, found: Sequence[tuple[Container, Diagnosis]]) -> Diagnos
         words = f"running, but container {one.name!r} cannot start: {held.message}"
         held = running(words, held.advice, held.reason)
     elif beside and done is not None and done.get("reason") not in START_ERRORS:
-        what = f"{one.name!r} cannot start"
-        held = _incomplete(program, done, what, f": {held.message}", held.advice, held.reason)
+        words = f"{_incomplete(program, done, f'{one.name!r} cannot start')}: {held.message}"
+        held = running(words, held.advice, held.reason, _BLOCKED)
     for other, more in found[1:]:
         if more.message not in held.message:
             words = f"{held.message}; besides, container {other.name!r}: {more.message}"
@@ -128,12 +128,10 @@ def _hindered(pod: Pod, found: Sequence[tuple[Container, Diagnosis]]) -> Diagnos
     return held
 
 
-def _incomplete(
-    program: Container, done: Document, what: str, why: str, advice: str, reason: Reason | None
-) -> Diagnosis:
-    """The program is *done*, and *what* is with another container keeps the pod from ending."""
-    words = f"container {program.name!r} {_ended(program, done)}, but container {what}"
-    return running(f"{words}, so the Job never completes{why}", advice, reason, _BLOCKED)
+def _incomplete(program: Container, done: Document, other: str) -> str:
+    """The program is *done*, and what the *other* container does keeps the pod from ending."""
+    ended = f"container {program.name!r} {_ended(program, done)}"
+    return f"{ended}, but container {other}, so the Job never completes"
 
 
 def _ended(one: Container, ended: Document) -> str:
@@ -179,10 +177,10 @@ def _running(pod: Pod) -> Diagnosis:
     left = [one for one in pod.programs if one.state("running") is not None]
     if done and left and done[0][0] is pod.programs[0]:
         one, end = done[0]
-        what = f"{', '.join(repr(other.name) for other in left)} still runs"
+        others = f"{', '.join(repr(other.name) for other in left)} still runs"
         advice = "make it a native sidecar (an init container with restartPolicy Always)"
         reason = tell_exit(one, end).reason if end.get("exitCode") else None
-        return _incomplete(one, end, what, "", advice, reason)
+        return running(_incomplete(one, end, others), advice, reason, _BLOCKED)
     if _silent(pod):
         words = "its node does not answer; whether the program still runs is unknown"
         return running(words, _REPLACED, Reason.NODE_LOST)
