@@ -9,7 +9,7 @@ from typing import Any
 from kinetic.aio.kubernetes.diagnosis.documents import Document, part, parts
 from kinetic.aio.kubernetes.diagnosis.quantities import number, requests
 
-__all__ = ["Offer", "labels", "matches", "offers", "refusing", "short", "wanted"]
+__all__ = ["Offer", "allocatable", "labels", "matches", "offers", "refusing", "short", "wanted"]
 
 # Taints that a node has for as long as it is made ready, unwell or about to be removed.
 _PASSING = (
@@ -54,10 +54,6 @@ class Offer:
         stays = [f"taint {text}" for text in self.kept] + ["cordoned"] * self.cordoned
         return stays or [key.rpartition("/")[2] for key in self.taints]
 
-    def has(self, resource: str) -> float:
-        """How much of *resource* it has for pods, in use or not."""
-        return _allocatable(self.node, resource)
-
 
 def offers(spec: Document, nodes: Sequence[Document]) -> list[Offer]:
     """What those of *nodes* offer that a pod of this *spec* selects."""
@@ -74,14 +70,15 @@ def labels(node: Document) -> Mapping[str, str]:
     return part(part(node, "metadata"), "labels")
 
 
-def _allocatable(node: Document, resource: str) -> float:
+def allocatable(node: Document, resource: str) -> float:
+    """How much of *resource* the node has for pods, in use or not."""
     status: Document = part(node, "status")
     return number((status.get("allocatable") or part(status, "capacity")).get(resource, 0))
 
 
 def short(asked: Mapping[str, float], node: Document) -> bool:
     """Whether the node has too little of something, even when nothing else runs there."""
-    return any(amount > _allocatable(node, name) for name, amount in asked.items())
+    return any(amount > allocatable(node, name) for name, amount in asked.items())
 
 
 def refusing(spec: Document, node: Document) -> bool:

@@ -14,7 +14,7 @@ from functools import partial
 from kinetic._messages import both_ends, one_line
 from kinetic.aio.kubernetes.diagnosis.causes import ABSENT, cause
 from kinetic.aio.kubernetes.diagnosis.documents import Document, conditions, part, parts
-from kinetic.aio.kubernetes.diagnosis.nodes import Offer, labels, offers, wanted
+from kinetic.aio.kubernetes.diagnosis.nodes import Offer, allocatable, labels, offers, wanted
 from kinetic.aio.kubernetes.diagnosis.pods import Pod
 from kinetic.aio.kubernetes.diagnosis.quantities import is_bytes, requests, shown
 from kinetic.aio.kubernetes.diagnosis.rules import Rule, first
@@ -64,12 +64,12 @@ _REFUSALS = (
     *ABSENT,
     Rule(
         "unbound immediate PersistentVolumeClaims",
-        "the pod's PersistentVolumeClaim {claims} is not bound to a volume yet",
+        "the pod's PersistentVolumeClaim{claims} is not bound to a volume yet",
         "see the claim: does its StorageClass exist, is there such a volume?",
     ),
     Rule(
         "didn't find available persistent volumes to bind",
-        "there is no volume for the pod's PersistentVolumeClaim {claims} on any node that fits",
+        "there is no volume for the pod's PersistentVolumeClaim{claims} on any node that fits",
         "make such a volume, or use a StorageClass that makes them",
     ),
     Rule(
@@ -94,7 +94,8 @@ def placing(pod: Pod) -> Diagnosis:
     last: Document = told[0] if told else {}
     said = str(last.get("message") or "") or pod.last_said("FailedScheduling")
     text = f"nominated {pod.status.get('nominatedNodeName') or ''}\n{last.get('reason')}: {said}"
-    if (found := first(_REFUSALS, text, claims=awaited_volume(pod))) is not None:
+    claims = awaited_volume(pod)
+    if (found := first(_REFUSALS, text, claims=f" {claims}" if claims else "")) is not None:
         return found
     if pod.seen.nodes is None:
         return _scaled(pod, _by_words(pod.spec, said))
@@ -170,7 +171,7 @@ def _compared(
         return _fitting(asked, fitting, said, len(free) - len(fitting))
     # Nodes without the accelerator do not count, however open they are.
     extended = [name for name in asked if "/" in name]
-    able = [one for one in free if all(one.has(name) for name in extended)]
+    able = [one for one in free if all(allocatable(one.node, name) for name in extended)]
     if large and not (able and all(one.kept for one in large)):
         return _closed(large)
     return _too_small(asked, matching, able, Outlook.FINAL if growing is False else _BLOCKED)
@@ -194,6 +195,10 @@ def _no_label(spec: Document, nodes: Sequence[Document]) -> Diagnosis:
         words = ", ".join(_label(one, near) for one in sorted(lacking))
     else:
         words = f"{_listed(map(_label, lacking))} together with {_listed(map(_label, have))}"
+    asked = requests(spec)
+    over = [name for name in asked if all(asked[name] > allocatable(one, name) for one in nodes)]
+    if over:
+        words += f"; besides, none has {' and '.join(shown(name, asked[name]) for name in over)}"
     advice = "ask for what a node pool has, or make such a pool"
     if any(_OF_ACCELERATOR.match(key) for key, _ in nowhere):
         advice = (
@@ -274,7 +279,7 @@ def _too_small(
 ) -> Diagnosis:
     """More of some resource is asked for than any node open to the pod has."""
     less = "ask for less, or add a larger machine type"
-    most = {name: max(one.has(name) for one in able or matching) for name in asked}
+    most = {name: max(allocatable(one.node, name) for one in able or matching) for name in asked}
     over = [name for name in asked if asked[name] > most[name]]
     over.sort(key=lambda one: "/" not in one)  # accelerators come first
     if not over:
@@ -293,8 +298,8 @@ def _too_small(
     wants = " and ".join(shown(one, asked[one]) for one in over)
     has = " and ".join(_amount(one, most[one]) for one in over)
     words = f"a pod asked for {wants}, the largest matching node has {has}"
-    beyond = max(one.has(name) for one in matching)
-    shut = [one for one in matching if one.closed and one.has(name) == beyond]
+    beyond = max(allocatable(one.node, name) for one in matching)
+    shut = [one for one in matching if one.closed and allocatable(one.node, name) == beyond]
     if shut and (not able or beyond >= asked[name]):
         which = f"one with {_amount(name, beyond)}" if able else "besides, it"
         words += f"; {which} is closed to the pod ({_why(shut)})"
