@@ -6,11 +6,13 @@ import re
 from functools import partial
 
 from kinetic.aio.kubernetes.diagnosis.causes import cause, explained
+from kinetic.aio.kubernetes.diagnosis.documents import part
+from kinetic.aio.kubernetes.diagnosis.pods import Container, Pod
 from kinetic.aio.kubernetes.diagnosis.rules import Rule, first
 from kinetic.aio.kubernetes.diagnosis.verdict import Diagnosis, Outlook, pending
 from kinetic.job_status import Reason
 
-__all__ = ["pull_failure"]
+__all__ = ["pull_failure", "unpulled"]
 
 _READER = "give the nodes' service account the reader role there (roles/artifactregistry.reader)"
 _UNREAD = (f"{_READER}; the image itself may exist", f"correct the name, or {_READER}")
@@ -94,6 +96,18 @@ _CAUSES = (
         "build and push it, or correct the name or tag",
     ),
 )
+
+
+def unpulled(pod: Pod, one: Container, reason: str, said: str) -> Diagnosis:
+    """Judge what *said* tells of the image of a container, or else the events on its *pod*."""
+    image = str(one.spec.get("image") or one.status.get("image") or "")
+    if not said or (said.startswith("Back-off") and ": " not in said):
+        earlier = [str(event.get("message") or "") for event in pod.events("Failed")]
+        said = next((text for text in reversed(earlier) if image in text), said or reason)
+    names = re.search(r"\(([^)]*)\)", pod.last_said("FailedToRetrieveImagePullSecret"))
+    chosen, given = part(pod.spec, "nodeSelector"), part(part(pod.node, "metadata"), "labels")
+    arch = str({**given, **chosen}.get("kubernetes.io/arch") or "amd64")
+    return pull_failure(reason, said, image, secret=names[1] if names else "", arch=arch)
 
 
 def pull_failure(

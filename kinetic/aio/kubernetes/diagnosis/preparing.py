@@ -11,12 +11,13 @@ from functools import partial
 from kinetic._messages import one_line
 from kinetic.aio.kubernetes.diagnosis.causes import ABSENT, cause, explained
 from kinetic.aio.kubernetes.diagnosis.documents import Document, part, parts
+from kinetic.aio.kubernetes.diagnosis.images import unpulled
 from kinetic.aio.kubernetes.diagnosis.pods import Container, Pod
 from kinetic.aio.kubernetes.diagnosis.rules import Rule, first
 from kinetic.aio.kubernetes.diagnosis.verdict import Diagnosis, Outlook, pending
 from kinetic.job_status import Reason
 
-__all__ = ["FORMAT", "misconfigured", "preparing", "start_failure"]
+__all__ = ["FORMAT", "preparing", "start_failure"]
 
 _passing = partial(Rule, outlook=Outlook.OPEN)
 _final = partial(Rule, outlook=Outlook.FINAL)
@@ -43,11 +44,6 @@ _CONFIGURATION = (
 )
 
 
-def misconfigured(said: str) -> Diagnosis | None:
-    """Why a node cannot configure a container, where its words say so."""
-    return first(_CONFIGURATION, said)
-
-
 # Once one of these is told, what went wrong before is over: volumes and sandbox come first.
 _PROGRESS = ("Pulling", "Pulled", "Created", "Started")
 _OF_VOLUMES = ("FailedMount", "FailedAttachVolume", "FailedMapVolume")
@@ -57,25 +53,38 @@ def preparing(pod: Pod) -> Diagnosis | None:
     """What keeps the containers of *pod* from being made, by the events on it."""
     left: list[tuple[str, str]] = []
     for event in pod.events():
-        reason = str(event.get("reason"))
+        reason, said = str(event.get("reason")), str(event.get("message") or "")
         if reason in _PROGRESS:
             left = []
         elif reason == "SuccessfulAttachVolume":
             left = [one for one in left if one[0] != "FailedAttachVolume"]
-        else:
-            left.append((reason, str(event.get("message") or "")))
-    volumes = [said for reason, said in left if reason in _OF_VOLUMES]
-    if volumes:
+        left.append((reason, said))
+    if volumes := [said for reason, said in left if reason in _OF_VOLUMES]:
         return _volumes(volumes, pod.spec)
     for reason, said in reversed(left):
         if reason.startswith(("FailedCreatePod", "FailedPrepare", "FailedSync")):
             what = "make the pod's sandbox" if reason.endswith("SandBox") else "prepare the pod"
             words = f"the node cannot {what}: {cause(said)}"
             return first(_SURROUNDINGS, said) or pending(words, _STAYS, Reason.SETUP)
-    if "NetworkNotReady" in dict(left):
-        words = f"the node's network is not ready yet: {one_line(dict(left)['NetworkNotReady'])}"
-        return pending(words, _STAYS)
-    return None
+        if reason == "NetworkNotReady":
+            return pending(f"the node's network is not ready yet: {one_line(said)}", _STAYS)
+        if reason == "Failed" and (found := first(_CONFIGURATION, said)):
+            return found
+    return _pulling(pod, left)
+
+
+def _pulling(pod: Pod, left: Sequence[tuple[str, str]]) -> Diagnosis | None:
+    """An image is on its way, or did not come: its container does not say so yet."""
+    pulls = [one for one in left if one[0] in ("Pulling", "Failed") and "pull" in one[1].lower()]
+    images = re.findall(r'[Pp]ull(?:ing)? image "([^"]+)"', " ".join(said for _, said in pulls))
+    if not images:
+        return None
+    if pulls[-1][0] == "Pulling":
+        return pending(f"pulling the image {images[-1]}")
+    # Of a pod that nobody saw, events alone tell.
+    known = pod.containers or [Container(name="", spec={"image": images[-1]}, status={})]
+    failing = next((one for one in known if one.spec.get("image") == images[-1]), None)
+    return unpulled(pod, failing, "ErrImagePull", "") if failing is not None else None
 
 
 _WAIT = "wait for the other pod to end, or use a volume that many nodes may have"

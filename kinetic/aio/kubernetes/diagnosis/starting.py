@@ -7,13 +7,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from kinetic._messages import one_line
-from kinetic.aio.kubernetes.diagnosis.documents import Document, condition, conditions, part, parts
+from kinetic.aio.kubernetes.diagnosis.documents import Document, condition, conditions, parts
 from kinetic.aio.kubernetes.diagnosis.ending import removal
 from kinetic.aio.kubernetes.diagnosis.exits import tell_end, tell_exit
 from kinetic.aio.kubernetes.diagnosis.held import is_gated, queued
-from kinetic.aio.kubernetes.diagnosis.images import pull_failure
+from kinetic.aio.kubernetes.diagnosis.images import unpulled
 from kinetic.aio.kubernetes.diagnosis.pods import START_ERRORS, Container, Pod
-from kinetic.aio.kubernetes.diagnosis.preparing import misconfigured, preparing, start_failure
+from kinetic.aio.kubernetes.diagnosis.preparing import preparing, start_failure
 from kinetic.aio.kubernetes.diagnosis.scheduling import awaited_volume, placing
 from kinetic.aio.kubernetes.diagnosis.verdict import Diagnosis, Outlook, pending, running
 from kinetic.aio.ports import Phase
@@ -100,7 +100,7 @@ def _held(pod: Pod, one: Container) -> Diagnosis | None:
     if reason == "CrashLoopBackOff":
         return _looping(pod, one, one.last or {})
     if _OF_IMAGES.search(reason):
-        return _image(pod, one, reason, said)
+        return unpulled(pod, one, reason, said)
     if reason.startswith("CreateContainer") and _SLOW.search(said):
         words = f"the node has not made container {one.name!r} yet: {one_line(said)}"
         return pending(words, "it is tried again; tell the cluster's administrator if it stays")
@@ -159,17 +159,6 @@ def _looping(pod: Pod, one: Container, ended: Document) -> Diagnosis:
     words = f"{whose} {fails} is restarted with growing delays"
     words += f": {told.message}" if code is not None else ""
     return running(words, told.advice, told.reason, exit_code=code)
-
-
-def _image(pod: Pod, one: Container, reason: str, said: str) -> Diagnosis:
-    image = str(one.spec.get("image") or one.status.get("image") or "")
-    if not said or (said.startswith("Back-off") and ": " not in said):
-        earlier = [str(event.get("message") or "") for event in pod.events("Failed")]
-        said = next((text for text in reversed(earlier) if image in text), said or reason)
-    names = re.search(r"\(([^)]*)\)", pod.last_said("FailedToRetrieveImagePullSecret"))
-    chosen, given = part(pod.spec, "nodeSelector"), part(part(pod.node, "metadata"), "labels")
-    arch = str({**given, **chosen}.get("kubernetes.io/arch") or "amd64")
-    return pull_failure(reason, said, image, secret=names[1] if names else "", arch=arch)
 
 
 def _running(pod: Pod) -> Diagnosis:
@@ -238,8 +227,7 @@ def _silent(pod: Pod) -> bool:
 
 
 def _starting(pod: Pod) -> Diagnosis:
-    refused = pod.last_said("Failed", "Created", "Started").removeprefix("Error: ")
-    if found := preparing(pod) or _unattended(pod) or _pulling(pod) or misconfigured(refused):
+    if found := _unattended(pod) or preparing(pod):
         return found
     begun = [one for one in pod.containers if one.state("running") is not None]
     begun += [one for one in pod.containers if one.exit_code and not one.sidecar]  # when it left
@@ -264,23 +252,3 @@ def _unattended(pod: Pod) -> Diagnosis | None:
         words = f"its node {name} does not answer, so nobody starts it"
         return pending(words, _REPLACED, Reason.NODE_LOST)
     return None
-
-
-def _pulling(pod: Pod) -> Diagnosis | None:
-    """An image is on its way, or did not come: its container does not say so yet."""
-    told = [
-        (str(event.get("reason")), said)
-        for event in pod.events("Pulling", "Pulled", "Failed")
-        if "pull" in (said := str(event.get("message") or "")).lower()
-    ]
-    if not told or told[-1][0] == "Pulled":
-        return None
-    quoted = re.compile(r'pull(?:ing)? image "([^"]+)"', re.IGNORECASE)
-    images = [found[1] for _, said in told if (found := quoted.search(said))]
-    image = images[-1] if images else ""
-    if told[-1][0] == "Pulling":
-        return pending(f"pulling the image {image}".rstrip())
-    # Of a pod that nobody saw, events alone tell.
-    known = pod.containers or [Container(name="", spec={"image": image}, status={})]
-    failing = next((one for one in known if one.spec.get("image") == image), None)
-    return None if failing is None else _image(pod, failing, "ErrImagePull", "")
