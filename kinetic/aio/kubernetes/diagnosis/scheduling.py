@@ -355,19 +355,16 @@ def _scaled(pod: Pod, found: Diagnosis) -> Diagnosis:
         groups = re.findall(r"\{\S*?([\w.-]+ \d+->\d+)", said)
         which = f" ({', '.join(groups[:3])})" if groups else ""
         return _unplaced(f"a node is being added for this pod: it takes some minutes{which}")
-    paused = ""
-    failure = pod.last_said("FailedScaleUp")
+    failure, paused = pod.last_said("FailedScaleUp"), ""
     if last != "FailedScaleUp" and failure and "backoff" in said:
-        last, said, paused = (
-            "FailedScaleUp",
-            failure,
-            "; the autoscaler pauses before it tries again",
-        )
+        paused = "; the autoscaler pauses before it tries again"
+        last, said = "FailedScaleUp", failure
     words = both_ends(said.partition(": ")[2] or said, 400)
     if last == "FailedScaleUp":
-        zones = re.search(r"zones? ([\w, -]+?) associated", said)
+        zones, asks = re.search(r"zones? ([\w, -]+?) associated", said), _asks(pod.spec)
         where = f" in {zones[1]}" if zones else ""
-        facts = {"asks": _asks(pod.spec), "where": where, "words": words, "paused": paused}
+        failed = f"a node could not be added{where}{asks}"
+        facts = {"failed": failed, "where": where, "asks": asks, "words": words, "paused": paused}
         return first(_NOT_ADDED, words, **facts) or found
     temporary = _TEMPORARY.search(words)
     may_hold = any(not one.short and not one.kept for one in offers(pod.spec, pod.seen.nodes or ()))
@@ -383,15 +380,13 @@ def _scaled(pod: Pod, found: Diagnosis) -> Diagnosis:
 
 
 _ELSEWHERE = "use another zone or another type, or wait"
-_FAILED = "a node could not be added{where}{asks}: "
-
 _waits = partial(Rule, reason=Reason.UNSCHEDULABLE, outlook=_OPEN)
 
 # Why the cloud gave no machine.
 _NOT_ADDED = (
     _waits(
         r"\bip.?space|ip.?addresses|\bsubnet",
-        f"{_FAILED}its network has no address left ({{words}}){{paused}}",
+        "{failed}: its network has no address left ({words}){paused}",
         "have the cluster's administrator widen the subnet, or remove nodes",
     ),
     _waits(
@@ -403,9 +398,9 @@ _NOT_ADDED = (
     ),
     _waits(
         "quota",
-        f"{_FAILED}the project's quota is used up ({{words}}){{paused}}",
+        "{failed}: the project's quota is used up ({words}){paused}",
         f"have the quota of the cloud project raised, {_ELSEWHERE}",
         reason=Reason.QUOTA,
     ),
-    _waits("", f"{_FAILED}{{words}}{{paused}}", f"see the quota of the project, {_ELSEWHERE}"),
+    _waits("", "{failed}: {words}{paused}", f"see the quota of the project, {_ELSEWHERE}"),
 )
