@@ -14,6 +14,7 @@ from functools import partial
 from kinetic._messages import both_ends, one_line
 from kinetic.aio.kubernetes.diagnosis.causes import ABSENT, cause
 from kinetic.aio.kubernetes.diagnosis.documents import Document, conditions, part, parts
+from kinetic.aio.kubernetes.diagnosis.held import is_gated, queued
 from kinetic.aio.kubernetes.diagnosis.nodes import Offer, allocatable, labels, offers, wanted
 from kinetic.aio.kubernetes.diagnosis.pods import Pod
 from kinetic.aio.kubernetes.diagnosis.quantities import is_bytes, requests, shown
@@ -21,7 +22,7 @@ from kinetic.aio.kubernetes.diagnosis.rules import Rule, first
 from kinetic.aio.kubernetes.diagnosis.verdict import Diagnosis, Outlook, pending
 from kinetic.job_status import Reason
 
-__all__ = ["awaited_volume", "placing"]
+__all__ = ["placing"]
 
 _OPEN, _BLOCKED = Outlook.OPEN, Outlook.BLOCKED
 _GKE = "cloud.google.com/"
@@ -89,12 +90,22 @@ _REFUSALS = (
 
 
 def placing(pod: Pod) -> Diagnosis:
-    """Judge a pod that the scheduler has looked at and given no node."""
+    """Judge a pod that has no node."""
+    if is_gated(pod.document):
+        return queued(pod.seen)
     told = [one for one in conditions(pod.document) if one.get("type") == "PodScheduled"]
     last: Document = told[0] if told else {}
-    said = str(last.get("message") or "") or pod.last_said("FailedScheduling")
+    gates = _names(parts(pod.spec, "schedulingGates"), "name")
+    if gates or last.get("reason") == "SchedulingGated":
+        words = f"the pod is held by scheduling gate {gates or 'that it does not name'}"
+        advice = "the controller that owns the gate must release it"
+        return pending(words, advice, Reason.QUEUED, _BLOCKED)
+    said = pod.last_said("FailedScheduling")
+    if last.get("status") != "False" and not said:
+        return _unseen(pod)
+    said = str(last.get("message") or "") or said
     text = f"nominated {pod.status.get('nominatedNodeName') or ''}\n{last.get('reason')}: {said}"
-    claims = awaited_volume(pod)
+    claims = _claims(pod)
     if (found := first(_REFUSALS, text, claims=f" {claims}" if claims else "")) is not None:
         return found
     if pod.seen.nodes is None:
@@ -102,7 +113,32 @@ def placing(pod: Pod) -> Diagnosis:
     return _scaled(pod, _compared(pod.spec, pod.seen.nodes, said, pod.seen.growing))
 
 
-def awaited_volume(pod: Pod) -> str:
+def _unseen(pod: Pod) -> Diagnosis:
+    """No scheduler has said a word about it: whose silence is that?"""
+    scheduler = str(pod.spec.get("schedulerName") or "default-scheduler")
+    if scheduler != "default-scheduler":
+        words = f"no scheduler called {scheduler!r} has looked at the pod: there is no condition "
+        advice = "correct schedulerName, or start that scheduler"
+        return _unplaced(f"{words}and no event", advice, _BLOCKED)
+    silence = "no scheduler has looked at the pod yet"
+    fields = ("resourceClaimName", "resourceClaimTemplateName", "name")
+    if names := _names(parts(pod.spec, "resourceClaims"), *fields):
+        said = pod.last_said("FailedResourceClaimCreation")
+        words = f"{silence}: it waits for ResourceClaim {names}, which may not exist"
+        words = f"ResourceClaim {names} cannot be made: {one_line(said)}" if said else words
+        return pending(words, "create what is named, or correct the name", Reason.SETUP, _BLOCKED)
+    if claims := _claims(pod):
+        silence += f", or it waits for a volume to be made for PersistentVolumeClaim {claims}"
+    return pending(silence)
+
+
+def _names(several: Iterable[Document], *fields: str) -> str:
+    """The names of *several*, each by the first of *fields* that it has."""
+    names = (next((one[key] for key in fields if one.get(key)), None) for one in several)
+    return ", ".join(repr(str(name)) for name in names)
+
+
+def _claims(pod: Pod) -> str:
     """The names of the pod's claims, with what was last said about one of them."""
     named = [
         part(one, "persistentVolumeClaim").get("claimName")

@@ -7,14 +7,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from kinetic._messages import one_line
-from kinetic.aio.kubernetes.diagnosis.documents import Document, condition, conditions, parts
+from kinetic.aio.kubernetes.diagnosis.documents import Document, condition, conditions
 from kinetic.aio.kubernetes.diagnosis.ending import removal
 from kinetic.aio.kubernetes.diagnosis.exits import tell_end, tell_exit
-from kinetic.aio.kubernetes.diagnosis.held import is_gated, queued
 from kinetic.aio.kubernetes.diagnosis.images import unpulled
 from kinetic.aio.kubernetes.diagnosis.pods import START_ERRORS, Container, Pod
 from kinetic.aio.kubernetes.diagnosis.preparing import preparing, start_failure
-from kinetic.aio.kubernetes.diagnosis.scheduling import awaited_volume, placing
+from kinetic.aio.kubernetes.diagnosis.scheduling import placing
 from kinetic.aio.kubernetes.diagnosis.verdict import Diagnosis, Outlook, pending, running
 from kinetic.aio.ports import Phase
 from kinetic.job_status import Reason
@@ -44,45 +43,11 @@ def _judged(pod: Pod) -> Diagnosis:
         told = f"is being stopped: {why.message}" if why.message else "is being stopped"
         return (running if pod.ran else pending)(told, why.advice, why.reason)
     if not pod.spec.get("nodeName"):
-        return _unplaced(pod)
+        return placing(pod)
     found = [(one, held) for one in pod.containers if (held := _held(pod, one)) is not None]
     if found and not (found[0][1].phase is Phase.RUNNING and _silent(pod)):
         return _hindered(pod, found)
     return _running(pod) if pod.ran else _starting(pod)
-
-
-def _unplaced(pod: Pod) -> Diagnosis:
-    if is_gated(pod.document):
-        return queued(pod.seen)
-    scheduled = [one for one in conditions(pod.document) if one.get("type") == "PodScheduled"]
-    gates = _named(parts(pod.spec, "schedulingGates"), "name")
-    if gates or any(one.get("reason") == "SchedulingGated" for one in scheduled):
-        words = f"the pod is held by scheduling gate {gates or 'that it does not name'}"
-        advice = "the controller that owns the gate must release it"
-        return pending(words, advice, Reason.QUEUED, _BLOCKED)
-    if any(one.get("status") == "False" for one in scheduled) or pod.events("FailedScheduling"):
-        return placing(pod)
-    scheduler = str(pod.spec.get("schedulerName") or "default-scheduler")
-    if scheduler != "default-scheduler":
-        words = f"no scheduler called {scheduler!r} has looked at the pod: there is no condition "
-        advice = "correct schedulerName, or start that scheduler"
-        return pending(f"{words}and no event", advice, Reason.UNSCHEDULABLE, _BLOCKED)
-    silence = "no scheduler has looked at the pod yet"
-    fields = ("resourceClaimName", "resourceClaimTemplateName", "name")
-    if names := _named(parts(pod.spec, "resourceClaims"), *fields):
-        said = pod.last_said("FailedResourceClaimCreation")
-        words = f"{silence}: it waits for ResourceClaim {names}, which may not exist"
-        words = f"ResourceClaim {names} cannot be made: {one_line(said)}" if said else words
-        return pending(words, "create what is named, or correct the name", Reason.SETUP, _BLOCKED)
-    if volume := awaited_volume(pod):
-        silence += f", or it waits for a volume to be made for PersistentVolumeClaim {volume}"
-    return pending(silence)
-
-
-def _named(several: Sequence[Document], *fields: str) -> str:
-    """The names of *several*, each by the first of *fields* that it has."""
-    names = (next((one[key] for key in fields if one.get(key)), None) for one in several)
-    return ", ".join(repr(str(name)) for name in names)
 
 
 def _held(pod: Pod, one: Container) -> Diagnosis | None:
