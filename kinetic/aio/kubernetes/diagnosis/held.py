@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 
 from kinetic._messages import both_ends
 from kinetic.aio.kubernetes.diagnosis.admission import refusal
 from kinetic.aio.kubernetes.diagnosis.documents import Document, condition, conditions, part, parts
+from kinetic.aio.kubernetes.diagnosis.quantities import NAMES
 from kinetic.aio.kubernetes.diagnosis.verdict import Diagnosis, Outlook, Seen, pending
 from kinetic.aio.ports import Phase
 from kinetic.job_status import JobStatus, Reason
@@ -80,51 +82,7 @@ def refused_request(answer: Document) -> Diagnosis:
     return replace(found, status=JobStatus.FAILED, phase=Phase.GONE)
 
 
-def queued(seen: Seen) -> Diagnosis:
-    """Judge what Kueue holds, by its Workload: the Job itself says only "suspended"."""
-    workload: Document = seen.workload or {}
-    queue = str(part(workload, "spec").get("queueName") or _labels(seen).get(_QUEUE) or "?")
-    evicted = condition(workload, "Evicted")
-    if part(workload, "spec").get("active") is False:
-        because = f" ({_told(evicted)})" if evicted and _told(evicted) else ""
-        return _waits(
-            f"its Workload in queue {queue!r} is deactivated{because}",
-            "set active again, or submit again",
-        )
-    if not workload:
-        return _waits(
-            f"waiting in queue {queue!r}; why, stands on its Workload, which was not seen",
-            "wait, or see whether Kueue runs and knows that queue",
-            Outlook.OPEN,
-        )
-    found = [one for one in conditions(workload) if one.get("type") == "QuotaReserved"]
-    reserved: Document = found[0] if found else {}
-    said, why = str(reserved.get("message") or ""), reserved.get("reason")
-    if reserved.get("status") == "True":
-        return _checks(queue, workload)
-    if why == "ExceedsMaxQuota" or _never_fits(said):
-        return pending(
-            f"queue {queue!r} can never hold it: {_told(reserved)}",
-            "ask for less, or have the queue's quota raised",
-            Reason.QUOTA,
-            Outlook.FINAL,
-        )
-    unfit = _UNFIT.search(said) and "insufficient unused quota" not in said
-    if why in ("Misconfigured", "Inadmissible") or unfit:
-        return _waits(
-            f"queue {queue!r} cannot take it: {_told(reserved)}",
-            "correct the queue's name, or have an administrator mend the queue",
-        )
-    words = f"{_taken_back(evicted)}waiting in queue {queue!r}{_needed(reserved)}"
-    return _waits(words, "wait; this is not an error", Outlook.OPEN)
-
-
-def _told(by: Document) -> str:
-    """The words of a condition or a check, without what they begin with for every pod set."""
-    said = str(by.get("message") or "")
-    return both_ends(re.sub(r"^couldn't assign flavors to pod set \S+: ", "", said), 300)
-
-
+_NO_ERROR = "wait; this is not an error"
 _UNFIT = re.compile(
     r"doesn't exist|does not exist|inactive|is stopped|didn't satisfy LimitRange"
     r"|resource validation failed|doesn't match node affinity|untolerated taint"
@@ -135,67 +93,79 @@ _LACK = re.compile(
 )
 
 
-def _never_fits(said: str) -> bool:
-    """Whether some resource is beyond every flavor that was tried, and not only in use there."""
-    if "maximum capacity" not in said:
-        return False
+def queued(seen: Seen) -> Diagnosis:
+    """Judge what Kueue holds, by its Workload: the Job itself says only "suspended"."""
+    workload: Document = seen.workload or {}
+    named = part(workload, "spec").get("queueName") or _labels(seen).get(_QUEUE)
+    queue = f"queue {str(named or '?')!r}"
+    evicted: Document = condition(workload, "Evicted") or {}
+    if part(workload, "spec").get("active") is False:
+        words = f"its Workload in {queue} is deactivated{_told(evicted, ' ({})')}"
+        return _waits(words, "set active again, or submit again")
+    if not workload:
+        return _waits(
+            f"waiting in {queue}; why, stands on its Workload, which was not seen",
+            "wait, or see whether Kueue runs and knows that queue",
+            Outlook.OPEN,
+        )
+    found = [one for one in conditions(workload) if one.get("type") == "QuotaReserved"]
+    reserved: Document = found[0] if found else {}
+    if reserved.get("status") == "True":
+        return _checks(queue, parts(part(workload, "status"), "admissionChecks"))
+    said, why = str(reserved.get("message") or ""), reserved.get("reason")
     lacks = [*_LACK.finditer(said)]
-    beyond = {one["what"] for one in lacks if not one["unused"]}
-    return not lacks or any(
-        all(not one["unused"] for one in lacks if one["what"] == what) for what in beyond
-    )
+    if why == "ExceedsMaxQuota" or ("maximum capacity" in said and _never_fits(lacks)):
+        words = f"{queue} can never hold it{_told(reserved)}"
+        advice = "ask for less, or have the queue's quota raised"
+        return pending(words, advice, Reason.QUOTA, Outlook.FINAL)
+    unfit = _UNFIT.search(said) and not any(one["unused"] for one in lacks)
+    if why in ("Misconfigured", "Inadmissible") or unfit:
+        return _waits(
+            f"{queue} cannot take it{_told(reserved)}",
+            "correct the queue's name, or have an administrator mend the queue",
+        )
+    needed = [
+        f"{one['more']} more {_name(one['what'])} of quota needed (flavor {one['flavor']})"
+        for one in lacks
+        if one["more"]
+    ]
+    because = f": {'; '.join(dict.fromkeys(needed))}" if needed else _told(reserved)
+    taken = _EVICTED.get(str(evicted.get("reason")), _told(evicted))
+    again = f"it was taken back by the queue ({evicted.get('reason')}{taken}) and is "
+    words = f"{again if evicted else ''}waiting in {queue}{because or ': others are before it'}"
+    return _waits(words, _NO_ERROR, Outlook.OPEN)
 
 
-_EVICTIONS = {
-    "Preempted": "it was preempted by work of higher priority",
-    "PodsReadyTimeout": "its pods were not ready in time",
-    "AdmissionCheck": "an admission check was withdrawn",
-    "ClusterQueueStopped": "the queue was stopped",
-    "LocalQueueStopped": "the queue was stopped",
-    "NodeFailures": "a node failed",
+_EVICTED = {
+    "Preempted": ": it was preempted by work of higher priority",
+    "PodsReadyTimeout": ": its pods were not ready in time",
 }
 
 
-def _taken_back(evicted: Document | None) -> str:
-    if not evicted:
-        return ""
-    reason = str(evicted.get("reason"))
-    words = _EVICTIONS.get(reason)
-    return f"it was taken back by the queue ({reason}{f': {words}' if words else ''}) and is "
+def _name(resource: str) -> str:
+    return NAMES.get(resource, resource).removeprefix("of ")
 
 
-def _needed(reserved: Document) -> str:
-    """What the queue lacks, as far as it says so."""
-    every = [*_LACK.finditer(str(reserved.get("message") or ""))]
-    lacks = [one for one in every if one["unused"] or one["more"]] or every[:1]
-    if not lacks:
-        return f": {_told(reserved)}" if _told(reserved) else ": others are before it"
-    return ": " + "; ".join(dict.fromkeys(_lack(one) for one in lacks[:3]))
+def _told(by: Document, shape: str = ": {}") -> str:
+    """The words of a condition or a check, without what they begin with for every pod set."""
+    said = str(by.get("message") or "")
+    words = both_ends(re.sub(r"^couldn't assign flavors to pod set \S+: ", "", said), 300)
+    return shape.format(words) if words else ""
 
 
-def _lack(found: re.Match[str]) -> str:
-    names = {"google.com/tpu": "TPU chips", "nvidia.com/gpu": "GPUs", "cpu": "CPUs"}
-    what = names.get(found["what"], found["what"])
-    if not found["more"]:
-        return f"its quota of {what} (flavor {found['flavor']}) is in use"
-    return f"{found['more']} more {what} of quota needed (flavor {found['flavor']})"
+def _never_fits(lacks: Sequence[re.Match[str]]) -> bool:
+    """Whether some resource is beyond every flavor that was tried, and not only in use there."""
+    unused = {one["what"] for one in lacks if one["unused"]}
+    return not lacks or any(one["what"] not in unused for one in lacks)
 
 
-def _checks(queue: str, workload: Document) -> Diagnosis:
+def _checks(queue: str, checks: Sequence[Document]) -> Diagnosis:
     """Its quota is there; what else must agree?"""
-    checks = parts(part(workload, "status"), "admissionChecks")
-    for one in checks:
-        if one.get("state") == "Rejected":
-            said = f": {_told(one)}" if _told(one) else ""
-            return _waits(
-                f"admission check {one.get('name')!r} of queue {queue!r} has refused it{said}",
-                "see the check's own message, or ask the queue's administrator",
-            )
-    awaited = ", ".join(
-        f"{one.get('name')}{f' ({_told(one)})' if _told(one) else ''}"
-        for one in checks
-        if one.get("state") != "Ready"
-    )
-    words = f"has reserved its quota and waits for {awaited}"
-    words = words if awaited else "has admitted it; it is about to be resumed"
-    return _waits(f"queue {queue!r} {words}", "wait; this is not an error", Outlook.OPEN)
+    left = [one for one in checks if one.get("state") != "Ready"]
+    if refused := next((one for one in left if one.get("state") == "Rejected"), None):
+        words = f"admission check {refused.get('name')!r} of {queue} has refused it{_told(refused)}"
+        return _waits(words, "see the check's own message, or ask the queue's administrator")
+    awaited = ", ".join(f"{one.get('name')}{_told(one, ' ({})')}" for one in left)
+    words = "has admitted it; it is about to be resumed"
+    words = f"has reserved its quota and waits for {awaited}" if left else words
+    return _waits(f"{queue} {words}", _NO_ERROR, Outlook.OPEN)

@@ -3,183 +3,132 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 
-from kinetic._messages import both_ends
-from kinetic.aio.kubernetes.diagnosis.rules import Rule, first, next_step
+from kinetic.aio.kubernetes.diagnosis.causes import cause, explained
+from kinetic.aio.kubernetes.diagnosis.documents import part
+from kinetic.aio.kubernetes.diagnosis.pods import Container, Pod
+from kinetic.aio.kubernetes.diagnosis.rules import Rule, first
 from kinetic.aio.kubernetes.diagnosis.verdict import Diagnosis, Outlook, pending
 from kinetic.job_status import Reason
 
-__all__ = ["IMAGE_REASONS", "pull_failure"]
+__all__ = ["pull_failure", "unpulled"]
 
-IMAGE_REASONS = frozenset(
-    {
-        "ErrImagePull",
-        "ImagePullBackOff",
-        "ErrImageNeverPull",
-        "InvalidImageName",
-        "ImageInspectError",
-        "RegistryUnavailable",
-        "SignatureValidationFailed",
-        "ErrImagePullBackOff",
-    }
-)
+_READER = "give the nodes' service account the reader role there (roles/artifactregistry.reader)"
+_UNREAD = (f"{_READER}; the image itself may exist", f"correct the name, or {_READER}")
+_blocked = partial(Rule, reason=Reason.IMAGE_PULL)
+_final = partial(_blocked, outlook=Outlook.FINAL)
+_open = partial(_blocked, outlook=Outlook.OPEN)
 
-_PULL, _OPEN, _FINAL = Reason.IMAGE_PULL, Outlook.OPEN, Outlook.FINAL
-_READER = (
-    "give the nodes' service account the reader role there (roles/artifactregistry.reader); the "
-    "image itself may exist"
-)
-
-_NAME_OR_READER = "correct the name, or give the nodes' service account the reader role"
-
-# By the waiting container's own reason.
-_BY_REASON = (
-    Rule(
-        "^InvalidImageName$",
-        "{image!r} is not a valid image name: {tail}",
+# Of ``REASON: words``, such as registries and runtimes share, for their sentences differ; what
+# stands in quotes, and the image's own name, is left out before.
+_CAUSES = (
+    _final(
+        "^InvalidImageName:",
+        "{image!r} is not a valid image name: {end}",
         "correct the name; it never resolves by waiting",
-        _PULL,
-        _FINAL,
     ),
-    Rule(
-        "^ErrImageNeverPull$",
+    _blocked(
+        "^ErrImageNeverPull:",
         "the image {image} is not on the node, and imagePullPolicy Never forbids to pull it",
         "put the image on the nodes, or let it be pulled",
-        _PULL,
     ),
-)
-
-_UNREAD = "the nodes may not read the image {image} from {registry}"
-
-# Words that registries and runtimes share, not sentences; what stands in quotes, and the image's
-# own name, is left out before.
-_CAUSES = (
-    Rule(
+    _final(
         r"no match for platform|no matching manifest|exec format error",
         "the image {image} has no variant for linux/{arch}",
         "build it for the node's architecture (linux/{arch})",
-        _PULL,
-        _FINAL,
     ),
-    Rule(
+    _open(
         r"\bqps exceeded",
         "the node pulls as many images as it may just now, and {image} later",
         "it is tried again; this is not an error",
-        _PULL,
-        _OPEN,
     ),
-    Rule(
+    _open(
         r"too ?many ?requests|\b429\b|rate limit",
         "the registry {registry} limits how often {image} may be pulled",
         "it is tried again; a copy in a registry of your own avoids it",
-        _PULL,
-        _OPEN,
     ),
-    Rule(
+    _blocked(
         r"does not exist or may require|requested access to the resource is denied"
         r"|or it may not exist",
         "the image {image} does not exist, or the nodes may not read it",
-        _NAME_OR_READER,
-        _PULL,
+        _UNREAD[1],
     ),
-    Rule(
+    _blocked(
         r"unauthori[sz]ed|\b40[13]\b|forbidden|failed to authorize: .*\b4\d\d\b|denied"
         r"|no basic auth|insufficient_scope|authentication required|authorization failed"
         r"|permission",
-        _UNREAD,
-        _READER,
-        _PULL,
+        "the nodes may not read the image {image} from {registry}",
+        _UNREAD[0],
     ),
-    Rule(
-        r"no space left",
+    _blocked(
+        "no space left",
         "the node has no space left for the image {image}",
         "use a smaller image or a node with a larger boot disk",
-        _PULL,
     ),
-    Rule(
-        r"x509|certificate",
-        "the image {image} cannot be pulled: the registry {registry} cannot be reached safely, for "
-        "the nodes do not trust its certificate: {tail}",
+    _blocked(
+        "x509|certificate",
+        "{failed}: the registry {registry} cannot be reached safely, for the nodes do not trust "
+        "its certificate: {end}",
         "use a registry with a public certificate, or have the nodes trust it",
-        _PULL,
     ),
-    Rule(
-        r"server gave http response",
-        "the image {image} cannot be pulled: the registry {registry} speaks plain HTTP, and the "
-        "nodes want HTTPS",
+    _blocked(
+        "server gave http response",
+        "{failed}: the registry {registry} speaks plain HTTP, and the nodes want HTTPS",
         "give the registry a certificate, or have the nodes allow plain HTTP for it",
-        _PULL,
     ),
-    Rule(
+    _blocked(
         r"connection (refused|reset)|no such host|i/o timeout|timed? ?out|\btls\b"
         r"|network is unreachable|no route|server misbehaving|\beof\b|deadline exceeded|\bdial\b"
         r"|registry is unavailable",
-        "the image {image} cannot be pulled: the registry {registry} cannot be reached from the "
-        "nodes: {tail}",
+        "{failed}: the registry {registry} cannot be reached from the nodes: {end}",
         "check that the name {registry!r} is right and reachable from the nodes",
-        _PULL,
     ),
-    Rule(
+    _open(
         r"\b50[0-9]\b|internal server error|bad gateway|service unavailable",
-        "the image {image} cannot be pulled: the registry {registry} answers with an error of its "
-        "own: {tail}",
+        "{failed}: the registry {registry} answers with an error of its own: {end}",
         "it is tried again; see whether the registry works",
-        _PULL,
-        _OPEN,
     ),
-    Rule(
-        r"not ?found|manifest[ _]?unknown|name[ _]?unknown|does not exist"
-        r"|repository .* unknown|\b404\b",
+    _final(
+        r"not ?found|manifest[ _]?unknown|name[ _]?unknown|does not exist|repository .* unknown"
+        r"|\b404\b",
         "the image {image} does not exist in its registry ({registry})",
         "build and push it, or correct the name or tag",
-        _PULL,
-        _FINAL,
     ),
-    Rule(r"failed to authorize", _UNREAD, _READER, _PULL),
 )
+
+
+def unpulled(pod: Pod, one: Container, reason: str, said: str) -> Diagnosis:
+    """Judge what *said* tells of the image of a container, or else the events on its *pod*."""
+    image = str(one.spec.get("image") or one.status.get("image") or "")
+    if not said or (said.startswith("Back-off") and ": " not in said):
+        earlier = [str(event.get("message") or "") for event in pod.events("Failed")]
+        said = next((text for text in reversed(earlier) if image in text), said or reason)
+    names = re.search(r"\(([^)]*)\)", pod.last_said("FailedToRetrieveImagePullSecret"))
+    chosen, given = part(pod.spec, "nodeSelector"), part(part(pod.node, "metadata"), "labels")
+    arch = str({**given, **chosen}.get("kubernetes.io/arch") or "amd64")
+    return pull_failure(reason, said, image, secret=names[1] if names else "", arch=arch)
 
 
 def pull_failure(
     reason: str, text: str, image: str, *, secret: str = "", arch: str = "amd64"
 ) -> Diagnosis:
-    """Judge the failed pull of *image*.
+    """Judge the failed pull of *image*, by its container's *reason* and the runtime's words.
 
-    Args:
-        reason: The waiting container's reason, such as ``ImagePullBackOff``.
-        text: What the runtime says.
-        image: The image's name as it was asked for.
-        secret: Pull Secrets that could not be read, if any.
-        arch: The architecture of the node.
+    *secret* are pull Secrets that could not be read, *arch* is that of the node.
     """
-    facts = {"image": image, "registry": _registry(image), "arch": arch, "tail": _tail(text)}
-    if found := first(_BY_REASON, reason, **facts):
-        return found
-    bare = re.sub(r'"[^"]*"', " ", text).replace(image, " ")
-    found = first(_CAUSES, bare, **facts)
-    if secret and (found is None or found.advice in (_READER, _NAME_OR_READER)):
+    host, slash, _ = image.partition("/")  # a name without a host is of Docker Hub
+    registry = host if slash and (set(host) & set(".:") or host == "localhost") else "docker.io"
+    failed, bare = f"the image {image} cannot be pulled", re.sub(r'"[^"]*"', " ", text)
+    facts = {"image": image, "registry": registry, "arch": arch, "failed": failed}
+    found = first(_CAUSES, f"{reason}: {bare.replace(image, ' ')}", end=cause(text), **facts)
+    if secret and (found is None or found.advice in _UNREAD):
         return pending(
             f"the pull Secret {secret!r} does not exist, and the registry of {image} refuses "
             "without it",
             f"create the Secret {secret!r} in the job's namespace, or correct its name",
-            _PULL,
+            Reason.IMAGE_PULL,
             Outlook.BLOCKED,
         )
-    return found or pending(
-        f"the image {image} cannot be pulled: {facts['tail']}",
-        next_step(text, "correct the image's name, or see what the registry says"),
-        _PULL,
-        Outlook.BLOCKED,
-    )
-
-
-def _registry(image: str) -> str:
-    """The host part of an image's name; one without a host is of Docker Hub."""
-    host, slash, _ = image.partition("/")
-    is_host = slash and (set(host) & set(".:") or host == "localhost")
-    return host if is_host else "docker.io"
-
-
-def _tail(text: str) -> str:
-    """The end of a chain of wrapped errors, which is its cause."""
-    parts = [part.strip() for part in text.split(": ") if part.strip()]
-    return both_ends(": ".join(parts[-2:]), 400)
+    otherwise = "correct the image's name, let the nodes read it, or see what the registry says"
+    return found or explained((), text, failed, otherwise, Reason.IMAGE_PULL)

@@ -1,26 +1,15 @@
-"""Which nodes could carry a pod, by what it asks for: labels, taints, room."""
+"""Nodes beside what a pod asks for: labels, taints, room."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from kinetic.aio.kubernetes.diagnosis.documents import Document, part, parts
-from kinetic.aio.kubernetes.diagnosis.quantities import number
+from kinetic.aio.kubernetes.diagnosis.quantities import number, requests
 
-__all__ = [
-    "allocatable",
-    "cordoned",
-    "is_passing",
-    "labels",
-    "matches",
-    "name_of",
-    "refusing",
-    "satisfies_affinity",
-    "short",
-    "taints",
-    "wanted",
-]
+__all__ = ["Offer", "allocatable", "labels", "matches", "offers", "refusing", "short", "wanted"]
 
 # Taints that a node has for as long as it is made ready, unwell or about to be removed.
 _PASSING = (
@@ -34,9 +23,46 @@ _PASSING = (
 )
 
 
-def name_of(node: Document) -> str:
-    """The node's name."""
-    return str(part(node, "metadata").get("name") or "?")
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """A node that has the labels which a pod selects, as that pod sees it."""
+
+    node: Document
+    short: bool
+    """Whether it has too little of something, even when nothing else runs there."""
+    taints: Mapping[str, str]
+    """Those that the pod does not tolerate, by key, as people write them."""
+
+    @property
+    def name(self) -> str:
+        """The node's name."""
+        return str(part(self.node, "metadata").get("name") or "?")
+
+    @property
+    def cordoned(self) -> bool:
+        """Whether an operator has closed it."""
+        return bool(part(self.node, "spec").get("unschedulable"))
+
+    @property
+    def kept(self) -> list[str]:
+        """The taints that do not go by themselves."""
+        return [text for key, text in self.taints.items() if not key.startswith(_PASSING)]
+
+    @property
+    def closed(self) -> list[str]:
+        """What closes it to the pod; what goes by itself only if there is nothing else."""
+        stays = [f"taint {text}" for text in self.kept] + ["cordoned"] * self.cordoned
+        return stays or [key.rpartition("/")[2] for key in self.taints]
+
+
+def offers(spec: Document, nodes: Sequence[Document]) -> list[Offer]:
+    """What those of *nodes* offer that a pod of this *spec* selects."""
+    asked = requests(spec)
+    return [
+        Offer(node, short(asked, node), _taints(spec, node))
+        for node in nodes
+        if matches(spec, node)
+    ]
 
 
 def labels(node: Document) -> Mapping[str, str]:
@@ -55,97 +81,70 @@ def short(asked: Mapping[str, float], node: Document) -> bool:
     return any(amount > allocatable(node, name) for name, amount in asked.items())
 
 
-def cordoned(node: Document) -> bool:
-    """Whether an operator has closed it."""
-    return bool(part(node, "spec").get("unschedulable"))
-
-
 def refusing(spec: Document, node: Document) -> bool:
     """Whether the node takes no such pod, however much room it has."""
-    return cordoned(node) or bool(taints(spec, [node]))
+    return bool(Offer(node, False, _taints(spec, node)).closed)
 
 
-def is_passing(taint: str) -> bool:
-    """Whether the taint of this key goes by itself, when the node is ready."""
-    return taint.startswith(_PASSING)
-
-
-def taints(spec: Document, nodes: Iterable[Document]) -> dict[str, str]:
-    """The taints of *nodes* that the pod does not tolerate, by key, as people write them."""
-    tolerations: Sequence[Mapping[str, Any]] = parts(spec, "tolerations")
+def _taints(spec: Document, node: Document) -> dict[str, str]:
     found: dict[str, str] = {}
-    for node in nodes:
-        for taint in parts(part(node, "spec"), "taints"):
-            hard = taint.get("effect") in ("NoSchedule", "NoExecute")
-            if hard and not any(_tolerates(one, taint) for one in tolerations):
-                key, value = str(taint.get("key", "")), taint.get("value")
-                found[key] = f"{key}={value}" if value else key
+    for taint in parts(part(node, "spec"), "taints"):
+        hard = taint.get("effect") in ("NoSchedule", "NoExecute")
+        if hard and not any(_tolerates(one, taint) for one in parts(spec, "tolerations")):
+            key, value = str(taint.get("key", "")), taint.get("value")
+            found[key] = f"{key}={value}" if value else key
     return found
 
 
 def _tolerates(toleration: Mapping[str, Any], taint: Mapping[str, Any]) -> bool:
-    if toleration.get("effect") not in (None, "", taint.get("effect")):
-        return False
-    if toleration.get("key") not in (None, "", taint.get("key")):
-        return False
-    if toleration.get("operator") == "Exists":
-        return True
-    return bool(toleration.get("key")) and (toleration.get("value") or "") == (
-        taint.get("value") or ""
+    key, value = toleration.get("key"), toleration.get("value") or ""
+    every = toleration.get("operator") == "Exists"
+    return (
+        (toleration.get("effect") or taint.get("effect")) == taint.get("effect")
+        and (key == taint.get("key") if key else every)
+        and (every or value == (taint.get("value") or ""))
     )
 
 
 def matches(spec: Document, node: Document) -> bool:
-    """Whether the node has the labels that the pod selects."""
-    if not part(spec, "nodeSelector").items() <= labels(node).items():
-        return False
-    return satisfies_affinity(spec, node)
+    """Whether the node has the labels that the pod selects, and its required affinity allows."""
+    given, terms = labels(node), _allowed(spec)
+    fields = {"metadata.name": part(node, "metadata").get("name")}
+    return part(spec, "nodeSelector").items() <= given.items() and (
+        not terms
+        or any(
+            all(_holds(one, given) for one in parts(term, "matchExpressions"))
+            and all(_holds(one, fields) for one in parts(term, "matchFields"))
+            for term in terms
+        )
+    )
 
 
-def satisfies_affinity(spec: Document, node: Document) -> bool:
-    """Whether the node is one that the pod's required node affinity allows."""
-    terms = _terms(spec)
-    return not terms or any(_satisfies(term, node) for term in terms)
-
-
-def wanted(spec: Document) -> str:
-    """The labels of the first term of a required affinity, as one says them."""
-    told = [
-        f"{one.get('key')} {one.get('operator')} {' or '.join(parts(one, 'values'))}".strip()
-        for term in _terms(spec)[:1]
-        for one in (*parts(term, "matchExpressions"), *parts(term, "matchFields"))
-    ]
-    return f" ({', '.join(told)})" if told else ""
-
-
-def _terms(spec: Document) -> Sequence[Document]:
+def _allowed(spec: Document) -> Sequence[Document]:
+    """The terms of a pod's required node affinity, of which one is enough."""
     affinity: Document = part(part(spec, "affinity"), "nodeAffinity")
     required: Document = part(affinity, "requiredDuringSchedulingIgnoredDuringExecution")
     return parts(required, "nodeSelectorTerms")
 
 
-def _satisfies(term: Document, node: Document) -> bool:
-    fields = {"metadata.name": name_of(node)}
-    return all(_holds(one, labels(node)) for one in parts(term, "matchExpressions")) and all(
-        _holds(one, fields) for one in parts(term, "matchFields")
-    )
+def wanted(spec: Document) -> list[str]:
+    """What the first term of a required affinity wants, as one says it."""
+    return [
+        f"{one.get('key')} {one.get('operator')} {' or '.join(parts(one, 'values'))}".strip()
+        for term in _allowed(spec)[:1]
+        for one in (*parts(term, "matchExpressions"), *parts(term, "matchFields"))
+    ]
 
 
-def _holds(expression: Mapping[str, Any], given: Mapping[str, str]) -> bool:
-    value = given.get(str(expression.get("key")))
-    values: Sequence[str] = parts(expression, "values")
-    match expression.get("operator"):
-        case "In":
-            return value in values
-        case "NotIn":
-            return value not in values
-        case "Exists":
-            return value is not None
-        case "DoesNotExist":
-            return value is None
-        case "Gt":
-            return value is not None and number(value) > number(next(iter(values), 0))
-        case "Lt":
-            return value is not None and number(value) < number(next(iter(values), 0))
-        case _:
-            return True
+def _holds(expression: Mapping[str, Any], given: Mapping[str, Any]) -> bool:
+    value, values = given.get(str(expression.get("key"))), parts(expression, "values")
+    bound = number(next(iter(values), 0))
+    checks = {
+        "In": value in values,
+        "NotIn": value not in values,
+        "Exists": value is not None,
+        "DoesNotExist": value is None,
+        "Gt": value is not None and number(value) > bound,
+        "Lt": value is not None and number(value) < bound,
+    }
+    return checks.get(str(expression.get("operator")), True)

@@ -2,73 +2,46 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
-from kinetic._messages import both_ends, one_line
+from kinetic._messages import one_line
+from kinetic.aio.kubernetes.diagnosis.causes import ABSENT, cause, explained
 from kinetic.aio.kubernetes.diagnosis.documents import Document, part, parts
+from kinetic.aio.kubernetes.diagnosis.images import unpulled
 from kinetic.aio.kubernetes.diagnosis.pods import Container, Pod
-from kinetic.aio.kubernetes.diagnosis.rules import Rule, first, next_step
+from kinetic.aio.kubernetes.diagnosis.rules import Rule, first
 from kinetic.aio.kubernetes.diagnosis.verdict import Diagnosis, Outlook, pending
 from kinetic.job_status import Reason
 
-__all__ = ["FORMAT", "configuration", "misconfigured", "preparing", "start_failure"]
+__all__ = ["FORMAT", "preparing", "start_failure"]
 
-_OPEN, _FINAL = Outlook.OPEN, Outlook.FINAL
+_passing = partial(Rule, outlook=Outlook.OPEN)
+_final = partial(Rule, outlook=Outlook.FINAL)
 _STAYS = "it is tried again; tell the cluster's administrator if it stays"
-_STARTS_THEN = "or correct the name; the pod starts by itself then"
+_ADD = "add it or correct the name; the pod starts by itself then"
 
-_MISSING = (
-    Rule(
-        r"(?P<kind>configmap|secret|persistentvolumeclaim|serviceaccount)s?"
-        r' "?(?P<name>[^\s"]+)"? not found',
-        "{kind} {name!r} does not exist in the namespace",
-        f"create it {_STARTS_THEN}",
-    ),
+_CONFIGURATION = (
+    *ABSENT,
     Rule(
         r"couldn't find key (?P<key>\S+) in (?P<kind>ConfigMap|Secret) (\S+/)?(?P<name>\S+)",
         "{kind} {name!r} has no key {key!r}",
-        f"add it {_STARTS_THEN}",
+        _ADD,
     ),
-)
-
-_CONFIGURATION = (
-    *_MISSING,
-    Rule(
+    _final(
         "breaks non-root policy",
         "the pod must not run as root, and its runAsUser is root",
         "set another runAsUser",
-        outlook=_FINAL,
     ),
-    Rule(
-        "runAsNonRoot.*(?<!runAsNon)root|(?<!runAsNon)root.*runAsNonRoot",
-        "the pod must not run as root, and the image's user is root",
-        "set runAsUser, or a numeric USER in the image",
-        outlook=_FINAL,
-    ),
-    Rule(
+    _final(
         "runAsNonRoot",
-        "the pod must not run as root, and the image's user cannot be verified",
+        "the pod must not run as root, and the image's user is root or cannot be verified",
         "set runAsUser, or a numeric USER in the image",
-        outlook=_FINAL,
     ),
 )
-
-
-def misconfigured(said: str) -> Diagnosis | None:
-    """Why a node cannot configure a container, where its words say so."""
-    return first(_CONFIGURATION, said)
-
-
-def configuration(said: str) -> Diagnosis:
-    """Why a node cannot configure a container, whatever it says."""
-    return misconfigured(said) or pending(
-        f"the container cannot be configured: {one_line(said)}",
-        next_step(said, "correct what the message names"),
-        Reason.SETUP,
-        Outlook.BLOCKED,
-    )
 
 
 # Once one of these is told, what went wrong before is over: volumes and sandbox come first.
@@ -78,124 +51,67 @@ _OF_VOLUMES = ("FailedMount", "FailedAttachVolume", "FailedMapVolume")
 
 def preparing(pod: Pod) -> Diagnosis | None:
     """What keeps the containers of *pod* from being made, by the events on it."""
-    left: list[Document] = []
+    left: list[tuple[str, str]] = []
     for event in pod.events():
-        if event.get("reason") in _PROGRESS:
+        reason, said = str(event.get("reason")), str(event.get("message") or "")
+        if reason in _PROGRESS:
             left = []
-        elif event.get("reason") == "SuccessfulAttachVolume":
-            left = [one for one in left if one.get("reason") != "FailedAttachVolume"]
-        else:
-            left.append(event)
-    volumes = [str(one.get("message") or "") for one in left if one.get("reason") in _OF_VOLUMES]
-    if volumes:
+        elif reason == "SuccessfulAttachVolume":
+            left = [one for one in left if one[0] != "FailedAttachVolume"]
+        left.append((reason, said))
+    if volumes := [said for reason, said in left if reason in _OF_VOLUMES]:
         return _volumes(volumes, pod.spec)
-    last = {str(one.get("reason")): str(one.get("message") or "") for one in left}
-    if (said := last.get("FailedCreatePodSandBox")) is not None:
-        end = _informative_end(said)
-        return first(_SANDBOX, said) or pending(
-            f"the node cannot make the pod's sandbox: {end}", _STAYS, Reason.SETUP
-        )
-    if (said := last.get("NetworkNotReady")) is not None:
-        return pending(f"the node's network is not ready yet: {one_line(said)}", _STAYS)
-    return None
+    for reason, said in reversed(left):
+        if reason.startswith(("FailedCreatePod", "FailedPrepare", "FailedSync")):
+            what = "make the pod's sandbox" if reason.endswith("SandBox") else "prepare the pod"
+            words = f"the node cannot {what}: {cause(said)}"
+            return first(_SURROUNDINGS, said) or pending(words, _STAYS, Reason.SETUP)
+        if reason == "NetworkNotReady":
+            return pending(f"the node's network is not ready yet: {one_line(said)}", _STAYS)
+        if reason == "Failed" and (found := first(_CONFIGURATION, said)):
+            return found
+    return _pulling(pod, left)
 
 
-_SANDBOX = (
-    Rule(
-        r'no runtime for "?(?P<name>[^"\s]+)"? is configured',
-        "the node cannot make the pod's sandbox: runtime {name!r} is not configured on it",
-        "use a node pool that has it, or no RuntimeClass",
-    ),
-)
-
-
-def _volumes(told: Sequence[str], spec: Document) -> Diagnosis:
-    """The most that is said of volumes: one event names the cause, the next only that it lasts."""
-    absent = [found for said in told if (found := first(_MISSING, said))]
-    if absent:
-        names = list(dict.fromkeys(one.message for one in absent))
-        volume = "its volume" if len(names) == 1 else "their volumes"
-        return replace(absent[0], message=f"{', '.join(names)}: {volume} cannot be mounted")
-    for said in reversed(told):
-        if found := first(_MOUNTS, said):
-            return _of(said, found, spec)
-    specific = [said for said in told if not _UNMOUNTED.search(said)]
-    return _vague((specific or list(told))[-1], spec)
-
-
-_VOLUME = re.compile(r'failed for volume "(?P<name>[^"]+)" ?: (?P<why>.*)', re.DOTALL)
-_UNMOUNTED = re.compile(r"unmounted volumes=\[(?P<names>[^\]]*)\]")
-_SOURCES = {
-    "secret": "secretName",
-    "configMap": "name",
-    "persistentVolumeClaim": "claimName",
-    "hostPath": "path",
-    "nfs": "server",
-    "csi": "driver",
-}
-
-
-def _of(said: str, found: Diagnosis, spec: Document) -> Diagnosis:
-    """*found*, with the name of the volume and of what it is made from."""
-    volume = _VOLUME.search(said)
-    if volume is None or repr(volume["name"]) in found.message:
-        return found
-    source = _source(spec, volume["name"])
-    of = f" (volume {volume['name']!r}{f', of {source}' if source else ''})"
-    return replace(found, message=f"{found.message}{of}")
-
-
-def _source(spec: Document, volume: str) -> str:
-    """What a volume of the pod is made from, by its own words."""
-    named = [one for one in parts(spec, "volumes") if one.get("name") == volume]
-    for kind, field in _SOURCES.items():
-        if named and (name := part(named[0], kind).get(field)):
-            return f"{kind[0].upper()}{kind[1:]} {str(name)!r}"
-    return ""
-
-
-def _vague(said: str, spec: Document) -> Diagnosis:
-    advice = "correct the volume, or the permission to read it"
-    words, why = f"a volume cannot be mounted: {both_ends(said, 600)}", said
-    if volume := _VOLUME.search(said):
-        source, why = _source(spec, volume["name"]), volume["why"]
-        if source.startswith("HostPath"):
-            advice = "correct the path or its type: every node that may run it must have it"
-        elif source:
-            advice = f"see whether {source} is right and can be reached from the nodes"
-        words = f"volume {volume['name']!r} cannot be mounted: {both_ends(why, 600)}"
-    elif volumes := _UNMOUNTED.search(said):
-        names = ", ".join(repr(name) for name in volumes["names"].split())
-        words = f"the volumes {names} are not mounted after a long time, and no cause is told"
-        advice, why = "see the events of the pod and of the volume's claim", ""
-    return pending(words, next_step(why, advice), Reason.SETUP, Outlook.BLOCKED)
+def _pulling(pod: Pod, left: Sequence[tuple[str, str]]) -> Diagnosis | None:
+    """An image is on its way, or did not come: its container does not say so yet."""
+    pulls = [one for one in left if one[0] in ("Pulling", "Failed") and "pull" in one[1].lower()]
+    images = re.findall(r'[Pp]ull(?:ing)? image "([^"]+)"', " ".join(said for _, said in pulls))
+    if not images:
+        return None
+    if pulls[-1][0] == "Pulling":
+        return pending(f"pulling the image {images[-1]}")
+    # Of a pod that nobody saw, events alone tell.
+    known = pod.containers or [Container(name="", spec={"image": images[-1]}, status={})]
+    failing = next((one for one in known if one.spec.get("image") == images[-1]), None)
+    return unpulled(pod, failing, "ErrImagePull", "") if failing is not None else None
 
 
 _WAIT = "wait for the other pod to end, or use a volume that many nodes may have"
 _ONE_NODE = "can be attached to one node only: it waits for that"
 
-_MOUNTS = (
+# What a node says of volumes and of the sandbox, in which all containers of a pod are.
+_SURROUNDINGS = (
     Rule(
+        r'no runtime for "?(?P<name>[^"\s]+)"? is configured',
+        "the node cannot make the pod's sandbox: runtime {name!r} is not configured on it",
+        "use a node pool that has it, or no RuntimeClass",
+    ),
+    _passing(
         r'Multi-Attach error for volume "(?P<name>[^"]+)".*?used by pod\(s\) '
         r"(?P<pods>[^,]+(?:, [^,]+)*)",
         f"volume {{name!r}} is in use by pod {{pods}} on another node, and {_ONE_NODE}",
         _WAIT,
-        outlook=_OPEN,
     ),
-    Rule(
+    _passing(
         r'Multi-Attach error for volume "(?P<name>[^"]+)"',
         f"volume {{name!r}} is in use on another node, and {_ONE_NODE}",
         _WAIT,
-        outlook=_OPEN,
     ),
-    Rule(
-        r"already being used by instance '?(?P<instance>[\w-]+)",
-        f"a disk is in use by instance {{instance}}, and {_ONE_NODE}",
+    _passing(
+        r"(being used by|resourceInUseBy)\W*(?P<what>(instance )?[\w/.-]+)",
+        f"a disk is in use by {{what}}, and {_ONE_NODE}",
         _WAIT,
-        outlook=_OPEN,
-    ),
-    Rule(
-        "resourceInUseByAnotherResource", f"a disk is in use, and {_ONE_NODE}", _WAIT, outlook=_OPEN
     ),
     Rule(
         r"driver name (?P<name>\S+) not found",
@@ -215,14 +131,9 @@ _MOUNTS = (
         'set the annotation gke-gcsfuse/volumes: "true" on the pod',
     ),
     Rule(
-        r"references non-existent config key: (?P<key>\S+)",
-        "the ConfigMap of a volume has no key {key!r}: it cannot be mounted",
-        f"add it {_STARTS_THEN}",
-    ),
-    Rule(
-        r"references non-existent secret key: (?P<key>\S+)",
-        "the Secret of a volume has no key {key!r}: it cannot be mounted",
-        f"add it {_STARTS_THEN}",
+        r"(?P<kind>configmap|secret) (references non-existent config )?key: (?P<key>\S+)",
+        "the {kind} of a volume has no key {key!r}: it cannot be mounted",
+        _ADD,
     ),
     Rule(
         r"bucket (doesn't|does not) exist.*|NotFound desc = .*bucket.*|bucket not found.*",
@@ -240,20 +151,62 @@ _MOUNTS = (
         "the node has not read the ConfigMaps and Secrets of the pod's volumes yet ({all})",
         "it is tried again; this is not an error",
         None,
-        _OPEN,
+        Outlook.OPEN,
+    ),
+    Rule(
+        r"unmounted volumes=\[(?P<names>[^\]]*)\]",
+        "the volumes {names!r} are not mounted after a long time, and no cause is told",
+        "see the events of the pod and of the volume's claim",
     ),
 )
 
+_VOLUME = re.compile(r'failed for volume "(?P<name>[^"]+)" ?: (?P<why>.*)', re.DOTALL)
+_NAMED_BY = ("secretName", "claimName", "server", "path", "driver", "name")
+"""Fields that name what a volume is made from, whatever its kind."""
+
+
+def _volumes(told: Sequence[str], spec: Document) -> Diagnosis:
+    """The most that is said of volumes: one event names the cause, the next only that it lasts."""
+    if absent := [found for said in told if (found := first(ABSENT, said))]:
+        words = ", ".join(dict.fromkeys(one.message for one in absent))
+        return replace(absent[0], message=f"{words}: what needs it cannot be mounted")
+    told = [said for said in told if "unmounted volumes=" not in said] or told
+    known = [(said, found) for said in told if (found := first(_SURROUNDINGS, said))]
+    said, found = known[-1] if known else (told[-1], None)
+    named, advice = _VOLUME.search(said), "correct the volume, or the right to read it"
+    if named is None:
+        return found or explained((), said, "a volume cannot be mounted", advice)
+    name, why = named.groups()
+    source = _source(spec, name)
+    if source.startswith("HostPath"):
+        advice = "correct the path or its type: every node that may run it must have it"
+    elif source:
+        advice = f"see whether {source} is right and can be reached from the nodes"
+    if found is None:
+        return explained((), why, f"volume {name!r} cannot be mounted", advice)
+    of = f" (volume {name!r}{f', of {source}' if source else ''})"
+    return found if repr(name) in found.message else replace(found, message=found.message + of)
+
+
+def _source(spec: Document, volume: str) -> str:
+    """What a volume of the pod is made from, by its own words."""
+    named = [one for one in parts(spec, "volumes") if one.get("name") == volume]
+    kinds = [kind for one in named for kind in one if kind != "name"]
+    for kind, field in itertools.product(kinds, _NAMED_BY):
+        if name := part(named[0], kind).get(field):
+            return f"{kind[0].upper()}{kind[1:]} {str(name)!r}"
+    return ""
+
+
 _EXEC = re.compile(r'exec: "(?P<file>[^"]+)"')
 FORMAT = re.compile(r"exec (?P<file>[^\s:]+): exec format error")
-_IMAGE = "correct the command or the image"
 _PLACE = "correct workingDir or the image"
 _CWD = r'chdir to cwd \("(?P<folder>[^"]+)"\)'
 
 _STARTS = (
     Rule(
         "OOM-killed|/memory.max",  # which the runtime could not set so low
-        "out of memory before the program began: its memory limit of {limit} is too low",
+        "out of memory before the program began: its memory limit{limit} is too low",
         "ask for more memory (memory=)",
         Reason.OUT_OF_MEMORY,
     ),
@@ -267,11 +220,6 @@ _STARTS = (
         r"unable to find (?P<kind>user|group) (?P<name>[^\s:]+)",
         "{kind} {name!r} is not in the image",
         "correct runAsUser, or the USER of the image",
-    ),
-    Rule(
-        "no space left",
-        "the node has no space left to make container {container!r}",
-        "use a smaller image or a node with a larger boot disk",
     ),
     Rule(
         "nvidia-container|nvml",
@@ -291,7 +239,7 @@ _STARTS = (
     Rule(
         r'exec: "[^"]+".*(not found in \$?PATH|no such file or directory)',
         "command {file!r} is not in the image",
-        _IMAGE,
+        "correct the command or the image",
     ),
     Rule(
         r'exec: "[^"]+".*permission denied',
@@ -301,31 +249,19 @@ _STARTS = (
 )
 
 
-def _informative_end(text: str) -> str:
-    """The runtime's own words, without the layers that passed them on."""
-    words = re.split(r"OCI runtime create failed: |unable to start container process: ", text)[-1]
-    words = re.sub(
-        r"(^(rpc error: code = \w+ desc = |failed to \w+ [\w ]+: )+|: unknown$)", "", words
-    )
-    return both_ends(words, 400)
-
-
 def start_failure(container: Container, text: str) -> Diagnosis:
-    """Why a container's process could not be started."""
-    called = _EXEC.search(text) or FORMAT.search(text)
-    place, end = str(container.spec.get("workingDir") or ""), _informative_end(text)
+    """Why a container could not be made, or its process not be started."""
+    place = str(container.spec.get("workingDir") or "")
     if place and f"mkdir {place}" in text:
-        words = f"the working directory {place!r} cannot be made: {end}"
+        words = f"the working directory {place!r} cannot be made: {cause(text)}"
         return pending(words, _PLACE, Reason.SETUP, Outlook.BLOCKED)
-    facts = {
-        "container": container.name,
-        "end": end,
-        "file": called["file"] if called else str(next(iter(parts(container.spec, "command")), "")),
-        "limit": container.limit("memory") or container.pod_limit("memory"),
-    }
-    return first(_STARTS, text, **facts) or pending(
-        f"container {container.name!r} could not be started: {end}",
-        next_step(end, "see the message of the container runtime"),
-        Reason.SETUP,
-        Outlook.BLOCKED,
+    limit = container.limit("memory") or container.pod_limit("memory")
+    called = _EXEC.search(text) or FORMAT.search(text)
+    return explained(
+        (*_CONFIGURATION, *_STARTS),
+        text,
+        f"container {container.name!r} could not be started",
+        "correct what the message names, or ask the cluster's administrator",
+        file=called["file"] if called else str(next(iter(parts(container.spec, "command")), "")),
+        limit=f" of {limit}" if limit else "",
     )

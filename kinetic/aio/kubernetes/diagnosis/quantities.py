@@ -3,112 +3,94 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from kinetic.aio.kubernetes.diagnosis.documents import part, parts
 
-__all__ = ["amount", "is_bytes", "number", "readable", "requests", "shown"]
+__all__ = ["NAMES", "amount", "is_bytes", "number", "readable", "requests", "shown"]
 
-_QUANTITY = re.compile(r"([+-]?[0-9.]+(?:[eE][+-]?[0-9]+)?)([A-Za-z]*)")
+_QUANTITY = re.compile(r"([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)([A-Za-z]*)")
 _UNITS = {
-    "n": 1e-9,
-    "u": 1e-6,
-    "m": 1e-3,
     "": 1.0,
-    "k": 1e3,
-    "M": 1e6,
-    "G": 1e9,
-    "T": 1e12,
-    "P": 1e15,
-    "E": 1e18,
+    **{unit: 1000.0**-power for power, unit in enumerate("mun", 1)},
+    **{unit: 1000.0**power for power, unit in enumerate("kMGTPE", 1)},
     **{f"{unit}i": 1024.0**power for power, unit in enumerate("KMGTPE", 1)},
 }
-_NAMES = {
+NAMES = {
     "cpu": "CPUs",
     "memory": "of memory",
     "ephemeral-storage": "of ephemeral storage",
     "google.com/tpu": "TPU chips",
     "nvidia.com/gpu": "GPUs",
 }
+"""Resources as one says them, after an amount."""
 
 
 def number(quantity: object) -> float:
     """*quantity* in its resource's unit (cores, bytes, pieces); 0 when it is none."""
     found = _QUANTITY.fullmatch(str(quantity).strip())
-    if found is None or found[2] not in _UNITS:
-        return 0.0
-    try:
-        return float(found[1]) * _UNITS[found[2]]
-    except ValueError:
-        return 0.0
+    return float(found[1]) * _UNITS.get(found[2], 0.0) if found else 0.0
 
 
 def is_bytes(resource: str) -> bool:
     """Whether amounts of *resource* are bytes."""
-    return resource in ("memory", "ephemeral-storage") or resource.startswith("hugepages-")
+    return resource.endswith(("memory", "storage")) or resource.startswith("hugepages-")
 
 
 def shown(resource: str, amount: float) -> str:
     """*amount* of *resource* as one says it: ``64 CPUs``, ``500Gi of memory``."""
-    name = _NAMES.get(resource, resource)
+    name = NAMES.get(resource, resource)
     if is_bytes(resource):
-        return f"{_binary(amount)} {name}"
-    one = amount == 1 and resource in _NAMES
+        return f"{readable(amount)} {name}"
+    one = amount == 1 and resource in NAMES
     return f"{amount:g} {name.removesuffix('s') if one else name}"
 
 
-def _binary(size: float) -> str:
-    for power, unit in reversed(list(enumerate(("Ki", "Mi", "Gi", "Ti"), 1))):
-        if size >= 1024.0**power:
-            amount = size / 1024.0**power
-            return f"{amount:.0f}{unit}" if amount >= 100 else f"{amount:.3g}{unit}"
-    return f"{size:g}"
-
-
-def readable(quantity: str) -> str:
+def readable(quantity: str | float) -> str:
     """An amount of bytes in the largest unit that fits: ``1534240Ki`` is ``1.46Gi``."""
-    return _binary(number(quantity))
+    size = number(quantity)
+    for unit in ("Ti", "Gi", "Mi", "Ki"):
+        if size >= _UNITS[unit]:
+            count = size / _UNITS[unit]
+            return f"{count:.0f}{unit}" if count >= 100 else f"{count:.3g}{unit}"
+    return f"{size:g}"
 
 
 def amount(resource: str, quantity: str) -> str:
     """*quantity* of *resource*, such as one of a quota: bytes in the largest unit that fits."""
-    bytes_of = ("memory", "storage")
-    return readable(quantity) if resource.endswith(bytes_of) and quantity.isdecimal() else quantity
+    return readable(quantity) if is_bytes(resource) and quantity.isdecimal() else quantity
 
 
-def requests(spec: Mapping[str, Any]) -> dict[str, float]:
+_Amounts = dict[str, float]
+
+
+def requests(spec: Mapping[str, Any]) -> _Amounts:
     """What a pod of this spec asks of its node, as the scheduler counts it."""
-    together = [_asked(one) for one in parts(spec, "containers")]
-    sidecars: dict[str, float] = {}
-    peak: dict[str, float] = {}
+    beside: _Amounts = {}
+    peak: _Amounts = {}
     for one in parts(spec, "initContainers"):
         if one.get("restartPolicy") == "Always":  # it stays beside the containers
-            sidecars = _sum((sidecars, _asked(one)))
+            beside = _each(sum, beside, _asked(one))
         else:
-            peak = _most(peak, _sum((sidecars, _asked(one))))
-    total = _most(peak, _sum((*together, sidecars)))
+            peak = _each(max, peak, _each(sum, beside, _asked(one)))
+    together = _each(sum, beside, *map(_asked, parts(spec, "containers")))
     whole = _numbers(part(spec, "resources").get("requests"))
-    return _sum(({**total, **whole}, _numbers(spec.get("overhead"))))
+    total = {**_each(max, peak, together), **whole}
+    return _each(sum, total, _numbers(spec.get("overhead")))
 
 
-def _asked(container: Mapping[str, Any]) -> dict[str, float]:
+def _asked(container: Mapping[str, Any]) -> _Amounts:
     """Requests; where there is only a limit, that is the request."""
     resources: Mapping[str, Any] = part(container, "resources")
     return {**_numbers(resources.get("limits")), **_numbers(resources.get("requests"))}
 
 
-def _numbers(quantities: Mapping[str, Any] | None) -> dict[str, float]:
+def _numbers(quantities: Mapping[str, Any] | None) -> _Amounts:
     return {name: number(quantity) for name, quantity in (quantities or {}).items()}
 
 
-def _sum(several: Iterable[Mapping[str, float]]) -> dict[str, float]:
-    total: dict[str, float] = {}
-    for amounts in several:
-        for name, amount in amounts.items():
-            total[name] = total.get(name, 0.0) + amount
-    return total
-
-
-def _most(one: Mapping[str, float], other: Mapping[str, float]) -> dict[str, float]:
-    return {name: max(one.get(name, 0.0), other.get(name, 0.0)) for name in {**one, **other}}
+def _each(how: Callable[[list[float]], float], *several: _Amounts) -> _Amounts:
+    """Of each resource, the sum or the most of what *several* say."""
+    names = dict.fromkeys(name for amounts in several for name in amounts)
+    return {name: how([amounts.get(name, 0.0) for amounts in several]) for name in names}
