@@ -33,6 +33,7 @@ from tests.kubernetes.situations import (
     not_placed,
     told_of,
     told_of_pods,
+    waiting,
 )
 
 TPU = {"cloud.google.com/gke-tpu-topology": "2x4"}
@@ -42,6 +43,35 @@ NO_NODE = "0/1 nodes are available: 1 node(s) didn't match Pod's node affinity/s
 def refused(said: str) -> Seen:
     told = f'Error creating: pods "tune-1-x" is forbidden: {said}'
     return Seen(job=a_job({}), events=[event("FailedCreate", told, kind="Job")])
+
+
+WARDEN = (
+    'admission webhook "warden-validating.common-webhooks.networking.gke.io" denied the request:'
+)
+
+
+def not_mounted(name: str, why: str, *words: str) -> Situation:
+    """A bucket that is not mounted, in the driver's words."""
+    said = f'MountVolume.SetUp failed for volume "data" : rpc error: code = {why}'
+    return told_of_pods(
+        f"Cloud Storage FUSE CSI driver, 'Troubleshooting': {name}",
+        a_pod(CREATING),
+        *words,
+        events=[event("FailedMount", said)],
+        reason=Reason.SETUP,
+        outlook=BLOCKED,
+    )
+
+
+def not_added(name: str, *told: Json, words: tuple[str, ...], reason: Reason) -> Situation:
+    """A node that is not added, in the autoscaler's words."""
+    seen = Seen(
+        job=a_job(),
+        pods=[not_placed(NO_NODE, asks={"google.com/tpu": "8"}, nodeSelector=TPU)],
+        nodes=[a_node("n1", cpu="8")],
+        events=[*told],
+    )
+    return told_of(name, seen, *words, reason=reason, outlook=OPEN)
 
 
 def later(told: Json, second: int) -> Json:
@@ -125,6 +155,36 @@ CASES = [
         outlook=FINAL,
     ),
     told_of(
+        "GKE, 'Autopilot': Warden names what is too much without a constraint",
+        refused(
+            f"{WARDEN} GKE Warden rejected the request because it violates one or more constraints.\nViolations: Total ephemeral-storage requested by containers for workload is higher than the Autopilot maximum of '10Gi'."
+        ),
+        "higher than the Autopilot maximum of '10Gi'",
+        "Standard cluster",
+        reason=Reason.REFUSED,
+        outlook=FINAL,
+    ),
+    told_of(
+        "GKE, 'Troubleshoot privileged workloads in Autopilot': what the allowlist does not have",
+        refused(
+            f"{WARDEN}\n=======\nWorkload Mismatches Found for Allowlist (example-1):\n=======\nHostPID Mismatch: Workload=true, Allowlist=false"
+        ),
+        "HostPID Mismatch: Workload=true, Allowlist=false",
+        "change the job as the policy says",
+        reason=Reason.REFUSED,
+        outlook=FINAL,
+    ),
+    told_of(
+        "Binary Authorization, 'View audit logs': the webhook names the image and the attestor",
+        refused(
+            'admission webhook "imagepolicywebhook.image-policy.k8s.io" denied the request: Image gcr.io/p/app:1.0 denied by Binary Authorization default admission rule. Image gcr.io/p/app:1.0 denied by attestor projects/p/attestors/qa: Expected digest with sha256 scheme, but got tag or malformed digest'
+        ),
+        "Image gcr.io/p/app:1.0 denied by Binary Authorization",
+        "digest",
+        reason=Reason.REFUSED,
+        outlook=FINAL,
+    ),
+    told_of(
         "Binary Authorization: an image that nobody has attested",
         refused(
             "image policy webhook backend denied one or more images: Denied by default admission rule. Overridden by evaluation mode Denied by Attestor"
@@ -184,6 +244,95 @@ CASES = [
         ],
         reason=Reason.SETUP,
         outlook=BLOCKED,
+    ),
+    not_mounted(
+        "the webhook put no sidecar there",
+        "Internal desc = the webhook failed to inject the sidecar container into the Pod spec",
+        "no gcsfuse sidecar",
+        "gke-gcsfuse/volumes",
+    ),
+    not_mounted(
+        "the sidecar is killed while it mounts",
+        "ResourceExhausted desc = the sidecar container failed with error: signal: killed",
+        "sidecar was killed",
+        "gke-gcsfuse/memory-limit",
+    ),
+    not_mounted(
+        "a mount option that there is not",
+        "InvalidArgument desc = the sidecar container failed with error: Incorrect Usage. flag provided but not defined: -xxx",
+        "flag provided but not defined: -xxx",
+        "correct what it names",
+    ),
+    not_mounted(
+        "credentials that have not come yet",
+        "Unauthenticated desc = failed to prepare storage service: storage service manager failed to setup service: timed out waiting for the condition",
+        "may not be read",
+        "roles/storage.objectUser",
+    ),
+    not_mounted(
+        "the bucket is not there",
+        'NotFound desc = failed to get GCS bucket "x": storage: bucket doesn\'t exist',
+        "does not exist",
+        "create it or correct the name",
+    ),
+    not_added(
+        "Cluster autoscaler, its events: two reasons in one sentence",
+        event(
+            "FailedScaleUp",
+            'Node scale up in zones us-central1-c, us-central1-a associated with this pod failed: GCE out of resources, Some nodes in node group ["ng1"] failed to appear in time. Pod is at risk of not being scheduled.',
+        ),
+        words=("us-central1-c, us-central1-a", "out of resources", "another zone"),
+        reason=Reason.UNSCHEDULABLE,
+    ),
+    not_added(
+        "Cluster autoscaler, its events: the subnet is full, and then it pauses",
+        later(
+            event(
+                "FailedScaleUp",
+                "Node scale up in zones us-central1-c associated with this pod failed: IP space exhausted. Pod is at risk of not being scheduled.",
+            ),
+            1,
+        ),
+        later(
+            event(
+                "NotTriggerScaleUp",
+                "pod didn't trigger scale-up: 1 in backoff after failed scale-up, 6 node(s) had taint {workload: always-on}, that the pod didn't tolerate",
+            ),
+            2,
+        ),
+        words=("no address left", "pauses before it tries again", "subnet"),
+        reason=Reason.UNSCHEDULABLE,
+    ),
+    not_added(
+        "Cluster autoscaler, its events: the node pool is as large as it may be",
+        event("NotTriggerScaleUp", "pod didn't trigger scale-up: 1 max node group size reached"),
+        words=("max node group size reached", "let the node pool grow"),
+        reason=Reason.UNSCHEDULABLE,
+    ),
+    told_of_pods(
+        "Artifact Registry, as its nodes tell it: the repository is not there",
+        a_pod(
+            waiting(
+                "ErrImagePull",
+                'failed to pull and unpack image "us-docker.pkg.dev/p/none/x:v1": failed to resolve reference "us-docker.pkg.dev/p/none/x:v1": failed to authorize: failed to fetch oauth token: unexpected status from GET request to https://us-docker.pkg.dev/v2/token?scope=repository%3Ap%2Fnone%2Fx%3Apull&service=us-docker.pkg.dev: 404 Not Found',
+            )
+        ),
+        "its repository is not in",
+        "make the repository",
+        reason=Reason.IMAGE_PULL,
+        outlook=FINAL,
+    ),
+    told_of_pods(
+        "GKE, 'Manage disruption in GPU nodes': the same notice before maintenance, without spot",
+        a_pod(RUNS, phase="Running"),
+        "for maintenance",
+        never=("spot",),
+        nodes=[
+            a_node("n1", {}, "cloud.google.com/impending-node-termination=:NoSchedule", cpu="8")
+        ],
+        status=RUNNING,
+        reason=Reason.PREEMPTED,
+        outlook=OPEN,
     ),
     told_of_pods(
         "Cloud Storage FUSE CSI driver, 'Troubleshooting': the sidecar passes its memory limit",

@@ -130,7 +130,9 @@ PULLS = [
     pull(
         "a layer that breaks off",
         "failed to copy: httpReadSeeker: failed open: unexpected EOF",
-        "cannot be reached",
+        "breaks off the download",
+        "tried again",
+        outlook=OPEN,
     ),
     told(
         "the pull failed, and the container's state does not say so yet",

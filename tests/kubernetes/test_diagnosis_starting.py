@@ -259,7 +259,7 @@ STARTS = [
         "a mount that fails is no missing command",
         RUNC
         + 'error mounting "/var/lib/kubelet/pods/x" to rootfs at "/data": no such file or directory',
-        "could not be started",
+        "cannot be mounted at '/data'",
         never=("command 'python3' is not",),
     ),
     start(

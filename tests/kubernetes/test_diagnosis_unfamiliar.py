@@ -1505,8 +1505,24 @@ CASES = [
         ),
         "FAILED",
         [r"not made for kinetic", r"/app/remote_runner\.py"],
-        [r"build-image"],
+        [r"build-image", r"kinetic\.images runner"],
         [r"see its log"],
+    ),
+    Case(
+        "the pod has no credentials",
+        pods(
+            failed_pod(
+                74,
+                message="kinetic: there are no credentials for Cloud Storage here (Your default "
+                "credentials were not found.); let the pods' service account act as one of "
+                "Google's (workload identity)\n",
+            ),
+            job=failed_job(),
+        ),
+        "FAILED",
+        [r"no credentials for Cloud Storage"],
+        [r"service account of the pod", r"workload identity", r"STORAGE_EMULATOR_HOST"],
+        [r"exit code 74", r"see its log", r"default credentials"],
     ),
 ]
 

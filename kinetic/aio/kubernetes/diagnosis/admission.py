@@ -116,19 +116,21 @@ _RULES = (
     ),
     # Documents: Binary Authorization, 'View audit logs' and 'Use breakglass'.
     _never(
-        r"[^:]*(denied by Binary Authorization|image policy webhook backend denied).*",
+        r"(Image \S+ )?(denied by Binary Authorization|image policy webhook backend denied).*",
         "Binary Authorization refuses the image: {all}",
-        "use an image of a registry that the policy allows, or have it attested",
+        "use an image of a registry that the policy allows, or have it attested and name it by its "
+        "digest",
     ),
     # Documents: GKE, 'Autopilot security capabilities': constraints and what violates them.
     _never(
-        r"GKE Warden rejected the request because(?P<what>.*?)(Requested by user|\Z)",
+        r"GKE Warden rejected the request because it violates (one or more constraints\.\s*)?"
+        r"(Violations details: )?(?P<what>.*?)(Requested by user|\Z)",
         "the policy of GKE ('GKE Warden', of Autopilot) refuses the pod: {what}",
         "take out what it names, or use a Standard cluster or node pool",
     ),
     _never(
-        r"(webhook|Policy) ['\"](?P<name>[^'\"]+)['\"][^:]* denied (the )?request:? "
-        r"(?P<what>.*)",
+        r"(webhook|Policy) ['\"](?P<name>[^'\"]+)['\"][^:]* denied (the )?request:?"
+        r"[\s=]+(?P<what>.*)",
         "the cluster's policy {name!r} refuses it: {what}",
         "change the job as the policy says, or ask the cluster's administrator",
     ),

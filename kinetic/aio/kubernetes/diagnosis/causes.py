@@ -15,8 +15,8 @@ __all__ = ["ABSENT", "cause", "explained"]
 
 ABSENT = (
     Rule(
-        r"(?P<kind>namespace|\w+class)(?:es|s)?(?:\.[\w.]+)?(?: with name)? "
-        r'"?(?P<name>[^\s"]+)"? (?:was|not) found',
+        r"(?P<kind>namespace|\w+ ?class)(?:es|s)?(?:\.[\w.]+)?(?: with name)? "
+        r'"?(?P<name>[^\s"]+)"? (?:(?:was|not) found|does not exist)',
         "{kind} {name!r} does not exist in this cluster",
         "create it, have an administrator create it, or correct the name",
     ),

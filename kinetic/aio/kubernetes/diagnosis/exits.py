@@ -45,6 +45,13 @@ _EXITS = (
         "up",
         Reason.SETUP,
     ),
+    _exit(  # the runner's own words
+        "no credentials for Cloud Storage here",
+        "the pod has no credentials for Cloud Storage",
+        "let {who} act as one of Google's (workload identity), or, where STORAGE_EMULATOR_HOST "
+        "names a server that needs none, give the job that variable, too (capture_env_vars=)",
+        Reason.SETUP,
+    ),
     # Documents: GKE, 'Troubleshoot Workload Identity Federation'; what google-auth raises then.
     _exit(
         r"unable to generate access token|from the (\w+ )*metadata service"
@@ -57,7 +64,8 @@ _EXITS = (
     _exit(
         "can't open file '[^']*remote_runner",
         "the image was not made for kinetic, its runner is not in it: {said}",
-        "make one with kinetic build-image, or leave container_image out to have one built",
+        "put there what `python -m kinetic.images runner` prints, make one with "
+        "kinetic build-image, or leave container_image out to have one built",
         Reason.SETUP,
     ),
     _exit(

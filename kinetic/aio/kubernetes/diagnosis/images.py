@@ -54,6 +54,11 @@ _CAUSES = (
         "the image {image} does not exist, or the nodes may not read it",
         _UNREAD[1],
     ),
+    _final(
+        r"fetch oauth token: .*\b404\b",
+        "the image {image} does not exist: its repository is not in {registry}",
+        "make the repository and push the image, or correct the name",
+    ),
     _blocked(
         r"unauthori[sz]ed|\b40[13]\b|forbidden|failed to authorize: .*\b4\d\d\b|denied"
         r"|no basic auth|insufficient_scope|authentication required|authorization failed"
@@ -73,16 +78,21 @@ _CAUSES = (
         "use a registry with a public certificate, or have the nodes trust it",
     ),
     _blocked(
-        "server gave http response",
+        "server gave http response|first record does not look like a tls handshake",
         "{failed}: the registry {registry} speaks plain HTTP, and the nodes want HTTPS",
         "give the registry a certificate, or have the nodes allow plain HTTP for it",
     ),
     _blocked(
         r"connection (refused|reset)|no such host|i/o timeout|timed? ?out|\btls\b"
-        r"|network is unreachable|no route|server misbehaving|\beof\b|deadline exceeded|\bdial\b"
+        r"|network is unreachable|no route|server misbehaving|deadline exceeded|\bdial\b"
         r"|registry is unavailable",
         "{failed}: the registry {registry} cannot be reached from the nodes: {end}",
         "check that the name {registry!r} is right and reachable from the nodes",
+    ),
+    _open(
+        r"\beof\b|connection closed|broken pipe",
+        "{failed}: the registry {registry}, or the network, breaks off the download: {end}",
+        "it is tried again; see how the registry works, or push the image again",
     ),
     _open(
         r"\b50[0-9]\b|internal server error|bad gateway|service unavailable",

@@ -13,6 +13,7 @@ from kinetic.aio.kubernetes.diagnosis.causes import ABSENT, cause, explained
 from kinetic.aio.kubernetes.diagnosis.documents import Document, part, parts
 from kinetic.aio.kubernetes.diagnosis.images import unpulled
 from kinetic.aio.kubernetes.diagnosis.pods import Container, Pod
+from kinetic.aio.kubernetes.diagnosis.quantities import number
 from kinetic.aio.kubernetes.diagnosis.rules import Rule, first
 from kinetic.aio.kubernetes.diagnosis.verdict import Diagnosis, Outlook, pending
 from kinetic.job_status import Reason
@@ -62,6 +63,8 @@ def preparing(pod: Pod) -> Diagnosis | None:
     if volumes := [said for reason, said in left if reason in _OF_VOLUMES]:
         return _volumes(volumes, pod.spec)
     for reason, said in reversed(left):
+        if reason == "FailedCreatePodSandBox" and (found := _starved(pod)):
+            return found
         if reason.startswith(("FailedCreatePod", "FailedPrepare", "FailedSync")):
             what = "make the pod's sandbox" if reason.endswith("SandBox") else "prepare the pod"
             words = f"the node cannot {what}: {cause(said)}"
@@ -71,6 +74,21 @@ def preparing(pod: Pod) -> Diagnosis | None:
         if reason == "Failed" and (found := first(_CONFIGURATION, said)):
             return found
     return _pulling(pod, left)
+
+
+_LEAST = 6 << 20
+"""Bytes of memory below which container runtimes cannot even start a process."""
+
+
+def _starved(pod: Pod) -> Diagnosis | None:
+    """What the runtime says of a limit that nothing fits into names everything but the limit."""
+    for one in pod.containers:
+        if 0 < number(limit := one.limit("memory")) < _LEAST:
+            words = f"the memory limit of container {one.name!r}, {limit}, is too low to start it"
+            slip = f"; {limit} are thousandths of a byte" if limit.endswith("m") else ""
+            advice = "ask for more memory (memory=), such as 512Mi"
+            return pending(words + slip, advice, Reason.SETUP, Outlook.BLOCKED)
+    return None
 
 
 def _pulling(pod: Pod, left: Sequence[tuple[str, str]]) -> Diagnosis | None:
@@ -125,7 +143,12 @@ _SURROUNDINGS = (
         "have it installed on the nodes, or use another kind of volume",
     ),
     Rule(
-        r"failed to find the sidecar container|sidecar container \S* ?not found",
+        "sidecar container failed with error: signal: killed",
+        "a bucket cannot be mounted: its gcsfuse sidecar was killed, for want of memory",
+        "raise the pod's annotation gke-gcsfuse/memory-limit",
+    ),
+    Rule(
+        r"failed to (find|inject) the sidecar container|sidecar container \S* ?not found",
         "a bucket cannot be mounted: the pod has no gcsfuse sidecar, which GKE puts beside pods "
         "that are annotated",
         'set the annotation gke-gcsfuse/volumes: "true" on the pod',
@@ -204,6 +227,16 @@ _PLACE = "correct workingDir or the image"
 _CWD = r'chdir to cwd \("(?P<folder>[^"]+)"\)'
 
 _STARTS = (
+    Rule(
+        r'error mounting "[^"]*" to rootfs at "(?P<place>[^"]+)".*not a directory',
+        "a volume is mounted at {place!r}, which is a file in the image",
+        "correct its mountPath, or mount a single file there (subPath)",
+    ),
+    Rule(
+        r'error mounting "[^"]*" to rootfs at "(?P<place>[^"]+)"',
+        "a volume cannot be mounted at {place!r}: {end}",
+        "correct its mountPath, or use another image",
+    ),
     Rule(
         "OOM-killed|/memory.max",  # which the runtime could not set so low
         "out of memory before the program began: its memory limit{limit} is too low",

@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import partial
 
 from kinetic._messages import both_ends, one_line
-from kinetic.aio.kubernetes.diagnosis.causes import ABSENT, cause
+from kinetic.aio.kubernetes.diagnosis.causes import ABSENT, cause, explained
 from kinetic.aio.kubernetes.diagnosis.documents import Document, conditions, part, parts
 from kinetic.aio.kubernetes.diagnosis.held import is_gated, queued
 from kinetic.aio.kubernetes.diagnosis.nodes import Offer, allocatable, labels, offers, wanted
@@ -258,6 +258,10 @@ def _listed(several: Iterable[str]) -> str:
     return " and ".join([", ".join(words[:-1]), words[-1]] if words[1:] else words)
 
 
+_COUNTED = re.compile(r"\d+/\d+ nodes|no nodes available")
+"""How the scheduler begins when it has looked at nodes."""
+
+
 def _fitting(
     asked: Mapping[str, float], fitting: Sequence[Offer], said: str, tight: int
 ) -> Diagnosis:
@@ -275,6 +279,9 @@ def _fitting(
         have = "a node has" if len(fitting) == 1 else f"{len(fitting)} nodes have"
         words = f"{have} {what}, but it is in use: it starts when other work ends"
         return _unplaced(words, "wait; this is not an error")
+    if obstacle is None and said and not _COUNTED.match(said):
+        what, otherwise = "the scheduler cannot place the pod", "see what the message names"
+        return explained((), said, what, otherwise, Reason.UNSCHEDULABLE)
     words = f"a node that fits ({fitting[0].name}) is there now: it is placed when that is seen"
     there = f" (the scheduler said of those before: {cause(said)})" if said else ""
     return obstacle or _unplaced(f"{words}{there}")
@@ -298,7 +305,11 @@ def _closed(large: Sequence[Offer]) -> Diagnosis:
         advice = "add the toleration (GKE adds it by itself when the accelerator is in the limits)"
     elif all(one.startswith("node-role.kubernetes.io/") for one in taints):
         advice = "add a node pool for work: these are the control plane's own"
-    return _unplaced(f"{words}tolerate{other if cordoned else ''}", advice, _BLOCKED)
+    words += f"tolerate{other if cordoned else ''}"
+    if all(one.cordoned for one in kept):
+        words += "; besides, an operator has closed it (cordoned)"
+        advice += ", and have it uncordoned"
+    return _unplaced(words, advice, _BLOCKED)
 
 
 def _only(nodes: Sequence[Offer]) -> str:
@@ -405,10 +416,11 @@ def _scaled(pod: Pod, found: Diagnosis) -> Diagnosis:
     temporary = _TEMPORARY.search(words)
     may_hold = any(not one.short and not one.kept for one in offers(pod.spec, pod.seen.nodes or ()))
     if found.outlook is _OPEN or temporary or may_hold:
+        wait = "wait for other work to end, or let the node pool grow"
         return replace(
             found,
             message=f"{found.message}; no node is added now ({words})",
-            advice=found.advice or "wait for other work to end, or let the node pool grow",
+            advice=wait if "max" in words or not found.advice else found.advice,
             outlook=_OPEN if temporary else found.outlook,
         )
     never = "no node pool could hold this pod, so none is added: it can never start as asked"

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from kinetic._messages import one_line
-from kinetic.aio.kubernetes.diagnosis.documents import Document, condition, conditions
+from kinetic.aio.kubernetes.diagnosis.documents import Document, condition, conditions, part
 from kinetic.aio.kubernetes.diagnosis.ending import removal
 from kinetic.aio.kubernetes.diagnosis.exits import tell_end, tell_exit
 from kinetic.aio.kubernetes.diagnosis.images import unpulled
@@ -133,8 +133,9 @@ def _running(pod: Pod) -> Diagnosis:
         one, end = done[0]
         others = f"{', '.join(repr(other.name) for other in left)} still runs"
         advice = "make it a native sidecar (an init container with restartPolicy Always)"
-        reason = tell_exit(one, end).reason if end.get("exitCode") else None
-        return running(_incomplete(one, end, others), advice, reason, _BLOCKED)
+        told = tell_exit(one, end) if end.get("exitCode") else pending("")
+        advice = f"{told.advice}; {advice}" if told.advice else advice
+        return running(_incomplete(one, end, others), advice, told.reason, _BLOCKED)
     if _silent(pod):
         words = "its node does not answer; whether the program still runs is unknown"
         return running(words, _REPLACED, Reason.NODE_LOST)
@@ -145,6 +146,7 @@ def _running(pod: Pod) -> Diagnosis:
         if again.last and again.last.get("exitCode"):
             told = tell_end(pod, again, again.last)
             words, advice = f"{words} (the last: {told.message})", told.advice
+            advice = "" if "run it again" in advice else advice  # it runs
     worries = [*_worries(pod, done, left)]
     if not worries:
         return running(words, advice)
@@ -166,9 +168,10 @@ def _worries(
         if unready and any(one.startswith(probe) for one in said):
             words = f"never Ready: its {probe} probe fails so far{then}"
             yield running(words, "see why the program does not answer the probe")
-    if pod.taken_back:
+    if pod.taken_back:  # documents: GKE, 'Spot VMs', and 'Manage disruption in GPU nodes'
+        ends = "shuts its machine down soon, for maintenance"
         yield running(
-            "the cloud takes its spot machine back within 30 s",
+            f"the cloud {'takes its spot machine back within 30 s' if pod.on_spot else ends}",
             "it is not the program's fault: let it save what it has; it counts on its own budget",
             Reason.PREEMPTED,
         )
@@ -194,16 +197,30 @@ def _silent(pod: Pod) -> bool:
 def _starting(pod: Pod) -> Diagnosis:
     if found := _unattended(pod) or preparing(pod):
         return found
-    begun = [one for one in pod.containers if one.state("running") is not None]
+    begun = [
+        one
+        for one in pod.containers
+        if one.state("running") is not None
+        and not (one.sidecar and one.status.get("started") is not False)
+    ]
     begun += [one for one in pod.containers if one.exit_code and not one.sidecar]  # when it left
     one = next(iter(begun), None)
-    if one is None or (one.sidecar and one.status.get("started") is not False):
-        return pending("its container is being made")
+    if one is None:
+        return _hooked(pod) or pending("its container is being made")
     what = f"init container {one.name!r} runs"
     if one.sidecar:
         what = f"sidecar {one.name!r} runs and is not ready yet"
     words = f"{what}; the program starts after it"
     return pending(words, f"wait, or see the log of container {one.name!r}")
+
+
+def _hooked(pod: Pod) -> Diagnosis | None:
+    """A container does not count as started before its postStart hook has ended."""
+    for one in pod.programs if pod.events("Started") else ():
+        if part(one.spec, "lifecycle").get("postStart") and one.state("waiting") is not None:
+            words = f"container {one.name!r} has begun, and its postStart hook has not ended yet"
+            return pending(words, "wait, or see what the hook waits for", Reason.SETUP)
+    return None
 
 
 def _unattended(pod: Pod) -> Diagnosis | None:
