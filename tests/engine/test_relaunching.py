@@ -14,7 +14,7 @@ import kinetic
 from kinetic import aio
 from kinetic._runner.protocol import outcomes, wire
 from kinetic.aio.ports import JobSpec, Observation, Phase
-from kinetic.errors import BackendError, JobFailed, LaunchError, ResultTimeout, Unavailable
+from kinetic.errors import BackendError, JobFailed, JobLost, LaunchError, ResultTimeout, Unavailable
 from kinetic.job_status import Reason
 from kinetic.testing import MemoryCluster, carry_out, memory_platform
 
@@ -91,6 +91,13 @@ class Cluster(MemoryCluster):
                 raise self.refuses.pop(0)
         self.launched.append(job.name)
         await super().launch(job)
+
+    def lose(self, name: str) -> None:
+        """Forget a job that runs, and tell nobody: what went while nobody watched."""
+        job = self._jobs.pop(name)
+        job.seen = replace(job.seen, phase=Phase.GONE)
+        assert job.task is not None
+        job.task.cancel()
 
 
 def platform_of(work: Any, **given: Any) -> tuple[Any, Cluster]:
@@ -258,3 +265,31 @@ async def test_what_is_left_of_the_attempt_before_holds_up_no_end() -> None:
         with pytest.raises(JobFailed, match="asked to stop"):
             await attached.result(timeout=10, cleanup=False)
     assert await cluster.find(labels={"app": "kinetic"})
+
+
+@pytest.mark.parametrize("claimed", [True, False])
+async def test_an_attempt_that_was_launched_again_and_vanished_unseen_is_lost(
+    claimed: bool,
+) -> None:
+    begun = asyncio.Event()
+
+    async def work(run: Any) -> int:
+        order = wire.Assignment.from_json(run.spec.assignment)
+        if order.attempt == 1:
+            return await preempted(run)
+        if claimed:
+            claim = {"executor": run.executor, "fence": "1"}
+            name = wire.attempt_key(order.scope, order.index, order.attempt, "claim")
+            await run.store.create(name, b"", claim)
+        begun.set()
+        return await asyncio.Event().wait()
+
+    platform, cluster = platform_of(work)
+    async with aio.Client(platform=platform) as client:
+        job = await client.submit(on_four, 1)
+        await begun.wait()
+        cluster.lose(cluster.launched[-1])
+        while (await job.status()).value == "PENDING":  # its launch is not answered yet
+            await asyncio.sleep(0.01)
+        with pytest.raises(JobLost, match="gone"):
+            await job.result(timeout=10, cleanup=False)

@@ -60,6 +60,7 @@ async def _next(
     async def launched() -> None:
         await cluster.delete(names=[before])
         await specs.launch(spec)
+        submission.launched = spec.attempt
 
     try:
         # The first host's outcome says that it was asked to stop; the platform may know why.
