@@ -13,10 +13,10 @@ import pytest
 import kinetic
 from kinetic import aio
 from kinetic._runner.protocol import outcomes, wire
-from kinetic.aio.ports import JobSpec, Observation, Phase
+from kinetic.aio.ports import JobSpec, ObjectInfo, Observation, Phase
 from kinetic.errors import BackendError, JobFailed, JobLost, LaunchError, ResultTimeout, Unavailable
 from kinetic.job_status import Reason
-from kinetic.testing import MemoryCluster, carry_out, memory_platform
+from kinetic.testing import MemoryCluster, MemoryStore, carry_out, memory_platform
 
 
 @kinetic.run(accelerator="cpu:hosts=4")
@@ -67,12 +67,16 @@ class Cluster(MemoryCluster):
         super().__init__(*args)
         self.launched: list[str] = []
         self.refuses = refuses or []
+        self.silent: list[BackendError] = []
+        """What is said when it is asked about one attempt alone, one each time."""
         self.held: asyncio.Event | None = None
         self.cause: tuple[Reason, str] | None = None
         self.reached = asyncio.Event()
 
     async def find(self, **wanted: Any) -> list[Observation]:
         """With the *cause* that another host has ended it with."""
+        if self.silent and len(wanted.get("names", ())) == 1:
+            raise self.silent.pop()
         found = await super().find(**wanted)
         if self.cause is None:
             return found
@@ -100,10 +104,23 @@ class Cluster(MemoryCluster):
         job.task.cancel()
 
 
+class Store(MemoryStore):
+    """Answers with *silent* when it is asked whether the job is still there, one each time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.silent: list[BackendError] = []
+
+    async def look(self, name: str) -> ObjectInfo | None:
+        if self.silent:
+            raise self.silent.pop()
+        return await super().look(name)
+
+
 def platform_of(work: Any, **given: Any) -> tuple[Any, Cluster]:
-    plain = memory_platform(work)
-    cluster = Cluster(plain.store, work, **given)
-    return replace(plain, cluster=cluster, relaunches=True), cluster
+    store = Store()
+    cluster = Cluster(store, work, **given)
+    return replace(memory_platform(), store=store, cluster=cluster, relaunches=True), cluster
 
 
 @pytest.mark.parametrize("times", [0, 1, 3])
@@ -168,6 +185,18 @@ async def test_a_launch_that_may_work_later_is_repeated_and_one_that_never_will_
         with pytest.raises(JobFailed, match="asked to stop"):
             await job.result(timeout=60, cleanup=False)
         assert len(cluster.launched) == 1
+
+
+@pytest.mark.parametrize("who", ["cluster", "store"])
+async def test_who_does_not_answer_beside_a_launch_is_asked_again(who: str) -> None:
+    platform, cluster = platform_of(disrupted(1))
+    silent: Any = {"cluster": cluster, "store": platform.store}[who]
+    async with aio.Client(platform=platform) as client:
+        job = await client.submit(on_four, 1)
+        silent.silent = [Unavailable("no answer", retryable=True)]
+        assert await job.result(timeout=60) == 2
+        assert not silent.silent
+        assert len(cluster.launched) == 2
 
 
 async def test_cancelled_amid_a_launch_it_leaves_no_job() -> None:

@@ -17,7 +17,8 @@ from kinetic._runner.protocol.retry_budgets import INFRASTRUCTURE
 from kinetic._tasks import release
 from kinetic.aio._engine.job_spec import AttemptSpec, JobSpecBuilder
 from kinetic.aio._engine.session import Session, Submission
-from kinetic.aio._net.retry import Outage, RetryPolicy, retry
+from kinetic.aio._net.retry import Outage, RetryPolicy, retry, retry_forever
+from kinetic.aio.ports import Observation
 from kinetic.errors import KineticError
 
 __all__ = ["relaunch"]
@@ -62,17 +63,24 @@ async def _next(
         await specs.launch(spec)
         submission.launched = spec.attempt
 
+    async def end_of_host() -> Observation | None:
+        return await submission.host_end(spec.index, spec.attempt - 1, asking=True)
+
+    async def wanted() -> bool:
+        item = await submission.look(spec.index)
+        if item.attempt < spec.attempt or item.stopped:
+            return False
+        return await session.platform.store.look(identity.entry) is not None
+
     try:
         # The first host's outcome says that it was asked to stop; the platform may know why.
-        told = await submission.host_end(spec.index, spec.attempt - 1, asking=True)
+        told = await retry(end_of_host, PATIENCE, Outage(f"asking how {before} ended"))
         if told is not None and told.reason is not None and told.reason not in INFRASTRUCTURE:
             await submission.give_up(spec.index, f"not launched again: {told.message}")
             return
         logging.info("%s was disrupted; launching it again as %s", before, name)
         await retry(launched, PATIENCE, Outage(f"launching {name}"))
-        item = await submission.look(spec.index)
-        wanted = item.attempt >= spec.attempt and not item.stopped
-        if wanted and await session.platform.store.look(identity.entry) is not None:
+        if await retry_forever(wanted, f"looking whether {name} is wanted"):
             return
     except KineticError as exc:
         logging.warning("%s cannot be launched again: %s", identity.id, exc)
