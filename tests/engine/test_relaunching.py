@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
 
@@ -72,6 +73,8 @@ class Cluster(MemoryCluster):
         self.held: asyncio.Event | None = None
         self.cause: tuple[Reason, str] | None = None
         self.reached = asyncio.Event()
+        self.mute = False
+        """Whether its watches tell nothing."""
 
     async def find(self, **wanted: Any) -> list[Observation]:
         """With the *cause* that another host has ended it with."""
@@ -95,6 +98,12 @@ class Cluster(MemoryCluster):
                 raise self.refuses.pop(0)
         self.launched.append(job.name)
         await super().launch(job)
+
+    async def watch(self, labels: Mapping[str, str]) -> AsyncGenerator[Observation]:
+        async with aclosing(super().watch(labels)) as news:
+            async for seen in news:
+                if not self.mute:
+                    yield seen
 
     def lose(self, name: str) -> None:
         """Forget a job that runs, and tell nobody: what went while nobody watched."""
@@ -322,3 +331,16 @@ async def test_an_attempt_that_was_launched_again_and_vanished_unseen_is_lost(
             await asyncio.sleep(0.01)
         with pytest.raises(JobLost, match="gone"):
             await job.result(timeout=10, cleanup=False)
+
+
+async def test_nothing_waits_on_for_a_job_that_was_cleaned_up_before_its_end_was_told() -> None:
+    async def work(run: Any) -> int:
+        return await asyncio.Event().wait()
+
+    platform, cluster = platform_of(work)
+    cluster.mute = True
+    async with aio.Client(platform=platform) as client:
+        job = await client.submit(on_four, 1)
+        (waiting,) = (one for one in asyncio.all_tasks() if "relaunch" in one.get_name())
+        await job.cleanup()
+        await asyncio.wait_for(waiting, 10)

@@ -19,7 +19,7 @@ from kinetic.aio._engine.job_spec import AttemptSpec, JobSpecBuilder
 from kinetic.aio._engine.session import Session, Submission
 from kinetic.aio._net.retry import Outage, RetryPolicy, retry, retry_forever
 from kinetic.aio.ports import Observation
-from kinetic.errors import KineticError
+from kinetic.errors import KineticError, NotFound
 
 __all__ = ["relaunch"]
 
@@ -30,7 +30,7 @@ PATIENCE = RetryPolicy(total_s=50.0)
 async def relaunch(
     session: Session, submission: Submission, specs: JobSpecBuilder, arguments: wire.Input
 ) -> None:
-    """Launch each attempt after the first, until the job has ended; see the module.
+    """Launch each attempt after the first, until the job has ended, or is removed; see the module.
 
     Cancelled: no further attempt is launched; one whose launch was under way may be there.
     """
@@ -42,6 +42,8 @@ async def relaunch(
             if item is not None and item.state is wire.ItemState.OPEN and item.attempt > launched:
                 launched = item.attempt
                 await _next(session, submission, specs, AttemptSpec(0, launched, arguments))
+            if isinstance(submission.error(0), NotFound):
+                return
             changed.clear()
             if submission.item(0) == item:
                 await changed.wait()
