@@ -9,6 +9,7 @@ import platform
 import sys
 from pathlib import Path
 
+import grpc
 import pytest
 
 from kinetic import __version__, configuration
@@ -199,8 +200,20 @@ async def test_the_command_publishes_them_side_by_side(cloud: Cloud, tmp_path: P
     assert code == 0 and f"KINETIC_BASE_IMAGE_REPO={repo}" in err
 
 
-async def test_without_a_project_nothing_is_built(cloud: Cloud, tmp_path: Path) -> None:
-    order = ("build-image", "--repo", f"{cloud.registry.host}/me", "--category", "cpu")
+async def test_what_cannot_be_built_anywhere_is_a_wrong_setting(
+    cloud: Cloud, tmp_path: Path
+) -> None:
+    code, _, err = await ran(cloud, tmp_path, "build-image", "--repo", f"{cloud.registry.host}/me")
+    assert code == 2 and err.count("KINETIC_PROJECT") == 1
+    order = ("build-image", "--repo", "docker.io/me", "--project", "kn")
     code, _, err = await ran(cloud, tmp_path, *order)
-    assert code == 1 and "KINETIC_PROJECT" in err
+    assert code == 2 and "base-tpu" in err
     assert not cloud.builds.calls
+
+
+async def test_a_right_that_is_missing_has_its_own_exit_code(cloud: Cloud, tmp_path: Path) -> None:
+    cloud.builds.faults["create"] = [grpc.StatusCode.PERMISSION_DENIED]
+    order = ("build-image", "--repo", f"{cloud.registry.host}/me", "--project", "kn")
+    order += ("--cluster", "c1", "--category", "cpu")
+    code, _, err = await ran(cloud, tmp_path, *order)
+    assert code == 4 and "kinetic doctor" in err
