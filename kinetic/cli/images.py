@@ -60,7 +60,10 @@ def build_image(
     place = repo or target.base_image_repo
     if not place:
         raise click.UsageError("name a --repo, such as us-docker.pkg.dev/PROJECT/images")
-    text = dockerfile.read_text() if dockerfile is not None else None
+    try:
+        text = dockerfile.read_text(encoding="utf-8") if dockerfile is not None else None
+    except UnicodeDecodeError as exc:
+        raise click.UsageError(f"{dockerfile} is no Dockerfile: {exc}") from exc
     wanted = dict.fromkeys(categories or CATEGORIES)
     plans = [base_image(one, place, tag=tag, dockerfile=text) for one in wanted]
     if printed:
