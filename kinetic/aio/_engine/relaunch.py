@@ -2,7 +2,7 @@
 
 As long as the process that has submitted it lives it launches another attempt when one was
 disrupted. When it is gone, or too slow, whoever waits for the job decides that none comes
-(`Submission.reconcile`): the stop that says so is read again before and after each launch.
+(`Submission.reconcile`): the stop that says so is read again after each launch.
 """
 
 from __future__ import annotations
