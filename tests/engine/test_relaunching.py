@@ -15,7 +15,15 @@ import kinetic
 from kinetic import aio
 from kinetic._runner.protocol import outcomes, wire
 from kinetic.aio.ports import JobSpec, ObjectInfo, Observation, Phase
-from kinetic.errors import BackendError, JobFailed, JobLost, LaunchError, ResultTimeout, Unavailable
+from kinetic.errors import (
+    AuthError,
+    BackendError,
+    JobFailed,
+    JobLost,
+    LaunchError,
+    ResultTimeout,
+    Unavailable,
+)
 from kinetic.job_status import Reason
 from kinetic.testing import MemoryCluster, MemoryStore, carry_out, memory_platform
 
@@ -119,6 +127,13 @@ class Store(MemoryStore):
     def __init__(self) -> None:
         super().__init__()
         self.silent: list[BackendError] = []
+        self.closed: list[BackendError] = []
+        """What a request to stop is answered with, one each time."""
+
+    async def create(self, name: str, *args: Any, **kwargs: Any) -> bool:
+        if self.closed and "/control/" in name:
+            raise self.closed.pop()
+        return await super().create(name, *args, **kwargs)
 
     async def look(self, name: str) -> ObjectInfo | None:
         if self.silent:
@@ -206,6 +221,30 @@ async def test_who_does_not_answer_beside_a_launch_is_asked_again(who: str) -> N
         assert await job.result(timeout=60) == 2
         assert not silent.silent
         assert len(cluster.launched) == 2
+
+
+@pytest.mark.parametrize("launch", [True, False])
+async def test_a_job_that_is_not_launched_again_ends_although_the_store_was_silent(
+    launch: bool,
+) -> None:
+    platform, cluster = platform_of(disrupted(1), refuses=[LaunchError("no quota")])
+    platform.store.closed = [Unavailable("no answer", retryable=True)]
+    if not launch:
+        cluster.cause = (Reason.USER_ERROR, "host 2 of 4: something happened")
+    async with aio.Client(platform=platform) as client:
+        job = await client.submit(on_four, 1)
+        with pytest.raises(JobFailed, match="asked to stop"):
+            await job.result(timeout=30, cleanup=False)
+        assert not platform.store.closed
+
+
+async def test_who_waits_is_told_that_the_end_of_a_job_cannot_be_written() -> None:
+    platform, _ = platform_of(disrupted(1), refuses=[LaunchError("no quota")])
+    platform.store.closed = [AuthError("no right")]
+    async with aio.Client(platform=platform) as client:
+        job = await client.submit(on_four, 1)
+        with pytest.raises(AuthError, match="no right"):
+            await job.result(timeout=30, cleanup=False)
 
 
 async def test_cancelled_amid_a_launch_it_leaves_no_job() -> None:

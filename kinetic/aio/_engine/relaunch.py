@@ -8,7 +8,6 @@ disrupted. When it is gone, or too slow, whoever waits for the job decides that 
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
 
 from absl import logging
 
@@ -78,15 +77,29 @@ async def _next(
         # The first host's outcome says that it was asked to stop; the platform may know why.
         told = await retry(end_of_host, PATIENCE, Outage(f"asking how {before} ended"))
         if told is not None and told.reason is not None and told.reason not in INFRASTRUCTURE:
-            await submission.give_up(spec.index, f"not launched again: {told.message}")
+            await _give_up(submission, spec, told.message)
             return
         logging.info("%s was disrupted; launching it again as %s", before, name)
         await retry(launched, PATIENCE, Outage(f"launching {name}"))
         if await retry_forever(wanted, f"looking whether {name} is wanted"):
             return
+        failure = None
     except KineticError as exc:
         logging.warning("%s cannot be launched again: %s", identity.id, exc)
-        with suppress(KineticError):  # whoever waits says so in a minute
-            await submission.give_up(spec.index, f"not launched again: {exc}")
-    # It was stopped, or removed, while it was launched: nobody else knows of this attempt.
+        failure = exc
+    # Refused, or launched for a job that was stopped or removed: nobody else knows of it.
     await release(cluster.delete(names=[name]), what=f"removing {name}")
+    if failure is not None:
+        await _give_up(submission, spec, str(failure))
+
+
+async def _give_up(submission: Submission, spec: AttemptSpec, why: str) -> None:
+    """End the job as its last attempt did; in this process nobody else does."""
+
+    async def end() -> None:
+        await submission.give_up(spec.index, f"not launched again: {why}")
+
+    try:
+        await retry_forever(end, f"ending {submission.identity.id}")
+    except KineticError as exc:
+        submission.set_error(spec.index, exc)
