@@ -88,7 +88,9 @@ async def records(
     listed: list[_Listed] = []
     manifests: dict[str, Any] = {}
     start = 0
-    while some := _worth_reading(jobs[start : start + LISTING], listed, limit):
+    while some := _worth_reading(
+        jobs[start : start + LISTING], listed, limit, absent=start - len(listed)
+    ):
         start += len(some)
         listed += await _read(session, some, manifests)
         listed = sorted(listed, key=lambda one: one[:2], reverse=True)[:limit]
@@ -103,13 +105,17 @@ _Listed = tuple[str, _Known, dict[str, Any]]
 
 
 def _worth_reading(
-    jobs: Sequence[_Known], listed: Sequence[_Listed], limit: int | None
+    jobs: Sequence[_Known], listed: Sequence[_Listed], limit: int | None, absent: int
 ) -> Sequence[_Known]:
-    """The first of *jobs* that may be among the *limit* newest; both have the newest first."""
+    """The first of *jobs* that may be among the *limit* newest; both have the newest first.
+
+    As long as there are too few, one more for each of those before that were *absent*: where
+    most objects are in another store it takes no round for each of the last.
+    """
     if limit is None:
         return jobs
     if len(listed) < limit:
-        return jobs[: limit - len(listed)]
+        return jobs[: limit - len(listed) + absent]
     oldest = listed[-1][0][:SECOND] if listed else ANY_TIME
     return [job for job in jobs if job[0][:SECOND] > oldest]
 
