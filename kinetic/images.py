@@ -73,7 +73,7 @@ def base_image(
             ``KINETIC_PYTHON_IMAGE``, or ``python:{python}-slim``).
 
     Raises:
-        ConfigurationError: There is no such category, or *repo* is no place of images.
+        ConfigurationError: There is no such category, or *repo* and *tag* make no name.
     """
     from kinetic.aio.images import container, recipe
     from kinetic.errors import ConfigurationError

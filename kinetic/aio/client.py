@@ -57,7 +57,15 @@ FEW = 5
 
 
 _Jobs = dict[tuple[str, int], str]
-"""Submission and place in it → when the job was made, ISO 8601; empty where nothing says."""
+"""Submission and place in it → when the job was there, ISO 8601; empty where nothing says.
+
+It was made before that: a moment, or hours, as an item of a batch or what was tried again.
+"""
+
+ANY_TIME = "~"
+"""Later than every moment."""
+
+SECOND = len("2026-01-01T00:00:00")
 
 
 async def records(
@@ -76,19 +84,40 @@ async def records(
             if one.name.endswith("/handle.json"):
                 made = datetime.fromtimestamp(one.used, UTC).isoformat() if one.used else ""
                 found.setdefault((one.name.split("/")[1], 0), made)
-    # Of some only the handle says when: those are all read, and come first here.
-    jobs = sorted(found, key=lambda job: (not found[job], found[job], job), reverse=True)
-    unknown = sum(not when for when in found.values())
-    listed: list[dict[str, Any]] = []
+    jobs = sorted(((when or ANY_TIME, *job) for job, when in found.items()), reverse=True)
+    listed: list[_Listed] = []
     manifests: dict[str, Any] = {}
     start = 0
-    while start < len(jobs) and (limit is None or len(listed) < limit or start < unknown):
-        wanted = LISTING if limit is None else max(limit - len(listed), unknown - start)
-        some = jobs[start : start + min(wanted, LISTING)]
-        listed += await _read(session, some, manifests)
+    while some := _worth_reading(
+        jobs[start : start + LISTING], listed, limit, absent=start - len(listed)
+    ):
         start += len(some)
-    listed.sort(key=lambda record: (record["created_at"], record["job_id"]), reverse=True)
-    return listed[:limit]
+        listed += await _read(session, some, manifests)
+        listed = sorted(listed, key=lambda one: one[:2], reverse=True)[:limit]
+    return [record for _, _, record in listed]
+
+
+_Known = tuple[str, str, int]
+"""When a job was there, its submission, and its place in it."""
+
+_Listed = tuple[str, _Known, dict[str, Any]]
+"""When a job was made, what was known of it before, and its record."""
+
+
+def _worth_reading(
+    jobs: Sequence[_Known], listed: Sequence[_Listed], limit: int | None, absent: int
+) -> Sequence[_Known]:
+    """The first of *jobs* that may be among the *limit* newest; both have the newest first.
+
+    As long as there are too few, one more for each of those before that were *absent*: where
+    most objects are in another store it takes no round for each of the last.
+    """
+    if limit is None:
+        return jobs
+    if len(listed) < limit:
+        return jobs[: limit - len(listed) + absent]
+    oldest = listed[-1][0][:SECOND] if listed else ANY_TIME
+    return [job for job in jobs if job[0][:SECOND] > oldest]
 
 
 async def _look(session: Session, found: _Jobs) -> None:
@@ -99,10 +128,10 @@ async def _look(session: Session, found: _Jobs) -> None:
 
 
 async def _read(
-    session: Session, jobs: Iterable[tuple[str, int]], manifests: dict[str, Any]
-) -> list[dict[str, Any]]:
-    """The records of *jobs* that have one; *manifests* are those that were read before."""
-    names = [name for name in dict.fromkeys(name for name, _ in jobs) if name not in manifests]
+    session: Session, jobs: Iterable[_Known], manifests: dict[str, Any]
+) -> list[_Listed]:
+    """Those of *jobs* that have a record; *manifests* are those that were read before."""
+    names = [name for name in dict.fromkeys(name for _, name, _ in jobs) if name not in manifests]
     reading = (read_manifest(session, name) for name in names)
     found = await asyncio.gather(*reading, return_exceptions=True)
     for name, manifest in zip(names, found, strict=True):
@@ -115,8 +144,9 @@ async def _read(
             raise manifest
         else:
             manifests[name] = manifest
-    there = ((manifests[name], name, index) for name, index in jobs)
-    return [job_record(*one) for one in there if one[0] is not None]
+    there = [job for job in jobs if manifests[job[1]] is not None]
+    records = [job_record(manifests[name], name, index) for _, name, index in there]
+    return [(one["created_at"], job, one) for job, one in zip(there, records, strict=True)]
 
 
 P = ParamSpec("P")
@@ -500,8 +530,8 @@ class Client:
 
         Of a Kubernetes cluster, those on one host and those on several. On this
         machine also single jobs that it has forgotten, and that nobody has
-        cleaned up. Those whose objects are in another store are left out. Only the
-        handles that are returned are read.
+        cleaned up. Those whose objects are in another store are left out. Handles of
+        jobs that were there before the *limit* newest were made are not read.
 
         Raises:
             ConfigurationError: An argument is wrong.

@@ -279,8 +279,11 @@ class JobHandle(JobRecord, Generic[T]):
             NotFound: The job was cleaned up.
         """
         at = await self._follow()
-        attempts, meter = await at.submission.all_attempts([at.index]), Meter()
-        meter.note(at.index, attempts.get(at.index, {}), settled=True)
+        attempts = (await at.submission.all_attempts([at.index])).get(at.index, {})
+        if not attempts and not await self._exists(at):
+            raise at.submission.identity.gone
+        meter = Meter()
+        meter.note(at.index, attempts, settled=True)
         return Estimate(
             accelerator=str(parse(self.accelerator)),
             price=Price(**self.price) if self.price is not None else None,

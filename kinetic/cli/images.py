@@ -13,6 +13,7 @@ from kinetic.cli.where import Where, carry_out, json_option, placed
 
 if TYPE_CHECKING:
     from kinetic.configuration import Target
+    from kinetic.errors import KineticError
     from kinetic.images import Plan
 
 __all__ = ["build_image", "image"]
@@ -59,51 +60,57 @@ def build_image(
     place = repo or target.base_image_repo
     if not place:
         raise click.UsageError("name a --repo, such as us-docker.pkg.dev/PROJECT/images")
-    text = dockerfile.read_text() if dockerfile is not None else None
+    try:
+        text = dockerfile.read_text(encoding="utf-8") if dockerfile is not None else None
+    except UnicodeDecodeError as exc:
+        raise click.UsageError(f"{dockerfile} is no Dockerfile: {exc}") from exc
     wanted = dict.fromkeys(categories or CATEGORIES)
     plans = [base_image(one, place, tag=tag, dockerfile=text) for one in wanted]
     if printed:
         for plan in plans:
             output.lines([f"# {plan.image}", *plan.dockerfile.splitlines()])
         return
-    rows = (
-        [_planned(plan) for plan in plans] if dry_run else carry_out(_built(plans, target, force))
-    )
+    found = [None] * len(plans) if dry_run else carry_out(_built(plans, target, force))
+    rows = [_row(plan, one) for plan, one in zip(plans, found, strict=True)]
     columns = ("category", "image", "state")
     output.table("build-image", columns, rows, as_json=as_json, empty="")
-    failures = [row for row in rows if row["error"]]
-    for row in failures:
-        output.note(f"{row['image']}: {row['error']}")
+    failures = {str(one): one for one in found if isinstance(one, Exception)}
     if failures:
-        raise click.exceptions.Exit(1)
+        first, *others = failures
+        for words in others:
+            output.note(words)
+        raise failures[first]
     if not dry_run:
         output.note(f"jobs find them with KINETIC_BASE_IMAGE_REPO={place}")
 
 
-async def _built(plans: list[Plan], target: Target, force: bool) -> list[dict[str, Any]]:
-    """Side by side: one that fails does not end the others."""
+async def _built(
+    plans: list[Plan], target: Target, force: bool
+) -> list[bool | KineticError | None]:
+    """Whether each was built, or why it could not be: one that fails does not end the others."""
     import asyncio
 
     from kinetic.errors import KineticError
     from kinetic.images import publish
 
-    async def build(plan: Plan) -> dict[str, Any]:
+    async def build(plan: Plan) -> bool | KineticError | None:
         try:
-            built = await publish(plan, target, again=force)
+            return await publish(plan, target, again=force)
         except KineticError as exc:
-            return {**_planned(plan), "state": "failed", "error": str(exc)}
-        return {**_planned(plan), "state": "built" if built else "there"}
+            return exc
 
     return await asyncio.gather(*map(build, plans))
 
 
-def _planned(plan: Plan) -> dict[str, Any]:
+def _row(plan: Plan, found: bool | KineticError | None) -> dict[str, Any]:
+    states = {None: "planned", True: "built", False: "there"}
+    error = str(found) if isinstance(found, Exception) else None
     return {
         "category": plan.category,
         "image": plan.image,
         "digest": plan.digest,
-        "state": "planned",
-        "error": None,
+        "state": "failed" if isinstance(found, Exception) else states[found],
+        "error": error,
     }
 
 

@@ -78,7 +78,7 @@ async def follow(batch: aio.BatchHandle[Any], *, as_json: bool) -> None:
         if as_json or not sys.stdout.isatty():
             await _line_by_line(views, as_json=as_json)
         else:
-            await _live(views)
+            await _live(batch, views)
 
 
 async def _line_by_line(views: AsyncGenerator[View], *, as_json: bool) -> None:
@@ -95,7 +95,8 @@ async def _line_by_line(views: AsyncGenerator[View], *, as_json: bool) -> None:
             output.lines([line])
 
 
-async def _live(views: AsyncGenerator[View]) -> None:
+async def _live(batch: aio.BatchHandle[Any], views: AsyncGenerator[View]) -> None:
+    """Show each view, and the last one anew every second: it grows older, or a server is silent."""
     from rich.console import Console, Group
     from rich.live import Live
 
@@ -103,20 +104,30 @@ async def _live(views: AsyncGenerator[View]) -> None:
     left, warnings = asyncio.Event(), _Warnings()
     with warnings, _keys(left), Live(console=console, auto_refresh=False, screen=False) as live:
         leaving = asyncio.ensure_future(left.wait())
+        coming = asyncio.ensure_future(anext(views, None))
+        view: View | None = None
         try:
             while True:
-                coming = asyncio.ensure_future(anext(views, None))
-                await asyncio.wait({coming, leaving}, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait(
+                    {coming, leaving}, timeout=EACH_S, return_when=asyncio.FIRST_COMPLETED
+                )
                 if leaving.done():
-                    coming.cancel()
-                    await asyncio.gather(coming, return_exceptions=True)
                     return
-                if (view := coming.result()) is None:
-                    return
-                view = replace(view, trouble=view.trouble or warnings.last)
-                live.update(Group(*screen(view, console.width, console.height)), refresh=True)
+                if coming.done():
+                    if (view := coming.result()) is None:
+                        return
+                    coming = asyncio.ensure_future(anext(views, None))
+                if view is not None:
+                    now = replace(
+                        view,
+                        slowest=batch.longest_running(SLOWEST),
+                        trouble=view.trouble or warnings.last,
+                    )
+                    live.update(Group(*screen(now, console.width, console.height)), refresh=True)
         finally:
             leaving.cancel()
+            coming.cancel()
+            await asyncio.gather(coming, return_exceptions=True)
 
 
 class _Warnings(logging.Handler):
@@ -168,7 +179,7 @@ def _keys(left: asyncio.Event) -> Generator[None]:
 
 
 async def _views(batch: aio.BatchHandle[Any]) -> AsyncGenerator[View]:
-    """What there is to show, whenever it changes, and once a second for what only grows older."""
+    """What there is to show, whenever it changes."""
     failures: deque[tuple[int, str]] = deque(maxlen=FAILURES)
     known: set[int] = set()
     title = batch.name or batch.group_id

@@ -18,7 +18,7 @@ GROUP = "store"
 FOLDER = "doctor/"
 OLD_S = 3600.0
 LEAVING_S = 10.0
-"""How long removing its object may take one that is cancelled."""
+"""How long removing its object may take one that fails, or is cancelled."""
 
 LIMITS = Limits(connect_s=10.0, idle_s=20.0, retry=RetryPolicy(total_s=0.0))
 
@@ -53,9 +53,11 @@ class Bucket:
         try:
             await self._store.create(name, body)
             read = (await self._store.get(name)).body
-        finally:
+            await self._store.delete([name])
+        except BaseException:
             with anyio.move_on_after(LEAVING_S, shield=True):
                 await self._store.delete([name])
+            raise
         if read != body:
             return Finding(State.FAILED, "what was written there was read as something else")
         return Finding(State.OK, "objects can be written, read and removed")

@@ -39,3 +39,12 @@ def test_base_images_are_named_and_printed_without_building_them(kinetic: Kineti
     assert printed.startswith("# r.io/me/base-gpu:") and 'CMD ["python3"]' in printed
     assert kinetic("build-image").code == 2
     assert "name a --repo" in kinetic("build-image").err
+
+
+def test_a_tag_and_a_dockerfile_that_are_none_are_refused(kinetic: Kinetic, tmp_path: Path) -> None:
+    said = kinetic("build-image", "--repo", "r.io/me", "--dry-run", "--tag", "two words")
+    assert said.code == 2 and "the tag 'two words'" in said.err
+    (tmp_path / "Dockerfile").write_bytes(b"\xff")
+    order = ("build-image", "--repo", "r.io/me", "--dry-run")
+    said = kinetic(*order, "--dockerfile", str(tmp_path / "Dockerfile"))
+    assert said.code == 2 and "is no Dockerfile" in said.err

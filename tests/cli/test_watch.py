@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pty
+import select
 import subprocess
 import sys
 
@@ -78,6 +79,39 @@ def test_q_leaves_it_and_the_batch_goes_on(kinetic: Kinetic, small_project: obje
     assert status["status"] == "RUNNING" or status["status"] == "PENDING"
     assert kinetic("batches", "cancel", group, "-y").code == 0
     submitter.communicate(timeout=60)
+
+
+SILENT = """
+import asyncio, logging
+from kinetic.cli.watch import follow
+from kinetic.progress import Progress
+
+class Silent:
+    name, group_id, max_concurrent = "sweep", "grp-1", 2
+
+    def longest_running(self, count):
+        return []
+
+    async def progress(self):
+        yield Progress(total=2, running=2)
+        logging.getLogger().warning("the server does not answer")
+        await asyncio.Event().wait()
+
+asyncio.run(follow(Silent(), as_json=False))
+"""
+
+
+def test_a_warning_is_shown_although_nothing_changes() -> None:
+    ours, theirs = pty.openpty()
+    watching = subprocess.Popen([sys.executable, "-c", SILENT], stdin=theirs, stdout=theirs)
+    os.close(theirs)
+    seen = b""
+    while b"does not answer" not in seen:
+        assert select.select([ours], [], [], 30)[0], seen
+        seen += os.read(ours, 4096)
+    os.write(ours, b"q")
+    assert watching.wait(60) == 0
+    os.close(ours)
 
 
 def test_without_a_terminal_it_is_told_in_lines(kinetic: Kinetic, small_project: object) -> None:

@@ -185,3 +185,15 @@ async def test_a_batch_without_a_budget_is_estimated_as_well(
         later = await (await other.attach_batch(batch.group_id)).estimate()
     assert later.hours == later.expected_hours == pytest.approx(4.0, rel=0.01)
     assert str(later).startswith("estimate: 4.00 of 4.00 hours of cpu, $4.00 of $4.00")
+
+
+async def test_what_somebody_has_cleaned_up_has_no_estimate(
+    client: aio.Client, world: World, priced: Path
+) -> None:
+    job = await client.submit(an_hour, 1)
+    await job.wait()
+    assert (await job.estimate()).cost == pytest.approx(1.0, rel=0.01)
+    async with aio.Client(platform=world.platform) as other:
+        await (await other.attach(job.job_id)).cleanup()
+    with pytest.raises(errors.NotFound, match="cleaned up"):
+        await job.estimate()

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
 from kinetic import aio, errors
-from kinetic.testing import MemoryStore, memory_platform
+from kinetic.aio._engine.job_spec import utc_now
+from kinetic.aio._engine.session import LABEL_SUBMISSION
+from kinetic.aio.ports import Object, Observation
+from kinetic.testing import MemoryCluster, MemoryStore, carry_out, memory_platform
 
 
 def add(a: int, b: int) -> int:
@@ -30,6 +37,73 @@ async def test_only_the_handles_that_are_returned_are_read(limit: int | None) ->
     assert len({job.job_id for job in found} & made) == len(found) == wanted
     assert [job.created_at for job in found] == sorted(one.created_at for one in found)[::-1]
     assert read <= wanted
+
+
+class Late(MemoryCluster):
+    """Items of batches are there long after their batch was made, as behind many others."""
+
+    async def find(self, **wanted: Any) -> list[Observation]:
+        return [
+            replace(one, created_at="2999-01-01T00:00:00Z") if "grp-" in one.name else one
+            for one in await super().find(**wanted)
+        ]
+
+
+async def test_a_limit_leaves_out_the_oldest_also_where_items_began_late() -> None:
+    plain = memory_platform()
+    platform = replace(plain, cluster=Late(plain.store, carry_out))
+    async with aio.Client(platform=platform) as client:
+        batch = await client.run_async_map(add, [(1, number) for number in range(5)])
+        await batch.wait()
+        while utc_now() == batch.created_at:
+            await asyncio.sleep(0.01)
+        jobs = [await client.submit(add, 1, number) for number in range(3)]
+        everything = [one.job_id for one in await client.list_jobs()]
+        assert {*everything[:3]} == {one.job_id for one in jobs} and len(everything) == 8
+        for limit in range(9):
+            found = await client.list_jobs(limit=limit)
+            assert [one.job_id for one in found] == everything[:limit]
+
+
+class Crowded(MemoryCluster):
+    """Knows as well a hundred jobs whose objects are in another store."""
+
+    async def find(self, **wanted: Any) -> list[Observation]:
+        own = await super().find(**wanted)
+        if wanted != {"labels": {"app": "kinetic"}}:
+            return own
+        names = [f"job-{number:012x}" for number in range(100)]
+        return own + [
+            replace(own[0], labels={**own[0].labels, LABEL_SUBMISSION: name}) for name in names
+        ]
+
+
+class Busy(MemoryStore):
+    """Knows how many reads there were at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = self.most = 0
+
+    async def get(self, *args: Any, **kwargs: Any) -> Object:
+        self.now += 1
+        self.most = max(self.most, self.now)
+        try:
+            await asyncio.sleep(0)
+            return await super().get(*args, **kwargs)
+        finally:
+            self.now -= 1
+
+
+async def test_jobs_of_another_store_are_passed_over_side_by_side() -> None:
+    store = Busy()
+    cluster = Crowded(store, carry_out)
+    platform = replace(memory_platform(), store=store, cluster=cluster)
+    async with aio.Client(platform=platform) as client:
+        job = await client.submit(add, 1, 2)
+        await job.wait()
+        assert [one.job_id for one in await client.list_jobs(limit=2)] == [job.job_id]
+    assert store.most > 16
 
 
 async def test_of_this_machine_also_what_its_platform_has_forgotten_is_listed() -> None:

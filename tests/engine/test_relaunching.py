@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
 
@@ -13,10 +14,18 @@ import pytest
 import kinetic
 from kinetic import aio
 from kinetic._runner.protocol import outcomes, wire
-from kinetic.aio.ports import JobSpec, Observation, Phase
-from kinetic.errors import BackendError, JobFailed, LaunchError, ResultTimeout, Unavailable
+from kinetic.aio.ports import JobSpec, ObjectInfo, Observation, Phase
+from kinetic.errors import (
+    AuthError,
+    BackendError,
+    JobFailed,
+    JobLost,
+    LaunchError,
+    ResultTimeout,
+    Unavailable,
+)
 from kinetic.job_status import Reason
-from kinetic.testing import MemoryCluster, carry_out, memory_platform
+from kinetic.testing import MemoryCluster, MemoryStore, carry_out, memory_platform
 
 
 @kinetic.run(accelerator="cpu:hosts=4")
@@ -67,12 +76,18 @@ class Cluster(MemoryCluster):
         super().__init__(*args)
         self.launched: list[str] = []
         self.refuses = refuses or []
+        self.silent: list[BackendError] = []
+        """What is said when it is asked about one attempt alone, one each time."""
         self.held: asyncio.Event | None = None
         self.cause: tuple[Reason, str] | None = None
         self.reached = asyncio.Event()
+        self.mute = False
+        """Whether its watches tell nothing."""
 
     async def find(self, **wanted: Any) -> list[Observation]:
         """With the *cause* that another host has ended it with."""
+        if self.silent and len(wanted.get("names", ())) == 1:
+            raise self.silent.pop()
         found = await super().find(**wanted)
         if self.cause is None:
             return found
@@ -92,11 +107,44 @@ class Cluster(MemoryCluster):
         self.launched.append(job.name)
         await super().launch(job)
 
+    async def watch(self, labels: Mapping[str, str]) -> AsyncGenerator[Observation]:
+        async with aclosing(super().watch(labels)) as news:
+            async for seen in news:
+                if not self.mute:
+                    yield seen
+
+    def lose(self, name: str) -> None:
+        """Forget a job that runs, and tell nobody: what went while nobody watched."""
+        job = self._jobs.pop(name)
+        job.seen = replace(job.seen, phase=Phase.GONE)
+        assert job.task is not None
+        job.task.cancel()
+
+
+class Store(MemoryStore):
+    """Answers with *silent* when it is asked whether the job is still there, one each time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.silent: list[BackendError] = []
+        self.closed: list[BackendError] = []
+        """What a request to stop is answered with, one each time."""
+
+    async def create(self, name: str, *args: Any, **kwargs: Any) -> bool:
+        if self.closed and "/control/" in name:
+            raise self.closed.pop()
+        return await super().create(name, *args, **kwargs)
+
+    async def look(self, name: str) -> ObjectInfo | None:
+        if self.silent:
+            raise self.silent.pop()
+        return await super().look(name)
+
 
 def platform_of(work: Any, **given: Any) -> tuple[Any, Cluster]:
-    plain = memory_platform(work)
-    cluster = Cluster(plain.store, work, **given)
-    return replace(plain, cluster=cluster, relaunches=True), cluster
+    store = Store()
+    cluster = Cluster(store, work, **given)
+    return replace(memory_platform(), store=store, cluster=cluster, relaunches=True), cluster
 
 
 @pytest.mark.parametrize("times", [0, 1, 3])
@@ -161,6 +209,42 @@ async def test_a_launch_that_may_work_later_is_repeated_and_one_that_never_will_
         with pytest.raises(JobFailed, match="asked to stop"):
             await job.result(timeout=60, cleanup=False)
         assert len(cluster.launched) == 1
+
+
+@pytest.mark.parametrize("who", ["cluster", "store"])
+async def test_who_does_not_answer_beside_a_launch_is_asked_again(who: str) -> None:
+    platform, cluster = platform_of(disrupted(1))
+    silent: Any = {"cluster": cluster, "store": platform.store}[who]
+    async with aio.Client(platform=platform) as client:
+        job = await client.submit(on_four, 1)
+        silent.silent = [Unavailable("no answer", retryable=True)]
+        assert await job.result(timeout=60) == 2
+        assert not silent.silent
+        assert len(cluster.launched) == 2
+
+
+@pytest.mark.parametrize("launch", [True, False])
+async def test_a_job_that_is_not_launched_again_ends_although_the_store_was_silent(
+    launch: bool,
+) -> None:
+    platform, cluster = platform_of(disrupted(1), refuses=[LaunchError("no quota")])
+    platform.store.closed = [Unavailable("no answer", retryable=True)]
+    if not launch:
+        cluster.cause = (Reason.USER_ERROR, "host 2 of 4: something happened")
+    async with aio.Client(platform=platform) as client:
+        job = await client.submit(on_four, 1)
+        with pytest.raises(JobFailed, match="asked to stop"):
+            await job.result(timeout=30, cleanup=False)
+        assert not platform.store.closed
+
+
+async def test_who_waits_is_told_that_the_end_of_a_job_cannot_be_written() -> None:
+    platform, _ = platform_of(disrupted(1), refuses=[LaunchError("no quota")])
+    platform.store.closed = [AuthError("no right")]
+    async with aio.Client(platform=platform) as client:
+        job = await client.submit(on_four, 1)
+        with pytest.raises(AuthError, match="no right"):
+            await job.result(timeout=30, cleanup=False)
 
 
 async def test_cancelled_amid_a_launch_it_leaves_no_job() -> None:
@@ -258,3 +342,44 @@ async def test_what_is_left_of_the_attempt_before_holds_up_no_end() -> None:
         with pytest.raises(JobFailed, match="asked to stop"):
             await attached.result(timeout=10, cleanup=False)
     assert await cluster.find(labels={"app": "kinetic"})
+
+
+@pytest.mark.parametrize("claimed", [True, False])
+async def test_an_attempt_that_was_launched_again_and_vanished_unseen_is_lost(
+    claimed: bool,
+) -> None:
+    begun = asyncio.Event()
+
+    async def work(run: Any) -> int:
+        order = wire.Assignment.from_json(run.spec.assignment)
+        if order.attempt == 1:
+            return await preempted(run)
+        if claimed:
+            claim = {"executor": run.executor, "fence": "1"}
+            name = wire.attempt_key(order.scope, order.index, order.attempt, "claim")
+            await run.store.create(name, b"", claim)
+        begun.set()
+        return await asyncio.Event().wait()
+
+    platform, cluster = platform_of(work)
+    async with aio.Client(platform=platform) as client:
+        job = await client.submit(on_four, 1)
+        await begun.wait()
+        cluster.lose(cluster.launched[-1])
+        while (await job.status()).value == "PENDING":  # its launch is not answered yet
+            await asyncio.sleep(0.01)
+        with pytest.raises(JobLost, match="gone"):
+            await job.result(timeout=10, cleanup=False)
+
+
+async def test_nothing_waits_on_for_a_job_that_was_cleaned_up_before_its_end_was_told() -> None:
+    async def work(run: Any) -> int:
+        return await asyncio.Event().wait()
+
+    platform, cluster = platform_of(work)
+    cluster.mute = True
+    async with aio.Client(platform=platform) as client:
+        job = await client.submit(on_four, 1)
+        (waiting,) = (one for one in asyncio.all_tasks() if "relaunch" in one.get_name())
+        await job.cleanup()
+        await asyncio.wait_for(waiting, 10)

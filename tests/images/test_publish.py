@@ -9,6 +9,7 @@ import platform
 import sys
 from pathlib import Path
 
+import grpc
 import pytest
 
 from kinetic import __version__, configuration
@@ -53,6 +54,29 @@ async def test_cancelled_it_leaves_no_build(cloud: Cloud) -> None:
     (one,) = cloud.builds.builds.values()
     assert one.cancelled.is_set()
     assert not [name for name in cloud.bucket.objects if not name.startswith("logs/")]
+
+
+async def test_images_that_share_a_name_or_a_content_are_built_side_by_side(cloud: Cloud) -> None:
+    """Else one would go on with the build of another, or take its context from under it."""
+    go = asyncio.Event()
+
+    async def held(server: BuildServer, one: Underway) -> None:
+        await go.wait()
+        server.end(one, Status.SUCCESS)
+
+    cloud.builds.script = held
+    mine, yours = f"{cloud.registry.host}/me", f"{cloud.registry.host}/you"
+    plans = [base_image("cpu", mine), base_image("cpu", yours)]
+    plans.append(base_image("cpu", mine, dockerfile="FROM mine\n"))
+    publishing = [
+        asyncio.create_task(cloud.images().publish(plan.image, plan.context)) for plan in plans
+    ]
+    async with asyncio.timeout(30):
+        while len(cloud.builds.builds) < len(plans):
+            await asyncio.sleep(0.01)
+    assert len([name for name in cloud.bucket.objects if name.startswith("contexts/")]) == 3
+    go.set()
+    assert await asyncio.gather(*publishing) == [True] * 3
 
 
 async def test_where_cloud_build_cannot_push_it_is_not_asked(cloud: Cloud) -> None:
@@ -104,6 +128,38 @@ async def test_an_image_that_is_shown_is_the_one_that_is_built(cloud: Cloud, req
     assert shown.image.rpartition(":")[2] == built.uri.rpartition(":")[2]
 
 
+async def test_an_image_that_a_job_waits_for_is_not_built_beside_it(
+    cloud: Cloud, request_of
+) -> None:
+    folder = Path(__file__).parent  # where the function's code is
+
+    def function() -> None: ...
+
+    plan = image_of(function, configuration.resolve(backend="local", project="kn", cluster="c1"))
+    found = request_of(
+        entry_dir=folder, root=folder.parents[1], python=platform.python_version(), category="tpu"
+    )
+    begun, go = asyncio.Event(), asyncio.Event()
+
+    async def held(server: BuildServer, one: Underway) -> None:
+        begun.set()
+        await go.wait()
+        server.end(one, Status.SUCCESS)
+
+    cloud.builds.script = held
+    resolving = asyncio.create_task(cloud.images(own=installed_wheel).resolve(found))
+    async with asyncio.timeout(30):
+        await begun.wait()
+        (one,) = cloud.builds.builds.values()
+        asked = cloud.registry.asked[404]
+        publishing = asyncio.create_task(cloud.images().publish(one.build.images[0], plan.context))
+        while cloud.registry.asked[404] < asked + 2:
+            await asyncio.sleep(0.01)
+        go.set()
+        await asyncio.gather(resolving, publishing)
+    assert len(cloud.builds.builds) == 1
+
+
 async def ran(cloud: Cloud, home: Path, *arguments: str) -> tuple[int, str, str]:
     """The command, in a process of its own, beside the servers of this one."""
     process = await asyncio.create_subprocess_exec(
@@ -144,8 +200,20 @@ async def test_the_command_publishes_them_side_by_side(cloud: Cloud, tmp_path: P
     assert code == 0 and f"KINETIC_BASE_IMAGE_REPO={repo}" in err
 
 
-async def test_without_a_project_nothing_is_built(cloud: Cloud, tmp_path: Path) -> None:
-    order = ("build-image", "--repo", f"{cloud.registry.host}/me", "--category", "cpu")
+async def test_what_cannot_be_built_anywhere_is_a_wrong_setting(
+    cloud: Cloud, tmp_path: Path
+) -> None:
+    code, _, err = await ran(cloud, tmp_path, "build-image", "--repo", f"{cloud.registry.host}/me")
+    assert code == 2 and err.count("KINETIC_PROJECT") == 1
+    order = ("build-image", "--repo", "docker.io/me", "--project", "kn")
     code, _, err = await ran(cloud, tmp_path, *order)
-    assert code == 1 and "KINETIC_PROJECT" in err
+    assert code == 2 and "base-tpu" in err
     assert not cloud.builds.calls
+
+
+async def test_a_right_that_is_missing_has_its_own_exit_code(cloud: Cloud, tmp_path: Path) -> None:
+    cloud.builds.faults["create"] = [grpc.StatusCode.PERMISSION_DENIED]
+    order = ("build-image", "--repo", f"{cloud.registry.host}/me", "--project", "kn")
+    order += ("--cluster", "c1", "--category", "cpu")
+    code, _, err = await ran(cloud, tmp_path, *order)
+    assert code == 4 and "kinetic doctor" in err

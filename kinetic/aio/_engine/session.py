@@ -88,6 +88,8 @@ class Submission(ItemStates):
         """Whether the submitter of this job replaces what was disrupted, and not the platform."""
         self.relaunching = False
         """Whether this process does, now."""
+        self.launched = 0
+        """The last attempt that it has launched so: if that is not there, it is gone."""
         self.fence = 1
         self.deleting = 0
         """How many of its jobs, if they were many, this process is still about to delete."""
@@ -448,6 +450,7 @@ class Submission(ItemStates):
         The platform may have replaced that one, and will perhaps replace it no more.
         """
         before, most = self._seen.get(index), number + self.identity.budgets.infrastructure
+        launched = number <= self.launched  # before the platform was asked
         attempts = [(index, one) for one in range(1, most + 1)]
         found = await self._find(attempts, explained=explained)
         seen = found.get((index, number))
@@ -456,11 +459,11 @@ class Submission(ItemStates):
             name = self.identity.attempt_name(index, number)
             words = "its process is gone, and was replaced by the platform"
             seen = Observation(name=name, phase=Phase.GONE, reason=Reason.PREEMPTED, message=words)
-        never_comes = not found and self.identity.settled
+        never_comes = seen is None and (launched or (not found and self.identity.settled))
         # What is left of the attempt before says that the platform may still replace that one,
         # unless this is left to the submitter.
         decided = self.relaunched or last is not None or not found
-        if seen is None and number > 1 and decided:
+        if seen is None and number > 1 and decided and not launched:
             if not self._awaits_submitter(index, number):
                 await self._not_replaced(index, last)
         elif self.is_over(index, number, seen, before) or never_comes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import time
 import uuid
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping
@@ -209,18 +210,26 @@ BELIEVED_S = 600.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Plan:
-    """Everything about an image that can be known before anybody is asked."""
+    """Everything about an image that can be known before anybody is asked.
+
+    *key* is what no other image that is built here has, by its name and content: under it are
+    the marker of who builds it, which a build that is gone on with is taken from, and its context.
+    """
 
     uri: str
     context: Mapping[str, bytes]
-    digest: str
+    key: str
     again: bool = False
 
     @property
     def marker(self) -> str:
         """The object that tells who builds it."""
-        name, _, tag = self.uri.rpartition("/")[2].rpartition(":")
-        return f"builders/{tag}" if name == "base" else f"builders/{name}-{tag}"
+        return f"builders/{self.key}"
+
+    @property
+    def source(self) -> str:
+        """The object with its context, as long as it is built."""
+        return f"contexts/{self.key}.tar.gz"
 
 
 class BundledImages:
@@ -277,7 +286,11 @@ class BundledImages:
 
         Errors and cancellation are those of `resolve`.
         """
-        plan = _Plan(uri=uri, context=context, digest=recipe.digest(context), again=again)
+        place, _, key = uri.rpartition(":")
+        if place != self._places.image:  # the tags of those tell their content
+            content = hashlib.sha256(f"{uri} {recipe.digest(context)}".encode()).hexdigest()
+            key = f"{place.rpartition('/')[2]}-{key}-{content[:12]}"
+        plan = _Plan(uri=uri, context=context, key=key, again=again)
         await self._flight(plan).joined()
 
     async def aclose(self) -> None:
@@ -308,9 +321,7 @@ class BundledImages:
             python_image=self._python_image,
         )
         tag = recipe.tag(request.category, context)
-        return _Plan(
-            uri=f"{self._places.image}:{tag}", context=context, digest=recipe.digest(context)
-        )
+        return _Plan(uri=f"{self._places.image}:{tag}", context=context, key=tag)
 
     async def _ensured(self, plan: _Plan) -> None:
         async def there() -> bool:
@@ -321,7 +332,7 @@ class BundledImages:
                 await self._built(plan, held)
 
     async def _built(self, plan: _Plan, held: Held) -> None:
-        source = f"contexts/{plan.digest}.tar.gz"
+        source = plan.source
         bucket, _, folder = self._builds.url.partition("://")[2].partition("/")
         folder = f"{folder.rstrip('/')}/" if folder else ""
         order = Order(

@@ -123,7 +123,7 @@ def base_uri(repo: str, category: str, tag: str | None = None) -> str:
     """The name of a base image: ``{repo}/base-{category}:{tag}``, by default kinetic's version.
 
     Raises:
-        ConfigurationError: *repo* cannot be a place of images.
+        ConfigurationError: *repo* cannot be a place of images, or *tag* the tag of one.
     """
     from kinetic._version import __version__
 
@@ -133,8 +133,8 @@ def base_uri(repo: str, category: str, tag: str | None = None) -> str:
         return checked_uri(f"{repo.rstrip('/')}/base-{category}:{tag}")
     except ConfigurationError as exc:
         raise ConfigurationError(
-            f"base_image_repo={repo!r} is no place of images; write it as registry/path, "
-            "without a scheme"
+            f"base_image_repo={repo!r} and the tag {tag!r} make no name of an image; write the "
+            "first as registry/path, without a scheme, and the tag in letters, digits and _.-"
         ) from exc
 
 

@@ -9,15 +9,13 @@ from typing import Any
 from kinetic.accelerators import Accelerator
 from kinetic.aio.kubernetes.access import open_access
 from kinetic.aio.kubernetes.api import Api
-from kinetic.aio.kubernetes.diagnosis.documents import parts
 from kinetic.aio.kubernetes.diagnosis.nodes import matches, refusing, short
 from kinetic.aio.kubernetes.diagnosis.quantities import requests
 from kinetic.aio.kubernetes.manifests import needs
+from kinetic.aio.kubernetes.tables import listing
 from kinetic.configuration import Target
 
 __all__ = ["nodes_for"]
-
-PAGE = "500"
 
 
 async def nodes_for(
@@ -33,16 +31,8 @@ async def nodes_for(
         Unavailable: The API server does not answer.
     """
     api = Api(await open_access(target, environ))
-    nodes: list[Any] = []
     try:
-        query = {"limit": PAGE}
-        while True:
-            page = await api.call("GET", "/api/v1/nodes", query=query)
-            nodes += parts(page, "items")
-            rest = page.get("metadata", {}).get("continue")
-            if not rest:
-                break
-            query = {"limit": PAGE, "continue": rest}
+        nodes = (await listing(api, "/api/v1/nodes", "")).items
     finally:
         await api.aclose()
     return [_taking(needs(one), nodes) for one in accelerators]
