@@ -25,6 +25,7 @@ from kinetic.aio import _job_log
 from kinetic.aio._engine import debugging, implicit_client, job_spec, notebook, results
 from kinetic.aio._engine.meter import Meter
 from kinetic.aio._job_log import LogPrinter
+from kinetic.aio.ports import Phase
 from kinetic.errors import (
     AuthError,
     BackendError,
@@ -235,7 +236,10 @@ class JobHandle(JobRecord, Generic[T]):
                 item = await self._ended(at, timeout, stream_logs, on_status_change)
                 if item.state is not wire.ItemState.SUCCEEDED:
                     raise await self._failure(at, item)
-                cleans = (cleanup or (cleanup is None and not self.debug)) and not self.log_owed
+                cleans = cleanup or (cleanup is None and not self.debug)
+                if cleans and self.log_owed:
+                    await self._end_processes(at)
+                    cleans = False
                 return cast("T", await self._take(at, item, cleanup_timeout if cleans else None))
             except NotFound:
                 if self._value is _UNSET:
@@ -357,6 +361,17 @@ class JobHandle(JobRecord, Generic[T]):
                     why,
                     self.job_id,
                 )
+
+    async def _end_processes(self, at: JobRef) -> None:
+        """End what outlives the outcome, as the pods of a set may: the end of its log is stored."""
+        cluster = at.session.platform.cluster
+        try:
+            found = await cluster.find(names=self._attempt_names(at))
+            alive = [one.name for one in found if one.phase in (Phase.PENDING, Phase.RUNNING)]
+            if alive:
+                await cluster.delete(names=alive)
+        except BackendError as exc:
+            logging.warning("%s may still run; its cleanup() ends it: %s", self.job_id, exc)
 
     async def _print(self, printing: LogPrinter) -> str:
         """Why not all of the output was printed, though there may be more."""

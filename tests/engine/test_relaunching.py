@@ -288,8 +288,8 @@ async def test_who_comes_later_waits_for_the_submitter() -> None:
             assert await attached.result(timeout=60) == 2
 
 
-async def test_a_minute_after_the_end_nobody_launches_it_again() -> None:
-    platform, cluster = platform_of(disrupted(1, ended=time.time() - 61))
+async def test_long_after_the_end_nobody_launches_it_again() -> None:
+    platform, cluster = platform_of(disrupted(1, ended=time.time() - 601))
     cluster.held = asyncio.Event()  # the submitter sleeps
     async with aio.Client(platform=platform) as client:
         job = await client.submit(on_four, 1)
@@ -331,7 +331,7 @@ async def test_what_is_left_of_the_attempt_before_holds_up_no_end() -> None:
 
     async def work(run: Any) -> int:
         await go.wait()
-        return await preempted(run, ended=time.time() - 61)
+        return await preempted(run, ended=time.time() - 601)
 
     platform, cluster = platform_of(work)
     async with aio.Client(platform=platform) as client:

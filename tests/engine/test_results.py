@@ -14,6 +14,7 @@ from kinetic import aio, errors
 from kinetic._runner.protocol import frames, pickles, wire
 from kinetic.aio._engine.results import failure_of, value_of
 from kinetic.aio.platforms import Platform
+from kinetic.aio.ports import Observation, Phase
 from kinetic.testing import memory_platform
 
 
@@ -124,4 +125,21 @@ async def test_output_that_has_no_end_is_told_and_costs_no_result(
     async with aio.Client(platform=opened) as client:
         job = await client.submit(listed, 1)
         assert await job.result(stream_logs=True) == [1]
+        assert [one.name for one in await platform.cluster.find()] == [f"kinetic-{job.job_id}"]
     assert f"not all of the output of {job.job_id} is shown" in caplog.text
+
+
+class Lasting(Endless):
+    """Its processes outlive their outcome: somebody has to end them."""
+
+    async def find(self, **which: Any) -> list[Observation]:
+        return [replace(one, phase=Phase.RUNNING) for one in await self.cluster.find(**which)]
+
+
+@pytest.mark.looptime(noop_cycles=300)
+async def test_nothing_runs_on_whose_output_has_no_end(platform: Platform) -> None:
+    opened = replace(platform, cluster=Lasting(platform.cluster))
+    async with aio.Client(platform=opened) as client:
+        job = await client.submit(listed, 1)
+        assert await job.result(stream_logs=True) == [1]
+        assert await platform.cluster.find() == []

@@ -53,6 +53,9 @@ FIRST_RECHECK_S, RECHECK_S = 1.0, 10.0
 RELAUNCH_S = 60.0
 """So long after an attempt has ended its submitter may take to launch the next one."""
 
+CLOCKS_S = 600.0
+"""The clocks of two machines differ by less."""
+
 _OF_A_HOST = re.compile(r"host [1-9]\d* of \d+: ")
 
 LOG_LINES = 20
@@ -388,15 +391,15 @@ class Submission(ItemStates):
     def _awaits_submitter(self, index: int, number: int) -> bool:
         """Whether the one who has submitted a job may still be about to launch attempt *number*.
 
-        It may have died, or sleep: after a minute the job ends as its last attempt did.
+        It may have died, or sleep: a minute after somebody first looked the job ends as its last
+        attempt did, and at once when that ended so long ago that no two clocks differ as much.
         """
         if not self.relaunched or self.relaunching:
             return self.relaunching
-        ended = self.attempt(index, number - 1).outcome
-        since = ended.ended if ended is not None and ended.ended is not None else None
-        now = time.time()
-        first = self._stranded.setdefault((index, number), since if since is not None else now)
-        return now - first < RELAUNCH_S
+        ended, now = self.attempt(index, number - 1).outcome, time.time()
+        if ended is not None and ended.ended is not None and now - ended.ended > CLOCKS_S:
+            return False
+        return now - self._stranded.setdefault((index, number), now) < RELAUNCH_S
 
     async def give_up(self, index: int, why: str) -> None:
         """Let a job end as its last attempt did: no other can be launched, for *why*."""
@@ -855,6 +858,10 @@ class Session:
                     async for seen in news:
                         pauses = growing(FIRST_PAUSE_S, LONGEST_PAUSE_S)
                         self._route(seen)
+            except (
+                NotFound
+            ) as exc:  # what makes such jobs is not there: whoever starts one hears so
+                logging.info("no jobs are watched: %s", exc)
             except KineticError as exc:
                 logging.warning("watching jobs was interrupted: %s; trying again", exc)
             except Exception:  # the only source of news must not end

@@ -112,9 +112,12 @@ def how_to_grant(right: Right, said: str) -> str:
         if user == "system:anonymous"
         else "An"
     )
+    where = ""
+    if right.namespace:
+        where = f"If {right.namespace!r} is not the namespace you mean, set KINETIC_NAMESPACE. "
     return (
         f"Missing: verb {right.verb!r} on resource {right.resource!r} of API group "
-        f"{right.group!r}. {hint} administrator of the cluster grants it, and all else that "
+        f"{right.group!r}. {where}{hint} administrator of the cluster grants it, and all else that "
         f"kinetic needs, with `kubectl apply -f -` and this:\n{role(right, user)}"
     )
 
