@@ -16,7 +16,7 @@ import click
 
 from kinetic._messages import one_line
 from kinetic.cli import output
-from kinetic.cli.where import Where, carry_out, json_option, placed
+from kinetic.cli.where import Where, carry_out, json_option, placed, said_by
 
 __all__ = ["arguments_of", "inputs_of", "load_function", "run", "value_of"]
 
@@ -124,7 +124,7 @@ async def _mapped(
                 if isinstance(outcome, Succeeded):
                     key, told = "value", repr(outcome.value)
                 else:
-                    key, told = "error", f"{type(outcome.error).__name__}: {outcome.error}"
+                    key, told = "error", said_by(outcome.error)
                 if as_json:
                     row = {"index": index, "ok": outcome.ok, key: told}
                     output.json_line("run.item", row)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import builtins
 import os
 import threading
 from pathlib import Path
+
+import click
 
 
 def double(x: int, name: str = "") -> dict[str, object]:
@@ -45,3 +48,11 @@ not_a_function = 3
 def waits(x: int) -> None:
     print("waiting", x, flush=True)
     threading.Event().wait()
+
+
+def raises(name: str) -> None:
+    raise getattr(builtins, name)("by the job")
+
+
+def uses_click() -> None:
+    raise click.UsageError("by the job")

@@ -160,6 +160,21 @@ def test_a_call_that_fails_says_so(kinetic: Kinetic) -> None:
     assert "brings bad luck" in said.err and "\x07" not in said.err
 
 
+@pytest.mark.parametrize(
+    "name", ["EOFError", "TimeoutError", "BrokenPipeError", "StopIteration", "SystemExit"]
+)
+def test_what_a_job_raises_says_nothing_of_the_command(kinetic: Kinetic, name: str) -> None:
+    said = kinetic("run", f"{FILE}:raises", "-a", f"name={name}")
+    assert said.code == 1
+    assert f"{name}: by the job" in said.err and "Traceback" not in said.err
+
+
+def test_a_usage_error_of_a_job_is_not_of_the_command(kinetic: Kinetic) -> None:
+    said = kinetic("run", f"{FILE}:uses_click")
+    assert said.code == 1
+    assert "UsageError: by the job" in said.err and "Usage:" not in said.err
+
+
 def test_the_supervisor_is_shown_and_ended(kinetic: Kinetic) -> None:
     assert kinetic("local", "status", "--json").json["running"] is False
     assert kinetic("local", "stop").code == 0
