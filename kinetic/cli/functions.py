@@ -16,7 +16,7 @@ import click
 
 from kinetic._messages import one_line
 from kinetic.cli import output
-from kinetic.cli.where import Where, carry_out, json_option, placed, said_by
+from kinetic.cli.where import TheirError, Where, carry_out, json_option, placed, said_by
 
 __all__ = ["arguments_of", "inputs_of", "load_function", "run", "value_of"]
 
@@ -148,6 +148,7 @@ def load_function(target: str) -> Callable[..., Any]:
 
     Raises:
         click.UsageError: There is no such file, or no such function in it.
+        TheirError: The file itself fails.
     """
     place, colon, name = target.rpartition(":")
     path = Path(place)
@@ -166,12 +167,29 @@ def load_function(target: str) -> Callable[..., Any]:
 
 
 def _module_of(path: Path) -> ModuleType:
+    there = sys.modules.get(path.stem)
+    if there is not None and getattr(there, "__file__", None) != str(path):
+        raise click.UsageError(f"{path.name} has the name of a module that is in use: rename it")
     sys.path.insert(0, str(path.parent))
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None and spec.loader is not None
     module = sys.modules[path.stem] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    try:
+        spec.loader.exec_module(module)
+    except (Exception, SystemExit) as exc:
+        del sys.modules[path.stem]
+        raise TheirError(f"{path.name} cannot be run:\n{_traceback_in(path, exc)}") from exc
     return module
+
+
+def _traceback_in(path: Path, error: BaseException) -> str:
+    """As Python would print it, from the first line of that file on."""
+    import traceback
+
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_filename != str(path):
+        trace = trace.tb_next
+    return "".join(traceback.format_exception(type(error), error, trace)).rstrip()
 
 
 def arguments_of(given: Iterable[str]) -> dict[str, Any]:

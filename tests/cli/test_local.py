@@ -154,6 +154,32 @@ def test_a_wrong_call_is_refused_before_anything_is_sent(
     assert not (home / "store").exists()
 
 
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("def f(:\n", "SyntaxError: invalid syntax"),
+        ("import there_is_no_such_package\n", "line 1, in <module>"),
+        ("def f():\n    1 / 0\nf()\n", "line 2, in f"),
+        ("raise SystemExit(7)\n", "SystemExit: 7"),
+    ],
+)
+def test_a_file_that_fails_is_told_without_our_own_lines(
+    kinetic: Kinetic, home: Path, tmp_path: Path, content: str, words: str
+) -> None:
+    file = tmp_path / "mine_that_fails.py"
+    file.write_text(content)
+    said = kinetic("run", f"{file}:f")
+    assert said.code == 1 and said.err.startswith("kinetic: mine_that_fails.py cannot be run:\n")
+    assert words in said.err and "kinetic/cli" not in said.err
+    assert not (home / "store").exists()
+
+
+def test_a_file_named_as_a_module_in_use_is_refused(kinetic: Kinetic, tmp_path: Path) -> None:
+    (tmp_path / "json.py").write_text("def f(): pass\n")
+    said = kinetic("run", f"{tmp_path / 'json.py'}:f")
+    assert said.code == 2 and "json.py has the name of a module that is in use" in said.err
+
+
 def test_a_call_that_fails_says_so(kinetic: Kinetic) -> None:
     said = kinetic("run", f"{FILE}:double", "-a", "x=13")
     assert said.code == 1
