@@ -103,20 +103,19 @@ async def _live(views: AsyncGenerator[View]) -> None:
     left, warnings = asyncio.Event(), _Warnings()
     with warnings, _keys(left), Live(console=console, auto_refresh=False, screen=False) as live:
         leaving = asyncio.ensure_future(left.wait())
+        coming = asyncio.ensure_future(anext(views, None))
         try:
             while True:
-                coming = asyncio.ensure_future(anext(views, None))
                 await asyncio.wait({coming, leaving}, return_when=asyncio.FIRST_COMPLETED)
-                if leaving.done():
-                    coming.cancel()
-                    await asyncio.gather(coming, return_exceptions=True)
-                    return
-                if (view := coming.result()) is None:
+                if leaving.done() or (view := coming.result()) is None:
                     return
                 view = replace(view, trouble=view.trouble or warnings.last)
                 live.update(Group(*screen(view, console.width, console.height)), refresh=True)
-        finally:
+                coming = asyncio.ensure_future(anext(views, None))
+        finally:  # also after Ctrl-C: the views cannot be closed while one is waited for
             leaving.cancel()
+            coming.cancel()
+            await asyncio.gather(coming, return_exceptions=True)
 
 
 class _Warnings(logging.Handler):

@@ -32,6 +32,14 @@ BUSY = View(
 )
 
 
+ON_A_TERMINAL = """
+import fcntl, sys, termios
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)  # so that its keys send signals
+from kinetic.cli.app import main
+main()
+"""
+
+
 @pytest.mark.parametrize(("width", "height"), [(80, 24), (40, 24), (40, 6), (20, 3)])
 def test_the_screen_fits_the_terminal(width: int, height: int) -> None:
     lines = screen(BUSY, width, height)
@@ -47,7 +55,10 @@ def test_the_screen_says_what_there_is_and_markup_is_text() -> None:
     assert "retried after: 48 preempted, 2 user error" in told
 
 
-def test_q_leaves_it_and_the_batch_goes_on(kinetic: Kinetic, small_project: object) -> None:
+@pytest.mark.parametrize(("key", "code"), [(b"q", 0), (b"\x03", 130)], ids=["q", "Ctrl-C"])
+def test_one_leaves_it_and_the_batch_goes_on(
+    kinetic: Kinetic, small_project: object, key: bytes, code: int
+) -> None:
     program = (
         f"import sys; sys.argv[1:] = ['run', {FILE!r} + ':waits', '--map', sys.argv[1]]\n"
         "from kinetic.cli.app import main; main()"
@@ -65,14 +76,19 @@ def test_q_leaves_it_and_the_batch_goes_on(kinetic: Kinetic, small_project: obje
     group = line.split()[1].rstrip(":")
     ours, theirs = pty.openpty()
     watching = subprocess.Popen(
-        [sys.executable, "-m", "kinetic", "batches", "watch", group], stdin=theirs, stdout=theirs
+        [sys.executable, "-c", ON_A_TERMINAL, "batches", "watch", group],
+        stdin=theirs,
+        stdout=theirs,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
     )
     os.close(theirs)
     seen = b""
     while b"q leaves" not in seen:
         seen += os.read(ours, 4096)
-    os.write(ours, b"q")
-    assert watching.wait(60) == 0
+    os.write(ours, key)
+    _, err = watching.communicate(timeout=60)
+    assert watching.returncode == code and b"Traceback" not in err
     os.close(ours)
     status = kinetic("batches", "status", group, "--json").json
     assert status["status"] == "RUNNING" or status["status"] == "PENDING"
