@@ -17,6 +17,7 @@ from kinetic.cli.where import Where, carry_out, json_option, placed
 if TYPE_CHECKING:
     from kinetic import aio
     from kinetic.job_status import JobStatus
+    from kinetic.progress import Progress
 
 __all__ = ["attached", "batches"]
 
@@ -145,16 +146,24 @@ HIDDEN = ("each", "counts", "estimate")
 def _watch(where: Where, group_id: str, as_json: bool) -> None:
     """Show a batch as it goes on, until it has ended; q leaves it, and the batch goes on.
 
-    Without a terminal a line now and then; with --json one object a line.
+    Without a terminal a line now and then; with --json one object a line. Exits with 1 if it has
+    ended and an item failed.
     """
 
-    async def work() -> None:
+    async def work() -> Progress:
         from kinetic.cli.watch import follow
 
         async with where.client() as client:
-            await follow(await attached(client, group_id), as_json=as_json)
+            return await follow(await attached(client, group_id), as_json=as_json)
 
-    carry_out(work())
+    last = carry_out(work())
+    _end(failed=last.finished and last.failed + last.lost > 0)
+
+
+def _end(*, failed: bool) -> None:
+    """End the command with 1 if what it has waited for *failed*."""
+    if failed:
+        raise click.exceptions.Exit(1)
 
 
 @batches.command("report")
@@ -201,8 +210,7 @@ def _results(
                     _tell(row, as_json=as_json)
         return Counter(state.value for _, state in statuses)
 
-    if carry_out(work())["FAILED"]:
-        raise click.exceptions.Exit(1)
+    _end(failed=carry_out(work())["FAILED"] > 0)
 
 
 async def _ended(
@@ -263,16 +271,21 @@ def _logs(where: Where, group_id: str, item: int | None, follow: bool, tail: int
 @click.option("--timeout", type=float, help="Seconds to wait for its end; exits with 5 after them.")
 @placed
 def _resume(where: Where, group_id: str, timeout: float | None) -> None:
-    """Go on submitting a batch whose submitter died, until all of it has ended."""
+    """Go on submitting a batch whose submitter died, until all of it has ended.
 
-    async def work() -> str:
+    Exits with 1 if an item failed.
+    """
+
+    async def work() -> tuple[str, dict[str, int]]:
         async with where.client() as client:
             batch = await attached(client, group_id)
             await batch.resume()
             await batch.wait(timeout=timeout)
-            return _counts(await batch.status_counts())
+            return batch.group_id, await batch.status_counts()
 
-    output.note(f"{group_id} has ended: {carry_out(work())}")
+    whole, counts = carry_out(work())
+    output.note(f"{whole} has ended: {_counts(counts)}")
+    _end(failed=counts.get("FAILED", 0) > 0)
 
 
 @batches.command("retry")
@@ -281,24 +294,32 @@ def _resume(where: Where, group_id: str, timeout: float | None) -> None:
 @click.option("--timeout", type=float, help="Seconds to wait for its end; exits with 5 after them.")
 @placed
 def _retry(where: Where, group_id: str, items: tuple[int, ...], timeout: float | None) -> None:
-    """Run the items again that failed, and wait until they have ended."""
+    """Run the items again that failed, and wait until they have ended.
 
-    async def work() -> tuple[int, str]:
+    Exits with 1 if one of them failed again.
+    """
+
+    async def work() -> tuple[int, list[tuple[int, JobStatus]]]:
         async with where.client() as client:
             batch = await attached(client, group_id)
             count = await batch.retry_failed(items or None)
             if count:
                 await batch.wait(timeout=timeout)
-            return count, _counts(await batch.status_counts())
+            return count, await batch.statuses()
 
-    count, ended = carry_out(work())
-    output.note(
-        f"{count} items were tried again: {ended}" if count else "there is nothing to retry"
-    )
+    count, statuses = carry_out(work())
+    if not count:
+        output.note("there is nothing to retry")
+        return
+    counts = Counter(state.value for _, state in statuses)
+    output.note(f"tried again: {output.items(count)}; now {_counts(counts)}")
+    wanted = items or [index for index, _ in statuses]
+    _end(failed=any(state.value == "FAILED" for index, state in statuses if index in wanted))
 
 
 def _counts(counts: dict[str, int]) -> str:
-    return ", ".join(f"{count} {name.lower()}" for name, count in sorted(counts.items()))
+    words = {name: name.lower() for name in counts} | {"NOT_FOUND": "cancelled"}
+    return ", ".join(f"{count} {words[name]}" for name, count in sorted(counts.items()))
 
 
 @batches.command("cancel")

@@ -13,7 +13,7 @@ import click
 
 from kinetic._messages import one_line, shown, span
 
-__all__ = ["age", "confirm", "dollars", "facts", "json_line", "lines", "note", "table"]
+__all__ = ["age", "confirm", "dollars", "facts", "items", "json_line", "lines", "note", "table"]
 
 LONGEST_TEXT = 400
 """Characters of one value in a table; JSON has all of it."""
@@ -36,6 +36,11 @@ def age(created_at: str) -> str:
 def dollars(amount: float | None) -> str | None:
     """An amount of US dollars; None where none is known, which shows as a dash."""
     return None if amount is None else f"${amount:,.2f}"
+
+
+def items(count: int) -> str:
+    """So many items."""
+    return f"{count:,} item" if count == 1 else f"{count:,} items"
 
 
 def json_line(schema: str, content: Mapping[str, Any], *, indent: int | None = None) -> None:

@@ -71,20 +71,20 @@ def screen(view: View, width: int, height: int) -> list[Text]:
     return lines
 
 
-async def follow(batch: aio.BatchHandle[Any], *, as_json: bool) -> None:
-    """Show *batch* until it has ended, or whoever looks at it leaves."""
+async def follow(batch: aio.BatchHandle[Any], *, as_json: bool) -> Progress:
+    """Show *batch* until it has ended, or whoever looks at it leaves; how far it was then."""
     views = _views(batch)
     async with aclosing(views):
         if as_json or not sys.stdout.isatty():
-            await _line_by_line(views, as_json=as_json)
-        else:
-            await _live(views)
+            return await _line_by_line(views, as_json=as_json)
+        return await _live(views)
 
 
-async def _line_by_line(views: AsyncGenerator[View], *, as_json: bool) -> None:
+async def _line_by_line(views: AsyncGenerator[View], *, as_json: bool) -> Progress:
     clock = asyncio.get_running_loop().time
-    due, last = 0.0, ""
+    due, last, told = 0.0, "", Progress()
     async for view in views:
+        told = view.progress
         if not view.progress.finished and clock() < due:
             continue
         due = clock() + (EACH_S if as_json else LINE_S)
@@ -93,14 +93,15 @@ async def _line_by_line(views: AsyncGenerator[View], *, as_json: bool) -> None:
         elif (line := view.progress.line()) != last:
             last = line
             output.lines([line])
+    return told
 
 
-async def _live(views: AsyncGenerator[View]) -> None:
+async def _live(views: AsyncGenerator[View]) -> Progress:
     from rich.console import Console, Group
     from rich.live import Live
 
     console = Console(highlight=False, markup=False, emoji=False)
-    left, warnings = asyncio.Event(), _Warnings()
+    left, warnings, told = asyncio.Event(), _Warnings(), Progress()
     with warnings, _keys(left), Live(console=console, auto_refresh=False, screen=False) as live:
         leaving = asyncio.ensure_future(left.wait())
         coming = asyncio.ensure_future(anext(views, None))
@@ -108,7 +109,8 @@ async def _live(views: AsyncGenerator[View]) -> None:
             while True:
                 await asyncio.wait({coming, leaving}, return_when=asyncio.FIRST_COMPLETED)
                 if leaving.done() or (view := coming.result()) is None:
-                    return
+                    return told
+                told = view.progress
                 view = replace(view, trouble=view.trouble or warnings.last)
                 live.update(Group(*screen(view, console.width, console.height)), refresh=True)
                 coming = asyncio.ensure_future(anext(views, None))

@@ -85,7 +85,10 @@ def test_a_batch_from_its_start_to_its_removal(kinetic: Kinetic, tmp_path: Path)
     logs = kinetic("batches", "logs", group).out.splitlines()
     assert "[0] doubling 1" in logs and "[2] doubling 3" in logs
     retried = kinetic("batches", "retry", group, "--timeout", "60")
-    assert retried.code == 0 and "1 items were tried again" in retried.err
+    assert retried.code == 1
+    assert "tried again: 1 item; now 1 failed, 2 succeeded" in retried.err
+    resumed = kinetic("batches", "resume", group[:-2])
+    assert resumed.code == 1 and f"{group} has ended: 1 failed, 2 succeeded" in resumed.err
     assert kinetic("batches", "list", "--name", "other", "--json").json["items"] == []
     assert kinetic("batches", "list", "--tag", "oops").code == 2
     assert kinetic("batches", "cancel", group, "-y").code == 0

@@ -102,7 +102,8 @@ def test_without_a_terminal_it_is_told_in_lines(kinetic: Kinetic, small_project:
         file.write('{"x": 1}\n{"x": 13}\n')
     kinetic("run", f"{FILE}:double", "--map", inputs)
     (batch,) = kinetic("batches", "list", "--json").json["items"]
-    assert kinetic("batches", "watch", batch["group_id"]).out.startswith("2 of 2 ended")
+    told = kinetic("batches", "watch", batch["group_id"])
+    assert told.out.startswith("2 of 2 ended") and told.code == 1  # one failed
     last = kinetic("batches", "watch", batch["group_id"], "--json").lines[-1]
     assert last["schema"] == "kinetic.batches.watch/1"
     assert (last["progress"]["succeeded"], last["progress"]["failed"]) == (1, 1)
