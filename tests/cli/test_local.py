@@ -109,14 +109,18 @@ def test_a_table_gives_numbers_where_the_function_wants_them(
 @pytest.mark.parametrize(
     ("name", "content", "words"),
     [
-        ("in.csv", b"x,name\n1\n", "row 1 of"),
-        ("in.csv", b"x\n1,2\n", "has 2 columns, and its header 1"),
+        ("in.csv", b"x,name\n1\n", "in.csv has 1 column, and its header 2"),
+        ("in.csv", b"x\n1,2\n", "in.csv has 2 columns, and its header 1"),
         ("in.csv", b'x\n"1\n', "cannot be read as .csv"),
-        ("in.csv", b"x\nmany\n", "'many' is no int"),
+        ("in.csv", b"x\n1\nmany\n", "in.csv, column 'x': 'many' is no int"),
+        ("in.csv", b"x,x\n1,2\n", "in.csv has the column 'x' more than once"),
+        ("in.csv", b"x;name\n1;n\n", "takes no 'x;name'"),
         ("in.csv", b"x\n\xff\n", "cannot be read as .csv"),
-        ("in.jsonl", b'{"x": 1}\n{"x"\n', "line 2 of"),
+        ("in.jsonl", b'{"x": 1}\n{"x" 2}\n', "is no JSON (column 6): Expecting ':' delimiter"),
         ("in.jsonl", b"[1]\n", "must be an object"),
-        ("in.jsonl", b'{"y": 1}\n', "missing a required argument: 'x'"),
+        ("in.jsonl", b'{"x": 1}\n\n{"name": ""}\n', "in.jsonl: double("),
+        ("in.jsonl", b'{"name": "y"}\n', "missing a required argument: 'x'"),
+        ("in.jsonl", b'{"y": 1}\n', "takes no 'y'"),
     ],
 )
 def test_a_wrong_file_of_inputs_is_refused_before_anything_is_sent(
@@ -126,6 +130,25 @@ def test_a_wrong_file_of_inputs_is_refused_before_anything_is_sent(
     said = kinetic("run", f"{FILE}:double", "--map", str(tmp_path / name))
     assert said.code == 2 and words in said.err
     assert not (home / "store").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [("in.csv", 'x,name\n1,"two\nlines"\nno,\n'), ("in.jsonl", '{"x": 1}\n\n\n{"y": 1}\n')],
+)
+def test_a_wrong_input_is_found_by_its_line(
+    kinetic: Kinetic, tmp_path: Path, name: str, content: str
+) -> None:
+    (tmp_path / name).write_text(content)
+    said = kinetic("run", f"{FILE}:double", "--map", str(tmp_path / name))
+    assert said.code == 2 and "Error: line 4 of " in said.err
+
+
+def test_blanks_around_the_names_of_columns_are_nothing(kinetic: Kinetic, tmp_path: Path) -> None:
+    inputs = tmp_path / "in.csv"
+    inputs.write_text("x , name\n1, a\n")
+    (one,) = kinetic("run", f"{FILE}:double", "--map", str(inputs), "--json").lines
+    assert one["value"] == "{'twice': 2, 'name': ' a'}"
 
 
 def test_a_beginning_of_several_ids_is_refused(kinetic: Kinetic) -> None:
@@ -144,7 +167,9 @@ def test_a_beginning_of_several_ids_is_refused(kinetic: Kinetic) -> None:
         ([FILE], "names no function"),
         ([f"{FILE}:double", "-a", "x"], "no NAME=VALUE"),
         ([f"{FILE}:double", "--name", "n"], "are of a --map"),
-        ([f"{FILE}:double", "-a", "y=1"], "missing a required argument: 'x'"),
+        ([f"{FILE}:double", "-a", "y=1"], "takes no 'y'"),
+        ([f"{FILE}:double", "-a", "name=y"], "missing a required argument: 'x'"),
+        ([f"{FILE}:double", "-a", "x=1", "-a", "x=2"], "'x' is given more than once"),
         ([f"{FILE}:double", "--map", FILE], "takes a .jsonl or a .csv"),
     ],
     ids=lambda one: one if isinstance(one, str) else "",
