@@ -259,6 +259,8 @@ def _logs(where: Where, group_id: str, item: int | None, follow: bool, tail: int
                 try:
                     text = await (await batch.job(index)).tail(tail)
                 except NotFound:
+                    if item is not None:
+                        raise
                     continue
                 begin = "" if item is not None else f"[{index}] "
                 output.lines(f"{begin}{line}" for line in text.splitlines())
@@ -330,13 +332,15 @@ def _cancel(where: Where, group_id: str, yes: bool) -> None:
     """End all jobs of a batch; what has ended keeps its result."""
     output.confirm(f"End all jobs of {group_id}?", yes=yes)
 
-    async def work() -> str:
+    async def work() -> tuple[str, dict[str, int]]:
         async with where.client() as client:
             batch = await attached(client, group_id)
             await batch.cancel()
-            return batch.group_id
+            return batch.group_id, await batch.status_counts()
 
-    output.note(f"{carry_out(work())} is cancelled")
+    whole, counts = carry_out(work())
+    done = "is cancelled" if counts.get("NOT_FOUND") else "had ended before"
+    output.note(f"{whole} {done}: {_counts(counts)}")
 
 
 @batches.command("cleanup")

@@ -20,7 +20,7 @@ def test_a_job_from_its_start_to_its_removal(kinetic: Kinetic, tmp_path: Path) -
     job = begun.json["job_id"]
     result = kinetic("jobs", "result", job, "--timeout", "60", "--json")
     assert result.json["status"] == "SUCCEEDED"
-    assert result.json["noted"] == {"twice": 8, "name": "4x"}
+    assert result.json["noted"] == {"twice": 8, "name": "4x"} and "value" not in result.json
     assert kinetic("jobs", "result", job, "--unpickle").out.endswith("{'twice': 8, 'name': '4x'}\n")
     assert kinetic("jobs", "logs", job).out == "doubling 4\n"
     assert kinetic("jobs", "logs", job, "-n", "1").out == "doubling 4\n"
@@ -29,6 +29,9 @@ def test_a_job_from_its_start_to_its_removal(kinetic: Kinetic, tmp_path: Path) -
     assert (row["job_id"], row["status"], row["reason"]) == (job, "SUCCEEDED", "")
     assert kinetic("jobs", "status", job[:-3], "--json").json["job_id"] == job
     assert kinetic("jobs", "status", "job-local-nothing").code == 3
+    assert f"{job} had ended before: SUCCEEDED" in kinetic("jobs", "cancel", job).err
+    assert kinetic("jobs", "status", job, "--json").json["status"] == "SUCCEEDED"
+    assert "it has written none" in kinetic("outputs", "get", job, str(tmp_path)).err
     assert kinetic("jobs", "cleanup", job).code == 0
     assert kinetic("jobs", "result", job).code == 3
     said = kinetic("jobs", "list")
@@ -39,6 +42,8 @@ def test_a_value_is_rebuilt_only_where_that_is_asked_for(kinetic: Kinetic, tmp_p
     mark, file = tmp_path / "mark", tmp_path / "value.pkl"
     begun = kinetic("run", f"{FILE}:marked", "-a", f"path={mark}", "--detach", "--json")
     job = begun.json["job_id"]
+    said = kinetic("jobs", "result", job, "-o", str(tmp_path / "nowhere" / "value.pkl"))
+    assert said.code == 2 and f"there is no folder {tmp_path / 'nowhere'}" in said.err
     assert kinetic("jobs", "result", job, "-o", str(file)).code == 0
     for command in (["jobs", "list"], ["jobs", "status", job], ["jobs", "result", job]):
         assert kinetic(*command).code == 0
@@ -84,6 +89,8 @@ def test_a_batch_from_its_start_to_its_removal(kinetic: Kinetic, tmp_path: Path)
     assert kinetic("batches", "report", group, "/nowhere/page.html").code == 2
     logs = kinetic("batches", "logs", group).out.splitlines()
     assert "[0] doubling 1" in logs and "[2] doubling 3" in logs
+    absent = kinetic("batches", "logs", group, "--item", "3")
+    assert absent.code == 3 and "has no item 3" in absent.err
     retried = kinetic("batches", "retry", group, "--timeout", "60")
     assert retried.code == 1
     assert "tried again: 1 item; now 1 failed, 2 succeeded" in retried.err
@@ -91,7 +98,8 @@ def test_a_batch_from_its_start_to_its_removal(kinetic: Kinetic, tmp_path: Path)
     assert resumed.code == 1 and f"{group} has ended: 1 failed, 2 succeeded" in resumed.err
     assert kinetic("batches", "list", "--name", "other", "--json").json["items"] == []
     assert kinetic("batches", "list", "--tag", "oops").code == 2
-    assert kinetic("batches", "cancel", group, "-y").code == 0
+    cancelled = kinetic("batches", "cancel", group, "-y")
+    assert cancelled.code == 0 and "had ended before: 1 failed, 2 succeeded" in cancelled.err
     assert kinetic("batches", "cleanup", group, "-y").code == 0
     assert kinetic("batches", "status", group).code == 3
 
@@ -266,6 +274,7 @@ def test_ctrl_c_ends_only_the_looking(kinetic: Kinetic) -> None:
     assert looking.returncode == 130
     assert kinetic("jobs", "status", job, "--json").json["status"] == "RUNNING"
     assert kinetic("jobs", "result", job, "--timeout", "0.1").code == 5
-    assert kinetic("jobs", "cancel", job).code == 0
-    ended = kinetic("jobs", "result", job)
+    assert f"{job} is cancelled" in kinetic("jobs", "cancel", job).err
+    ended = kinetic("jobs", "result", job, "--json")
     assert ended.code == 1 and "cancelled" in ended.err
+    assert ended.json["status"] == "NOT_FOUND" and "cancelled" in ended.json["reason"]
