@@ -159,6 +159,22 @@ def test_blanks_around_the_names_of_columns_are_nothing(kinetic: Kinetic, tmp_pa
     assert one["value"] == "{'twice': 2, 'name': ' a'}"
 
 
+@pytest.mark.parametrize(
+    ("command", "submission", "words"),
+    [
+        ("jobs", "grp-local-000000000000", "`kinetic batches` take it"),
+        ("batches", "job-local-000000000000", "`kinetic jobs` take it"),
+        ("batches", "grp-local-000000000000-3", "`kinetic jobs` take it"),
+        ("jobs", "what", "`kinetic jobs list`"),
+    ],
+)
+def test_an_id_of_another_kind_is_told_which_command_takes_it(
+    kinetic: Kinetic, command: str, submission: str, words: str
+) -> None:
+    said = kinetic(command, "status", submission)
+    assert said.code == 2 and words in said.err
+
+
 def test_a_beginning_of_several_ids_is_refused(kinetic: Kinetic) -> None:
     for _ in range(2):
         kinetic("run", f"{FILE}:double", "-a", "x=1", "--detach")
