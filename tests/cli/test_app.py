@@ -134,16 +134,24 @@ def test_settings_are_told_with_their_source(
 def test_profiles_are_made_shown_used_and_removed(kinetic: Kinetic, home: Path) -> None:
     for name in ("one", "two"):
         assert kinetic("profile", "create", name, "--project", f"p-{name}").code == 0
-    assert kinetic("profile", "create", "one").code == 2  # it is there
+    there = kinetic("profile", "create", "one")
+    assert there.code == 2 and "--force replaces it" in there.err
+    wrong = kinetic("profile", "create", "three", "--backend", "moon")
+    assert wrong.code == 2 and "there are gke, pathways, local" in wrong.err
     assert kinetic("profile", "show", "--json").json["name"] == "one"
     assert kinetic("profile", "use", "two").code == 0
     listed = kinetic("profile", "ls", "--json").json["items"]
-    assert [(one["name"], one["current"]) for one in listed] == [("one", ""), ("two", "*")]
+    assert [(one["name"], one["current"]) for one in listed] == [("one", False), ("two", True)]
     assert kinetic("profile", "unset").code == 0
     assert kinetic("profile", "show").code == 2
     assert kinetic("profile", "rm", "two").code == 0
     assert "two" not in (home / "profiles.json").read_text()
     assert kinetic("profile", "rm", "two").code == 2
+
+
+def test_a_profile_that_is_not_there_is_told_with_the_option(kinetic: Kinetic) -> None:
+    said = kinetic("--profile", "nobody", "config", "show")
+    assert said.code == 2 and "--profile: there is no profile 'nobody'" in said.err
 
 
 def test_two_that_change_the_profiles_at_once_both_do(home: Path) -> None:
