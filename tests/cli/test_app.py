@@ -154,6 +154,17 @@ def test_a_profile_that_is_not_there_is_told_with_the_option(kinetic: Kinetic) -
     assert said.code == 2 and "--profile: there is no profile 'nobody'" in said.err
 
 
+def test_a_home_that_cannot_be_made_is_told_with_its_setting(
+    kinetic: Kinetic, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = tmp_path / "home"
+    home.symlink_to(tmp_path / "nowhere")
+    monkeypatch.setenv("KINETIC_HOME", str(home))
+    said = kinetic("jobs", "list")
+    assert said.code == 1
+    assert f"{home} cannot be made: File exists; set KINETIC_HOME to" in said.err
+
+
 def test_two_that_change_the_profiles_at_once_both_do(home: Path) -> None:
     program = (
         "import sys\nfrom pathlib import Path\nfrom kinetic.profiles import Profile, update\n"
