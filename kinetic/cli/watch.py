@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import sys
+import textwrap
 from collections import deque
 from collections.abc import AsyncGenerator, Generator, Sequence
 from contextlib import aclosing
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 __all__ = ["View", "follow", "screen"]
 
 SLOWEST, FAILURES = 5, 5
+ROOM = 10
+"""With so many lines the title has one of its own, and the bar what that leaves."""
 EACH_S = 1.0
 LINE_S = 5.0
 """Without a terminal a line is printed no more often than this."""
@@ -49,15 +52,20 @@ def screen(view: View, width: int, height: int) -> list[Text]:
     from kinetic._progress.line import compose
 
     told = view.progress
-    lines = compose(view.title, told, width)[:1]
-    lines.append(Text(told.counts()))
+    if height < ROOM:
+        lines = compose(view.title, told, width)[:1]
+    else:
+        short = replace(told, waiting=0, running=0, retried=0)  # which the counts below say
+        lines = [Text(view.title, "bold"), compose("", short, width)[0][2:]]
+    lines += (Text(line) for line in textwrap.wrap(told.counts(), width))
     if view.slots is not None:
         lines.append(Text(f"{told.running} of {view.slots} slots are in use"))
     if told.retried_after:
         causes = ", ".join(f"{count:,} {reason}" for reason, count in told.retried_after)
-        lines.append(Text(f"retried after: {causes}", "yellow"))
+        words = textwrap.wrap(f"retried after: {causes}", width)
+        lines += (Text(line, "yellow") for line in words)
     if view.trouble:
-        lines.append(Text(view.trouble, "yellow"))
+        lines += (Text(line, "yellow") for line in textwrap.wrap(view.trouble, width))
     if view.slowest:
         lines.append(Text("longest running", "bold"))
         lines += (Text(f"  item {index:<8} {span(seconds)}") for index, seconds in view.slowest)

@@ -6,6 +6,7 @@ import os
 import pty
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -53,6 +54,13 @@ def test_the_screen_says_what_there_is_and_markup_is_text() -> None:
     for words in ("936/10,000", "9,000 waiting", "64 of 64 slots", "1 h 06 min", "[red]ValueError"):
         assert words in told
     assert "retried after: 48 preempted, 2 user error" in told
+
+
+def test_a_narrow_terminal_has_the_title_and_all_counts() -> None:
+    named = replace(BUSY, title="a sweep of thirty-nine characters, with")
+    first, bar, *rest = [line.plain for line in screen(named, 40, 24)]
+    assert first == named.title and bar.startswith("─") and "936/10,000" in bar
+    assert " ".join(rest).startswith(named.progress.counts())
 
 
 @pytest.mark.parametrize(("key", "code"), [(b"q", 0), (b"\x03", 130)], ids=["q", "Ctrl-C"])
