@@ -117,7 +117,9 @@ async def _mapped(
 
     failed = 0
     async with where.client() as client:
-        batch = await client.run_async_map(function, inputs, input_mode="kwargs", **settings)
+        batch = await client.run_async_map(
+            function, inputs, input_mode="kwargs", progress=True, **settings
+        )
         output.note(f"{batch.group_id}: {output.items(len(inputs))}")
         async with batch:
             async for index, _, outcome in batch.outcomes():

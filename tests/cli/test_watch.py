@@ -7,6 +7,7 @@ import pty
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -103,6 +104,28 @@ def test_one_leaves_it_and_the_batch_goes_on(
     cancelled = kinetic("batches", "cancel", group, "-y")
     assert cancelled.code == 0 and f"{group} is cancelled: 2 cancelled" in cancelled.err
     submitter.communicate(timeout=60)
+
+
+def test_a_map_on_a_terminal_tells_how_far_it_is(home: Path, small_project: object) -> None:
+    inputs = home / "in.jsonl"
+    inputs.write_text('{"x": 1}\n{"x": 2}\n')
+    ours, theirs = pty.openpty()
+    submitter = subprocess.Popen(
+        [sys.executable, "-c", ON_A_TERMINAL, "run", f"{FILE}:waits", "--map", str(inputs)],
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        start_new_session=True,
+    )
+    os.close(theirs)
+    seen = b""
+    while b"0/2" not in seen:
+        seen += os.read(ours, 4096)
+    os.write(ours, b"\x03")
+    while submitter.poll() is None and b"interrupted\r\n" not in seen.partition(b"0/2")[2]:
+        seen += os.read(ours, 4096)
+    assert submitter.wait(60) == 130
+    os.close(ours)
 
 
 def test_without_a_terminal_it_is_told_in_lines(kinetic: Kinetic, small_project: object) -> None:
