@@ -22,7 +22,7 @@ __all__ = ["arguments_of", "inputs_of", "load_function", "run", "value_of"]
 
 
 @click.command()
-@click.argument("target", metavar="FILE.py:FUNCTION")
+@click.argument("target", metavar="FILE.py:FUNCTION", type=click.Path())
 @click.option("-a", "--arg", "args", multiple=True, metavar="NAME=VALUE", help="An argument.")
 @click.option(
     "--map",

@@ -113,7 +113,7 @@ def image() -> None:
 
 
 @image.command("show")
-@click.argument("function", metavar="FILE.py:FUNCTION")
+@click.argument("function", metavar="FILE.py:FUNCTION", type=click.Path())
 @json_option
 @placed
 def _show(where: Where, function: str, as_json: bool) -> None:

@@ -98,6 +98,16 @@ def test_shells_are_told_how_to_complete(kinetic: Kinetic, shell: str) -> None:
     assert said.code == 0 and "_KINETIC_COMPLETE" in said.out
 
 
+@pytest.mark.parametrize("command", ["run", "image show"])
+def test_shells_complete_the_file_of_a_function(
+    kinetic: Kinetic, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    monkeypatch.setenv("_KINETIC_COMPLETE", "bash_complete")
+    monkeypatch.setenv("COMP_WORDS", f"kinetic {command} tr")
+    monkeypatch.setenv("COMP_CWORD", str(1 + len(command.split())))
+    assert kinetic().out == "file,tr\n"
+
+
 def test_each_command_says_what_it_does() -> None:
     import click
 
