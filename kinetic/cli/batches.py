@@ -85,22 +85,26 @@ def _list(
 ) -> None:
     """List the batches there are, the newest first, with their status."""
 
-    async def work() -> list[dict[str, Any]]:
+    async def work() -> tuple[list[dict[str, Any]], bool]:
         from kinetic._tasks import bounded
 
         async with where.client() as client:
-            limit = None if everything else SHOWN
-            found = await client.list_batches(name=name, tags=_tags(tags), limit=limit)
+            limit = None if everything else SHOWN + 1
+            there = await client.list_batches(name=name, tags=_tags(tags), limit=limit)
+            found = there if everything else there[:SHOWN]
             rows: dict[str, dict[str, Any]] = {}
 
             async def look(one: aio.BatchHandle[Any]) -> None:
                 rows[one.group_id] = await _row(one)
 
             await bounded(look, found, at_once=AT_ONCE_BATCHES)
-            return [rows[one.group_id] for one in found]
+            return [rows[one.group_id] for one in found], len(there) > len(found)
 
-    rows = carry_out(work())
-    output.table("batches.list", COLUMNS, rows, as_json=as_json, empty="there is no batch here")
+    rows, older = carry_out(work())
+    empty = "there is no such batch here" if name or tags else "there is no batch here"
+    output.table("batches.list", COLUMNS, rows, as_json=as_json, empty=empty)
+    if older:
+        output.note("older batches are not shown; --all shows them")
 
 
 def _tags(given: tuple[str, ...]) -> dict[str, str] | None:
