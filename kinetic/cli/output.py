@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
@@ -11,9 +12,12 @@ from typing import Any, cast
 
 import click
 
-from kinetic._messages import one_line, shown, span
+from kinetic._messages import one_line, shown, span, unstyled
 
 __all__ = ["age", "confirm", "dollars", "facts", "items", "json_line", "lines", "note", "table"]
+
+_REORDERING = re.compile("[\u202a-\u202e\u2066-\u2069]")
+"""Characters that turn round what stands after them."""
 
 LONGEST_TEXT = 400
 """Characters of one value in a table; JSON has all of it."""
@@ -21,7 +25,7 @@ LONGEST_TEXT = 400
 
 def note(text: str) -> None:
     """Say something about the command itself, beside its output."""
-    click.echo(f"kinetic: {shown(text)}", err=True)
+    click.echo(f"kinetic: {_quoted(text)}", err=True)
 
 
 def age(created_at: str) -> str:
@@ -93,7 +97,7 @@ def facts(schema: str, content: Mapping[str, Any], *, as_json: bool) -> None:
         return
     width = max((len(name) for name in content), default=0)
     for name, value in content.items():
-        told = shown(_told(value)).replace("\n", "\n" + " " * (width + 2))
+        told = _quoted(_told(value)).replace("\n", "\n" + " " * (width + 2))
         click.echo(f"{name.replace('_', ' '):<{width}}  {told}")
 
 
@@ -111,6 +115,11 @@ def confirm(question: str, *, yes: bool) -> None:
     """
     if not yes and sys.stdin.isatty() and sys.stdout.isatty():
         click.confirm(question, abort=True)
+
+
+def _quoted(text: str) -> str:
+    """Somebody else's text within ours: it changes neither the colour nor the order of that."""
+    return _REORDERING.sub("", unstyled(text))
 
 
 def _told(value: Any) -> str:
