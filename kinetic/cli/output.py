@@ -14,10 +14,25 @@ import click
 
 from kinetic._messages import one_line, shown, span, unstyled
 
-__all__ = ["age", "confirm", "dollars", "facts", "items", "json_line", "lines", "note", "table"]
+__all__ = [
+    "age",
+    "confirm",
+    "dollars",
+    "facts",
+    "items",
+    "json_line",
+    "lay_out",
+    "lines",
+    "note",
+    "table",
+]
 
 _REORDERING = re.compile("[\u202a-\u202e\u2066-\u2069]")
 """Characters that turn round what stands after them."""
+
+NOTHING = "—"
+LEAST_OF_LAST, LEAST_OF_OTHERS = 24, 12
+"""With less room than this a column of a table is no column any more; the first is never cut."""
 
 LONGEST_TEXT = 400
 """Characters of one value in a table; JSON has all of it."""
@@ -33,7 +48,7 @@ def age(created_at: str) -> str:
     try:
         born = datetime.fromisoformat(created_at)
     except ValueError:
-        return "—"
+        return NOTHING
     return span((datetime.now(UTC) - born).total_seconds())
 
 
@@ -72,22 +87,66 @@ def table(
     if not found:
         note(empty)
         return
+    cells = [[one_line(_told(row.get(one)), LONGEST_TEXT) for one in columns] for row in found]
+    console = _console()
+    with console.capture() as printed:
+        lay_out([one.replace("_", " ") for one in columns], cells, console)
+    click.echo("\n".join(line.rstrip() for line in printed.get().splitlines()))
+
+
+def lay_out(names: Sequence[str], rows: Sequence[Sequence[str]], console: Any) -> None:
+    """A table where it fits; else what is said last is below its row, or all but the first is.
+
+    Neither of these is cut: an id is of no use in parts, nor is half of a reason.
+    """
+    from rich.cells import cell_len
+    from rich.padding import Padding
     from rich.table import Table
     from rich.text import Text
 
+    columns = [*zip(names, *rows, strict=True)]
+    widths = [max(map(cell_len, column)) for column in columns]
+    gaps = 2 * (len(widths) - 1)
+    beside = sum(widths[:-1]) + gaps + min(widths[-1], LEAST_OF_LAST) <= console.width
+    kept = [*range(len(widths))]
+    if not beside:  # what is nowhere said gives way, then the ends of what is longest
+        kept = [at for at in kept[:-1] if at == 0 or {*columns[at][1:]} != {NOTHING}]
+        widths = [widths[at] for at in kept]
+        while sum(widths) + 2 * (len(widths) - 1) > console.width:
+            longest = max(range(1, len(widths)), key=widths.__getitem__, default=0)
+            if widths[longest] <= LEAST_OF_OTHERS or not longest:
+                _pile_up(names, rows, console)
+                return
+            widths[longest] -= 1
     made = Table(box=None, pad_edge=False, header_style="bold")
-    for column in columns:
-        # An id is of no use in parts; what is said last may take several lines.
-        last = column == columns[-1]
-        name = column.upper().replace("_", " ")
-        made.add_column(name, overflow="fold" if last else "ellipsis", no_wrap=not last)
-    for row in found:
-        cells = (one_line(_told(row.get(column)), LONGEST_TEXT) for column in columns)
-        made.add_row(*(Text(cell) for cell in cells))
-    console = _console()
-    with console.capture() as printed:
+    for at, width in zip(kept, widths, strict=True):
+        last = beside and at == kept[-1]
+        size = None if last else width
+        overflow: Any = "fold" if last else "ellipsis"
+        made.add_column(names[at].upper(), overflow=overflow, no_wrap=not last, width=size)
+    for row in rows:
+        made.add_row(*(Text(row[at]) for at in kept))
+    if beside:
         console.print(made)
-    click.echo("\n".join(line.rstrip() for line in printed.get().splitlines()))
+        return
+    with console.capture() as table:
+        console.print(made)
+    head, *lines = table.get().splitlines()
+    console.print(Text.from_ansi(head))
+    for line, row in zip(lines, rows, strict=True):
+        console.print(Text.from_ansi(line))
+        if row[-1] != NOTHING:
+            console.print(Padding(Text(row[-1]), (0, 0, 0, 2)))
+
+
+def _pile_up(names: Sequence[str], rows: Sequence[Sequence[str]], console: Any) -> None:
+    from rich.padding import Padding
+    from rich.text import Text
+
+    for first, *rest in rows:
+        told = [(name, one) for name, one in zip(names[1:], rest, strict=True) if one != NOTHING]
+        console.print(Text(first, "bold"))
+        console.print(Padding(Text("  ".join(f"{name} {one}" for name, one in told)), (0, 0, 0, 2)))
 
 
 def facts(schema: str, content: Mapping[str, Any], *, as_json: bool) -> None:
@@ -124,10 +183,10 @@ def _quoted(text: str) -> str:
 
 def _told(value: Any) -> str:
     if value is None or value == "":
-        return "—"
+        return NOTHING
     if isinstance(value, Mapping):
         pairs = cast("Mapping[str, Any]", value).items()
-        return ", ".join(f"{key}={one}" for key, one in pairs) or "—"
+        return ", ".join(f"{key}={one}" for key, one in pairs) or NOTHING
     return str(value)
 
 
@@ -137,5 +196,6 @@ def _console() -> Any:
 
     if sys.stdout.isatty():
         return Console(highlight=False, markup=False, emoji=False)
-    wide = int(os.environ.get("COLUMNS") or 10_000)
+    said = os.environ.get("COLUMNS", "")
+    wide = int(said) if said.isdecimal() and int(said) else 10_000
     return Console(width=wide, highlight=False, markup=False, emoji=False, no_color=True)

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from kinetic.cli.output import note
 from kinetic.jobs import load_result
 from tests.cli.conftest import FILE, Kinetic
 
@@ -237,15 +236,6 @@ def test_a_call_that_fails_says_so(kinetic: Kinetic) -> None:
     said = kinetic("run", f"{FILE}:double", "-a", "x=13")
     assert said.code == 1
     assert "brings bad luck" in said.err and "\x07" not in said.err
-
-
-@pytest.mark.parametrize("harm", ["\x1b[31m", "\x1b[2J", "\x1b]0;title\x07", "\u202e", "\u2067"])
-def test_an_error_leaves_the_terminal_as_it_was(
-    harm: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("sys.stderr.isatty", lambda: True)  # where click leaves colours
-    note(f"[b]it{harm} failed")
-    assert capsys.readouterr().err == "kinetic: [b]it failed\n"
 
 
 @pytest.mark.parametrize(
