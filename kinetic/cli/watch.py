@@ -177,7 +177,11 @@ def _keys(left: asyncio.Event) -> Generator[None]:
 
 
 async def _views(batch: aio.BatchHandle[Any]) -> AsyncGenerator[View]:
-    """What there is to show, whenever it changes, and once a second for what only grows older."""
+    """What there is to show, whenever it changes, and once a second for what only grows older.
+
+    Raises:
+        SubmitterLost: Nobody submits the rest of it any more: it would be waited for in vain.
+    """
     failures: deque[tuple[int, str]] = deque(maxlen=FAILURES)
     known: set[int] = set()
     title = batch.name or batch.group_id
@@ -197,6 +201,7 @@ async def _views(batch: aio.BatchHandle[Any]) -> AsyncGenerator[View]:
                 failures=tuple(failures),
                 trouble=trouble,
             )
+    await batch.wait()  # all have ended, or it says why not
 
 
 async def _note_failures(

@@ -106,6 +106,29 @@ def test_one_leaves_it_and_the_batch_goes_on(
     submitter.communicate(timeout=60)
 
 
+def test_it_says_so_when_nobody_submits_the_rest(
+    kinetic: Kinetic, home: Path, small_project: object
+) -> None:
+    inputs = home / "in.jsonl"
+    inputs.write_text('{"x": 1}\n{"x": 2}\n')
+    command = ["run", f"{FILE}:waits", "--map", str(inputs), "--max-concurrent", "1"]
+    submitter = subprocess.Popen(
+        [sys.executable, "-m", "kinetic", *command],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert submitter.stderr is not None
+    line = next(line for line in submitter.stderr if "2 items" in line)
+    group = line.split()[1].rstrip(":")
+    submitter.kill()
+    submitter.communicate()
+    assert kinetic("jobs", "cancel", f"{group}-0").code == 0
+    said = kinetic("batches", "watch", group)
+    assert said.code == 1 and f"`kinetic batches resume {group}`" in said.err
+    assert kinetic("batches", "cancel", group).code == 0
+
+
 def test_a_map_on_a_terminal_tells_how_far_it_is(home: Path, small_project: object) -> None:
     inputs = home / "in.jsonl"
     inputs.write_text('{"x": 1}\n{"x": 2}\n')
