@@ -164,7 +164,12 @@ def _keys(left: asyncio.Event) -> Generator[None]:
     before = termios.tcgetattr(descriptor)
 
     def pressed() -> None:
-        if os.read(descriptor, 64).lower().startswith(b"q"):
+        try:
+            keys = os.read(descriptor, 64)
+        except OSError:  # the terminal is gone
+            keys = b""
+        if not keys or keys.lower().startswith(b"q"):
+            loop.remove_reader(descriptor)  # which is ready from now on, if it has ended
             left.set()
 
     tty.setcbreak(descriptor)
@@ -173,7 +178,8 @@ def _keys(left: asyncio.Event) -> Generator[None]:
         yield
     finally:
         loop.remove_reader(descriptor)
-        termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
+        with contextlib.suppress(termios.error):  # it may be gone
+            termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
 
 
 async def _views(batch: aio.BatchHandle[Any]) -> AsyncGenerator[View]:

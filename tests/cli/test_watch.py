@@ -106,6 +106,38 @@ def test_one_leaves_it_and_the_batch_goes_on(
     submitter.communicate(timeout=60)
 
 
+GOING_ON = """
+import asyncio
+from kinetic.cli.watch import follow
+from kinetic.progress import Progress
+
+class Batch:
+    name, group_id, max_concurrent = "sweep", "grp-1", 2
+
+    def longest_running(self, count):
+        return []
+
+    async def progress(self):
+        yield Progress(total=2, running=2)
+        await asyncio.Event().wait()
+
+asyncio.run(follow(Batch(), as_json=False))
+"""
+
+
+def test_a_terminal_that_goes_away_ends_it() -> None:
+    ours, theirs = pty.openpty()
+    watching = subprocess.Popen(
+        [sys.executable, "-c", GOING_ON], stdin=theirs, stdout=theirs, stderr=subprocess.PIPE
+    )
+    os.close(theirs)
+    seen = b""
+    while b"q leaves" not in seen:
+        seen += os.read(ours, 4096)
+    os.close(ours)  # without the signal that a controlling terminal sends then
+    watching.communicate(timeout=60)
+
+
 def test_it_says_so_when_nobody_submits_the_rest(
     kinetic: Kinetic, home: Path, small_project: object
 ) -> None:
