@@ -328,13 +328,27 @@ def _counts(counts: dict[str, int]) -> str:
     return ", ".join(f"{count} {words[name]}" for name, count in sorted(counts.items()))
 
 
+def _confirmed(where: Where, group_id: str, question: str, *, yes: bool) -> str:
+    """The batch, whose whole id stands in the *question* that was answered."""
+
+    async def work() -> str:
+        async with where.client() as client:
+            return await client.full_id(group_id)
+
+    if not output.asks(yes=yes):
+        return group_id
+    whole = carry_out(work())
+    output.confirm(question.format(whole), yes=yes)
+    return whole
+
+
 @batches.command("cancel")
 @click.argument("group_id")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 @placed
 def _cancel(where: Where, group_id: str, yes: bool) -> None:
     """End all jobs of a batch; what has ended keeps its result."""
-    output.confirm(f"End all jobs of {group_id}?", yes=yes)
+    group_id = _confirmed(where, group_id, "End all jobs of {}?", yes=yes)
 
     async def work() -> tuple[str, dict[str, int]]:
         async with where.client() as client:
@@ -355,7 +369,7 @@ def _cancel(where: Where, group_id: str, yes: bool) -> None:
 @placed
 def _cleanup(where: Where, group_id: str, k8s: bool, gcs: bool, yes: bool) -> None:
     """Take a batch away, with all its jobs and results; outputs stay."""
-    output.confirm(f"Remove {group_id} with all its results?", yes=yes)
+    group_id = _confirmed(where, group_id, "Remove {} with all its results?", yes=yes)
 
     async def work() -> str:
         async with where.client() as client:

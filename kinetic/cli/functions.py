@@ -94,6 +94,8 @@ async def _once(
             output.facts("run", {"job_id": job.job_id}, as_json=as_json)
             return
         output.note(f"{job.job_id} runs on {job.backend}")
+        if job.debug:
+            output.note(f"kinetic jobs debug {job.job_id}, elsewhere, leads a debugger to it")
         try:
             value = await job.result(stream_logs=not as_json)
         except asyncio.CancelledError:  # by Ctrl-C: what was begun here ends here

@@ -166,14 +166,20 @@ def lines(text: Iterable[str]) -> None:
         click.echo(shown(line))
 
 
+def asks(*, yes: bool) -> bool:
+    """Whether `confirm` would ask: a script is not asked."""
+    return not yes and sys.stdin.isatty() and sys.stdout.isatty()
+
+
 def confirm(question: str, *, yes: bool) -> None:
-    """Ask before more than one thing is removed; a script is not asked.
+    """Ask before more than one thing is removed.
 
     Raises:
-        click.Abort: The answer is no.
+        click.exceptions.Exit: The answer is no.
     """
-    if not yes and sys.stdin.isatty() and sys.stdout.isatty():
-        click.confirm(question, abort=True)
+    if asks(yes=yes) and not click.confirm(question):
+        note("nothing was done")
+        raise click.exceptions.Exit(1)
 
 
 def _quoted(text: str) -> str:

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import click
 
+import kinetic
+
 
 def double(x: int, name: str = "") -> dict[str, object]:
     print("doubling", x)
@@ -56,3 +58,8 @@ def raises(name: str) -> None:
 
 def uses_click() -> None:
     raise click.UsageError("by the job")
+
+
+@kinetic.run(backend="local", accelerator="cpu", debug=True)
+def debugged() -> None:
+    """Waits for a debugger before it is called."""

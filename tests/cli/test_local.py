@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import pty
 import signal
 import subprocess
 import sys
@@ -278,6 +280,41 @@ def test_ctrl_c_ends_what_was_begun(kinetic: Kinetic) -> None:
     _, err = running.communicate(timeout=60)
     assert running.returncode == 130 and "interrupted" in err and "Traceback" not in err
     assert kinetic("jobs", "list", "--json").json["items"] == []
+
+
+def test_how_to_debug_it_is_told(small_project: object) -> None:
+    running = begun("run", f"{FILE}:debugged")
+    assert running.stderr is not None
+    lines = iter(running.stderr.readline, "")
+    told = next(line for line in lines if "kinetic jobs debug job-local-" in line)
+    running.send_signal(signal.SIGINT)
+    running.communicate(timeout=60)
+    assert told and running.returncode == 130
+
+
+@pytest.mark.parametrize(("answer", "code"), [(b"n\n", 1), (b"y\n", 0)])
+def test_a_removal_is_asked_for_with_the_whole_id(
+    kinetic: Kinetic, tmp_path: Path, answer: bytes, code: int
+) -> None:
+    inputs = tmp_path / "in.jsonl"
+    inputs.write_text('{"x": 1}\n')
+    kinetic("run", f"{FILE}:double", "--map", str(inputs))
+    (batch,) = kinetic("batches", "list", "--json").json["items"]
+    group = batch["group_id"]
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "kinetic", "batches", "cleanup", group[:-2]]
+    asking = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs)
+    seen = b""
+    while b"[y/N]" not in seen:
+        seen += os.read(ours, 4096)
+    assert f"Remove {group} with all its results?".encode() in seen
+    os.write(ours, answer)
+    assert asking.wait(60) == code
+    seen = os.read(ours, 4096)
+    os.close(theirs)
+    os.close(ours)
+    assert (b"nothing was done" in seen) is (code == 1)
+    assert kinetic("batches", "status", group).code == (0 if code else 3)
 
 
 def test_ctrl_c_ends_only_the_looking(kinetic: Kinetic) -> None:
