@@ -692,7 +692,7 @@ function overTime() {
 }
 
 const legendOf = (names) => ORDER.filter((name) => names.has(name)).map((name) =>
-  [" ", el("span", { class: `dot f-${name}` }), name]).flat();
+  [" ", el("span", { class: "entry" }, el("span", { class: `dot f-${name}` }), name)]).flat();
 
 // --- durations and retries ------------------------------------------------------------------------
 
