@@ -143,7 +143,7 @@ def _status(where: Where, group_id: str, show_items: bool, as_json: bool) -> Non
 HIDDEN = ("each", "counts", "estimate")
 
 
-@batches.command("watch")
+@batches.command("watch", short_help="Show a batch as it goes on, until it has ended.")
 @click.argument("group_id")
 @json_option
 @placed
@@ -170,7 +170,7 @@ def _end(*, failed: bool) -> None:
         raise click.exceptions.Exit(1)
 
 
-@batches.command("report")
+@batches.command("report", short_help="Write a page about a batch.")
 @click.argument("group_id")
 @click.argument("path", type=click.Path(dir_okay=False, path_type=Path), required=False)
 @placed
@@ -185,7 +185,7 @@ def _report(where: Where, group_id: str, path: Path | None) -> None:
     output.lines([str(carry_out(work()))])
 
 
-@batches.command("results")
+@batches.command("results", short_help="Wait for a batch and show how each item ended.")
 @click.argument("group_id")
 @click.option("--timeout", type=float, help="Seconds to wait for it; exits with 5 after them.")
 @click.option("--failed", is_flag=True, help="Only what failed.")
@@ -237,7 +237,7 @@ def _tell(row: dict[str, Any], *, as_json: bool) -> None:
     output.lines([f"{row['index']}\t{row['status']}\t{told}"])
 
 
-@batches.command("logs")
+@batches.command("logs", short_help="Print the last lines of each job of a batch.")
 @click.argument("group_id")
 @click.option("--item", type=int, help="Only of this item; else of all, each line with its number.")
 @click.option("-f", "--follow", is_flag=True, help="Go on until it has ended; of one item.")
@@ -272,7 +272,7 @@ def _logs(where: Where, group_id: str, item: int | None, follow: bool, tail: int
     carry_out(work())
 
 
-@batches.command("resume")
+@batches.command("resume", short_help="Go on submitting a batch whose submitter died.")
 @click.argument("group_id")
 @click.option("--timeout", type=float, help="Seconds to wait for its end; exits with 5 after them.")
 @placed

@@ -21,7 +21,7 @@ from kinetic.cli.where import TheirError, Where, carry_out, json_option, placed,
 __all__ = ["arguments_of", "inputs_of", "load_function", "run", "value_of"]
 
 
-@click.command()
+@click.command(short_help="Run a function of a file, once or for many inputs.")
 @click.argument("target", metavar="FILE.py:FUNCTION", type=click.Path())
 @click.option("-a", "--arg", "args", multiple=True, metavar="NAME=VALUE", help="An argument.")
 @click.option(

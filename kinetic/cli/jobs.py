@@ -122,7 +122,7 @@ def _logs(where: Where, job_id: str, follow: bool, tail: int | None) -> None:
     carry_out(work())
 
 
-@jobs.command("result")
+@jobs.command("result", short_help="Wait for a job and show its value, or why it failed.")
 @click.argument("job_id")
 @click.option("--timeout", type=float, help="Seconds to wait for it; exits with 5 after them.")
 @click.option("--unpickle", is_flag=True, help="Rebuild the value here, and show its repr.")
@@ -227,7 +227,7 @@ def _cleanup(
     carry_out(work())
 
 
-@jobs.command("debug")
+@jobs.command("debug", short_help="Forward a port to the debugger of a job.")
 @click.argument("job_id")
 @click.option("--port", type=int, default=5678, show_default=True, help="The port to forward.")
 @placed

@@ -119,6 +119,14 @@ def test_each_command_says_what_it_does() -> None:
     walk(cli, "kinetic")
 
 
+def test_what_commands_do_is_told_whole_in_lists_of_them(kinetic: Kinetic) -> None:
+    groups = [name for name, one in cli.commands.items() if hasattr(one, "commands")]
+    assert len(groups) > 4
+    for group in [[], *([name] for name in groups)]:
+        listed = kinetic(*group, "--help").out.partition("Commands:")[2].splitlines()
+        assert listed and not [line for line in listed if line.endswith("...")]
+
+
 def test_what_is_piped_has_no_colours_and_no_cut_lines(kinetic: Kinetic) -> None:
     said = kinetic("accelerators")
     assert "\x1b" not in said.out and "…" not in said.out
