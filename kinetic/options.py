@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from kinetic.data import Data
 
 __all__ = [
+    "DEFAULT_ACCELERATOR",
     "MapOptions",
     "MapSettings",
     "Options",
@@ -186,6 +187,7 @@ def _shown(value: object) -> str:
         return f"a {type(value).__name__}"
 
 
+DEFAULT_ACCELERATOR = "tpu-v5e-1"
 LEAST_MEMORY = 1 << 20
 
 _NAMES = (
@@ -250,7 +252,7 @@ class Options:
         TypeError: ``volumes`` is not a dict of `Data`.
     """
 
-    accelerator: str = "tpu-v5e-1"
+    accelerator: str = DEFAULT_ACCELERATOR
     container_image: str | None = None
     base_image_repo: str | None = None
     zone: str | None = None

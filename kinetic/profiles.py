@@ -107,7 +107,7 @@ class Profiles:
         try:
             return self[name] if name else None
         except ProfileError as error:
-            raise ProfileError(f"KINETIC_PROFILE: {error}") from None
+            raise ProfileError(f"KINETIC_PROFILE, or --profile: {error}") from None
 
     def create(self, profile: Profile, *, replacing: bool = False) -> Profiles:
         """Return these and *profile*.

@@ -193,16 +193,20 @@ def _states(items: Sequence[Item], begun: float, end: float) -> tuple[Point, ...
         return min(POINTS + 1, max(0, math.ceil((moment - begun) / length * POINTS - 1e-9)))
 
     for item in items:
-        state, since = State.WAITING, 0
+        state, since, begun_at_all = State.WAITING, 0, False
         for attempt in item.attempts:
             for moment, then in ((attempt.begun, State.RUNNING), (attempt.ended, State.WAITING)):
                 if moment is not None:
+                    begun_at_all = True
                     steps[state][since] += 1
                     place = max(since, at(moment))
                     steps[state][place] -= 1
                     state, since = then, place
-        if state is not item.state:  # its last change says what became of it
-            state = item.state
+        if item.state is State.CANCELLED and not begun_at_all:  # nobody knows when: it waited
+            steps[state][since] += 1
+            steps[state][POINTS] -= 1
+            since = POINTS
+        state = item.state  # its last change says what became of it
         steps[state][since] += 1
     points: list[Point] = []
     running = [0] * len(State)

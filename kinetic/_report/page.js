@@ -274,7 +274,7 @@ function head() {
     ["Batch", facts.group], ["Function", facts.function], ["Started", when(facts.created)],
     [over ? "Read" : "As of", when(facts.read_at)], ["Where", facts.where], ["Accelerator", facts.accelerator],
     ["At most at once", facts.limit === null ? "" : String(facts.limit)],
-    ["Ran at once", facts.peak ? `${count(facts.peak)} at most, ${number(Number(facts.mean.toPrecision(3)))} on average` : ""],
+    ["Ran at once", facts.peak ? `${count(facts.peak)} at most, ${meanTold()} on average` : ""],
     ...facts.tags, ...facts.constants.map(([of, name, value]) => [`${name} (${of}, the same for all)`, number(value)]),
   ];
   byId("about").append(...about.filter(([, text]) => text !== "")
@@ -564,6 +564,12 @@ function pointing(chart, points, width, told) {
 
 // --- over time ----------------------------------------------------------------------------------
 
+/** How many attempts ran at once on average, for people. */
+const meanTold = () => (facts.mean < 0.01 ? "less than 0.01" : number(Number(facts.mean.toPrecision(3))));
+
+/** The limit as a line above the attempts, if it would not press them flat; 0 if not. */
+const limitDrawn = () => (facts.limit && facts.limit <= facts.peak * 2 ? facts.limit : 0);
+
 const ORDER = ["succeeded", "failed", "lost", "cancelled", "running", "waiting"];
 
 function overTime() {
@@ -663,12 +669,12 @@ function overTime() {
     title: "How many ran at once",
     height: facts.peak ? 240 : 30,
     describe: () => facts.peak
-      ? `${count(facts.peak)} attempts at most, ${number(Number(facts.mean.toPrecision(3)))} on average${facts.limit ? `; the dashed line is max_concurrent=${facts.limit}` : ""}.`
+      ? `${plural(facts.peak, "attempt")} at most, ${meanTold()} on average${limitDrawn() ? `; the dashed line is max_concurrent=${facts.limit}` : ""}.`
       : "No attempt has begun.",
     draw: (chart, width, high) => {
       if (!facts.peak) return;
       const { left, right, top, bottom } = frame(width, high);
-      const limit = facts.limit && facts.limit <= facts.peak * 2 ? facts.limit : 0;
+      const limit = limitDrawn();
       const x = scaleOf([0, facts.seconds || 1], left, right, { zero: true });
       const y = scaleOf([0, Math.max(facts.peak, limit)], bottom, top, { zero: true });
       leftAxis(chart, left, right, top, "", whole(y, 5));
@@ -686,7 +692,7 @@ function overTime() {
 }
 
 const legendOf = (names) => ORDER.filter((name) => names.has(name)).map((name) =>
-  [" ", el("span", { class: `dot f-${name}` }), name]).flat();
+  [" ", el("span", { class: "entry" }, el("span", { class: `dot f-${name}` }), name)]).flat();
 
 // --- durations and retries ------------------------------------------------------------------------
 

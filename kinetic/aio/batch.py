@@ -114,18 +114,19 @@ class BatchHandle(Generic[T]):
             or batch.submission.removed
         ):
             return
-        level, by = logging.INFO, ""
+        level, left = logging.INFO, "its block was left"
+        interrupted = isinstance(error, asyncio.CancelledError | KeyboardInterrupt)
         if error is not None:
-            level, by = logging.WARNING, f" by {type(error).__name__}"
-        what = "batch %s: its block was left%s; what is unfinished is cancelled"
-        logging.log(level, what, self.group_id, by)
+            by = "interrupted" if interrupted else f"{left} by {type(error).__name__}"
+            level, left = logging.WARNING, by
+        logging.log(level, "batch %s: %s; what is unfinished is cancelled", self.group_id, left)
         submission = batch.submission
         try:
             await release(
                 self._end(),
                 what=f"cancelling batch {self.group_id}",
                 progress=lambda: (submission.deleting, submission.ended),
-                interrupted=isinstance(error, asyncio.CancelledError | KeyboardInterrupt),
+                interrupted=interrupted,
             )
         finally:
             if not batch.finished:

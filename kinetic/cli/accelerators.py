@@ -17,7 +17,7 @@ __all__ = ["accelerators"]
 COLUMNS = ("accelerator", "chips", "hosts", "memory_gb", "usd_hour", "spot_hour")
 
 
-@click.command()
+@click.command(short_help="List what accelerator= takes, with list prices.")
 @click.option("--live", is_flag=True, help="Count the nodes of the cluster that take each.")
 @json_option
 @placed

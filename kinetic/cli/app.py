@@ -20,6 +20,7 @@ from kinetic.cli import (
     settings,
 )
 from kinetic.cli.output import note
+from kinetic.cli.where import TheirError
 
 __all__ = ["EXIT_CODES", "cli", "exit_code", "main"]
 
@@ -125,14 +126,10 @@ def _failed(error: Exception) -> int:
         Exception: It is none of kinetic's or the user's: a defect, with its traceback.
     """
     from kinetic import errors
-    from kinetic._tracebacks import REMOTE_TRACEBACK
 
-    code = exit_code(error)
-    words = str(error)
-    if any(REMOTE_TRACEBACK in one for one in getattr(error, "__notes__", ())):
-        words = f"{type(error).__name__}: {error}"  # what the function itself raised
-    elif not isinstance(error, (errors.KineticError, errors.BatchError, OSError)):
+    if not isinstance(error, (TheirError, errors.KineticError, errors.BatchError, OSError)):
         raise error
+    code, words = exit_code(error), str(error)
     note(f"{words}\n(try: {HELPS[code]})" if code in HELPS else words)
     return code
 

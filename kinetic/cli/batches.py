@@ -17,6 +17,7 @@ from kinetic.cli.where import Where, carry_out, json_option, placed
 if TYPE_CHECKING:
     from kinetic import aio
     from kinetic.job_status import JobStatus
+    from kinetic.progress import Progress
 
 __all__ = ["attached", "batches"]
 
@@ -84,22 +85,26 @@ def _list(
 ) -> None:
     """List the batches there are, the newest first, with their status."""
 
-    async def work() -> list[dict[str, Any]]:
+    async def work() -> tuple[list[dict[str, Any]], bool]:
         from kinetic._tasks import bounded
 
         async with where.client() as client:
-            limit = None if everything else SHOWN
-            found = await client.list_batches(name=name, tags=_tags(tags), limit=limit)
+            limit = None if everything else SHOWN + 1
+            there = await client.list_batches(name=name, tags=_tags(tags), limit=limit)
+            found = there if everything else there[:SHOWN]
             rows: dict[str, dict[str, Any]] = {}
 
             async def look(one: aio.BatchHandle[Any]) -> None:
                 rows[one.group_id] = await _row(one)
 
             await bounded(look, found, at_once=AT_ONCE_BATCHES)
-            return [rows[one.group_id] for one in found]
+            return [rows[one.group_id] for one in found], len(there) > len(found)
 
-    rows = carry_out(work())
-    output.table("batches.list", COLUMNS, rows, as_json=as_json, empty="there is no batch here")
+    rows, older = carry_out(work())
+    empty = "there is no such batch here" if name or tags else "there is no batch here"
+    output.table("batches.list", COLUMNS, rows, as_json=as_json, empty=empty)
+    if older:
+        output.note("older batches are not shown; --all shows them")
 
 
 def _tags(given: tuple[str, ...]) -> dict[str, str] | None:
@@ -138,26 +143,34 @@ def _status(where: Where, group_id: str, show_items: bool, as_json: bool) -> Non
 HIDDEN = ("each", "counts", "estimate")
 
 
-@batches.command("watch")
+@batches.command("watch", short_help="Show a batch as it goes on, until it has ended.")
 @click.argument("group_id")
 @json_option
 @placed
 def _watch(where: Where, group_id: str, as_json: bool) -> None:
     """Show a batch as it goes on, until it has ended; q leaves it, and the batch goes on.
 
-    Without a terminal a line now and then; with --json one object a line.
+    Without a terminal a line now and then; with --json one object a line. Exits with 1 if it has
+    ended and an item failed.
     """
 
-    async def work() -> None:
+    async def work() -> Progress:
         from kinetic.cli.watch import follow
 
         async with where.client() as client:
-            await follow(await attached(client, group_id), as_json=as_json)
+            return await follow(await attached(client, group_id), as_json=as_json)
 
-    carry_out(work())
+    last = carry_out(work())
+    _end(failed=last.finished and last.failed + last.lost > 0)
 
 
-@batches.command("report")
+def _end(*, failed: bool) -> None:
+    """End the command with 1 if what it has waited for *failed*."""
+    if failed:
+        raise click.exceptions.Exit(1)
+
+
+@batches.command("report", short_help="Write a page about a batch.")
 @click.argument("group_id")
 @click.argument("path", type=click.Path(dir_okay=False, path_type=Path), required=False)
 @placed
@@ -172,7 +185,7 @@ def _report(where: Where, group_id: str, path: Path | None) -> None:
     output.lines([str(carry_out(work()))])
 
 
-@batches.command("results")
+@batches.command("results", short_help="Wait for a batch and show how each item ended.")
 @click.argument("group_id")
 @click.option("--timeout", type=float, help="Seconds to wait for it; exits with 5 after them.")
 @click.option("--failed", is_flag=True, help="Only what failed.")
@@ -201,8 +214,7 @@ def _results(
                     _tell(row, as_json=as_json)
         return Counter(state.value for _, state in statuses)
 
-    if carry_out(work())["FAILED"]:
-        raise click.exceptions.Exit(1)
+    _end(failed=carry_out(work())["FAILED"] > 0)
 
 
 async def _ended(
@@ -225,7 +237,7 @@ def _tell(row: dict[str, Any], *, as_json: bool) -> None:
     output.lines([f"{row['index']}\t{row['status']}\t{told}"])
 
 
-@batches.command("logs")
+@batches.command("logs", short_help="Print the last lines of each job of a batch.")
 @click.argument("group_id")
 @click.option("--item", type=int, help="Only of this item; else of all, each line with its number.")
 @click.option("-f", "--follow", is_flag=True, help="Go on until it has ended; of one item.")
@@ -251,6 +263,8 @@ def _logs(where: Where, group_id: str, item: int | None, follow: bool, tail: int
                 try:
                     text = await (await batch.job(index)).tail(tail)
                 except NotFound:
+                    if item is not None:
+                        raise
                     continue
                 begin = "" if item is not None else f"[{index}] "
                 output.lines(f"{begin}{line}" for line in text.splitlines())
@@ -258,21 +272,26 @@ def _logs(where: Where, group_id: str, item: int | None, follow: bool, tail: int
     carry_out(work())
 
 
-@batches.command("resume")
+@batches.command("resume", short_help="Go on submitting a batch whose submitter died.")
 @click.argument("group_id")
 @click.option("--timeout", type=float, help="Seconds to wait for its end; exits with 5 after them.")
 @placed
 def _resume(where: Where, group_id: str, timeout: float | None) -> None:
-    """Go on submitting a batch whose submitter died, until all of it has ended."""
+    """Go on submitting a batch whose submitter died, until all of it has ended.
 
-    async def work() -> str:
+    Exits with 1 if an item failed.
+    """
+
+    async def work() -> tuple[str, dict[str, int]]:
         async with where.client() as client:
             batch = await attached(client, group_id)
             await batch.resume()
             await batch.wait(timeout=timeout)
-            return _counts(await batch.status_counts())
+            return batch.group_id, await batch.status_counts()
 
-    output.note(f"{group_id} has ended: {carry_out(work())}")
+    whole, counts = carry_out(work())
+    output.note(f"{whole} has ended: {_counts(counts)}")
+    _end(failed=counts.get("FAILED", 0) > 0)
 
 
 @batches.command("retry")
@@ -281,24 +300,46 @@ def _resume(where: Where, group_id: str, timeout: float | None) -> None:
 @click.option("--timeout", type=float, help="Seconds to wait for its end; exits with 5 after them.")
 @placed
 def _retry(where: Where, group_id: str, items: tuple[int, ...], timeout: float | None) -> None:
-    """Run the items again that failed, and wait until they have ended."""
+    """Run the items again that failed, and wait until they have ended.
 
-    async def work() -> tuple[int, str]:
+    Exits with 1 if one of them failed again.
+    """
+
+    async def work() -> tuple[int, list[tuple[int, JobStatus]]]:
         async with where.client() as client:
             batch = await attached(client, group_id)
             count = await batch.retry_failed(items or None)
             if count:
                 await batch.wait(timeout=timeout)
-            return count, _counts(await batch.status_counts())
+            return count, await batch.statuses()
 
-    count, ended = carry_out(work())
-    output.note(
-        f"{count} items were tried again: {ended}" if count else "there is nothing to retry"
-    )
+    count, statuses = carry_out(work())
+    if not count:
+        output.note("there is nothing to retry")
+        return
+    counts = Counter(state.value for _, state in statuses)
+    output.note(f"tried again: {output.items(count)}; now {_counts(counts)}")
+    wanted = items or [index for index, _ in statuses]
+    _end(failed=any(state.value == "FAILED" for index, state in statuses if index in wanted))
 
 
 def _counts(counts: dict[str, int]) -> str:
-    return ", ".join(f"{count} {name.lower()}" for name, count in sorted(counts.items()))
+    words = {name: name.lower() for name in counts} | {"NOT_FOUND": "cancelled"}
+    return ", ".join(f"{count} {words[name]}" for name, count in sorted(counts.items()))
+
+
+def _confirmed(where: Where, group_id: str, question: str, *, yes: bool) -> str:
+    """The batch, whose whole id stands in the *question* that was answered."""
+
+    async def work() -> str:
+        async with where.client() as client:
+            return await client.full_id(group_id)
+
+    if not output.asks(yes=yes):
+        return group_id
+    whole = carry_out(work())
+    output.confirm(question.format(whole), yes=yes)
+    return whole
 
 
 @batches.command("cancel")
@@ -307,15 +348,17 @@ def _counts(counts: dict[str, int]) -> str:
 @placed
 def _cancel(where: Where, group_id: str, yes: bool) -> None:
     """End all jobs of a batch; what has ended keeps its result."""
-    output.confirm(f"End all jobs of {group_id}?", yes=yes)
+    group_id = _confirmed(where, group_id, "End all jobs of {}?", yes=yes)
 
-    async def work() -> str:
+    async def work() -> tuple[str, dict[str, int]]:
         async with where.client() as client:
             batch = await attached(client, group_id)
             await batch.cancel()
-            return batch.group_id
+            return batch.group_id, await batch.status_counts()
 
-    output.note(f"{carry_out(work())} is cancelled")
+    whole, counts = carry_out(work())
+    done = "is cancelled" if counts.get("NOT_FOUND") else "had ended before"
+    output.note(f"{whole} {done}: {_counts(counts)}")
 
 
 @batches.command("cleanup")
@@ -326,7 +369,7 @@ def _cancel(where: Where, group_id: str, yes: bool) -> None:
 @placed
 def _cleanup(where: Where, group_id: str, k8s: bool, gcs: bool, yes: bool) -> None:
     """Take a batch away, with all its jobs and results; outputs stay."""
-    output.confirm(f"Remove {group_id} with all its results?", yes=yes)
+    group_id = _confirmed(where, group_id, "Remove {} with all its results?", yes=yes)
 
     async def work() -> str:
         async with where.client() as client:

@@ -18,7 +18,7 @@ __all__ = ["doctor"]
 MARKS = {"ok": "ok", "warning": "WARNING", "failed": "FAILED", "skipped": "skipped"}
 
 
-@click.command()
+@click.command(short_help="Look at all that jobs need, and say what is amiss.")
 @click.option("--run", is_flag=True, help="Run a tiny job at the end, and time its steps.")
 @click.option("--image", metavar="IMAGE", help="The container image of that job (bundled).")
 @json_option

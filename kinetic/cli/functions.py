@@ -16,13 +16,13 @@ import click
 
 from kinetic._messages import one_line
 from kinetic.cli import output
-from kinetic.cli.where import Where, carry_out, json_option, placed
+from kinetic.cli.where import TheirError, Where, carry_out, json_option, placed, said_by
 
 __all__ = ["arguments_of", "inputs_of", "load_function", "run", "value_of"]
 
 
-@click.command()
-@click.argument("target", metavar="FILE.py:FUNCTION")
+@click.command(short_help="Run a function of a file, once or for many inputs.")
+@click.argument("target", metavar="FILE.py:FUNCTION", type=click.Path())
 @click.option("-a", "--arg", "args", multiple=True, metavar="NAME=VALUE", help="An argument.")
 @click.option(
     "--map",
@@ -66,9 +66,10 @@ def run(
         return
     if detach:
         raise click.UsageError("a --map is submitted by this process: --detach is of one call")
-    inputs = [{**given, **one} for one in inputs_of(file, function)]
-    for one in inputs:
-        _check(function, one)
+    found = [(place, {**given, **one}) for place, one in inputs_of(file, function)]
+    for place, one in found:
+        _check(function, one, f"{place}: ")
+    inputs = [one for _, one in found]
     settings = {
         "name": name,
         "max_concurrent": max_concurrent,
@@ -93,6 +94,8 @@ async def _once(
             output.facts("run", {"job_id": job.job_id}, as_json=as_json)
             return
         output.note(f"{job.job_id} runs on {job.backend}")
+        if job.debug:
+            output.note(f"kinetic jobs debug {job.job_id}, elsewhere, leads a debugger to it")
         try:
             value = await job.result(stream_logs=not as_json)
         except asyncio.CancelledError:  # by Ctrl-C: what was begun here ends here
@@ -116,15 +119,17 @@ async def _mapped(
 
     failed = 0
     async with where.client() as client:
-        batch = await client.run_async_map(function, inputs, input_mode="kwargs", **settings)
-        output.note(f"{batch.group_id}: {len(inputs)} items")
+        batch = await client.run_async_map(
+            function, inputs, input_mode="kwargs", progress=True, **settings
+        )
+        output.note(f"{batch.group_id}: {output.items(len(inputs))}")
         async with batch:
             async for index, _, outcome in batch.outcomes():
                 failed += not outcome.ok
                 if isinstance(outcome, Succeeded):
                     key, told = "value", repr(outcome.value)
                 else:
-                    key, told = "error", f"{type(outcome.error).__name__}: {outcome.error}"
+                    key, told = "error", said_by(outcome.error)
                 if as_json:
                     row = {"index": index, "ok": outcome.ok, key: told}
                     output.json_line("run.item", row)
@@ -148,6 +153,7 @@ def load_function(target: str) -> Callable[..., Any]:
 
     Raises:
         click.UsageError: There is no such file, or no such function in it.
+        TheirError: The file itself fails.
     """
     place, colon, name = target.rpartition(":")
     path = Path(place)
@@ -166,12 +172,29 @@ def load_function(target: str) -> Callable[..., Any]:
 
 
 def _module_of(path: Path) -> ModuleType:
+    there = sys.modules.get(path.stem)
+    if there is not None and getattr(there, "__file__", None) != str(path):
+        raise click.UsageError(f"{path.name} has the name of a module that is in use: rename it")
     sys.path.insert(0, str(path.parent))
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None and spec.loader is not None
     module = sys.modules[path.stem] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    try:
+        spec.loader.exec_module(module)
+    except (Exception, SystemExit) as exc:
+        del sys.modules[path.stem]
+        raise TheirError(f"{path.name} cannot be run:\n{_traceback_in(path, exc)}") from exc
     return module
+
+
+def _traceback_in(path: Path, error: BaseException) -> str:
+    """As Python would print it, from the first line of that file on."""
+    import traceback
+
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_filename != str(path):
+        trace = trace.tb_next
+    return "".join(traceback.format_exception(type(error), error, trace)).rstrip()
 
 
 def arguments_of(given: Iterable[str]) -> dict[str, Any]:
@@ -181,6 +204,8 @@ def arguments_of(given: Iterable[str]) -> dict[str, Any]:
         name, equals, text = one.partition("=")
         if not (equals and name.isidentifier()):
             raise click.BadParameter(f"{one!r} is no NAME=VALUE", param_hint="-a")
+        if name in found:
+            raise click.BadParameter(f"{name!r} is given more than once", param_hint="-a")
         found[name] = value_of(text)
     return found
 
@@ -193,8 +218,8 @@ def value_of(text: str) -> Any:
         return text
 
 
-def inputs_of(file: Path, function: Callable[..., Any]) -> list[dict[str, Any]]:
-    """The keyword arguments of each call, from a file of JSON lines or a table.
+def inputs_of(file: Path, function: Callable[..., Any]) -> list[tuple[str, dict[str, Any]]]:
+    """The keyword arguments of each call, and where they stand, from JSON lines or a table.
 
     Raises:
         click.UsageError: The file is neither, or a line of it is wrong.
@@ -204,35 +229,39 @@ def inputs_of(file: Path, function: Callable[..., Any]) -> list[dict[str, Any]]:
     try:
         with file.open(newline="", encoding="utf-8-sig") as lines:
             if file.suffix == ".csv":
-                return _rows(csv.reader(lines, strict=True), _annotations(function), file)
-            return [
-                _line(text, f"line {number} of {file}")
-                for number, text in enumerate(lines, 1)
-                if text.strip()
-            ]
+                rows = csv.reader(lines, strict=True)
+                return _rows(((rows.line_num, row) for row in rows), _annotations(function), file)
+            numbered = ((f"line {number} of {file}", text) for number, text in enumerate(lines, 1))
+            return [(place, _line(text, place)) for place, text in numbered if text.strip()]
     except (csv.Error, UnicodeDecodeError) as exc:
         raise click.UsageError(f"{file} cannot be read as {file.suffix}: {exc}") from exc
 
 
-def _rows(rows: Iterator[list[str]], kinds: dict[str, Any], file: Path) -> list[dict[str, Any]]:
+def _rows(
+    rows: Iterator[tuple[int, list[str]]], kinds: dict[str, Any], file: Path
+) -> list[tuple[str, dict[str, Any]]]:
     nothing: list[str] = []
-    header = next(rows, nothing)
-    found: list[dict[str, Any]] = []
-    for number, row in enumerate(rows, 1):
+    header = [name.strip() for name in next(rows, (0, nothing))[1]]
+    if twice := [name for name in header if header.count(name) > 1]:
+        raise click.UsageError(f"{file} has the column {twice[0]!r} more than once")
+    found: list[tuple[str, dict[str, Any]]] = []
+    for number, row in rows:
+        place = f"line {number} of {file}"
         if row and len(row) != len(header):
-            raise click.UsageError(
-                f"row {number} of {file} has {len(row)} columns, and its header {len(header)}"
-            )
-        pairs = zip(header, row, strict=False)
-        found += [{name: _cell(text, kinds.get(name)) for name, text in pairs}] if row else []
+            columns = f"{len(row)} column{'s' if len(row) > 1 else ''}"
+            raise click.UsageError(f"{place} has {columns}, and its header {len(header)}")
+        if row:
+            pairs = zip(header, row, strict=True)
+            found.append((place, {name: _cell(text, kinds, name, place) for name, text in pairs}))
     return found
 
 
 def _line(text: str, what: str) -> dict[str, Any]:
     try:
-        found = json.loads(text)
+        found = json.loads(text.rstrip())
     except ValueError as exc:
-        raise click.UsageError(f"{what} is no JSON: {exc}") from exc
+        column = f" (column {exc.colno})" if isinstance(exc, json.JSONDecodeError) else ""
+        raise click.UsageError(f"{what} is no JSON{column}: {getattr(exc, 'msg', exc)}") from exc
     if not isinstance(found, dict):
         raise click.UsageError(f"{what} must be an object with the arguments by their names")
     return cast("dict[str, Any]", found)
@@ -242,17 +271,22 @@ def _plain(function: Any) -> Any:
     return inspect.unwrap(getattr(function, "function", function))
 
 
-def _check(function: Any, given: dict[str, Any]) -> None:
+def _check(function: Any, given: dict[str, Any], place: str = "") -> None:
     """Refuse arguments that the function does not take.
 
     Raises:
         click.UsageError: It says which.
     """
     plain = _plain(function)
+    signature = inspect.signature(plain)
+    taken = signature.parameters.values()
+    unknown = [name for name in given if name not in signature.parameters]
+    if unknown and not any(one.kind is one.VAR_KEYWORD for one in taken):
+        raise click.UsageError(f"{place}{plain.__name__}{signature} takes no {unknown[0]!r}")
     try:
-        inspect.signature(plain).bind(**given)
+        signature.bind(**given)
     except TypeError as exc:
-        raise click.UsageError(f"{plain.__name__}{inspect.signature(plain)}: {exc}") from exc
+        raise click.UsageError(f"{place}{plain.__name__}{signature}: {exc}") from exc
 
 
 def _annotations(function: Any) -> dict[str, Any]:
@@ -262,13 +296,15 @@ def _annotations(function: Any) -> dict[str, Any]:
         return {}
 
 
-def _cell(text: str, kind: Any) -> Any:
+def _cell(text: str, kinds: dict[str, Any], name: str, place: str) -> Any:
     """A column's text as its parameter is annotated: a number only where one is wanted."""
+    kind = kinds.get(name)
     if kind is str:
         return text
     if kind in (int, float):
         try:
             return kind(text)
         except ValueError as exc:
-            raise click.UsageError(f"{text!r} is no {kind.__name__}") from exc
+            words = f"{place}, column {name!r}: {text!r} is no {kind.__name__}"
+            raise click.UsageError(words) from exc
     return value_of(text)

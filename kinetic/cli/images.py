@@ -21,7 +21,7 @@ __all__ = ["build_image", "image"]
 CATEGORIES = ("cpu", "gpu", "tpu")
 
 
-@click.command("build-image")
+@click.command("build-image", short_help='Build the base images that "prebuilt" takes.')
 @click.option("--repo", metavar="TEXT", help="Where base images are pushed (the configured one).")
 @click.option(
     "--category", "categories", type=click.Choice(CATEGORIES), multiple=True, help="Only these."
@@ -119,8 +119,8 @@ def image() -> None:
     """Look at the images of functions."""
 
 
-@image.command("show")
-@click.argument("function", metavar="FILE.py:FUNCTION")
+@image.command("show", short_help="Show the image that a function gets on a cluster.")
+@click.argument("function", metavar="FILE.py:FUNCTION", type=click.Path())
 @json_option
 @placed
 def _show(where: Where, function: str, as_json: bool) -> None:

@@ -122,7 +122,7 @@ def _logs(where: Where, job_id: str, follow: bool, tail: int | None) -> None:
     carry_out(work())
 
 
-@jobs.command("result")
+@jobs.command("result", short_help="Wait for a job and show its value, or why it failed.")
 @click.argument("job_id")
 @click.option("--timeout", type=float, help="Seconds to wait for it; exits with 5 after them.")
 @click.option("--unpickle", is_flag=True, help="Rebuild the value here, and show its repr.")
@@ -150,25 +150,29 @@ def _result(
     Nothing is unpickled, and so run, unless --unpickle says so.
     """
 
+    if file is not None and not file.parent.is_dir():
+        raise click.UsageError(f"there is no folder {file.parent}: make it first, or name another")
+
     async def work() -> None:
         from kinetic.errors import JobError
 
         async with where.client() as client:
             handle = await client.attach(await client.full_id(job_id))
+            status = (await handle.wait(timeout)).value
+            told: dict[str, Any] = {"job_id": handle.job_id, "status": status}
+            if status != "SUCCEEDED":
+                reason = await handle.reason()
+                if as_json:
+                    output.facts("jobs.result", {**told, "reason": reason}, as_json=True)
+                raise JobError(reason, job_id=handle.job_id)
             if unpickle:
-                value = await handle.result(timeout=timeout, cleanup=False)
-                told: dict[str, Any] = {"job_id": handle.job_id, "status": "SUCCEEDED"}
-                told["value"] = repr(value)
+                told["value"] = repr(await handle.result(cleanup=False))
             elif file is not None:
-                size = await handle.save_result(file, timeout)
-                told = {"job_id": handle.job_id, "status": "SUCCEEDED", "file": str(file)}
-                told["bytes"] = size
+                told |= {"file": str(file), "bytes": await handle.save_result(file)}
             else:
-                status = (await handle.wait(timeout)).value
-                if status != "SUCCEEDED":
-                    raise JobError(await handle.reason(), job_id=handle.job_id)
-                told = {"job_id": handle.job_id, "status": status, "noted": await handle.noted()}
-                told["value"] = "not rebuilt here: --unpickle shows it, -o FILE saves it"
+                told["noted"] = await handle.noted()
+                if not as_json:
+                    told["value"] = "not rebuilt here: --unpickle shows it, -o FILE saves it"
             output.facts("jobs.result", told, as_json=as_json)
             if cleanup:
                 await handle.cleanup()
@@ -190,7 +194,9 @@ def _cancel(
         async with where.client() as client:
             handle = await client.attach(await client.full_id(job_id))
             await handle.cancel(cleanup_timeout, cleanup_poll_interval)
-            output.note(f"{handle.job_id} is cancelled")
+            ended = (await handle.status()).value
+            done = "is cancelled" if ended == "NOT_FOUND" else f"had ended before: {ended}"
+            output.note(f"{handle.job_id} {done}")
 
     carry_out(work())
 
@@ -221,7 +227,7 @@ def _cleanup(
     carry_out(work())
 
 
-@jobs.command("debug")
+@jobs.command("debug", short_help="Forward a port to the debugger of a job.")
 @click.argument("job_id")
 @click.option("--port", type=int, default=5678, show_default=True, help="The port to forward.")
 @placed
@@ -272,4 +278,5 @@ def _get_outputs(where: Where, job_id: str, folder: Path) -> None:
             handle = await client.attach(await client.full_id(job_id))
             return await handle.fetch_outputs(folder)
 
-    output.note(f"{carry_out(work())} files are in {folder}")
+    found = carry_out(work())
+    output.note(f"{found} files are in {folder}" if found else "it has written none")

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 __all__ = ["gc", "local"]
 
 
-@click.command()
+@click.command(short_help="Remove from the caches what is long unused.")
 @json_option
 @placed
 def gc(where: Where, as_json: bool) -> None:

@@ -77,12 +77,17 @@ def _create(
     where: Where, name: str, base_image_repo: str | None, output_dir: str | None, force: bool
 ) -> None:
     """Make a profile; the first one is used from then on."""
+    from kinetic.configuration import BACKENDS
     from kinetic.profiles import Profile
 
+    if where.backend is not None and where.backend.strip().lower() not in BACKENDS:
+        raise click.BadParameter(f"there are {', '.join(BACKENDS)}", param_hint="--backend")
     more = {"base_image_repo": base_image_repo, "output_dir": output_dir}
     made = Profile.checked(name, {**where.given(), **more})
 
     def add(there: Profiles) -> Profiles:
+        if name in there.profiles and not force:
+            raise click.UsageError(f"the profile {name!r} exists already: --force replaces it")
         changed = there.create(made, replacing=force)
         return changed if there.profiles else changed.use(name)
 
@@ -95,11 +100,12 @@ def _create(
 def _list(as_json: bool) -> None:
     """List the profiles."""
     there = _load()
+    yes, no = (True, False) if as_json else ("*", "")
     rows = [
-        {"current": "*" if one.name == there.current else "", "name": one.name, **one.settings}
+        {"current": yes if one.name == there.current else no, "name": one.name, **one.settings}
         for one in there.profiles.values()
     ]
-    columns = ("current", "name", "backend", "project", "zone", "cluster", "namespace")
+    columns = ("current", "name", "backend", "project", "zone", "cluster", "namespace", "store")
     empty = "there is no profile; make one with: kinetic profile create NAME --project …"
     output.table("profile.list", columns, rows, as_json=as_json, empty=empty)
 

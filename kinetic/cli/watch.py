@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import sys
+import textwrap
 from collections import deque
 from collections.abc import AsyncGenerator, Generator, Sequence
 from contextlib import aclosing
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 __all__ = ["View", "follow", "screen"]
 
 SLOWEST, FAILURES = 5, 5
+ROOM = 10
+"""With so many lines the title has one of its own, and the bar what that leaves."""
 EACH_S = 1.0
 LINE_S = 5.0
 """Without a terminal a line is printed no more often than this."""
@@ -49,15 +52,20 @@ def screen(view: View, width: int, height: int) -> list[Text]:
     from kinetic._progress.line import compose
 
     told = view.progress
-    lines = compose(view.title, told, width)[:1]
-    lines.append(Text(told.counts()))
+    if height < ROOM:
+        lines = compose(view.title, told, width)[:1]
+    else:
+        short = replace(told, waiting=0, running=0, retried=0)  # which the counts below say
+        lines = [Text(view.title, "bold"), compose("", short, width)[0][2:]]
+    lines += (Text(line) for line in textwrap.wrap(told.counts(), width))
     if view.slots is not None:
         lines.append(Text(f"{told.running} of {view.slots} slots are in use"))
     if told.retried_after:
         causes = ", ".join(f"{count:,} {reason}" for reason, count in told.retried_after)
-        lines.append(Text(f"retried after: {causes}", "yellow"))
+        words = textwrap.wrap(f"retried after: {causes}", width)
+        lines += (Text(line, "yellow") for line in words)
     if view.trouble:
-        lines.append(Text(view.trouble, "yellow"))
+        lines += (Text(line, "yellow") for line in textwrap.wrap(view.trouble, width))
     if view.slowest:
         lines.append(Text("longest running", "bold"))
         lines += (Text(f"  item {index:<8} {span(seconds)}") for index, seconds in view.slowest)
@@ -71,20 +79,20 @@ def screen(view: View, width: int, height: int) -> list[Text]:
     return lines
 
 
-async def follow(batch: aio.BatchHandle[Any], *, as_json: bool) -> None:
-    """Show *batch* until it has ended, or whoever looks at it leaves."""
+async def follow(batch: aio.BatchHandle[Any], *, as_json: bool) -> Progress:
+    """Show *batch* until it has ended, or whoever looks at it leaves; how far it was then."""
     views = _views(batch)
     async with aclosing(views):
         if as_json or not sys.stdout.isatty():
-            await _line_by_line(views, as_json=as_json)
-        else:
-            await _live(batch, views)
+            return await _line_by_line(views, as_json=as_json)
+        return await _live(batch, views)
 
 
-async def _line_by_line(views: AsyncGenerator[View], *, as_json: bool) -> None:
+async def _line_by_line(views: AsyncGenerator[View], *, as_json: bool) -> Progress:
     clock = asyncio.get_running_loop().time
-    due, last = 0.0, ""
+    due, last, told = 0.0, "", Progress()
     async for view in views:
+        told = view.progress
         if not view.progress.finished and clock() < due:
             continue
         due = clock() + (EACH_S if as_json else LINE_S)
@@ -93,15 +101,16 @@ async def _line_by_line(views: AsyncGenerator[View], *, as_json: bool) -> None:
         elif (line := view.progress.line()) != last:
             last = line
             output.lines([line])
+    return told
 
 
-async def _live(batch: aio.BatchHandle[Any], views: AsyncGenerator[View]) -> None:
+async def _live(batch: aio.BatchHandle[Any], views: AsyncGenerator[View]) -> Progress:
     """Show each view, and the last one anew every second: it grows older, or a server is silent."""
     from rich.console import Console, Group
     from rich.live import Live
 
     console = Console(highlight=False, markup=False, emoji=False)
-    left, warnings = asyncio.Event(), _Warnings()
+    left, warnings, told = asyncio.Event(), _Warnings(), Progress()
     with warnings, _keys(left), Live(console=console, auto_refresh=False, screen=False) as live:
         leaving = asyncio.ensure_future(left.wait())
         coming = asyncio.ensure_future(anext(views, None))
@@ -112,10 +121,11 @@ async def _live(batch: aio.BatchHandle[Any], views: AsyncGenerator[View]) -> Non
                     {coming, leaving}, timeout=EACH_S, return_when=asyncio.FIRST_COMPLETED
                 )
                 if leaving.done():
-                    return
+                    return told
                 if coming.done():
                     if (view := coming.result()) is None:
-                        return
+                        return told
+                    told = view.progress
                     coming = asyncio.ensure_future(anext(views, None))
                 if view is not None:
                     now = replace(
@@ -124,7 +134,7 @@ async def _live(batch: aio.BatchHandle[Any], views: AsyncGenerator[View]) -> Non
                         trouble=view.trouble or warnings.last,
                     )
                     live.update(Group(*screen(now, console.width, console.height)), refresh=True)
-        finally:
+        finally:  # also after Ctrl-C: the views cannot be closed while one is waited for
             leaving.cancel()
             coming.cancel()
             await asyncio.gather(coming, return_exceptions=True)
@@ -166,7 +176,12 @@ def _keys(left: asyncio.Event) -> Generator[None]:
     before = termios.tcgetattr(descriptor)
 
     def pressed() -> None:
-        if os.read(descriptor, 64).lower().startswith(b"q"):
+        try:
+            keys = os.read(descriptor, 64)
+        except OSError:  # the terminal is gone
+            keys = b""
+        if not keys or keys.lower().startswith(b"q"):
+            loop.remove_reader(descriptor)  # which is ready from now on, if it has ended
             left.set()
 
     tty.setcbreak(descriptor)
@@ -175,11 +190,16 @@ def _keys(left: asyncio.Event) -> Generator[None]:
         yield
     finally:
         loop.remove_reader(descriptor)
-        termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
+        with contextlib.suppress(termios.error):  # it may be gone
+            termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
 
 
 async def _views(batch: aio.BatchHandle[Any]) -> AsyncGenerator[View]:
-    """What there is to show, whenever it changes."""
+    """What there is to show, whenever it changes.
+
+    Raises:
+        SubmitterLost: Nobody submits the rest of it any more: it would be waited for in vain.
+    """
     failures: deque[tuple[int, str]] = deque(maxlen=FAILURES)
     known: set[int] = set()
     title = batch.name or batch.group_id
@@ -199,6 +219,7 @@ async def _views(batch: aio.BatchHandle[Any]) -> AsyncGenerator[View]:
                 failures=tuple(failures),
                 trouble=trouble,
             )
+    await batch.wait()  # all have ended, or it says why not
 
 
 async def _note_failures(

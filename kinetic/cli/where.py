@@ -13,7 +13,7 @@ import click
 if TYPE_CHECKING:
     from kinetic import aio
 
-__all__ = ["Where", "carry_out", "json_option", "placed"]
+__all__ = ["TheirError", "Where", "carry_out", "json_option", "placed", "said_by"]
 
 T = TypeVar("T")
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -91,8 +91,38 @@ def json_option(command: Command) -> Command:
     return cast("Command", made)
 
 
+class TheirError(Exception):
+    """What code of the user raised, in words: its class says nothing about the command."""
+
+
+def said_by(error: BaseException) -> str:
+    """An exception of somebody else's, as Python would name it."""
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+
+
 def carry_out(work: Coroutine[Any, Any, T]) -> T:
-    """Do the work of a command, on an event loop of its own."""
+    """Do the work of a command, on an event loop of its own.
+
+    Raises:
+        TheirError: The function of a job raised something.
+    """
     import asyncio
 
-    return asyncio.run(work)
+    try:
+        return asyncio.run(work)
+    except Exception as exc:
+        if (theirs := _of_a_job(exc)) is None:
+            raise
+        raise TheirError(theirs) from exc
+
+
+def _of_a_job(error: Exception) -> str | None:
+    """What the function of a job raised, in words; None if it is the command's own error."""
+    from kinetic._tracebacks import REMOTE_TRACEBACK
+    from kinetic.errors import JobFailed
+
+    if isinstance(error.__cause__, StopIteration):  # which no coroutine may raise as it is
+        error = error.__cause__
+    if not any(REMOTE_TRACEBACK in one for one in getattr(error, "__notes__", ())):
+        return None
+    return str(error) if isinstance(error, JobFailed) else said_by(error)

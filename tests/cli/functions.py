@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import builtins
 import os
 import threading
 from pathlib import Path
+
+import click
+
+import kinetic
 
 
 def double(x: int, name: str = "") -> dict[str, object]:
@@ -45,3 +50,16 @@ not_a_function = 3
 def waits(x: int) -> None:
     print("waiting", x, flush=True)
     threading.Event().wait()
+
+
+def raises(name: str) -> None:
+    raise getattr(builtins, name)("by the job")
+
+
+def uses_click() -> None:
+    raise click.UsageError("by the job")
+
+
+@kinetic.run(backend="local", accelerator="cpu", debug=True)
+def debugged() -> None:
+    """Waits for a debugger before it is called."""

@@ -98,6 +98,16 @@ def test_shells_are_told_how_to_complete(kinetic: Kinetic, shell: str) -> None:
     assert said.code == 0 and "_KINETIC_COMPLETE" in said.out
 
 
+@pytest.mark.parametrize("command", ["run", "image show"])
+def test_shells_complete_the_file_of_a_function(
+    kinetic: Kinetic, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    monkeypatch.setenv("_KINETIC_COMPLETE", "bash_complete")
+    monkeypatch.setenv("COMP_WORDS", f"kinetic {command} tr")
+    monkeypatch.setenv("COMP_CWORD", str(1 + len(command.split())))
+    assert kinetic().out == "file,tr\n"
+
+
 def test_each_command_says_what_it_does() -> None:
     import click
 
@@ -107,6 +117,14 @@ def test_each_command_says_what_it_does() -> None:
             walk(one, f"{name} {child}")
 
     walk(cli, "kinetic")
+
+
+def test_what_commands_do_is_told_whole_in_lists_of_them(kinetic: Kinetic) -> None:
+    groups = [name for name, one in cli.commands.items() if hasattr(one, "commands")]
+    assert len(groups) > 4
+    for group in [[], *([name] for name in groups)]:
+        listed = kinetic(*group, "--help").out.partition("Commands:")[2].splitlines()
+        assert listed and not [line for line in listed if line.endswith("...")]
 
 
 def test_what_is_piped_has_no_colours_and_no_cut_lines(kinetic: Kinetic) -> None:
@@ -134,16 +152,35 @@ def test_settings_are_told_with_their_source(
 def test_profiles_are_made_shown_used_and_removed(kinetic: Kinetic, home: Path) -> None:
     for name in ("one", "two"):
         assert kinetic("profile", "create", name, "--project", f"p-{name}").code == 0
-    assert kinetic("profile", "create", "one").code == 2  # it is there
+    there = kinetic("profile", "create", "one")
+    assert there.code == 2 and "--force replaces it" in there.err
+    wrong = kinetic("profile", "create", "three", "--backend", "moon")
+    assert wrong.code == 2 and "there are gke, pathways, local" in wrong.err
     assert kinetic("profile", "show", "--json").json["name"] == "one"
     assert kinetic("profile", "use", "two").code == 0
     listed = kinetic("profile", "ls", "--json").json["items"]
-    assert [(one["name"], one["current"]) for one in listed] == [("one", ""), ("two", "*")]
+    assert [(one["name"], one["current"]) for one in listed] == [("one", False), ("two", True)]
     assert kinetic("profile", "unset").code == 0
     assert kinetic("profile", "show").code == 2
     assert kinetic("profile", "rm", "two").code == 0
     assert "two" not in (home / "profiles.json").read_text()
     assert kinetic("profile", "rm", "two").code == 2
+
+
+def test_a_profile_that_is_not_there_is_told_with_the_option(kinetic: Kinetic) -> None:
+    said = kinetic("--profile", "nobody", "config", "show")
+    assert said.code == 2 and "--profile: there is no profile 'nobody'" in said.err
+
+
+def test_a_home_that_cannot_be_made_is_told_with_its_setting(
+    kinetic: Kinetic, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = tmp_path / "home"
+    home.symlink_to(tmp_path / "nowhere")
+    monkeypatch.setenv("KINETIC_HOME", str(home))
+    said = kinetic("jobs", "list")
+    assert said.code == 1
+    assert f"{home} cannot be made: File exists; set KINETIC_HOME to" in said.err
 
 
 def test_two_that_change_the_profiles_at_once_both_do(home: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import pty
 import signal
 import subprocess
 import sys
@@ -20,7 +22,7 @@ def test_a_job_from_its_start_to_its_removal(kinetic: Kinetic, tmp_path: Path) -
     job = begun.json["job_id"]
     result = kinetic("jobs", "result", job, "--timeout", "60", "--json")
     assert result.json["status"] == "SUCCEEDED"
-    assert result.json["noted"] == {"twice": 8, "name": "4x"}
+    assert result.json["noted"] == {"twice": 8, "name": "4x"} and "value" not in result.json
     assert kinetic("jobs", "result", job, "--unpickle").out.endswith("{'twice': 8, 'name': '4x'}\n")
     assert kinetic("jobs", "logs", job).out == "doubling 4\n"
     assert kinetic("jobs", "logs", job, "-n", "1").out == "doubling 4\n"
@@ -29,6 +31,9 @@ def test_a_job_from_its_start_to_its_removal(kinetic: Kinetic, tmp_path: Path) -
     assert (row["job_id"], row["status"], row["reason"]) == (job, "SUCCEEDED", "")
     assert kinetic("jobs", "status", job[:-3], "--json").json["job_id"] == job
     assert kinetic("jobs", "status", "job-local-nothing").code == 3
+    assert f"{job} had ended before: SUCCEEDED" in kinetic("jobs", "cancel", job).err
+    assert kinetic("jobs", "status", job, "--json").json["status"] == "SUCCEEDED"
+    assert "it has written none" in kinetic("outputs", "get", job, str(tmp_path)).err
     assert kinetic("jobs", "cleanup", job).code == 0
     assert kinetic("jobs", "result", job).code == 3
     said = kinetic("jobs", "list")
@@ -39,6 +44,8 @@ def test_a_value_is_rebuilt_only_where_that_is_asked_for(kinetic: Kinetic, tmp_p
     mark, file = tmp_path / "mark", tmp_path / "value.pkl"
     begun = kinetic("run", f"{FILE}:marked", "-a", f"path={mark}", "--detach", "--json")
     job = begun.json["job_id"]
+    said = kinetic("jobs", "result", job, "-o", str(tmp_path / "nowhere" / "value.pkl"))
+    assert said.code == 2 and f"there is no folder {tmp_path / 'nowhere'}" in said.err
     assert kinetic("jobs", "result", job, "-o", str(file)).code == 0
     for command in (["jobs", "list"], ["jobs", "status", job], ["jobs", "result", job]):
         assert kinetic(*command).code == 0
@@ -84,11 +91,17 @@ def test_a_batch_from_its_start_to_its_removal(kinetic: Kinetic, tmp_path: Path)
     assert kinetic("batches", "report", group, "/nowhere/page.html").code == 2
     logs = kinetic("batches", "logs", group).out.splitlines()
     assert "[0] doubling 1" in logs and "[2] doubling 3" in logs
+    absent = kinetic("batches", "logs", group, "--item", "3")
+    assert absent.code == 3 and "has no item 3" in absent.err
     retried = kinetic("batches", "retry", group, "--timeout", "60")
-    assert retried.code == 0 and "1 items were tried again" in retried.err
+    assert retried.code == 1
+    assert "tried again: 1 item; now 1 failed, 2 succeeded" in retried.err
+    resumed = kinetic("batches", "resume", group[:-2])
+    assert resumed.code == 1 and f"{group} has ended: 1 failed, 2 succeeded" in resumed.err
     assert kinetic("batches", "list", "--name", "other", "--json").json["items"] == []
     assert kinetic("batches", "list", "--tag", "oops").code == 2
-    assert kinetic("batches", "cancel", group, "-y").code == 0
+    cancelled = kinetic("batches", "cancel", group, "-y")
+    assert cancelled.code == 0 and "had ended before: 1 failed, 2 succeeded" in cancelled.err
     assert kinetic("batches", "cleanup", group, "-y").code == 0
     assert kinetic("batches", "status", group).code == 3
 
@@ -106,14 +119,18 @@ def test_a_table_gives_numbers_where_the_function_wants_them(
 @pytest.mark.parametrize(
     ("name", "content", "words"),
     [
-        ("in.csv", b"x,name\n1\n", "row 1 of"),
-        ("in.csv", b"x\n1,2\n", "has 2 columns, and its header 1"),
+        ("in.csv", b"x,name\n1\n", "in.csv has 1 column, and its header 2"),
+        ("in.csv", b"x\n1,2\n", "in.csv has 2 columns, and its header 1"),
         ("in.csv", b'x\n"1\n', "cannot be read as .csv"),
-        ("in.csv", b"x\nmany\n", "'many' is no int"),
+        ("in.csv", b"x\n1\nmany\n", "in.csv, column 'x': 'many' is no int"),
+        ("in.csv", b"x,x\n1,2\n", "in.csv has the column 'x' more than once"),
+        ("in.csv", b"x;name\n1;n\n", "takes no 'x;name'"),
         ("in.csv", b"x\n\xff\n", "cannot be read as .csv"),
-        ("in.jsonl", b'{"x": 1}\n{"x"\n', "line 2 of"),
+        ("in.jsonl", b'{"x": 1}\n{"x" 2}\n', "is no JSON (column 6): Expecting ':' delimiter"),
         ("in.jsonl", b"[1]\n", "must be an object"),
-        ("in.jsonl", b'{"y": 1}\n', "missing a required argument: 'x'"),
+        ("in.jsonl", b'{"x": 1}\n\n{"name": ""}\n', "in.jsonl: double("),
+        ("in.jsonl", b'{"name": "y"}\n', "missing a required argument: 'x'"),
+        ("in.jsonl", b'{"y": 1}\n', "takes no 'y'"),
     ],
 )
 def test_a_wrong_file_of_inputs_is_refused_before_anything_is_sent(
@@ -123,6 +140,41 @@ def test_a_wrong_file_of_inputs_is_refused_before_anything_is_sent(
     said = kinetic("run", f"{FILE}:double", "--map", str(tmp_path / name))
     assert said.code == 2 and words in said.err
     assert not (home / "store").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [("in.csv", 'x,name\n1,"two\nlines"\nno,\n'), ("in.jsonl", '{"x": 1}\n\n\n{"y": 1}\n')],
+)
+def test_a_wrong_input_is_found_by_its_line(
+    kinetic: Kinetic, tmp_path: Path, name: str, content: str
+) -> None:
+    (tmp_path / name).write_text(content)
+    said = kinetic("run", f"{FILE}:double", "--map", str(tmp_path / name))
+    assert said.code == 2 and "Error: line 4 of " in said.err
+
+
+def test_blanks_around_the_names_of_columns_are_nothing(kinetic: Kinetic, tmp_path: Path) -> None:
+    inputs = tmp_path / "in.csv"
+    inputs.write_text("x , name\n1, a\n")
+    (one,) = kinetic("run", f"{FILE}:double", "--map", str(inputs), "--json").lines
+    assert one["value"] == "{'twice': 2, 'name': ' a'}"
+
+
+@pytest.mark.parametrize(
+    ("command", "submission", "words"),
+    [
+        ("jobs", "grp-local-000000000000", "`kinetic batches` take it"),
+        ("batches", "job-local-000000000000", "`kinetic jobs` take it"),
+        ("batches", "grp-local-000000000000-3", "`kinetic jobs` take it"),
+        ("jobs", "what", "`kinetic jobs list`"),
+    ],
+)
+def test_an_id_of_another_kind_is_told_which_command_takes_it(
+    kinetic: Kinetic, command: str, submission: str, words: str
+) -> None:
+    said = kinetic(command, "status", submission)
+    assert said.code == 2 and words in said.err
 
 
 def test_a_beginning_of_several_ids_is_refused(kinetic: Kinetic) -> None:
@@ -141,7 +193,9 @@ def test_a_beginning_of_several_ids_is_refused(kinetic: Kinetic) -> None:
         ([FILE], "names no function"),
         ([f"{FILE}:double", "-a", "x"], "no NAME=VALUE"),
         ([f"{FILE}:double", "--name", "n"], "are of a --map"),
-        ([f"{FILE}:double", "-a", "y=1"], "missing a required argument: 'x'"),
+        ([f"{FILE}:double", "-a", "y=1"], "takes no 'y'"),
+        ([f"{FILE}:double", "-a", "name=y"], "missing a required argument: 'x'"),
+        ([f"{FILE}:double", "-a", "x=1", "-a", "x=2"], "'x' is given more than once"),
         ([f"{FILE}:double", "--map", FILE], "takes a .jsonl or a .csv"),
     ],
     ids=lambda one: one if isinstance(one, str) else "",
@@ -154,10 +208,51 @@ def test_a_wrong_call_is_refused_before_anything_is_sent(
     assert not (home / "store").exists()
 
 
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("def f(:\n", "SyntaxError: invalid syntax"),
+        ("import there_is_no_such_package\n", "line 1, in <module>"),
+        ("def f():\n    1 / 0\nf()\n", "line 2, in f"),
+        ("raise SystemExit(7)\n", "SystemExit: 7"),
+    ],
+)
+def test_a_file_that_fails_is_told_without_our_own_lines(
+    kinetic: Kinetic, home: Path, tmp_path: Path, content: str, words: str
+) -> None:
+    file = tmp_path / "mine_that_fails.py"
+    file.write_text(content)
+    said = kinetic("run", f"{file}:f")
+    assert said.code == 1 and said.err.startswith("kinetic: mine_that_fails.py cannot be run:\n")
+    assert words in said.err and "kinetic/cli" not in said.err
+    assert not (home / "store").exists()
+
+
+def test_a_file_named_as_a_module_in_use_is_refused(kinetic: Kinetic, tmp_path: Path) -> None:
+    (tmp_path / "json.py").write_text("def f(): pass\n")
+    said = kinetic("run", f"{tmp_path / 'json.py'}:f")
+    assert said.code == 2 and "json.py has the name of a module that is in use" in said.err
+
+
 def test_a_call_that_fails_says_so(kinetic: Kinetic) -> None:
     said = kinetic("run", f"{FILE}:double", "-a", "x=13")
     assert said.code == 1
     assert "brings bad luck" in said.err and "\x07" not in said.err
+
+
+@pytest.mark.parametrize(
+    "name", ["EOFError", "TimeoutError", "BrokenPipeError", "StopIteration", "SystemExit"]
+)
+def test_what_a_job_raises_says_nothing_of_the_command(kinetic: Kinetic, name: str) -> None:
+    said = kinetic("run", f"{FILE}:raises", "-a", f"name={name}")
+    assert said.code == 1
+    assert f"{name}: by the job" in said.err and "Traceback" not in said.err
+
+
+def test_a_usage_error_of_a_job_is_not_of_the_command(kinetic: Kinetic) -> None:
+    said = kinetic("run", f"{FILE}:uses_click")
+    assert said.code == 1
+    assert "UsageError: by the job" in said.err and "Usage:" not in said.err
 
 
 def test_the_supervisor_is_shown_and_ended(kinetic: Kinetic) -> None:
@@ -187,6 +282,41 @@ def test_ctrl_c_ends_what_was_begun(kinetic: Kinetic) -> None:
     assert kinetic("jobs", "list", "--json").json["items"] == []
 
 
+def test_how_to_debug_it_is_told(small_project: object) -> None:
+    running = begun("run", f"{FILE}:debugged")
+    assert running.stderr is not None
+    lines = iter(running.stderr.readline, "")
+    told = next(line for line in lines if "kinetic jobs debug job-local-" in line)
+    running.send_signal(signal.SIGINT)
+    running.communicate(timeout=60)
+    assert told and running.returncode == 130
+
+
+@pytest.mark.parametrize(("answer", "code"), [(b"n\n", 1), (b"y\n", 0)])
+def test_a_removal_is_asked_for_with_the_whole_id(
+    kinetic: Kinetic, tmp_path: Path, answer: bytes, code: int
+) -> None:
+    inputs = tmp_path / "in.jsonl"
+    inputs.write_text('{"x": 1}\n')
+    kinetic("run", f"{FILE}:double", "--map", str(inputs))
+    (batch,) = kinetic("batches", "list", "--json").json["items"]
+    group = batch["group_id"]
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "kinetic", "batches", "cleanup", group[:-2]]
+    asking = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs)
+    seen = b""
+    while b"[y/N]" not in seen:
+        seen += os.read(ours, 4096)
+    assert f"Remove {group} with all its results?".encode() in seen
+    os.write(ours, answer)
+    assert asking.wait(60) == code
+    seen = os.read(ours, 4096)
+    os.close(theirs)
+    os.close(ours)
+    assert (b"nothing was done" in seen) is (code == 1)
+    assert kinetic("batches", "status", group).code == (0 if code else 3)
+
+
 def test_ctrl_c_ends_only_the_looking(kinetic: Kinetic) -> None:
     job = kinetic("run", f"{FILE}:waits", "-a", "x=1", "--detach", "--json").json["job_id"]
     looking = begun("jobs", "logs", job, "-f")
@@ -197,6 +327,7 @@ def test_ctrl_c_ends_only_the_looking(kinetic: Kinetic) -> None:
     assert looking.returncode == 130
     assert kinetic("jobs", "status", job, "--json").json["status"] == "RUNNING"
     assert kinetic("jobs", "result", job, "--timeout", "0.1").code == 5
-    assert kinetic("jobs", "cancel", job).code == 0
-    ended = kinetic("jobs", "result", job)
+    assert f"{job} is cancelled" in kinetic("jobs", "cancel", job).err
+    ended = kinetic("jobs", "result", job, "--json")
     assert ended.code == 1 and "cancelled" in ended.err
+    assert ended.json["status"] == "NOT_FOUND" and "cancelled" in ended.json["reason"]

@@ -7,6 +7,8 @@ import pty
 import select
 import subprocess
 import sys
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -33,6 +35,14 @@ BUSY = View(
 )
 
 
+ON_A_TERMINAL = """
+import fcntl, sys, termios
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)  # so that its keys send signals
+from kinetic.cli.app import main
+main()
+"""
+
+
 @pytest.mark.parametrize(("width", "height"), [(80, 24), (40, 24), (40, 6), (20, 3)])
 def test_the_screen_fits_the_terminal(width: int, height: int) -> None:
     lines = screen(BUSY, width, height)
@@ -48,7 +58,17 @@ def test_the_screen_says_what_there_is_and_markup_is_text() -> None:
     assert "retried after: 48 preempted, 2 user error" in told
 
 
-def test_q_leaves_it_and_the_batch_goes_on(kinetic: Kinetic, small_project: object) -> None:
+def test_a_narrow_terminal_has_the_title_and_all_counts() -> None:
+    named = replace(BUSY, title="a sweep of thirty-nine characters, with")
+    first, bar, *rest = [line.plain for line in screen(named, 40, 24)]
+    assert first == named.title and bar.startswith("─") and "936/10,000" in bar
+    assert " ".join(rest).startswith(named.progress.counts())
+
+
+@pytest.mark.parametrize(("key", "code"), [(b"q", 0), (b"\x03", 130)], ids=["q", "Ctrl-C"])
+def test_one_leaves_it_and_the_batch_goes_on(
+    kinetic: Kinetic, small_project: object, key: bytes, code: int
+) -> None:
     program = (
         f"import sys; sys.argv[1:] = ['run', {FILE!r} + ':waits', '--map', sys.argv[1]]\n"
         "from kinetic.cli.app import main; main()"
@@ -66,18 +86,24 @@ def test_q_leaves_it_and_the_batch_goes_on(kinetic: Kinetic, small_project: obje
     group = line.split()[1].rstrip(":")
     ours, theirs = pty.openpty()
     watching = subprocess.Popen(
-        [sys.executable, "-m", "kinetic", "batches", "watch", group], stdin=theirs, stdout=theirs
+        [sys.executable, "-c", ON_A_TERMINAL, "batches", "watch", group],
+        stdin=theirs,
+        stdout=theirs,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
     )
     os.close(theirs)
     seen = b""
     while b"q leaves" not in seen:
         seen += os.read(ours, 4096)
-    os.write(ours, b"q")
-    assert watching.wait(60) == 0
+    os.write(ours, key)
+    _, err = watching.communicate(timeout=60)
+    assert watching.returncode == code and b"Traceback" not in err
     os.close(ours)
     status = kinetic("batches", "status", group, "--json").json
     assert status["status"] == "RUNNING" or status["status"] == "PENDING"
-    assert kinetic("batches", "cancel", group, "-y").code == 0
+    cancelled = kinetic("batches", "cancel", group, "-y")
+    assert cancelled.code == 0 and f"{group} is cancelled: 2 cancelled" in cancelled.err
     submitter.communicate(timeout=60)
 
 
@@ -114,13 +140,91 @@ def test_a_warning_is_shown_although_nothing_changes() -> None:
     os.close(ours)
 
 
+GOING_ON = """
+import asyncio
+from kinetic.cli.watch import follow
+from kinetic.progress import Progress
+
+class Batch:
+    name, group_id, max_concurrent = "sweep", "grp-1", 2
+
+    def longest_running(self, count):
+        return []
+
+    async def progress(self):
+        yield Progress(total=2, running=2)
+        await asyncio.Event().wait()
+
+asyncio.run(follow(Batch(), as_json=False))
+"""
+
+
+def test_a_terminal_that_goes_away_ends_it() -> None:
+    ours, theirs = pty.openpty()
+    watching = subprocess.Popen(
+        [sys.executable, "-c", GOING_ON], stdin=theirs, stdout=theirs, stderr=subprocess.PIPE
+    )
+    os.close(theirs)
+    seen = b""
+    while b"q leaves" not in seen:
+        seen += os.read(ours, 4096)
+    os.close(ours)  # without the signal that a controlling terminal sends then
+    watching.communicate(timeout=60)
+
+
+def test_it_says_so_when_nobody_submits_the_rest(
+    kinetic: Kinetic, home: Path, small_project: object
+) -> None:
+    inputs = home / "in.jsonl"
+    inputs.write_text('{"x": 1}\n{"x": 2}\n')
+    command = ["run", f"{FILE}:waits", "--map", str(inputs), "--max-concurrent", "1"]
+    submitter = subprocess.Popen(
+        [sys.executable, "-m", "kinetic", *command],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert submitter.stderr is not None
+    line = next(line for line in submitter.stderr if "2 items" in line)
+    group = line.split()[1].rstrip(":")
+    submitter.kill()
+    submitter.communicate()
+    assert kinetic("jobs", "cancel", f"{group}-0").code == 0
+    said = kinetic("batches", "watch", group)
+    assert said.code == 1 and f"`kinetic batches resume {group}`" in said.err
+    assert kinetic("batches", "cancel", group).code == 0
+
+
+def test_a_map_on_a_terminal_tells_how_far_it_is(home: Path, small_project: object) -> None:
+    inputs = home / "in.jsonl"
+    inputs.write_text('{"x": 1}\n{"x": 2}\n')
+    ours, theirs = pty.openpty()
+    submitter = subprocess.Popen(
+        [sys.executable, "-c", ON_A_TERMINAL, "run", f"{FILE}:waits", "--map", str(inputs)],
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        start_new_session=True,
+    )
+    os.close(theirs)
+    seen = b""
+    while b"0/2" not in seen:
+        seen += os.read(ours, 4096)
+    os.write(ours, b"\x03")
+    while submitter.poll() is None and b"interrupted\r\n" not in seen.partition(b"0/2")[2]:
+        seen += os.read(ours, 4096)
+    assert submitter.wait(60) == 130
+    os.close(ours)
+
+
 def test_without_a_terminal_it_is_told_in_lines(kinetic: Kinetic, small_project: object) -> None:
     inputs = os.path.join(os.environ["KINETIC_HOME"], "in.jsonl")
     with open(inputs, "w") as file:
         file.write('{"x": 1}\n{"x": 13}\n')
     kinetic("run", f"{FILE}:double", "--map", inputs)
     (batch,) = kinetic("batches", "list", "--json").json["items"]
-    assert kinetic("batches", "watch", batch["group_id"]).out.startswith("2 of 2 ended")
+    told = kinetic("batches", "watch", batch["group_id"])
+    assert told.out.startswith("2 of 2 ended") and told.code == 1  # one failed
     last = kinetic("batches", "watch", batch["group_id"], "--json").lines[-1]
     assert last["schema"] == "kinetic.batches.watch/1"
     assert (last["progress"]["succeeded"], last["progress"]["failed"]) == (1, 1)

@@ -76,6 +76,7 @@ async def test_an_accelerator_that_becomes_processors_is_said_once(
         async with aio.Client(backend="local") as client:
             for accelerator in ("tpu-v6e-8", "gpu-t4", "cpu", "tpu-v5e-4"):
                 await client.run(kinetic.run(accelerator=accelerator)(os.getpid))
+            await client.run(os.getpid)  # of what nobody has asked for, nothing is said
     told = [one.getMessage() for one in caplog.records if one.levelname == "WARNING"]
     assert told == [
         f'backend="local": {asked} becomes this machine\'s own processors (3)'

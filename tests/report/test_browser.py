@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from kinetic._report.facts import BatchReport
+from kinetic._report.facts import BatchReport, Item
 from kinetic._report.page import render
 from tests.report.batches import HOSTILE, hostile, sweep
 from tests.report.browser import CHROMIUM, MISSING, Browser
@@ -87,6 +87,30 @@ def test_a_page_of_any_size_is_drawn(shown, make, size: int, dark: bool, tmp_pat
     if KEPT:
         name = f"{make.__name__}-{size}-{'dark' if dark else 'light'}.png"
         (Path(KEPT) / name).write_bytes(picture)
+
+
+@pytest.mark.parametrize(("limit", "drawn"), [(16, True), (33, False)])
+def test_a_limit_is_told_of_only_where_it_is_drawn(shown, limit: int, drawn: bool) -> None:
+    browser = shown(replace(sweep(60), max_concurrent=limit))
+    assert bool(texts(browser, ".limit")) is drawn
+    told = [one for one in texts(browser, "figcaption") if " attempts at most" in one]
+    assert len(told) == 1 and ("max_concurrent" in told[0]) is drawn
+
+
+def test_hardly_any_at_once_is_told_in_words(shown) -> None:
+    report = sweep(1)
+    browser = shown(replace(report, items=(*report.items, late(report.items[0]))))
+    assert any("less than 0.01 on average" in one for one in texts(browser, "dd"))
+
+
+def late(item: Item) -> Item:
+    """The same, a year later."""
+    year = 365 * 24 * 3600.0
+    moved = (
+        replace(one, begun=(one.begun or 0) + year, ended=(one.ended or 0) + year)
+        for one in item.attempts
+    )
+    return replace(item, index=item.index + 1, attempts=tuple(moved))
 
 
 @pytest.mark.parametrize("size", [60, 1_000])

@@ -74,6 +74,13 @@ def test_where_the_items_were_over_time() -> None:
     assert {sum(counts) for counts in points.values()} == {4}
 
 
+def test_one_that_was_cancelled_before_it_began_waited_until_the_end() -> None:
+    done = Item(index=0, state=State.SUCCEEDED, attempts=(attempt(1, 0, 10, **VALUE),))
+    found = digest(report(done, Item(index=1, state=State.CANCELLED), read_at=10.0)).states
+    assert {point.counts for point in found[:-1]} == {(1, 1, 0, 0, 0, 0)}
+    assert found[-1].counts == (0, 0, 1, 0, 1, 0)
+
+
 def test_one_that_goes_on_is_counted_up_to_now() -> None:
     going = report(
         Item(index=0, state=State.RUNNING, attempts=(attempt(1, 40, None),)),

@@ -101,7 +101,7 @@ def test_the_variable_wins_over_the_current_profile() -> None:
 
 def test_an_unknown_profile_is_an_error_with_the_nearest_name() -> None:
     both = Profiles().create(WORK).create(PLAY)
-    with pytest.raises(ProfileError, match=r"KINETIC_PROFILE: .*'wrok'.*did you mean 'work'\?"):
+    with pytest.raises(ProfileError, match=r"--profile: .*'wrok'.*did you mean 'work'\?"):
         both.active({"KINETIC_PROFILE": "wrok"})
     with pytest.raises(ProfileError, match="there are work, play"):
         both.use("zzz")

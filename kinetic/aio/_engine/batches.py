@@ -676,8 +676,9 @@ class Batch:
             who = lease.who if lease is not None else "its submitter"
             error = SubmitterLost(
                 f"batch {self.group_id}: {who} does not submit it any more, and {len(stuck)} of "
-                f"its items have no outcome; kinetic.attach_batch({self.group_id!r}).resume() "
-                "goes on with them, and runs nothing again that has ended",
+                f"its items have no outcome; kinetic.attach_batch({self.group_id!r}).resume(), or "
+                f"`kinetic batches resume {self.group_id}`, goes on with them, and runs nothing "
+                "again that has ended",
                 job_id=self.group_id,
             )
             self.submission.abandon(error, stuck)

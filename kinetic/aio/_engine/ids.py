@@ -41,8 +41,8 @@ def item_of(job_id: str) -> tuple[str, int] | None:
     item = _ITEM.fullmatch(job_id)
     if _BATCH.fullmatch(job_id) or item is None:
         raise ConfigurationError(
-            f"{job_id} is the id of a batch: attach_batch({job_id!r}) returns its handle, "
-            f"attach('{job_id}-0') that of its first job"
+            f"{job_id} is the id of a batch: attach_batch({job_id!r}) and `kinetic batches` take "
+            f"it, attach('{job_id}-0') and `kinetic jobs` that of its first job"
         )
     return item[1], int(item[2])
 
@@ -57,12 +57,13 @@ def refuse_job(group_id: str) -> None:
     item = None if _BATCH.fullmatch(group_id) else _ITEM.fullmatch(group_id)
     if item is not None and _BATCH.fullmatch(item[1]):
         raise ConfigurationError(
-            f"{group_id} is the id of one job of a batch: attach({group_id!r}) returns its "
-            f"handle, attach_batch({item[1]!r}) that of the batch"
+            f"{group_id} is the id of one job of a batch: attach({group_id!r}) and `kinetic jobs` "
+            f"take it, attach_batch({item[1]!r}) and `kinetic batches` that of the batch"
         )
     if group_id.startswith("job-"):
         raise ConfigurationError(
-            f"{group_id} is the id of a job, no batch's: attach({group_id!r}) returns its handle"
+            f"{group_id} is the id of a job, no batch's: attach({group_id!r}) and `kinetic jobs` "
+            "take it"
         )
 
 
@@ -108,7 +109,7 @@ def _refuse_others(text: str) -> None:
     if not _ID.fullmatch(text):
         raise ConfigurationError(
             f"{one_line(repr(text), 80)} is no id: those of jobs begin with job-, those of batches "
-            "with grp-, as in a handle's job_id and group_id"
+            "with grp-, as in a handle's job_id and group_id, and in `kinetic jobs list`"
         )
 
 

@@ -34,7 +34,7 @@ from kinetic.aio.platforms import Capacity
 from kinetic.aio.ports import Image, ImageRequest, Resources, Store
 from kinetic.data import Data
 from kinetic.errors import ConfigurationError
-from kinetic.options import Options
+from kinetic.options import DEFAULT_ACCELERATOR, Options
 
 __all__ = ["Call", "PackedCall", "UploadedCall", "log_choice", "pack", "upload_all", "upload_call"]
 
@@ -274,7 +274,8 @@ def log_choice(session: Session, placed: UploadedCall) -> None:
     if target.backend == "local" and options.accelerator not in _stood_in:
         _stood_in.add(options.accelerator)
         if became := _stand_in(options, session.platform.capacity):
-            logging.warning("%s", became)
+            asked = options.accelerator != DEFAULT_ACCELERATOR  # else most likely by nobody
+            logging.log(logging.WARNING if asked else logging.INFO, "%s", became)
 
 
 _stood_in: set[str] = set()

@@ -15,7 +15,7 @@ from kinetic.aio.images.current import CurrentInterpreter
 from kinetic.aio.local.cluster import LocalCluster
 from kinetic.aio.local.store import DirectoryStore
 from kinetic.aio.platforms import BACKENDS, Capacity, Platform
-from kinetic.errors import AuthError, ConfigurationError
+from kinetic.errors import AuthError, BackendError, ConfigurationError
 
 __all__ = ["open_backend"]
 
@@ -44,7 +44,12 @@ def _built(store: str | None, home: Path, environ: Mapping[str, str]) -> Platfor
     for path, secret in {home: False, root: False, places.state: False, home / "key": True}.items():
         if words := private.objection(path, secret=secret):
             raise AuthError(words)
-    private.make_folder(home)
+    try:
+        private.make_folder(home)
+    except OSError as exc:
+        raise BackendError(
+            f"{home} cannot be made: {exc.strerror}; set KINETIC_HOME to a folder of your own"
+        ) from exc
     return Platform(
         store=DirectoryStore(root),
         images=CurrentInterpreter(home, environ),
