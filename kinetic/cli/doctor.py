@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -21,13 +22,18 @@ MARKS = {"ok": "ok", "warning": "WARNING", "failed": "FAILED", "skipped": "skipp
 @click.command(short_help="Look at all that jobs need, and say what is amiss.")
 @click.option("--run", is_flag=True, help="Run a tiny job at the end, and time its steps.")
 @click.option("--image", metavar="IMAGE", help="The container image of that job (bundled).")
+@click.option("--manifest", is_flag=True, help="Print what a namespace needs, for kubectl apply.")
 @json_option
 @placed
-def doctor(where: Where, run: bool, image: str | None, as_json: bool) -> int:
+def doctor(where: Where, run: bool, image: str | None, manifest: bool, as_json: bool) -> int:
     """Look at all that jobs need, and say what to do where something is amiss.
 
     Nothing is changed that lasts. Ends with 1 when something has failed.
     """
+    if manifest:
+        folder = Path(__file__).parents[1] / "doctor"
+        output.lines([(folder / "namespace.yaml").read_text(encoding="utf-8").rstrip()])
+        return 0
     from kinetic.doctor.examination import examine
 
     where.point()

@@ -39,3 +39,10 @@ def test_what_fails_is_told_with_what_to_do_and_ends_with_1(kinetic: Kinetic, ho
     assert lines[at + 1].strip() == f"-> `chmod go-w {home}`"
     assert "not asked, because 'home' failed" in said.out
     assert " 1 failed" in lines[-1]
+
+
+def test_what_a_namespace_needs_is_printed_for_kubectl(kinetic: Kinetic) -> None:
+    said = kinetic("doctor", "--manifest")
+    assert said.code == 0
+    kinds = re.findall(r"^kind: (\w+)$", said.out, re.MULTILINE)
+    assert kinds == ["ServiceAccount", "Role", "RoleBinding", "Role", "RoleBinding"]

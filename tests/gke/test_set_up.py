@@ -17,7 +17,7 @@ from tests.cluster.rights import await_granted
 
 from .conftest import IMAGE
 
-MANIFEST = Path(__file__).parents[2] / "docs/guides/kubernetes.yaml"
+MANIFEST = Path(__file__).parents[2] / "kinetic/doctor/namespace.yaml"
 COLLECTIONS = {
     "ServiceAccount": "serviceaccounts",
     "Role": "rbac.authorization.k8s.io/v1/roles",

@@ -151,6 +151,12 @@ _RULES = (
         "Kubernetes refuses the specification: {what}",
         "correct the named field",
     ),
+    Rule(
+        r'service ?account "?(?P<name>[^\s"]+)"? not found',
+        "service account {name!r} does not exist in the namespace, so no pod can be made",
+        "create it (kinetic doctor --manifest prints all that a namespace needs), or correct the "
+        "name (KINETIC_SERVICE_ACCOUNT); it is tried again by itself",
+    ),
     *ABSENT,
     Rule(
         r'User "(?P<who>[^"]+)" cannot (?P<verb>\w+) resource "(?P<what>[^"]+)"',
