@@ -135,6 +135,7 @@ def main() -> int:
     for name in OWN:
         os.environ.pop(name, None)
     os.environ["KINETIC_ATTEMPT"] = str(order.assignment.attempt)
+    os.environ.setdefault("KINETIC_POD_BEGAN", repr(time.monotonic()))  # see stores.gcs
     place = tempfile.mkdtemp(prefix="kinetic-run-")
     killed_before = oom_kills()
     ended = _in_a_child(order, place)

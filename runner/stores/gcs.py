@@ -250,9 +250,9 @@ class _Tokens:
         self._transport: Any = _library("google.auth.transport.requests")
         self._credentials: Any = None
         self._refused = 0.0
-        # A node's metadata server takes some seconds to know a new pod.
-        young = "KUBERNETES_SERVICE_HOST" in os.environ
-        self._until = time.monotonic() + (YOUNG_S if young else 0.0)
+        # A node's metadata server takes some seconds to know a new pod, whichever process asks.
+        young = YOUNG_S if "KUBERNETES_SERVICE_HOST" in os.environ else 0.0
+        self._until = float(os.environ.get("KINETIC_POD_BEGAN") or time.monotonic()) + young
 
     def add_to(self, headers: dict[str, str], method: str, url: str) -> None:
         """Put a token that is valid now into *headers*.

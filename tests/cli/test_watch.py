@@ -140,29 +140,10 @@ def test_a_warning_is_shown_although_nothing_changes() -> None:
     os.close(ours)
 
 
-GOING_ON = """
-import asyncio
-from kinetic.cli.watch import follow
-from kinetic.progress import Progress
-
-class Batch:
-    name, group_id, max_concurrent = "sweep", "grp-1", 2
-
-    def longest_running(self, count):
-        return []
-
-    async def progress(self):
-        yield Progress(total=2, running=2)
-        await asyncio.Event().wait()
-
-asyncio.run(follow(Batch(), as_json=False))
-"""
-
-
 def test_a_terminal_that_goes_away_ends_it() -> None:
     ours, theirs = pty.openpty()
     watching = subprocess.Popen(
-        [sys.executable, "-c", GOING_ON], stdin=theirs, stdout=theirs, stderr=subprocess.PIPE
+        [sys.executable, "-c", SILENT], stdin=theirs, stdout=theirs, stderr=subprocess.PIPE
     )
     os.close(theirs)
     seen = b""

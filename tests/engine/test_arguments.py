@@ -148,8 +148,14 @@ BATCH = "grp-local-000000000000"
     [
         (lambda client: client.attach(BATCH), f"the id of a batch: attach_batch('{BATCH}')"),
         (lambda client: client.attach("grp-123456789012"), "attach_batch('grp-123456789012')"),
-        (lambda client: client.attach_batch(f"{BATCH}-3"), f"attach_batch('{BATCH}') that of"),
-        (lambda client: client.attach_batch("job-local-1"), "attach('job-local-1') returns"),
+        (
+            lambda client: client.attach_batch(f"{BATCH}-3"),
+            "`kinetic batches` that of the batch",
+        ),
+        (
+            lambda client: client.attach_batch("job-local-1"),
+            "attach('job-local-1') and `kinetic jobs`",
+        ),
         (lambda client: client.attach_batch("../x"), "'../x' is no id"),
         (lambda client: client.attach("nonsense"), "those of jobs begin with job-"),
     ],

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -408,10 +409,17 @@ except OSError as exc:
 """
 
 
-def test_missing_credentials_are_told_with_what_to_do(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "where",
+    [{}, {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "KINETIC_POD_BEGAN": str(time.monotonic() - 60)}],
+    ids=["anywhere", "in a pod that another process has waited in"],
+)
+def test_missing_credentials_are_told_with_what_to_do(
+    tmp_path: Path, where: dict[str, str]
+) -> None:
     done = subprocess.run(
         [sys.executable, "-c", NO_CREDENTIALS.format(root=str(Path(__file__).parents[2]))],
-        env={"HOME": str(tmp_path), "NO_GCE_CHECK": "true"},
+        env={"HOME": str(tmp_path), "NO_GCE_CHECK": "true", **where},
         capture_output=True,
         text=True,
         timeout=40,

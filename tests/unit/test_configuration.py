@@ -266,7 +266,7 @@ def test_every_setting_has_a_variable_that_is_documented() -> None:
 def test_every_variable_in_the_source_is_documented() -> None:
     """Between processes of ours, one hands the other a file descriptor or a mark."""
     internal = {"KINETIC_ORDER_FD", "KINETIC_LOCAL_PROCESS"}
-    in_pods = {"ASSIGNMENT", "DISRUPTIONS", "FAILURES", "NODE", "POD_UID"}
+    in_pods = {"ASSIGNMENT", "DISRUPTIONS", "FAILURES", "NODE", "POD_BEGAN", "POD_UID"}
     in_pods |= {"JAX", "KEY_FILE", "LWS", "POD_ACCOUNT_FOLDER", "TERMINATION_LOG"}
     internal |= {f"KINETIC_{name}" for name in in_pods}
     used = {
