@@ -88,7 +88,7 @@ async def _once(
 
     from kinetic._tasks import release
 
-    async with where.client() as client:
+    async with where.client(begins=True) as client:
         job = await client.submit(function, **given)
         if detach:
             output.facts("run", {"job_id": job.job_id}, as_json=as_json)
@@ -118,7 +118,7 @@ async def _mapped(
     from kinetic.outcome import Succeeded
 
     failed = 0
-    async with where.client() as client:
+    async with where.client(begins=True) as client:
         batch = await client.run_async_map(
             function, inputs, input_mode="kwargs", progress=True, **settings
         )

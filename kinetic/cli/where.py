@@ -41,12 +41,20 @@ class Where:
         if self.kube_context is not None:
             os.environ["KINETIC_KUBE_CONTEXT"] = self.kube_context
 
-    def client(self) -> aio.Client:
-        """A client that looks there; to be closed."""
+    def client(self, *, begins: bool = False) -> aio.Client:
+        """A client that looks there; to be closed. Only what *begins* something makes a store.
+
+        Raises:
+            NotFound: There is no such folder.
+        """
         import logging
 
         from kinetic import aio
+        from kinetic.errors import NotFound
 
+        folder = self.store if self.store is not None and "://" not in self.store else None
+        if folder is not None and not begins and not os.path.isdir(os.path.expanduser(folder)):
+            raise NotFound(f"there is no store at {folder}: correct --store")
         logging.basicConfig(format="kinetic: %(message)s")
         self.point()
         return aio.Client(

@@ -331,3 +331,12 @@ def test_ctrl_c_ends_only_the_looking(kinetic: Kinetic) -> None:
     ended = kinetic("jobs", "result", job, "--json")
     assert ended.code == 1 and "cancelled" in ended.err
     assert ended.json["status"] == "NOT_FOUND" and "cancelled" in ended.json["reason"]
+
+
+def test_a_store_that_is_not_there_is_not_made_to_be_looked_at(
+    kinetic: Kinetic, home: Path
+) -> None:
+    absent = home / "mistyped"
+    said = kinetic("jobs", "list", "--store", str(absent))
+    assert said.code == 3 and f"there is no store at {absent}" in said.err
+    assert not absent.exists()
