@@ -246,7 +246,7 @@ NODES = [
             nodes=[a_node("a", gpu="1")],
             asks={"nvidia.com/gpu": "1", "cpu": "6"},
         ),
-        "a node has 6 CPUs, but it is in use",
+        "a node has room for 6 CPUs, but it is in use",
         outlook=OPEN,
     ),
     told(

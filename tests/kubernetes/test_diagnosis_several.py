@@ -287,7 +287,7 @@ def test_indexes_that_wait_for_different_things_are_all_told() -> None:
     verdict = judge(Seen(job=job, pods=pods))
     assert verdict.status is RUNNING
     assert "index 1 waits: the image reg.example/team/train:1 does not exist" in verdict.text
-    assert "index 2, 3 waits: no node can take it" in verdict.text
+    assert "index 2 and 3 wait: no node can take it" in verdict.text
     assert "(4 active, 1 ready)" in verdict.text
 
 

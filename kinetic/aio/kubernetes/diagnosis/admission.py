@@ -104,8 +104,8 @@ _RULES = (
     ),
     Rule(
         r'failed calling webhook "(?P<name>[^"]+)"',
-        "admission webhook {name!r} of the cluster cannot be reached ({end}), so nothing can be "
-        "created; nothing is wrong with the job",
+        "admission webhook {name!r} of the cluster cannot be reached, or does not answer in time "
+        "({end}), so nothing can be created; nothing is wrong with the job",
         "tell the cluster's administrator; it is tried again by itself",
         Reason.REFUSED,
     ),

@@ -177,8 +177,8 @@ def _with_others(course: Course, now: Diagnosis) -> Diagnosis:
     told: list[tuple[str, Diagnosis]] = []
     for one, pods in [*held.values()][:_CAUSES]:
         known = sorted(pod.index for pod in pods if pod.index is not None)
-        who = f"index {', '.join(map(str, known))}" if known else f"{len(pods)} of the other pods"
-        told.append((f"{who} waits", one))
+        who = _named(known) if known else f"{len(pods)} of the other pods"
+        told.append((f"{who} wait{'s' if len(pods) == 1 else ''}", one))
     if (refused := refused_pods(course.seen)) is not None:
         told.append(("no further pod is made", refused))
     if not told:

@@ -274,10 +274,11 @@ def _fitting(
     obstacle = first(_OBSTACLES, said)
     if lacking and (obstacle is None or max(lacking.values()) > tight):
         names = [name for name in asked if name in lacking]
-        names = [name for name in names if "/" in name] or names
-        what = ", ".join(shown(name, asked[name]) for name in names) or "room"
+        extended = [name for name in names if "/" in name]
+        what = ", ".join(shown(name, asked[name]) for name in extended or names)
+        what = what if extended or not what else f"room for {what}"
         have = "a node has" if len(fitting) == 1 else f"{len(fitting)} nodes have"
-        words = f"{have} {what}, but it is in use: it starts when other work ends"
+        words = f"{have} {what or 'room'}, but it is in use: it starts when other work ends"
         return _unplaced(words, "wait; this is not an error")
     if obstacle is None and said and not _COUNTED.match(said):
         what, otherwise = "the scheduler cannot place the pod", "see what the message names"
@@ -293,7 +294,9 @@ def _closed(large: Sequence[Offer]) -> Diagnosis:
     cordoned = [one for one in large if one.cordoned and not one.kept]
     if waiting := [one for one in large if not one.cordoned and not one.kept]:
         words = f"{_only(waiting)} closed for now ({_why(waiting)})"
-        return _unplaced(words, "it starts when a node is well again")
+        going = all("ToBeDeleted" in _why([one]) for one in waiting)
+        what = "another node is added" if going else "a node is well again"
+        return _unplaced(words, f"it starts when {what}")
     if not kept:
         words = f"{_only(cordoned)} cordoned: an operator has closed it"
         return _unplaced(words, "uncordon it, or wait", _BLOCKED)
