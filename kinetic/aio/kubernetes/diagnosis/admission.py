@@ -57,8 +57,11 @@ def _amounts(quantities: Mapping[str, str], names: Iterable[str]) -> str:
 
 def _unset(found: re.Match[str]) -> Diagnosis:
     names = re.sub(r"( for: [^;]*)?[;,] *| for: .*", ", ", found["what"]).removesuffix(", ")
-    words = f"quota {found['name']!r} needs {names} stated on every pod, and it is not"
-    return pending(words, "set it: memory= and cpu= of the function do", Reason.QUOTA, _FINAL)
+    where = ", ".join(map(repr, dict.fromkeys(re.findall(r" for: ([^;,\s]+)", found["what"]))))
+    missing = f"container {where} has it not" if where else "it is not"
+    words = f"quota {found['name']!r} needs {names} stated on every container, and {missing}"
+    advice = "set it there; for the function's own container memory= and cpu= do"
+    return pending(words, advice, Reason.QUOTA, _FINAL)
 
 
 _BEYOND = re.compile(
@@ -145,6 +148,11 @@ _RULES = (
         r"spec\.\S*resources\.limits: Required value: Limit must be set",
         "Kubernetes refuses the specification, for an accelerator has no limit: {all}",
         "name the accelerator in the limits, equal to the requests",
+    ),
+    _never(
+        r'"(?P<name>[^"]+)" already exists',
+        "there is a {name!r} already",
+        "take another name, or remove that one if nobody wants it any more",
     ),
     _never(
         r'"[^"]*" is invalid: (?P<what>.*)',

@@ -69,6 +69,13 @@ _EXITS = (
         Reason.SETUP,
     ),
     _exit(
+        r"exec (?P<file>\S+): no such file or directory",
+        "{file!r} could not be started (exit code {code}): it is not in the image, or the "
+        "interpreter that its first line names is not",
+        "correct that line (#!), its line ends (are they those of Windows?), or the image",
+        Reason.SETUP,
+    ),
+    _exit(
         "^[^:]* 137:",
         "the program was killed, but not by its memory limit: signal 9 (SIGKILL){saying}",
         "see its log: the program, a child of it or somebody on the node did it",

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from functools import partial
 
 from kinetic.aio.kubernetes.diagnosis.causes import cause, explained
-from kinetic.aio.kubernetes.diagnosis.documents import part
+from kinetic.aio.kubernetes.diagnosis.documents import part, parts
 from kinetic.aio.kubernetes.diagnosis.pods import Container, Pod
 from kinetic.aio.kubernetes.diagnosis.rules import Rule, first
 from kinetic.aio.kubernetes.diagnosis.verdict import Diagnosis, Outlook, pending
@@ -117,7 +118,12 @@ def unpulled(pod: Pod, one: Container, reason: str, said: str) -> Diagnosis:
     names = re.search(r"\(([^)]*)\)", pod.last_said("FailedToRetrieveImagePullSecret"))
     chosen, given = part(pod.spec, "nodeSelector"), part(part(pod.node, "metadata"), "labels")
     arch = str({**given, **chosen}.get("kubernetes.io/arch") or "amd64")
-    return pull_failure(reason, said, image, secret=names[1] if names else "", arch=arch)
+    found = pull_failure(reason, said, image, secret=names[1] if names else "", arch=arch)
+    shown = ", ".join(repr(str(one.get("name"))) for one in parts(pod.spec, "imagePullSecrets"))
+    if shown and found.advice in _UNREAD:
+        advice = f"correct the credentials in pull Secret {shown}; the image itself may exist"
+        return replace(found, advice=advice)
+    return found
 
 
 def pull_failure(

@@ -96,6 +96,8 @@ def _gone_at_once(course: Course) -> bool:
 def _parked(course: Course, why: str) -> Diagnosis:
     """A Job that may have no pods; those that it had are being stopped."""
     held = held_back(course.seen)
+    for _, last in [(pod, one) for pod, one in course.bad if not pod.swept][-1:]:
+        held = replace(held, message=f"{held.message}; before that: {last.message}")
     if not any(pod.ran for pod in course.alive):
         return held
     message = f"is being stopped, because {why}; then: {held.message}"
@@ -254,25 +256,34 @@ def _cause(course: Course, target: Document) -> Diagnosis:
         reason = Reason.USER_ERROR if found else Reason.LOST
         return replace(told, reason=reason).ended(exit_code=int(found[1]) if found else None)
     pod, last = own[-1]
-    code, message = last.exit_code, last.message
-    if why == "PodFailurePolicy" and not course.several:
+    code, message, advice = last.exit_code, last.message, last.advice
+    if pod.starts and why != "PodFailurePolicy":
+        message = f"failed in each of {pod.starts} starts; the last: {message}"
+    elif len(own) > 1 and why != "PodFailurePolicy" and not course.several:
+        others = {
+            one.message: advice if pod.disruption else one.advice
+            for pod, one in own
+            if one.message != message
+        }
+        same = code is not None and not others and pod.disruption is None
+        each = f", each with exit code {code}" if same else ""
+        before = f"; before that: {'; '.join(others)}" if others else ""
+        message = f"failed in {len(own)} attempts{each}; the last: {message}{before}"
+        advice = "; ".join(dict.fromkeys([advice, *others.values()]))
+    if pod.disruption is not None and course.action(pod) == "Count":
+        advice += "; what the platform ends counts against backoffLimit here: raise it"
+    if course.several:
+        message = _of_indexes(course, own, message)
+    if why == "PodFailurePolicy":
         by_code = code and "has condition" not in said
         means = f"exit code {code} means" if by_code else "by the Job's policy that means"
         message += f"; {means} 'do not retry', so the Job failed at once"
-    elif pod.starts:
-        message = f"failed in each of {pod.starts} starts; the last: {message}"
-    elif len(own) > 1:
-        same = code is not None and {one.exit_code for _, one in own} == {code}
-        each = f", each with exit code {code}" if same else ""
-        message = f"failed in {len(own)} attempts{each}; the last: {message}"
-    if course.several:
-        message = _of_indexes(course, own, message)
     if why == "MaxFailedIndexesExceeded":
         others = sorted({*range(course.seen.completions)}.difference(*course.indexes))
         stopped = f"; {_named(others)} did not come to an end" if others else ""
         most = f"more than {course.seen.spec.get('maxFailedIndexes')} of the indexes failed"
         message = f"{most}, so the Job was stopped{stopped}; {message}"
-    return replace(last, message=message)
+    return replace(last, message=message, advice=advice)
 
 
 def _failures(course: Course) -> list[End]:

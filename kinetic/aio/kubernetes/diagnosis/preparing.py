@@ -201,6 +201,10 @@ def _volumes(told: Sequence[str], spec: Document) -> Diagnosis:
         return found or explained((), said, "a volume cannot be mounted", advice)
     name, why = named.groups()
     source = _source(spec, name)
+    if re.search(r"path .* does not exist", why) and not source.startswith("HostPath"):  # a node's
+        words = f"volume {name!r} cannot be mounted: {cause(why)}"
+        advice = "tell the cluster's administrator, whose volume that is, or use another one"
+        return pending(words, advice, Reason.SETUP, Outlook.BLOCKED)
     if source.startswith("HostPath"):
         advice = "correct the path or its type: every node that may run it must have it"
     elif source:

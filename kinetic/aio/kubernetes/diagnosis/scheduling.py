@@ -204,7 +204,10 @@ def _compared(
     free = [one for one in matching if not one.closed]
     large = [one for one in matching if not one.short]
     if fitting := [one for one in large if not one.closed]:
-        return _fitting(asked, fitting, said, len(free) - len(fitting))
+        found = _fitting(asked, fitting, said, len(free) - len(fitting))
+        shut = [one.name for one in large if one.cordoned and not one.kept]
+        other = f"; {_listed(shut)} would fit, but is cordoned" if shut else ""
+        return replace(found, message=found.message + other)
     # Nodes without the accelerator do not count, however open they are.
     extended = [name for name in asked if "/" in name]
     able = [one for one in free if all(allocatable(one.node, name) for name in extended)]
@@ -295,7 +298,7 @@ def _closed(large: Sequence[Offer]) -> Diagnosis:
     if waiting := [one for one in large if not one.cordoned and not one.kept]:
         words = f"{_only(waiting)} closed for now ({_why(waiting)})"
         going = all("ToBeDeleted" in _why([one]) for one in waiting)
-        what = "another node is added" if going else "a node is well again"
+        what = "another node is added" if going else "a node is ready"
         return _unplaced(words, f"it starts when {what}")
     if not kept:
         words = f"{_only(cordoned)} cordoned: an operator has closed it"
