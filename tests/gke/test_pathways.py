@@ -225,6 +225,24 @@ async def test_without_the_right_to_delete_its_set_a_job_says_which_is_missing(
         await gone(configured, "lws")
 
 
+@on_hosts
+def say_nothing() -> None:
+    pass
+
+
+@pytest.mark.full
+async def test_a_plain_call_ends_a_set_that_may_not_end_itself(
+    configured: Namespace, client: aio.Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its hosts are started again and again, so that its log has no end."""
+    async with asyncio.timeout(DEADLINE_S):
+        job = await client.submit(say_nothing)
+        assert await job.result(stream_logs=True) is None
+        assert "its log is kept" in caplog.text
+        await gone(configured, "lws")
+        await job.cleanup()
+
+
 async def test_when_the_first_host_is_preempted_all_run_again(
     kind: str, permitted: Namespace, client: aio.Client, tmp_path: Path
 ) -> None:
