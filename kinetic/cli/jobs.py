@@ -95,8 +95,17 @@ def _status(where: Where, job_id: str, as_json: bool) -> None:
             return {**await _row(handle), "output_dir": handle.output_dir}
 
     known = carry_out(work())
-    shown = known if as_json else {name: one for name, one in known.items() if name not in HIDDEN}
-    output.facts("jobs.status", shown, as_json=as_json)
+    output.facts("jobs.status", known if as_json else _for_people(known), as_json=as_json)
+
+
+def _for_people(known: dict[str, Any]) -> dict[str, Any]:
+    """What is asked for first, and nothing that is not known, or is only a default."""
+    hidden = {*HIDDEN, "func_name"}
+    if not known["project"]:
+        hidden |= {"cluster_name", "zone"}
+    first = ("job_id", "status", "reason", "function", "age", "cost")
+    names = [name for name in dict.fromkeys((*first, *known)) if name not in hidden]
+    return {name: known[name] for name in names if known.get(name) not in (None, "")}
 
 
 @jobs.command("logs")
