@@ -260,16 +260,16 @@ def _cause(course: Course, target: Document) -> Diagnosis:
     if pod.starts and why != "PodFailurePolicy":
         message = f"failed in each of {pod.starts} starts; the last: {message}"
     elif len(own) > 1 and why != "PodFailurePolicy" and not course.several:
-        others = {
+        earlier = {
             one.message: advice if pod.disruption else one.advice
             for pod, one in own
             if one.message != message
         }
-        same = code is not None and not others and pod.disruption is None
+        same = code is not None and not earlier and pod.disruption is None
         each = f", each with exit code {code}" if same else ""
-        before = f"; before that: {'; '.join(others)}" if others else ""
+        before = f"; before that: {'; '.join(earlier)}" if earlier else ""
         message = f"failed in {len(own)} attempts{each}; the last: {message}{before}"
-        advice = "; ".join(dict.fromkeys([advice, *others.values()]))
+        advice = "; ".join(dict.fromkeys([advice, *earlier.values()]))
     if pod.disruption is not None and course.action(pod) == "Count":
         advice += "; what the platform ends counts against backoffLimit here: raise it"
     if course.several:
