@@ -260,16 +260,7 @@ def _cause(course: Course, target: Document) -> Diagnosis:
     if pod.starts and why != "PodFailurePolicy":
         message = f"failed in each of {pod.starts} starts; the last: {message}"
     elif len(own) > 1 and why != "PodFailurePolicy" and not course.several:
-        earlier = {
-            one.message: advice if pod.disruption else one.advice
-            for pod, one in own
-            if one.message != message
-        }
-        same = code is not None and not earlier and pod.disruption is None
-        each = f", each with exit code {code}" if same else ""
-        before = f"; before that: {'; '.join(earlier)}" if earlier else ""
-        message = f"failed in {len(own)} attempts{each}; the last: {message}{before}"
-        advice = "; ".join(dict.fromkeys([advice, *earlier.values()]))
+        message, advice = _of_attempts(own)
     if pod.disruption is not None and course.action(pod) == "Count":
         advice += "; what the platform ends counts against backoffLimit here: raise it"
     if course.several:
@@ -284,6 +275,23 @@ def _cause(course: Course, target: Document) -> Diagnosis:
         most = f"more than {course.seen.spec.get('maxFailedIndexes')} of the indexes failed"
         message = f"{most}, so the Job was stopped{stopped}; {message}"
     return replace(last, message=message, advice=advice)
+
+
+def _of_attempts(own: Sequence[End]) -> tuple[str, str]:
+    """What several attempts at the same thing ended of, and what to do: they may differ."""
+    pod, last = own[-1]
+    before = [(pod, one) for pod, one in own if one.message != last.message]
+    if before:
+        told = "; ".join(dict.fromkeys(one.message for _, one in before))
+        by_itself = [one.advice for pod, one in before if pod.disruption is None]
+        advice = "; ".join(dict.fromkeys([last.advice, *by_itself]))
+        return (
+            f"failed in {len(own)} attempts; the last: {last.message}; before that: {told}",
+            advice,
+        )
+    same = pod.disruption is None and {one.exit_code for _, one in own} == {last.exit_code}
+    each = f", each with exit code {last.exit_code}" if same and last.exit_code is not None else ""
+    return f"failed in {len(own)} attempts{each}; the last: {last.message}", last.advice
 
 
 def _failures(course: Course) -> list[End]:
