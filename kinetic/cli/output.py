@@ -16,6 +16,7 @@ from kinetic._messages import one_line, shown, span, unstyled
 
 __all__ = [
     "age",
+    "asks",
     "confirm",
     "dollars",
     "facts",
