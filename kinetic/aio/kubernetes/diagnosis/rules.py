@@ -18,6 +18,9 @@ LONGEST = 600
 _KINDS = ("ConfigMap", "Secret", "PersistentVolumeClaim", "ServiceAccount", "StorageClass")
 
 
+_FLAGS = re.DOTALL | re.IGNORECASE | re.MULTILINE
+
+
 @dataclass(frozen=True, slots=True)
 class Rule:
     """What to tell of words that *pattern* finds, as a verdict on what waits because of them.
@@ -35,7 +38,7 @@ class Rule:
 
     def apply(self, text: str, facts: Mapping[str, str]) -> Diagnosis | None:
         """What it says of *text*, with *facts* for further names; None where it does not match."""
-        found = re.search(self.pattern, text, re.DOTALL | re.IGNORECASE | re.MULTILINE)
+        found = re.search(self.pattern, text, _FLAGS)
         if found is None or self.judge is not None:
             return self.judge(found) if found and self.judge else None
         words = {name: _clean(name, one) for name, one in found.groupdict().items()}
