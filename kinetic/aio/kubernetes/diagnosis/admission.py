@@ -35,10 +35,12 @@ def _exceeded(found: re.Match[str]) -> Diagnosis:
     never = [name for name in asked if name in limit and number(asked[name]) > number(limit[name])]
     wanted = _amounts(asked, never or asked)
     if never:
+        less = "ask for less, "
         words = f"allows {_amounts(limit, never)}, the pod asks for {wanted}: it can never fit"
         if not any(number(limit[name]) for name in never):
-            words = f"allows no further {', '.join(never)} in the namespace"
-        advice = "ask for less, have the quota raised, or use another namespace"
+            words = f"allows no {', '.join(never)} in the namespace: the limit is 0"
+            less = ""
+        advice = f"{less}have the quota raised, or use another namespace"
         return pending(f"{quota} {words}", advice, Reason.QUOTA, _FINAL)
     taken = ", ".join(
         f"{_amounts(used, [name])} of {amount(name, limit.get(name, '?'))}" for name in asked

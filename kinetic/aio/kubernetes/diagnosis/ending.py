@@ -85,13 +85,13 @@ _DONE_TO_IT = (
         '^status Evicted: [^\n]*volume "(?P<name>[^"]+)" exceeds the limit "(?P<size>[^"]+)"',
         "evicted: volume {name!r} passed its sizeLimit of {size}",
         Reason.OUT_OF_DISK,
-        "raise it, or write less",
+        "raise its sizeLimit, or write less",
     ),
     _done(
         "^status Evicted: [^\n]*(ephemeral|storage)",
         "evicted: it used more than its ephemeral-storage limit{limit}",
         Reason.OUT_OF_DISK,
-        "raise it, or write to a bucket",
+        "raise that limit, or write to a bucket",
     ),
     _done(
         r"^status Evicted: [^\n]*The node had condition: \[(?P<had>.+?)\]",

@@ -12,7 +12,7 @@ from kinetic.aio.kubernetes.diagnosis.ending import ending, removal
 from kinetic.aio.kubernetes.diagnosis.finished import Course, End, held_up, past, until_then
 from kinetic.aio.kubernetes.diagnosis.held import held_back, is_suspended, refused_pods
 from kinetic.aio.kubernetes.diagnosis.pods import Pod, unseen
-from kinetic.aio.kubernetes.diagnosis.starting import obstacle, present
+from kinetic.aio.kubernetes.diagnosis.starting import NATIVE, obstacle, present
 from kinetic.aio.kubernetes.diagnosis.verdict import Diagnosis, Outlook, Seen, pending
 from kinetic.aio.ports import Phase
 from kinetic.job_status import JobStatus, Reason
@@ -289,8 +289,10 @@ def _of_attempts(own: Sequence[End]) -> tuple[str, str]:
             f"failed in {len(own)} attempts; the last: {last.message}; before that: {told}",
             advice,
         )
-    same = pod.disruption is None and {one.exit_code for _, one in own} == {last.exit_code}
-    each = f", each with exit code {last.exit_code}" if same and last.exit_code is not None else ""
+    if pod.disruption is not None or last.reason is Reason.LOST:
+        return f"failed in {len(own)} attempts, each of them so: {last.message}", last.advice
+    same = last.exit_code is not None and {one.exit_code for _, one in own} == {last.exit_code}
+    each = f", each with exit code {last.exit_code}" if same else ""
     return f"failed in {len(own)} attempts{each}; the last: {last.message}", last.advice
 
 
@@ -350,10 +352,11 @@ def _out_of_time(course: Course) -> Diagnosis:
         held = last if pod.ended and not pod.swept else obstacle(pod)
         before = " while a new pod waited" if course.ran else " before the program ever ran"
         late = held_up(end, before, held)
-        for _, one in course.bad[-2:-1] if course.ran else ():
+        earlier = [one for other, one in course.bad if other is not pod and not other.swept]
+        for one in earlier[-1:]:
             words = f"{late.message}; before that: {one.message}"
-            late = replace(end, message=words, advice=f"{end.advice}; {one.advice}")
-        end = replace(end, message=late.message, advice=late.advice) if course.ran else late
+            late = replace(late, message=words, advice=f"{late.advice}; {one.advice}")
+        end = replace(late, reason=end.reason) if course.ran else late
     elif pod is None and held.reason:
         end = held_up(end, " before any pod could be made", held)
     elif own:
@@ -361,6 +364,9 @@ def _out_of_time(course: Course) -> Diagnosis:
         words = f"{starts} of its starts had failed by then, the last: {own[-1][1].message}"
         advice = f"{own[-1][1].advice}; more time alone (timeout=) does not help"
         end = replace(end, message=f"{message}; {words}", advice=advice)
+    elif pod is not None and (beside := pod.kept_from_ending):
+        words = f"its program had ended with exit code 0, but container {beside!r} ran on"
+        end = replace(end, message=f"{message}; {words}", advice=NATIVE)
     else:
         killed = f": it {_KILLED}" if last.exit_code == 137 else ""
         end = replace(end, message=f"{message}; the program was stopped{killed}")

@@ -158,6 +158,12 @@ class Pod:
         return any(one.state("running") is not None for one in self.programs)
 
     @property
+    def kept_from_ending(self) -> str:
+        """The container that did not end by itself when its program had ended well; else empty."""
+        others = self.programs[1:] if [one.exit_code for one in self.programs[:1]] == [0] else ()
+        return next((one.name for one in others if one.exit_code in (None, 137, 143)), "")
+
+    @property
     def starts(self) -> int:
         """How often its program was started, if its failure did not end the pod."""
         again = max((one.restarts for one in self.programs), default=0)

@@ -299,6 +299,8 @@ def _closed(large: Sequence[Offer]) -> Diagnosis:
         words = f"{_only(waiting)} closed for now ({_why(waiting)})"
         going = all("ToBeDeleted" in _why([one]) for one in waiting)
         what = "another node is added" if going else "a node is ready"
+        if "memory-pressure" in _why(waiting):
+            what = "the node has memory again; one with a memory request (memory=) is let in before"
         return _unplaced(words, f"it starts when {what}")
     if not kept:
         words = f"{_only(cordoned)} cordoned: an operator has closed it"

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from kinetic._messages import one_line
-from kinetic.aio.kubernetes.diagnosis.documents import Document, condition, conditions, part
+from kinetic.aio.kubernetes.diagnosis.documents import Document, condition, conditions, part, parts
 from kinetic.aio.kubernetes.diagnosis.ending import removal
 from kinetic.aio.kubernetes.diagnosis.exits import tell_end, tell_exit
 from kinetic.aio.kubernetes.diagnosis.images import unpulled
@@ -18,7 +18,10 @@ from kinetic.aio.kubernetes.diagnosis.verdict import Diagnosis, Outlook, pending
 from kinetic.aio.ports import Phase
 from kinetic.job_status import Reason
 
-__all__ = ["obstacle", "present"]
+__all__ = ["NATIVE", "obstacle", "present"]
+
+NATIVE = "make it a native sidecar (an init container with restartPolicy Always)"
+"""What to do about a container that goes on beside a program which has ended."""
 
 _BLOCKED = Outlook.BLOCKED
 _OF_IMAGES = re.compile("Image|Registry|Signature")
@@ -132,9 +135,8 @@ def _running(pod: Pod) -> Diagnosis:
     if done and left and done[0][0] is pod.programs[0]:
         one, end = done[0]
         others = f"{', '.join(repr(other.name) for other in left)} still runs"
-        advice = "make it a native sidecar (an init container with restartPolicy Always)"
         told = tell_exit(one, end) if end.get("exitCode") else pending("")
-        advice = f"{told.advice}; {advice}" if told.advice else advice
+        advice = f"{told.advice}; {NATIVE}" if told.advice else NATIVE
         return running(_incomplete(one, end, others), advice, told.reason, _BLOCKED)
     if _silent(pod):
         words = "its node does not answer; whether the program still runs is unknown"
@@ -175,11 +177,21 @@ def _worries(
             "it is not the program's fault: let it save what it has; it counts on its own budget",
             Reason.PREEMPTED,
         )
+    closing = {one.get("key") for one in parts(part(pod.node, "spec"), "taints") if _throws(one)}
+    for one in parts(pod.spec, "tolerations"):
+        if one.get("key") in closing and one.get("tolerationSeconds"):
+            words = f"its node has taint {one['key']} (NoExecute), which it may bear for "
+            words += f"{one['tolerationSeconds']} s: then it is thrown out"
+            yield running(words, "let it save what it has; it may start again elsewhere")
     for one in pod.containers:
         last = (one.ended or one.last or {}) if one.sidecar else {}
         if last.get("exitCode"):
             told = tell_exit(one, last)
             yield running(f"sidecar {one.name!r} beside it fails: {told.message}", told.advice)
+
+
+def _throws(taint: Document) -> bool:
+    return taint.get("effect") == "NoExecute"
 
 
 _REPLACED = "wait: Kubernetes replaces the pod when the node stays away"
