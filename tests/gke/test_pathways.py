@@ -232,13 +232,12 @@ def say_nothing() -> None:
 
 @pytest.mark.full
 async def test_a_plain_call_ends_a_set_that_may_not_end_itself(
-    configured: Namespace, client: aio.Client, caplog: pytest.LogCaptureFixture
+    configured: Namespace, client: aio.Client
 ) -> None:
-    """Its hosts are started again and again, so that its log has no end."""
+    """Its hosts are started again and again, and its log may have no end."""
     async with asyncio.timeout(DEADLINE_S):
         job = await client.submit(say_nothing)
         assert await job.result(stream_logs=True) is None
-        assert "its log is kept" in caplog.text
         await gone(configured, "lws")
         await job.cleanup()
 
