@@ -55,6 +55,9 @@ NOWHERE = (
     "certain a minute after its submission"
 )
 
+LEAVING_S = 5
+"""So many seconds the processes of a job may take to end once its outcome is there."""
+
 SILENCE_S = 10.0
 """How long the log of a job that has ended may bring nothing before it is given up."""
 
@@ -364,12 +367,15 @@ class JobHandle(JobRecord, Generic[T]):
 
     async def _end_processes(self, at: JobRef) -> None:
         """End what outlives the outcome, as the pods of a set may: the end of its log is stored."""
-        cluster = at.session.platform.cluster
+        cluster, alive = at.session.platform.cluster, list[str]()
         try:
-            found = await cluster.find(names=self._attempt_names(at))
-            alive = [one.name for one in found if one.phase in (Phase.PENDING, Phase.RUNNING)]
-            if alive:
-                await cluster.delete(names=alive)
+            for _ in range(LEAVING_S):  # with its job goes the whole log of what is about to end
+                found = await cluster.find(names=self._attempt_names(at))
+                alive = [one.name for one in found if one.phase in (Phase.PENDING, Phase.RUNNING)]
+                if not alive:
+                    return
+                await asyncio.sleep(1)
+            await cluster.delete(names=alive)
         except BackendError as exc:
             logging.warning("%s may still run; its cleanup() ends it: %s", self.job_id, exc)
 
