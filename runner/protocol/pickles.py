@@ -278,6 +278,10 @@ class _Counting:
         return view.nbytes
 
 
+_FILE_NAME = 10
+"""The position of ``co_filename`` among the arguments of `types.CodeType`."""
+
+
 class Pickler(cloudpickle.Pickler):  # type: ignore[misc,unused-ignore]
     """cloudpickle that lays buffers of 64 KiB and more beside the pickle, and cuts large values.
 
@@ -304,10 +308,18 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc,unused-ignore]
         kind = type(obj)
         if kind in import_hints.KINDS and not import_hints.is_found(obj):
             return import_hints.KINDS[kind](obj)
+        if kind is types.CodeType:
+            return self._code(cast("types.CodeType", obj))
         found: Any = super().reducer_override(obj)  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
         if found is not NotImplemented and isinstance(obj, type):
             return slotted(obj, import_hints.completed(obj, found))
         return found
+
+    def _code(self, code: types.CodeType) -> Any:
+        """Reduce *code* with the name of its file, which cloudpickle 3.1.3 and later leaves out."""
+        make, args = self.dispatch_table[types.CodeType](code)
+        # A new string: sharing one with other code would make the digest depend on interning.
+        return make, (*args[:_FILE_NAME], "".join(code.co_filename), *args[_FILE_NAME + 1 :])
 
     def _dynamic_function_reduce(self, func: types.FunctionType) -> Any:
         """How cloudpickle reduces a function that goes by value."""

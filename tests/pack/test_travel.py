@@ -320,6 +320,31 @@ def test_files_are_found_beside_the_code(tmp_path: Path, make: Make, travel: Tra
     assert value[3:] == [str(workspace / "train.py"), str(workspace / "pkg"), "pkg.reader"]
 
 
+def test_a_function_keeps_the_file_and_line_of_its_code(
+    tmp_path: Path, make: Make, travel: Travel
+) -> None:
+    root = make(
+        tmp_path / "project",
+        {
+            "setup.py": "",
+            "train.py": """
+            import traceback
+            class Model:
+                def fit(self):
+                    def step(x): return 1 / x
+                    return step(0)
+            def train():
+                try:
+                    Model().fit()
+                except ZeroDivisionError as error:
+                    return [tuple(frame)[:2] for frame in traceback.extract_tb(error.__traceback__)]
+            """,
+        },
+    )
+    value, *_ = travel(root, "import train", "train.train, ()")
+    assert value == [[str(root / "train.py"), line] for line in (9, 6, 5)]
+
+
 def test_cells_of_a_notebook_travel(tmp_path: Path, make: Make, travel: Travel) -> None:
     root = make(tmp_path / "project", {"setup.py": "", "helper.py": "def twice(x): return 2 * x\n"})
     setup = """
