@@ -6,12 +6,11 @@ side: a pod takes two seconds, most of which nobody has a processor for.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from logging import INFO, getLogger
 from pathlib import Path
 
 import pytest
-import pytest_asyncio
 
 from tests.cluster.fixtures import (
     control_plane,
@@ -24,7 +23,7 @@ from tests.cluster.fixtures import (
 from tests.conftest import private_home
 
 from .crew import Crew
-from .place import Platform
+from .place import ON_UVLOOP, Platform
 
 __all__ = ["control_plane", "gcs_server", "groups", "nodes"]
 
@@ -33,38 +32,42 @@ IMAGE = "example.test/image:1"
 
 
 # The fixture asks for the control plane where it is needed, which no name of a fixture tells.
-ON_A_CLUSTER = [pytest.param(one, marks=pytest.mark.control_plane) for one in ("gke", "pathways")]
+ON_A_CLUSTER = [
+    pytest.param(one, marks=pytest.mark.control_plane)
+    for one in ("gke", "gke on uvloop", "pathways")
+]
 
 
-@pytest.fixture(scope="module", params=["local", *ON_A_CLUSTER])
+@pytest.fixture(scope="module", params=["local", "local on uvloop", *ON_A_CLUSTER])
 def platform(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Platform]:
     """Where the jobs of the module run, with the variables by which a user chooses it."""
+    title, name = request.param, request.param.removesuffix(ON_UVLOOP)
     with pytest.MonkeyPatch.context() as patch, private_home(patch) as home:
-        folder = tmp_path_factory.mktemp(request.param)
-        patch.setenv("KINETIC_BACKEND", request.param)
+        folder = tmp_path_factory.mktemp(name)
+        patch.setenv("KINETIC_BACKEND", name)
         patch.setenv("KINETIC_PACKAGE_ROOT", str(Path(__file__).parent))  # not the whole tree
         patch.chdir(Path(__file__).parent)
         patch.setenv("SWEEP_RATE", "$(HOME) 'and' more")
         patch.setenv("SWEEP_SECRET_TOKEN", "squeamish-ossifrage")
         patch.setenv("NOT_ASKED_FOR", "x")
         patch.setattr(getLogger("absl"), "level", INFO)
-        if request.param == "local":
+        if name == "local":
             patch.setenv("KINETIC_LOCAL_SLOTS", "16")
-            yield Platform(name="local", home=home, folder=folder, side_by_side=4)
+            yield Platform(title=title, home=home, folder=folder, side_by_side=4)
         else:
-            yield from _cluster(request, patch, home, folder)
+            yield from _cluster(request, patch, name, home, folder)
 
 
 def _cluster(
-    request: pytest.FixtureRequest, patch: pytest.MonkeyPatch, home: Path, folder: Path
+    request: pytest.FixtureRequest, patch: pytest.MonkeyPatch, name: str, home: Path, folder: Path
 ) -> Iterator[Platform]:
     plane, kubelet, server = map(request.getfixturevalue, ("control_plane", "nodes", "gcs_server"))
-    if request.param == "pathways":
+    if name == "pathways":
         request.getfixturevalue("groups")
     with fresh_namespace(plane, kubelet) as namespace:
-        if request.param == "pathways":  # a JobSet, unlike the other kind, stays for its log
+        if name == "pathways":  # a JobSet, unlike the other kind, stays for its log
             patch.setenv("KINETIC_MULTIHOST", "jobset")
         patch.setenv("KUBECONFIG", str(namespace.kubeconfig))
         patch.setenv("KINETIC_KUBE_CONTEXT", "admin")
@@ -74,7 +77,7 @@ def _cluster(
         kubelet.set_environment(STORAGE_EMULATOR_HOST=server)
         options = {"container_image": IMAGE, "cpu": 0.1}
         yield Platform(
-            name=request.param, home=home, folder=folder, side_by_side=8, options=options
+            title=request.param, home=home, folder=folder, side_by_side=8, options=options
         )
         kubelet.reset()
 
@@ -85,12 +88,11 @@ def home(platform: Platform) -> Path:
     return platform.home
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def crew(platform: Platform, request: pytest.FixtureRequest) -> AsyncIterator[Crew]:
+@pytest.fixture(scope="module")
+def crew(platform: Platform, request: pytest.FixtureRequest) -> Iterator[Crew]:
     """Has begun with all behaviours of the module that were asked for."""
-    async with Crew(platform) as crew:
-        here = [one for one in request.session.items if one.parent is request.node]
-        for item in here:
-            if item.callspec.params["platform"] == platform.name:
+    with Crew(platform) as crew:
+        for item in request.session.items:
+            if item.parent is request.node and item.callspec.params["platform"] == platform.title:
                 crew.begin(item)
         yield crew

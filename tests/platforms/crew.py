@@ -6,7 +6,7 @@ import asyncio
 import functools
 import inspect
 from collections.abc import Awaitable, Callable
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, ExitStack
 from typing import Any, Self
 
 import pytest
@@ -20,7 +20,7 @@ DEADLINE_S, LONG_S = 150.0, 1200.0
 """Seconds after which a behaviour hangs, on a machine with other things to do."""
 
 Behaviour = Callable[[Place], Awaitable[None]]
-Test = Callable[..., Awaitable[None]]
+Test = Callable[..., None]
 
 
 def behaviour(function: Behaviour) -> Test:
@@ -36,52 +36,62 @@ def long_behaviour(function: Behaviour) -> Test:
 
 def _test(function: Behaviour, deadline: float) -> Test:
     @functools.wraps(function)
-    async def test(crew: Crew) -> None:
-        await crew.ended(function)
+    def test(crew: Crew) -> None:
+        crew.end(function)
 
     parameter = inspect.Parameter("crew", inspect.Parameter.POSITIONAL_OR_KEYWORD)
     test.__signature__ = inspect.Signature([parameter])  # type: ignore[attr-defined]
     test.deadline = deadline  # type: ignore[attr-defined]
-    for mark in (
-        pytest.mark.asyncio(loop_scope="module"),
-        pytest.mark.timeout(2 * deadline),  # the first one starts the control plane
-    ):
-        mark(test)
-    return test
+    timed: Test = pytest.mark.timeout(2 * deadline)(test)  # the first one starts the control plane
+    return timed
 
 
 class Crew:
-    """``async with Crew(platform) as crew:`` ends what it has begun with."""
+    """``with Crew(platform) as crew:`` runs behaviours on the platform's kind of event loop.
+
+    Leaving the block ends what it has begun with.
+    """
 
     def __init__(self, platform: Platform) -> None:
         self._platform = platform
         self._turns = asyncio.Semaphore(platform.side_by_side)
         self._tasks: dict[Behaviour, asyncio.Task[None]] = {}
 
-    async def __aenter__(self) -> Self:
+    def __enter__(self) -> Self:
+        with ExitStack() as stack:
+            self._loop = stack.enter_context(asyncio.Runner(loop_factory=self._platform.new_loop))
+            self._loop.run(self._open())
+            stack.callback(lambda: self._loop.run(self._close()))
+            self._closing = stack.pop_all()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._closing.close()
+
+    async def _open(self) -> None:
         async with AsyncExitStack() as stack:
             self._client = await stack.enter_async_context(aio.Client())
             self._ports = await open_platform(configuration.resolve())
             stack.push_async_callback(self._ports.aclose)
-            self._closing = stack.pop_all()
-        return self
+            self._opened = stack.pop_all()
 
-    async def __aexit__(self, *exc_info: object) -> None:
+    async def _close(self) -> None:
         for task in self._tasks.values():
             task.cancel()
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
-        await self._closing.aclose()
+        await self._opened.aclose()
 
     def begin(self, item: Any) -> None:
         """Run the behaviour that the test *item* waits for as soon as it is its turn."""
         test = getattr(item.module, item.originalname)
         behaviour, deadline = test.__wrapped__, test.deadline
-        self._tasks[behaviour] = asyncio.create_task(self._run(behaviour, deadline))
+        work = self._run(behaviour, deadline)
+        self._tasks[behaviour] = self._loop.get_loop().create_task(work)
 
-    async def ended(self, function: Behaviour) -> None:
-        """Return, or raise, what it does."""
+    def end(self, function: Behaviour) -> None:
+        """Wait until *function* has ended, and raise what it raised."""
         task = self._tasks[function]
-        await asyncio.wait({task})
+        self._loop.run(asyncio.wait({task}))
         task.result()
 
     async def _run(self, function: Behaviour, deadline: float) -> None:

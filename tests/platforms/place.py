@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+import uvloop
+
 import kinetic
 from kinetic import aio
 from kinetic.aio.platforms import Platform as Ports
@@ -22,17 +24,31 @@ from .script import Script
 T = TypeVar("T")
 SHARED = ("code/", "functions/", "data/")
 PAUSE_S = 0.05
+ON_UVLOOP = " on uvloop"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Platform:
-    """One platform of the suite; ``options`` is what a decorator must say there."""
+    """One platform of the suite; ``options`` is what a decorator must say there.
 
-    name: str
+    ``title`` is its name, and perhaps `ON_UVLOOP`.
+    """
+
+    title: str
     home: Path
     folder: Path
     side_by_side: int
     options: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """The backend."""
+        return self.title.removesuffix(ON_UVLOOP)
+
+    @property
+    def new_loop(self) -> Callable[[], asyncio.AbstractEventLoop] | None:
+        """What makes the event loop of the clients; None for asyncio's own."""
+        return uvloop.new_event_loop if self.title.endswith(ON_UVLOOP) else None
 
 
 class Place:

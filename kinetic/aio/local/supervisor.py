@@ -16,7 +16,7 @@ from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from kinetic._runner.protocol.private import make_folder
 from kinetic._supervisor.protocol import VERSION, ChannelError, Decoder, Places, encode
@@ -202,8 +202,7 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Part of `asyncio.Protocol`."""
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's is of no such class
 
     def data_received(self, data: bytes) -> None:
         """Part of `asyncio.Protocol`."""
