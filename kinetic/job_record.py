@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from datetime import UTC, datetime
 from typing import Any, Self
 
-__all__ = ["JobRecord"]
+__all__ = ["JobRecord", "utc_now"]
 
 _OPTIONAL = ("group_id", "group_kind", "group_index", "price")
+
+
+def utc_now() -> str:
+    """Return the time as handles carry it: UTC, ISO 8601, whole seconds, ``Z``."""
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 @dataclass
@@ -40,11 +46,14 @@ class JobRecord:
 
     @classmethod
     def from_job_context(cls, ctx: Any, backend_name: str, namespace: str, k8s_name: str) -> Self:
-        """Build it from an object that has the other fields as attributes."""
+        """Build it from an object that has the other fields as attributes.
+
+        A context without ``created_at`` gets the time of this call.
+        """
         given = {"backend": backend_name, "namespace": namespace, "k8s_name": k8s_name}
         names = [one.name for one in fields(JobRecord) if one.name not in given]
         known = {name: getattr(ctx, name) for name in names if hasattr(ctx, name)}
-        return cls.from_dict(known | given)
+        return cls.from_dict({"created_at": utc_now()} | known | given)
 
     @classmethod
     def from_dict(cls, d: dict[str, Any]) -> Self:

@@ -8,6 +8,7 @@ import select
 import stat
 import sys
 import threading
+from collections import deque
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import TextIO
@@ -25,6 +26,7 @@ from kinetic.errors import NoLog, NotFound
 __all__ = [
     "LogPrinter",
     "followed",
+    "last",
     "latest",
     "of_attempt",
 ]
@@ -35,6 +37,9 @@ AHEAD = 1 << 20
 
 PIECE = 4096
 """Bytes that a pipe or a terminal which has room at all takes at once."""
+
+LAST_BYTES = 1 << 20
+"""Limit of what `last` returns: a job can write a line of any length."""
 
 EAR_S = 0.2
 """How long a writer that nobody reads from does not hear that it is to stop."""
@@ -210,6 +215,22 @@ async def latest(at: JobRef, tail: int | None = None) -> AsyncGenerator[str]:
     async with aclosing(_lines(at, number, follow=False, tail=tail)) as lines:
         async for line in lines:
             yield line
+
+
+async def last(at: JobRef, count: int) -> list[str]:
+    """Return the last *count* lines that `latest` yields, and at most `LAST_BYTES` of them.
+
+    Raises:
+        NotFound: As `latest`.
+    """
+    kept, size = deque[bytes](), 0
+    async with aclosing(latest(at, count)) as lines:
+        async for line in lines:
+            kept.append(line.encode(errors="replace")[-LAST_BYTES:])
+            size += len(kept[-1]) + 1
+            while size > LAST_BYTES + 1:
+                size -= len(kept.popleft()) + 1
+    return [line.decode(errors="ignore") for line in kept]
 
 
 async def of_attempt(at: JobRef, number: int, *, follow: bool) -> AsyncGenerator[str]:

@@ -94,6 +94,10 @@ async def records(
         start += len(some)
         listed += await _read(session, some, manifests)
         listed = sorted(listed, key=lambda one: one[:2], reverse=True)[:limit]
+    refused = [why for why in manifests.values() if isinstance(why, Exception)]
+    if refused:
+        why = refused[0]
+        logging.warning("left out, without a handle: %d jobs or batches; %s", len(refused), why)
     return [record for _, _, record in listed]
 
 
@@ -130,21 +134,17 @@ async def _look(session: Session, found: _Jobs) -> None:
 async def _read(
     session: Session, jobs: Iterable[_Known], manifests: dict[str, Any]
 ) -> list[_Listed]:
-    """Those of *jobs* that have a record; *manifests* are those that were read before."""
+    """Read the records of *jobs*; *manifests* has what was read before, or why it has no handle."""
     names = [name for name in dict.fromkeys(name for _, name, _ in jobs) if name not in manifests]
     reading = (read_manifest(session, name) for name in names)
     found = await asyncio.gather(*reading, return_exceptions=True)
     for name, manifest in zip(names, found, strict=True):
-        if isinstance(manifest, (ConfigurationError, WireError)):
-            logging.warning("a job without a handle was left out: %s", manifest)
-            manifests[name] = None
-        elif isinstance(manifest, NotFound):
-            manifests[name] = None  # the platform's jobs may have their objects in another store
-        elif isinstance(manifest, BaseException):
+        if isinstance(manifest, BaseException) and not isinstance(
+            manifest, (ConfigurationError, NotFound, WireError)
+        ):
             raise manifest
-        else:
-            manifests[name] = manifest
-    there = [job for job in jobs if manifests[job[1]] is not None]
+        manifests[name] = manifest
+    there = [job for job in jobs if not isinstance(manifests[job[1]], Exception)]
     records = [job_record(manifests[name], name, index) for _, name, index in there]
     return [(one["created_at"], job, one) for job, one in zip(there, records, strict=True)]
 

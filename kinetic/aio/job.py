@@ -532,7 +532,7 @@ class JobHandle(JobRecord, Generic[T]):
         )
 
     async def tail(self, n: int = 100) -> str:
-        """The last *n* lines of the job's output so far.
+        """Return the last *n* lines of the job's output so far, at most 1 MiB of them.
 
         Raises:
             ConfigurationError: *n* is no int of at least 0.
@@ -541,7 +541,7 @@ class JobHandle(JobRecord, Generic[T]):
         check(n=n)
         at = await self._follow_log()
         try:
-            return "\n".join([line async for line in _job_log.latest(at, n)])
+            return "\n".join(await _job_log.last(at, n))
         except NotFound as exc:
             raise await self._without_log(at) from exc
 

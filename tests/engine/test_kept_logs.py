@@ -55,6 +55,21 @@ async def lines(job: JobHandle[Any], **how: Any) -> list[str]:
     return [line async for line in job.logs(**how)]
 
 
+async def shouts(run: Run) -> int | None:
+    """Each of its lines is nearly as long as a tail may be, one is longer."""
+    for line in ("a" * 900_000, "€" * 1_000_000, "b" * 900_000):
+        run.print(line)
+    return await carry_out(run)
+
+
+async def test_a_tail_is_bounded_in_bytes_however_long_the_lines_are() -> None:
+    async with aio.Client(platform=memory_platform(shouts)) as client:
+        job = await client.submit(same, 1)
+        await job.result(cleanup=False)
+        assert await job.tail(1) == await job.tail() == "b" * 900_000
+        assert len(await job.tail(3)) == 900_000
+
+
 async def test_what_the_platform_has_lost_is_read_from_the_store() -> None:
     async with aio.Client(platform=memory_platform(ended)) as client:
         job = await without_its_pod(client)

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from kinetic import aio, errors
-from kinetic.aio._engine.job_spec import utc_now
 from kinetic.aio._engine.session import LABEL_SUBMISSION
 from kinetic.aio.ports import Object, Observation
+from kinetic.job_record import utc_now
 from kinetic.testing import MemoryCluster, MemoryStore, carry_out, memory_platform
 
 
@@ -104,6 +104,19 @@ async def test_jobs_of_another_store_are_passed_over_side_by_side() -> None:
         await job.wait()
         assert [one.job_id for one in await client.list_jobs(limit=2)] == [job.job_id]
     assert store.most > 16
+
+
+async def test_a_job_without_a_handle_is_left_out_with_a_warning(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    store = MemoryStore()
+    platform = replace(memory_platform(), store=store, cluster=Crowded(store, carry_out))
+    async with aio.Client(platform=platform) as client:
+        job = await client.submit(add, 1, 2)
+        await job.wait()
+        assert [one.job_id for one in await client.list_jobs()] == [job.job_id]
+    [told] = [one.getMessage() for one in caplog.records if "handle" in one.getMessage()]
+    assert "100" in told and "job-00000000000" in told
 
 
 async def test_of_this_machine_also_what_its_platform_has_forgotten_is_listed() -> None:

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kinetic.aio.local.cluster import LONGEST_LINE, Lines, LocalCluster, tail_offset
+from kinetic.aio.local.cluster import LONGEST_LINE, TAIL_BYTES, Lines, LocalCluster, tail_offset
 from kinetic.aio.ports import Phase
 from kinetic.errors import NotFound
 
@@ -80,6 +80,14 @@ def test_a_long_tail_is_found_over_many_blocks(tmp_path: Path) -> None:
     with open(log, "rb") as file:
         for count in (1, 9362, 9363, 30_000, 50_000, 60_000):
             assert tail_offset(file.fileno(), count) == max(0, 50_000 - count) * 7
+
+
+def test_a_tail_reads_no_more_than_its_limit(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_bytes(b"x" * (3 * TAIL_BYTES) + b"\nend\n")
+    with open(log, "rb") as file:
+        assert tail_offset(file.fileno(), 1) == 3 * TAIL_BYTES + 1
+        assert tail_offset(file.fileno(), 2) == 2 * TAIL_BYTES + 5
 
 
 async def test_following_ends_with_the_job(cluster: LocalCluster, tmp_path: Path) -> None:

@@ -55,12 +55,20 @@ def test_a_project_without_dependencies_has_none(tmp_path: Path, make: Make) -> 
     [
         ("[tool.poetry.dependencies]\nnumpy = '1'\n", "tool.poetry"),
         ("[project]\nname = 'a'\ndynamic = ['dependencies']\n", "dynamic"),
+        ("[dependency-groups]\nml = ['numpy']\n", r"[dependency-groups]"),
+        ("[project]\nname = 'a'\n[dependency-groups]\nml = ['numpy']\n", "(ml)"),
     ],
 )
 def test_what_is_not_read_is_said(content: str, words: str, tmp_path: Path, make: Make) -> None:
     make(tmp_path, {"pyproject.toml": content})
     (notice,) = find_dependencies(tmp_path, tmp_path).notices
     assert words in notice
+
+
+def test_groups_beside_dependencies_are_nothing_to_mention(tmp_path: Path, make: Make) -> None:
+    groups = "[project]\nname = 'a'\ndependencies = []\n[dependency-groups]\ndev = ['pytest']\n"
+    make(tmp_path, {"pyproject.toml": groups})
+    assert find_dependencies(tmp_path, tmp_path).notices == ()
 
 
 @pytest.mark.parametrize(

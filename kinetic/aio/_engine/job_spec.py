@@ -10,7 +10,6 @@ import time
 import urllib.parse
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
 from typing import Any
 
 from kinetic import configuration
@@ -36,7 +35,6 @@ __all__ = [
     "remove",
     "undo",
     "until_gone",
-    "utc_now",
 ]
 
 CONFIRM_PAUSE_S = 0.01
@@ -292,11 +290,6 @@ def output_base(session: Session, placed: UploadedCall, identity_id: str) -> str
 def new_id(kind: str, marker: str) -> str:
     """An id nobody else has: ``job-…`` or ``grp-…``, with the platform's marker."""
     return f"{kind}-{marker}{os.urandom(6).hex()}"
-
-
-def utc_now() -> str:
-    """Now, as handles carry it: UTC, ISO 8601, whole seconds, ``Z``."""
-    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def _user() -> str:

@@ -13,14 +13,14 @@ from kinetic._packing import payload
 from kinetic._packing.discover import Project
 from kinetic._runner.protocol import signing, wire
 from kinetic._runner.protocol.frames import MALFORMED
-from kinetic.aio._engine import ids, job_spec
+from kinetic.aio._engine import ids
 from kinetic.aio._engine.ids import Identity
 from kinetic.aio._engine.prepare import Call, UploadedCall
 from kinetic.aio._engine.session import Session
 from kinetic.aio.ports import Image, Object, Resources
 from kinetic.data import Data
 from kinetic.errors import NotFound, WireError
-from kinetic.job_record import JobRecord
+from kinetic.job_record import JobRecord, utc_now
 from kinetic.options import MapSettings, Options
 from kinetic.prices import Price, price_of
 
@@ -126,7 +126,7 @@ def record_of(
         accelerator=placed.call.options.accelerator,
         func_name=placed.call.name,
         display_name=f"kinetic-{placed.call.name}-{job_id}",
-        created_at=job_spec.utc_now(),
+        created_at=utc_now(),
         debug=placed.call.options.debug,
         price=asdict(price) if price is not None else None,
     )
@@ -179,7 +179,7 @@ def batch_manifest(
         "name": settings.name,
         "tags": settings.tags or {},
         "created": identity.created,
-        "created_at": job_spec.utc_now(),
+        "created_at": utc_now(),
         "total": length,
         "budgets": {"user": budgets.user, "infrastructure": budgets.infrastructure},
         "output_dir": identity.output_base,

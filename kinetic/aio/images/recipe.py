@@ -283,7 +283,10 @@ def _of_pyproject(file: Path, notices: list[str]) -> list[str] | None:
                 f"The dependencies in [tool.poetry] of {file} are not read: export them to a "
                 "requirements.txt beside it, or list them in [project.dependencies]."
             )
+        _notice_groups(content, file, notices)
         return None
+    if not {"dependencies"} & {*project, *project.get("dynamic", ())}:
+        _notice_groups(content, file, notices)
     lines: list[Any] = project.get("dependencies", [])
     if type(lines) is not list or not all(isinstance(line, str) for line in lines):
         raise PackError(f"{file}: [project.dependencies] is no list of strings", culprit=str(file))
@@ -293,6 +296,15 @@ def _of_pyproject(file: Path, notices: list[str]) -> list[str] | None:
             "requirements.txt beside it."
         )
     return lines
+
+
+def _notice_groups(content: dict[str, Any], file: Path, notices: list[str]) -> None:
+    """Say that a project's dependency groups stay at home, where it names no other dependencies."""
+    if groups := ", ".join(content.get("dependency-groups", ())):
+        notices.append(
+            f"The [dependency-groups] of {file} ({groups}) are not installed for jobs: list what "
+            "jobs need in [project.dependencies], or in a requirements.txt beside it."
+        )
 
 
 def filtered(text: str, source: Path, own_accelerator: bool = False) -> Dependencies:

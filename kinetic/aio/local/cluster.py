@@ -49,6 +49,9 @@ __all__ = [
 
 
 LONGEST_LINE = 1 << 20
+
+TAIL_BYTES = 2 << 20
+"""How far before the end of a log a tail may begin: a job can write a line of any length."""
 """A line of more bytes is told in pieces of at most this size."""
 
 BLOCK = 1 << 16
@@ -98,13 +101,14 @@ def _boundary(data: bytes | bytearray, cut: int) -> int:
 
 
 def tail_offset(fd: int, count: int) -> int:
-    """Where the last *count* lines of a file begin."""
+    """Find where the last *count* lines of a file begin, at most `TAIL_BYTES` before its end."""
     end = position = os.fstat(fd).st_size
+    floor = max(0, end - TAIL_BYTES)
     if count <= 0:
         return end
     newlines = -1 if end and os.pread(fd, 1, end - 1) == b"\n" else 0
-    while position > 0:
-        start = max(0, position - BLOCK)
+    while position > floor:
+        start = max(floor, position - BLOCK)
         block = os.pread(fd, position - start, start)
         found = block.count(b"\n")
         if newlines + found >= count:
@@ -114,7 +118,7 @@ def tail_offset(fd: int, count: int) -> int:
                 newlines += 1
             return start + at + 1
         newlines, position = newlines + found, start
-    return 0
+    return floor
 
 
 KEY_BYTES = 32
