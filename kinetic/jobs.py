@@ -413,8 +413,14 @@ class BatchHandle(Generic[T]):
     def failures(self) -> list[JobHandle[T]]:
         return [self._face(job) for job in PORTAL.call(self._aio.failures)]
 
-    def report(self, path: str | os.PathLike[str]) -> Path:
-        return PORTAL.call(self._aio.report, path)
+    def report(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        direction: Literal["minimize", "maximize"] = "minimize",
+        metric: str | None = None,
+    ) -> Path:
+        return PORTAL.call(self._aio.report, path, direction=direction, metric=metric)
 
     def estimate(self, *, look: bool = True) -> Estimate:
         return PORTAL.call(self._aio.estimate, look=look)

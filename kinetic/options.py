@@ -88,6 +88,9 @@ _TEXT = Rule("text", lambda value: isinstance(value, str))
 _ID = Rule("an id such as a handle has", lambda value: isinstance(value, str) and bool(value))
 _FLAG = Rule("True or False", lambda value: isinstance(value, bool))
 _WAIT = Rule("a number of seconds of at least 0", lambda value: _is_number(value) and value >= 0)
+_DIRECTION = Rule(
+    "'minimize' or 'maximize'", lambda value: value == "minimize" or value == "maximize"
+)
 _PATH = Rule(
     "the path of a file, such as 'report.html'",
     lambda value: hasattr(value, "__fspath__") or (isinstance(value, str) and value != ""),
@@ -121,6 +124,7 @@ _RULES = {
     "cancel_running_on_fail": _FLAG,
     "cleanup": _FLAG,
     "cluster": _or_none(_TEXT),
+    "direction": _DIRECTION,
     "fail_fast": _FLAG,
     "force": _FLAG,
     "group_id": _ID,
@@ -130,6 +134,7 @@ _RULES = {
     "job_id": _ID,
     "limit": _or_none(_int_of(0)),
     "max_concurrent": _or_none(_int_of(1)),
+    "metric": _or_none(_TEXT),
     "n": _int_of(0),
     "name": _or_none(_TEXT),
     "ordered": _FLAG,

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 from kinetic._progress.tally import State
 from kinetic._runner.protocol.notes import Note
 
-__all__ = ["Attempt", "BatchReport", "Example", "Item"]
+__all__ = ["Attempt", "BatchReport", "Direction", "Example", "Item"]
+
+Direction = Literal["minimize", "maximize"]
+"""Whether the best item has the lowest or the highest metric."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +85,7 @@ class BatchReport:
     """A batch at one moment, ``read_at``.
 
     ``total`` is None while nobody knows it; ``examples`` has failures in full, by item: one of
-    each group.
+    each group. ``metric`` names the result that ranks the items; None lets the page choose.
     """
 
     group_id: str
@@ -94,5 +98,7 @@ class BatchReport:
     created: float = 0.0
     read_at: float = 0.0
     total: int | None = None
+    direction: Direction = "minimize"
+    metric: str | None = None
     items: tuple[Item, ...] = ()
     examples: Mapping[int, Example] = field(default_factory=dict[int, Example])

@@ -273,8 +273,8 @@ function head() {
   const about = [
     ["Batch", facts.group], ["Function", facts.function], ["Started", when(facts.created)],
     [over ? "Read" : "As of", when(facts.read_at)], ["Where", facts.where], ["Accelerator", facts.accelerator],
-    ["At most at once", facts.limit === null ? "" : String(facts.limit)],
-    ["Ran at once", facts.peak ? `${count(facts.peak)} at most, ${meanTold()} on average` : ""],
+    ["Max concurrency", facts.limit === null ? "" : String(facts.limit)],
+    ["Concurrency", facts.peak ? `peak ${count(facts.peak)}, mean ${meanTold()}` : ""],
     ...facts.tags, ...facts.constants.map(([of, name, value]) => [`${name} (${of}, the same for all)`, number(value)]),
   ];
   byId("about").append(...about.filter(([, text]) => text !== "")
@@ -412,18 +412,23 @@ function chooser(label, options, chosen, change) {
   return el("label", {}, label, list);
 }
 
+const different = new Map(columns.map((one) => [one, new Set(rows.map(one.value).filter((value) => value !== null)).size]));
+const varying = columns.filter((one) => different.get(one) > 1);
+/** The numeric results that can be a metric: the one asked for first, then the most varied. */
+const metrics = (() => {
+  // A result with the name of an input most likely repeats that input.
+  const echo = (one) => inputs.some((input) => input.name === one.name);
+  const rank = (one) => (one.name === facts.metric ? 0 : echo(one) ? 2 : 1);
+  return varying.filter((one) => one.of === "result" && one.numeric)
+    .sort((a, b) => rank(a) - rank(b) || different.get(b) - different.get(a));
+})();
+
 function plots() {
   const place = byId("results");
-  const different = new Map(columns.map((one) => [one, new Set(rows.map(one.value).filter((value) => value !== null)).size]));
-  const varying = columns.filter((one) => different.get(one) > 1);
-  // What differs most is a measure; what is called like an input is most likely its echo.
-  const echo = (one) => inputs.some((input) => input.name === one.name);
-  const metric = varying.filter((one) => one.of === "result" && one.numeric)
-    .sort((a, b) => echo(a) - echo(b) || different.get(b) - different.get(a))[0] || built[0];
   const given = varying.filter((one) => one.of === "input");
   const chosen = {
-    y: metric,
-    x: given.find((one) => one.numeric) || given[0] || varying.find((one) => one !== metric && one.numeric) || built[2],
+    y: metrics[0] || built[0],
+    x: given.find((one) => one.numeric) || given[0] || varying.find((one) => one !== metrics[0] && one.numeric) || built[2],
   };
   chosen.colour = given.find((one) => one !== chosen.x) || null;
   if (!columns.length) {
@@ -433,11 +438,10 @@ function plots() {
   const key = el("div", { class: "ramp", "aria-hidden": "true" });
   const redraw = () => { scatter(); if (parallel) parallel(); };
   const options = axes.filter((one) => varying.includes(one) || built.includes(one));
-  const extremes = el("p");
   place.append(el("div", { class: "controls" },
-    chooser("Upwards", options, chosen.y, (one) => { chosen.y = one; redraw(); }),
-    chooser("To the right", options, chosen.x, (one) => { chosen.x = one; redraw(); }),
-    chooser("Colour", [null, ...options], chosen.colour, (one) => { chosen.colour = one; redraw(); })));
+    chooser("Y", options, chosen.y, (one) => { chosen.y = one; redraw(); }),
+    chooser("X", options, chosen.x, (one) => { chosen.x = one; redraw(); }),
+    chooser("Color", [null, ...options], chosen.colour, (one) => { chosen.colour = one; redraw(); })));
 
   const scatter = figure(place, {
     title: "Each item as a point",
@@ -464,9 +468,8 @@ function plots() {
       marks.forEach((list, at) => list.length && chart.append(
         svg("path", { class: `points ${at === RAMP ? "cn" : PALETTE[at]}`, "stroke-width": size, d: list.join("") })));
       pointing(chart, points.sort((a, b) => a[0] - b[0] || a[1] - b[1]), width, told);
-      extremes.replaceChildren(...best(some, chosen.y));
     },
-    after: [key, told, extremes],
+    after: [key, told],
   });
   later.push(scatter);
 
@@ -516,18 +519,6 @@ function plots() {
     place.append(el("p", { class: "faint" }, "Left out to keep this page small: ", said(facts.left_out.join(", ")), "."));
 }
 
-function best(some, column) {
-  if (!column.numeric || some.length < 2) return [];
-  let [low, high] = [some[0], some[0]];
-  for (const row of some) {
-    if (column.value(row) < column.value(low)) low = row;
-    if (column.value(row) > column.value(high)) high = row;
-  }
-  const one = (word, row) => [`${word} `, said(column.name), ": ", el("strong", {}, column.text(row)), " ",
-    link(row, `item ${indexOf(row)}`), " ", el("span", { class: "faint" }, said(noteOf(row, inputs)))];
-  return [...one("Lowest", low), el("br"), ...one("Highest", high)];
-}
-
 /** What is under the pointer, or the point that the arrow keys have come to, is told in words. */
 function pointing(chart, points, width, told) {
   if (!points.length) return;
@@ -562,6 +553,104 @@ function pointing(chart, points, width, told) {
   }, []);
 }
 
+// --- the best items ---------------------------------------------------------------------------
+
+const TOP = 10;
+
+/** The items shown that have a value of *metric*, the best first. */
+function ranked(metric, maximize) {
+  const sign = maximize ? -1 : 1;
+  return shown.rows.filter((row) => metric.value(row) !== null)
+    .sort((a, b) => sign * (metric.value(a) - metric.value(b)) || a - b);
+}
+
+/**
+ * How much of the ranking each input explains alone, from 0 to 1.
+ *
+ * Items are grouped by the input's value, or by equal parts of its range of ranks where it is a
+ * number with many values. The figure is epsilon squared of the Kruskal-Wallis test: the share of
+ * the variance of ranks that lies between groups, corrected for the number of groups.
+ */
+function importance(order) {
+  const rank = new Map(order.map((row, at) => [row, at]));
+  const mean = (some) => some.reduce((sum, row) => sum + rank.get(row), 0) / some.length;
+  return varying.filter((one) => one.of === "input").map((input) => {
+    const some = order.filter((row) => input.value(row) !== null).sort((a, b) => input.value(a) - input.value(b));
+    const parts = Math.min(RAMP, Math.floor(Math.sqrt(some.length)));
+    const values = new Set(some.map(input.value)).size;
+    const groups = new Map();
+    some.forEach((row, at) => {
+      const group = input.numeric && values > parts ? Math.floor((at / some.length) * parts) : input.value(row);
+      groups.set(group, [...(groups.get(group) || []), row]);
+    });
+    if (groups.size < 2 || some.length <= groups.size) return [input, null];
+    const middle = mean(some);
+    const all = some.reduce((sum, row) => sum + (rank.get(row) - middle) ** 2, 0);
+    const between = [...groups.values()].reduce((sum, group) => sum + group.length * (mean(group) - middle) ** 2, 0);
+    const within = (all - between) / (some.length - groups.size);
+    return [input, Math.max(0, (between - (groups.size - 1) * within) / all)];
+  }).filter(([, share]) => share !== null).sort((a, b) => b[1] - a[1]);
+}
+
+function best() {
+  const place = byId("best");
+  if (!metrics.length) { place.remove(); return; }
+  const chosen = { metric: metrics[0], maximize: facts.direction === "maximize" };
+  const directions = [{ label: "lowest", maximize: false }, { label: "highest", maximize: true }];
+  const top = el("div"), effects = el("div");
+  const show = () => {
+    const { metric } = chosen, order = ranked(metric, chosen.maximize), first = order.slice(0, TOP);
+    top.replaceChildren(table(`The ${Math.min(TOP, order.length)} best of ${plural(order.length, "item")}`,
+      [["Item", true], [said(metric.name), true], ["Took", true], ["Input", "text why"]],
+      first.map((row) => [link(row, String(indexOf(row))), metric.text(row), span(takenOf(row)), said(noteOf(row, inputs))])));
+    const shares = importance(order);
+    effects.replaceChildren(el("h3", {}, "Importance of inputs"), shares.length
+      ? table("The share of the ranking that an input explains alone, from 0 to 1", [["Input", "text"], ["Importance", true], ["", false]],
+        shares.map(([input, share]) => [said(input.name), share.toFixed(2),
+          svg("svg", { viewBox: "0 0 100 10", width: 120, height: 12, "aria-hidden": "true" }, svg("rect", { class: "column", width: px(100 * share), height: 10 }))]))
+      : el("p", { class: "faint" }, "Too few items to tell."));
+    curve();
+  };
+  place.append(el("div", { class: "controls" },
+    chooser("Metric", metrics, chosen.metric, (one) => { chosen.metric = one; show(); }),
+    chooser("Best is", directions, directions[Number(chosen.maximize)], (one) => { chosen.maximize = one.maximize; show(); })), top);
+  const halves = el("div", { class: "columns" });
+  place.append(halves);
+  const better = (a, b) => (chosen.maximize ? a > b : a < b);
+  /** The items that ended with a value, in the order of their ends, and those that improved on all before. */
+  const course = () => {
+    const { metric } = chosen, end = (row) => begunOf(row) + (takenOf(row) || 0);
+    const some = shown.rows.filter((row) => metric.value(row) !== null && begunOf(row) !== null).sort((a, b) => end(a) - end(b) || a - b);
+    const records = [];
+    for (const row of some) if (!records.length || better(metric.value(row), metric.value(records[records.length - 1]))) records.push(row);
+    return { some, records, end };
+  };
+  const curve = figure(halves, {
+    title: "Best so far",
+    height: 240,
+    describe: () => {
+      const { some, records } = course(), last = records[records.length - 1];
+      return some.length ? [`${plural(some.length, "item")}, ${plural(records.length, "improvement")}; best `, said(chosen.metric.name), `: ${chosen.metric.text(last)} (item ${indexOf(last)}).`] : "No item with this metric is shown.";
+    },
+    draw: (chart, width, high) => {
+      const { some, records, end } = course();
+      if (!some.length) return;
+      const [left, right, top, bottom] = [64, width - 12, 26, high - 26];
+      const x = scaleOf([0, facts.seconds || 1], left, right, { zero: true });
+      const y = scaleOfColumn(chosen.metric, some, bottom - 6, top + 6);
+      leftAxis(chart, left, right, top, chosen.metric.name + (y.log ? ", logarithmic" : ""), y.marks(5));
+      bottomAxis(chart, x, left, right, bottom, "", seconds(x));
+      const at = (row) => [px(x.pixel(end(row))), px(y.pixel(chosen.metric.value(row)))];
+      chart.append(svg("path", { class: "points cn", "stroke-width": some.length > 400 ? 3 : 5, d: some.map((row) => `M${at(row).join(" ")}h0`).join("") }));
+      const steps = records.map((row, place) => (place ? `H${at(row)[0]}V${at(row)[1]}` : `M${at(row).join(" ")}`));
+      chart.append(svg("path", { class: "step", d: `${steps.join("")}H${right}` }));
+    },
+  });
+  halves.append(effects);
+  later.push(show);
+  show();
+}
+
 // --- over time ----------------------------------------------------------------------------------
 
 /** How many attempts ran at once on average, for people. */
@@ -572,73 +661,91 @@ const limitDrawn = () => (facts.limit && facts.limit <= facts.peak * 2 ? facts.l
 
 const ORDER = ["succeeded", "failed", "lost", "cancelled", "running", "waiting"];
 
+/** Up to this many items have a row each; a lane has at least 4 pixels. */
+const ITEM_ROWS = 60, LANES = 150;
+/** Pixels of the shortest bar: what took no time is still seen. */
+const SHORTEST = 2;
+const laneHeight = (lanes) => Math.max(4, Math.min(16, Math.floor(440 / Math.max(1, lanes))));
+
+const ended = (kind) => ({ error: "failed", lost: "lost", cancelled: "cancelled" })[kind] || "running";
+
+/** The attempts of an item, and before them its wait, in seconds. */
+function barsOf(row) {
+  const bars = (triesOf(row) || []).slice(1).filter(([when]) => when !== null)
+    .map(([when, taken, kind]) => ({ row, state: ended(kind), from: when * raw.step, to: when * raw.step + (taken || 0) }));
+  if (stateOf(row) !== "waiting" && begunOf(row) !== null)
+    bars.push({ row, state: stateOf(row), from: begunOf(row), to: begunOf(row) + (takenOf(row) || 0) });
+  return [{ row, state: "waiting", from: 0, to: bars.length ? bars[0].from : facts.seconds }, ...bars];
+}
+
+/** All attempts of *some* items by lane: each lies in the first lane that is free when it begins. */
+function lanesOf(some) {
+  const bars = some.flatMap((row) => barsOf(row).slice(1)).sort((a, b) => a.from - b.from);
+  const lanes = [];
+  for (const bar of bars) {
+    let lane = lanes.find((one) => one.free <= bar.from + raw.step);
+    if (!lane) lanes.push((lane = { free: 0, bars: [] }));
+    lane.bars.push(bar);
+    lane.free = bar.to;
+  }
+  return lanes;
+}
+
 function overTime() {
   const place = byId("time");
   const frame = (width, high) => ({ left: 56, right: width - 12, top: 14, bottom: high - 26 });
-  const ended = (kind) => ({ error: "failed", lost: "lost", cancelled: "cancelled" })[kind] || "running";
-  /** The states that the bars have. */
-  const bars = () => {
-    const names = new Set(["waiting"]);
-    for (const row of shown.rows) {
-      names.add(stateOf(row));
-      for (const [, , kind] of (triesOf(row) || []).slice(1)) names.add(ended(kind));
-    }
-    return names;
-  };
   const rowsTold = el("output", { class: "told", "aria-live": "polite" });
-  later.push(figure(place, {
-    title: "Items, one above the other",
-    height: () => Math.max(90, Math.min(440, shown.rows.length * 16 + 40)),
-    describe: () => [`${plural(shown.rows.length, "item")}, the first on top; a bar is an attempt, in the colour of how it ended:`, ...legendOf(bars())],
+  // One row for each item while rows stay readable; then each attempt in the first free lane.
+  const lined = () => (shown.rows.length <= ITEM_ROWS ? shown.rows.map((row) => ({ row, bars: barsOf(row) })) : lanesOf(shown.rows));
+  let lines = lined();
+  const byItem = () => shown.rows.length <= ITEM_ROWS;
+  const timeline = figure(place, {
+    title: "Timeline",
+    height: () => Math.max(50, Math.min(lines.length, LANES) * (byItem() ? 16 : laneHeight(lines.length))) + 40,
+    describe: () => {
+      const items = plural(shown.rows.length, "item");
+      const where = byItem() ? `${items}, one row each`
+        : `${items} in ${plural(lines.length, "lane")}; an attempt takes the first lane that is free`;
+      const cut = lines.length > LANES ? ` The first ${LANES} lanes are drawn.` : "";
+      return [`${where}. A bar is an attempt, in the color of how it ended.${cut}`, ...legendOf(new Set(lines.flatMap((line) => line.bars.map((bar) => bar.state))))];
+    },
     draw: (chart, width, high) => {
       const { left, right, top, bottom } = frame(width, high);
       const x = scaleOf([0, facts.seconds || 1], left, right, { zero: true });
-      const some = shown.rows, tall = (bottom - top) / Math.max(1, some.length);
+      const tall = (bottom - top) / Math.max(1, Math.min(lines.length, LANES));
       bottomAxis(chart, x, left, right, bottom, "", seconds(x));
-      const paths = {};
-      const bar = (state, begun, taken, y) => {
-        if (begun === null) return;
-        const from = x.pixel(begun), to = x.pixel(begun + (taken || 0));
-        (paths[state] ??= []).push(`M${px(from)} ${px(y)}H${px(Math.max(to, from + 1))}`);
-      };
-      some.forEach((row, at) => {
+      const paths = {}, placed = [];
+      lines.slice(0, LANES).forEach(({ bars, row }, at) => {
         const y = top + (at + 0.5) * tall;
-        const first = (triesOf(row) || [])[1];
-        const begun = first && first[0] !== null ? first[0] * raw.step : begunOf(row);
-        bar("waiting", 0, begun === null ? facts.seconds : begun, y);
-        for (const [when, taken, kind] of (triesOf(row) || []).slice(1))
-          bar(`try ${ended(kind)}`, when === null ? null : when * raw.step, taken, y);
-        if (stateOf(row) !== "waiting") bar(stateOf(row), begunOf(row), takenOf(row), y);
+        for (const bar of bars) {
+          const from = Math.min(x.pixel(bar.from), right - SHORTEST), to = Math.max(x.pixel(bar.to), from + SHORTEST);
+          (paths[bar.state] ??= []).push(`M${px(from)} ${px(y)}H${px(to - (to - from > 3 ? 0.6 : 0))}`);
+          placed.push({ at, from, to, row: bar.row });
+        }
+        if (row !== undefined) chart.append(svg("text", { x: left - 6, y: px(y) + 4, "text-anchor": "end" }, String(indexOf(row))));
       });
-      // Where many share a pixel, what is drawn last is seen: how the items ended.
-      const kinds = ["waiting", "try cancelled", "try lost", "try failed", "try running", "running", "succeeded", "cancelled", "lost", "failed"];
-      for (const kind of kinds) if (paths[kind]) {
-        const least = kind === "failed" || kind === "lost" ? 1.6 : 0.4;
-        chart.append(svg("path", {
-          class: `bar s-${kind.replace("try ", "")}`, "stroke-width": px(Math.max(least, Math.min(10, tall * 0.8))),
-          opacity: kind === "waiting" ? 0.35 : 1, d: paths[kind].join(""),
-        }));
-      }
-      if (some.length) {
-        const ends = some.length > 1 ? [0, some.length - 1] : [0];
-        for (const at of tall >= 12 ? some.keys() : ends)
-          chart.append(svg("text", { x: left - 6, y: px(top + (at + 0.5) * tall) + 4, "text-anchor": "end" }, String(indexOf(some[at]))));
-        const under = (event) => {
-          const box = chart.getBoundingClientRect();
-          const at = Math.floor((((event.clientY - box.top) * high) / box.height - top) / tall);
-          return some[Math.max(0, Math.min(some.length - 1, at))];
-        };
-        fill(chart, { pointermove: (event) => rowsTold.replaceChildren(said(described(under(event)))), click: (event) => reveal(under(event)) }, []);
-      }
+      for (const state of ["waiting", ...ORDER.filter((name) => name !== "waiting")]) if (paths[state])
+        chart.append(svg("path", { class: `bar s-${state}`, "stroke-width": px(Math.min(10, tall * 0.8)), opacity: state === "waiting" ? 0.35 : 1, d: paths[state].join("") }));
+      const under = (event) => {
+        const box = chart.getBoundingClientRect(), ratio = width / box.width;
+        const across = (event.clientX - box.left) * ratio, at = Math.floor(((event.clientY - box.top) * ratio - top) / tall);
+        const far = (bar) => Math.max(0, bar.from - across, across - bar.to);
+        return placed.filter((bar) => bar.at === at).reduce((least, bar) => (least && far(least) <= far(bar) ? least : bar), undefined)?.row;
+      };
+      fill(chart, {
+        pointermove: (event) => { const row = under(event); if (row !== undefined) rowsTold.replaceChildren(said(described(row))); },
+        click: (event) => { const row = under(event); if (row !== undefined) reveal(row); },
+      }, []);
     },
     after: [rowsTold],
-  }));
+  });
+  later.push(() => { lines = lined(); timeline(); });
 
   const halves = el("div", { class: "columns" });
   place.append(halves);
   const none = !facts.series.length;
   figure(halves, {
-    title: "How many were where",
+    title: "Items by state",
     height: none ? 30 : 240,
     describe: () => (none ? "Nothing has happened yet." : ["All items, by state:", ...legendOf(new Set(STATES.filter((_, at) => facts.series.some((point) => point[at + 1]))))]),
     draw: (chart, width, high) => {
@@ -666,10 +773,10 @@ function overTime() {
       facts.series.filter((_, at) => at % 8 === 0).map(([at, ...counts]) => [span(at), ...counts.map(count)]))],
   });
   figure(halves, {
-    title: "How many ran at once",
+    title: "Concurrency",
     height: facts.peak ? 240 : 30,
     describe: () => facts.peak
-      ? `${plural(facts.peak, "attempt")} at most, ${meanTold()} on average${limitDrawn() ? `; the dashed line is max_concurrent=${facts.limit}` : ""}.`
+      ? `Attempts running at once: peak ${count(facts.peak)}, mean ${meanTold()}${limitDrawn() ? `; the dashed line is max_concurrent=${facts.limit}` : ""}.`
       : "No attempt has begun.",
     draw: (chart, width, high) => {
       if (!facts.peak) return;
@@ -862,6 +969,7 @@ function example() {
 // --- all of it --------------------------------------------------------------------------------------
 
 head();
+best();
 failures();
 plots();
 overTime();

@@ -145,6 +145,8 @@ def _facts(report: BatchReport, found: Digest, room: _Room) -> dict[str, Any]:
         "where": one_line(report.where, NAME),
         "accelerator": one_line(report.accelerator, NAME),
         "limit": report.max_concurrent,
+        "direction": report.direction,
+        "metric": None if report.metric is None else one_line(report.metric, NAME),
         "created": report.created,
         "read_at": report.read_at,
         "total": report.total,

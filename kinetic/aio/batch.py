@@ -364,31 +364,46 @@ class BatchHandle(Generic[T]):
         }
         return sorted(ages.items(), key=lambda pair: -pair[1])[:count]
 
-    async def report(self, path: str | os.PathLike[str]) -> Path:
-        """Write a page about the batch as it is now: one HTML file that needs nothing else.
+    async def report(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        direction: Literal["minimize", "maximize"] = "minimize",
+        metric: str | None = None,
+    ) -> Path:
+        """Write one self-contained HTML page about the batch as it is now.
 
-        It shows the items over time, durations, retries and failures, and results against inputs
-        where these are numbers or short texts, or have some in them. Nothing is unpickled for it,
-        and nothing of it is loaded from anywhere.
+        The page ranks the items by a numeric result and shows the best so far and the importance of
+        each input. It also shows results against inputs, a timeline, durations, retries, and
+        failures. It reads the notes beside inputs and results; it unpickles nothing.
 
         Args:
-            path: The file, which is replaced in one step. Its folder has to be there.
+            path: The file to write. kinetic replaces it in one step; its folder must exist.
+            direction: Whether the lowest metric (``"minimize"``, the default) or the highest is
+                best.
+            metric: The result that ranks the items, such as ``"loss"``. By default the page takes
+                the numeric result with the most different values. A reader can change both.
 
         Returns:
             The absolute path of the file.
 
         Raises:
-            ConfigurationError: The file cannot be written there; nothing was read.
+            ConfigurationError: The file cannot be written there (nothing was read), or no result
+                that has ended is a number of that name.
             NotFound: The batch was cleaned up.
-            WireError: What the store has of its inputs is not what was submitted.
+            WireError: The inputs in the store differ from those submitted.
 
-        Cancelled: the file is as it was, or the new one.
+        Cancelled: the old file stays, or the new one is whole.
+
+        Example::
+
+            await batch.report("rates.html", metric="accuracy", direction="maximize")
         """
-        check(path=path)
+        check(path=path, direction=direction, metric=metric)
         self._batch.submission.refuse_removed()
         from kinetic.aio._engine import report  # it takes a while, and few need it
 
-        self._report = await report.write(self._batch, path)
+        self._report = await report.write(self._batch, path, direction=direction, metric=metric)
         return self._report
 
     async def submitted(self) -> None:

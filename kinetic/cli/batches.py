@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from contextlib import aclosing
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
@@ -173,14 +173,30 @@ def _end(*, failed: bool) -> None:
 @batches.command("report", short_help="Write a page about a batch.")
 @click.argument("group_id")
 @click.argument("path", type=click.Path(dir_okay=False, path_type=Path), required=False)
+@click.option(
+    "--direction",
+    type=click.Choice(["minimize", "maximize"]),
+    default="minimize",
+    show_default=True,
+    help="Whether the lowest or the highest metric is best.",
+)
+@click.option("--metric", help="The result that ranks the items, such as loss.")
 @placed
-def _report(where: Where, group_id: str, path: Path | None) -> None:
+def _report(
+    where: Where,
+    group_id: str,
+    path: Path | None,
+    direction: Literal["minimize", "maximize"],
+    metric: str | None,
+) -> None:
     """Write a page about a batch to PATH (here, named after the batch): one file of HTML."""
 
     async def work() -> Path:
         async with where.client() as client:
             batch = await attached(client, group_id)
-            return await batch.report(path or Path(f"{batch.group_id}.html"))
+            return await batch.report(
+                path or Path(f"{batch.group_id}.html"), direction=direction, metric=metric
+            )
 
     output.lines([str(carry_out(work()))])
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
@@ -78,8 +79,8 @@ def test_a_page_of_any_size_is_drawn(shown, make, size: int, dark: bool, tmp_pat
     assert paper == ("rgb(20, 24, 28)" if dark else "rgb(255, 255, 255)")
     assert browser.ask("document.documentElement.scrollWidth <= innerWidth"), "nothing hangs out"
     points = browser.ask(
-        "[...document.querySelectorAll('.points')].map((one) => one.getAttribute('d').split('M')"
-        ".length - 1).reduce((a, b) => a + b, 0)"
+        "[...document.querySelectorAll('#results .points')]"
+        ".map((one) => one.getAttribute('d').split('M').length - 1).reduce((a, b) => a + b, 0)"
     )
     assert points == sum(bool(item.result) for item in report.items)
     picture = browser.screenshot()
@@ -93,14 +94,14 @@ def test_a_page_of_any_size_is_drawn(shown, make, size: int, dark: bool, tmp_pat
 def test_a_limit_is_told_of_only_where_it_is_drawn(shown, limit: int, drawn: bool) -> None:
     browser = shown(replace(sweep(60), max_concurrent=limit))
     assert bool(texts(browser, ".limit")) is drawn
-    told = [one for one in texts(browser, "figcaption") if " attempts at most" in one]
+    told = [one for one in texts(browser, "figcaption") if "running at once" in one]
     assert len(told) == 1 and ("max_concurrent" in told[0]) is drawn
 
 
 def test_hardly_any_at_once_is_told_in_words(shown) -> None:
     report = sweep(1)
     browser = shown(replace(report, items=(*report.items, late(report.items[0]))))
-    assert any("less than 0.01 on average" in one for one in texts(browser, "dd"))
+    assert any("mean less than 0.01" in one for one in texts(browser, "dd"))
 
 
 def late(item: Item) -> Item:
@@ -247,6 +248,119 @@ def test_a_choice_draws_another_plot(shown) -> None:
         ).count("adam")
         >= 1
     )
+
+
+def choose(browser: Browser, label: str, words: str) -> None:
+    """Choose the option *words* of the list with that *label*."""
+    browser.ask(
+        "(() => { const list = [...document.querySelectorAll('label')]"
+        f".find((one) => one.firstChild.textContent === {json.dumps(label)})"
+        ".querySelector('select'); list.selectedIndex = [...list.options]"
+        f".findIndex((one) => one.text === {json.dumps(words)});"
+        "list.dispatchEvent(new Event('change')); })()"
+    )
+
+
+def best(browser: Browser) -> list[int]:
+    return [int(one) for one in texts(browser, "#best table:first-of-type tbody th button")]
+
+
+def expected_best(report: BatchReport, metric: str, *, maximize: bool = False) -> list[int]:
+    sign = -1 if maximize else 1
+    there = [item for item in report.items if metric in item.result]
+    ranked = sorted(there, key=lambda item: (sign * item.result[metric], item.index))
+    return [item.index for item in ranked[:10]]
+
+
+@pytest.mark.parametrize("direction", ["minimize", "maximize"])
+def test_the_ten_best_items_come_first(shown, direction: Any) -> None:
+    report = replace(sweep(90), direction=direction)
+    browser = shown(report)
+    assert browser.ask("document.querySelector('main > section').id") == "best"
+    wanted = expected_best(report, "loss", maximize=direction == "maximize")
+    assert best(browser) == wanted
+    choose(browser, "Best is", "lowest" if direction == "maximize" else "highest")
+    assert best(browser) == expected_best(report, "loss", maximize=direction == "minimize")
+
+
+def test_the_metric_ranks_the_items_and_can_be_changed(shown) -> None:
+    report = replace(sweep(90), metric="epochs")
+    browser = shown(report)
+    assert best(browser) == expected_best(report, "epochs")
+    choose(browser, "Metric", "loss (result)")
+    assert best(browser) == expected_best(report, "loss")
+
+
+def test_the_best_so_far_improves_with_time_to_the_best_of_all(shown) -> None:
+    report = sweep(90)
+    browser = shown(report)
+    drawn = browser.ask("document.querySelector('#best .step').getAttribute('d')")
+    heights = [float(one) for one in re.findall(r"(?<=V)[\d.]+", drawn)]
+    assert heights == sorted(heights), "lower losses are drawn lower"
+    (first,) = expected_best(report, "loss")[:1]
+    caption = texts(browser, "#best figcaption")[0]
+    assert f"(item {first})" in caption and f"{len(heights) + 1} improvements" in caption
+
+
+def test_inputs_are_listed_by_how_much_of_the_ranking_they_explain(shown) -> None:
+    browser = shown(sweep(300))
+    rows = [
+        one.split()
+        for one in browser.ask(
+            "[...document.querySelectorAll('#best table')].at(-1).tBodies[0].innerText"
+        ).splitlines()
+    ]
+    shares = {name: float(share) for name, share in rows}
+    assert [*shares] == ["rate", "layers", "optimizer"], "loss is rate times layers"
+    assert shares["rate"] > 0.8 and shares["optimizer"] < 0.05
+
+
+def test_without_a_numeric_result_there_are_no_best_items(shown) -> None:
+    report = sweep(20)
+    items = tuple(replace(item, result={}) for item in report.items)
+    assert not shown(replace(report, items=items)).ask("!!document.getElementById('best')")
+
+
+@pytest.mark.parametrize("size", [60, 300, 3_000])
+def test_every_attempt_is_a_bar_that_can_be_seen(shown, size: int) -> None:
+    report = short(sweep(size))
+    browser = shown(report)
+    bars = browser.ask(
+        "[...document.querySelectorAll('#time figure:first-of-type .bar:not(.s-waiting)')]"
+        ".flatMap((one) => one.getAttribute('d').split('M').slice(1).map((bar) => "
+        "[...bar.split(/[ H]/).map(Number), Number(one.getAttribute('stroke-width'))]))"
+    )
+    assert len(bars) == sum(len(item.attempts) for item in report.items)
+    assert all(to - left >= 1.9 and width >= 3 for left, _, to, width in bars)
+    lanes = {height for _, height, _, _ in bars}
+    assert len(lanes) == (size if size <= 60 else 16), "as many lanes as ran at once"
+
+
+def short(report: BatchReport) -> BatchReport:
+    """The same where each attempt took a hundredth of its time."""
+    items = tuple(
+        replace(
+            item,
+            attempts=tuple(
+                replace(one, ended=one.begun + (one.ended - one.begun) / 100)
+                for one in item.attempts
+                if one.begun is not None and one.ended is not None
+            ),
+        )
+        for item in report.items
+    )
+    return replace(report, items=items)
+
+
+@pytest.mark.parametrize("width", [360, 500])
+def test_controls_fit_a_narrow_window(shown, width: int) -> None:
+    browser = shown(sweep(300), width=width)
+    outside = browser.ask(
+        "[...document.querySelectorAll('button, select, input, label')].filter((one) => "
+        "!one.closest('.wide') && one.getBoundingClientRect().right > innerWidth)"
+        ".map((one) => one.textContent)"
+    )
+    assert outside == []
 
 
 def test_it_fits_a_telephone_and_paper(shown) -> None:

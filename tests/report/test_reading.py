@@ -278,3 +278,15 @@ async def test_a_name_as_long_as_names_may_be(client: aio.Client, tmp_path: Path
     with pytest.raises(ConfigurationError, match="File name too long"):
         await batch.report(tmp_path / ("r" * 256))
     assert [one.name for one in tmp_path.iterdir()] == [place.name]
+
+
+async def test_a_metric_that_no_result_has_is_refused_with_the_names_that_exist(
+    client: aio.Client, tmp_path: Path
+) -> None:
+    batch = await client.run_async_map(train, [1.0])
+    await batch.wait()
+    with pytest.raises(ConfigurationError, match="'los'.*loss"):
+        await batch.report(tmp_path / "report.html", metric="los")
+    assert await batch.report(tmp_path / "report.html", metric="loss", direction="maximize")
+    with pytest.raises(ConfigurationError, match="direction"):
+        await batch.report(tmp_path / "report.html", direction="up")  # type: ignore[arg-type]

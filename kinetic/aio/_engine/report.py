@@ -15,14 +15,14 @@ from typing import Any
 from kinetic._progress.tally import State
 from kinetic._report import file
 from kinetic._report.digest import grouped
-from kinetic._report.facts import Attempt, BatchReport, Example, Item
+from kinetic._report.facts import Attempt, BatchReport, Direction, Example, Item
 from kinetic._report.page import render
 from kinetic._runner.protocol import frames, wire
 from kinetic._runner.protocol.notes import ERROR, Note
 from kinetic._runner.protocol.retry_budgets import RetryBudgets
 from kinetic._tasks import bounded, in_thread
 from kinetic.aio._engine.batches import Batch
-from kinetic.errors import NotFound, WireError
+from kinetic.errors import ConfigurationError, NotFound, WireError
 
 __all__ = ["read", "write"]
 
@@ -36,20 +36,39 @@ UNNOTED = 200
 AT_ONCE = 8
 
 
-async def write(batch: Batch, path: str | os.PathLike[str]) -> Path:
+async def write(
+    batch: Batch, path: str | os.PathLike[str], *, direction: Direction, metric: str | None
+) -> Path:
     """Write the page about *batch* as it is now, and return where it is.
 
     Raises:
         ConfigurationError: It cannot be written there; if that is known before, nothing is read.
+            Or no result is a number named *metric*.
         NotFound, WireError: As `read`.
 
     Cancelled: the file is as it was, or the new one.
     """
     place = file.place_for(path)
-    report = await read(batch)
+    report = replace(await read(batch), direction=direction, metric=metric)
+    _check_metric(report)
     content = await in_thread(render, report)
     await in_thread(file.write, place, content)
     return place
+
+
+def _check_metric(report: BatchReport) -> None:
+    """Refuse a metric that no result has; accept any name while there are no results."""
+    numbers = {
+        name
+        for item in report.items
+        for name, value in item.result.items()
+        if isinstance(value, int | float)
+    }
+    if numbers and report.metric is not None and report.metric not in numbers:
+        raise ConfigurationError(
+            f"no result of {report.group_id} is a number named {report.metric!r}; "
+            f"the numeric results are {', '.join(sorted(numbers))}"
+        )
 
 
 async def read(batch: Batch) -> BatchReport:
