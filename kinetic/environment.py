@@ -63,13 +63,12 @@ def storage_environment(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def base_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """What every job on this machine gets of *environ*, captured or not.
+    """Return what every job on this machine gets of *environ*, captured or not.
 
-    Who the user is and where programs and certificates are, the language and
-    the time zone, and how to reach the network. Everything else, such as
-    ``PYTHONPATH``, ``CUDA_VISIBLE_DEVICES`` or a token, is there only when it
-    is captured: a job must not depend on the terminal it was started from. It
-    is not for other machines, where all of this is different.
+    These variables name the user, the programs, the certificates, the language, the time
+    zone and the proxies of this machine. A pod gets none of them: its image has its own.
+    Everything else, such as ``PYTHONPATH``, ``CUDA_VISIBLE_DEVICES`` or a token, must be
+    captured, so that a job doesn't depend on the terminal it was started from.
     """
     return {
         name: value for name, value in environ.items() if name in _BASE or name.startswith("LC_")

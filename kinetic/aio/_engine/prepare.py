@@ -137,7 +137,7 @@ def _pack(call: Call, spool: Path, environ: dict[str, str], packing: Step) -> Pa
         function=function,
         arguments=arguments,
         data=tuple(table.items),
-        environment=environment.base_environment(environ) | captured,
+        environment=captured,
         spool=spool,
     )
 
@@ -164,9 +164,10 @@ async def upload_call(session: Session, packed: PackedCall) -> UploadedCall:
     """
     store, options = session.platform.store, packed.call.options
     target = session.target
-    if session.platform.capacity is not None:
-        _refuse_more_than(session.platform.capacity, options)
     job_environment, output_dir = packed.environment, options.output_dir or target.output_dir
+    if (machine := session.platform.capacity) is not None:
+        _refuse_more_than(machine, options)
+        job_environment = {**environment.base_environment(os.environ), **job_environment}
     if target.backend == "local" and output_dir and "://" in output_dir:
         _refuse_elsewhere(output_dir)
         job_environment = {**environment.storage_environment(os.environ), **job_environment}
