@@ -125,7 +125,7 @@ def _worth_reading(
 
 
 async def _look(session: Session, found: _Jobs) -> None:
-    for one in await session.platform.cluster.find(labels={"app": "kinetic"}):
+    for one in await session.platform.cluster.find(labels={"app": session.platform.app}):
         if LABEL_SUBMISSION in one.labels:
             job = (one.labels[LABEL_SUBMISSION], int(one.labels[LABEL_INDEX]))
             found[job] = max(found.get(job, ""), one.created_at)

@@ -37,7 +37,8 @@ class Platform:
 
     ``restarts`` says whether the platform itself replaces an attempt that was
     disrupted, ``relaunches`` whether that of a job of its own is left to whoever has
-    submitted it; ``marker`` is what tells its job ids from those of others.
+    submitted it; ``marker`` is what tells its job ids from those of others, and ``app``
+    is the label ``app`` of its jobs.
     ``clock`` is in seconds and counts those in which the machine sleeps: by it
     leases are kept and seen to stand still. ``capacity`` is None where machines
     come and go.
@@ -49,6 +50,7 @@ class Platform:
     restarts: bool = False
     relaunches: bool = False
     marker: str = ""
+    app: str = "kinetic"
     clock: Callable[[], float] = field(default=lifetime, repr=False)
     capacity: Capacity | None = None
 

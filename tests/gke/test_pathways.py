@@ -103,6 +103,25 @@ def dies_marked(folder: str) -> None:
     time.sleep(600)
 
 
+async def test_a_set_and_its_pods_carry_the_label_kinetic_pathways(
+    kind: str, permitted: Namespace, client: aio.Client, tmp_path: Path
+) -> None:
+    """`list_jobs` finds the job by this label, also when a gke client asks."""
+    async with asyncio.timeout(DEADLINE_S):
+        job = await client.submit(wait_marked, str(tmp_path))
+        await until(lambda: len([*tmp_path.iterdir()]) == 3)
+        for below in (COLLECTIONS[kind], "pods"):
+            found = await asyncio.to_thread(permitted.call, "GET", below)
+            assert {one["metadata"]["labels"]["app"] for one in found["items"]} == {
+                "kinetic-pathways"
+            }
+        assert job in await client.list_jobs()
+        async with aio.Client(backend="gke") as other:
+            assert job in await other.list_jobs()
+        await job.cleanup()
+        await gone(permitted, kind)
+
+
 @kinetic.run(accelerator="cpu:hosts=2", container_image=IMAGE, cpu=0.1)
 def squared(x: int) -> int:
     return x * x

@@ -83,7 +83,7 @@ class JobSpecBuilder:
         if identity.group_id is not None:
             self._environment["KINETIC_GROUP_ID"] = identity.group_id
         self._labels = {
-            "app": "kinetic",
+            "app": session.platform.app,
             "app.kubernetes.io/name": "kinetic",
             "app.kubernetes.io/managed-by": "kinetic",
             "kinetic.dev/user": _user(),

@@ -783,7 +783,7 @@ class Session:
             self._ensure_watch(OWN, {LABEL_CLIENT: self.client_id})
         elif known is submission:
             if len(self._watches) >= MANY_WATCHES:
-                self._ensure_watch(ALL, {"app": "kinetic"})
+                self._ensure_watch(ALL, {"app": self.platform.app})
             else:
                 self.watch(submission)
         return known

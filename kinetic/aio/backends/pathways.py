@@ -36,6 +36,7 @@ async def open_backend(target: configuration.Target, environ: Mapping[str, str])
         cluster=PathwaysCluster(api, at, kind=kind),
         relaunches=True,
         marker=BACKENDS["pathways"].marker,
+        app="kinetic-pathways",
     )
 
 
