@@ -77,7 +77,7 @@ async def test_it_is_made_once_for_the_same_dependencies(
 async def test_no_image_has_jax_here_so_it_is_installed(
     images: Images, request_of: Callable[..., ImageRequest], project: Path, caplog
 ) -> None:
-    (project / "requirements.txt").write_text("jaxlib\n")
+    (project / "requirements.txt").write_text("jaxlib==0.1\n")
     image = await images().resolve(request_of(mode="prebuilt"))
     assert said_by(image, "import jaxlib; print(jaxlib.VERSION)") == "0.1"
     assert "left to the image" not in caplog.text

@@ -107,15 +107,21 @@ def dockerfile(category: str, requirements: str = "numpy\n") -> str:
 
 @pytest.mark.parametrize(
     ("category", "words"),
-    [("cpu", '"jax"'), ("gpu", '"jax[cuda12]"'), ("tpu", '"jax[tpu]"')],
+    [("cpu", '"jax=='), ("gpu", '"jax[cuda12]=='), ("tpu", '"jax[tpu]==')],
 )
-def test_an_image_has_the_jax_of_its_accelerator(category: str, words: str) -> None:
+def test_an_image_has_the_jax_of_its_accelerator_in_one_version(category: str, words: str) -> None:
     text = dockerfile(category)
     assert words in text and text.startswith("FROM python:3.13-slim\n")
     assert ("--find-links" in text) == (category == "tpu")
     install = next(line for line in text.splitlines() if "uv pip install" in line)
     for part in (*recipe.RUNNER_NEEDS, OWN.name, "-r /tmp/install/requirements.txt"):
         assert part in install  # one resolution for all
+
+
+@pytest.mark.parametrize("line", ["jax==0.4.25", "Jaxlib>=0.4", "libtpu @ https://i.test/l.whl"])
+def test_a_jax_that_the_project_keeps_replaces_the_pinned_one(line: str) -> None:
+    text = dockerfile("tpu", f"numpy\n{line} # kn:keep\n")
+    assert '"jax[tpu]"' in text and "jax[tpu]==" not in text
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,9 @@
 """What goes into an image, as files: the Dockerfile and its context. Pure.
 
-An image is: Python of the client's minor version, the accelerator's JAX, what
+An image has Python of the client's minor version, the accelerator's JAX, what
 the runner needs, kinetic itself, the project's dependencies (in a bundled
-image), and the runner in ``/app``. All packages are resolved together, so that
-a dependency that wants another JAX gets the one of the accelerator that fits.
+image), and the runner in ``/app``. The installer resolves all packages together, so
+a dependency that needs another JAX fails the build instead of replacing it.
 """
 
 from __future__ import annotations
@@ -444,6 +444,9 @@ CATEGORIES: Mapping[str, str] = MappingProxyType(
 )
 """The kinds of images, and the JAX of each."""
 
+JAX = "0.10.2"
+"""The JAX of every image that this release builds: the newest one for all Pythons it supports."""
+
 _LIBTPU = "https://storage.googleapis.com/jax-releases/libtpu_releases.html"
 PYTHON_IMAGE = "python:{python}-slim"
 """What images begin with: Debian with Python, of the minor version in place of ``{python}``."""
@@ -499,22 +502,20 @@ def bundled_context(
     if requirements:
         context["install/requirements.txt"] = requirements.encode()
     start = python_image.replace("{python}", minor(python))
-    text = _dockerfile(category, start, python, wheel, bool(requirements))
+    text = _dockerfile(category, start, python, wheel, requirements)
     context["Dockerfile"] = text.encode()
     return context
 
 
-def _dockerfile(
-    category: str, start: str, python: str, wheel: Wheel, has_requirements: bool
-) -> str:
-    packages = [CATEGORIES[category], "keras", *RUNNER_NEEDS]
+def _dockerfile(category: str, start: str, python: str, wheel: Wheel, requirements: str) -> str:
+    packages = [_jax(category, requirements), "keras", *RUNNER_NEEDS]
     install = " ".join(
         [
             "uv pip install --system --no-cache --compile-bytecode",
             *(f"--find-links {_LIBTPU}" for _ in [None] if category == "tpu"),
             *(json.dumps(one) for one in packages),
             f"/tmp/install/{wheel.name}",
-            *("-r /tmp/install/requirements.txt" for _ in [None] if has_requirements),
+            *("-r /tmp/install/requirements.txt" for _ in [None] if requirements),
         ]
     )
     return "\n".join(
@@ -533,6 +534,13 @@ def _dockerfile(
             "",
         ]
     )
+
+
+def _jax(category: str, requirements: str) -> str:
+    """Pin JAX, unless the filtered *requirements* keep their own."""
+    names = {_normal_name(_bare(lines)) for _, lines in _logical_lines(requirements)}
+    jax = CATEGORIES[category]
+    return jax if names & ACCELERATOR_PACKAGES else f"{jax}=={JAX}"
 
 
 def digest(context: Mapping[str, bytes]) -> str:
