@@ -58,17 +58,18 @@ def build_image(
 
     target = _target(where)
     place = repo or target.base_image_repo
-    if not place:
+    if not place and not printed:
         raise click.UsageError("name a --repo, such as us-docker.pkg.dev/PROJECT/images")
     try:
         text = dockerfile.read_text(encoding="utf-8") if dockerfile is not None else None
     except UnicodeDecodeError as exc:
         raise click.UsageError(f"{dockerfile} is no Dockerfile: {exc}") from exc
     wanted = dict.fromkeys(categories or CATEGORIES)
-    plans = [base_image(one, place, tag=tag, dockerfile=text) for one in wanted]
+    plans = [base_image(one, place or "images", tag=tag, dockerfile=text) for one in wanted]
     if printed:
         for plan in plans:
-            output.lines([f"# {plan.image}", *plan.dockerfile.splitlines()])
+            name = plan.image if place else plan.image.rpartition("/")[2]
+            output.lines([f"# {name}", *plan.dockerfile.splitlines()])
         return
     found = [None] * len(plans) if dry_run else carry_out(_built(plans, target, force))
     rows = [_row(plan, one) for plan, one in zip(plans, found, strict=True)]
