@@ -10,6 +10,7 @@ import sys
 from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, cast
 
@@ -111,6 +112,20 @@ class JobHandle(JobRecord, Generic[T]):
             "status": status,
             "created_at": self.created_at,
         }
+
+    def began_at(self) -> str:
+        """Return when its last attempt began, in UTC, as far as this process knows; not for users.
+
+        For an item that waits, that is when its batch was submitted.
+        """
+        if (at := self._following) is not None:
+            if (seen := at.submission.observation(at.index)) is not None and seen.created_at:
+                return seen.created_at
+            item = at.submission.item(at.index)
+            started = item.outcome.started if item is not None and item.outcome else None
+            if started is not None:
+                return datetime.fromtimestamp(started, UTC).isoformat()
+        return self.created_at
 
     def __await__(self) -> Generator[Any, None, T]:
         return self.result().__await__()

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from kinetic.job_status import JobStatus
     from kinetic.progress import Progress
 
-__all__ = ["attached", "batches"]
+__all__ = ["attached", "batches", "status_of"]
 
 AT_ONCE = 64
 """Items whose ends are read side by side."""
@@ -56,7 +56,7 @@ async def _row(batch: aio.BatchHandle[Any]) -> dict[str, Any]:
         return {**known, "status": "UNKNOWN", "items": "", "counts": {}, "reason": str(exc)}
     return {
         **known,
-        "status": _status_of(counts, finished=batch.finished),
+        "status": status_of(counts, finished=batch.finished),
         "total": sum(counts.values()),
         "items": _counts(counts),
         "counts": counts,
@@ -66,9 +66,10 @@ async def _row(batch: aio.BatchHandle[Any]) -> dict[str, Any]:
     }
 
 
-def _status_of(counts: dict[str, int], *, finished: bool) -> str:
+def status_of(counts: dict[str, int], *, finished: bool) -> str:
+    """Return one word for a batch with so many items in each status."""
     if not finished:
-        return "RUNNING" if counts.get("RUNNING") else "PENDING"
+        return "RUNNING" if counts.keys() - {"PENDING"} else "PENDING"
     if counts.get("FAILED"):
         return "FAILED"
     return "CANCELLED" if counts.get("NOT_FOUND") else "SUCCEEDED"
@@ -172,7 +173,13 @@ def _end(*, failed: bool) -> None:
 
 @batches.command("report", short_help="Write a page about a batch.")
 @click.argument("group_id")
-@click.argument("path", type=click.Path(dir_okay=False, path_type=Path), required=False)
+@click.option(
+    "-o",
+    "--output",
+    "path",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="The file to write. Default: ID.html in the current directory.",
+)
 @click.option(
     "--direction",
     type=click.Choice(["minimize", "maximize"]),
@@ -189,7 +196,7 @@ def _report(
     direction: Literal["minimize", "maximize"],
     metric: str | None,
 ) -> None:
-    """Write a page about a batch to PATH (here, named after the batch): one file of HTML."""
+    """Write a page about a batch: one HTML file that needs nothing else."""
 
     async def work() -> Path:
         async with where.client() as client:
@@ -221,7 +228,7 @@ def _results(
 
         async with where.client() as client:
             batch = await attached(client, group_id)
-            await batch.wait(timeout=timeout)
+            await _until_ended(batch, timeout)
             statuses = await batch.statuses()
             wanted = [one for one in statuses if not failed or one[1].value != "SUCCEEDED"]
             for start in range(0, len(wanted), AT_ONCE):
@@ -293,32 +300,48 @@ def _logs(where: Where, group_id: str, item: int | None, follow: bool, tail: int
 @click.option("--timeout", type=float, help="Seconds to wait for its end; exits with 5 after them.")
 @placed
 def _resume(where: Where, group_id: str, timeout: float | None) -> None:
-    """Go on submitting a batch whose submitter died, until all of it has ended.
+    """Submit the rest of a batch whose submitter died, and wait until all items end.
 
-    Exits with 1 if an item failed.
+    Items that ended don't run again, also those that failed or were cancelled: run these with
+    `kinetic batches retry ID`. Exits with 1 if an item failed.
     """
 
     async def work() -> tuple[str, dict[str, int]]:
         async with where.client() as client:
             batch = await attached(client, group_id)
             await batch.resume()
-            await batch.wait(timeout=timeout)
+            await _until_ended(batch, timeout)
             return batch.group_id, await batch.status_counts()
 
     whole, counts = carry_out(work())
-    output.note(f"{whole} has ended: {_counts(counts)}")
+    output.note(f"{whole} has ended: {_counts(counts)}{_next_step(whole, counts)}")
     _end(failed=counts.get("FAILED", 0) > 0)
 
 
-@batches.command("retry")
+async def _until_ended(batch: aio.BatchHandle[Any], timeout: float | None) -> None:
+    """Wait until *batch* has ended, and show on standard error how far it is."""
+    from kinetic._progress.display import wanted
+
+    with wanted(True):
+        await batch.wait(timeout=timeout)
+
+
+def _next_step(group_id: str, counts: dict[str, int]) -> str:
+    """Name the command that runs what has no value again, if anything has none."""
+    bad = counts.get("FAILED", 0) + counts.get("NOT_FOUND", 0)
+    return f"; to run the {bad:,} again: kinetic batches retry {group_id}" if bad else ""
+
+
+@batches.command("retry", short_help="Run failed and cancelled items again.")
 @click.argument("group_id")
-@click.option("--item", "items", type=int, multiple=True, help="Only these; else all that failed.")
+@click.option("--item", "items", type=int, multiple=True, help="Only this item; repeatable.")
 @click.option("--timeout", type=float, help="Seconds to wait for its end; exits with 5 after them.")
 @placed
 def _retry(where: Where, group_id: str, items: tuple[int, ...], timeout: float | None) -> None:
-    """Run the items again that failed, and wait until they have ended.
+    """Run the items that failed or were cancelled again, and wait until they end.
 
-    Exits with 1 if one of them failed again.
+    Items that succeeded don't run again. Exits with 1 if one fails again; `kinetic batches
+    results --failed ID` then shows why. After Ctrl-C, `kinetic batches resume ID` goes on.
     """
 
     async def work() -> tuple[int, list[tuple[int, JobStatus]]]:
@@ -326,7 +349,7 @@ def _retry(where: Where, group_id: str, items: tuple[int, ...], timeout: float |
             batch = await attached(client, group_id)
             count = await batch.retry_failed(items or None)
             if count:
-                await batch.wait(timeout=timeout)
+                await _until_ended(batch, timeout)
             return count, await batch.statuses()
 
     count, statuses = carry_out(work())

@@ -56,6 +56,7 @@ async def _row(handle: aio.JobHandle[Any]) -> dict[str, Any]:
     }
     try:
         status = (await handle.status()).value
+        known["age"] = output.age(handle.began_at())
         found = await handle.estimate()
         cost = {"cost": output.dollars(found.cost), "estimate": found.to_dict()}
         return {**known, "status": status, "reason": await handle.reason(), **cost}
@@ -63,17 +64,27 @@ async def _row(handle: aio.JobHandle[Any]) -> dict[str, Any]:
         return {**known, "status": "UNKNOWN", "reason": str(exc), "cost": None}
 
 
+def _by_number(handles: Sequence[aio.JobHandle[Any]]) -> list[aio.JobHandle[Any]]:
+    """Sort the items of each batch by their number; the batches and jobs keep their order."""
+    places: dict[str, int] = {}
+    for one in handles:
+        places.setdefault(one.group_id or one.job_id, len(places))
+    return sorted(
+        handles, key=lambda one: (places[one.group_id or one.job_id], one.group_index or 0)
+    )
+
+
 @jobs.command("list")
 @click.option("--all", "everything", is_flag=True, help=f"Not only the newest {SHOWN}.")
 @json_option
 @placed
 def _list(where: Where, everything: bool, as_json: bool) -> None:
-    """List the jobs there are, the newest first, with their status."""
+    """List the newest jobs with their status: newest first, items of a batch by number."""
 
     async def work() -> tuple[list[dict[str, Any]], bool]:
         async with where.client() as client:
             found = await client.list_jobs(limit=None if everything else SHOWN + 1)
-            shown = found if everything else found[:SHOWN]
+            shown = _by_number(found if everything else found[:SHOWN])
             return await rows_of(shown), len(found) > len(shown)
 
     rows, older = carry_out(work())

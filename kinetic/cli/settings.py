@@ -140,7 +140,10 @@ def _unset() -> None:
 
 @profile.command("rm")
 @click.argument("name")
-def _remove(name: str) -> None:
+@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+def _remove(name: str, yes: bool) -> None:
     """Remove a profile."""
+    _load()[name]  # a name that is wrong is refused before the question
+    output.confirm(f"Remove the profile {name!r}?", yes=yes)
     _update(lambda there: there.remove(name))
     output.note(f"the profile {name!r} is removed")

@@ -39,7 +39,7 @@ class View:
 
     title: str
     progress: Progress
-    slots: int | None = None
+    max_concurrent: int | None = None
     slowest: Sequence[tuple[int, float]] = ()
     failures: Sequence[tuple[int, str]] = field(default=())
     trouble: str = ""
@@ -58,8 +58,8 @@ def screen(view: View, width: int, height: int) -> list[Text]:
         short = replace(told, waiting=0, running=0, retried=0)  # which the counts below say
         lines = [Text(view.title, "bold"), compose("", short, width)[0][2:]]
     lines += (Text(line) for line in textwrap.wrap(told.counts(), width))
-    if view.slots is not None:
-        lines.append(Text(f"{told.running} of {view.slots} slots are in use"))
+    if view.max_concurrent is not None and not told.finished:
+        lines.append(Text(f"max_concurrent: {view.max_concurrent:,}"))
     if told.retried_after:
         causes = ", ".join(f"{count:,} {reason}" for reason, count in told.retried_after)
         words = textwrap.wrap(f"retried after: {causes}", width)
@@ -72,8 +72,9 @@ def screen(view: View, width: int, height: int) -> list[Text]:
     if view.failures:
         lines.append(Text("last failures", "bold red"))
         lines += (Text(f"  item {index:<8} {words}") for index, words in view.failures)
-    last = Text("q leaves; the batch goes on", "dim")
-    lines = [*lines[: max(1, height - 1)], last]
+    if not told.finished:
+        lines = [*lines[: max(1, height - 1)], Text("q leaves; the batch goes on", "dim")]
+    lines = lines[:height]
     for line in lines:
         line.truncate(width, overflow="ellipsis")
     return lines
@@ -214,7 +215,7 @@ async def _views(batch: aio.BatchHandle[Any]) -> AsyncGenerator[View]:
             yield View(
                 title=title,
                 progress=value,
-                slots=batch.max_concurrent,
+                max_concurrent=batch.max_concurrent,
                 slowest=batch.longest_running(SLOWEST),
                 failures=tuple(failures),
                 trouble=trouble,

@@ -162,7 +162,7 @@ def test_profiles_are_made_shown_used_and_removed(kinetic: Kinetic, home: Path) 
     assert [(one["name"], one["current"]) for one in listed] == [("one", False), ("two", True)]
     assert kinetic("profile", "unset").code == 0
     assert kinetic("profile", "show").code == 2
-    assert kinetic("profile", "rm", "two").code == 0
+    assert kinetic("profile", "rm", "two", "-y").code == 0
     assert "two" not in (home / "profiles.json").read_text()
     assert kinetic("profile", "rm", "two").code == 2
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from kinetic.cli.batches import status_of
 from kinetic.jobs import load_result
 from tests.cli.conftest import FILE, Kinetic
 
@@ -86,9 +87,9 @@ def test_a_batch_from_its_start_to_its_removal(kinetic: Kinetic, tmp_path: Path)
     assert [one["noted"].get("twice") for one in ended.lines] == [2, None, 6]
     shown = kinetic("batches", "results", group, "--unpickle", "--failed")
     assert shown.out.startswith("1\tFAILED\tuser error: ValueError")
-    page = kinetic("batches", "report", group, str(tmp_path / "page.html")).out.strip()
+    page = kinetic("batches", "report", group, "-o", str(tmp_path / "page.html")).out.strip()
     assert Path(page).read_text().startswith("<!doctype html>")
-    assert kinetic("batches", "report", group, "/nowhere/page.html").code == 2
+    assert kinetic("batches", "report", group, "-o", "/nowhere/page.html").code == 2
     logs = kinetic("batches", "logs", group).out.splitlines()
     assert "[0] doubling 1" in logs and "[2] doubling 3" in logs
     absent = kinetic("batches", "logs", group, "--item", "3")
@@ -98,12 +99,46 @@ def test_a_batch_from_its_start_to_its_removal(kinetic: Kinetic, tmp_path: Path)
     assert "tried again: 1 item; now 1 failed, 2 succeeded" in retried.err
     resumed = kinetic("batches", "resume", group[:-2])
     assert resumed.code == 1 and f"{group} has ended: 1 failed, 2 succeeded" in resumed.err
+    assert f"kinetic batches retry {group}" in resumed.err
     assert kinetic("batches", "list", "--name", "other", "--json").json["items"] == []
     assert kinetic("batches", "list", "--tag", "oops").code == 2
     cancelled = kinetic("batches", "cancel", group, "-y")
     assert cancelled.code == 0 and "had ended before: 1 failed, 2 succeeded" in cancelled.err
     assert kinetic("batches", "cleanup", group, "-y").code == 0
     assert kinetic("batches", "status", group).code == 3
+
+
+def test_items_are_listed_by_number_below_what_is_newer(kinetic: Kinetic, tmp_path: Path) -> None:
+    inputs = tmp_path / "in.jsonl"
+    inputs.write_text("".join(f'{{"x": {number}}}\n' for number in range(12)))
+    kinetic("run", f"{FILE}:double", "--map", str(inputs))
+    (batch,) = kinetic("batches", "list", "--json").json["items"]
+    alone = kinetic("run", f"{FILE}:double", "-a", "x=1", "--detach", "--json").json["job_id"]
+    listed = [one["job_id"] for one in kinetic("jobs", "list", "--json").json["items"]]
+    assert sorted(listed[:-12] or listed[12:]) == [alone]
+    items = [one for one in listed if one != alone]
+    assert items == [f"{batch['group_id']}-{number}" for number in range(12)]
+
+
+@pytest.mark.parametrize(
+    ("counts", "status"),
+    [
+        ({"PENDING": 3}, "PENDING"),
+        ({"PENDING": 2, "RUNNING": 1}, "RUNNING"),
+        ({"PENDING": 2, "SUCCEEDED": 1}, "RUNNING"),
+        ({"PENDING": 2, "FAILED": 1}, "RUNNING"),
+    ],
+)
+def test_a_batch_of_which_something_has_begun_is_running(
+    counts: dict[str, int], status: str
+) -> None:
+    assert status_of(counts, finished=False) == status
+
+
+def test_help_of_retry_says_what_runs_again_and_what_comes_next(kinetic: Kinetic) -> None:
+    said = " ".join(kinetic("batches", "retry", "--help").out.split())
+    assert "cancelled" in said
+    assert "kinetic batches results" in said and "kinetic batches resume" in said
 
 
 def test_a_table_gives_numbers_where_the_function_wants_them(

@@ -28,7 +28,7 @@ BUSY = View(
         retried=50,
         retried_after=(("preempted", 48), ("user error", 2)),
     ),
-    slots=64,
+    max_concurrent=64,
     slowest=[(index, 4000.0 - index) for index in range(5)],
     failures=[(index, "[red]ValueError[/red]: " + "long " * 40) for index in range(5)],
     trouble="",
@@ -53,9 +53,15 @@ def test_the_screen_fits_the_terminal(width: int, height: int) -> None:
 
 def test_the_screen_says_what_there_is_and_markup_is_text() -> None:
     told = "\n".join(line.plain for line in screen(BUSY, 80, 24))
-    for words in ("936/10,000", "9,000 waiting", "64 of 64 slots", "1 h 06 min", "[red]ValueError"):
+    for words in ("936/10,000", "9,000 waiting", "max_concurrent: 64", "1 h 06 min", "[red]ValueError"):
         assert words in told
     assert "retried after: 48 preempted, 2 user error" in told
+
+
+def test_what_is_watched_to_its_end_offers_nothing_more_to_do() -> None:
+    ended = replace(BUSY, progress=Progress(total=2, succeeded=2))
+    told = "\n".join(line.plain for line in screen(ended, 80, 24))
+    assert "q leaves" not in told and "max_concurrent" not in told
 
 
 def test_a_narrow_terminal_has_the_title_and_all_counts() -> None:
@@ -179,9 +185,15 @@ def test_it_says_so_when_nobody_submits_the_rest(
 def test_a_map_on_a_terminal_tells_how_far_it_is(home: Path, small_project: object) -> None:
     inputs = home / "in.jsonl"
     inputs.write_text('{"x": 1}\n{"x": 2}\n')
+    seen = interrupted_once_it_shows(b"0/2", "run", f"{FILE}:waits", "--map", str(inputs))
+    assert b"kinetic batches retry grp-local-" in seen
+
+
+def interrupted_once_it_shows(words: bytes, *command: str) -> bytes:
+    """What the command says on a terminal, where Ctrl-C follows *words*."""
     ours, theirs = pty.openpty()
-    submitter = subprocess.Popen(
-        [sys.executable, "-c", ON_A_TERMINAL, "run", f"{FILE}:waits", "--map", str(inputs)],
+    started = subprocess.Popen(
+        [sys.executable, "-c", ON_A_TERMINAL, *command],
         stdin=theirs,
         stdout=theirs,
         stderr=theirs,
@@ -189,13 +201,29 @@ def test_a_map_on_a_terminal_tells_how_far_it_is(home: Path, small_project: obje
     )
     os.close(theirs)
     seen = b""
-    while b"0/2" not in seen:
+    while words not in seen:
         seen += os.read(ours, 4096)
     os.write(ours, b"\x03")
-    while submitter.poll() is None and b"interrupted\r\n" not in seen.partition(b"0/2")[2]:
+    while b"interrupted\r\n" not in seen.partition(words)[2]:
         seen += os.read(ours, 4096)
-    assert submitter.wait(60) == 130
+    assert started.wait(60) == 130
     os.close(ours)
+    return seen
+
+
+@pytest.mark.parametrize("command", ["retry", "resume", "results"])
+def test_a_command_that_waits_for_a_batch_shows_how_far_it_is(
+    kinetic: Kinetic, home: Path, small_project: object, command: str
+) -> None:
+    inputs = home / "in.jsonl"
+    inputs.write_text('{"x": 1}\n{"x": 2}\n')
+    interrupted_once_it_shows(b"0/2", "run", f"{FILE}:waits", "--map", str(inputs))
+    (batch,) = kinetic("batches", "list", "--json").json["items"]
+    if command != "retry":
+        retried = interrupted_once_it_shows(b"0/2", "batches", "retry", batch["group_id"])
+        assert b"running" in retried
+    interrupted_once_it_shows(b"0/2", "batches", command, batch["group_id"])
+    assert kinetic("batches", "cancel", batch["group_id"]).code == 0
 
 
 def test_without_a_terminal_it_is_told_in_lines(kinetic: Kinetic, small_project: object) -> None:

@@ -129,6 +129,26 @@ async def test_of_this_machine_also_what_its_platform_has_forgotten_is_listed() 
     assert {one.job_id for one in found} == {job.job_id for job in jobs[2:]}
 
 
+async def test_an_item_is_as_old_as_its_last_attempt() -> None:
+    platform = memory_platform()
+    async with aio.Client(platform=platform) as client:
+        batch = await client.run_async_map(divided, [0])
+        waiting = await batch.job(0)
+        assert waiting.began_at() == batch.created_at
+        await batch.wait()
+        first = (await batch.job(0)).began_at()
+        assert await batch.retry_failed() == 1
+        await batch.wait()
+    async with aio.Client(platform=platform) as other:
+        (listed,) = await other.list_jobs()
+        await listed.status()
+        assert listed.began_at() > first and listed.created_at == batch.created_at
+
+
+def divided(by: int) -> float:
+    return 1 / by
+
+
 async def test_a_limit_that_is_none_is_refused() -> None:
     async with aio.Client(backend="local") as client:
         with pytest.raises(errors.ConfigurationError, match="limit"):
