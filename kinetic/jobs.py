@@ -178,8 +178,11 @@ class JobHandle(JobRecord, Generic[T]):
                 )
         except KeyboardInterrupt:
             if self._twin is None or not self._twin.log_owed:
-                words = "interrupted: %s is not ended by this; kinetic.attach(%r) finds it"
-                logging.warning(words, self.job_id, self.job_id)
+                words = (
+                    "interrupted: %s goes on. To wait for it: kinetic jobs result %s. "
+                    "To end it: kinetic jobs cancel %s"
+                )
+                logging.warning(words, self.job_id, self.job_id, self.job_id)
             raise
 
     def logs(self, follow: bool = False, *, attempt: int | None = None) -> str | None:
@@ -266,8 +269,8 @@ class BatchHandle(Generic[T]):
             PORTAL.crossing(patient=False).call(self._aio.__aexit__, kind, error, trace)
         except KeyboardInterrupt:
             logging.warning(
-                "interrupted again: batch %s is left as it is; "
-                "kinetic.attach_batch(%r).cancel() ends what still runs",
+                "interrupted again: batch %s is left as it is. "
+                "To end what still runs: kinetic batches cancel %s",
                 self.group_id,
                 self.group_id,
             )
@@ -276,7 +279,9 @@ class BatchHandle(Generic[T]):
     def _goes_on(self) -> None:
         if not (self._owned or self._twin.finished):
             logging.warning(
-                "interrupted: batch %s goes on; kinetic.attach_batch(%r).cancel() ends it",
+                "interrupted: batch %s goes on. To watch it: kinetic batches watch %s. "
+                "To end it: kinetic batches cancel %s",
+                self.group_id,
                 self.group_id,
                 self.group_id,
             )
@@ -659,8 +664,7 @@ async def _until_submitted(batch: aio.BatchHandle[Any]) -> None:
     if left := await batch.let_run():
         logging.warning(
             "batch %s has %d inputs that are not submitted yet; this process ends when they "
-            "are. Ctrl-C ends it at once; kinetic.attach_batch(%r).resume() then goes on with "
-            "them",
+            "are. Press Ctrl-C to end it now. To submit the rest then: kinetic batches resume %s",
             batch.group_id,
             left,
             batch.group_id,

@@ -80,11 +80,12 @@ def in_notebook() -> bool:
 class Entry:
     """A batch or a step; the owner sets ``value``, the drawing thread reads it when it draws.
 
-    ``due`` is when it is worth a line. ``drawn`` tells that it was shown.
+    ``due`` is when it is worth a line. ``drawn`` tells that it was shown, ``stays`` whether
+    the last line of a batch is kept although the batch goes on.
     ``context`` is its owner's: the output of a notebook's cell belongs to it.
     """
 
-    __slots__ = ("begun", "context", "drawn", "due", "title", "value")
+    __slots__ = ("begun", "context", "drawn", "due", "stays", "title", "value")
 
     def __init__(
         self, title: str, value: Progress | Step | None, *, begun: float, delay: float
@@ -94,12 +95,13 @@ class Entry:
         self.begun = begun
         self.due = begun + delay
         self.drawn = False
+        self.stays = False
         self.context = contextvars.copy_context()
 
     @property
-    def finished(self) -> bool:
-        """Whether its last line is worth keeping: a batch that is over."""
-        return isinstance(self.value, Progress) and self.value.finished
+    def kept(self) -> bool:
+        """Whether its last line is worth keeping; a step's never is."""
+        return isinstance(self.value, Progress) and (self.stays or self.value.finished)
 
     def line(self) -> str:
         """As one plain line."""

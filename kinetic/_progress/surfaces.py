@@ -167,7 +167,7 @@ _NUMBERS = itertools.count(1)
 
 
 class Notebook:
-    """One output an entry: a bar and the line; a finished batch's stays, a step's goes."""
+    """One output an entry: a bar and the line; a batch's stays, a step's goes."""
 
     def __init__(self) -> None:
         # by name: whoever has a notebook has it, and type checkers need not
@@ -194,7 +194,7 @@ class Notebook:
         """Show its last state, or take it away."""
         name, _ = self._names.pop(entry, ("", 0.0))
         if name:
-            last = _bundle(entry) if entry.finished else {"text/plain": "", "text/html": ""}
+            last = _bundle(entry) if entry.kept else {"text/plain": "", "text/html": ""}
             self._tell(self._update, entry, last, name)
 
     def _tell(self, how: Any, entry: Entry, bundle: dict[str, str], name: str) -> None:
@@ -284,8 +284,8 @@ class Live:
         screen.draw(lines)
 
     def finish(self, entry: Entry, now: float) -> None:
-        """Leave the last line of a batch that is over; others just go."""
-        if entry.drawn and entry.finished:
+        """Leave the last line of a batch; the line of a step goes."""
+        if entry.drawn and entry.kept:
             self._on_screen().keep(self._lines(entry))
 
     def close(self, *, quietly: bool = False) -> None:

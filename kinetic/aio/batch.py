@@ -90,10 +90,11 @@ class BatchHandle(Generic[T]):
         """What is known of it without asking anybody; for people, not for programs."""
         batch = self._batch
         of = f" of {batch.total}" if batch.total is not None else ""
+        ended = f"{batch.submission.ended}{of}" if batch.followed else f"?{of}, not looked yet"
         return {
             "group_id": self.group_id,
             "name": self.name,
-            "ended": f"{batch.submission.ended}{of}",
+            "ended": ended,
             "created_at": self.created_at,
         }
 
@@ -119,7 +120,10 @@ class BatchHandle(Generic[T]):
         if error is not None:
             by = "interrupted" if interrupted else f"{left} by {type(error).__name__}"
             level, left = logging.WARNING, by
-        logging.log(level, "batch %s: %s; what is unfinished is cancelled", self.group_id, left)
+        words = (
+            "batch %s: %s; unfinished items are cancelled. To run them: kinetic batches retry %s"
+        )
+        logging.log(level, words, self.group_id, left, self.group_id)
         submission = batch.submission
         try:
             await release(
@@ -131,7 +135,7 @@ class BatchHandle(Generic[T]):
         finally:
             if not batch.finished:
                 logging.warning(
-                    "%d jobs of %s may still run; kinetic.attach_batch(%r).cancel() ends them",
+                    "%d jobs of %s may still run. To end them: kinetic batches cancel %s",
                     submission.deleting or len(batch.coordinator.state.busy),
                     self.group_id,
                     self.group_id,

@@ -104,12 +104,13 @@ class JobHandle(JobRecord, Generic[T]):
     def facts(self) -> dict[str, object]:
         """What is known of it without asking anybody, the status seen last; for people."""
         at = self._following
-        seen = at.submission.status(at.index).value if at is not None else ""
-        status = JobStatus.NOT_FOUND.value if self._cleaned else seen
+        seen = at.submission.status(at.index) if at is not None else None
+        if self._cleaned and not (seen is not None and seen.terminal):
+            seen = JobStatus.NOT_FOUND
         return {
             "job_id": self.job_id,
             "function": self.func_name,
-            "status": status,
+            "status": seen.value if seen is not None else "",
             "created_at": self.created_at,
         }
 

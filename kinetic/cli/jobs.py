@@ -79,7 +79,7 @@ def _by_number(handles: Sequence[aio.JobHandle[Any]]) -> list[aio.JobHandle[Any]
 @json_option
 @placed
 def _list(where: Where, everything: bool, as_json: bool) -> None:
-    """List the newest jobs with their status: newest first, items of a batch by number."""
+    """List the newest jobs with their status."""
 
     async def work() -> tuple[list[dict[str, Any]], bool]:
         async with where.client() as client:

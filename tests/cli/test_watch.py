@@ -53,7 +53,13 @@ def test_the_screen_fits_the_terminal(width: int, height: int) -> None:
 
 def test_the_screen_says_what_there_is_and_markup_is_text() -> None:
     told = "\n".join(line.plain for line in screen(BUSY, 80, 24))
-    for words in ("936/10,000", "9,000 waiting", "max_concurrent: 64", "1 h 06 min", "[red]ValueError"):
+    for words in (
+        "936/10,000",
+        "9,000 waiting",
+        "max_concurrent: 64",
+        "1 h 06 min",
+        "[red]ValueError",
+    ):
         assert words in told
     assert "retried after: 48 preempted, 2 user error" in told
 

@@ -195,6 +195,9 @@ def test_a_job_shows_itself_and_its_end(kernel) -> None:
     settled(kernel, "1 of 1 ended: 1 succeeded")
     assert "<td>SUCCEEDED</td>" in result_of(outputs(kernel, "job", mark=False))["text/html"]
     assert "1" in result_of(outputs(kernel, "job.result()", mark=False))["text/plain"]
+    seen = outputs(kernel, "job", mark=False)
+    assert "<td>SUCCEEDED</td>" in result_of(seen)["text/html"], "also once it is cleaned up"
+    assert [kind for kind, _ in seen if "display" in kind] == [], "nothing more will change"
 
 
 def test_handles_of_asyncio_show_themselves_on_the_loop_of_the_notebook(kernel) -> None:
@@ -217,6 +220,8 @@ shown
 """
     seen = outputs(kernel, listed, mark=False)
     assert "succeeded" not in result_of(seen)["text/html"], "it was not looked at"
+    assert "0 of 3" not in result_of(seen)["text/html"]
+    assert "not looked" in result_of(seen)["text/plain"]
     assert "stream" not in [kind for kind, _ in seen]
     outputs(kernel, "await client.aclose()", mark=False)
     assert "3 of 3" in result_of(outputs(kernel, "batch", mark=False))["text/html"]

@@ -86,7 +86,8 @@ def test_ctrl_c_leaves_a_clean_terminal(terminal, script) -> None:
     screen.type(b"\x03")
     assert started.end() == 0
     assert [line.replace("^C", "") for line in screen.lines][-1] == "interrupted"
-    assert live(screen.lines) == [], "the line of what was not finished is gone"
+    (last,) = live(screen.lines)
+    assert "0/4" in last, "how far it came stays to be read"
     assert not screen.screen.cursor.hidden
     assert screen.screen.cursor.attrs.fg == "default"
 
@@ -101,7 +102,28 @@ def test_an_exception_leaves_a_clean_terminal(terminal, script) -> None:
     """
     assert shown_and_ended(script(body, screen, held=True)) == 1
     assert live([line for lines in screen.history for line in lines]), "it was there"
-    assert live(screen.lines) == [] and screen.lines[-1] == "I give up"
+    (last,) = live(screen.lines)
+    assert "/40" in last and screen.lines[-1] == "I give up"
+
+
+def test_waiting_a_moment_at_a_time_leaves_one_line(terminal, script) -> None:
+    screen = terminal()
+    body = """
+    from kinetic.errors import ResultTimeout
+
+    batch = work.run_async_map(range(12), max_concurrent=4, name="demo")
+    for _ in range(3):
+        try:
+            batch.wait(timeout=1)
+        except ResultTimeout:
+            pass
+    open("some", "w").close()
+    open("all", "w").close()
+    batch.wait()
+    """
+    assert script(body, screen, held=True).end() == 0
+    assert any(live(lines) for lines in screen.history)
+    assert len(live(screen.lines)) <= 1
 
 
 def test_a_narrow_terminal_without_colours_does_not_wrap_and_has_none(terminal, script) -> None:

@@ -547,8 +547,8 @@ class Batch:
             left = coordinator.waiting
             if left or not (coordinator.complete or coordinator.all_asked_for):
                 logging.warning(
-                    "%s: %s is not submitted any more; %d of its items wait to be started. What "
-                    "runs goes on; kinetic.attach_batch(%r).resume() submits the rest",
+                    "%s: this process submits %s no more. What runs goes on; %d items wait. "
+                    "To submit the rest: kinetic batches resume %s",
                     why,
                     self.group_id,
                     len(left),

@@ -523,10 +523,11 @@ class _Showing:
             last_word = watch.over and self._entry.drawn
             self._entry.value = await watch.last() if last_word else watch.value()
 
-    async def end(self) -> None:
-        """Take it off the display, and wait until its last line is there."""
+    async def end(self, *, stays: bool) -> None:
+        """Take it off the display, and wait until its last line is there, which *stays* or not."""
         from kinetic._progress.display import DISPLAY
 
+        self._entry.stays = stays
         try:
             self._ending.set()
             self._batch.wake()
@@ -584,14 +585,20 @@ class Shown:
         if self._showing is not None:
             self._showing.waiting += 1
 
-    async def __aexit__(self, *exc_info: object) -> None:
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         showing = self._showing
         if showing is None:
             return
         showing.waiting -= 1
         if not showing.waiting:
             _SHOWN.pop(self._batch, None)
-            await showing.end()
+            # Whoever waits for a second at a time does not want a line for each.
+            await showing.end(stays=not isinstance(error, TimeoutError))
 
 
 def _put_up(batch: Batch) -> _Showing | None:
@@ -642,7 +649,7 @@ class Iteration:
             consumer = Consumer(self._batch, ordered=self._ordered, windowed=self._windowed)
             self._consumer = await consumer.__aenter__()
         except BaseException:
-            await self._display.__aexit__()
+            await self._display.__aexit__(None, None, None)
             raise
         return self._consumer, None if timeout is None else now + timeout
 
@@ -656,7 +663,7 @@ class Iteration:
             if self._consumer is not None:
                 await self._consumer.__aexit__(kind, error, trace)
         finally:
-            await self._display.__aexit__()
+            await self._display.__aexit__(kind, error, trace)
         if self._timeout is None or not isinstance(error, TimeoutError):
             return
         if not isinstance(error, KineticError):

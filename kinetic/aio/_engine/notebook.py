@@ -25,7 +25,7 @@ __all__ = ["counts_of", "follow_batch", "follow_job"]
 
 def counts_of(batch: Batch) -> dict[str, int]:
     """How many items are where, as far as this process has looked; nothing if it has not."""
-    if not (batch.followed or batch.submits):
+    if not batch.followed:
         return {}
     states = Counter(state_at(batch.submission, index) for index in range(batch.known))
     return {state.name.lower(): states[state] for state in State if states[state]}
