@@ -27,14 +27,17 @@ LONGEST_NAME = 80
 """A longer word resembles no name of ours, and comparing costs its length squared."""
 
 
-def nearest(word: str, known: Iterable[str], *, limit: int = 3) -> list[str]:
-    """Return at most *limit* of the *known* names, the one most like *word* first."""
+def nearest(word: str, known: Iterable[str], *, limit: int = 3, cutoff: float = 0.5) -> list[str]:
+    """Return at most *limit* of the *known* names, the one most like *word* first.
+
+    *cutoff* is how alike they must be, from 0 to 1.
+    """
     import difflib  # only an error needs it
 
     if len(word) > LONGEST_NAME:
         return []
     by_case = {name.lower(): name for name in known}
-    found = difflib.get_close_matches(word.lower(), by_case, n=limit, cutoff=0.5)
+    found = difflib.get_close_matches(word.lower(), by_case, n=limit, cutoff=cutoff)
     return [by_case[name] for name in found]
 
 

@@ -21,6 +21,7 @@ is clear, and then it counts.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -38,6 +39,7 @@ __all__ = [
     "BACKENDS",
     "VARIABLES",
     "Target",
+    "checked_zone",
     "debug_port",
     "debug_wait_s",
     "home",
@@ -186,8 +188,8 @@ def resolve(
 
     Raises:
         ConfigurationError: There is no such backend, a cluster's backend has
-            neither project nor context, an argument is empty, or a variable
-            that is a number is none.
+            neither project nor context, an argument is empty, the zone is
+            malformed, or a variable that is a number is none.
         ProfileError: The profiles cannot be read, or there is no such profile.
     """
     _check_numbers(environ)
@@ -217,7 +219,7 @@ def resolve(
         backend=chosen,
         why=why,
         project=named_project,
-        zone=settings.text("zone"),
+        zone=checked_zone(*settings.find("zone")),
         cluster=settings.text("cluster"),
         namespace=settings.text("namespace"),
         store=settings.value("store"),
@@ -225,6 +227,24 @@ def resolve(
         output_dir=settings.value("output_dir"),
         kube_context=kube_context,
     )
+
+
+_ZONE = re.compile(r"[a-z]+-[a-z]+[0-9]+(-[a-z0-9]+)?")
+
+
+def checked_zone(zone: str | None, origin: str) -> str:
+    """Return *zone*, which *origin* names, if it has the form of a zone or a region.
+
+    Raises:
+        ConfigurationError: It has another form.
+    """
+    zone = zone or DEFAULTS["zone"]
+    if _ZONE.fullmatch(zone) is None:
+        raise ConfigurationError(
+            f"{zone!r} (from {origin}) isn't a zone of Google Cloud; write one such as "
+            f"{DEFAULTS['zone']}, or leave it out"
+        )
+    return zone
 
 
 SHOWN = (

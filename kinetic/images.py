@@ -109,7 +109,7 @@ def image_of(function: Callable[..., Any], target: Target) -> Plan:
     mode = options.container_image or "bundled"
     category = options.parsed_accelerator.kind
     if mode not in ("bundled", "prebuilt"):
-        return Plan(image=registry.checked_uri(mode), category=category)
+        return Plan(image=mode, category=category)
     project = find_project(plain, environ=os.environ, cwd=Path.cwd())
     repo = options.base_image_repo or target.base_image_repo
     request = ImageRequest(

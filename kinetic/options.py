@@ -19,7 +19,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, Any, Self, TypedDict, TypeVar, Unpack, cast
 
 from kinetic import accelerators
-from kinetic._messages import one_line, suggest
+from kinetic._messages import nearest, one_line, suggest
 from kinetic.accelerators import Accelerator
 from kinetic.configuration import BACKENDS
 from kinetic.errors import ConfigurationError
@@ -36,6 +36,7 @@ __all__ = [
     "RunOptions",
     "check",
     "check_indices",
+    "checked_image",
     "refuse_unknown",
     "settings_of",
     "shows",
@@ -204,6 +205,13 @@ _NAMES = (
     "namespace",
     "output_dir",
 )
+IMAGE_MODES = ("bundled", "prebuilt")
+_HOST = r"(?:[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?(?::[0-9]+)?|\[[0-9a-f:]+\](?::[0-9]+)?)"
+_COMPONENT = r"[a-z0-9]+(?:(?:[._]|__|-+)[a-z0-9]+)*"
+_IMAGE = re.compile(
+    rf"(?:{_HOST}/)?{_COMPONENT}(?:/{_COMPONENT})*(?::[A-Za-z0-9_][A-Za-z0-9_.-]{{0,127}})?"
+    r"(?:@[a-z0-9]+:[0-9a-f]{32,})?"
+)
 _QUANTITY = re.compile(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([A-Za-z]*)", re.ASCII)
 _UNITS = {
     "": 1,
@@ -282,6 +290,8 @@ class Options:
         object.__setattr__(self, "parsed_accelerator", parsed)
         for name in _NAMES:
             _check_text(name, getattr(self, name))
+        if self.container_image not in (None, *IMAGE_MODES):
+            checked_image(self.container_image)
         _check_backend(self.backend)
         for name in ("timeout", "start_timeout"):
             if getattr(self, name) == math.inf:  # which is how others write that there is none
@@ -349,6 +359,26 @@ def _check_text(name: str, value: object) -> None:
         raise ConfigurationError(f"{name} must be text, not {type(value).__name__}")
     if not value.strip():
         raise ConfigurationError(f"{name} is empty; leave it out for the default")
+
+
+def checked_image(name: str) -> str:
+    """Return *name* if it can be the name of a container image, and is no misspelled mode.
+
+    Raises:
+        ConfigurationError: It cannot, or resembles ``bundled`` or ``prebuilt``.
+    """
+    if near := nearest(name, IMAGE_MODES, cutoff=0.8):
+        raise ConfigurationError(
+            f"container_image={name!r} resembles {near[0]!r}: write that, or the image's whole "
+            f"name, as in docker.io/library/{name.lower()}:latest"
+        )
+    if _IMAGE.fullmatch(name) is None:
+        hint = "leave the scheme out" if "://" in name else "write it as registry/name:tag"
+        raise ConfigurationError(
+            f"container_image={name!r} is no name of a container image: {hint}, or use "
+            '"bundled" or "prebuilt"'
+        )
+    return name
 
 
 def _check_backend(value: object) -> None:

@@ -39,6 +39,8 @@ def accelerators(where: Where, live: bool, as_json: bool) -> None:
         cluster=given.get("cluster"),
     )
     listed = rows(target.zone)
+    if not any(one.on_demand for one in listed):
+        output.note(f"no list prices are known for {target.zone}; check --zone")
     found = [_shown(one) for one in listed]
     if not live:
         output.table("accelerators", COLUMNS, found, as_json=as_json, empty="")

@@ -64,6 +64,9 @@ def _version(context: click.Context, _: click.Parameter, wanted: bool) -> None:
 @click.pass_context
 def cli(context: click.Context, profile: str | None) -> None:
     """Run functions on TPUs, GPUs and this machine, and look after what runs."""
+    from kinetic import configuration
+
+    configuration.log_level()  # a wrong one is an error of every command
     if profile is None:
         return
     if context.invoked_subcommand == "profile":

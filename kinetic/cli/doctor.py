@@ -34,6 +34,8 @@ def doctor(where: Where, run: bool, image: str | None, manifest: bool, as_json: 
         folder = Path(__file__).parents[1] / "doctor"
         output.lines([(folder / "namespace.yaml").read_text(encoding="utf-8").rstrip()])
         return 0
+    if image is not None and not run:
+        raise click.UsageError("--image names the image of the job of --run: give both")
     from kinetic.doctor.examination import examine
 
     where.point()

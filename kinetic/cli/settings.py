@@ -77,11 +77,12 @@ def _create(
     where: Where, name: str, base_image_repo: str | None, output_dir: str | None, force: bool
 ) -> None:
     """Make a profile; the first one is used from then on."""
-    from kinetic.configuration import BACKENDS
+    from kinetic.configuration import BACKENDS, checked_zone
     from kinetic.profiles import Profile
 
     if where.backend is not None and where.backend.strip().lower() not in BACKENDS:
         raise click.BadParameter(f"there are {', '.join(BACKENDS)}", param_hint="--backend")
+    checked_zone(where.zone, "--zone")
     more = {"base_image_repo": base_image_repo, "output_dir": output_dir}
     made = Profile.checked(name, {**where.given(), **more})
 

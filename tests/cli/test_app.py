@@ -167,6 +167,31 @@ def test_profiles_are_made_shown_used_and_removed(kinetic: Kinetic, home: Path) 
     assert kinetic("profile", "rm", "two").code == 2
 
 
+@pytest.mark.parametrize("command", ["accelerators", "jobs list", "profile create mine", "doctor"])
+def test_a_zone_that_is_none_is_noticed(kinetic: Kinetic, command: str) -> None:
+    said = kinetic(*command.split(), "--zone", "mars")
+    assert said.code != 0 and "'mars'" in said.err + said.out
+
+
+def test_a_zone_without_prices_is_noticed(kinetic: Kinetic) -> None:
+    said = kinetic("accelerators", "--zone", "us-centrl1-a")
+    assert said.code == 0 and "us-centrl1-a" in said.err
+
+
+@pytest.mark.parametrize("command", ["accelerators", "jobs list", "profile ls", "gc"])
+def test_a_log_level_that_is_none_is_noticed(
+    kinetic: Kinetic, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    monkeypatch.setenv("KINETIC_LOG_LEVEL", "warnign")
+    said = kinetic(*command.split())
+    assert said.code == 2 and "KINETIC_LOG_LEVEL" in said.err and "'WARNING'" in said.err
+
+
+def test_an_image_without_a_run_is_refused(kinetic: Kinetic) -> None:
+    said = kinetic("doctor", "--image", "python:3.12")
+    assert said.code == 2 and "--run" in said.err
+
+
 def test_a_profile_that_is_not_there_is_told_with_the_option(kinetic: Kinetic) -> None:
     said = kinetic("--profile", "nobody", "config", "show")
     assert said.code == 2 and "--profile: there is no profile 'nobody'" in said.err

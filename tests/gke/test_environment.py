@@ -47,5 +47,7 @@ async def test_a_pod_gets_captured_variables_and_nothing_else_of_its_submitter(
     assert seen["SWEEP_RATE"] == "0.1"
     assert not own.items() & seen.items()
     assert {"PATH", "HOME"} <= seen.keys()
-    content = [sorted(one["data"]) for one in secrets["items"] if job.job_id in str(one["metadata"])]
+    content = [
+        sorted(one["data"]) for one in secrets["items"] if job.job_id in str(one["metadata"])
+    ]
     assert content == [["env.0", "key"]]

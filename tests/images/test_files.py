@@ -18,8 +18,9 @@ from kinetic import configuration
 from kinetic.aio.images import recipe
 from kinetic.aio.images.cloud_build import failing_lines
 from kinetic.aio.images.recipe import installed_wheel, package_files, runner_files, wheel
-from kinetic.aio.images.registry import checked_uri, manifest_url, places, registry_of
+from kinetic.aio.images.registry import manifest_url, places, registry_of
 from kinetic.errors import ConfigurationError
+from kinetic.options import checked_image
 from tests.images.conftest import METADATA, OWN
 
 ROOT = Path(__file__).parents[2]
@@ -205,7 +206,7 @@ def test_the_account_of_a_domains_project_has_its_own_form() -> None:
     ],
 )
 def test_a_name_of_an_image_is_taken_as_it_is(uri: str) -> None:
-    assert checked_uri(uri) == uri
+    assert checked_image(uri) == uri
 
 
 @pytest.mark.parametrize(
@@ -223,8 +224,8 @@ def test_a_name_of_an_image_is_taken_as_it_is(uri: str) -> None:
     ],
 )
 def test_what_is_no_name_of_an_image_is_refused(uri: str) -> None:
-    with pytest.raises(ConfigurationError, match="no name of a container image"):
-        checked_uri(uri)
+    with pytest.raises(ConfigurationError, match=r"no name of a container image|resembles"):
+        checked_image(uri)
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,9 @@ async def test_a_supervisor_of_another_version_is_not_used_and_it_is_said_which_
         over.set()
 
     async with await asyncio.start_unix_server(earlier, str(places.socket)):
-        with pytest.raises(Unavailable, match=r"another version of kinetic.*`kill 4711`"):
+        with pytest.raises(
+            Unavailable, match=r"4711.* another version of kinetic.*`kinetic local stop`"
+        ):
             await open_connection(home, os.environ)
         await over.wait()
 

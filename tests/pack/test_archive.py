@@ -26,9 +26,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kinetic._packing import archive
+from kinetic._packing.ignore import look_private
 from kinetic.errors import ConfigurationError, PackError
 
-from .conftest import Make, Python, contents, last_line, names, settle
+from .conftest import REPOSITORY, Make, Python, contents, last_line, names, settle
 
 Pack = Callable[..., archive.Archive]
 
@@ -583,6 +584,14 @@ def test_what_looks_like_a_secret_is_named_once(
     assert all(one in record.getMessage() for one in secret)
     assert not any(one in record.getMessage() for one in plain)
     assert ".kineticignore" in record.getMessage()
+
+
+def test_no_file_of_this_repository_looks_like_a_secret() -> None:
+    listed = subprocess.run(["git", "ls-files"], cwd=REPOSITORY, capture_output=True, text=True)
+    if listed.returncode:
+        pytest.skip("this is no clone")
+    named = [one for one in listed.stdout.splitlines() if look_private(one.rpartition("/")[2])]
+    assert named == [], "README's first command would warn of them"
 
 
 PEM = "-----BEGIN RSA " + "PRIVATE KEY-----\nMIIE\n"

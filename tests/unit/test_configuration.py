@@ -56,7 +56,9 @@ def machine(tmp_path: Path) -> Machine:
 def value_of(setting: str, letter: str) -> str:
     """A value that is told apart by its source."""
     backend = {"a": "pathways", "v": "gke", "p": "local"}
-    return backend[letter] if setting == "backend" else f"{setting}-{letter}"
+    if setting == "backend":
+        return backend[letter]
+    return f"us-zone1-{letter}" if setting == "zone" else f"{setting}-{letter}"
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
@@ -208,8 +210,28 @@ def test_a_file_of_profiles_that_is_named_must_exist(machine: Machine, tmp_path:
     file = machine.environ["KINETIC_PROFILES_FILE"] = str(tmp_path / "team.json")
     with pytest.raises(ProfileError, match=rf"{file}; correct KINETIC_PROFILES_FILE or unset it"):
         machine.resolve()
-    machine.profile(zone="z")
-    assert machine.resolve().zone == "z"
+    machine.profile(zone="us-east5-b")
+    assert machine.resolve().zone == "us-east5-b"
+
+
+@pytest.mark.parametrize(
+    "zone", ["mars", "us-central", "us_central1_a", "US-CENTRAL1-A", "us-central1-"]
+)
+def test_what_has_not_the_form_of_a_zone_is_refused_with_its_source(
+    machine: Machine, zone: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=f"'{zone}'.*the argument zone"):
+        machine.resolve(zone=zone)
+    machine.environ["KINETIC_ZONE"] = zone
+    with pytest.raises(ConfigurationError, match="KINETIC_ZONE"):
+        machine.resolve()
+
+
+@pytest.mark.parametrize(
+    "zone", ["us-central1-a", "northamerica-northeast1-c", "us-south1-ai1b", "me-west1"]
+)
+def test_zones_and_regions_are_taken(machine: Machine, zone: str) -> None:
+    assert machine.resolve(zone=zone).zone == zone
 
 
 def test_targets_differ_by_where_not_by_why(machine: Machine) -> None:

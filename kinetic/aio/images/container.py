@@ -15,10 +15,11 @@ from kinetic.aio._net.tokens import Credentials
 from kinetic.aio.images.bundled import COMMAND, BundledImages, Pace
 from kinetic.aio.images.cloud_build import Builder, BuildLog
 from kinetic.aio.images.recipe import PYTHON_IMAGE, Wheel, dependencies_of, installed_wheel
-from kinetic.aio.images.registry import EMULATOR, Http, Registry, checked_uri, places, registry_of
+from kinetic.aio.images.registry import EMULATOR, Http, Registry, places, registry_of
 from kinetic.aio.ports import Image, ImageRequest, Images, Store
 from kinetic.configuration import Target
 from kinetic.errors import AuthError, ConfigurationError
+from kinetic.options import checked_image
 
 __all__ = [
     "ContainerImages",
@@ -130,7 +131,7 @@ def base_uri(repo: str, category: str, tag: str | None = None) -> str:
     # A local version has a "+", which no tag can have.
     tag = tag or __version__.replace("+", "-")
     try:
-        return checked_uri(f"{repo.rstrip('/')}/base-{category}:{tag}")
+        return checked_image(f"{repo.rstrip('/')}/base-{category}:{tag}")
     except ConfigurationError as exc:
         raise ConfigurationError(
             f"base_image_repo={repo!r} and the tag {tag!r} make no name of an image; write the "
@@ -152,7 +153,7 @@ class CustomImages:
         Raises:
             ConfigurationError: It is no name of an image.
         """
-        return Image(uri=checked_uri(request.mode), command=COMMAND)
+        return Image(uri=request.mode, command=COMMAND)
 
     async def aclose(self) -> None:
         """Nothing is held."""
@@ -280,7 +281,7 @@ def started_from(environ: Mapping[str, str]) -> str:
     """
     named = environ.get(STARTED_FROM, "") or PYTHON_IMAGE
     try:
-        checked_uri(named.replace("{python}", "3.12"))
+        checked_image(named.replace("{python}", "3.12"))
     except ConfigurationError as exc:
         raise ConfigurationError(
             f"{STARTED_FROM}={named!r} is no name of an image with Python, such as {PYTHON_IMAGE!r}"

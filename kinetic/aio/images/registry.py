@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -17,7 +16,6 @@ __all__ = [
     "Http",
     "Places",
     "Registry",
-    "checked_uri",
     "manifest_url",
     "places",
     "registry_of",
@@ -91,13 +89,6 @@ class Http:
 CONTINENTS = ("us", "europe", "asia")
 EMULATOR = "ARTIFACT_REGISTRY_EMULATOR_HOST"
 
-_HOST = r"(?:[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?(?::[0-9]+)?|\[[0-9a-f:]+\](?::[0-9]+)?)"
-_PATH = r"[a-z0-9]+(?:(?:[._]|__|-+)[a-z0-9]+)*"
-_URI = re.compile(
-    rf"(?:{_HOST}/)?{_PATH}(?:/{_PATH})*(?::[A-Za-z0-9_][A-Za-z0-9_.-]{{0,127}})?"
-    r"(?:@[a-z0-9]+:[0-9a-f]{32,})?"
-)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Places:
@@ -143,21 +134,6 @@ def registry_of(uri: str) -> str:
     """The host of an image's registry; empty for Docker Hub."""
     first, slash, _ = uri.partition("/")
     return first if slash and ("." in first or ":" in first or first == "localhost") else ""
-
-
-def checked_uri(uri: str) -> str:
-    """*uri*, if it can be the name of an image.
-
-    Raises:
-        ConfigurationError: It cannot.
-    """
-    if _URI.fullmatch(uri) is None:
-        hint = "leave the scheme out" if "://" in uri else "write it as registry/name:tag"
-        raise ConfigurationError(
-            f"container_image={uri!r} is no name of a container image: {hint}, or use "
-            '"bundled" or "prebuilt"'
-        )
-    return uri
 
 
 _KINDS = (

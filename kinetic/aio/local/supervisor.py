@@ -327,8 +327,8 @@ async def open_connection(home: Path, environ: Mapping[str, str]) -> Connection:
         if "error" in hello or tuple(hello["protocol"]) != VERSION:
             connection.close()
             raise Unavailable(
-                f"the local supervisor of {home} is of another version of kinetic; end it with "
-                f"`kill {hello['pid']}` when its jobs have ended or are not wanted, and try again"
+                f"the local supervisor of {home} (process {hello['pid']}) is of another version of "
+                "kinetic; run `kinetic local stop`, which ends it and its jobs, and try again"
             )
         return connection
     raise Unavailable(f"the local supervisor of {home} ends as soon as it is started; see its log")
