@@ -285,7 +285,7 @@ async def test_a_metric_that_no_result_has_is_refused_with_the_names_that_exist(
 ) -> None:
     batch = await client.run_async_map(train, [1.0])
     await batch.wait()
-    with pytest.raises(ConfigurationError, match="'los'.*loss"):
+    with pytest.raises(ConfigurationError, match=r"'los'.*loss"):
         await batch.report(tmp_path / "report.html", metric="los")
     assert await batch.report(tmp_path / "report.html", metric="loss", direction="maximize")
     with pytest.raises(ConfigurationError, match="direction"):
