@@ -178,6 +178,13 @@ async def followed(at: JobRef) -> AsyncGenerator[str]:
     Raises:
         NotFound: There is no log at all: it has not started, or was removed.
     """
+    with at.session.awaiting(at.submission):
+        async with aclosing(_followed(at)) as lines:
+            async for line in lines:
+                yield line
+
+
+async def _followed(at: JobRef) -> AsyncGenerator[str]:
     submission = at.submission
     item = submission.item(at.index) or await submission.look(at.index)
     number, told, closed = item.attempt, False, False

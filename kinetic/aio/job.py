@@ -427,21 +427,14 @@ class JobHandle(JobRecord, Generic[T]):
             item = await at.submission.reconcile(at.index)
         if item.state.final:
             return item
-        looking_again = None
-        if not at.submission.ours:
-            looking = at.submission.keep_looking(at.index)
-            looking_again = at.session.spawn(looking, name=f"looking at {self.job_id}")
         try:
-            return await asyncio.wait_for(at.submission.closed(at.index), timeout)
+            return await asyncio.wait_for(at.session.closed(at.submission, at.index), timeout)
         except TimeoutError:
             raise ResultTimeout(
                 f"{self.job_id} has no result after {timeout:g} s; it goes on, and its handle "
                 "stays valid",
                 job_id=self.job_id,
             ) from None
-        finally:
-            if looking_again is not None:
-                looking_again.cancel()
 
     def _notify(
         self, at: JobRef, on_status_change: Callable[[JobStatus], None] | None
@@ -595,7 +588,7 @@ class JobHandle(JobRecord, Generic[T]):
         await at.session.platform.cluster.delete(names=names)
         await at.submission.look(at.index)
         try:
-            await asyncio.wait_for(at.submission.closed(at.index), timeout)
+            await asyncio.wait_for(at.session.closed(at.submission, at.index), timeout)
         except TimeoutError:
             raise ResultTimeout(
                 f"{self.job_id} was asked to stop and has not ended within "

@@ -1,4 +1,4 @@
-"""Who waits asks nobody, but to keep what he holds and to hear what others want."""
+"""What waiting costs: a watch, the lease of a batch, and one reading a minute."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from tests.engine.world import VIRTUAL, World
 
 LONG_S = 600.0
 RHYTHM_S = 10.0
+REREAD_S = 60.0
 
 
 def same(x: int) -> int:
@@ -33,27 +34,48 @@ async def asked_within(world: World, seconds: float) -> Counter[str]:
     return sum(counts, Counter())
 
 
+def is_one_reading_a_minute(asked: Counter[str]) -> bool:
+    """Whether the items were listed and the platform was asked once in each minute or so."""
+    readings = LONG_S / REREAD_S
+    each = {asked["find"], asked["list"], asked["get"]}  # the last looks for requests
+    return each < {*range(int(readings), int(readings * 1.5))} and len(asked) == 3
+
+
 @VIRTUAL
-async def test_a_single_job_that_runs_for_long_costs_nothing(
+async def test_a_single_job_that_runs_for_long_is_read_once_a_minute(
     client: aio.Client, world: World
 ) -> None:
     job = await client.submit(same, 3)
     waiting = asyncio.create_task(job.result())
     await settled(world, 1)
-    assert await asked_within(world, LONG_S) == {}
+    await asyncio.sleep(2 * REREAD_S)
+    assert is_one_reading_a_minute(await asked_within(world, LONG_S))
     world.gate.set()
     assert await waiting == 3
 
 
 @VIRTUAL
-async def test_a_batch_costs_two_requests_in_ten_seconds(client: aio.Client, world: World) -> None:
+async def test_nobody_reads_a_job_that_nobody_waits_for(client: aio.Client, world: World) -> None:
+    job = await client.submit(same, 3)
+    await settled(world, 1)
+    assert await asked_within(world, LONG_S) == {}
+    world.gate.set()
+    assert await job.result() == 3
+
+
+@VIRTUAL
+async def test_a_batch_costs_two_requests_in_ten_seconds_and_one_reading_a_minute(
+    client: aio.Client, world: World
+) -> None:
     """The renewal of its lease, and a look whether anybody wants something of it."""
     batch = await client.run_async_map(same, range(50), max_concurrent=None)
     waiting = asyncio.create_task(batch.results())
     await settled(world, 50)
+    await asyncio.sleep(2 * REREAD_S)
     asked = await asked_within(world, LONG_S)
     beats = LONG_S / RHYTHM_S
-    assert asked == {"replace": beats, "look": beats}
+    assert (asked.pop("replace"), asked.pop("look")) == (beats, beats)
+    assert is_one_reading_a_minute(asked), "one list for all its items"
     world.gate.set()
     assert await waiting == [*range(50)]
 

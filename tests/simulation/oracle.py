@@ -174,6 +174,8 @@ class Oracle:
             (self.batch.claims if found[3] == "claim" else self.batch.outcomes).pop(key, None)
         elif "/inputs/" in name:
             self.inputs_gone = True
+        elif name.endswith("/lease") and self.cleaning >= 0:
+            self.batch.fence = 0  # whoever makes another finds the stop, or no manifest
         elif "/control/" in name:
             self.gone = True
 

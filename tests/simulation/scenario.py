@@ -25,6 +25,7 @@ from kinetic.errors import (
     SubmitterLost,
 )
 from kinetic.job_status import JobStatus
+from tests.engine.notifications import Fault, Unreliable
 
 from .oracle import FINAL, Oracle, Violation
 from .virtual import Frozen, Runaway, VirtualLoop, virtual_clocks
@@ -221,10 +222,11 @@ class Side:
         self.scenario = scenario
         self.name = name
         self.gate = Gate(scenario.world, name)
+        cluster: Any = ClusterOf(self.gate)
         platform = Platform(
             store=StoreOf(self.gate),
             images=ImagesOf(),
-            cluster=ClusterOf(self.gate),
+            cluster=cluster if scenario.fault is None else Unreliable(cluster, scenario.fault),
             marker="local-",
         )
         self.client = aio.Client(backend="local", platform=platform)
@@ -306,8 +308,9 @@ class Side:
 class Scenario:
     """One seed, played."""
 
-    def __init__(self, plan: Plan, bend: Bend) -> None:
+    def __init__(self, plan: Plan, bend: Bend, fault: Fault | None = None) -> None:
         self.plan = plan
+        self.fault = fault
         self.rng = random.Random(plan.seed * 7919 + 1)
         self.loop = VirtualLoop(random.Random(plan.seed * 7919 + 2))
         budgets = RetryBudgets(user=plan.terms["retries"])
@@ -580,7 +583,10 @@ class Scenario:
 
 
 def play(
-    seed: int, bend: Bend | None = None, change: Callable[[Plan], Plan] = lambda plan: plan
+    seed: int,
+    bend: Bend | None = None,
+    change: Callable[[Plan], Plan] = lambda plan: plan,
+    fault: Fault | None = None,
 ) -> Report:
-    """Play one seed to its end, with the plan changed if need be."""
-    return Scenario(change(plan_of(seed)), bend or Bend()).play()
+    """Play one seed to its end, with the plan changed if need be; watches have the *fault*."""
+    return Scenario(change(plan_of(seed)), bend or Bend(), fault).play()

@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.engine.notifications import FAULTS, Fault
+
 from .scenario import CALM_AFTER, USD_PER_HOUR, Plan, budgeted, crowded, forged, play
 
 SEEDS, BLOCK = 1000, 100
@@ -77,6 +79,27 @@ def test_a_budget_is_kept_whoever_submits(first: int) -> None:
 @pytest.mark.timeout(300)
 def test_requests_that_are_forged_change_no_course() -> None:
     assert played(range(BLOCK), forged)["control: forged"] > BLOCK
+
+
+def each_notification(seed: int, what: str) -> int:
+    """Play *seed* once for each of its notifications, which is *what*; how many there were."""
+    at = 0
+    while True:
+        report = play(seed, fault=(fault := Fault(what, at)))
+        if report.violation is not None:
+            pytest.fail(f"{report.told()}\nnotification {at} was {what}", pytrace=False)
+        if not fault.happened:
+            return at
+        at += 1
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("what", FAULTS)
+@pytest.mark.parametrize("seeds", [range(3), pytest.param(range(3, 20), marks=pytest.mark.full)])
+def test_no_single_notification_is_needed(seeds: range, what: str) -> None:
+    cases = sum(each_notification(seed, what) for seed in seeds)
+    print(f"cases: {cases}")
+    assert cases > 50
 
 
 @pytest.mark.slow

@@ -54,6 +54,7 @@ from kinetic.errors import (
     KineticError,
     NotFound,
     SubmitterLost,
+    Unavailable,
     WireError,
 )
 from kinetic.job_status import JobStatus
@@ -204,6 +205,19 @@ class Batch:
 
     def _is_final(self, index: int) -> bool:
         return self.submission.is_final(index)
+
+    async def reread(self) -> None:
+        """Read again what is open, and ask the platform about what has begun."""
+        if self.coordinator is not None and self.submits:
+            await self.coordinator.reread()
+        elif not self.finished:
+            await self.look()
+            submission = self.submission
+            open_here = (one for one in range(self.known) if not self._is_final(one))
+            begun = [
+                one for one in open_here if submission.begun(one) or one in submission.doubtful
+            ]
+            await submission.ask_platform(begun)
 
     async def statuses(self) -> list[tuple[int, JobStatus]]:
         """Index and status of what was submitted, read from the store now."""
@@ -588,17 +602,7 @@ class Batch:
         await self.look()
         for index in range(self.known):
             if not self._is_final(index) and self.submission.final_error(index) is None:
-                await self._until_closed(index)
-
-    async def _until_closed(self, index: int) -> None:
-        """Wait until item *index* is final, even if the platform does not tell of its end."""
-        closing = asyncio.ensure_future(self.submission.closed(index))
-        try:
-            while not (await asyncio.wait({closing}, timeout=LONGEST_LOOK_S))[0]:
-                await retry_forever(self.look, f"looking at {self.group_id}")
-            closing.result()
-        finally:
-            closing.cancel()
+                await self.session.closed(self.submission, index)
 
     async def delete_jobs(self) -> None:
         """Take all its jobs off the platform, when none of them is wanted any more."""
@@ -654,6 +658,8 @@ class Batch:
                 await self.refresh()
                 stuck = await self.submission.see_through(range(self.known))
                 await self.submission.read_requests()
+                if self.submission.doubtful:
+                    raise Unavailable("some of its ends cannot be read", retryable=True)
             except KineticError as exc:
                 logging.warning("looking at %s failed: %s; trying again", self.group_id, exc)
                 await asyncio.sleep(LONGEST_LOOK_S)
@@ -774,7 +780,7 @@ async def start_job(
         session.limit.release()
         raise
     if session.limit.bounded:
-        waiting = session.spawn(submission.closed(0), name=f"slot of {identity.id}")
+        waiting = session.spawn(session.closed(submission, 0), name=f"slot of {identity.id}")
         waiting.add_done_callback(functools.partial(_on_closed, session))
     return record, JobRef(session=session, submission=submission, index=0)
 

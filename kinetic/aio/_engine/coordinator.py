@@ -44,7 +44,6 @@ from kinetic.options import MapSettings
 __all__ = [
     "BatchCoordinator",
     "keep_renewing",
-    "reconcile_silent_attempts",
     "recover_state",
     "renewed",
     "since",
@@ -114,9 +113,14 @@ async def _surveyed(
     claimants, before = await _claimants(submission, unknown), submission.observations()
     labels = {LABEL_SUBMISSION: batch}
     cluster = session.platform.cluster
+    asked = len(submission.requests.entries)
     jobs = await retry_forever(
         lambda: cluster.find(labels=labels), f"asking for the jobs of {batch}"
     )
+    # A retry that led to one of these jobs was stored before it: without that it looks idle.
+    await retry_forever(submission.read_requests, f"reading the requests of {batch}")
+    if asked != len(submission.requests.entries):
+        return []  # all is read once more
     found = {
         (int(seen.labels[LABEL_INDEX]), int(seen.labels[LABEL_ATTEMPT])): seen for seen in jobs
     }
@@ -212,61 +216,6 @@ class _Survey:
 
     def _reopened(self, index: int, attempt: int) -> scheduler.Reopened:
         return scheduler.Reopened(index, attempt, self._submission.requests.standing(index))
-
-
-SILENT_S = 60.0
-
-
-async def reconcile_silent_attempts(
-    session: Session, submission: Submission, state: scheduler.State, launcher: Launcher
-) -> None:
-    """Ask about what the watch has not mentioned for a minute or two, until cancelled."""
-    silent: set[tuple[int, int]] = set()
-    while True:
-        await asyncio.sleep(SILENT_S)
-        before, silent = silent, _silent(submission, state, launcher)
-        try:
-            if suspects := before & silent:
-                await _ask(session, submission, launcher, suspects)
-        except BackendError as exc:
-            logging.warning("%s: %s; trying again", submission.identity.id, exc)
-
-
-def _silent(
-    submission: Submission, state: scheduler.State, launcher: Launcher
-) -> set[tuple[int, int]]:
-    found: set[tuple[int, int]] = set()
-    for index, number in state.busy.items():
-        void = submission.attempt(index, number).executor == wire.VOID
-        known = submission.is_confirmed(index, number)
-        if (void or not known) and index not in launcher.unasked:
-            found.add((index, number))
-    return found
-
-
-async def _ask(
-    session: Session, submission: Submission, launcher: Launcher, suspects: set[tuple[int, int]]
-) -> None:
-    await submission.look_at_each([index for index, _ in suspects])
-    asked: dict[tuple[int, int], tuple[Observation | None, str | None]] = {}
-    for index, number in sorted(suspects):
-        item = submission.item(index)
-        if item is not None and not item.state.final and item.attempt == number:
-            claimant = submission.attempt(index, number).executor
-            asked[index, number] = submission.observation(index), claimant
-    if not asked:
-        return
-    names = [submission.identity.attempt_name(*one) for one in asked]
-    found = {one.name: one for one in await session.platform.cluster.find(names=names)}
-    for name, ((index, number), (before, claimant)) in zip(names, asked.items(), strict=True):
-        seen = found.get(name)
-        if submission.attempt(index, number).executor == wire.VOID:
-            # Whoever was closing it died before storing its outcome.
-            session.resolve_attempt(submission, index, number, seen)
-        elif submission.is_over(index, number, seen, before):
-            session.resolve_attempt(submission, index, number, seen, claimant)
-        elif seen is None:  # it never arrived; to ask once more, by the same name, costs nothing
-            launcher.start(scheduler.Start(index, number))
 
 
 AT_ONCE = 16
@@ -366,6 +315,7 @@ class BatchCoordinator:
         self._leaving = False
         self._closing = False
         self._applying: set[asyncio.Task[None]] = set()
+        self._absent: set[tuple[int, int]] = set()
         self.launcher = Launcher(context, self.state, self.post, on_change)
         self.pump = None if feed is None else self._new_pump(feed)
         self._fed = asyncio.Event()
@@ -461,16 +411,16 @@ class BatchCoordinator:
         """Submit everything and wait until all of it has ended; an error is kept in ``error``."""
         workers = min(LAUNCHING, self.state.settings.max_concurrent or LAUNCHING)
         try:
-            async with asyncio.TaskGroup() as group:
-                helpers = [group.create_task(self.launcher.work()) for _ in range(workers)]
-                helpers.append(group.create_task(self.lease.keep()))
-                helpers.append(group.create_task(self._read_requests()))
-                helpers.append(group.create_task(self._feed()))
-                helpers.append(group.create_task(self._reconcile()))
-                helpers.append(group.create_task(self._keep_shared()))
-                await self._until_complete()
-                for helper in helpers:
-                    helper.cancel()
+            with self._session.awaiting(self._submission):
+                async with asyncio.TaskGroup() as group:
+                    helpers = [group.create_task(self.launcher.work()) for _ in range(workers)]
+                    helpers.append(group.create_task(self.lease.keep()))
+                    helpers.append(group.create_task(self._read_requests()))
+                    helpers.append(group.create_task(self._feed()))
+                    helpers.append(group.create_task(self._keep_shared()))
+                    await self._until_complete()
+                    for helper in helpers:
+                        helper.cancel()
         except BaseExceptionGroup as errors:
             if self.request_error is not None or not self.complete:
                 self.error = self.request_error or errors.exceptions[0]
@@ -733,8 +683,27 @@ class BatchCoordinator:
         submission = self._submission
         await retry_forever(lambda: submission.look_at_each(left), "looking at what was stopped")
 
-    async def _reconcile(self) -> None:
-        await reconcile_silent_attempts(self._session, self._submission, self.state, self.launcher)
+    async def reread(self) -> None:
+        """Look at what is under way, ask the platform about it, and launch again what is nowhere.
+
+        A request to launch may still be on its way, so that an attempt is launched again when two
+        readings in a row have not found it. By the same name that costs nothing.
+        """
+        submission, launcher, busy = self._submission, self.launcher, self.state.busy
+        asked = {one: number for one, number in busy.items() if one not in launcher.unasked}
+        await submission.look_at_each(asked)
+        alive = await submission.ask_platform(asked)
+        before, self._absent = self._absent, set()
+        for index, number in asked.items():
+            item = submission.item(index)
+            begun = submission.attempt(index, number).executor is not None
+            here = item is not None and not item.state.final and item.attempt == number
+            if not here or begun or index in alive or index in launcher.unasked:
+                continue
+            if (index, number) not in before:
+                self._absent.add((index, number))
+            elif busy.get(index) == number:
+                launcher.start(scheduler.Start(index, number))
 
     async def _keep_shared(self) -> None:
         context, whose = self._context, self._submission.identity.id

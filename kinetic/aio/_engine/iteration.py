@@ -20,7 +20,6 @@ from kinetic._progress.tally import State, Tally
 from kinetic._runner.protocol import frames, wire
 from kinetic._runner.protocol.retry_budgets import SUBMISSION
 from kinetic.aio._engine import results
-from kinetic.aio._net.retry import growing
 from kinetic.errors import (
     JobCancelled,
     JobFailed,
@@ -55,7 +54,6 @@ __all__ = [
 ]
 
 
-FIRST_LOOK_S, LONGEST_LOOK_S = 1.0, 10.0
 RECHECK_S = 5.0
 STARTING = 1024
 """Items of a large batch that are looked through in one turn of the loop."""
@@ -81,16 +79,15 @@ class Consumer:
         self._told = bytearray()  # by index: whether it was ready once
         self._turn = 0
         self._awake = asyncio.Event()
-        self._looking_again: asyncio.Task[None] | None = None
+        self._rereading = contextlib.ExitStack()
         self._stop_listening = batch.submission.listen(self._note)
         batch.watchers.append(self._awake)
 
     async def __aenter__(self) -> Self:
         self._join()
         try:
+            self._rereading.enter_context(self._batch.session.awaiting(self._batch.submission))
             if self._batch.coordinator is None:
-                name = f"looking at {self._batch.group_id}"
-                self._looking_again = self._batch.session.spawn(self._keep_looking(), name=name)
                 await self._batch.look_again()
                 await self._batch.look()
             submission = self._batch.submission
@@ -115,8 +112,7 @@ class Consumer:
         self._stop_listening()
         if self._delivery is not None:
             self._delivery.end()
-        if self._looking_again is not None:
-            self._looking_again.cancel()
+        self._rereading.close()
         self._batch.watchers.remove(self._awake)
 
     def _join(self) -> None:
@@ -193,18 +189,6 @@ class Consumer:
         # A process that submits goes on asking, so another error may pass.
         return submission.is_damaged(index) or not self._batch.submits
 
-    async def _keep_looking(self) -> None:
-        """Look now and then, for jobs that were gone from the platform before it was watched."""
-        pauses = growing(FIRST_LOOK_S, LONGEST_LOOK_S)
-        while not self._batch.finished:
-            await asyncio.sleep(next(pauses))
-            try:
-                await self._batch.look()
-            except KineticError as exc:
-                what = self._batch.group_id
-                logging.warning("looking at %s failed: %s; trying again", what, exc)
-        self._batch.wake()
-
 
 AHEAD = 32
 """Values that are read at once, and held until they are taken."""
@@ -225,7 +209,7 @@ async def outcome_of(batch: Batch, index: int) -> Outcome[Any]:
     if item is None or not item.state.final:
         if (error := submission.error(index)) is not None:
             return Failed(error)
-        item = await submission.closed(index)
+        item = await batch.session.closed(submission, index)
     job_id = submission.identity.job_id(index)
     if item.outcome is None:
         why = f" ({batch.cause})" if batch.cause else ""

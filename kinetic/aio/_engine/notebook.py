@@ -79,7 +79,7 @@ async def _show_job(at: JobRef, name: str) -> None:
     try:
         tell(index, None)
         with contextlib.suppress(KineticError):  # whoever asks for its result hears of it
-            await submission.closed(index)
+            await at.session.closed(submission, index)
         tell(index, None)
     finally:
         ignore()

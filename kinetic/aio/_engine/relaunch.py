@@ -37,15 +37,17 @@ async def relaunch(
     ignore = submission.listen(lambda index, item: changed.set())
     launched = 1
     try:
-        while (item := submission.item(0)) is None or not item.state.final:
-            if item is not None and item.state is wire.ItemState.OPEN and item.attempt > launched:
-                launched = item.attempt
-                await _next(session, submission, specs, AttemptSpec(0, launched, arguments))
-            if isinstance(submission.error(0), NotFound):
-                return
-            changed.clear()
-            if submission.item(0) == item:
-                await changed.wait()
+        with session.awaiting(submission):
+            while (item := submission.item(0)) is None or not item.state.final:
+                wanted = item is not None and item.state is wire.ItemState.OPEN
+                if item is not None and wanted and item.attempt > launched:
+                    launched = item.attempt
+                    await _next(session, submission, specs, AttemptSpec(0, launched, arguments))
+                if isinstance(submission.error(0), NotFound):
+                    return
+                changed.clear()
+                if submission.item(0) == item:
+                    await changed.wait()
     finally:
         submission.relaunching = False
         ignore()

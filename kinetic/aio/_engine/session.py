@@ -8,16 +8,17 @@ import re
 import time
 import weakref
 from collections import deque
-from collections.abc import Collection, Coroutine, Iterable, Mapping
+from collections.abc import Collection, Coroutine, Iterable, Iterator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
 from absl import logging
 
+from kinetic._messages import described
 from kinetic._runner.protocol import outcomes, signing, wire
 from kinetic._runner.protocol.retry_budgets import SUBMISSION, UNVERIFIED
-from kinetic._tasks import shared
+from kinetic._tasks import bounded, shared
 from kinetic.aio._engine.ids import Identity
 from kinetic.aio._engine.in_flight import AttemptLimit
 from kinetic.aio._engine.item_states import ItemStates, closing
@@ -41,14 +42,25 @@ __all__ = [
     "LABEL_INDEX",
     "LABEL_ROUND",
     "LABEL_SUBMISSION",
+    "BatchView",
+    "Ended",
     "JobRef",
-    "Parting",
     "Session",
     "Submission",
 ]
 
 
-FIRST_RECHECK_S, RECHECK_S = 1.0, 10.0
+REREAD_S = 10.0, 60.0
+"""How often store and platform are read again while somebody waits: at first, and later."""
+
+DOUBT_S = 0.2, 10.0
+"""How often they are while an attempt has ended and nobody could say how."""
+
+SPREAD = 0.2
+"""The random part of these pauses: submissions that began together are read one by one."""
+
+FEW_NAMES = 500
+"""Above this count, ask the platform for all jobs of the submission, not for each by its name."""
 
 RELAUNCH_S = 60.0
 """So long after an attempt has ended its submitter may take to launch the next one."""
@@ -61,6 +73,26 @@ _OF_A_HOST = re.compile(r"host [1-9]\d* of \d+: ")
 LOG_LINES = 20
 LOG_S = 15.0
 """How long an error waits for the last lines of its job's log: a lost node never gives them."""
+
+
+@dataclass(slots=True)
+class Ended:
+    """An attempt that has ended for the platform.
+
+    ``seen`` None says that the platform knows no such job. ``claimant`` is who was known to have
+    claimed the attempt before the platform was asked. ``since`` is the loop's time when the first
+    question how it ended got no answer.
+    """
+
+    index: int
+    number: int
+    seen: Observation | None
+    claimant: str | None = None
+    since: float | None = None
+
+    def is_about(self, executor: str | None) -> bool:
+        """Whether what was seen is the end of the very process *executor*."""
+        return self.seen is not None and executor is not None and self.seen.executor == executor
 
 
 @dataclass(slots=True)
@@ -96,10 +128,14 @@ class Submission(ItemStates):
         self.fence = 1
         self.deleting = 0
         """How many of its jobs, if they were many, this process is still about to delete."""
+        self.awaited = 0
+        """How many wait for it: while there are any, the session reads it again and again."""
+        self.doubtful: dict[int, Ended] = {}
+        """By item, an attempt that has ended while nobody could say how."""
+        self._doubted = asyncio.Event()
         self._cleaned_round: int | None = None
         self._cluster = cluster
         self._seen: dict[int, Observation] = {}
-        self._unconfirmed: set[int] = set()
         self._waiters: dict[int, list[asyncio.Future[wire.Item]]] = {}
         self._abandonment: _Abandonment | None = None
         self._errors: dict[int, Exception] = {}
@@ -138,17 +174,6 @@ class Submission(ItemStates):
     def observations(self) -> dict[int, Observation]:
         """What the platform last said of each open item."""
         return {**self._seen}
-
-    def is_confirmed(self, index: int, number: int) -> bool:
-        """Whether the watch has told of this attempt since it was last interrupted."""
-        seen = self._seen.get(index)
-        if seen is None or index in self._unconfirmed:
-            return False
-        return seen.name == self.identity.attempt_name(index, number)
-
-    def mark_unconfirmed(self) -> None:
-        """The watch was interrupted: an attempt that ended meanwhile may never be told of."""
-        self._unconfirmed = {*self._seen}
 
     def error(self, index: int) -> Exception | None:
         """Why nothing more will be heard of an item that is open."""
@@ -237,6 +262,9 @@ class Submission(ItemStates):
         if abandoned is not None and abandoned.items and item != self.item(index):
             abandoned.items.discard(index)  # somebody has gone on with it
         super()._set(index, item)
+        doubt = self.doubtful.get(index)
+        if doubt is not None and (item.state.final or item.attempt > doubt.number):
+            del self.doubtful[index]
         if item.state.final:
             self.clear_error(index)
             self._seen.pop(index, None)
@@ -262,12 +290,16 @@ class Submission(ItemStates):
         item = self.item(index)
         if item is None or not item.state.final:
             self._errors[index] = error
-            self._unconfirmed.add(index)  # the platform may have said its last word about it
             self._notify(index, None)
 
     def clear_error(self, index: int) -> None:
         """The item can be read again."""
         self._errors.pop(index, None)
+
+    def fail_waiters(self, error: Exception) -> None:
+        """Raise *error* for all who wait now: their items cannot be read."""
+        for index in [*self._waiters]:
+            self.set_error(index, error)
 
     def refuse(self, index: int, error: Exception) -> None:
         """The item could not be submitted; *error* says more than its outcome."""
@@ -300,7 +332,6 @@ class Submission(ItemStates):
 
     def note(self, index: int, number: int, seen: Observation) -> None:
         """The platform says that an attempt waits or runs."""
-        self._unconfirmed.discard(index)
         if self.concerns(index, number) and self._seen.get(index) != seen:
             self._seen[index] = seen
             self._notify(index, None)
@@ -359,11 +390,8 @@ class Submission(ItemStates):
         item = await self._sound_outcome(index, number, receipt) or await self.look(index)
         open_here = not item.state.final and item.attempt == number
         if open_here and (self.closes or item.state is wire.ItemState.CANCELLING):
-            alive = await self._close(index, number, seen, claimant)
+            await self._close(index, number, seen, claimant)
             item = await self.look(index)
-            if not (item.state.final or alive):
-                # The platform may never tell of it again, and this time nothing was closed.
-                self._unconfirmed.add(index)
         going_on = not (item.state.final or self.identity.leased or self.relaunched)
         if going_on and seen is not None and seen.last:
             return await self._not_replaced(index, seen)
@@ -473,95 +501,148 @@ class Submission(ItemStates):
             await self.resolve_attempt(index, number, seen)
         return self._items[index]
 
-    async def keep_looking(self, index: int) -> None:
-        """Look now and then until the item is final, in case the platform never tells.
-
-        It may never have been launched, or be gone since before it was watched. This
-        ends, too, once those who wait were given an error: a definite one, or that
-        nobody has answered for a minute.
-        """
-        owner, clock = self.identity.submitter, asyncio.get_running_loop().time
-        answered = clock()
-        for pause in growing(FIRST_RECHECK_S, RECHECK_S):
-            try:
-                if (await self.reconcile(index)).state.final:
-                    return
-                answered = clock()
-            except KineticError as exc:
-                if not is_passing(exc) or clock() - answered >= PATIENCE_S:
-                    self.set_error(index, exc)
-                    return
-                what = self.identity.job_id(index)
-                logging.warning("looking at %s failed: %s; trying again", what, exc)
-            unseen = owner is not None and index not in self._seen
-            await (owner.ended(pause) if owner and unseen else asyncio.sleep(pause))
-
     def _claimed(self, index: int, number: int) -> bool:
         return self.attempt(index, number).executor is not None
+
+    async def ask_platform(self, indices: Collection[int]) -> dict[int, Observation]:
+        """Ask the platform about open items in one request, and settle what has ended.
+
+        The caller has looked at the items just before. Returns what waits or runs.
+        """
+        asked: dict[tuple[int, int], tuple[str | None, Observation | None]] = {}
+        for index in indices:
+            item = self._items.get(index)
+            if item is not None and not (item.state.final or self.is_damaged(index)):
+                claimant = self.attempt(index, item.attempt).executor
+                asked[index, item.attempt] = claimant, self._seen.get(index)
+        found = await self._find(asked)
+        # What is not there may have committed and gone since the caller looked.
+        if absent := [index for index, number in asked if (index, number) not in found]:
+            await self.look_at_each(absent)
+        over: list[Ended] = []
+        for (index, number), (claimant, before) in asked.items():
+            seen = found.get((index, number))
+            if self._is_open(index, number):
+                executor = self.attempt(index, number).executor
+                told = self.doubtful.pop(index, None)  # this answer decides, or leaves it in doubt
+                void = executor == wire.VOID  # its closer may have died
+                if seen is None and told is not None and told.is_about(executor):
+                    over.append(told)  # it says more than that the job is gone by now
+                elif void or self.is_over(index, number, seen, before):
+                    over.append(Ended(index, number, seen, claimant, told.since if told else None))
+        await bounded(self.settle, over, at_once=SETTLING)
+        ended = {one.index for one in over if one.seen is not None}
+        alive: dict[int, Observation] = {}
+        for (index, number), (_, before) in asked.items():
+            now = self._seen.get(index)
+            fresh = (index, number) in found or now is not before  # told since it was asked
+            if now is not None and fresh and self._is_open(index, number) and index not in ended:
+                alive[index] = now
+        return alive
+
+    def _is_open(self, index: int, number: int) -> bool:
+        """Whether attempt *number* of the item is open, as far as is known."""
+        item = self._items[index]
+        return item.attempt == number and not item.state.final
 
     async def see_through(self, indices: Collection[int]) -> list[int]:
         """Close what has ended of a submission without a submitter.
 
         Returns the items that will not end unless somebody submits it again.
 
-        What still runs commits its own outcome; the platform will tell. What
-        was stopped and still runs is taken off the platform. What is forged
-        has its own error.
+        What still runs commits its own outcome. What was stopped and still runs is taken off the
+        platform. What is forged has its own error.
         """
         self.closes = True
         await self.look_at_each(indices)
-        claimants = {
-            (index, item.attempt): self.attempt(index, item.attempt).executor
-            for index in indices
-            if not self.is_damaged(index) and not (item := self._items[index]).state.final
-        }
-        found = await self._find(claimants)
-        # Those not found may have committed and gone since the first look.
-        await self.look_at_each([one[0] for one in claimants if one not in found])
-        stuck: list[int] = []
-        stopped: list[str] = []
-        for (index, number), claimant in claimants.items():
-            seen = found.get((index, number))
-            if seen is not None and seen.phase not in (Phase.ENDED, Phase.GONE):
-                cancelling = self._items[index].state is wire.ItemState.CANCELLING
-                if cancelling and self.requests.standing(index).unwanted:
-                    stopped.append(seen.name)
-                continue
-            if seen is not None or self._claimed(index, number):
-                await self.resolve_attempt(index, number, seen, claimant)
-            if not (self._items[index].state.final or self.is_confirmed(index, number)):
-                stuck.append(index)
+        alive = await self.ask_platform(indices)
+        stopped = [
+            seen.name
+            for index, seen in alive.items()
+            if self._items[index].state is wire.ItemState.CANCELLING
+            and self.requests.standing(index).unwanted
+        ]
         if stopped:
             await self._cluster.delete(names=stopped)
-        return stuck
+        return [
+            index
+            for index in indices
+            if not (index in alive or self._items[index].state.final or self.is_damaged(index))
+        ]
+
+    async def settle(self, ended: Ended) -> None:
+        """Find out how an attempt has ended; what nobody can say now is asked again later."""
+        index, number = ended.index, ended.number
+        name, now = self.identity.attempt_name(index, number), asyncio.get_running_loop().time()
+        try:
+            item = await self.resolve_attempt(index, number, ended.seen, ended.claimant)
+        except KineticError as exc:
+            lasting = not (isinstance(exc, BackendError) and is_passing(exc))
+            if lasting:
+                logging.error("cannot find out how %s ended: %s", name, exc)
+                self.set_error(index, exc)
+            else:
+                logging.warning("cannot find out yet how %s ended: %s; retrying", name, exc)
+            if not isinstance(exc, BackendError) or isinstance(exc, NotFound):
+                return  # damaged, or removed: asking again would not help
+            failure: Exception | None = exc
+        except Exception as exc:  # a defect, or what no adapter has translated
+            logging.exception("cannot find out yet how %s ended; retrying", name)
+            failure, lasting = exc, False
+        else:
+            ended.since, failure, lasting = None, None, False
+            self.clear_error(index)
+            if item.state.final or item.attempt != number or self.closes:
+                self.doubtful.pop(index, None)
+                return
+        if failure is not None and not lasting:
+            ended.since = now if ended.since is None else ended.since
+            if now - ended.since >= PATIENCE_S:
+                self.set_error(index, _unanswered(name, failure))
+        item_now = self._items.get(index)
+        if item_now is None or not (item_now.state.final or item_now.attempt > number):
+            self.doubtful[index] = ended
+            self._doubted.set()
+
+    async def until_doubted(self, timeout: float) -> bool:
+        """Wait until an attempt has ended and nobody can say how, *timeout* seconds at most."""
+        if not self.doubtful:
+            self._doubted.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(timeout):
+                    await self._doubted.wait()
+        return bool(self.doubtful)
 
     async def _find(
         self, attempts: Collection[tuple[int, int]], *, explained: bool = False
     ) -> dict[tuple[int, int], Observation]:
         """What the platform says of *attempts*, in one request."""
         names = {self.identity.attempt_name(*one): one for one in attempts}
-        found = await self._cluster.find(names=[*names], explained=explained) if names else []
-        return {names[seen.name]: seen for seen in found}
+        if len(names) > FEW_NAMES:
+            found = await self._cluster.find(labels={LABEL_SUBMISSION: self.identity.id})
+        else:
+            found = await self._cluster.find(names=[*names], explained=explained) if names else []
+        return {names[seen.name]: seen for seen in found if seen.name in names}
 
     async def _close(
         self, index: int, number: int, seen: Observation | None, known: str | None
-    ) -> bool:
-        """Close the attempt if it is proven to be over; True if it turns out to be alive.
+    ) -> None:
+        """Close the attempt if it is proven to be over.
 
         *known* is who was known to have claimed it before the platform was asked.
         """
         if seen is not None and seen.name != self.identity.attempt_name(index, number):
-            return False  # the end of another attempt says nothing about this one
+            return  # the end of another attempt says nothing about this one
         claimant = self.attempt(index, number).executor
         if claimant not in (None, wire.VOID, known) and (seen is None or not seen.executor):
             # An answer that names no process may be about an earlier job of the same name.
             before = self._seen.get(index)
             seen = (await self._find([(index, number)])).get((index, number))
             if not self.is_over(index, number, seen, before):
-                return True
+                return
         death = closing(self.attempt(index, number), seen)
         if death is None:
-            return False
+            return
         await self._refuse_cleaned()
         if claimant is None:
             if not await self._void(index, number):
@@ -569,10 +650,9 @@ class Submission(ItemStates):
                 claimant = self.attempt(index, number).executor
                 if seen is not None and claimant is not None and seen.executor == claimant:
                     await self._close(index, number, seen, known)  # claimed since *seen* was told
-                return False  # else the next word on it will close it
+                return  # else the next word on it will close it
             claimant = wire.VOID
         await self._store_closed(index, number, claimant, death)
-        return False
 
     async def _void(self, index: int, number: int) -> bool:
         """Claim an attempt that is not to begin any more; False when somebody has claimed it."""
@@ -725,16 +805,18 @@ OWN, ALL = "", "all jobs"
 """Watches that are about more than one submission."""
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 10.0
+"""How long a watch that was interrupted waits before it begins again."""
 
 
-class Parting(Protocol):
-    """What must stop submitting before the session ends.
-
-    Whoever makes a batch registers it in `Session.batches`.
-    """
+class BatchView(Protocol):
+    """What a session asks of a batch; whoever makes one registers it in `Session.batches`."""
 
     async def part(self, why: str) -> None:
-        """Stop submitting at once."""
+        """Stop submitting at once: the session ends."""
+        ...
+
+    async def reread(self) -> None:
+        """Read again what is open of it: the store, and what the platform says."""
         ...
 
 
@@ -753,12 +835,13 @@ class Session:
         self.platform = platform
         self.client_id = client_id
         self.limit = limit
-        self.batches: weakref.WeakValueDictionary[str, Parting] = weakref.WeakValueDictionary()
+        self.batches: weakref.WeakValueDictionary[str, BatchView] = weakref.WeakValueDictionary()
         self._submissions: weakref.WeakValueDictionary[str, Submission]
         self._submissions = weakref.WeakValueDictionary()
         self._watches: dict[str, asyncio.Task[None]] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._unsettled: deque[_Ended] = deque()
+        self._rereading: dict[str, asyncio.Task[None]] = {}
+        self._unsettled: deque[tuple[Submission, Ended]] = deque()
         self._resolvers = 0
         self._resolver_comes = False
         self._root_key: asyncio.Task[bytes] | None = None
@@ -796,6 +879,76 @@ class Session:
     def followed(self, submission_id: str) -> Submission | None:
         """The submission of this id, if it is followed."""
         return self._submissions.get(submission_id)
+
+    async def closed(self, submission: Submission, index: int) -> wire.Item:
+        """Wait until the item is final, whether or not the platform tells of its end.
+
+        Raises:
+            SubmitterLost: Nobody will start it.
+            KineticError: What became of it cannot be found out.
+        """
+        with self.awaiting(submission):
+            return await submission.closed(index)
+
+    @contextlib.contextmanager
+    def awaiting(self, submission: Submission) -> Iterator[None]:
+        """Read the submission again at intervals while the block runs.
+
+        The watch tells sooner; what it never tells is found out so.
+        """
+        identity = submission.identity.id
+        submission.awaited += 1
+        try:
+            if submission.awaited == 1 and not self._closed:
+                work = self._keep_reading(submission)
+                self._rereading[identity] = self.spawn(work, name=f"waiting for {identity}")
+            yield
+        finally:
+            submission.awaited -= 1
+            if not submission.awaited and (task := self._rereading.pop(identity, None)):
+                task.cancel()
+
+    async def _keep_reading(self, submission: Submission) -> None:
+        """Read store and platform again and again; sooner while an end is in doubt."""
+        clock = asyncio.get_running_loop().time
+        slow, quick = growing(*REREAD_S, jitter=SPREAD), growing(*DOUBT_S)
+        failing: float | None = None  # since when
+        while True:
+            if failing is not None or submission.doubtful:
+                await asyncio.sleep(next(quick))
+            else:
+                quick = growing(*DOUBT_S)
+                if await submission.until_doubted(next(slow)):
+                    continue
+            try:
+                await self._reread(submission)
+            except Exception as exc:
+                failing = clock() if failing is None else failing
+                self._note_failure(submission, exc, clock() - failing)
+            else:
+                failing = None
+
+    async def _reread(self, submission: Submission) -> None:
+        if (batch := self.batches.get(submission.identity.id)) is not None:
+            await batch.reread()
+        elif not submission.is_final(0):
+            await submission.reconcile(0)
+
+    def _note_failure(self, submission: Submission, error: Exception, silent_s: float) -> None:
+        """Tell those who wait that nothing can be read: of a job of ours that it is gone only.
+
+        That one may run for days, and whoever submitted it waits through any outage.
+        """
+        identity = submission.identity.id
+        if isinstance(error, KineticError):
+            logging.warning("cannot read %s: %s; retrying", identity, error)
+        else:
+            logging.exception("cannot read %s; retrying", identity)
+        lasting = isinstance(error, KineticError) and not is_passing(error)
+        if isinstance(error, NotFound) or (
+            not submission.ours and (lasting or silent_s >= PATIENCE_S)
+        ):
+            submission.fail_waiters(error)
 
     def forget(self, submission: Submission) -> None:
         """Its objects are gone: nothing more will be asked about it."""
@@ -866,29 +1019,16 @@ class Session:
                 logging.warning("watching jobs was interrupted: %s; trying again", exc)
             except Exception:  # the only source of news must not end
                 logging.exception("watching jobs was interrupted; trying again")
-            for submission in tuple(self._submissions.values()):
-                submission.mark_unconfirmed()
             await asyncio.sleep(next(pauses))
-            await self._ask_about_jobs()
-
-    async def _ask_about_jobs(self) -> None:
-        """The watch was interrupted: what vanished meanwhile, it never tells of.
-
-        Whoever submits a batch asks about its items, and whoever attached to a job asks anyhow.
-        """
-        for submission in tuple(self._submissions.values()):
-            if submission.ours and not submission.identity.leased and not submission.ended:
-                try:
-                    await submission.reconcile(0)
-                except KineticError as exc:
-                    logging.warning("asking about %s failed: %s", submission.identity.id, exc)
 
     def _route(self, seen: Observation) -> None:
         submission = self._submissions.get(seen.labels.get(LABEL_SUBMISSION, ""))
         if submission is None:
             return
         index, number = int(seen.labels[LABEL_INDEX]), int(seen.labels[LABEL_ATTEMPT])
-        if not submission.concerns(index, number):
+        # That no other attempt follows is news of a single job, whichever attempt it is told of.
+        last = seen.last and not (submission.identity.leased or submission.is_final(index))
+        if not (last or submission.concerns(index, number)):
             return
         if seen.phase in (Phase.ENDED, Phase.GONE):
             self.resolve_attempt(submission, index, number, seen)
@@ -907,7 +1047,7 @@ class Session:
 
         *claimant* is who was known to have claimed it before the platform was asked.
         """
-        self._unsettled.append(_Ended(submission, index, number, seen, claimant))
+        self._unsettled.append((submission, Ended(index, number, seen, claimant)))
         self._call_resolver()
 
     def _call_resolver(self) -> None:
@@ -927,105 +1067,45 @@ class Session:
         count = 0
         try:
             while self._unsettled:
-                together = self._next_ended()
+                submission, together = self._next_ended()
                 self._call_resolver()  # should these have to wait for the store
                 if len(together) > LISTED:
-                    together = await self._not_cancelled(together)
+                    together = await self._not_cancelled(submission, together)
                 for ended in together:
-                    if not await self._resolve(ended):
-                        name = f"settle {ended.name}"
-                        self.spawn(self._resolve_later(ended), name=name)
+                    await submission.settle(ended)
                     count += 1
                     if count % TURN == 0:
                         await asyncio.sleep(0)
         finally:
             self._resolvers -= 1
 
-    def _next_ended(self) -> list[_Ended]:
+    def _next_ended(self) -> tuple[Submission, list[Ended]]:
         """The next one; if it was stopped, all that follow of its submission and were, too."""
-        together = [self._unsettled.popleft()]
-        if together[0].stopped:
-            submission = together[0].submission
-            while self._unsettled and self._unsettled[0].submission is submission:
-                if not self._unsettled[0].stopped:
+        submission, ended = self._unsettled.popleft()
+        together = [ended]
+        if _is_stopped(submission, ended):
+            while self._unsettled and self._unsettled[0][0] is submission:
+                if not _is_stopped(*self._unsettled[0]):
                     break
-                together.append(self._unsettled.popleft())
-        return together
+                together.append(self._unsettled.popleft()[1])
+        return submission, together
 
-    async def _not_cancelled(self, together: list[_Ended]) -> list[_Ended]:
+    async def _not_cancelled(self, submission: Submission, together: list[Ended]) -> list[Ended]:
         """Those whose item may have begun: of most that are stopped it has not, which is listed."""
-        submission = together[0].submission
         with contextlib.suppress(KineticError):  # then it is asked about each of them
             await submission.look_at_each({ended.index for ended in together})
         return [ended for ended in together if not submission.is_final(ended.index)]
 
-    async def _resolve_later(self, ended: _Ended) -> None:
-        while True:
-            # The batch's submitter is about to close it, or the store may answer again.
-            await asyncio.sleep(ended.pause)
-            ended.waited += 0.0 if ended.answered else ended.pause
-            ended.pause = min(LONGEST_PAUSE_S, ended.pause * 2)
-            if await self._resolve(ended):
-                return
 
-    async def _resolve(self, ended: _Ended) -> bool:
-        """Ask once how an attempt has ended; False when it has to be asked again."""
-        submission, index = ended.submission, ended.index
-        try:
-            item = await submission.resolve_attempt(index, ended.number, ended.seen, ended.claimant)
-        except BackendError as exc:
-            if not is_passing(exc):
-                submission.set_error(index, exc)
-                return True
-            logging.warning("%s ended, but not how: %s; trying again", ended.name, exc)
-            ended.answered = False
-            if ended.waited >= PATIENCE_S:
-                submission.set_error(index, _unanswered(ended.name, exc))
-            return False
-        except KineticError as exc:
-            logging.error("cannot find out how %s ended: %s", ended.name, exc)
-            submission.set_error(index, exc)
-            return True
-        except Exception as exc:  # a defect of ours: whoever waits must hear of it, too
-            logging.exception("cannot find out how %s ended", ended.name)
-            submission.set_error(index, exc)
-            return True
-        ended.answered = True
-        submission.clear_error(index)
-        return item.state.final or item.attempt != ended.number or submission.closes
+def _is_stopped(submission: Submission, ended: Ended) -> bool:
+    """Whether nobody wants its item any more, as far as the requests were read."""
+    return submission.requests.standing(ended.index).unwanted
 
 
-@dataclass(slots=True)
-class _Ended:
-    """An attempt that has ended for the platform, and what came of asking how.
-
-    ``waited`` counts the seconds in which nobody answered.
-    """
-
-    submission: Submission
-    index: int
-    number: int
-    seen: Observation | None
-    claimant: str | None = None
-    pause: float = FIRST_PAUSE_S
-    waited: float = 0.0
-    answered: bool = True
-
-    @property
-    def stopped(self) -> bool:
-        """Whether nobody wants its item any more, as far as the requests were read."""
-        return self.submission.requests.standing(self.index).unwanted
-
-    @property
-    def name(self) -> str:
-        """The platform's name of the attempt."""
-        return self.submission.identity.attempt_name(self.index, self.number)
-
-
-def _unanswered(name: str, error: BackendError) -> Unavailable:
+def _unanswered(name: str, error: Exception) -> Unavailable:
     return Unavailable(
-        f"{name} has ended, and for {PATIENCE_S:g} s nobody could say how: {error}; it is asked "
-        "for further on: wait again when the store answers",
+        f"{name} has ended, and for {PATIENCE_S:g} s nobody could say how: {described(error)}; "
+        "kinetic keeps checking: wait again when the store answers",
         retryable=True,
     )
 

@@ -1,0 +1,273 @@
+"""A watch makes things faster, correctness never depends on it.
+
+Each notification in turn is dropped, delayed or doubled, until there is none left; every wait
+ends with the truth all the same.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+
+import kinetic
+from kinetic import aio
+from kinetic._runner.protocol import outcomes, wire
+from kinetic.aio.platforms import Platform
+from kinetic.aio.ports import Phase
+from kinetic.errors import JobLost
+from kinetic.job_status import Reason
+from kinetic.testing import MemoryCluster, Run, carry_out, memory_platform
+from tests.engine.notifications import FAULTS, Fault, Unreliable
+from tests.engine.severed import on_loop_time
+from tests.engine.world import VIRTUAL
+
+ENDS_S = 240.0
+"""Virtual seconds within which every wait ends: each loss costs a minute at most."""
+
+WORK_S = 1.0
+
+
+async def same(x: int) -> int:
+    return x
+
+
+async def fails(x: int) -> int:
+    raise ValueError(x)
+
+
+@kinetic.run(accelerator="cpu:hosts=2")
+async def on_two(x: int) -> int:
+    return x
+
+
+async def works(run: Run) -> int | None:
+    """Does what a job does, after a while."""
+    await asyncio.sleep(WORK_S)
+    return await carry_out(run)
+
+
+async def claims(run: Run) -> None:
+    order = wire.Assignment.from_json(run.spec.assignment)
+    name = wire.attempt_key(order.scope, order.index, order.attempt, "claim")
+    await run.store.create(name, b"", {"executor": run.executor, "fence": "1"})
+
+
+async def dies(run: Run) -> int | None:
+    """Claims its attempt, and ends without a word."""
+    await claims(run)
+    await asyncio.sleep(WORK_S)
+    return 9
+
+
+async def dies_before(run: Run) -> int | None:
+    """Ends without a word, before it has claimed anything."""
+    await asyncio.sleep(WORK_S)
+    return 9
+
+
+async def dies_once(run: Run) -> int | None:
+    """A first attempt ends without a word, every other does its work."""
+    first = wire.Assignment.from_json(run.spec.assignment).attempt == 1
+    return await (dies(run) if first else works(run))
+
+
+async def preempted_once(run: Run) -> int | None:
+    """The first attempt commits that it was preempted, the next one does its work."""
+    order = wire.Assignment.from_json(run.spec.assignment)
+    if order.attempt > 1:
+        return await works(run)
+    await claims(run)
+    await asyncio.sleep(WORK_S)
+    return await commits_preemption(run, order)
+
+
+async def commits_preemption(run: Run, order: wire.Assignment) -> int:
+    text = outcomes.ErrorText(qualname="", message="was asked to stop", traceback="")
+    body = outcomes.encode_error(text, None)
+    outcome = wire.Outcome(
+        wire.Kind.ERROR,
+        reason="preempted",
+        executor=run.executor,
+        body=outcomes.digest(body.content),
+    )
+    place = (order.scope, order.index, order.attempt)
+    name = wire.attempt_key(*place, "outcome")
+    assert isinstance(body.content, bytes)
+    await run.store.create(name, body.content, outcome.signed(run.spec.key, *place))
+    return 42
+
+
+async def commits_and_stays(run: Run) -> int | None:
+    """Its outcome is stored, and its process never ends."""
+    await works(run)
+    await asyncio.Event().wait()
+    return 0
+
+
+async def one_value(client: aio.Client) -> Any:
+    return await client.submit(same, 3)
+
+
+async def one_failure(client: aio.Client) -> Any:
+    return await client.submit(fails, 3)
+
+
+async def one_on_two_hosts(client: aio.Client) -> Any:
+    return await client.submit(on_two, 3)
+
+
+async def three(client: aio.Client) -> Any:
+    return await client.run_async_map(same, range(3), max_concurrent=2, retries=1)
+
+
+async def three_failures(client: aio.Client) -> Any:
+    return await client.run_async_map(fails, range(3), max_concurrent=2, retries=1)
+
+
+@dataclass(frozen=True)
+class Course:
+    """What is submitted, what its jobs do, and what whoever waits must hear."""
+
+    submit: Callable[[aio.Client], Awaitable[Any]]
+    work: Callable[[Run], Any]
+    truth: str
+    platform: Mapping[str, Any] = field(default_factory=dict)
+
+
+COURSES = {
+    "a value": Course(one_value, works, "3"),
+    "an exception": Course(one_failure, works, "ValueError"),
+    "a death": Course(one_value, dies, "JobLost"),
+    "a death before the claim": Course(one_value, dies_before, "JobLost"),
+    "a process that stays": Course(one_value, commits_and_stays, "3"),
+    "a preemption": Course(one_on_two_hosts, preempted_once, "3", {"relaunches": True}),
+    "a batch": Course(three, works, "[0, 1, 2]"),
+    "a batch of failures": Course(three_failures, works, "['ValueError'] * 3"),
+    "a batch of deaths": Course(three, dies_once, "[0, 1, 2]"),
+    "a batch of processes that stay": Course(three, commits_and_stays, "[0, 1, 2]"),
+}
+
+
+async def told(handle: Any) -> str:
+    """What whoever waits for *handle* hears in the end."""
+    if isinstance(handle, aio.BatchHandle):
+        await handle.wait()
+        results = await handle.results(cleanup=False, return_exceptions=True)
+        kinds = [type(one).__name__ for one in results if isinstance(one, Exception)]
+        return f"['{kinds[0]}'] * {len(kinds)}" if kinds else str(results)
+    try:
+        return str(await handle.result(cleanup=False))
+    except Exception as exc:
+        return type(exc).__name__
+
+
+async def attached(client: aio.Client, handle: Any) -> Any:
+    if isinstance(handle, aio.BatchHandle):
+        return await client.attach_batch(handle.group_id)
+    return await client.attach(handle.job_id)
+
+
+async def played(course: Course, mine: Fault, others: Fault) -> None:
+    """Play *course* once: its submitter waits, and so does another client from the beginning."""
+    plain = on_loop_time(memory_platform())
+    cluster = MemoryCluster(plain.store, course.work)  # type: ignore[arg-type]
+    platforms = [
+        replace(plain, cluster=Unreliable(cluster, fault), **course.platform)
+        for fault in (mine, others)
+    ]
+    async with AsyncExitStack() as stack:
+        submitter, observer = [
+            await stack.enter_async_context(aio.Client(platform=one)) for one in platforms
+        ]
+        handle = await course.submit(submitter)
+        waiting = [handle, await attached(observer, handle)]
+        async with asyncio.timeout(ENDS_S):
+            heard = await asyncio.gather(*map(told, waiting))
+        assert heard == [course.truth] * 2
+
+
+@VIRTUAL
+@pytest.mark.parametrize("course", COURSES)
+@pytest.mark.parametrize("what", FAULTS)
+async def test_no_single_notification_is_needed(course: str, what: str) -> None:
+    cases = 0
+    for whose in ("submitter", "observer"):
+        at, happened = 0, True
+        while happened:
+            fault, sound = Fault(what, at), Fault("dropped", -1)
+            mine, others = (fault, sound) if whose == "submitter" else (sound, fault)
+            try:
+                await played(COURSES[course], mine, others)
+            except Exception as exc:
+                raise AssertionError(f"notification {at} of the {whose} was {what}") from exc
+            happened = fault.happened
+            at, cases = at + 1, cases + happened
+    print(f"cases: {cases}")
+    assert cases >= 2
+
+
+@VIRTUAL
+@pytest.mark.parametrize("course", COURSES)
+async def test_no_notification_is_needed_at_all(course: str) -> None:
+    class Mute(MemoryCluster):
+        async def watch(self, labels: Mapping[str, str]) -> Any:
+            await asyncio.Event().wait()
+            yield
+
+    plain = on_loop_time(memory_platform())
+    cluster = Mute(plain.store, COURSES[course].work)  # type: ignore[arg-type]
+    platform: Platform = replace(plain, cluster=cluster, **COURSES[course].platform)
+    async with aio.Client(platform=platform) as submitter:
+        handle = await COURSES[course].submit(submitter)
+        async with asyncio.timeout(4 * ENDS_S), aio.Client(platform=platform) as observer:
+            assert await told(await attached(observer, handle)) == COURSES[course].truth
+            assert await told(handle) == COURSES[course].truth
+
+
+class SaysLast(MemoryCluster):
+    """Ends the job of a pod that was deleted, and says so a second after the end of the pod."""
+
+    async def watch(self, labels: Mapping[str, str]) -> Any:
+        async for seen in super().watch(labels):
+            yield seen
+            if seen.phase is Phase.ENDED:
+                await asyncio.sleep(1.1)
+                yield replace(seen, last=True)
+
+    async def find(self, **wanted: Any) -> Any:
+        """Of what has ended only the watch tells."""
+        found = await super().find(**wanted)
+        if any(one.phase is Phase.ENDED for one in found):
+            await asyncio.Event().wait()
+        return found
+
+
+@VIRTUAL
+async def test_that_no_attempt_follows_is_heard_whichever_attempt_it_is_told_of() -> None:
+    plain = on_loop_time(memory_platform())
+    cluster = SaysLast(plain.store, preempted_once)  # type: ignore[arg-type]
+    platform = replace(plain, cluster=cluster, restarts=True)
+    async with aio.Client(platform=platform) as client:
+        job = await client.submit(same, 3)
+        async with asyncio.timeout(ENDS_S):
+            with pytest.raises(kinetic.errors.JobFailed, match="asked to stop"):
+                await job.result(cleanup=False)
+
+
+@VIRTUAL
+async def test_a_job_whose_end_was_never_told_is_closed_with_its_reason() -> None:
+    plain = on_loop_time(memory_platform())
+    cluster = MemoryCluster(plain.store, dies)  # type: ignore[arg-type]
+    lost: Any = Unreliable(cluster, Fault("dropped", 1))
+    async with aio.Client(platform=replace(plain, cluster=lost)) as client:
+        job = await client.submit(same, 3)
+        await asyncio.sleep(WORK_S / 2)
+        name = f"kinetic-{job.job_id}"
+        cluster.end(name, reason=Reason.OUT_OF_MEMORY, message="it took all there was")
+        with pytest.raises(JobLost, match="it took all there was"):
+            await job.result(cleanup=False)
