@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Unpack, cast
 
 from kinetic.function import RemoteFunction
 from kinetic.options import MapOptions, MapSettings, shows
+from kinetic.outcome import X
 
 if TYPE_CHECKING:
     from kinetic.jobs import BatchHandle
@@ -18,9 +19,9 @@ __all__ = ["map"]
 @shows(MapSettings)
 def map(
     submit_fn: Callable[..., Any],
-    inputs: Iterable[Any] | AsyncIterable[Any],
+    inputs: Iterable[X] | AsyncIterable[X],
     **options: Unpack[MapOptions],
-) -> BatchHandle[Any]:
+) -> BatchHandle[Any, X]:
     """Run a function once for each of *inputs*: ``f.run_async_map(inputs, ...)``, spelled out.
 
     The project is archived and the function pickled once for all of them, so the

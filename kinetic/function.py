@@ -25,6 +25,7 @@ from typing import (
 
 from kinetic._tracebacks import own_frames, own_frames_left_out
 from kinetic.options import MapOptions, MapSettings, Options, RunOptions, refuse_unknown, shows
+from kinetic.outcome import X
 
 if TYPE_CHECKING:
     from kinetic.data import Data
@@ -132,16 +133,16 @@ class RemoteFunction(_Look[R_co], Generic[P, R_co]):
     @overload
     def run_async_map(
         self: RemoteFunction[..., Coroutine[Any, Any, T]],
-        inputs: Iterable[Any] | AsyncIterable[Any],
+        inputs: Iterable[X] | AsyncIterable[X],
         **options: Unpack[MapOptions],
-    ) -> BatchHandle[T]: ...
+    ) -> BatchHandle[T, X]: ...
 
     @overload
     def run_async_map(
         self,
-        inputs: Iterable[Any] | AsyncIterable[Any],
+        inputs: Iterable[X] | AsyncIterable[X],
         **options: Unpack[MapOptions],
-    ) -> BatchHandle[R_co]: ...
+    ) -> BatchHandle[R_co, X]: ...
 
     @shows(MapSettings)
     def run_async_map(

@@ -8,6 +8,7 @@ import functools
 import os
 import signal
 import subprocess
+import types
 import weakref
 from collections.abc import (
     AsyncIterable,
@@ -21,7 +22,7 @@ from collections.abc import (
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Generic, Literal, ParamSpec, Self, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, Self, TypeVar, Unpack, overload
 
 from absl import logging
 
@@ -40,7 +41,7 @@ from kinetic.errors import BatchError, PortalError
 from kinetic.job_record import JobRecord
 from kinetic.job_status import JobStatus
 from kinetic.options import MapOptions, MapSettings, settings_of, shows
-from kinetic.outcome import Completion
+from kinetic.outcome import Completion, X
 from kinetic.prices import Estimate
 from kinetic.progress import Progress
 
@@ -228,7 +229,7 @@ class JobHandle(JobRecord, Generic[T]):
 
 
 @_mirrors(aio.BatchHandle)
-class BatchHandle(Generic[T]):
+class BatchHandle(Generic[T, X]):
     """Many jobs of one function.
 
     ``with`` ends what is unfinished when the block is left, however it is
@@ -236,7 +237,10 @@ class BatchHandle(Generic[T]):
     waits and is interrupted logs that the batch goes on.
     """
 
-    def __init__(self, batch: aio.BatchHandle[T]) -> None:
+    if not TYPE_CHECKING:
+        __class_getitem__ = classmethod(types.GenericAlias)  # takes one argument as well as two
+
+    def __init__(self, batch: aio.BatchHandle[T, X]) -> None:
         self.group_id = batch.group_id
         self.name = batch.name
         self.tags = batch.tags
@@ -295,7 +299,7 @@ class BatchHandle(Generic[T]):
             raise
 
     @property
-    def _aio(self) -> aio.BatchHandle[T]:
+    def _aio(self) -> aio.BatchHandle[T, X]:
         if self._home is not PORTAL.home():  # that loop is closed, or is the parent process's
             self._twin = PORTAL.call(aio.attach_batch, self.group_id)
             self._home, self._faces = PORTAL.current, weakref.WeakValueDictionary()
@@ -357,7 +361,7 @@ class BatchHandle(Generic[T]):
 
     def outcomes(
         self, *, ordered: bool = False, timeout: float | None = None
-    ) -> Iteration[Completion[T], Completion[T]]:
+    ) -> Iteration[Completion[T, X], Completion[T, X]]:
         ended = functools.partial(self._aio.outcomes, ordered=ordered, timeout=timeout)
         return PORTAL.iterate(ended, _as_it_is, self._goes_on)
 
@@ -492,17 +496,17 @@ def _interrupt() -> None:
 @overload
 def run_async_map(
     function: Callable[..., Coroutine[Any, Any, T]],
-    inputs: Iterable[Any] | AsyncIterable[Any],
+    inputs: Iterable[X] | AsyncIterable[X],
     **options: Unpack[MapOptions],
-) -> BatchHandle[T]: ...
+) -> BatchHandle[T, X]: ...
 
 
 @overload
 def run_async_map(
     function: Callable[..., T],
-    inputs: Iterable[Any] | AsyncIterable[Any],
+    inputs: Iterable[X] | AsyncIterable[X],
     **options: Unpack[MapOptions],
-) -> BatchHandle[T]: ...
+) -> BatchHandle[T, X]: ...
 
 
 @shows(MapSettings)

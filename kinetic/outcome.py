@@ -2,13 +2,30 @@
 
 from __future__ import annotations
 
+import types
 from dataclasses import dataclass
-from typing import Any, ClassVar, Generic, Literal, NamedTuple, NoReturn, TypeAlias, TypeVar
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    ClassVar,
+    Generic,
+    Literal,
+    NamedTuple,
+    NoReturn,
+    TypeAlias,
+    TypeVar,
+)
 
 __all__ = ["Cancelled", "Completion", "Failed", "Lost", "Outcome", "Succeeded"]
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
+if TYPE_CHECKING:  # the default needs Python 3.13, or a package that kinetic does not need to run
+    from typing_extensions import TypeVar as DefaultTypeVar
+
+    X = DefaultTypeVar("X", default=Any)
+else:
+    X = TypeVar("X")
 
 
 @dataclass(frozen=True)  # with slots, 3.11 cannot make a Succeeded[int](3)
@@ -61,10 +78,17 @@ Outcome: TypeAlias = Succeeded[T] | Failed | Cancelled | Lost
 """What an item came to: ``match`` it, ask ``.ok``, or take the value by ``.unwrap()``."""
 
 
-class Completion(NamedTuple, Generic[T]):
-    """An item that ended: its place in the inputs, the input itself, and what it came to."""
+class Completion(NamedTuple, Generic[T, X]):
+    """An item that ended: its place in the inputs, the input itself, and what it came to.
+
+    The input is None if it cannot be pickled, or not rebuilt in this process.
+    """
 
     # A tuple has a method of that name, which nobody asks of this one.
     index: int  # type: ignore[assignment]  # pyright: ignore[reportIncompatibleMethodOverride]
-    input: Any
+    input: X
     outcome: Outcome[T]
+
+
+if not TYPE_CHECKING:
+    Completion.__class_getitem__ = classmethod(types.GenericAlias)  # one argument, or two

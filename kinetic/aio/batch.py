@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import types
 import weakref
 from collections.abc import AsyncGenerator, AsyncIterable, Iterable
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Generic, Literal, Self, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar, overload
 
 from absl import logging
 
@@ -31,7 +32,7 @@ from kinetic.errors import (
 )
 from kinetic.job_status import JobStatus
 from kinetic.options import check, check_indices
-from kinetic.outcome import Cancelled, Completion, Outcome, Succeeded
+from kinetic.outcome import Cancelled, Completion, Outcome, Succeeded, X
 from kinetic.prices import Estimate
 from kinetic.progress import Progress
 
@@ -40,7 +41,7 @@ __all__ = ["BatchHandle"]
 T = TypeVar("T")
 
 
-class BatchHandle(Generic[T]):
+class BatchHandle(Generic[T, X]):
     """Many jobs of one function.
 
     ``async with`` ends what is unfinished when the block is left, however it
@@ -48,6 +49,9 @@ class BatchHandle(Generic[T]):
     handle that only observes ends nothing, either; once it has resumed a
     batch, that is its own.
     """
+
+    if not TYPE_CHECKING:
+        __class_getitem__ = classmethod(types.GenericAlias)  # takes one argument as well as two
 
     def __init__(
         self,
@@ -277,7 +281,7 @@ class BatchHandle(Generic[T]):
 
     async def outcomes(
         self, *, ordered: bool = False, timeout: float | None = None
-    ) -> AsyncGenerator[Completion[T], None]:
+    ) -> AsyncGenerator[Completion[T, X], None]:
         """Each item once with its input and what it came to: value, error, cancelled or lost.
 
         They come as they end, or with *ordered* in the order of the inputs.

@@ -45,6 +45,7 @@ from kinetic.collection import Collection
 from kinetic.errors import AuthError, ClientClosed, ConfigurationError, NotFound, WireError
 from kinetic.job_record import JobRecord
 from kinetic.options import MapOptions, MapSettings, Options, check, settings_of, shows
+from kinetic.outcome import X
 
 __all__ = ["Client", "implicit_client", "records", "run_async_map"]
 
@@ -332,17 +333,17 @@ class Client:
     async def run_async_map(
         self,
         function: Callable[..., Coroutine[Any, Any, T]],
-        inputs: Iterable[Any] | AsyncIterable[Any],
+        inputs: Iterable[X] | AsyncIterable[X],
         **options: Unpack[MapOptions],
-    ) -> BatchHandle[T]: ...
+    ) -> BatchHandle[T, X]: ...
 
     @overload
     async def run_async_map(
         self,
         function: Callable[..., T],
-        inputs: Iterable[Any] | AsyncIterable[Any],
+        inputs: Iterable[X] | AsyncIterable[X],
         **options: Unpack[MapOptions],
-    ) -> BatchHandle[T]: ...
+    ) -> BatchHandle[T, X]: ...
 
     @shows(MapSettings)
     async def run_async_map(
@@ -702,17 +703,17 @@ async def implicit_client() -> Client:
 @overload
 async def run_async_map(
     function: Callable[..., Coroutine[Any, Any, T]],
-    inputs: Iterable[Any] | AsyncIterable[Any],
+    inputs: Iterable[X] | AsyncIterable[X],
     **options: Unpack[MapOptions],
-) -> BatchHandle[T]: ...
+) -> BatchHandle[T, X]: ...
 
 
 @overload
 async def run_async_map(
     function: Callable[..., T],
-    inputs: Iterable[Any] | AsyncIterable[Any],
+    inputs: Iterable[X] | AsyncIterable[X],
     **options: Unpack[MapOptions],
-) -> BatchHandle[T]: ...
+) -> BatchHandle[T, X]: ...
 
 
 @shows(MapSettings)

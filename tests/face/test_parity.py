@@ -32,7 +32,7 @@ ONLY_HERE = {
     "module": set(),
 }
 ONLY_THERE = {
-    "JobHandle": {"bound", "bundle", "debugger", "facts"},
+    "JobHandle": {"began_at", "bound", "bundle", "debugger", "facts"},
     "BatchHandle": {"bundle", "facts", "let_run"},
     "module": {"Client"},
 }

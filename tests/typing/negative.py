@@ -60,7 +60,9 @@ def wrong_settings() -> None:
 
 def wrong_outcomes() -> None:
     batch = train.run_async_map([0.1], progress="yes")  # error
-    for index, _, outcome in train.run_async_map([0.1]).outcomes():
+    for index, given, outcome in train.run_async_map([0.1]).outcomes():
+        rate: str = given  # error
+        print(rate)
         text: str = outcome.unwrap()  # error
         number: float = outcome.value  # error
         print(index + "1", text, number)  # error

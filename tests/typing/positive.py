@@ -8,6 +8,8 @@ from typing import Any, assert_type
 
 import kinetic
 import kinetic.aio
+import kinetic.collections
+import kinetic.jobs
 from kinetic import (
     BatchHandle,
     Cancelled,
@@ -79,7 +81,7 @@ def handles_know_what_they_will_return() -> None:
     assert_type(job.logs(follow=True), str | None)
     assert_type(kinetic.attach(job.job_id), JobHandle[Any])
     batch = train.run_async_map([0.1, 0.2], max_concurrent=None, name="sweep", tags={"a": "b"})
-    assert_type(batch, BatchHandle[list[float]])
+    assert_type(batch, BatchHandle[list[float], float])
     for ended in batch.as_completed(timeout=3):
         assert_type(ended, JobHandle[list[float]])
     iterator: Iterator[JobHandle[list[float]]] = batch.as_completed()
@@ -87,11 +89,11 @@ def handles_know_what_they_will_return() -> None:
     print(iterator, stream)
     assert_type(batch.jobs, list[JobHandle[list[float]] | None])
     with batch as same:
-        assert_type(same, BatchHandle[list[float]])
+        assert_type(same, BatchHandle[list[float], float])
     assert_type(batch.results(), list[list[float]])
     assert_type(batch.results(ordered=False, timeout=3), list[list[float]])
     assert_type(batch.results(return_exceptions=True), list[Any])
-    assert_type(batch.resume(inputs=[0.3], seal=True), BatchHandle[list[float]])
+    assert_type(batch.resume(inputs=[0.3], seal=True), BatchHandle[list[float], float])
     assert_type(batch.retry_failed([1, 2]), int)
     assert_type(kinetic.list_batches(tags={"a": "b"}), list[BatchHandle[Any]])
     assert_type(kinetic.collect(), Collection)
@@ -102,9 +104,9 @@ def handles_know_what_they_will_return() -> None:
 def outcomes_know_what_they_hold() -> float:
     batch = train.run_async_map([0.1], progress=False)
     for completion in batch.outcomes(ordered=True):
-        assert_type(completion, Completion[list[float]])
+        assert_type(completion, Completion[list[float], float])
         assert_type(completion.index, int)
-        assert_type(completion.input, Any)
+        assert_type(completion.input, float)
         assert_type(completion.outcome, Outcome[list[float]])
         assert_type(completion.outcome.unwrap(), list[float])
         assert_type(completion.outcome.error, Exception | None)
@@ -114,14 +116,36 @@ def outcomes_know_what_they_hold() -> float:
                 assert_type(value, list[float])
             case Failed(error) | Cancelled(error) | Lost(error):
                 assert_type(error, Exception)
+        assert_type(given, float)
         print(index, given, outcome.ok)
         if isinstance(outcome, Succeeded):
             return outcome.value[0]
         raise outcome.error
     iterator: Iterator[Completion[list[float]]] = batch.outcomes()
     stream: AsyncIterator[Completion[list[float]]] = batch.outcomes()
-    print(iterator, stream)
+    named: BatchHandle[list[float]] = batch
+    print(iterator, stream, named)
+    for completed in kinetic.attach_batch("grp-x").outcomes():
+        assert_type(completed, Completion[Any])
+        assert_type(completed.input, Any)
     return 0.0
+
+
+async def inputs() -> AsyncIterator[tuple[float, int]]:
+    yield 0.1, 3
+
+
+def every_way_to_start_a_batch_keeps_the_type_of_its_inputs() -> None:
+    for _, pair, _ in train.run_async_map(inputs(), input_mode="args").outcomes():
+        assert_type(pair, tuple[float, int])
+    for _, settings, _ in train.run_async_map([{"rate": 0.1}]).outcomes():
+        assert_type(settings, dict[str, float])
+    for _, url, _ in fetch.run_async_map(["u"]).outcomes():
+        assert_type(url, str)
+    for _, text, _ in kinetic.jobs.run_async_map(bare, ["u"]).outcomes():
+        assert_type(text, str)
+    for _, text, _ in kinetic.collections.map(bare.run_async, ["u"]).outcomes():
+        assert_type(text, str)
 
 
 async def coroutines_are_seen_through(model: Model) -> None:
@@ -130,7 +154,7 @@ async def coroutines_are_seen_through(model: Model) -> None:
     assert_type(await fetch("u"), bytes)
     assert_type(await fetch.local("u"), bytes)
     assert_type(fetch.run_async("u"), JobHandle[bytes])
-    assert_type(fetch.run_async_map(["u"]), BatchHandle[bytes])
+    assert_type(fetch.run_async_map(["u"]), BatchHandle[bytes, str])
     assert_type(await model.score("x"), int)
     assert_type(model.score.run_async("x"), JobHandle[int])
     assert_type(await train.run_async(0.1), list[float])
@@ -148,23 +172,24 @@ async def the_async_api_has_the_same_types() -> None:
         assert_type(await (await client.submit(train, 0.1)).result(), list[float])
         assert_type(await client.run(len, "abc"), int)
         batch = await client.run_async_map(train, [0.1], max_concurrent=None)
-        assert_type(batch, kinetic.aio.BatchHandle[list[float]])
-        assert_type(await client.run_async_map(fetch, ["u"]), kinetic.aio.BatchHandle[bytes])
+        assert_type(batch, kinetic.aio.BatchHandle[list[float], float])
+        assert_type(await client.run_async_map(fetch, ["u"]), kinetic.aio.BatchHandle[bytes, str])
         async for completion in batch.outcomes(ordered=True, timeout=3):
-            assert_type(completion, Completion[list[float]])
+            assert_type(completion, Completion[list[float], float])
         async for one in batch.progress():
             assert_type(one, Progress)
         assert_type(await batch.results(), list[list[float]])
         assert_type(await batch.results(return_exceptions=True), list[Any])
-        assert_type(await batch.resume(), kinetic.aio.BatchHandle[list[float]])
+        assert_type(await batch.resume(), kinetic.aio.BatchHandle[list[float], float])
         assert_type(await batch.retry_failed(), int)
         assert_type(await client.list_batches("n", limit=3), list[kinetic.aio.BatchHandle[Any]])
         await client.cleanup(batch.group_id)
     numbers = await kinetic.aio.run_async_map(fetch, ["u"], progress=True)
-    async for index, _, outcome in numbers.outcomes():
+    async for index, url, outcome in numbers.outcomes():
         assert_type(index, int)
+        assert_type(url, str)
         assert_type(outcome, Outcome[bytes])
-    assert_type(await kinetic.aio.run_async_map(bare, ["u"]), kinetic.aio.BatchHandle[int])
+    assert_type(await kinetic.aio.run_async_map(bare, ["u"]), kinetic.aio.BatchHandle[int, str])
     assert_type(await kinetic.aio.collect(), Collection)
     assert_type(await kinetic.aio.list_batches(), list[kinetic.aio.BatchHandle[Any]])
 
@@ -175,5 +200,5 @@ async def a_plain_function_gives_its_type_to_the_outcomes() -> None:
 
     batch = await kinetic.aio.run_async_map(f, [1, 2])
     async for completion in batch.outcomes():
-        assert_type(completion, Completion[float])
+        assert_type(completion, Completion[float, int])
         assert_type(completion.outcome, Outcome[float])
