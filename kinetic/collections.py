@@ -22,18 +22,41 @@ def map(
     inputs: Iterable[X] | AsyncIterable[X],
     **options: Unpack[MapOptions],
 ) -> BatchHandle[Any, X]:
-    """Run a function once for each of *inputs*: ``f.run_async_map(inputs, ...)``, spelled out.
-
-    The project is archived and the function pickled once for all of them, so the
-    function must be known: a callable that submits in ways of its own is refused.
+    """Run a function once for each input, as ``f.run_async_map(inputs, ...)`` does.
 
     Args:
         submit_fn: ``f.run_async`` of a decorated *f*, or *f* itself; also inside
             ``functools.partial``, whose arguments go before those of each input.
+        inputs: One job runs for each. Any iterable, lazy or infinite, sync or async.
+        input_mode: How an input becomes arguments. ``single``: it is the only argument;
+            ``args``: a sequence of arguments; ``kwargs``: a dict; ``auto``: by its type.
+        max_concurrent: How many jobs may be unfinished at once. None: no limit.
+        retries: How often a failed item runs again.
+        fail_fast: Start nothing more after the first failure.
+        cancel_running_on_fail: With *fail_fast*, also stop what runs.
+        name, tags: What `list_batches` finds the batch by.
+        project, cluster: Where it runs, instead of the function's own.
+        window: How many items may be submitted and not yet read by your loop. None: no limit
+            for inputs of known length, else twice *max_concurrent*.
+        batch_timeout: Seconds for the whole batch; after them kinetic cancels it.
+        budget: US dollars, estimated by list prices. When ended attempts cost this much,
+            nothing more starts; what runs goes on.
+        progress: Show the live line while you wait. None: yes.
 
     Raises:
+        ConfigurationError: An option is wrong, no price for *budget* is known, or *inputs* is
+            empty, text, a dict, or has an input that doesn't fit the function. If their number
+            is unknown, such an input fails alone, with a `SubmissionError`.
+        SubmissionError: The function or its project can't be shipped.
         TypeError: *submit_fn* is something else.
-        ConfigurationError: As `RemoteFunction.run_async_map`.
+
+    kinetic archives the project and pickles the function once for all inputs, so it must know the
+    function: it refuses a callable that submits in another way.
+
+    Example::
+
+        batch = kinetic.collections.map(train.run_async, [0.1, 0.2, 0.3])
+        print(batch.results())
     """
     from kinetic import jobs
 

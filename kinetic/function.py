@@ -119,12 +119,22 @@ class RemoteFunction(_Look[R_co], Generic[P, R_co]):
     def run_async(self, /, *args: P.args, **kwargs: P.kwargs) -> JobHandle[R_co]: ...
 
     def run_async(self, /, *args: Any, **kwargs: Any) -> JobHandle[Any]:
-        """Start it there with these arguments and return the handle of the job.
+        """Start the function there and return the job's handle.
 
-        Returns once the platform has accepted the job. Ctrl-C before removes it.
+        Returns once the platform has accepted the job; it may not run yet.
+
+        Args:
+            args, kwargs: The function's own arguments; kinetic pickles them.
 
         Raises:
-            SubmissionError: It could not be submitted.
+            SubmissionError: The job could not be submitted.
+
+        Ctrl-C while this call submits removes the job.
+
+        Example::
+
+            job = train.run_async(0.1)
+            loss = job.result()
         """
         from kinetic import jobs
 
@@ -150,11 +160,39 @@ class RemoteFunction(_Look[R_co], Generic[P, R_co]):
         inputs: Iterable[Any] | AsyncIterable[Any],
         **options: Unpack[MapOptions],
     ) -> BatchHandle[Any]:
-        """Run it once for each of *inputs* and return the handle of the batch.
+        """Run the function once for each input, and return the batch's handle at once.
 
-        Parameters and errors are those of `kinetic.aio.Client.run_async_map`.
-        A script that ends before everything is submitted submits the rest
-        first; Ctrl-C then lets go.
+        Args:
+            inputs: One job runs for each. Any iterable, lazy or infinite, sync or async.
+            input_mode: How an input becomes arguments. ``single``: it is the only argument;
+                ``args``: a sequence of arguments; ``kwargs``: a dict; ``auto``: by its type.
+            max_concurrent: How many jobs may be unfinished at once. None: no limit.
+            retries: How often a failed item runs again.
+            fail_fast: Start nothing more after the first failure.
+            cancel_running_on_fail: With *fail_fast*, also stop what runs.
+            name, tags: What `list_batches` finds the batch by.
+            project, cluster: Where it runs, instead of the function's own.
+            window: How many items may be submitted and not yet read by your loop. None: no limit
+                for inputs of known length, else twice *max_concurrent*.
+            batch_timeout: Seconds for the whole batch; after them kinetic cancels it.
+            budget: US dollars, estimated by list prices. When ended attempts cost this much,
+                nothing more starts; what runs goes on.
+            progress: Show the live line while you wait. None: yes.
+
+        Raises:
+            ConfigurationError: An option is wrong, no price for *budget* is known, or *inputs* is
+                empty, text, a dict, or has an input that doesn't fit the function. If their number
+                is unknown, such an input fails alone, with a `SubmissionError`.
+            SubmissionError: The function or its project can't be shipped.
+
+        Ctrl-C while this call submits removes what it made. A script that ends submits the
+        rest of its inputs first; Ctrl-C then stops that.
+
+        Example::
+
+            with train.run_async_map([0.1, 0.2, 0.3], retries=2) as batch:
+                for index, rate, outcome in batch.outcomes():
+                    print(rate, outcome.unwrap())
         """
         from kinetic import jobs
 
@@ -257,7 +295,13 @@ def run(
 def run(*args: Any, **settings: Any) -> Any:
     """Decorate a function so that calling it runs it on an accelerator.
 
-    ``@kinetic.run`` without parentheses takes every default.
+    ``@kinetic.run`` without parentheses takes every default. The decorated function *f* has:
+
+    - ``f(...)``: run it there, print its output, and return its value.
+    - ``f.run_async(...)``: start it and return a `JobHandle` at once.
+    - ``f.run_async_map(inputs, ...)``: run it once per input and return a `BatchHandle` at once.
+    - ``f.local(...)``: call it here, as if it were not decorated.
+    - ``f.options(...)``: a copy with other settings.
 
     Args:
         accelerator: Such as ``tpu-v6e-8``, ``gpu-a100x4``, ``l4:spot``, ``cpu``.
@@ -279,6 +323,16 @@ def run(*args: Any, **settings: Any) -> Any:
     Raises:
         ConfigurationError: A value is wrong.
         TypeError: What is decorated is no function, or ``volumes`` no dict of `Data`.
+
+    Example::
+
+        @kinetic.run(accelerator="cpu")
+        def train(rate):
+            return 1 - rate
+
+        print(train(0.1))
+        job = train.run_async(0.2)
+        losses = train.run_async_map([0.1, 0.2, 0.3]).results()
     """
     refuse_unknown(settings, Options, "kinetic.run has no setting")
     given = inspect.signature(Options).bind(*args, **settings).arguments

@@ -63,30 +63,35 @@ __all__ = [
 P = ParamSpec("P")
 S = TypeVar("S")
 T = TypeVar("T")
-C = TypeVar("C", bound=type)
 M = TypeVar("M", aio.JobHandle[Any], aio.BatchHandle[Any])
 
 
-def _mirrors(source: type[Any]) -> Callable[[C], C]:
-    """Give a class the words of *source*, whose names it has."""
-
-    def decorate(cls: C) -> C:
-        for name, member in vars(cls).items():
-            if not name.startswith("_") and member.__doc__ is None:
-                member.__doc__ = getattr(source, name).__doc__
-        return cls
-
-    return decorate
-
-
-@_mirrors(aio.JobHandle)
 @dataclass(eq=False, repr=False)
 class JobHandle(JobRecord, Generic[T]):
     """A submitted job: wait for it, watch it, cancel it, clean it up.
 
-    A handle does not own its job: Ctrl-C ends the waiting, and the job goes on.
-    ``await handle`` waits for its result in any loop, without blocking it.
-    Handles are equal when their job is; they can be pickled.
+    A handle doesn't own its job: Ctrl-C ends the wait, and the job goes on. ``await handle`` waits
+    for the result in any event loop. Handles of the same job are equal, and you can pickle them.
+    You get one from ``f.run_async(...)``, `attach`, or `list_jobs`.
+
+    Args:
+        job_id: Names the job; `attach` finds it by this from any process.
+        backend: ``gke``, ``pathways`` or ``local``.
+        project, cluster_name, zone, namespace, bucket_name, k8s_name: Where the job and its
+            objects are.
+        image_uri: The container image it runs in; empty on this machine.
+        accelerator: What it runs on, such as ``tpu-v6e-8``.
+        func_name, display_name: The function's name, and the name to show.
+        created_at: When it was submitted: UTC, ISO 8601.
+        group_id, group_kind, group_index: The batch it belongs to, and its item's index.
+        debug: Whether it waits for a debugger.
+        price: The list price of its accelerator when it was submitted.
+
+    Example::
+
+        job = train.run_async(0.1)
+        print(job.job_id, job.status())
+        loss = job.result()
     """
 
     def __post_init__(self) -> None:
@@ -130,30 +135,70 @@ class JobHandle(JobRecord, Generic[T]):
 
     @staticmethod
     def facing(job: aio.JobHandle[S]) -> JobHandle[S]:
-        """The sync handle of an asyncio one that belongs to the sync face's own loop."""
+        """Return the sync handle of *job*, which belongs to the sync face's loop; not for users."""
         handle = JobHandle[S].from_dict(job.to_dict())
         handle._home, handle._twin = PORTAL.current, job
         return handle
 
     def status(self) -> JobStatus:
+        """Return the status now, as the store and the platform tell it.
+
+        ``NOT_FOUND`` means that the job was cancelled, or that this process cleaned it up.
+        """
         return PORTAL.call(self._aio.status)
 
     def reason(self) -> str:
+        """Say in words why the job is in its state; empty when there is nothing to say."""
         return PORTAL.call(self._aio.reason)
 
     def wait(self, timeout: float | None = None) -> JobStatus:
+        """Wait until the job ends, and return its status; its value stays in the store.
+
+        Args:
+            timeout: Seconds to wait; the job goes on after them. None: no limit.
+
+        Raises:
+            ResultTimeout: *timeout* is over (a ``TimeoutError``).
+        """
         return PORTAL.call(self._aio.wait, timeout)
 
     def estimate(self) -> Estimate:
+        """Estimate by list prices what the attempts that ended cost."""
         return PORTAL.call(self._aio.estimate)
 
     def noted(self) -> dict[str, bool | int | float | str | None]:
+        """Return the numbers and short texts of the result by name, without unpickling it.
+
+        At most 1 KiB of them is noted when the job ends. For a failure, ``error`` is its type and
+        the beginning of its message.
+        """
         return PORTAL.call(self._aio.noted)
 
     def save_result(self, path: str | os.PathLike[str], timeout: float | None = None) -> int:
+        """Wait for the job, write its pickled value to a file, and return the size in bytes.
+
+        `kinetic.jobs.load_result` reads the file.
+
+        Args:
+            path: The file to write.
+            timeout: Seconds to wait; the job goes on after them. None: no limit.
+
+        Raises:
+            ResultTimeout: *timeout* is over (a ``TimeoutError``).
+            JobError: The job has no value.
+            OSError: The file can't be written; what was there stays.
+        """
         return PORTAL.call(self._aio.save_result, path, timeout)
 
     def fetch_outputs(self, folder: str | os.PathLike[str]) -> int:
+        """Copy the files of the output directory here, and return how many there are.
+
+        Args:
+            folder: Where to copy them. kinetic makes it, and overwrites files of the same name.
+
+        Raises:
+            OSError: The files can't be written.
+        """
         return PORTAL.call(self._aio.fetch_outputs, folder)
 
     def result(
@@ -165,6 +210,31 @@ class JobHandle(JobRecord, Generic[T]):
         stream_logs: bool | None = None,
         on_status_change: Callable[[JobStatus], None] | None = None,
     ) -> T:
+        """Wait for the job and return its value.
+
+        Args:
+            timeout: Seconds to wait; the job goes on after them. None: no limit.
+            cleanup: Remove the job and its objects once the value is here. None: yes, unless it is
+                a debug job. A failed job stays.
+            cleanup_timeout: Seconds that the removal may take.
+            cleanup_poll_interval: Accepted for compatibility; has no effect.
+            stream_logs: Print the job's output while you wait.
+            on_status_change: A function to call with each new status. What it raises is logged.
+
+        Raises:
+            ResultTimeout: *timeout* is over (a ``TimeoutError``).
+            JobCancelled: The job was cancelled.
+            JobLost: The job died without an outcome.
+            JobFailed: The job failed, and its exception can't be rebuilt here.
+            Exception: The exception that the function raised, with the remote traceback as a note.
+
+        Ctrl-C ends the wait; the job goes on.
+
+        Example::
+
+            job = train.run_async(0.1)
+            loss = job.result(timeout=3600, stream_logs=True)
+        """
         crossing = PORTAL.crossing()
         try:
             with own_frames_left_out:
@@ -187,9 +257,12 @@ class JobHandle(JobRecord, Generic[T]):
             raise
 
     def logs(self, follow: bool = False, *, attempt: int | None = None) -> str | None:
-        """Return the job's output so far, or with *follow* print it until the job ends.
+        """Return the job's output so far, or print it until the job ends.
 
-        With *attempt*, counted from 1, that of this attempt only.
+        Args:
+            follow: Print the output, and what comes, until the job ends; return None.
+            attempt: Only the output of this attempt, counted from 1. None: of the last one, or
+                with *follow* also of those that come after it.
 
         Raises:
             ConfigurationError: *attempt* is no int of at least 1, or None.
@@ -200,9 +273,28 @@ class JobHandle(JobRecord, Generic[T]):
         return PORTAL.call(_print, self._aio, attempt)
 
     def tail(self, n: int = 100) -> str:
+        """Return the last lines of the job's output so far.
+
+        Args:
+            n: How many lines.
+
+        Raises:
+            NoLog: The job has not started, or its log was removed (a ``RuntimeError``).
+        """
         return PORTAL.call(self._aio.tail, n)
 
     def cancel(self, cleanup_timeout: float = 180, cleanup_poll_interval: float = 2) -> None:
+        """Stop the job and all its processes; its status becomes ``NOT_FOUND``.
+
+        A value that the job committed before stays.
+
+        Args:
+            cleanup_timeout: Seconds to wait for the job's end.
+            cleanup_poll_interval: Accepted for compatibility; has no effect.
+
+        Raises:
+            ResultTimeout: The job did not end within *cleanup_timeout*.
+        """
         PORTAL.call(self._aio.cancel, cleanup_timeout, cleanup_poll_interval)
 
     def cleanup(
@@ -212,11 +304,35 @@ class JobHandle(JobRecord, Generic[T]):
         cleanup_timeout: float = 180,
         cleanup_poll_interval: float = 2,
     ) -> None:
+        """Stop the job if it runs, and remove it; its output directory stays.
+
+        Args:
+            k8s: Remove the job from the platform.
+            gcs: Remove its objects from the store. An item's objects stay with its batch.
+            cleanup_timeout: Seconds to wait for the job's end.
+            cleanup_poll_interval: Accepted for compatibility; has no effect.
+        """
         PORTAL.call(self._aio.cleanup, k8s, gcs, cleanup_timeout, cleanup_poll_interval)
 
     def debug_attach(
         self, local_port: int = 5678, working_dir: str | None = None, worker: int = 0
     ) -> subprocess.Popen[bytes]:
+        """Wait for the job's debugger and forward it to a port of this machine.
+
+        Prints the configuration for VS Code. The returned process forwards the port until the job
+        ends; `kinetic.debug.cleanup_port_forward` ends it earlier.
+
+        Args:
+            local_port: The port on this machine's loopback; 0 for any free one.
+            working_dir: The folder where your editor finds the project's files. None: the folder
+                that the job was submitted from.
+            worker: Which host, from 0, of a job on several hosts.
+
+        Raises:
+            ConfigurationError: The job has no debugger (``debug=True``), or the port is taken.
+            ResultTimeout: The job isn't ready after KINETIC_DEBUG_WAIT_S seconds; it goes on.
+            JobError: The job has ended.
+        """
         return PORTAL.call(self._aio.debug_attach, local_port, working_dir, worker)
 
     @property
@@ -225,16 +341,30 @@ class JobHandle(JobRecord, Generic[T]):
         return self._aio.output_dir or PORTAL.call(_output_dir_of, self._aio)
 
     def outputs(self) -> list[str]:
+        """List the files in the output directory, relative to it and sorted."""
         return PORTAL.call(self._aio.outputs)
 
 
-@_mirrors(aio.BatchHandle)
 class BatchHandle(Generic[T, X]):
-    """Many jobs of one function.
+    """A batch: many jobs of one function.
 
-    ``with`` ends what is unfinished when the block is left, however it is
-    left; `detach` lets it go on. Without the block nothing is ended: what
-    waits and is interrupted logs that the batch goes on.
+    A ``with`` block stops unfinished items when you leave it; `detach` lets them go on. Without the
+    block kinetic stops nothing, also when you interrupt a wait. You get a handle from
+    ``f.run_async_map(...)``, `attach_batch`, or `list_batches`.
+
+    Args:
+        batch: The batch's handle in `kinetic.aio`; make none yourself.
+
+    Attributes:
+        group_id: Names the batch; `attach_batch` finds it by this from any process.
+        name, tags: What you called it.
+        created_at: When it was submitted: UTC, ISO 8601.
+
+    Example::
+
+        with train.run_async_map([0.1, 0.2, 0.3]) as batch:
+            for index, rate, outcome in batch.outcomes():
+                print(rate, outcome.unwrap())
     """
 
     if not TYPE_CHECKING:
@@ -314,45 +444,87 @@ class BatchHandle(Generic[T, X]):
 
     @property
     def jobs(self) -> list[JobHandle[T] | None]:
+        """The handles by index; None where no job was submitted, or not yet."""
         return [None if job is None else self._face(job) for job in self._aio.jobs]
 
     def job(self, index: int) -> JobHandle[T]:
+        """Return the handle of one item.
+
+        Args:
+            index: The item's place in the inputs, from 0.
+
+        Raises:
+            NotFound: The batch has no such item.
+        """
         return self._face(PORTAL.call(self._aio.job, index))
 
     def statuses(self) -> list[tuple[int, JobStatus]]:
+        """Return index and status of every submitted job, read from the store now.
+
+        ``NOT_FOUND`` means cancelled; ``FAILED`` covers failed, lost, and could not be submitted.
+        """
         return PORTAL.call(self._aio.statuses)
 
     def status_counts(self) -> dict[str, int]:
+        """Count the submitted jobs by status, as in ``{"SUCCEEDED": 8}``."""
         return PORTAL.call(self._aio.status_counts)
 
     @property
     def finished(self) -> bool:
+        """Whether every item has its outcome, as far as this process has looked.
+
+        A handle from `list_batches` looks when you ask it something else, such as `status_counts`.
+        """
         return self._aio.finished
 
     @property
     def stored(self) -> int:
+        """How many inputs are stored, as far as this process has looked."""
         return self._aio.stored
 
     @property
     def submission_failures(self) -> dict[int, Exception]:
+        """The exceptions of inputs that could not be submitted, by index."""
         return self._aio.submission_failures
 
     @property
     def unavailable_children(self) -> dict[int, str]:
+        """The job ids of items whose objects are damaged or forged, by index."""
         return self._aio.unavailable_children
 
     def wait(self, *, timeout: float | None = None) -> None:
+        """Wait until every item has its outcome.
+
+        Args:
+            timeout: Seconds to wait; the batch goes on after them. None: no limit.
+
+        Raises:
+            ResultTimeout: *timeout* is over (a ``TimeoutError``).
+            SubmitterLost: The process that submitted the batch is gone; `resume` goes on.
+        """
         with self._waiting():
             PORTAL.call(self._aio.wait, timeout=timeout)
 
     def as_completed(
         self, *, poll_interval: float = 5.0, timeout: float | None = None
     ) -> Iteration[aio.JobHandle[T], JobHandle[T]]:
-        """Each job once, as it ends, for ``for`` and, in any loop, for ``async for``.
+        """Yield each job's handle once, when the job ends.
+
+        ``async for`` works as well, in any event loop. Inputs that could not be submitted have no
+        job: see `submission_failures`, or use `outcomes`.
+
+        Args:
+            poll_interval: Accepted for compatibility; has no effect.
+            timeout: Seconds for the whole loop; the batch goes on after them. None: no limit.
 
         Raises:
-            ResultTimeout: *timeout* seconds are over (a ``TimeoutError``); the batch goes on.
-            SubmitterLost: Nobody submits the rest of it any more.
+            ResultTimeout: *timeout* is over (a ``TimeoutError``).
+            SubmitterLost: The process that submitted the batch is gone; `resume` goes on.
+
+        Example::
+
+            for job in batch.as_completed():
+                print(job.group_index, job.result())
         """
         completed = functools.partial(
             self._aio.as_completed, poll_interval=poll_interval, timeout=timeout
@@ -362,10 +534,28 @@ class BatchHandle(Generic[T, X]):
     def outcomes(
         self, *, ordered: bool = False, timeout: float | None = None
     ) -> Iteration[Completion[T, X], Completion[T, X]]:
+        """Yield each item once, when it ends, with its input and its outcome.
+
+        Items that fail don't end the loop. ``async for`` works as well, in any event loop.
+
+        Args:
+            ordered: Yield in the order of the inputs. Default: in the order in which items end.
+            timeout: Seconds for the whole loop; the batch goes on after them. None: no limit.
+
+        Raises:
+            ResultTimeout: *timeout* is over (a ``TimeoutError``).
+            SubmitterLost: The process that submitted the batch is gone; `resume` goes on.
+
+        Example::
+
+            for index, rate, outcome in batch.outcomes():
+                print(rate, outcome.unwrap() if outcome.ok else outcome.error)
+        """
         ended = functools.partial(self._aio.outcomes, ordered=ordered, timeout=timeout)
         return PORTAL.iterate(ended, _as_it_is, self._goes_on)
 
     def progress(self) -> Iteration[Progress, Progress]:
+        """Yield how far the batch is: now, and after each change, until it ends."""
         return PORTAL.iterate(self._aio.progress, _as_it_is)
 
     @overload
@@ -396,6 +586,23 @@ class BatchHandle(Generic[T, X]):
         cleanup: bool = True,
         return_exceptions: bool = False,
     ) -> list[Any]:
+        """Wait for all items and return their values.
+
+        Args:
+            timeout: Seconds to wait; the batch goes on after them. None: no limit.
+            ordered: Sort the values by input. False: in the order in which items ended.
+            cleanup: Remove each job from the platform.
+            return_exceptions: Put the exception where an item has no value.
+
+        Raises:
+            BatchError: Some items have no value, and *return_exceptions* is false.
+            ResultTimeout: *timeout* is over (a ``TimeoutError``).
+            SubmitterLost: The process that submitted the batch is gone; `resume` goes on.
+
+        Example::
+
+            losses = train.run_async_map([0.1, 0.2]).results()
+        """
         try:
             with self._waiting():
                 return PORTAL.call(
@@ -411,15 +618,23 @@ class BatchHandle(Generic[T, X]):
 
     @property
     def max_concurrent(self) -> int | None:
+        """How many jobs may be unfinished at once; None: no limit."""
         return self._aio.max_concurrent
 
     def longest_running(self, count: int) -> list[tuple[int, float]]:
+        """Return index and seconds of the items that have run longest.
+
+        Args:
+            count: How many items.
+        """
         return self._aio.longest_running(count)
 
     def reason(self) -> str:
+        """Say in words why the batch is in its state; empty when there is nothing to say."""
         return PORTAL.call(self._aio.reason)
 
     def failures(self) -> list[JobHandle[T]]:
+        """Return the handles of jobs that failed or were lost."""
         return [self._face(job) for job in PORTAL.call(self._aio.failures)]
 
     def report(
@@ -429,16 +644,48 @@ class BatchHandle(Generic[T, X]):
         direction: Literal["minimize", "maximize"] = "minimize",
         metric: str | None = None,
     ) -> Path:
+        """Write one self-contained HTML page about the batch, and return its absolute path.
+
+        Args:
+            path: The file to write; its folder must exist.
+            direction: Whether the lowest metric (``"minimize"``) or the highest is best.
+            metric: The result that ranks the items, such as ``"loss"``. None: the numeric result
+                with the most different values.
+
+        Raises:
+            ConfigurationError: The file can't be written, or no ended result has that metric.
+            NotFound: The batch was cleaned up.
+
+        Example::
+
+            batch.report("rates.html", metric="accuracy", direction="maximize")
+        """
         return PORTAL.call(self._aio.report, path, direction=direction, metric=metric)
 
     def estimate(self, *, look: bool = True) -> Estimate:
+        """Estimate by list prices what the batch has cost, and may cost in the end.
+
+        Args:
+            look: Read the outcomes of unfinished items first.
+        """
         return PORTAL.call(self._aio.estimate, look=look)
 
     def submitted(self) -> None:
+        """Wait until every input was submitted once, or never will be."""
         with self._waiting():
             PORTAL.call(self._aio.submitted)
 
     def retry_failed(self, indices: Iterable[int] | None = None) -> int:
+        """Run items that failed, were lost, or were cancelled again.
+
+        Returns how many items run again.
+
+        Args:
+            indices: Only these of them. None: all.
+
+        Raises:
+            NotFound: The batch has no such item, or was cleaned up.
+        """
         return PORTAL.call(_submitting, self._aio, self._aio.retry_failed, indices)
 
     def resume(
@@ -448,18 +695,42 @@ class BatchHandle(Generic[T, X]):
         seal: bool = False,
         force: bool = False,
     ) -> Self:
+        """Submit the rest of a batch whose submitter is gone. Items that ended don't run again.
+
+        Args:
+            inputs: What comes after the `stored` inputs, if an iterator died with its process.
+            seal: There are no more inputs than those stored.
+            force: Don't wait up to 45 s for a sign of life of the old submitter.
+
+        Raises:
+            Conflict: Another process submits the batch.
+            ConfigurationError: The batch has all its inputs, and you gave more.
+            NotFound: The batch was cleaned up.
+        """
         resume = functools.partial(self._aio.resume, inputs=inputs, seal=seal, force=force)
         PORTAL.call(_submitting, self._aio, resume)
         return self
 
     def cancel(self) -> None:
+        """Stop all unfinished items and wait until they end."""
         PORTAL.call(self._aio.cancel)
 
     def detach(self, *, seal: bool = False) -> None:
+        """Let the batch go on after the ``with`` block.
+
+        Args:
+            seal: Take no more inputs: those taken so far are all.
+        """
         PORTAL.call(self._aio.detach, seal=seal)
         self._owned = 0
 
     def cleanup(self, *, k8s: bool = True, gcs: bool = True) -> None:
+        """Stop and remove the batch; output directories stay.
+
+        Args:
+            k8s: Remove its jobs from the platform.
+            gcs: Remove its objects from the store.
+        """
         PORTAL.call(self._aio.cleanup, k8s=k8s, gcs=gcs)
 
 
@@ -478,7 +749,29 @@ def _bundle(
 
 
 def submit(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> JobHandle[Any]:
-    """Start ``function(*args, **kwargs)``; see `kinetic.aio.Client.submit`."""
+    """Start ``function(*args, **kwargs)`` and return the job's handle.
+
+    Returns once the platform has accepted the job; it may not run yet.
+
+    Args:
+        function: What to run, plain or decorated.
+        args, kwargs: Its arguments; kinetic pickles them.
+
+    Raises:
+        TypeError: The function doesn't take these arguments; nothing was sent.
+        ConfigurationError: A setting is wrong.
+        PackError: The function or an argument can't be shipped.
+        DataError: A `Data` can't be shipped.
+        LaunchError: The platform refused the job.
+        BackendError: The store or the platform doesn't answer.
+
+    Ctrl-C while this call submits removes the job.
+
+    Example::
+
+        job = kinetic.jobs.submit(train, 0.1)
+        loss = job.result()
+    """
     return JobHandle.facing(_made(aio.submit, function, *args, **kwargs))
 
 
@@ -515,7 +808,40 @@ def run_async_map(
     inputs: Iterable[Any] | AsyncIterable[Any],
     **options: Unpack[MapOptions],
 ) -> BatchHandle[Any]:
-    """Run *function* once for each input; see `kinetic.aio.Client.run_async_map`."""
+    """Run a function once for each input, and return the batch's handle at once.
+
+    Args:
+        function: Plain or decorated.
+        inputs: One job runs for each. Any iterable, lazy or infinite, sync or async.
+        input_mode: How an input becomes arguments. ``single``: it is the only argument;
+            ``args``: a sequence of arguments; ``kwargs``: a dict; ``auto``: by its type.
+        max_concurrent: How many jobs may be unfinished at once. None: no limit.
+        retries: How often a failed item runs again.
+        fail_fast: Start nothing more after the first failure.
+        cancel_running_on_fail: With *fail_fast*, also stop what runs.
+        name, tags: What `list_batches` finds the batch by.
+        project, cluster: Where it runs, instead of the function's own.
+        window: How many items may be submitted and not yet read by your loop. None: no limit
+            for inputs of known length, else twice *max_concurrent*.
+        batch_timeout: Seconds for the whole batch; after them kinetic cancels it.
+        budget: US dollars, estimated by list prices. When ended attempts cost this much,
+            nothing more starts; what runs goes on.
+        progress: Show the live line while you wait. None: yes.
+
+    Raises:
+        ConfigurationError: An option is wrong, no price for *budget* is known, or *inputs* is
+            empty, text, a dict, or has an input that doesn't fit the function. If their number
+            is unknown, such an input fails alone, with a `SubmissionError`.
+        SubmissionError: The function or its project can't be shipped.
+
+    Ctrl-C while this call submits removes what it made. A script that ends submits the
+    rest of its inputs first; Ctrl-C then stops that.
+
+    Example::
+
+        with kinetic.jobs.run_async_map(train, [0.1, 0.2, 0.3]) as batch:
+            print(batch.results())
+    """
     batch = _made(lambda: aio.run_async_map(function, inputs, **options))
     _remember(batch)
     return BatchHandle(batch)

@@ -85,7 +85,29 @@ async def submit(
 
 
 async def submit(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> JobHandle[Any]:
-    """Start ``function(*args, **kwargs)``; see `Client.submit`."""
+    """Start ``function(*args, **kwargs)`` and return the job's handle, from asyncio.
+
+    Returns once the platform has accepted the job; it may not run yet.
+
+    Args:
+        function: What to run, plain or decorated.
+        args, kwargs: Its arguments; kinetic pickles them.
+
+    Raises:
+        TypeError: The function doesn't take these arguments; nothing was sent.
+        ConfigurationError: A setting is wrong.
+        PackError: The function or an argument can't be shipped.
+        DataError: A `Data` can't be shipped.
+        LaunchError: The platform refused the job.
+        BackendError: The store or the platform doesn't answer.
+
+    Cancelled: the job and its objects are removed, within 30 s; shared content stays.
+
+    Example::
+
+        job = await kinetic.submit(train, 0.1)
+        loss = await job
+    """
     return await (await _client()).submit(function, *args, **kwargs)
 
 

@@ -42,12 +42,25 @@ T = TypeVar("T")
 
 
 class BatchHandle(Generic[T, X]):
-    """Many jobs of one function.
+    """A batch: many jobs of one function.
 
-    ``async with`` ends what is unfinished when the block is left, however it
-    is left; `detach` lets it go on. Without the block nothing is ended. A
-    handle that only observes ends nothing, either; once it has resumed a
-    batch, that is its own.
+    An ``async with`` block stops unfinished items when you leave it; `detach` lets them go on.
+    Without the block kinetic stops nothing. A handle from `Client.attach_batch` or
+    `Client.list_batches` only observes and stops nothing either, until you `resume` the batch.
+
+    Args:
+        batch, attached, progress, timeout: Set by the client; make no handle yourself.
+
+    Attributes:
+        group_id: Names the batch; `Client.attach_batch` finds it by this from any process.
+        name, tags: What you called it.
+        created_at: When it was submitted: UTC, ISO 8601.
+
+    Example::
+
+        async with await client.run_async_map(train, [0.1, 0.2, 0.3]) as batch:
+            async for index, rate, outcome in batch.outcomes():
+                print(rate, outcome.unwrap())
     """
 
     if not TYPE_CHECKING:

@@ -241,20 +241,28 @@ class Client:
     async def submit(
         self, function: Callable[..., Any], /, *args: Any, **kwargs: Any
     ) -> JobHandle[Any]:
-        """Start ``function(*args, **kwargs)`` and return its handle.
+        """Start ``function(*args, **kwargs)`` and return the job's handle.
 
         Returns once the platform has accepted the job; it may not run yet.
 
-        Raises:
-            TypeError: The function does not take these arguments; nothing was sent.
-            ConfigurationError: A setting is wrong.
-            PackError: The function or an argument cannot be shipped.
-            DataError: A `Data` cannot be shipped.
-            LaunchError: The platform refused the job.
-            BackendError: Store or platform do not answer.
+        Args:
+            function: What to run, plain or decorated.
+            args, kwargs: Its arguments; kinetic pickles them.
 
-        Cancelled: the job and its objects are removed, for up to 30 s; shared
-        content stays in the store.
+        Raises:
+            TypeError: The function doesn't take these arguments; nothing was sent.
+            ConfigurationError: A setting is wrong.
+            PackError: The function or an argument can't be shipped.
+            DataError: A `Data` can't be shipped.
+            LaunchError: The platform refused the job.
+            BackendError: The store or the platform doesn't answer.
+
+        Cancelled: the job and its objects are removed, within 30 s; shared content stays.
+
+        Example::
+
+            job = await client.submit(train, 0.1)
+            loss = await job
         """
         return await self._begin(function, args, kwargs, owned=False)
 
@@ -352,36 +360,38 @@ class Client:
         inputs: Iterable[Any] | AsyncIterable[Any],
         **options: Unpack[MapOptions],
     ) -> BatchHandle[Any]:
-        """Run *function* once for each input and return the batch's handle at once.
+        """Run a function once for each input, and return the batch's handle at once.
 
         Args:
             function: Plain or decorated.
-            inputs: Any iterable, lazy or infinite, sync or async.
-            input_mode: ``single`` passes an input as the only argument, ``args``
-                unpacks a sequence, ``kwargs`` a dict, ``auto`` decides by type.
-            max_concurrent: Attempts without an outcome at any time; None: all.
-            retries: Further attempts of an item that failed.
+            inputs: One job runs for each. Any iterable, lazy or infinite, sync or async.
+            input_mode: How an input becomes arguments. ``single``: it is the only argument;
+                ``args``: a sequence of arguments; ``kwargs``: a dict; ``auto``: by its type.
+            max_concurrent: How many jobs may be unfinished at once. None: no limit.
+            retries: How often a failed item runs again.
             fail_fast: Start nothing more after the first failure.
-            cancel_running_on_fail: With *fail_fast*, stop what runs as well.
-            name, tags: For people, and to find it again.
-            project, cluster: Override the function's own.
-            window: Items submitted and not yet delivered while something iterates;
-                None: no bound for inputs of known length, else twice *max_concurrent*.
-            batch_timeout: Seconds for the whole batch; then it is cancelled.
-            budget: US dollars, by list prices and the time that attempts took, which is
-                an estimate: when those that ended have cost so much, nothing more starts.
-                What runs goes on; the rest is cancelled.
-            progress: Show how far it is while something waits for it, on the
-                standard error. None: the sync face does, this one does not.
+            cancel_running_on_fail: With *fail_fast*, also stop what runs.
+            name, tags: What `list_batches` finds the batch by.
+            project, cluster: Where it runs, instead of the function's own.
+            window: How many items may be submitted and not yet read by your loop. None: no limit
+                for inputs of known length, else twice *max_concurrent*.
+            batch_timeout: Seconds for the whole batch; after them kinetic cancels it.
+            budget: US dollars, estimated by list prices. When ended attempts cost this much,
+                nothing more starts; what runs goes on.
+            progress: Show the live line while you wait. None: no.
 
         Raises:
-            ConfigurationError: An option is wrong, no price is known that *budget* could
-                be counted by, or *inputs* is empty, text or a dict, or
-                has an input that the function cannot be called with. One of inputs whose
-                number is unknown fails by itself, as a `SubmissionError`.
-            SubmissionError: What all items share cannot be shipped.
+            ConfigurationError: An option is wrong, no price for *budget* is known, or *inputs* is
+                empty, text, a dict, or has an input that doesn't fit the function. If their number
+                is unknown, such an input fails alone, with a `SubmissionError`.
+            SubmissionError: The function or its project can't be shipped.
 
-        Cancelled: nothing of the batch is left, but shared content.
+        Cancelled: nothing of the batch is left, except content that other calls share.
+
+        Example::
+
+            async with await client.run_async_map(train, [0.1, 0.2, 0.3]) as batch:
+                print(await batch.results())
         """
         settings = MapSettings.of(**options)
         check(inputs=inputs)
@@ -722,7 +732,40 @@ async def run_async_map(
     inputs: Iterable[Any] | AsyncIterable[Any],
     **options: Unpack[MapOptions],
 ) -> BatchHandle[Any]:
-    """Run *function* once for each input; see `Client.run_async_map`."""
+    """Run a function once for each input, and return the batch's handle at once.
+
+    Args:
+        function: Plain or decorated.
+        inputs: One job runs for each. Any iterable, lazy or infinite, sync or async.
+        input_mode: How an input becomes arguments. ``single``: it is the only argument;
+            ``args``: a sequence of arguments; ``kwargs``: a dict; ``auto``: by its type.
+        max_concurrent: How many jobs may be unfinished at once. None: no limit.
+        retries: How often a failed item runs again.
+        fail_fast: Start nothing more after the first failure.
+        cancel_running_on_fail: With *fail_fast*, also stop what runs.
+        name, tags: What `list_batches` finds the batch by.
+        project, cluster: Where it runs, instead of the function's own.
+        window: How many items may be submitted and not yet read by your loop. None: no limit
+            for inputs of known length, else twice *max_concurrent*.
+        batch_timeout: Seconds for the whole batch; after them kinetic cancels it.
+        budget: US dollars, estimated by list prices. When ended attempts cost this much,
+            nothing more starts; what runs goes on.
+        progress: Show the live line while you wait. None: no.
+
+    Raises:
+        ConfigurationError: An option is wrong, no price for *budget* is known, or *inputs* is
+            empty, text, a dict, or has an input that doesn't fit the function. If their number
+            is unknown, such an input fails alone, with a `SubmissionError`.
+        SubmissionError: The function or its project can't be shipped.
+
+    Cancelled: nothing of the batch is left, except content that other calls share.
+
+    Example::
+
+        async with await kinetic.aio.run_async_map(train, [0.1, 0.2, 0.3]) as batch:
+            async for index, rate, outcome in batch.outcomes():
+                print(rate, outcome.unwrap())
+    """
     return await (await implicit_client()).run_async_map(function, inputs, **options)
 
 

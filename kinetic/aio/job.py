@@ -67,8 +67,28 @@ SILENCE_S = 10.0
 class JobHandle(JobRecord, Generic[T]):
     """A submitted job: wait for it, watch it, cancel it, clean it up.
 
-    A handle does not own its job: cancelling a task that waits on it leaves
-    the job running. Handles are equal when their job is.
+    A handle doesn't own its job: if you cancel a task that waits for it, the job goes on. Handles
+    of the same job are equal. You get one from `Client.submit`, `Client.attach`, or
+    `Client.list_jobs`.
+
+    Args:
+        job_id: Names the job; `attach` finds it by this from any process.
+        backend: ``gke``, ``pathways`` or ``local``.
+        project, cluster_name, zone, namespace, bucket_name, k8s_name: Where the job and its
+            objects are.
+        image_uri: The container image it runs in; empty on this machine.
+        accelerator: What it runs on, such as ``tpu-v6e-8``.
+        func_name, display_name: The function's name, and the name to show.
+        created_at: When it was submitted: UTC, ISO 8601.
+        group_id, group_kind, group_index: The batch it belongs to, and its item's index.
+        debug: Whether it waits for a debugger.
+        price: The list price of its accelerator when it was submitted.
+
+    Example::
+
+        job = await client.submit(train, 0.1)
+        print(job.job_id, await job.status())
+        loss = await job
     """
 
     def __post_init__(self) -> None:
@@ -319,6 +339,10 @@ class JobHandle(JobRecord, Generic[T]):
 
         Nothing is rebuilt: `kinetic.jobs.load_result` does that. The job stays.
 
+        Args:
+            path: The file to write.
+            timeout: Seconds to wait; the job goes on after them. None: no limit.
+
         Raises:
             ResultTimeout, JobCancelled, JobLost, JobFailed: As `result`; a failure is told in
                 words, and its exception not rebuilt.
@@ -555,10 +579,14 @@ class JobHandle(JobRecord, Generic[T]):
             raise await self._without_log(at) from exc
 
     async def cancel(self, cleanup_timeout: float = 180, cleanup_poll_interval: float = 2) -> None:
-        """Stop the job with everything it started; its status becomes NOT_FOUND.
+        """Stop the job and all its processes; its status becomes ``NOT_FOUND``.
 
-        A value it has committed before stays. Returns when the job has ended, or
-        somebody else has removed it.
+        A value that the job committed before stays. Returns when the job has ended, or
+        another process has removed it.
+
+        Args:
+            cleanup_timeout: Seconds to wait for the job's end.
+            cleanup_poll_interval: Accepted for compatibility; has no effect.
 
         Raises:
             ResultTimeout: It has not ended within *cleanup_timeout* seconds.
@@ -604,10 +632,13 @@ class JobHandle(JobRecord, Generic[T]):
         cleanup_timeout: float = 180,
         cleanup_poll_interval: float = 2,
     ) -> None:
-        """Remove the job from the platform (*k8s*) and its objects from the store (*gcs*).
+        """Stop the job if it runs, and remove it; ``KINETIC_OUTPUT_DIR`` stays.
 
-        A running job is stopped. ``KINETIC_OUTPUT_DIR`` is kept. For an item of
-        a batch only the job is removed: its outcome belongs to the batch.
+        Args:
+            k8s: Remove the job from the platform.
+            gcs: Remove its objects from the store. An item's objects stay with its batch.
+            cleanup_timeout: Seconds to wait for the job's end.
+            cleanup_poll_interval: Accepted for compatibility; has no effect.
 
         Cancelled: run it again; it goes on where it stopped.
         """
