@@ -1,4 +1,4 @@
-"""What the platform never mentions is asked about: no slot stays taken for ever."""
+"""What the platform never mentions is asked about, and what fails is asked again."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import pytest
 
 from kinetic import aio
 from kinetic._runner.protocol import signing, wire
-from kinetic.aio.ports import JobSpec, Observation, Phase
+from kinetic.aio.ports import JobSpec, ObjectInfo, Observation, Phase
 from kinetic.errors import BackendError, JobLost
-from kinetic.testing import MemoryCluster, carry_out, memory_platform
+from kinetic.testing import MemoryCluster, MemoryStore, carry_out, memory_platform
 
 
 class Silent(MemoryCluster):
@@ -104,8 +104,8 @@ class Unreachable(MemoryCluster):
 
 
 async def dies(run: Any) -> int | None:
-    assignment = run.spec.assignment
-    name = f"{assignment['scope']}attempts/000000/00000000.0001.claim"
+    order = wire.Assignment.from_json(run.spec.assignment)
+    name = wire.attempt_key(order.scope, order.index, order.attempt, "claim")
     await run.store.create(name, b"", {"executor": run.executor, "fence": "1"})
     return 9
 
@@ -179,3 +179,47 @@ async def test_an_error_ends_with_what_was_kept_where_the_platform_has_no_log() 
         job = await client.submit(same, 1)
         with pytest.raises(JobLost, match="the last words"):
             await job.result(timeout=400)
+
+
+class Illegible(MemoryCluster):
+    """Reading a log fails as no port says that it may."""
+
+    async def logs(
+        self, name: str, *, follow: bool = False, tail: int | None = None
+    ) -> AsyncGenerator[str]:
+        raise OSError(5, "Input/output error")
+        yield
+
+
+class Unkept(MemoryStore):
+    """What was kept of a log cannot be listed; the outcome of item 1 fails once as no port says."""
+
+    fails = True
+
+    async def list(self, prefix: str) -> list[ObjectInfo]:
+        if "/logs/" in prefix:
+            raise OSError(5, "Input/output error")
+        if self.fails and prefix.endswith("00000001."):
+            self.fails = False
+            raise RuntimeError("a defect")
+        return await super().list(prefix)
+
+
+@pytest.mark.looptime(noop_cycles=300)
+async def test_a_log_is_never_needed_for_an_outcome_and_a_defect_costs_one_retry() -> None:
+    store = Unkept()
+    platform = replace(
+        memory_platform(dies),
+        store=store,
+        cluster=Illegible(store, dies),
+        clock=asyncio.get_running_loop().time,
+    )
+    async with aio.Client(platform=platform) as client:
+        batch = await client.run_async_map(same, range(3))
+        await batch.wait(timeout=60)
+        results = await batch.results(return_exceptions=True)
+        assert {type(one) for one in results} == {JobLost}
+        assert not store.fails
+        job = await client.submit(same, 3)
+        with pytest.raises(JobLost):
+            await job.result(timeout=60)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from kinetic.aio.local.cluster import LONGEST_LINE, TAIL_BYTES, Lines, LocalCluster, tail_offset
 from kinetic.aio.ports import Phase
-from kinetic.errors import NotFound
+from kinetic.errors import BackendError, NotFound
 
 from .conftest import (
     DEADLINE_S,
@@ -162,3 +162,13 @@ async def test_a_flood_of_output_does_not_hold_the_loop_up(
         async for _ in cluster.logs("flood"):
             count += 1
     assert count == 200_000
+
+
+async def test_a_log_that_is_no_file_any_more_is_an_error_of_the_platform(
+    cluster: LocalCluster,
+) -> None:
+    log = "import os; path = os.readlink('/proc/self/fd/1')"
+    await cluster.launch(spec("odd", f"{log}; os.unlink(path); os.mkdir(path)"))
+    await until(cluster, "odd")
+    with pytest.raises(BackendError, match=r"odd cannot be read"):
+        await lines(cluster, "odd")

@@ -104,6 +104,7 @@ class Batch:
         self._abandonment_watch: asyncio.Task[None] | None = None
         self._asked: wire.Request | None = None
         submission.listen(self.wake)
+        submission.batch_reader = self.reread
         submission.requests.listeners.append(self._on_request)
 
     @property
@@ -446,6 +447,7 @@ class Batch:
             store = self.session.platform.store
             gone = await retry_forever(lambda: renewed(store, placed), "looking at what jobs share")
             events = await recover_state(self.session, self.submission, self.inputs)
+            total, stored = self.inputs.total, self.inputs.count
         finally:
             keeping.cancel()
             await asyncio.wait({keeping})
@@ -457,12 +459,11 @@ class Batch:
                 f"the {gone[0].partition('/')[0]} of {self.group_id} is not in the store any more: "
                 "it was collected by its age; submit what is left in a new batch"
             )
-        total = self.inputs.total
         settings = map_settings_of(self.manifest)
         feed: InputSource | None = feed_of(inputs if inputs is not None else (), settings)
         if inputs is None and not (seal and total is None):
             feed = None
-            end = total if total is not None else self.inputs.count
+            end = total if total is not None else stored
             events.append(scheduler.Ended(end, sealed=total is not None))
         self.coordinate(lease, placed, feed, settings, events)
 

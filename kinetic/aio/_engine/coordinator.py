@@ -77,7 +77,8 @@ async def recover_state(
             raise identity.gone
         asked = len(requests.entries)
         events = await _surveyed(session, submission, inputs)
-        if len(requests.entries) == asked:
+        known = scheduler.Known(_count_of(inputs))  # somebody else here may have read more inputs
+        if len(requests.entries) == asked and known in events:
             return events
 
 
@@ -105,7 +106,7 @@ async def _surveyed(
 ) -> list[scheduler.Event]:
     batch = submission.identity.id
     await retry_forever(inputs.read, f"reading the inputs of {batch}")
-    count = max(inputs.count, inputs.total or 0)  # a stop may have come before all were stored
+    count = _count_of(inputs)
     unknown = [index for index in range(count) if not submission.is_final(index)]
     await retry_forever(
         lambda: submission.look_at_each(unknown), f"reading the attempts of {batch}"
@@ -133,6 +134,10 @@ async def _surveyed(
         if index % SLICE == SLICE - 1:
             await asyncio.sleep(0)
     return survey.events(count)
+
+
+def _count_of(inputs: InputIndex) -> int:
+    return max(inputs.count, inputs.total or 0)  # a stop may have come before all were stored
 
 
 async def _claimants(submission: Submission, indices: list[int]) -> dict[tuple[int, int], str]:
@@ -678,7 +683,7 @@ class BatchCoordinator:
                 self.post(scheduler.Reopened(index, item.attempt, stands))
 
     async def _look_at_the_rest(self) -> None:
-        known = max(self.inputs.count, self.inputs.total or 0)
+        known = _count_of(self.inputs)
         left = [index for index in range(known) if not self.state.is_final(index)]
         submission = self._submission
         await retry_forever(lambda: submission.look_at_each(left), "looking at what was stopped")

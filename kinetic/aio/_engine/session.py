@@ -8,7 +8,7 @@ import re
 import time
 import weakref
 from collections import deque
-from collections.abc import Collection, Coroutine, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Iterator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
@@ -42,9 +42,9 @@ __all__ = [
     "LABEL_INDEX",
     "LABEL_ROUND",
     "LABEL_SUBMISSION",
-    "BatchView",
     "Ended",
     "JobRef",
+    "Parting",
     "Session",
     "Submission",
 ]
@@ -130,6 +130,8 @@ class Submission(ItemStates):
         """How many of its jobs, if they were many, this process is still about to delete."""
         self.awaited = 0
         """How many wait for it: while there are any, the session reads it again and again."""
+        self.batch_reader: Callable[[], Awaitable[None]] | None = None
+        """Reads all that is open, if it is a batch."""
         self.doubtful: dict[int, Ended] = {}
         """By item, an attempt that has ended while nobody could say how."""
         self._doubted = asyncio.Event()
@@ -570,6 +572,17 @@ class Submission(ItemStates):
             if not (index in alive or self._items[index].state.final or self.is_damaged(index))
         ]
 
+    async def reread(self) -> None:
+        """Read again all that is open: the store, and what the platform says.
+
+        Raises:
+            KineticError: They cannot be read.
+        """
+        if self.batch_reader is not None:
+            await self.batch_reader()
+        elif not self.is_final(0):
+            await self.reconcile(0)
+
     async def settle(self, ended: Ended) -> None:
         """Find out how an attempt has ended; what nobody can say now is asked again later."""
         index, number = ended.index, ended.number
@@ -684,6 +697,7 @@ class Submission(ItemStates):
             raise self.identity.gone
 
     async def _log_tail(self, index: int, number: int) -> str:
+        """Read the end of the log; whatever fails, an outcome doesn't need it."""
         name = self.identity.attempt_name(index, number)
         # A long line comes in several pieces, so more than LOG_LINES of them may come.
         lines: deque[str] = deque(maxlen=LOG_LINES)
@@ -694,10 +708,13 @@ class Submission(ItemStates):
             ):
                 async for line in log:
                     lines.append(line)  # what was read by then counts
-        except (BackendError, TimeoutError) as exc:
+        except Exception as exc:
             logging.debug("no log of %s: %s", self.identity.job_id(index), exc)
         if not lines:
-            lines.extend(await self.kept_log(index, number))
+            try:
+                lines.extend(await self.kept_log(index, number))
+            except Exception as exc:
+                logging.debug("no kept log of %s: %s", self.identity.job_id(index), exc)
         return "\n".join(lines)[-8192:]
 
     async def kept_log(self, index: int, number: int) -> list[str]:
@@ -808,15 +825,14 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 10.0
 """How long a watch that was interrupted waits before it begins again."""
 
 
-class BatchView(Protocol):
-    """What a session asks of a batch; whoever makes one registers it in `Session.batches`."""
+class Parting(Protocol):
+    """What must stop submitting before the session ends.
+
+    Whoever makes a batch registers it in `Session.batches`.
+    """
 
     async def part(self, why: str) -> None:
-        """Stop submitting at once: the session ends."""
-        ...
-
-    async def reread(self) -> None:
-        """Read again what is open of it: the store, and what the platform says."""
+        """Stop submitting at once."""
         ...
 
 
@@ -835,7 +851,7 @@ class Session:
         self.platform = platform
         self.client_id = client_id
         self.limit = limit
-        self.batches: weakref.WeakValueDictionary[str, BatchView] = weakref.WeakValueDictionary()
+        self.batches: weakref.WeakValueDictionary[str, Parting] = weakref.WeakValueDictionary()
         self._submissions: weakref.WeakValueDictionary[str, Submission]
         self._submissions = weakref.WeakValueDictionary()
         self._watches: dict[str, asyncio.Task[None]] = {}
@@ -921,18 +937,12 @@ class Session:
                 if await submission.until_doubted(next(slow)):
                     continue
             try:
-                await self._reread(submission)
+                await submission.reread()
             except Exception as exc:
                 failing = clock() if failing is None else failing
                 self._note_failure(submission, exc, clock() - failing)
             else:
                 failing = None
-
-    async def _reread(self, submission: Submission) -> None:
-        if (batch := self.batches.get(submission.identity.id)) is not None:
-            await batch.reread()
-        elif not submission.is_final(0):
-            await submission.reconcile(0)
 
     def _note_failure(self, submission: Submission, error: Exception, silent_s: float) -> None:
         """Tell those who wait that nothing can be read: of a job of ours that it is gone only.

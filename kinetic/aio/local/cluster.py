@@ -22,6 +22,7 @@ from kinetic._supervisor.protocol import SUBMISSION
 from kinetic.accelerators import Accelerator
 from kinetic.aio.ports import JobSpec, Observation, Phase, Shared
 from kinetic.errors import (
+    BackendError,
     ClientClosed,
     ConfigurationError,
     LaunchError,
@@ -397,7 +398,7 @@ class LocalCluster:
 
         Raises:
             NotFound: There is no such job.
-            Unavailable: The supervisor cannot be reached.
+            BackendError: The log cannot be read, or the supervisor cannot be reached.
             ClientClosed: This was closed.
         """
 
@@ -416,9 +417,11 @@ class LocalCluster:
         try:
             while True:
                 over = ended is None or ended.done()
-                if fd < 0 and (fd := _open(path)) >= 0 and tail is not None:
-                    os.lseek(fd, tail_offset(fd, tail), os.SEEK_SET)
-                if fd >= 0 and (data := os.read(fd, READ_BYTES)):
+                with _legible(name, path):
+                    if fd < 0 and (fd := _open(path)) >= 0 and tail is not None:
+                        os.lseek(fd, tail_offset(fd, tail), os.SEEK_SET)
+                    data = os.read(fd, READ_BYTES) if fd >= 0 else b""
+                if data:
                     for line in lines.feed(data):
                         yield line
                     pause = FIRST_PAUSE_S
@@ -603,6 +606,17 @@ def _must_be_fresh(environment: Mapping[str, str]) -> bool:
 def _gpus(accelerator: Accelerator) -> int:
     """How many GPUs stand for what was asked for, if there are any: a TPU becomes one."""
     return {"cpu": 0, "gpu": accelerator.count, "tpu": 1}[accelerator.kind]
+
+
+@contextlib.contextmanager
+def _legible(name: str, path: Path) -> Iterator[None]:
+    """Raise what the file system says about a log as an error of the platform."""
+    try:
+        yield
+    except OSError as exc:
+        raise BackendError(
+            f"the log of {name} cannot be read ({exc.strerror}); look at {path}"
+        ) from exc
 
 
 def _open(path: Path) -> int:
