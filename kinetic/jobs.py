@@ -865,8 +865,8 @@ def attach_batch(
 ) -> BatchHandle[Any]:
     """The handle of a batch that any process submitted; it observes and submits nothing.
 
-    Waiting on it with no ``timeout=`` of its own ends after *poll_timeout*
-    seconds with `ResultTimeout`, and the batch goes on.
+    *poll_timeout* seconds from now, a wait on it stops waiting for items that another process has
+    yet to submit, with `ResultTimeout`. It limits nothing else.
 
     Raises:
         NotFound: There is no such batch.

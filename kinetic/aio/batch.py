@@ -72,7 +72,7 @@ class BatchHandle(Generic[T, X]):
         *,
         attached: bool = False,
         progress: bool | None = None,
-        timeout: float | None = None,
+        poll_timeout: float | None = None,
     ) -> None:
         self.group_id: str = batch.group_id
         self.name: str | None = batch.manifest["name"]
@@ -84,7 +84,10 @@ class BatchHandle(Generic[T, X]):
         self._refusals: dict[int, Exception] = {}
         self._detached = attached
         self._progress = progress
-        self._timeout = timeout  # of whoever waits and names none
+        # Until then, who waits also waits for items that another process has yet to submit.
+        self._search_until = None
+        if poll_timeout is not None:
+            self._search_until = asyncio.get_running_loop().time() + poll_timeout
         self._report: Path | None = None  # that was written last
 
     def __repr__(self) -> str:
@@ -344,10 +347,15 @@ class BatchHandle(Generic[T, X]):
         self, timeout: float | None, *, ordered: bool = False, windowed: bool = True
     ) -> Iteration:
         check(timeout=timeout)
-        timeout = self._timeout if timeout is None else timeout
         self._batch.submission.refuse_removed()
-        wanted = self._progress
-        return Iteration(self._batch, wanted, timeout, ordered=ordered, windowed=windowed)
+        return Iteration(
+            self._batch,
+            self._progress,
+            timeout,
+            self._search_until,
+            ordered=ordered,
+            windowed=windowed,
+        )
 
     async def progress(self) -> AsyncGenerator[Progress, None]:
         """How far it is: now, and again whenever something has changed, until the end.

@@ -438,9 +438,10 @@ class Client:
             project: Where it runs, as in the settings.
             cluster: Where it runs, as in the settings.
             poll_interval: Accepted for compatibility; nothing is polled.
-            poll_timeout: Seconds after which waiting on this handle, with no
-                ``timeout=`` of its own, ends with `ResultTimeout`; the batch
-                goes on. None waits for ever.
+            poll_timeout: Seconds, from now, that a wait on this handle also waits for
+                items which another process has yet to submit; after them it ends with
+                `ResultTimeout`. None is no limit. It limits nothing else: once all
+                items are known, ``timeout=`` of the wait does.
 
         Raises:
             ConfigurationError: That is no batch's id.
@@ -452,7 +453,7 @@ class Client:
         ids.refuse_job(group_id)
         session = await self._session_for_id(group_id, project, cluster)
         batch = await batches.attach(session, group_id)
-        return BatchHandle(batch, attached=True, timeout=poll_timeout)
+        return BatchHandle(batch, attached=True, poll_timeout=poll_timeout)
 
     async def full_id(self, prefix: str) -> str:
         """The id of the one job or batch in the store that begins with *prefix*.

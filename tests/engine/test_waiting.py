@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import AsyncIterator
 
 import pytest
 
@@ -81,19 +82,45 @@ async def test_a_batch_costs_two_requests_in_ten_seconds_and_one_reading_a_minut
 
 
 @VIRTUAL
-async def test_waiting_for_an_attached_batch_ends_after_its_poll_timeout(
+async def test_a_poll_timeout_ends_no_wait_for_a_batch_whose_items_are_all_known(
     world: World, client: aio.Client
 ) -> None:
     batch = await client.run_async_map(same, [1, 2])
-    loop = asyncio.get_running_loop()
     async with aio.Client(platform=world.platform) as other:
-        found = await other.attach_batch(batch.group_id, poll_timeout=30)
-        for waiting in (found.wait, found.results, lambda: anext(found.as_completed())):
-            since = loop.time()
-            with pytest.raises(errors.ResultTimeout, match="not ended after 30 s; it goes on"):
-                await waiting()
-            assert 30 <= loop.time() - since < 35
-        with pytest.raises(errors.ResultTimeout, match="after 5 s"):
-            await found.results(timeout=5)
+        found = await other.attach_batch(batch.group_id, poll_timeout=1)
+        with pytest.raises(errors.ResultTimeout, match="after 300 s"):
+            await found.results(timeout=300)
         world.gate.set()
         assert await found.results() == [1, 2]
+
+
+@VIRTUAL
+async def test_a_poll_timeout_limits_the_search_for_items_that_are_still_submitted(
+    world: World, client: aio.Client
+) -> None:
+    more, loop = asyncio.Event(), asyncio.get_running_loop()
+
+    async def inputs() -> AsyncIterator[int]:
+        yield 1
+        await more.wait()
+        yield 2
+
+    batch = await client.run_async_map(same, inputs())
+    await world.begun(1)
+    world.gate.set()
+    async with aio.Client(platform=world.platform) as other:
+        since = loop.time()
+        found = await other.attach_batch(batch.group_id, poll_timeout=30)
+        for waiting in (found.wait, found.results, lambda: all_completed(found)):
+            with pytest.raises(errors.ResultTimeout, match="1 of its items"):
+                await waiting()
+            assert 30 <= loop.time() - since < 40, "from when it was attached"
+        patient = await other.attach_batch(batch.group_id, poll_timeout=1000)
+        waiting_for_all = asyncio.create_task(patient.results(cleanup=False))
+        await asyncio.sleep(100)
+        more.set()
+        assert await waiting_for_all == [1, 2]
+
+
+async def all_completed(batch: aio.BatchHandle[int]) -> int:
+    return len([job async for job in batch.as_completed()])

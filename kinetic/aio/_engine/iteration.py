@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import reprlib
 import time
 from collections import deque
@@ -66,14 +67,23 @@ class Consumer:
     submitted. With *ordered* an index is there only when all before it were;
     what ends before its turn is remembered by its index, and its value stays
     in the store. With *windowed*, at most ``window`` items beyond those
-    `delivered` are begun. Used as an async context manager.
+    `delivered` are begun. After *search_until*, a time of the loop, nobody waits for items
+    that another process has yet to submit. Used as an async context manager.
     """
 
-    def __init__(self, batch: Batch, *, ordered: bool = False, windowed: bool = True) -> None:
+    def __init__(
+        self,
+        batch: Batch,
+        *,
+        ordered: bool = False,
+        windowed: bool = True,
+        search_until: float | None = None,
+    ) -> None:
         self.ready: deque[int] = deque()
         self._batch = batch
         self._ordered = ordered
         self._windowed = windowed
+        self._search_until = search_until
         self._delivery: Delivery | None = None
         self._delivered = 0
         self._told = bytearray()  # by index: whether it was ready once
@@ -145,6 +155,7 @@ class Consumer:
 
         Raises:
             SubmitterLost: Nobody submits the rest of it any more.
+            ResultTimeout: Another process has not submitted the rest of it in time.
             BaseException: What ended this process's own submitting.
         """
         batch = self._batch
@@ -157,11 +168,30 @@ class Consumer:
                     return False  # else the client is being closed: `abandoned` will be set soon
             if batch.submission.abandoned is not None:
                 raise batch.submission.abandoned
+            pause = min(RECHECK_S, self._search_left())
             self._awake.clear()
             with contextlib.suppress(TimeoutError):  # a wake that is missed costs time, no more
-                async with asyncio.timeout(RECHECK_S):
+                async with asyncio.timeout(pause):
                     await self._awake.wait()
         return True
+
+    def _search_left(self) -> float:
+        """Seconds left to wait for items that another process has yet to submit.
+
+        Raises:
+            ResultTimeout: There are none.
+        """
+        batch = self._batch
+        if self._search_until is None or batch.total is not None or batch.submits:
+            return math.inf
+        left = self._search_until - asyncio.get_running_loop().time()
+        if left <= 0:
+            raise ResultTimeout(
+                f"batch {batch.group_id} is still being submitted: {batch.known} of its items were "
+                "found within poll_timeout; it goes on: attach to it again, or wait longer",
+                job_id=batch.group_id,
+            )
+        return left
 
     def _note(self, index: int, item: wire.Item | None) -> None:
         if not ((item is not None and item.state.final) or self._is_over(index)):
@@ -615,12 +645,14 @@ class Iteration:
         batch: Batch,
         wanted: bool | None,
         timeout: float | None,
+        search_until: float | None,
         *,
         ordered: bool,
         windowed: bool,
     ) -> None:
         self._batch = batch
         self._timeout = timeout
+        self._search_until = search_until
         self._ordered = ordered
         self._windowed = windowed
         self._display = shown(batch, wanted)
@@ -630,7 +662,12 @@ class Iteration:
         now, timeout = asyncio.get_running_loop().time(), self._timeout
         await self._display.__aenter__()
         try:
-            consumer = Consumer(self._batch, ordered=self._ordered, windowed=self._windowed)
+            consumer = Consumer(
+                self._batch,
+                ordered=self._ordered,
+                windowed=self._windowed,
+                search_until=self._search_until,
+            )
             self._consumer = await consumer.__aenter__()
         except BaseException:
             await self._display.__aexit__(None, None, None)
