@@ -160,7 +160,7 @@ def test_the_job_of_a_handle_goes_on_whatever_ends_the_script(
         os.kill(process.pid, number)
         _, _, err = process.end()
     if number == signal.SIGINT:
-        assert f"kinetic.attach('{job_id}')" in err
+        assert f"kinetic jobs result {job_id}" in err
     # A call that is killed later is ended by the supervisor, which has then seen the other end.
     (tmp_path / "other").mkdir()
     with script("waits(here + '/other')") as process:
