@@ -26,7 +26,7 @@ from typing import Any, Generic, Self, TypeVar
 from absl import logging
 
 from kinetic._runner.protocol.frames import MALFORMED
-from kinetic.aio.ports import Store
+from kinetic.aio.ports import Store, displaced
 from kinetic.errors import BackendError, Conflict, NotFound, SubmitterLost
 
 __all__ = [
@@ -245,6 +245,9 @@ class Place(Generic[R]):
         """Write *mine* where no lease is, or *over* this generation of one.
 
         Returns the new generation; None when somebody else was faster.
+
+        Raises:
+            WireError: Something that is no object lies in its place.
         """
         if over is None:
             made = await self.store.begin(self.name, mine.to_bytes())
@@ -258,6 +261,12 @@ class Place(Generic[R]):
             except Conflict:
                 pass
         there = await self.read()  # it may be ours, and only the reply was lost
+        if there is None and over is None:
+            # Removed since, or no object at all: then nobody can ever take it.
+            if (made := await self.store.begin(self.name, mine.to_bytes())) is not None:
+                return made
+            if (there := await self.read()) is None:
+                raise displaced(self.name, self.store)
         return there[1] if there is not None and there[0].holding == mine.holding else None
 
 
@@ -516,6 +525,7 @@ async def acquire(
     Raises:
         Conflict: Its holder lives.
         NotFound: The batch was removed.
+        WireError: Something that is no object lies in the lease's place.
     """
     batch = scope.strip("/").rpartition("/")[2]
     sight = Sight(_place(store, scope), clock)

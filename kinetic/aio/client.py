@@ -141,7 +141,7 @@ async def _read(
     found = await asyncio.gather(*reading, return_exceptions=True)
     for name, manifest in zip(names, found, strict=True):
         if isinstance(manifest, BaseException) and not isinstance(
-            manifest, (ConfigurationError, NotFound, WireError)
+            manifest, (AuthError, ConfigurationError, NotFound, WireError)
         ):
             raise manifest
         manifests[name] = manifest

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from kinetic._runner.protocol.wire import Input, Receipt
 from kinetic.accelerators import CPU, Accelerator
+from kinetic.errors import WireError
 from kinetic.job_status import Reason
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ __all__ = [
     "Resources",
     "Shared",
     "Store",
+    "displaced",
 ]
 
 
@@ -126,6 +128,14 @@ class Store(Protocol):
         ...
 
     async def aclose(self) -> None: ...
+
+
+def displaced(name: str, store: Store) -> WireError:
+    """Make the error about a name that is taken although it names no object."""
+    return WireError(
+        f"something that is no object, such as a directory, lies in the place of {name} in "
+        f"{store.url}; remove it"
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,6 +9,7 @@ Whatever lies there may be damaged, or put there by somebody else. A header that
 cannot be read is none: the file is all content, and has no metadata. What is no
 regular file (a link, a pipe, a device) is an object without content, is never
 read and never followed. So who verifies an object finds that it is not signed.
+A directory is no object, and a file that may not be read has no metadata.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ _json = json.encoder.encode_basestring_ascii
 LONGEST = 240  # bytes of one file name; most file systems stop at 255
 READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # waits for no pipe's writer
 NO_FILE = (errno.ELOOP, errno.ENXIO, errno.ENODEV, errno.EOPNOTSUPP)  # a link, a socket, a device
+ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ENOTEMPTY, errno.EEXIST)
 HEADER_BYTES = 4 * 1024 * 1024
 """No header is as long as this."""
 
@@ -187,11 +189,17 @@ class DirectoryObjects:
         return self.look_up(sorted(self._names(folder, start)))
 
     def look_up(self, names: Iterable[str]) -> Listing:
-        """Those of *names* that exist: cheaper here than a listing of their folder."""
+        """Those of *names* that exist: cheaper here than a listing of their folder.
+
+        One that may not be read is among them, without metadata: it costs no other object.
+        """
         found: list[Stored] = []
         for name in names:
             try:
                 found.append(self.stat(name))
+            except PermissionError:
+                status = os.lstat(self._file(name))  # raises where the folder may not be read
+                found.append(Stored(name, status.st_size, {}, 1, status.st_mtime))
             except KeyError:
                 continue
         return found
@@ -235,7 +243,7 @@ class DirectoryObjects:
                 while (file := os.path.dirname(file)) != self._root:
                     os.rmdir(file)
             except OSError as exc:
-                if exc.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ENOTEMPTY, errno.EEXIST):
+                if exc.errno not in ABSENT:
                     raise
 
     def sweep(self, age: float) -> None:

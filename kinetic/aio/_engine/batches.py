@@ -49,6 +49,7 @@ from kinetic.aio._engine.session import JobRef, Session, Submission
 from kinetic.aio._lease import ProcessIdentity
 from kinetic.aio._net.retry import retry_forever
 from kinetic.errors import (
+    AuthError,
     ConfigurationError,
     Conflict,
     KineticError,
@@ -942,7 +943,7 @@ async def list_batches(
     Entries whose manifest is missing are left out; of those that cannot be
     read or verified, a warning has the names.
     """
-    refused: dict[str, WireError] = {}
+    refused: dict[str, KineticError] = {}
     found: list[tuple[str, str]] = []
     for one in await session.platform.store.list(wire.group_key("")):
         group_id = one.name.rpartition("/")[2]
@@ -970,7 +971,7 @@ async def list_batches(
 async def _listed(
     session: Session,
     group_id: str,
-    refused: dict[str, WireError],
+    refused: dict[str, KineticError],
 ) -> Batch | None:
     if (known := known_batch(session, group_id)) is not None:
         return known
@@ -978,7 +979,7 @@ async def _listed(
         manifest = await read_manifest(session, group_id)
     except NotFound:
         return None
-    except WireError as exc:
+    except (WireError, AuthError) as exc:
         refused[group_id] = exc
         return None
     identity = await identity_of(session, group_id, manifest)
@@ -988,7 +989,7 @@ async def _listed(
     batch = Batch(session, submission, manifest, followed=False)
     try:
         await batch.inputs.read()  # how much is stored, which whoever resumes it has to know
-    except WireError as exc:
+    except (WireError, AuthError) as exc:
         refused[group_id] = exc
         return None
     if (known := known_batch(session, group_id)) is not None:

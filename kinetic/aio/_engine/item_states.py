@@ -290,8 +290,8 @@ class ItemStates:
         """The verified outcome of one attempt with its body.
 
         Raises:
-            NotFound: There is none.
-            WireError: It is forged or damaged.
+            NotFound: It was cleaned up.
+            WireError: It is forged, damaged, or gone.
         """
         held = self._contents.pop(index, None)
         if held is not None and held[0] == number:
@@ -307,7 +307,10 @@ class ItemStates:
         except NotFound as exc:
             if not await self._store.list(identity.entry):
                 raise identity.gone from exc
-            raise
+            raise WireError(
+                f"{name} is not in {self._store.url} any more, or something else lies in its "
+                "place; whoever can write there has removed it"
+            ) from exc
         return results.verified(content, identity.key, identity.scope, index, number), content.body
 
     # --- knowing ---

@@ -22,6 +22,7 @@ from kinetic._runner.protocol import frames, wire
 from kinetic._runner.protocol.retry_budgets import SUBMISSION
 from kinetic.aio._engine import results
 from kinetic.errors import (
+    AuthError,
     JobCancelled,
     JobFailed,
     KineticError,
@@ -249,7 +250,8 @@ async def outcome_of(batch: Batch, index: int) -> Outcome[Any]:
         if outcome.kind is wire.Kind.VALUE:
             store = batch.session.platform.store
             return Succeeded(await results.value_of(store, outcome, body, job_id))
-    except (WireError, JobFailed) as exc:  # forged or damaged; not to be rebuilt here
+    except (WireError, AuthError, JobFailed) as exc:
+        # Forged or damaged, not to be read, or not to be rebuilt here.
         return Failed(exc)
     if outcome.reason == SUBMISSION:  # as the process that submitted it wrote down
         text = frames.unpack(body).fields.get("error", {})

@@ -24,7 +24,7 @@ from kinetic.aio._engine.in_flight import AttemptLimit
 from kinetic.aio._engine.item_states import ItemStates, closing
 from kinetic.aio._net.retry import PATIENCE_S, growing, is_passing
 from kinetic.aio.platforms import Platform
-from kinetic.aio.ports import Cluster, Observation, Phase, Store
+from kinetic.aio.ports import Cluster, Observation, Phase, Store, displaced
 from kinetic.configuration import Target
 from kinetic.errors import (
     BackendError,
@@ -661,6 +661,8 @@ class Submission(ItemStates):
             if not await self._void(index, number):
                 await self.look(index)
                 claimant = self.attempt(index, number).executor
+                if claimant is None and self._is_open(index, number):
+                    await self._refuse_displaced(index, number, "claim")
                 if seen is not None and claimant is not None and seen.executor == claimant:
                     await self._close(index, number, seen, known)  # claimed since *seen* was told
                 return  # else the next word on it will close it
@@ -684,8 +686,19 @@ class Submission(ItemStates):
         outcome, body = outcomes.closed(death, item, claimant, self.fence, log)
         metadata = outcome.signed(self.identity.key, *place)
         await self._refuse_cleaned()  # to read its log took a while
-        await self._store.create(wire.attempt_key(*place, "outcome"), body, metadata)
+        if not await self._store.create(wire.attempt_key(*place, "outcome"), body, metadata):
+            await self._refuse_displaced(index, number, "outcome")
         return outcome
+
+    async def _refuse_displaced(self, index: int, number: int, what: str) -> None:
+        """Check an object that could not be created, for its name is taken.
+
+        Raises:
+            WireError: There is no such object: the attempt can never be closed.
+        """
+        name = wire.attempt_key(self.identity.scope, index, number, what)
+        if await self._store.look(name) is None and await self._store.look(self.identity.entry):
+            raise displaced(name, self._store)
 
     async def _refuse_cleaned(self) -> None:
         """Write nothing of a job that was cleaned up, as `result()` does once it has the value.
@@ -945,19 +958,20 @@ class Session:
                 failing = None
 
     def _note_failure(self, submission: Submission, error: Exception, silent_s: float) -> None:
-        """Tell those who wait that nothing can be read: of a job of ours that it is gone only.
+        """Tell those who wait that nothing can be read.
 
-        That one may run for days, and whoever submitted it waits through any outage.
+        Whoever has submitted a job, which may run for days, waits through any outage, and hears
+        only that the job is gone or damaged.
         """
         identity = submission.identity.id
         if isinstance(error, KineticError):
             logging.warning("cannot read %s: %s; retrying", identity, error)
         else:
             logging.exception("cannot read %s; retrying", identity)
+        damaged = isinstance(error, KineticError) and not isinstance(error, BackendError)
         lasting = isinstance(error, KineticError) and not is_passing(error)
-        if isinstance(error, NotFound) or (
-            not submission.ours and (lasting or silent_s >= PATIENCE_S)
-        ):
+        told = not submission.ours and (lasting or silent_s >= PATIENCE_S)
+        if damaged or told or isinstance(error, NotFound):
             submission.fail_waiters(error)
 
     def forget(self, submission: Submission) -> None:
