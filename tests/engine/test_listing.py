@@ -116,7 +116,7 @@ async def test_a_job_without_a_handle_is_left_out_with_a_warning(
         await job.wait()
         assert [one.job_id for one in await client.list_jobs()] == [job.job_id]
     [told] = [one.getMessage() for one in caplog.records if "handle" in one.getMessage()]
-    assert "100" in told and "job-00000000000" in told
+    assert "100" in told and "job-0000000000" in told
 
 
 async def test_of_this_machine_also_what_its_platform_has_forgotten_is_listed() -> None:

@@ -68,6 +68,7 @@ def test_memory_is_a_kubernetes_quantity_or_bytes(given: Any, wanted: int | None
         ({"container_image": "bundeld"}, "resembles 'bundled'"),
         ({"container_image": "Prebuilt"}, "resembles 'prebuilt'"),
         ({"container_image": "my image"}, "no name of a container image"),
+        ({"container_image": "docker://me/mine"}, "leave the scheme out"),
         ({"output_dir": ""}, "output_dir is empty"),
         ({"capture_env_vars": "HOME"}, r"list of names such as \['WANDB_\*'\], not 'HOME'"),
         ({"capture_env_vars": ["A=1"]}, "'A=1', which is no name"),

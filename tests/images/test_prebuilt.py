@@ -98,8 +98,3 @@ async def test_an_image_of_the_users_own_is_taken_as_it_is(
     image = await cloud.images().resolve(request_of(mode="ghcr.io/me/mine:1"))
     assert image == Image(uri="ghcr.io/me/mine:1", command=COMMAND)
     assert not (cloud.registry.asked or cloud.bucket.requests or cloud.builds.calls)
-
-
-async def test_what_is_no_image_is_refused(cloud: Cloud, request_of) -> None:
-    with pytest.raises(ConfigurationError, match="leave the scheme out"):
-        await cloud.images().resolve(request_of(mode="docker://me/mine"))
