@@ -136,7 +136,7 @@ async def test_a_job_that_is_cleaned_up_leaves_what_later_ones_share(
 async def test_a_batch_writes_two_objects_a_job(client: aio.Client, store: Written, square) -> None:
     """Its inputs are stored by the chunk: the first alone, so that it can start at once."""
     batch = await client.run_async_map(square, range(JOBS))
-    assert await batch.results() == [x * x for x in range(JOBS)]
+    assert await batch.results(cleanup=False) == [x * x for x in range(JOBS)]
     await batch._batch.coordinator.over.wait()  # how all ended is written down after they are told
     there = store.there()
     chunks = there.pop("batches/grp/inputs/#")
@@ -152,6 +152,15 @@ async def test_a_batch_writes_two_objects_a_job(client: aio.Client, store: Writt
     by_client = Counter(store.by_client)
     assert by_client["code/#.zip"] == by_client["functions/#.pkl"] == 1
     assert by_client.total() <= 6 + chunks, "the client writes nothing per job"
+
+
+async def test_a_batch_whose_results_were_collected_keeps_nothing_per_job(
+    client: aio.Client, store: Written, square
+) -> None:
+    batch = await client.run_async_map(square, range(JOBS))
+    assert await batch.results() == [x * x for x in range(JOBS)]
+    its = ("batches/grp/manifest", "batches/grp/lease", "batches/grp/collected", "groups/grp")
+    assert store.there() == SHARED | dict.fromkeys(its, 1)
 
 
 class Pickled:

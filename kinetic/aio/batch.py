@@ -32,7 +32,7 @@ from kinetic.errors import (
 )
 from kinetic.job_status import JobStatus
 from kinetic.options import check, check_indices
-from kinetic.outcome import Cancelled, Completion, Outcome, Succeeded, X
+from kinetic.outcome import Cancelled, Completion, Failed, Lost, Outcome, Succeeded, X
 from kinetic.prices import Estimate
 from kinetic.progress import Progress
 
@@ -82,6 +82,7 @@ class BatchHandle(Generic[T, X]):
         self._handles: weakref.WeakValueDictionary[int, JobHandle[T]]
         self._handles = weakref.WeakValueDictionary()  # an endless batch has no end of them
         self._refusals: dict[int, Exception] = {}
+        self._failed: list[int] | None = None  # as the last `results` has found
         self._detached = attached
         self._progress = progress
         # Until then, who waits also waits for items that another process has yet to submit.
@@ -339,8 +340,9 @@ class BatchHandle(Generic[T, X]):
         except Exception as exc:
             if isinstance(exc, BackendError) and not isinstance(exc, NotFound):
                 raise
-            what = "input %d of %s cannot be rebuilt in this process, None stands for it: %s"
-            logging.warning(what, index, self.group_id, exc)
+            if index not in self._batch.submission.values:  # else it was removed with its outcome
+                what = "input %d of %s cannot be rebuilt in this process, None stands for it: %s"
+                logging.warning(what, index, self.group_id, exc)
             return None
 
     def _consuming(
@@ -476,8 +478,11 @@ class BatchHandle(Generic[T, X]):
         Args:
             timeout: Seconds for everything; the batch goes on after them.
             ordered: Input order; else the order in which the jobs ended.
-            cleanup: Remove each job from the platform; outcomes stay, and so does what
-                `statuses` and `failures` say. To this process the job itself is NOT_FOUND.
+            cleanup: Remove the jobs. When every item has its value, remove their inputs, outcomes
+                and logs from the store as well: this handle keeps the values, another process
+                can't read them any more. `statuses` and `failures` say the same as before; the
+                job itself is NOT_FOUND to this process. A batch in which something failed keeps
+                its objects, for `retry_failed`.
             return_exceptions: Put an exception where there is no value.
                 `outcomes` tells it from one that was returned.
 
@@ -486,11 +491,12 @@ class BatchHandle(Generic[T, X]):
             ResultTimeout: *timeout* is over (a ``TimeoutError``).
             SubmitterLost: Nobody submits the rest of it any more.
             InputsUnfinished: All that is stored has ended, and more was to come.
-            NotFound: The batch was cleaned up.
+            NotFound: The batch was cleaned up, or another process has collected its results.
             Exception: What the iterator of the inputs has raised, which ended the
                 submitting; a note says how to go on.
 
-        Cancelled: only the waiting ends.
+        Cancelled: the batch goes on. If the removal has begun, this handle keeps the values:
+            call it again.
         """
         check(ordered=ordered, cleanup=cleanup, return_exceptions=return_exceptions)
         async with self._consuming(timeout) as (consumer, deadline):
@@ -502,15 +508,27 @@ class BatchHandle(Generic[T, X]):
                     f"batch {self.group_id} has ended, and only {len(found)} of its {total} items "
                     "were told; ask for its results again"
                 )
-            async with asyncio.timeout_at(deadline):
-                if cleanup:
-                    await self._batch.delete_jobs()
+            self._failed = [i for i, one in found.items() if isinstance(one, Failed | Lost)]
+            if cleanup:
+                await self._tidy(found, deadline)
         refused = {i: one.error for i, one in found.items() if one.error and self._is_refused(i)}
         self._refusals.update(refused)
         if not return_exceptions and not all(outcome.ok for outcome in found.values()):
             raise self._error(found, refused)
         order = sorted(found) if ordered else found
         return [one.value if isinstance(one := found[i], Succeeded) else one.error for i in order]
+
+    async def _tidy(self, found: dict[int, Outcome[T]], deadline: float | None) -> None:
+        """Remove what nobody needs once the caller has what was *found*, as far as that works."""
+        values = {i: one.value for i, one in found.items() if isinstance(one, Succeeded)}
+        whole = len(values) == len(found) == self._batch.total and self._batch.sealed
+        try:
+            async with asyncio.timeout_at(deadline):
+                await (self._batch.collect(values) if whole else self._batch.delete_jobs())
+        except (BackendError, TimeoutError) as exc:
+            why = str(exc) or "there was no time left"
+            what = "%s: some of its objects are left: %s; results() or cleanup() removes them"
+            logging.warning(what, self.group_id, why)
 
     def _error(self, found: dict[int, Outcome[T]], refused: dict[int, Exception]) -> BatchError:
         failed = [i for i in sorted(found) if not found[i].ok and i not in refused]
@@ -563,7 +581,15 @@ class BatchHandle(Generic[T, X]):
         return str(error) if error is not None else submission.held_up()
 
     async def failures(self) -> list[JobHandle[T]]:
-        """The handles of jobs that failed for good or were lost, from their outcomes."""
+        """Return the handles of jobs that failed for good or were lost, from their outcomes.
+
+        After `results`, this also works when the batch was cleaned up.
+
+        Raises:
+            NotFound: The batch was cleaned up before that.
+        """
+        if self._failed is not None and self._batch.submission.removed:
+            return [self._handle(i) for i in sorted(self._failed) if i not in self._refusals]
         statuses = await self.statuses()
         failed = [index for index, status in statuses if status is JobStatus.FAILED]
         return [self._handle(index) for index in failed if not self._is_refused(index)]

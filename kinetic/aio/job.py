@@ -325,6 +325,8 @@ class JobHandle(JobRecord, Generic[T]):
         attempts = (await at.submission.all_attempts([at.index])).get(at.index, {})
         if not attempts and not await self._exists(at):
             raise at.submission.identity.gone
+        if not attempts:
+            await at.submission.refuse_collected()
         meter = Meter()
         meter.note(at.index, attempts, settled=True)
         return Estimate(
@@ -484,8 +486,10 @@ class JobHandle(JobRecord, Generic[T]):
         return at.submission.listen(tell)
 
     async def _read_value(self, at: JobRef, item: wire.Item) -> Any:
-        outcome, body = await at.submission.outcome(at.index, item.attempt)
-        return await results.value_of(at.session.platform.store, outcome, body, self.job_id)
+        submission = at.submission
+        if at.index in submission.values:
+            return submission.values[at.index]
+        return await submission.value(at.index, *await submission.outcome(at.index, item.attempt))
 
     async def _failure(self, at: JobRef, item: wire.Item) -> BaseException:
         if item.outcome is None:

@@ -57,6 +57,7 @@ __all__ = [
     "block_prefix",
     "check_version",
     "claim_metadata",
+    "collected_key",
     "control_key",
     "debugger_mark",
     "done_key",
@@ -174,6 +175,11 @@ def group_key(group_id: str) -> str:
 def done_key(scope: str, requests: int) -> str:
     """How all items had ended when there were so many requests."""
     return f"{scope}done/{requests:08d}"
+
+
+def collected_key(scope: str) -> str:
+    """That every item had its value, and that the objects of the items are removed since."""
+    return f"{scope}collected"
 
 
 def block_prefix(scope: str, index: int) -> str:

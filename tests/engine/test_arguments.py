@@ -313,7 +313,6 @@ CLEANED: list[Callable[[Any], Any]] = [
     lambda batch: batch.wait(),
     lambda batch: batch.statuses(),
     lambda batch: batch.status_counts(),
-    lambda batch: batch.failures(),
     lambda batch: batch.job(0),
     lambda batch: batch.detach(),
     lambda batch: batch.retry_failed(),

@@ -117,7 +117,7 @@ async def test_a_list_is_stored_in_chunks_of_a_hundred(
     client: aio.Client, platform: Platform
 ) -> None:
     batch = await client.run_async_map(same, [*range(1000)], max_concurrent=100)
-    assert await batch.results() == [*range(1000)]
+    assert await batch.results(cleanup=False) == [*range(1000)]
     assert await chunks(platform, batch.group_id) == [100] * 10
 
 
@@ -128,7 +128,7 @@ async def test_a_fast_generator_fills_its_chunks(client: aio.Client, platform: P
             yield x
 
     batch = await client.run_async_map(same, fast(), max_concurrent=64)
-    assert await batch.results() == [*range(1000)]
+    assert await batch.results(cleanup=False) == [*range(1000)]
     counts = await chunks(platform, batch.group_id)
     assert counts[:4] == [8, 16, 32, 64]
     assert len(counts) <= 20
@@ -193,7 +193,7 @@ async def test_a_slot_that_somebody_else_has_won_is_taken_in(
     name = f"batches/{group}/inputs/00000001"
     assert await platform.store.create(name, there.body, await signed(platform, group, name, late))
     gate.set()
-    assert await batch.results() == ["a", "late", "b"]
+    assert await batch.results(cleanup=False) == ["a", "late", "b"]
     assert await chunks(platform, group) == [1, 1, 1]
 
 

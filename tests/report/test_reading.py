@@ -82,7 +82,7 @@ async def test_reading_takes_listings_and_few_requests(client: aio.Client, platf
         assert sum(item.state is State.FAILED for item in found.items) == 699
         assert all(item.message for item in found.items if item.state is State.FAILED)
         assert store.requests == {
-            "look": 1,  # is it there?
+            "look": 2,  # is it there, was it collected?
             "list": 3,  # 500 items each; the slots of the inputs were read by list_batches
             "get": chunks + 1 + 1,  # notes of 100 inputs each, no request to stop, one failure
         }

@@ -1,7 +1,7 @@
 """Play single seeds and tell what happened: ``python -m tests.simulation [crowded] 17 [18 …]``.
 
-In place of ``crowded`` it may say ``forged``, or ``budgeted`` where KINETIC_PRICES names a file
-with a price of ``tpu-v5e-1``.
+In place of ``crowded`` it may say ``collecting``, ``forged``, or ``budgeted`` where KINETIC_PRICES
+names a file with a price of ``tpu-v5e-1``.
 """
 
 from __future__ import annotations
@@ -10,15 +10,14 @@ import sys
 
 from absl import logging
 
-from .scenario import budgeted, crowded, forged, play
+from .scenario import budgeted, collecting, crowded, forged, play
 
 
 def main(seeds: list[str]) -> int:
     logging.set_verbosity(logging.FATAL)
     bad = 0
-    change = {"budgeted": budgeted, "crowded": crowded, "forged": forged}.get(
-        seeds[0] if seeds else ""
-    )
+    changes = {one.__name__: one for one in (budgeted, collecting, crowded, forged)}
+    change = changes.get(seeds[0] if seeds else "")
     for seed in seeds[change is not None :]:
         report = play(int(seed), change=change) if change else play(int(seed))
         print(report.told())

@@ -255,6 +255,43 @@ class CleanupRemovesRequestsFirst(Bend):
         super().delete(of, names)
 
 
+class CollectedUnread(Bend):
+    """A listing is believed without a look whether somebody has collected the results."""
+
+    def list(self, of: Of, prefix: str) -> list[ObjectInfo]:
+        return [one for one in super().list(of, prefix) if not one.name.endswith("/collected")]
+
+
+class InputsAreKept(Bend):
+    """Who collects the results removes the attempts before the inputs; every second pod is late."""
+
+    class Late(attempt.Attempt):
+        def steps(self, *, begun: bool = False) -> Generator[str, None, int]:
+            for _ in range(1500):
+                yield "dawdle"
+            return (yield from super().steps(begun=begun))
+
+    def runner(self, *parts: Any) -> attempt.Attempt:
+        late = int(parts[2].rpartition("-")[2]) % 2 == 0
+        return self.Late(*parts) if late else super().runner(*parts)
+
+    def selected(self, labels: Mapping[str, str] | None) -> Mapping[str, str] | None:
+        return {"deleted": "later"}
+
+    def delete(self, of: Of, names: list[str]) -> None:
+        super().delete(of, [name for name in names if "/inputs/" not in name])
+
+
+class ClosedGoToo(Bend):
+    """Who collects the results removes the outcomes of attempts whose process may live as well."""
+
+    def delete(self, of: Of, names: list[str]) -> None:
+        super().delete(of, names)
+        if isinstance(of, StoreOf) and of.world.oracle.collected:
+            left = now(of.world.store.list(f"{of.world.oracle.scope}attempts/"))
+            super().delete(of, [one.name for one in left])
+
+
 class EndApart(Bend):
     """The end of the inputs is an object beside the slots."""
 
@@ -362,6 +399,30 @@ MUTATIONS: dict[str, Mutation] = {
         odds={"late_launch": 0.5},
         events=(Event(0.3, "kill", "A"), Event(1.0, "cleanup", "O")),
         lazy=True,
+    ),
+    "collected is not looked for": Mutation(
+        CollectedUnread,
+        "I1",
+        odds={"errors": 0.0, "slow": 0.5},
+        events=(
+            Event(10.0, "collect", "A"),
+            Event(14.0, "watch", "O"),
+            Event(14.5, "cancel", "O"),
+        ),
+        lazy=False,
+    ),
+    "inputs are kept when the results are collected": Mutation(
+        InputsAreKept,
+        "I2",
+        odds={"errors": 0.0, "twice": 0.9},
+        events=(Event(1.0, "collect", "A"),),
+    ),
+    "closed outcomes go with the others": Mutation(
+        ClosedGoToo,
+        "I1",
+        odds={"errors": 0.0, "zombie": 0.5},
+        events=(Event(1.0, "collect", "A"),),
+        terms={"retries": 2},
     ),
     "end apart from slots": Mutation(EndApart, "I7", odds={"late": 0.2}, events=TAKEN, lazy=True),
     "blind inputs": Mutation(BlindInputs, "I7", odds={"late": 0.2}, events=TAKEN, lazy=True),

@@ -106,6 +106,7 @@ class Oracle:
         self.superseded: dict[str, float] = {}
         self.read: dict[str, dict[int, float]] = {}
         self.cleaning = -1
+        self.collected = False
         self.inputs_gone = False
         self.gone = False
         self.over = False
@@ -150,6 +151,8 @@ class Oracle:
             self._input(int(rest.removeprefix("inputs/")[:8]), body, metadata)
         elif rest.startswith("control/"):
             self._control(actor, name, body, metadata)
+        elif rest == "collected":
+            self._collect(actor)
         elif rest.startswith("done/"):
             self.batch.done.add(int(rest.removeprefix("done/")))
         elif found := NAME.search(name):
@@ -169,6 +172,8 @@ class Oracle:
             return
         if found := NAME.search(name):
             key = int(found[1]), int(found[2])
+            if self.collected:
+                return  # what it said stays true
             if found[3] == "outcome" and self.cleaning < 0:
                 raise Violation("I1", f"{name} was deleted by {actor}")
             (self.batch.claims if found[3] == "claim" else self.batch.outcomes).pop(key, None)
@@ -179,10 +184,21 @@ class Oracle:
         elif "/control/" in name:
             self.gone = True
 
+    def _collect(self, actor: str) -> None:
+        """Somebody says that all items have their values, and that their objects go."""
+        if self.cleaning >= 0:
+            return
+        items = range(self.stored)
+        without = [index for index in items if self.state(index)[0] != "succeeded"]
+        if self.end is None or without:
+            raise Violation("I10", f"{actor} collects, the end is {self.end}, {without} have none")
+        self.collected = True
+        self.seen["collected"] += 1
+
     def _lease(self, actor: str, body: bytes) -> None:
         content = json.loads(body)
         fence, batch = content["fence"], self.batch
-        if fence < batch.fence:
+        if fence < batch.fence and self.cleaning < 0:  # a cleanup that died has taken it away
             raise Violation("I3", f"{actor} brings fence {fence} back, it is {batch.fence}")
         if fence > batch.fence:
             batch.fence, batch.holder, self.since = fence, actor, self.clock()
@@ -237,6 +253,9 @@ class Oracle:
             self._look(index, f"the claim of attempt {number}")
             return
         outcome = wire.Outcome.parse(metadata["header"])
+        before = batch.outcomes.get(key, outcome)
+        if (before.kind, before.executor) != (outcome.kind, outcome.executor):
+            raise Violation("I1", f"{index}.{number} has ended as {before}, and then as {outcome}")
         batch.outcomes[key] = outcome
         closed = outcome.executor == wire.VOID and outcome.phase in ("lost", "cancelled")
         late = key in self.asked and key not in self.reported
@@ -357,7 +376,8 @@ class Oracle:
                 f"{executor} starts {index}.{number}, {self.ran[index, number]} has done so before",
             )
         if self.inputs_gone or self.gone or 0 <= self.cleaning < upto:
-            raise Violation("I6", f"{executor} starts {index}.{number} of a cleaned batch")
+            which = "I10" if self.collected else "I6"
+            raise Violation(which, f"{executor} starts {index}.{number} of a cleaned batch")
         if standing(self.batch, index, upto)[1]:
             raise Violation("I3", f"{executor} starts {index}.{number}, it has seen the stop")
         if why:

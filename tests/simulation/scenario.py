@@ -176,6 +176,22 @@ def crowded(plan: Plan) -> Plan:
     return replace(plan, events=tuple(sorted((*plan.events, *more), key=lambda one: one.at)))
 
 
+def collecting(plan: Plan) -> Plan:
+    """The same where most goes well, and several collect, while others ask for this and that."""
+    rng = random.Random(plan.seed * 31 + 17)
+    more = [Event(rng.random() * 120, "collect", rng.choice("ABO")) for _ in range(3)]
+    if rng.random() < 0.5:
+        what = rng.choice(["kill", "pause"])
+        more.append(Event(rng.random() * 120, what, rng.choice("ABO"), 60.0))
+    for _ in range(rng.randint(0, 3)):
+        what = rng.choice(("retry", "resume", "force", "cancel item", "cancel", "cleanup"))
+        at, item = 20 + rng.random() * 120, rng.randrange(plan.items)
+        more.append(Event(at, what, rng.choice("BO"), item))
+    events = sorted((*plan.events, *more), key=lambda one: one.at)
+    odds = replace(plan.odds, errors=rng.choice([0.0, 0.0, 0.1]))
+    return replace(plan, odds=odds, events=tuple(events))
+
+
 def forged(plan: Plan) -> Plan:
     """The same, and somebody without a key asks for this and that as well, at any time."""
     rng = random.Random(plan.seed * 31 + 11)
@@ -289,8 +305,9 @@ class Side:
                 value = await job.result(cleanup=False)
             except JobCancelled:
                 said = "cancelled"
-            except BackendError:
-                if self.scenario.oracle.cleaning >= 0:
+            except BackendError as exc:
+                oracle = self.scenario.oracle
+                if oracle.cleaning >= 0 or (oracle.collected and isinstance(exc, NotFound)):
                     return
                 await asyncio.sleep(1)
                 continue
@@ -502,12 +519,26 @@ class Scenario:
             side.do(lambda: self._again(side, one), f"asks to cancel item {event.much:.0f}")
         elif what == "cleanup":
             side.do(lambda: self._again(side, lambda handle: handle.cleanup()), "asks to clean up")
+        elif what == "collect":
+            side.do(lambda: self._again(side, self._collect), "asks to collect")
         elif what == "retry" and hasattr(aio.BatchHandle, "retry_failed"):
             side.do(
                 lambda: self._again(side, lambda handle: handle.retry_failed()), "asks to retry"
             )
         elif what in ("resume", "force") and hasattr(aio.BatchHandle, "resume"):
             side.do(lambda: self._resume(side, force=what == "force"), "asks to resume")
+
+    async def _collect(self, handle: Any) -> None:
+        """Collect all results, unless somebody else does."""
+        try:
+            results = await handle.results(return_exceptions=True)
+        except NotFound:
+            if not self.oracle.collected:
+                raise
+            return
+        for index, value in enumerate(results):
+            if not isinstance(value, Exception):
+                self.check_value(index, value)
 
     async def _again(self, side: Side, ask: Callable[[Any], Awaitable[Any]]) -> Any:
         """Ask until the answer is no matter of a broken connection, nor of a moment."""
@@ -557,7 +588,10 @@ class Scenario:
         held = [
             name
             for name, one in self.sides.items()
-            if one.submitting and self._alive(name) and one.trouble is None
+            if one.submitting
+            and self._alive(name)
+            and one.trouble is None
+            and name == oracle.batch.holder
         ]
         for index in range(self.oracle.stored):
             state = oracle.state(index)[0]

@@ -16,7 +16,7 @@ import pytest
 
 from tests.engine.notifications import FAULTS, Fault
 
-from .scenario import CALM_AFTER, USD_PER_HOUR, Plan, budgeted, crowded, forged, play
+from .scenario import CALM_AFTER, USD_PER_HOUR, Plan, budgeted, collecting, crowded, forged, play
 
 SEEDS, BLOCK = 1000, 100
 MORE = [pytest.param(first, marks=pytest.mark.full) for first in range(2 * BLOCK, SEEDS, BLOCK)]
@@ -59,6 +59,13 @@ def test_every_course_keeps_the_protocol(first: int, pytestconfig: pytest.Config
 @pytest.mark.timeout(300)
 def test_courses_with_many_requests_keep_the_protocol() -> None:
     played(range(BLOCK), crowded)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("first", [0, *MORE])
+def test_who_collects_loses_and_repeats_nothing(first: int) -> None:
+    faults = played(range(first, first + BLOCK), collecting)
+    assert faults["collected"] > BLOCK / 4, "hardly anything was collected"
 
 
 @pytest.fixture
@@ -104,7 +111,7 @@ def test_no_single_notification_is_needed(seeds: range, what: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("change", [as_it_is, crowded, forged])
+@pytest.mark.parametrize("change", [as_it_is, collecting, crowded, forged])
 def test_many_courses_keep_the_protocol(change: Callable[[Plan], Plan]) -> None:
     many = int(os.environ.get("KINETIC_SIMULATED_SEEDS", "5000"))
     played(range(SEEDS, SEEDS + many), change)

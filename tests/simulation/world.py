@@ -9,6 +9,7 @@ runner's own steps, one by one.
 from __future__ import annotations
 
 import asyncio
+import functools
 import random
 import time
 from collections import Counter
@@ -314,12 +315,11 @@ class StoreOf:
         return set()
 
     async def delete(self, names: Collection[str]) -> None:
-        wanted = [*names]
-
-        def effect() -> None:
-            self.world.bend.delete(self, wanted)
-
-        await self.gate.send(f"delete {len(wanted)} objects", effect)
+        # One by one what may be seen, or left by a crash, in part.
+        parts = [[name] for name in names] if self.world.oracle.collected else [[*names]]
+        for wanted in parts:
+            effect = functools.partial(self.world.bend.delete, self, wanted)
+            await self.gate.send(f"delete {len(wanted)} objects", effect)
 
     async def aclose(self) -> None: ...
 

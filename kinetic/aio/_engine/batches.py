@@ -31,7 +31,13 @@ from kinetic._tasks import all_or_none, in_thread, release
 from kinetic.aio import _lease
 from kinetic.aio._engine import cleanup, job_spec, prepare, scheduler
 from kinetic.aio._engine.cleanup import delete_all, delete_left
-from kinetic.aio._engine.coordinator import BatchCoordinator, recover_state, renewed, since
+from kinetic.aio._engine.coordinator import (
+    BatchCoordinator,
+    read_inputs,
+    recover_state,
+    renewed,
+    since,
+)
 from kinetic.aio._engine.ids import BatchIdentity, Identity, scope_of
 from kinetic.aio._engine.input_pump import InputSource
 from kinetic.aio._engine.inputs import InputIndex, Source, check_there, size_of
@@ -101,6 +107,7 @@ class Batch:
         identity = submission.identity
         self.inputs = InputIndex(session.platform.store, identity.scope, identity.key)
         self._followed = followed
+        self._items_removed = False
         self._taking_over = asyncio.Lock()
         self._abandonment_watch: asyncio.Task[None] | None = None
         self._asked: wire.Request | None = None
@@ -135,6 +142,11 @@ class Batch:
         return total if self.coordinator is None else None
 
     @property
+    def sealed(self) -> bool:
+        """Whether it can have no more items: the end of its inputs is stored, or was."""
+        return self.inputs.sealed or self.submission.collected is not None
+
+    @property
     def known(self) -> int:
         """How many items there are so far."""
         if self.inputs.total is not None:
@@ -143,8 +155,8 @@ class Batch:
 
     @property
     def stored(self) -> int:
-        """How many inputs are stored."""
-        return self.inputs.count
+        """How many inputs are stored, or were until they were collected."""
+        return max(self.inputs.count, self.submission.collected or 0)
 
     @property
     def refused(self) -> dict[int, Exception]:
@@ -191,7 +203,7 @@ class Batch:
         """Learn how many items there are, when another process submits them."""
         self.follow()
         if not self.submits and self.inputs.total is None:
-            await self.inputs.read()
+            await read_inputs(self.submission, self.inputs)
 
     async def look(self) -> None:
         """Read the objects of all items that are not final."""
@@ -614,6 +626,22 @@ class Batch:
             await delete_all(cluster, submission, submission.requests.round)
             submission.note_cleaned()
 
+    async def collect(self, values: Mapping[int, Any]) -> None:
+        """Remove all objects of its items, which have these *values*; the manifest stays.
+
+        Cancelled: it may be removed in part, and *values* stay here; do it again.
+        """
+        submission = self.submission
+        if self._items_removed or not await self.is_there():
+            return
+        submission.values = values
+        if self.coordinator is not None:
+            await self.coordinator.over.wait()  # it has some last words about the batch
+        await self.delete_jobs()
+        await submission.write_collected(len(values))
+        await cleanup.delete_items(self.session, submission.identity)
+        self._items_removed = True
+
     async def remove(self, *, jobs: bool, objects: bool) -> None:
         """Stop it, and take away its jobs and its objects."""
         if self.submission.removed:
@@ -911,23 +939,22 @@ async def attach(session: Session, group_id: str) -> Batch:
         WireError: Nobody who may submit here has signed it, or its format is unknown.
     """
     manifest = await read_manifest(session, group_id)
-    if (known := known_batch(session, group_id)) is not None:
-        await (known.refresh() if known.submits else known.look())
-        await known.look_again()
-        return known
-    identity = await identity_of(session, group_id, manifest)
-    if (known := known_batch(session, group_id)) is not None:
-        return known  # somebody else attached meanwhile
-    store, cluster = session.platform.store, session.platform.cluster
-    submission = session.follow(Submission(identity, store, cluster), ours=False)
-    batch = session.batches[group_id] = Batch(session, submission, manifest)
-    try:
-        await batch.look()
-        await delete_left(cluster, submission)
-    except BaseException:
-        session.batches.pop(group_id, None)  # whoever tries again begins anew
-        raise
-    if not (submission.closes or batch.finished):
+    batch = known_batch(session, group_id)
+    if batch is None:
+        identity = await identity_of(session, group_id, manifest)
+        batch = known_batch(session, group_id)  # somebody else may have attached meanwhile
+    if batch is None:
+        store, cluster = session.platform.store, session.platform.cluster
+        submission = session.follow(Submission(identity, store, cluster), ours=False)
+        batch = session.batches[group_id] = Batch(session, submission, manifest)
+    if batch.submits:
+        await batch.refresh()
+        return batch
+    # If this fails, somebody else may have the batch already: it stays, and the next call goes on.
+    await batch.look()
+    await batch.look_again()
+    await delete_left(session.platform.cluster, batch.submission)
+    if not (batch.submission.closes or batch.submission.abandoned or batch.finished):
         batch.observe()
     return batch
 
@@ -988,7 +1015,7 @@ async def _listed(
     submission = Submission(identity, session.platform.store, session.platform.cluster)
     batch = Batch(session, submission, manifest, followed=False)
     try:
-        await batch.inputs.read()  # how much is stored, which whoever resumes it has to know
+        await read_inputs(submission, batch.inputs)  # whoever resumes it needs to know how many
     except (WireError, AuthError) as exc:
         refused[group_id] = exc
         return None

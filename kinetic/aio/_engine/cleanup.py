@@ -14,6 +14,7 @@ from collections.abc import Collection, Iterable
 from absl import logging
 
 from kinetic._runner.protocol import wire
+from kinetic._runner.protocol.frames import MALFORMED
 from kinetic._tasks import bounded
 from kinetic.aio import _lease
 from kinetic.aio._engine import job_spec
@@ -28,13 +29,15 @@ from kinetic.aio._engine.session import (
     Submission,
 )
 from kinetic.aio._net.retry import retry_forever
-from kinetic.aio.ports import Cluster, Phase
+from kinetic.aio.ports import Cluster, ObjectInfo, Phase, Store
 from kinetic.errors import KineticError, NotFound, Unavailable
 
 __all__ = [
     "delete_all",
     "delete_batch",
+    "delete_items",
     "delete_left",
+    "delete_objects",
     "delete_unwanted",
     "take_back",
     "withdraw_idle",
@@ -42,6 +45,9 @@ __all__ = [
 
 
 GONE_S = 180.0
+
+OF_ITEMS = ("inputs/", "logs/", "done/", "attempts/", "values/")
+"""The objects of a batch that belong to its items, in the order in which they go."""
 
 
 async def delete_batch(
@@ -82,14 +88,46 @@ async def delete_batch(
         if jobs:  # it may have started something in between
             await cluster.delete(labels=labels)
             await job_spec.until_gone(session, (), GONE_S, labels=labels)
-    parts = ("inputs/", "done/", "attempts/", "values/", "logs/", "arrays/", "lease")
-    for part in parts:
+    for part in (*OF_ITEMS, "arrays/", "lease"):
         await store.delete([one.name for one in await store.list(f"{scope}{part}")])
     await store.delete([identity.entry])
     # Whoever takes the lease meanwhile finds the stop, or no manifest.
     await store.delete([one.name for one in await store.list(f"{scope}control/")])
+    await store.delete([wire.collected_key(scope)])
     await cluster.drop_secret([identity.id])
     await store.delete([wire.group_key(identity.id)])
+
+
+async def delete_items(session: Session, identity: Identity) -> None:
+    """Delete what the store and the platform keep for the items of a collected batch.
+
+    Raises:
+        BackendError: Somebody does not answer.
+
+    Cancelled: run it again; it goes on where it was.
+    """
+    await session.platform.cluster.drop_secret([identity.id])
+    await delete_objects(session.platform.store, identity.scope)
+
+
+async def delete_objects(store: Store, scope: str) -> None:
+    """Delete the objects of the items of a collected batch.
+
+    The inputs first: a late process that finds none leaves again. The outcomes of closed attempts
+    stay: their process may be alive, and would commit another one in their place.
+    """
+    for part in OF_ITEMS:
+        found = await store.list(f"{scope}{part}")
+        await store.delete([one.name for one in found if not _is_closed(one)])
+
+
+def _is_closed(one: ObjectInfo) -> bool:
+    """Whether it is the outcome of an attempt whose process may not have written it."""
+    try:
+        outcome = wire.Outcome.parse(one.metadata["header"])
+    except MALFORMED:
+        return False
+    return outcome.kind in (wire.Kind.LOST, wire.Kind.CANCELLED)
 
 
 async def _until_let_go(session: Session, identity: Identity) -> None:

@@ -44,6 +44,7 @@ from kinetic.options import MapSettings
 __all__ = [
     "BatchCoordinator",
     "keep_renewing",
+    "read_inputs",
     "recover_state",
     "renewed",
     "since",
@@ -82,6 +83,13 @@ async def recover_state(
             return events
 
 
+async def read_inputs(submission: Submission, inputs: InputIndex) -> None:
+    """Read how many inputs are stored by now, or were before they were removed."""
+    await inputs.read()
+    if inputs.total is None and await submission.read_collected():
+        inputs.total = submission.collected
+
+
 def since(submission: Submission, event: scheduler.Event) -> Iterator[scheduler.Seen]:
     """News of *event*'s items that came while the state was read, before anybody listened.
 
@@ -105,7 +113,8 @@ async def _surveyed(
     session: Session, submission: Submission, inputs: InputIndex
 ) -> list[scheduler.Event]:
     batch = submission.identity.id
-    await retry_forever(inputs.read, f"reading the inputs of {batch}")
+    reading = f"reading the inputs of {batch}"
+    await retry_forever(lambda: read_inputs(submission, inputs), reading)
     count = _count_of(inputs)
     unknown = [index for index in range(count) if not submission.is_final(index)]
     await retry_forever(

@@ -219,7 +219,7 @@ class InputPump:
             if not await create(self._session.platform.store, name, body, metadata):
                 await self._adopt(())
             else:
-                self._inputs.total = total
+                self._inputs.total, self._inputs.sealed = total, True
                 self._inputs.slots += 1
         self._post(scheduler.Ended(self._inputs.total))
 

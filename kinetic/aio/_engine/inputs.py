@@ -90,6 +90,8 @@ class InputIndex:
 
     def __init__(self, store: Store, scope: str, key: bytes) -> None:
         self.total: int | None = None
+        self.sealed = False
+        """Whether the end is stored: under a stop, `total` may be known without it."""
         self.slots = 0
         self._store = store
         self._scope = scope
@@ -121,7 +123,7 @@ class InputIndex:
             except ValueError as exc:
                 raise self._forged(one.name) from exc
             if slot.total is not None:
-                self.total = slot.total
+                self.total, self.sealed = slot.total, True
                 self.slots += 1
             else:
                 self._add(

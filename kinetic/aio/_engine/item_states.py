@@ -90,6 +90,8 @@ class ItemStates:
         self.ended = 0
         """How many items are final."""
         self.meter = Meter()
+        self.collected: int | None = None
+        """How many items there were, once it is known that their objects were removed."""
         self._store = store
         self._items: dict[int, wire.Item] = {}
         self._attempts: dict[int, dict[int, wire.Attempt]] = {}
@@ -145,13 +147,15 @@ class ItemStates:
         found = await self._list_one(index)
         known = self._items.get(index)
         if not found and known is not None and known.state.final and known.outcome is not None:
-            return _UNTOUCHED
+            return known if await self.read_collected() else _UNTOUCHED
         if self._rule(index, self._grown(index, found)).state is not wire.ItemState.SUCCEEDED:
             await self.requests.read()
             while asked < len(self.requests.entries) and self.requests.standing(index).stopped:
                 # An attempt may have begun before a stop that was just read.
                 asked = len(self.requests.entries)
                 found = await self._list_one(index)
+            if await self.read_collected():  # after the listing, which may lack what was removed
+                return self._items.get(index, _UNTOUCHED)
         return self._take(index, found, asked)
 
     async def _list_one(self, index: int) -> dict[int, wire.Attempt]:
@@ -224,13 +228,21 @@ class ItemStates:
         requests = self.requests
         while members:
             asked = len(requests.entries)
-            groups = await self._listed(prefix, members)
-            budget = SLICE
-            for index, listed in groups.items():
-                self._take(index, self._parsed(listed).get(index, {}) if listed else {}, asked)
+            found: dict[int, dict[int, wire.Attempt]] = {}
+            budget, whole = SLICE, True
+            for index, listed in (await self._listed(prefix, members)).items():
+                attempts = self._parsed(listed).get(index, {}) if listed else {}
+                whole = whole and _has_value(attempts)
+                found[index] = attempts
                 budget -= 1 + len(listed)
                 if budget <= 0:
                     budget = SLICE
+                    await asyncio.sleep(0)
+            if not whole and await self.read_collected():  # after the listing, as in `look`
+                return
+            for place, (index, attempts) in enumerate(found.items()):
+                self._take(index, attempts, asked)
+                if place % SLICE == SLICE - 1:
                     await asyncio.sleep(0)
             if asked == len(requests.entries):
                 return
@@ -246,7 +258,7 @@ class ItemStates:
         Raises:
             WireError: It is forged or damaged.
         """
-        scope, key = self.identity.scope, self.identity.key
+        scope = self.identity.scope
         listed = await self._store.list(f"{scope}done/")
         if not listed:
             return False
@@ -254,12 +266,7 @@ class ItemStates:
         name = wire.done_key(scope, asked)
         if all(one.name != name for one in listed):
             return False
-        content = await self._store.get(name)
-        if not signing.is_signed(content.metadata, key, scope, name, content.body):
-            raise WireError(f"{name} is forged or damaged; nothing of it was used")
-        fields = json.loads(content.body)
-        self.meter.restore(fields.get("spent"))
-        for index, item in enumerate(_unpacked(fields)):
+        for index, item in enumerate(_unpacked(await self._read_end(name))):
             if asked < len(self.requests.entries):
                 return False  # somebody has had some tried again since
             self._set(index, item)
@@ -268,17 +275,68 @@ class ItemStates:
                 await asyncio.sleep(0)
         return True
 
+    async def read_collected(self) -> bool:
+        """Read whether somebody has removed the objects of all items, each of which has its value.
+
+        A listing of attempts is whole if this is false afterwards.
+
+        Raises:
+            WireError: What says so is forged or damaged.
+        """
+        if self.collected is None and self.identity.leased:
+            name = wire.collected_key(self.identity.scope)
+            if await self._store.look(name) is None:
+                return False
+            items = [*_unpacked(await self._read_end(name))]
+            for index, item in enumerate(items):
+                self._set(index, item)
+                self._notify(index, item)
+                if index % (SLICE * 10) == 0:
+                    await asyncio.sleep(0)
+            self.collected = len(items)
+        return self.collected is not None
+
+    async def refuse_collected(self) -> None:
+        """Nothing can be read of items whose objects were removed.
+
+        Raises:
+            NotFound: They were.
+        """
+        if await self.read_collected():
+            raise NotFound(
+                f"the results of {self.identity.id} were collected, and the objects of its items "
+                "removed: results() does that; with cleanup=False it keeps them"
+            )
+
+    async def _read_end(self, name: str) -> dict[str, Any]:
+        """Read how everything had ended, as `_write_end` has kept it."""
+        scope, content = self.identity.scope, await self._store.get(name)
+        if not signing.is_signed(content.metadata, self.identity.key, scope, name, content.body):
+            raise WireError(f"{name} is forged or damaged; nothing of it was used")
+        fields: dict[str, Any] = json.loads(content.body)
+        self.meter.restore(fields.get("spent"))
+        return fields
+
     async def write_done(self, total: int) -> None:
         """Keep how everything has ended, for whoever comes later."""
-        if self.ended < total:
-            return  # the outcome of some item could not be stored
+        if self.ended < total or self.collected is not None:
+            return  # the outcome of some item could not be stored, or somebody has kept all
         if not all(map(self.is_final, self.requests.reopened)):
             return  # a retry was read, and not carried out yet: this is not the end
-        scope = self.identity.scope
+        await self._write_end(wire.done_key(self.identity.scope, len(self.requests.entries)), total)
+
+    async def write_collected(self, total: int) -> None:
+        """Keep that all *total* items have their values, before their objects are removed.
+
+        No later request changes that: what has a value is never tried again.
+        """
+        await self._write_end(wire.collected_key(self.identity.scope), total)
+        self.collected = total
+
+    async def _write_end(self, name: str, total: int) -> None:
         fields = {**_packed(self._items, total), "spent": self.meter.to_fields()}
         body = json.dumps(fields, separators=(",", ":")).encode()
-        name = wire.done_key(scope, len(self.requests.entries))
-        mac = signing.sign(self.identity.key, scope, name, body)
+        mac = signing.sign(self.identity.key, self.identity.scope, name, body)
         await self._store.create(name, body, {"mac": mac})
 
     def holds(self, index: int) -> bool:
@@ -307,11 +365,24 @@ class ItemStates:
         except NotFound as exc:
             if not await self._store.list(identity.entry):
                 raise identity.gone from exc
+            await self.refuse_collected()
             raise WireError(
                 f"{name} is not in {self._store.url} any more, or something else lies in its "
                 "place; whoever can write there has removed it"
             ) from exc
         return results.verified(content, identity.key, identity.scope, index, number), content.body
+
+    async def value(self, index: int, outcome: wire.Outcome, body: bytes) -> Any:
+        """Rebuild the value of an outcome; see `results.value_of`.
+
+        Raises:
+            NotFound: It was removed.
+        """
+        try:
+            return await results.value_of(self._store, outcome, body, self.identity.job_id(index))
+        except NotFound:
+            await self.refuse_collected()
+            raise
 
     # --- knowing ---
 
@@ -372,6 +443,12 @@ class ItemStates:
     def _notify(self, index: int, item: wire.Item | None) -> None:
         for listener in self._listeners:
             listener(index, item)
+
+
+def _has_value(attempts: Mapping[int, wire.Attempt]) -> bool:
+    """Whether one of them has returned."""
+    outcomes = (one.outcome for one in attempts.values())
+    return any(one is not None and one.kind is wire.Kind.VALUE for one in outcomes)
 
 
 _UNTOUCHED = wire.Item(wire.ItemState.OPEN, 1)

@@ -234,6 +234,8 @@ async def outcome_of(batch: Batch, index: int) -> Outcome[Any]:
         BackendError: The store does not answer, or the batch was cleaned up.
     """
     submission = batch.submission
+    if index in submission.values:
+        return Succeeded(submission.values[index])
     if (refused := submission.refusal(index)) is not None:
         return Failed(refused)
     item = submission.item(index)
@@ -248,8 +250,7 @@ async def outcome_of(batch: Batch, index: int) -> Outcome[Any]:
     try:
         outcome, body = await submission.outcome(index, item.attempt)
         if outcome.kind is wire.Kind.VALUE:
-            store = batch.session.platform.store
-            return Succeeded(await results.value_of(store, outcome, body, job_id))
+            return Succeeded(await submission.value(index, outcome, body))
     except (WireError, AuthError, JobFailed) as exc:
         # Forged or damaged, not to be read, or not to be rebuilt here.
         return Failed(exc)

@@ -83,6 +83,7 @@ async def read(batch: Batch) -> BatchReport:
     """
     if not await batch.is_there():
         raise batch.submission.identity.gone
+    await batch.submission.refuse_collected()
     if not batch.submits and batch.inputs.total is None:
         await batch.inputs.read()
     manifest = batch.manifest

@@ -126,6 +126,8 @@ class Submission(ItemStates):
         self.launched = 0
         """The last attempt that it has launched so: if that is not there, it is gone."""
         self.fence = 1
+        self.values: Mapping[int, Any] = {}
+        """What this process has collected of it, before it removed the objects."""
         self.deleting = 0
         """How many of its jobs, if they were many, this process is still about to delete."""
         self.awaited = 0

@@ -1,0 +1,253 @@
+"""What results() has collected is removed, and what it was stays known."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Collection
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from kinetic import aio, errors
+from kinetic._runner.protocol import wire
+from kinetic.aio.platforms import Platform
+from kinetic.aio.ports import Object
+from kinetic.job_status import JobStatus
+from kinetic.testing import MemoryCluster, MemoryStore, carry_out, memory_platform
+from tests.engine.world import VIRTUAL
+
+KEPT = {"manifest", "collected", "lease"}
+CLOSED = "attempts/000000/00000001.0001.outcome"
+"""Keeps its process, should it live, from committing."""
+
+
+class Weak(MemoryStore):
+    """A store whose connection breaks at a given request that changes something."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.changes = -1
+
+    async def create(self, name: str, *args: Any, **how: Any) -> bool:
+        self._counts(name)
+        return await super().create(name, *args, **how)
+
+    async def delete(self, names: Collection[str]) -> None:
+        for name in names:
+            await asyncio.sleep(0)
+            self._counts(name)
+            await super().delete([name])
+
+    async def get(self, name: str, **how: Any) -> Object:
+        await asyncio.sleep(0)
+        return await super().get(name, **how)
+
+    def _counts(self, name: str) -> None:
+        if name.startswith("batches/") and self.changes >= 0:
+            self.changes -= 1
+            if self.changes < 0:
+                raise errors.BackendError("the connection breaks")
+
+
+@pytest.fixture
+async def store() -> Weak:
+    return Weak()
+
+
+@pytest.fixture
+async def platform(store: Weak) -> Platform:
+    clock, cluster = asyncio.get_running_loop().time, MemoryCluster(store, dies_once)
+    return replace(memory_platform(), store=store, cluster=cluster, clock=clock)
+
+
+async def dies_once(run: Any) -> int | None:
+    """The first attempt of item 1 ends without a word."""
+    order = run.spec.assignment
+    if (order["index"], order["attempt"]) == (1, 1):
+        claim = wire.attempt_key(order["scope"], 1, 1, "claim")
+        await run.store.create(claim, b"", wire.claim_metadata(run.executor, order["fence"]))
+        return 1
+    return await carry_out(run)
+
+
+def double(number: int) -> int:
+    if number < 0:
+        raise ValueError(number)
+    return 2 * number
+
+
+async def names(store: Weak, batch: aio.BatchHandle[Any]) -> set[str]:
+    scope = f"batches/{batch.group_id}/"
+    return {one.name.removeprefix(scope) for one in await store.list(scope)}
+
+
+async def begun(client: aio.Client, inputs: Any = (0, 1, 2)) -> aio.BatchHandle[int]:
+    return await client.run_async_map(double, inputs, retries=1)
+
+
+async def elsewhere(platform: Platform, group_id: str) -> dict[str, Any]:
+    """What a fresh process is told."""
+    async with aio.Client(platform=platform) as other:
+        [listed] = await other.list_batches()
+        batch = await other.attach_batch(group_id)
+        assert listed.group_id == group_id
+        told = {
+            "finished": (listed.finished, batch.finished),
+            "total": len(batch.jobs),
+            "counts": (await listed.status_counts(), await batch.status_counts()),
+            "failures": [job.job_id for job in await batch.failures()],
+            "retried": await batch.retry_failed(),
+        }
+        await batch.resume(force=True)
+        await batch.wait()
+        return told | {"at the end": await batch.status_counts()}
+
+
+TOLD = {
+    "finished": (True, True),
+    "total": 3,
+    "counts": ({"SUCCEEDED": 3}, {"SUCCEEDED": 3}),
+    "failures": [],
+    "retried": 0,
+    "at the end": {"SUCCEEDED": 3},
+}
+
+
+@VIRTUAL
+@pytest.mark.parametrize("lazy", [False, True])
+async def test_what_was_collected_is_removed_and_stays_known(
+    platform: Platform, store: Weak, lazy: bool
+) -> None:
+    async def inputs() -> AsyncIterator[int]:
+        for number in range(3):
+            yield number
+
+    async with aio.Client(platform=platform) as client:
+        batch = await begun(client, inputs() if lazy else range(3))
+        assert await batch.results() == [0, 2, 4]
+        assert await names(store, batch) == {*KEPT, CLOSED}
+        assert await platform.cluster.find() == []
+        with pytest.raises(errors.NotFound):
+            await platform.cluster.secret(batch.group_id)
+        assert await batch.status_counts() == {"SUCCEEDED": 3}
+        assert await batch.results() == [0, 2, 4]
+        assert [one.outcome.unwrap() async for one in batch.outcomes()] == [0, 2, 4]
+        job = await batch.job(2)
+        assert (await job.status(), await job.result()) == (JobStatus.NOT_FOUND, 4)
+    jobs = platform.cluster.requests["launch"]  # type: ignore[attr-defined]
+    assert await elsewhere(platform, batch.group_id) == TOLD
+    assert platform.cluster.requests["launch"] == jobs  # type: ignore[attr-defined]
+
+
+@VIRTUAL
+async def test_a_batch_in_which_something_failed_keeps_what_retry_failed_needs(
+    platform: Platform, store: Weak
+) -> None:
+    async with aio.Client(platform=platform) as client:
+        batch = await begun(client, [0, -1])
+        with pytest.raises(errors.BatchError):
+            await batch.results()
+        assert "collected" not in await names(store, batch)
+        assert await batch.retry_failed() == 1
+
+
+@VIRTUAL
+async def test_failures_are_remembered_after_cleanup(platform: Platform) -> None:
+    async with aio.Client(platform=platform) as client:
+        batch = await begun(client, [0, -1, -2])
+        await batch.results(return_exceptions=True)
+        await batch.cleanup()
+        failed = await batch.failures()
+        assert [job.group_index for job in failed] == [1, 2]
+        assert [await job.status() for job in failed] == [JobStatus.NOT_FOUND] * 2
+
+
+@VIRTUAL
+async def test_cleanup_after_collecting_leaves_nothing(platform: Platform, store: Weak) -> None:
+    async with aio.Client(platform=platform) as client:
+        batch = await begun(client)
+        await batch.results()
+        await batch.cleanup()
+        assert await batch.failures() == []
+        left = [one.name for one in await store.list("")]
+    assert [one for one in left if batch.group_id in one] == []
+
+
+@VIRTUAL
+async def test_who_still_reads_is_told_that_the_results_were_collected(
+    platform: Platform, store: Weak
+) -> None:
+    async with aio.Client(platform=platform) as one, aio.Client(platform=platform) as two:
+        batch = await begun(one)
+        await batch.wait()
+        found = await two.attach_batch(batch.group_id)
+        stream = found.outcomes(ordered=True)
+        assert (await anext(stream)).outcome.unwrap() == 0
+        assert await batch.results() == [0, 2, 4]
+        with pytest.raises(errors.NotFound, match="collected"):
+            while True:  # what it has read ahead it has
+                await anext(stream)
+        for ask in (found.results, (await found.job(2)).result, (await found.job(2)).estimate):
+            with pytest.raises(errors.NotFound, match="collected"):
+                await ask()
+        assert await (await found.job(2)).status() is JobStatus.SUCCEEDED
+
+
+@VIRTUAL
+async def test_of_two_that_collect_at_once_each_that_has_everything_returns_it(
+    platform: Platform, store: Weak
+) -> None:
+    async with aio.Client(platform=platform) as one, aio.Client(platform=platform) as two:
+        batch = await begun(one)
+        await batch.wait()
+        found = await two.attach_batch(batch.group_id)
+        told = await asyncio.gather(batch.results(), found.results(), return_exceptions=True)
+        assert [0, 2, 4] in told
+        assert all(isinstance(one, errors.NotFound) or one == [0, 2, 4] for one in told)
+        assert {"manifest", "collected"} <= await names(store, batch)
+    assert await elsewhere(platform, batch.group_id) == TOLD
+
+
+@VIRTUAL
+async def test_a_process_that_dies_while_it_removes_them_loses_and_repeats_nothing(
+    platform: Platform, store: Weak, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.CRITICAL)
+    broke, changes = True, -1
+    while broke:
+        changes += 1
+        async with aio.Client(platform=platform) as client:
+            batch = await begun(client)
+            await batch.wait()
+            await batch._batch.coordinator.over.wait()  # type: ignore[union-attr]
+            store.changes = changes
+            assert await batch.results() == [0, 2, 4], "what was collected is not lost"
+            broke, store.changes = store.changes < 0, -1
+            assert await batch.results() == [0, 2, 4]
+            assert await names(store, batch) == {*KEPT, CLOSED}, "it goes on where it was"
+        jobs = platform.cluster.requests["launch"]  # type: ignore[attr-defined]
+        assert await elsewhere(platform, batch.group_id) == TOLD
+        assert platform.cluster.requests["launch"] == jobs  # type: ignore[attr-defined]
+        async with aio.Client(platform=platform) as client:
+            await client.cleanup(batch.group_id)
+        assert await names(store, batch) == set()
+    assert changes > 9
+
+
+@VIRTUAL
+async def test_results_that_are_cancelled_amid_the_removal_are_not_lost(
+    platform: Platform, store: Weak
+) -> None:
+    async with aio.Client(platform=platform) as client:
+        batch = await begun(client)
+        await batch.wait()
+        collecting = asyncio.create_task(batch.results())
+        while "collected" not in await names(store, batch):
+            await asyncio.sleep(0)
+        collecting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await collecting
+        assert await batch.results() == [0, 2, 4]
+        assert not [one for one in await names(store, batch) if one.startswith("values/")]
