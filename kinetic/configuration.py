@@ -48,6 +48,7 @@ __all__ = [
     "profiles_file",
     "resolve",
     "sources",
+    "submit_patience_s",
     "with_store",
 ]
 
@@ -72,6 +73,7 @@ VARIABLES: Mapping[str, str] = MappingProxyType(
         "KINETIC_KUBE_CONTEXT": "a context of the kubeconfig, or in-cluster, and no GKE cluster",
         "KINETIC_MULTIHOST": "lws or jobset: what carries jobs on several hosts of a cluster (lws)",
         "KINETIC_JOB_TTL_S": "after how many seconds a platform forgets a finished job (86400)",
+        "KINETIC_SUBMIT_PATIENCE": "how many seconds a batch waits for a refusal to pass (900)",
         "KINETIC_QUEUE": "the Kueue queue of jobs on a cluster",
         "KINETIC_PRIORITY_CLASS": "the priority class of jobs on a cluster",
         "KINETIC_SERVICE_ACCOUNT": "the Kubernetes service account of jobs (kinetic)",
@@ -109,7 +111,7 @@ VARIABLES: Mapping[str, str] = MappingProxyType(
 )
 """Every variable a user may set or read, and its default; who reads it is its own module."""
 
-DEBUG_PORT, DEBUG_WAIT_S = 5678, 600.0
+DEBUG_PORT, DEBUG_WAIT_S, SUBMIT_PATIENCE_S = 5678, 600.0, 900.0
 
 LOG_LEVELS: Mapping[str, int] = MappingProxyType(
     {"DEBUG": 10, "INFO": 20, "WARNING": 30, "ERROR": 40, "FATAL": 50}
@@ -290,6 +292,7 @@ _NUMBERS: Mapping[str, tuple[type[int | float], int]] = MappingProxyType(
         "KINETIC_CACHE_SIZE_MB": (float, 0),
         "KINETIC_DEBUG_PORT": (int, 0),
         "KINETIC_DEBUG_WAIT_S": (float, 0),
+        "KINETIC_SUBMIT_PATIENCE": (float, 0),
         "KINETIC_CONTEXT_SIZE_WARN_MB": (float, 0),
         "KINETIC_PAYLOAD_SIZE_WARN_MB": (float, 0),
     }
@@ -421,6 +424,16 @@ def debug_wait_s(environ: Mapping[str, str] = os.environ) -> float:
     """
     _check_numbers(environ)
     return float(environ.get("KINETIC_DEBUG_WAIT_S") or DEBUG_WAIT_S)
+
+
+def submit_patience_s(environ: Mapping[str, str] = os.environ) -> float:
+    """Return how many seconds a batch that has started waits while the platform refuses jobs.
+
+    Raises:
+        ConfigurationError: KINETIC_SUBMIT_PATIENCE is no number of at least 0.
+    """
+    _check_numbers(environ)
+    return float(environ.get("KINETIC_SUBMIT_PATIENCE") or SUBMIT_PATIENCE_S)
 
 
 def log_level(environ: Mapping[str, str] = os.environ) -> int | None:

@@ -7,7 +7,7 @@ KineticError
 │   ├── PackError                      .culprit: what could not be shipped
 │   ├── DataError(ValueError)          .path: a Data that cannot be shipped
 │   ├── BuildError                     .build_id  .log_url
-│   └── LaunchError                    .reason: what the platform refused
+│   └── LaunchError                    .reason  .passing: what the platform refused
 ├── JobError(RuntimeError)             .job_id: it was accepted and gave no value
 │   ├── JobFailed                      it raised, and the exception cannot be rebuilt here
 │   ├── JobLost                        it died without a word: .reason  .exit_code
@@ -75,7 +75,13 @@ __all__ = [
 
 
 class KineticError(Exception):
-    """Base of everything kinetic raises by itself."""
+    """Base of everything kinetic raises by itself.
+
+    ``passing`` says that somebody can lift the refusal without a change to what was
+    refused: by granting a right, logging in again, changing a policy, or making room.
+    """
+
+    passing: bool = False
 
 
 class ConfigurationError(KineticError, ValueError):
@@ -118,9 +124,10 @@ class BuildError(SubmissionError):
 class LaunchError(SubmissionError):
     """The platform refused the job."""
 
-    def __init__(self, message: str, *, reason: str = "") -> None:
+    def __init__(self, message: str, *, reason: str = "", passing: bool = False) -> None:
         super().__init__(message)
         self.reason = reason
+        self.passing = passing
 
 
 class JobError(KineticError, RuntimeError):
@@ -210,6 +217,8 @@ class ClientClosed(BackendError):
 class AuthError(BackendError):
     """The caller is not allowed to do this."""
 
+    passing = True
+
 
 class NotFound(BackendError, FileNotFoundError):
     """There is no such job, batch or object."""
@@ -244,6 +253,8 @@ class Expired(BackendError):
 
 class StoreFull(BackendError):
     """There is no room for what has to be stored."""
+
+    passing = True
 
 
 class Throttled(BackendError):

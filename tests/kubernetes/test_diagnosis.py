@@ -230,7 +230,7 @@ def test_an_image_whose_name_sounds_like_an_error_is_not_judged_by_its_name() ->
         (
             'admission webhook "policy.example.com" denied the request: images must come from us',
             Reason.REFUSED,
-            Outlook.FINAL,
+            Outlook.BLOCKED,
             "images must come from us",
         ),
         (
@@ -239,7 +239,7 @@ def test_an_image_whose_name_sounds_like_an_error_is_not_judged_by_its_name() ->
                 "'all' denied request: run as somebody"
             ),
             Reason.REFUSED,
-            Outlook.FINAL,
+            Outlook.BLOCKED,
             "run as somebody",
         ),
         (

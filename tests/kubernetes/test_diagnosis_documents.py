@@ -172,7 +172,7 @@ CASES = [
         "HostPID Mismatch: Workload=true, Allowlist=false",
         "change the job as the policy says",
         reason=Reason.REFUSED,
-        outlook=FINAL,
+        outlook=BLOCKED,
     ),
     told_of(
         "Binary Authorization, 'View audit logs': the webhook names the image and the attestor",

@@ -121,7 +121,7 @@ ADMISSION = [
         + "ValidatingAdmissionPolicy 'no-latest' with binding 'b' denied request: image tag latest is not allowed",
         "'no-latest'",
         "image tag latest is not allowed",
-        **FATAL,
+        **DOWN,
     ),
     refused(
         "a quota wants four things stated",

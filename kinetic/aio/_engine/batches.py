@@ -12,6 +12,7 @@ import time
 from collections.abc import (
     AsyncGenerator,
     AsyncIterable,
+    Awaitable,
     Callable,
     Collection,
     Coroutine,
@@ -50,6 +51,7 @@ from kinetic.aio._engine.manifest import (
     read_manifest,
     record_of,
 )
+from kinetic.aio._engine.refusals import Pause, until_lifted
 from kinetic.aio._engine.relaunch import relaunch
 from kinetic.aio._engine.session import JobRef, Session, Submission
 from kinetic.aio._lease import ProcessIdentity
@@ -623,7 +625,9 @@ class Batch:
         submission = self.submission
         if all(map(submission.is_final, submission.requests.reopened)):
             cluster = self.session.platform.cluster
-            await delete_all(cluster, submission, submission.requests.round)
+            await self._until_lifted(
+                lambda: delete_all(cluster, submission, submission.requests.round)
+            )
             submission.note_cleaned()
 
     async def collect(self, values: Mapping[int, Any]) -> None:
@@ -650,11 +654,21 @@ class Batch:
             await self.cancel()
             # Else `delete_batch` would wait for its lease to run out.
             await self.coordinator.over.wait()
-        await cleanup.delete_batch(
-            self.session, self.submission.identity, jobs=jobs, objects=objects
+        identity = self.submission.identity
+        await self._until_lifted(
+            lambda: cleanup.delete_batch(self.session, identity, jobs=jobs, objects=objects)
         )
         if objects:
             self.session.forget(self.submission)
+
+    async def _until_lifted(self, removal: Callable[[], Awaitable[None]]) -> None:
+        """Await *removal*; in the process that submitted the batch, refusals may pass."""
+
+        def waits() -> bool:
+            return self.coordinator is not None and self.submission.has_started
+
+        pause = Pause(f"the removal of {self.group_id}")
+        await until_lifted(removal, pause, waits=waits)
 
     # --- observing ---
 

@@ -24,8 +24,9 @@ from kinetic.aio._engine.session import (
     LABEL_SUBMISSION,
     Session,
 )
+from kinetic.aio._net.retry import is_answer
 from kinetic.aio.ports import JobSpec, Shared, Store
-from kinetic.errors import BackendError, StoreFull, Throttled
+from kinetic.errors import BackendError, StoreFull
 
 __all__ = [
     "AttemptSpec",
@@ -156,10 +157,8 @@ class JobSpecBuilder:
         spec = self.spec(one)
         try:
             await self._cluster.launch(spec)
-        except Throttled:  # it was not taken, and to ask for it would be one more request
-            raise
-        except BackendError:
-            if not await self._cluster.find(names=[spec.name]):
+        except BackendError as exc:
+            if is_answer(exc) or not await self._cluster.find(names=[spec.name]):
                 raise
 
 

@@ -15,9 +15,10 @@ from kinetic._runner.protocol import wire
 from kinetic.aio._engine import job_spec, prepare, scheduler
 from kinetic.aio._engine.cleanup import take_back, withdraw_idle
 from kinetic.aio._engine.inputs import InputIndex
+from kinetic.aio._engine.refusals import Pause, until_lifted
 from kinetic.aio._engine.session import Session, Submission
 from kinetic.aio._lease import HeldLease
-from kinetic.aio._net.retry import is_definite, retry_forever
+from kinetic.aio._net.retry import is_answer, is_definite, retry_forever
 from kinetic.errors import BackendError, KineticError, SubmitterLost, Throttled
 
 __all__ = ["LAUNCHING", "BatchContext", "Launcher", "WorkQueue"]
@@ -126,6 +127,7 @@ class Launcher:
         # By item, how many launches there had been, and when, as its first request failed.
         self._first_failures: dict[int, tuple[int, float]] = {}
         self._uncertain: set[tuple[int, int]] = set()  # requests for these got no definite answer
+        self._pause = Pause(f"batch {context.submission.identity.id}")
         self._idle = asyncio.Event()
         self._under_way = 0
 
@@ -175,7 +177,8 @@ class Launcher:
         """Take from the queue, one after the other, until cancelled.
 
         Raises:
-            SubmitterLost: Another process submits the batch now.
+            SubmitterLost: Another process submits the batch now, or the platform has refused
+                jobs for longer than KINETIC_SUBMIT_PATIENCE.
         """
         while True:
             start = self._queue.take() or await self._queue.get()
@@ -196,34 +199,63 @@ class Launcher:
         self._slots[start.index] = max(start.attempt, self._slots.get(start.index, 0))
 
     async def _start(self, start: scheduler.Start) -> None:
-        context, index = self._context, start.index
+        """Ask for the attempt; while a refusal may pass, this worker asks for nothing else."""
+        index = start.index
         try:
-            place = context.inputs.place(index)
-            if place is None:
-                ask = functools.partial(context.inputs.input, index)
-                place = await retry_forever(ask, f"reading input {index}")
-            if not context.lease.may_start:
-                await context.lease.until_may_start()
-            if self._is_plain(start) or await self._is_wanted(start):
-                await self._launch(self._ordered(start, *place))
-                return
-            if self.halted:
-                return
+            await until_lifted(
+                lambda: self._ask(start),
+                self._pause,
+                waits=self._has_started,
+                progress=lambda: self._launched,
+            )
         except SubmitterLost:
             raise
-        except BackendError as exc:  # nobody knows whether it was taken: ask again, by its name
-            tries = self._tries[index] = self._tries.get(index, 0) + 1
-            if not (is_definite(exc) or self._is_hopeless(index, exc)):
-                self.unasked.add(index)
-                if tries <= TRIES or tries % PATIENT_TRIES == 0:
-                    logging.warning("%s; trying again", exc)
-                pause = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** min(tries, TRIES))
-                asyncio.get_running_loop().call_later(pause, self.start, start)
+        except KineticError as exc:
+            if exc.passing and self._has_started():
+                raise self._given_up(exc) from exc
+            if isinstance(exc, BackendError) and self._comes_again(start, exc):
                 return
             await self.refuse(index, exc, start.attempt)
-        except KineticError as exc:
-            await self.refuse(index, exc, start.attempt)
-        self.unasked.discard(index)
+        if not self.halted:
+            self.unasked.discard(index)
+
+    def _has_started(self) -> bool:
+        return self._launched > 0 or self._context.submission.has_started
+
+    def _given_up(self, refusal: KineticError) -> SubmitterLost:
+        """The end of patience. Items that did not run stay open, for `resume`."""
+        batch = self._context.submission.identity.id
+        return SubmitterLost(
+            f"batch {batch} stopped submitting: the platform took no job for "
+            f"{self._pause.patience_s:g} s (KINETIC_SUBMIT_PATIENCE). Nothing is lost: remove the "
+            f"cause, then kinetic.attach_batch({batch!r}).resume() goes on. {refusal}",
+            job_id=batch,
+        )
+
+    def _comes_again(self, start: scheduler.Start, error: BackendError) -> bool:
+        """Have it asked for once more, by its name, as nobody knows whether it was taken."""
+        index = start.index
+        tries = self._tries[index] = self._tries.get(index, 0) + 1
+        if is_definite(error) or self._is_hopeless(index, error):
+            return False
+        self.unasked.add(index)
+        if tries <= TRIES or tries % PATIENT_TRIES == 0:
+            logging.warning("%s; trying again", error)
+        pause = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** min(tries, TRIES))
+        asyncio.get_running_loop().call_later(pause, self.start, start)
+        return True
+
+    async def _ask(self, start: scheduler.Start) -> None:
+        """Ask the platform for the attempt, if it is still wanted."""
+        context, index = self._context, start.index
+        place = context.inputs.place(index)
+        if place is None:
+            ask = functools.partial(context.inputs.input, index)
+            place = await retry_forever(ask, f"reading input {index}")
+        if not context.lease.may_start:
+            await context.lease.until_may_start()
+        if self._is_plain(start) or await self._is_wanted(start):
+            await self._launch(self._ordered(start, *place))
 
     def _ordered(
         self, start: scheduler.Start, arguments: wire.Input, data: tuple[wire.DataRef, ...]
@@ -271,8 +303,10 @@ class Launcher:
         try:
             try:
                 await self._specs.launch(one)
-            except BackendError as exc:
-                if not (isinstance(exc, Throttled) or is_definite(exc)):
+            except KineticError as exc:
+                if exc.passing:
+                    self.unasked.add(one.index)
+                elif not is_answer(exc):
                     self._uncertain.add((one.index, one.attempt))
                 raise
             self._uncertain.discard((one.index, one.attempt))

@@ -171,6 +171,17 @@ class Submission(ItemStates):
         found = {*self._items, *self._refused, *self._errors, *stuck}
         return sorted(index for index in found if index < known)
 
+    @property
+    def has_started(self) -> bool:
+        """Whether the platform has ever taken an attempt of it, as far as this process knows."""
+        claims = (one.executor for of in self._attempts.values() for one in of.values())
+        ends = (item.outcome for item in self._items.values())
+        return bool(
+            self._seen
+            or any(executor not in (None, wire.VOID) for executor in claims)
+            or any(outcome is not None and outcome.reason != SUBMISSION for outcome in ends)
+        )
+
     def observation(self, index: int) -> Observation | None:
         """What the platform last said of an open item."""
         return self._seen.get(index)

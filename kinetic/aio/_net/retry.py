@@ -18,9 +18,11 @@ from kinetic.errors import (
     BackendError,
     ClientClosed,
     Conflict,
+    KineticError,
     NotFound,
     Refused,
     StoreFull,
+    Throttled,
 )
 
 __all__ = [
@@ -29,6 +31,7 @@ __all__ = [
     "RetryPolicy",
     "create",
     "growing",
+    "is_answer",
     "is_definite",
     "is_passing",
     "is_retryable",
@@ -73,7 +76,7 @@ class Outage:
     """Tells a user that *what* fails: after a while, once for all who ask it, and when it works."""
 
     def __init__(self, what: str) -> None:
-        self._what = what
+        self.what = what
         self._told = False
         self._failing = 0
 
@@ -85,9 +88,7 @@ class Outage:
         """Log *failure*, if it is the first to be told."""
         if not self._told:
             self._told = True
-            logging.warning(
-                "%s has failed for %.0f s: %s; trying again", self._what, failing_s, failure
-            )
+            logging.warning("%s", self.failing(failure, failing_s))
 
     def end(self) -> None:
         """A call that had failed is over, one way or the other."""
@@ -97,7 +98,15 @@ class Outage:
         """A call has succeeded; others may be failing still."""
         if self._told and not self._failing:
             self._told = False
-            logging.warning("%s works again", self._what)
+            logging.warning("%s", self.over())
+
+    def failing(self, failure: Exception, failing_s: float) -> str:
+        """What `tell` says."""
+        return f"{self.what} has failed for {failing_s:.0f} s: {failure}; trying again"
+
+    def over(self) -> str:
+        """What `works` says."""
+        return f"{self.what} works again"
 
 
 def is_retryable(failure: Exception) -> bool:
@@ -139,7 +148,7 @@ async def retry(
                     pause = wish + random.uniform(0, policy.first_s)
                 if now + pause > since + policy.total_s:
                     raise
-                if now - since > policy.quiet_s:
+                if now - since >= policy.quiet_s:
                     outage.tell(exc, now - since)
             await asyncio.sleep(pause)
     finally:
@@ -152,6 +161,11 @@ async def retry(
 def is_definite(error: BackendError) -> bool:
     """Whether asking again would bring the same answer."""
     return isinstance(error, (AuthError, ClientClosed, NotFound, Conflict, Refused, StoreFull))
+
+
+def is_answer(error: KineticError) -> bool:
+    """Whether what was asked for was refused for certain, so that nothing was made."""
+    return not isinstance(error, BackendError) or isinstance(error, Throttled) or is_definite(error)
 
 
 def is_passing(error: Exception) -> bool:

@@ -28,7 +28,7 @@ from kinetic.errors import Unavailable
 if TYPE_CHECKING:
     import aiohttp
 
-__all__ = ["AdaptiveLimit", "Api", "Limits", "Turn"]
+__all__ = ["ONCE", "AdaptiveLimit", "Api", "Limits", "Turn"]
 
 
 FIRST, MOST = 16, 256
@@ -148,6 +148,7 @@ class AdaptiveLimit:
 T = TypeVar("T")
 
 ONCE = RetryPolicy(total_s=0.0)
+"""For whoever asks again by himself."""
 
 LONGEST_LINE = 64 * 1024**2
 """No event of a watch is nearly as long: an object has 1.5 MiB at most, twice that in JSON."""
@@ -205,8 +206,11 @@ class Api:
         query: Mapping[str, str] | None = None,
         body: Mapping[str, Any] | None = None,
         content_type: str = "application/json",
+        rights: RetryPolicy | None = None,
     ) -> dict[str, Any]:
         """Send one request, e.g. ``GET /apis/batch/v1/namespaces/x/jobs``, and decode the answer.
+
+        *rights* says how long to wait for a right that there was; None: as `Limits` does.
 
         Cancelled: the request may or may not have reached the server.
         """
@@ -219,7 +223,7 @@ class Api:
             first, again = not again, True
             return await self._try(ask, data, content_type, again=not first)
 
-        return await self._retry(once, ask, self._limits.retry)
+        return await self._retry(once, ask, self._limits.retry, rights)
 
     async def lines(
         self, path: str, *, query: Mapping[str, str] | None = None, idle: float | None = None
@@ -293,7 +297,11 @@ class Api:
         await self._access.passes.aclose()
 
     async def _retry(
-        self, work: Callable[[], Awaitable[T]], ask: Request, policy: RetryPolicy
+        self,
+        work: Callable[[], Awaitable[T]],
+        ask: Request,
+        policy: RetryPolicy,
+        rights: RetryPolicy | None = None,
     ) -> T:
         return await retry_request(
             work,
@@ -301,7 +309,7 @@ class Api:
             policy,
             self._outage,
             had_right=lambda: _key(ask) in self._had,
-            rights=self._limits.rights,
+            rights=rights or self._limits.rights,
         )
 
     async def _try(

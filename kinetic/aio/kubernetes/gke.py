@@ -9,8 +9,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from kinetic._tasks import bounded, release
-from kinetic.aio._net.retry import growing
-from kinetic.aio.kubernetes.api import Api
+from kinetic.aio._net.retry import RetryPolicy, growing
+from kinetic.aio.kubernetes.api import ONCE, Api
 from kinetic.aio.kubernetes.diagnosis.documents import part
 from kinetic.aio.kubernetes.diagnosis.held import refused_request
 from kinetic.aio.kubernetes.diagnosis.verdict import Outlook
@@ -82,7 +82,8 @@ async def made(
     try:
         if shared:
             await secrets.ensure(job, secret)
-        owner, new = await _created(api, paths, manifest)
+        # Whoever submits a batch is patient itself, and says at once what was refused.
+        owner, new = await _created(api, paths, manifest, ONCE if shared else None)
         if not shared:
             async with _undone(api, paths, owner if new else None):
                 await secrets.give(job, secret, owner)
@@ -128,14 +129,16 @@ async def _undone(api: Api, paths: Paths, made: dict[str, Any] | None) -> AsyncG
         raise
 
 
-async def _created(api: Api, paths: Paths, manifest: dict[str, Any]) -> tuple[dict[str, Any], bool]:
+async def _created(
+    api: Api, paths: Paths, manifest: dict[str, Any], rights: RetryPolicy | None
+) -> tuple[dict[str, Any], bool]:
     """The Job, and whether it was made now."""
     name = str(manifest["metadata"]["name"])
     loop, pauses = asyncio.get_running_loop(), growing(FIRST_PAUSE_S, LONGEST_PAUSE_S, 1.5)
     deadline = loop.time() + GOING_S
     while True:
         try:
-            return await api.call("POST", paths.jobs, body=manifest), True
+            return await api.call("POST", paths.jobs, body=manifest, rights=rights), True
         except AlreadyThere:
             pass
         try:
@@ -154,12 +157,16 @@ async def _created(api: Api, paths: Paths, manifest: dict[str, Any]) -> tuple[di
 
 
 def _explained(refused: Refused, name: str) -> Exception:
-    """What the server said, in the words of the user; a quota may have room again."""
+    """What the server said, in the user's words: a quota may have room, a policy may change."""
     found = refused_request(refused.answer)
     words = f"{name} was refused: {found.text}" if refused.answer else str(refused)
     if found.outlook is Outlook.OPEN:
         return Throttled(words, retryable=True)
-    return LaunchError(words, reason=found.reason.value if found.reason is not None else "")
+    return LaunchError(
+        words,
+        reason=found.reason.value if found.reason is not None else "",
+        passing=found.outlook is Outlook.BLOCKED,
+    )
 
 
 AT_ONCE = 16

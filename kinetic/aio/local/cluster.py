@@ -271,10 +271,12 @@ class LocalCluster:
             header["owned"] = True
         answer = await self._ask(header, _dumps(content).encode(), (shared, job))
         if "error" in answer:
+            on_disk = answer.get("kind") == "disk"
             raise LaunchError(
                 f"the local supervisor refused {job.name}: {answer['error']}"
-                + (f" ({self._home})" if answer.get("kind") == "disk" else ""),
+                + (f" ({self._home})" if on_disk else ""),
                 reason=str(answer.get("kind", "")),
+                passing=on_disk,
             )
 
     async def _learned(self) -> str:

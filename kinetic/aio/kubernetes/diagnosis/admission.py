@@ -18,11 +18,15 @@ _FINAL = Outlook.FINAL
 _never = partial(Rule, reason=Reason.REFUSED, outlook=_FINAL)
 
 
-def refusal(text: str) -> Diagnosis:
-    """Judge the API server's own words, such as the message of a FailedCreate event."""
+def refusal(text: str, unknown: Outlook = Outlook.BLOCKED) -> Diagnosis:
+    """Judge the API server's own words, such as the message of a FailedCreate event.
+
+    *unknown* is the outlook where no rule knows them.
+    """
     said = re.sub(r'(pods?|jobs?\.batch)( "[^"]*")? (is|are) forbidden: ', "", text)
     otherwise = "change what it names, or ask the cluster's administrator"
-    return explained(_RULES, said, "Kubernetes does not create it", otherwise, Reason.REFUSED)
+    what = "Kubernetes does not create it"
+    return explained(_RULES, said, what, otherwise, Reason.REFUSED, unknown)
 
 
 def _exceeded(found: re.Match[str]) -> Diagnosis:
@@ -133,11 +137,12 @@ _RULES = (
         "the policy of GKE ('GKE Warden', of Autopilot) refuses the pod: {what}",
         "take out what it names, or use a Standard cluster or node pool",
     ),
-    _never(
+    Rule(
         r"(webhook|Policy) ['\"](?P<name>[^'\"]+)['\"][^:]* denied (the )?request:?"
         r"[\s=]+(?P<what>.*)",
         "the cluster's policy {name!r} refuses it: {what}",
         "change the job as the policy says, or ask the cluster's administrator",
+        Reason.REFUSED,
     ),
     Rule(
         r"in namespace (?P<name>\S+) because it is being terminated",

@@ -52,6 +52,7 @@ def explained(
     what: str,
     otherwise: str,
     reason: Reason = Reason.SETUP,
+    unknown: Outlook = Outlook.BLOCKED,
     **facts: str,
 ) -> Diagnosis:
     """Why *what* is so, by the first of *rules* that knows the words *said*.
@@ -63,4 +64,4 @@ def explained(
     found = first(rules, said, end=end, **facts)
     words = f"{what}: {end}" if end else what
     advice = next_step(said.removesuffix(": unknown"), otherwise)
-    return found or pending(words, advice, reason, Outlook.BLOCKED)
+    return found or pending(words, advice, reason, unknown)

@@ -77,8 +77,12 @@ def refused_pods(seen: Seen) -> Diagnosis | None:
 
 
 def refused_request(answer: Document) -> Diagnosis:
-    """Judge the API server's refusal (a ``Status`` object) to create a Job: nothing is there."""
-    found = refusal(str(answer.get("message") or answer.get("reason") or ""))
+    """Judge the API server's refusal (a ``Status`` object) to create a Job: nothing is there.
+
+    Words that no rule knows are about the Job itself, unless its creation is forbidden (403).
+    """
+    unknown = Outlook.BLOCKED if answer.get("code") == 403 else Outlook.FINAL
+    found = refusal(str(answer.get("message") or answer.get("reason") or ""), unknown)
     return replace(found, status=JobStatus.FAILED, phase=Phase.GONE)
 
 

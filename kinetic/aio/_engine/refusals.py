@@ -1,0 +1,55 @@
+"""Refusals that somebody can lift: a batch pauses, says so at once, and goes on by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from kinetic import configuration
+from kinetic.aio._net.retry import Outage, RetryPolicy, retry
+from kinetic.errors import KineticError
+
+__all__ = ["Pause", "until_lifted"]
+
+T = TypeVar("T")
+
+
+class Pause(Outage):
+    """Tells once that *what* is paused, why and for how long, and when it goes on."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(what)
+        self.patience_s = configuration.submit_patience_s()
+
+    def failing(self, failure: Exception, failing_s: float) -> str:
+        """What was refused, with what to do about it."""
+        return (
+            f"{self.what} is paused: kinetic retries for {self.patience_s:g} s "
+            f"(KINETIC_SUBMIT_PATIENCE) and then goes on. {failure}"
+        )
+
+    def over(self) -> str:
+        """The refusal was lifted."""
+        return f"{self.what} goes on"
+
+
+async def until_lifted(
+    call: Callable[[], Awaitable[T]],
+    pause: Pause,
+    *,
+    waits: Callable[[], bool],
+    progress: Callable[[], int] | None = None,
+) -> T:
+    """Await ``call()``, again while it meets a passing refusal and *waits* says so.
+
+    Patience begins afresh whenever *progress* has grown.
+
+    Raises:
+        KineticError: The refusal that was the last when patience ended, or another failure.
+    """
+    policy = RetryPolicy(first_s=0.5, longest_s=10.0, total_s=pause.patience_s, quiet_s=0.0)
+
+    def passes(failure: Exception) -> bool:
+        return isinstance(failure, KineticError) and failure.passing and waits()
+
+    return await retry(call, policy, pause, is_passing=passes, progress=progress)
