@@ -77,6 +77,7 @@ VARIABLES: Mapping[str, str] = MappingProxyType(
         "KINETIC_QUEUE": "the Kueue queue of jobs on a cluster",
         "KINETIC_PRIORITY_CLASS": "the priority class of jobs on a cluster",
         "KINETIC_SERVICE_ACCOUNT": "the Kubernetes service account of jobs (kinetic)",
+        "KINETIC_RUN_AS_USER": "the user ID of pods; 0 is root (the image's)",
         "KINETIC_STORE": "the bucket or directory of jobs, instead of the backend's own",
         "KINETIC_BASE_IMAGE_REPO": "where prebuilt base images are; on a cluster they need it",
         "KINETIC_PYTHON_IMAGE": "what built images begin with (python:{python}-slim)",
@@ -125,7 +126,8 @@ class Target:
     ``why`` says in one phrase how the backend was chosen, and does not tell two
     targets apart. ``store`` is a bucket or directory instead of the backend's
     own, ``kube_context`` a context of the kubeconfig instead of the cluster's
-    own address; None means that nobody named one.
+    own address; None means that nobody named one. ``run_as_user`` is the user ID of
+    pods; None means that of the image.
     """
 
     backend: str
@@ -138,6 +140,7 @@ class Target:
     base_image_repo: str | None
     output_dir: str | None
     kube_context: str | None
+    run_as_user: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -228,6 +231,7 @@ def resolve(
         base_image_repo=settings.value("base_image_repo"),
         output_dir=settings.value("output_dir"),
         kube_context=kube_context,
+        run_as_user=_user_id(*settings.find("run_as_user")),
     )
 
 
@@ -249,6 +253,17 @@ def checked_zone(zone: str | None, origin: str) -> str:
     return zone
 
 
+def _user_id(text: str | None, origin: str) -> int | None:
+    """Read a user ID, which Kubernetes takes up to 2**31 - 1."""
+    if text is None:
+        return None
+    if not (text.isascii() and text.isdecimal() and int(text) < 2**31):
+        raise ConfigurationError(
+            f"run_as_user from {origin} must be the number of a user, such as 1000, not {text!r}"
+        )
+    return int(text)
+
+
 SHOWN = (
     "backend",
     "project",
@@ -259,6 +274,7 @@ SHOWN = (
     "store",
     "base_image_repo",
     "output_dir",
+    "run_as_user",
 )
 """The settings that `sources` tells."""
 

@@ -42,6 +42,7 @@ SETTINGS = (
     "kube_context",
     "base_image_repo",
     "output_dir",
+    "run_as_user",
 )
 """What a profile may say; the first four are in every profile that is written."""
 

@@ -162,11 +162,14 @@ class Image:
     ``uri`` names a container image, or is empty for a process of this machine;
     ``command`` is what starts the interpreter there. ``requirements`` is an
     object of the store, a requirements file that the job installs before all else.
+    ``user`` is the unprivileged user ID that the image is made for; None means that
+    nobody knows.
     """
 
     uri: str
     command: tuple[str, ...]
     requirements: Input | None = None
+    user: int | None = None
 
 
 class Images(Protocol):

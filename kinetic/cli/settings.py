@@ -71,10 +71,16 @@ def profile() -> None:
 @click.argument("name")
 @click.option("--base-image-repo", metavar="TEXT", help="Where prebuilt base images are.")
 @click.option("--output-dir", metavar="TEXT", help="Where jobs write what is kept.")
+@click.option("--run-as-user", metavar="NUMBER", help="The user ID of pods (the image's).")
 @click.option("--force", is_flag=True, help="Replace one that has this name.")
 @placed
 def _create(
-    where: Where, name: str, base_image_repo: str | None, output_dir: str | None, force: bool
+    where: Where,
+    name: str,
+    base_image_repo: str | None,
+    output_dir: str | None,
+    run_as_user: str | None,
+    force: bool,
 ) -> None:
     """Make a profile; the first one is used from then on."""
     from kinetic.configuration import BACKENDS, checked_zone
@@ -83,7 +89,11 @@ def _create(
     if where.backend is not None and where.backend.strip().lower() not in BACKENDS:
         raise click.BadParameter(f"there are {', '.join(BACKENDS)}", param_hint="--backend")
     checked_zone(where.zone, "--zone")
-    more = {"base_image_repo": base_image_repo, "output_dir": output_dir}
+    more = {
+        "base_image_repo": base_image_repo,
+        "output_dir": output_dir,
+        "run_as_user": run_as_user,
+    }
     made = Profile.checked(name, {**where.given(), **more})
 
     def add(there: Profiles) -> Profiles:

@@ -46,6 +46,9 @@ CONCERNING = frozenset(
 )
 """Reasons of events that concern jobs."""
 
+ENFORCED = "pod-security.kubernetes.io/enforce"
+"""The label of a namespace with the Pod Security Standard that its pods must satisfy."""
+
 IDENTITY = "iam.gke.io/gcp-service-account"
 GPU_LABEL, GPU = "cloud.google.com/gke-accelerator", "nvidia.com/gpu"
 SHOWN = 5
@@ -113,7 +116,27 @@ class Cluster:
         phase = found.get("status", {}).get("phase", "")
         if phase == "Terminating":
             return Finding(State.FAILED, f"{self._at.namespace!r} is being removed")
+        labels: dict[str, str] = found["metadata"].get("labels") or {}
+        if labels.get(ENFORCED) == "restricted" and not self._at.run_as_user:
+            return self._restricted()
         return Finding(State.OK, f"{self._at.namespace!r} is there")
+
+    def _restricted(self) -> Finding:
+        """Tell which pods a namespace refuses that lets none run as root."""
+        words = f"{self._at.namespace!r} enforces the Pod Security Standard 'restricted'"
+        if self._at.run_as_user == 0:
+            return Finding(
+                State.FAILED,
+                f"{words}, and run_as_user is 0, which is root: it refuses every pod",
+                "unset KINETIC_RUN_AS_USER, or set it to the number of another user",
+            )
+        return Finding(
+            State.WARNING,
+            f"{words}: it refuses pods with an image of your own; those with images that kinetic "
+            "builds run as an unprivileged user",
+            "before you use container_image=, set KINETIC_RUN_AS_USER, or run_as_user in the "
+            "profile, to a user ID that the image can run as, such as 1000",
+        )
 
     async def _rights(self) -> Finding:
         wanted = rights(self._at.namespace)

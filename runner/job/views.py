@@ -9,6 +9,7 @@ has mounted such content before.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import importlib
 import itertools
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
     from .workspace import Objects, Site
 
 __all__ = ["FUSE", "prepare"]
+
+GROUND = ".kinetic"
+"""The folder of a mounted volume in which its content is built."""
 
 FUSE = "/_kinetic/fuse-data"
 """Below it, by number, is what was mounted for arguments, in a container of the job's own."""
@@ -51,7 +55,11 @@ def prepare(refs: Sequence[DataRef], objects: Objects, site: Site) -> None:
     if any(ref.mount is not None for k, ref in enumerate(refs) if k not in mounted):
         in_namespace = _has_namespace(site)
     views = [
-        mounted[k] if k in mounted else _view(k, ref, objects, site) for k, ref in enumerate(refs)
+        mounted[k]
+        if k in mounted
+        else _view(ref, objects, site, os.path.join(ground, "data", str(k)))
+        for k, ref in enumerate(refs)
+        for ground in [os.fspath(site.work) if in_namespace else _ground(ref, site)]
     ]
     volumes: dict[str, str] = {}
     paths: list[str] = []
@@ -98,6 +106,12 @@ def _settle(volumes: Mapping[str, str]) -> None:
     """Put views where they are wanted, in a file system that is for this job only."""
     for point, shown in sorted(volumes.items()):
         try:
+            if os.path.ismount(point):
+                for name in os.listdir(shown):
+                    os.rename(f"{shown}/{name}", f"{point}/{name}")
+                os.rmdir(shown)
+                _remove_ground(shown)
+                continue
             if os.path.isdir(point) and not os.path.islink(point):
                 os.rmdir(point)  # an empty one may be there to be filled
             os.makedirs(os.path.dirname(point), exist_ok=True)
@@ -109,6 +123,7 @@ def _settle(volumes: Mapping[str, str]) -> None:
                 if exc.errno != errno.EXDEV:
                     raise
                 os.symlink(shown, point)
+            _remove_ground(shown)
         except OSError as exc:
             raise RuntimeError(
                 f"a volume cannot be at {point}: {exc.strerror}; choose a path that the image does "
@@ -165,9 +180,8 @@ def _covers(folder: str, path: str) -> bool:
     return path == folder or path.startswith(folder + "/")
 
 
-def _view(k: int, ref: DataRef, objects: Objects, site: Site) -> str:
-    """A private directory with the content of *ref*; the path of what it holds."""
-    folder = os.path.join(site.work, "data", str(k))
+def _view(ref: DataRef, objects: Objects, site: Site, folder: str) -> str:
+    """Make *folder*, private, with the content of *ref*; return the path of what it holds."""
     os.makedirs(os.path.dirname(folder), mode=0o700, exist_ok=True)
     if "://" in ref.uri:
         downloads: Any = importlib.import_module(".downloads", __package__)
@@ -184,12 +198,31 @@ def _view(k: int, ref: DataRef, objects: Objects, site: Site) -> str:
             os.mkdir(folder, 0o700)
             namespace.bind(tree.path, folder, read_only=True)
         else:
-            layers = os.path.join(site.work, "layers", f"data-{k}")
+            layers = os.path.join(site.work, "layers", f"data-{os.path.basename(folder)}")
             workspace.view(tree, folder, layers, mounts=site.mounts)
     else:
         os.mkdir(folder, 0o700)
         _build(folder, ref, content, objects)
     return folder if content.is_dir else f"{folder}/{content.entries[0].path}"
+
+
+def _ground(ref: DataRef, site: Site) -> str:
+    """Where to build a view: on the file system of its volume, if the pod mounts one there.
+
+    A view is then renamed into place. A link would do for most, but ``os.walk`` doesn't follow it.
+    """
+    point = os.path.normpath(ref.mount) if ref.mount is not None and site.alone else "/"
+    for place in (point, os.path.dirname(point)):
+        if place != "/" and os.path.ismount(place):
+            return os.path.join(place, GROUND)
+    return os.fspath(site.work)
+
+
+def _remove_ground(shown: str) -> None:
+    """Remove what `_ground` has made for the view *shown*, unless other views are there."""
+    if f"/{GROUND}/" in shown:
+        with contextlib.suppress(OSError):
+            os.removedirs(os.path.dirname(shown))
 
 
 def _can_mount(site: Site) -> bool:

@@ -11,6 +11,7 @@ import contextlib
 import http.client
 import importlib.util
 import os
+import pwd
 import random
 import re
 import signal
@@ -137,6 +138,7 @@ def main() -> int:
     os.environ["KINETIC_ATTEMPT"] = str(order.assignment.attempt)
     os.environ.setdefault("KINETIC_POD_BEGAN", repr(time.monotonic()))  # see stores.gcs
     place = tempfile.mkdtemp(prefix="kinetic-run-")
+    _settle_in(place)
     killed_before = oom_kills()
     ended = _in_a_child(order, place)
     code = ended.told
@@ -151,6 +153,17 @@ def main() -> int:
             return code  # the end of this container tells that there is an outcome
         rest()
     return code
+
+
+def _settle_in(place: str) -> None:
+    """Give a user that the image doesn't know a name and a home: libraries keep caches there."""
+    if not os.access(os.path.expanduser("~"), os.W_OK):
+        os.environ["HOME"] = os.path.join(place, "home")
+        os.mkdir(os.environ["HOME"], 0o700)
+    try:
+        pwd.getpwuid(os.getuid())
+    except KeyError:
+        os.environ.setdefault("USER", "kinetic")
 
 
 def _lacking(store: str) -> str:

@@ -284,7 +284,8 @@ class Input(NamedTuple):
 class DataRef:
     """One Data: content under a prefix of the store, or a URI that the job resolves itself.
 
-    ``mount`` is the absolute path of a volume; None means an argument.
+    ``mount`` is the absolute path of a volume; None means an argument. ``name`` is
+    that of a single file that was uploaded.
     """
 
     uri: str
@@ -293,6 +294,7 @@ class DataRef:
     mount: str | None = None
     fuse: bool = False
     trust_remote_code: bool = False
+    name: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

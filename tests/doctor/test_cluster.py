@@ -121,6 +121,20 @@ async def test_a_namespace_that_is_not_there_fails(clustered: dict[str, str]) ->
     assert report["bucket"].state is State.OK
 
 
+async def test_a_namespace_that_refuses_root_is_told_before_a_job_fails(
+    clustered: dict[str, str], namespace: Namespace
+) -> None:
+    labels = {"pod-security.kubernetes.io/enforce": "restricted"}
+    path = f"/api/v1/namespaces/{namespace.name}"
+    change = {"metadata": {"labels": labels}}
+    await asyncio.to_thread(namespace.admin.call, "PATCH", path, change)
+    found = (await examine(environ=clustered))["namespace"]
+    assert found.state is State.WARNING and "KINETIC_RUN_AS_USER" in found.advice
+    for user, state in (("1000", State.OK), ("0", State.FAILED)):
+        clustered["KINETIC_RUN_AS_USER"] = user
+        assert (await examine(environ=clustered))["namespace"].state is state
+
+
 async def test_a_service_account_that_is_not_there_fails(
     clustered: dict[str, str], namespace: Namespace
 ) -> None:

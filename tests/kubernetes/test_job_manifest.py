@@ -235,6 +235,49 @@ def test_the_key_can_be_read_by_whatever_user_the_image_names() -> None:
         assert key["secret"]["defaultMode"] & 0o444 == 0o444
 
 
+def test_a_pod_runs_as_the_user_of_its_image_unless_another_is_named() -> None:
+    built = Image(uri="r.io/base:1", command=COMMAND, user=10001)
+    own = Image(uri="r.io/own:1", command=COMMAND)
+    cases = [(built, None, 10001), (built, 7, 7), (built, 0, 0), (own, 7, 7), (own, None, None)]
+    for image, named, user in cases:
+        manifest = job_manifest(order(image=image), replace(AT, run_as_user=named))
+        security = manifest["spec"]["template"]["spec"]["securityContext"]
+        assert security.get("runAsUser") == user
+        assert security.get("runAsNonRoot") == (True if user else None)
+
+
+@pytest.mark.parametrize(
+    ("mount", "ref", "folder"),
+    [
+        ("/data", {"uri": "data/1/manifest"}, "/data"),
+        ("/data/", {"uri": "gs://b/corpus/"}, "/data"),
+        ("/models/m.bin", {"uri": "gs://b/m.bin", "is_dir": False}, "/models"),
+        ("/models", {"uri": "gs://b/m.bin", "is_dir": False}, "/models"),
+        ("/models/m.bin", {"uri": "data/1/manifest", "is_dir": False, "name": "m.bin"}, "/models"),
+        ("/m.bin", {"uri": "gs://b/m.bin", "is_dir": False}, None),
+        ("/data", {"uri": "gs://b/corpus/", "fuse": True}, None),
+    ],
+)
+def test_a_user_who_is_not_root_gets_a_folder_for_each_volume(
+    mount: str, ref: dict[str, Any], folder: str | None
+) -> None:
+    data = [{"is_dir": True, "fuse": False, **ref, "mount": mount}]
+    for user, expected in ((None, None), (0, None), (1000, folder)):
+        manifest = job_manifest(order(data=data), replace(AT, run_as_user=user))
+        pod = manifest["spec"]["template"]["spec"]
+        given = {one["name"] for one in pod["volumes"] if one.get("emptyDir") == {}}
+        mounts = pod["containers"][0]["volumeMounts"]
+        found = [one["mountPath"] for one in mounts if one["name"] in given]
+        assert found == ([expected] if expected else [])
+
+
+def test_a_volume_inside_another_needs_no_folder_of_its_own() -> None:
+    data = [{"uri": "gs://b/x/", "mount": mount} for mount in ("/data/sub", "/data", "/database")]
+    pod = job_manifest(order(data=data), replace(AT, run_as_user=7))["spec"]["template"]["spec"]
+    found = [one["mountPath"] for one in pod["containers"][0]["volumeMounts"]]
+    assert found[-2:] == ["/data", "/database"]
+
+
 @pytest.mark.parametrize("path", ["/app", "/var", "/var/run/kinetic", "/var/run/kinetic/key"])
 def test_no_volume_hides_what_a_job_needs(path: str) -> None:
     """The runner, and the key that its outcome is signed with."""

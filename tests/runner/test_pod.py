@@ -590,6 +590,23 @@ def test_nothing_is_left_of_the_place_it_worked_in(pods: Pods) -> None:
     assert os.listdir(pod.folder / "tmp") == []
 
 
+@pytest.mark.parametrize("own", [True, False])
+def test_a_job_whose_home_cannot_be_written_gets_one(pods: Pods, own: bool) -> None:
+    """As a user that the image doesn't know has ``/``."""
+
+    def keep() -> str:
+        import os
+
+        home = os.path.expanduser("~")
+        with open(f"{home}/.cached", "w") as file:
+            file.write("kept")
+        return home
+
+    home = str(pods.folder) if own else "/nonexistent"
+    assert pods.run(pods.order(keep), HOME=home).code == 0
+    assert (pods.value() == home) == os.path.exists(pods.value()) == own
+
+
 def test_two_threads_may_print_at_once(pods: Pods) -> None:
     def both() -> None:
         def one(word: str) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import cloudpickle
 import pytest
 
+from kinetic._runner.job import namespace
 from kinetic._runner.protocol import wire
 from kinetic._runner.stores.directory import DirectoryObjects
 from kinetic._runner.stores.gcs import EMULATOR
@@ -241,3 +242,47 @@ def test_without_datasets_the_files_of_the_repository_come(pods: Pods, tmp_path:
     assert "needs datasets where" in run(
         pods, wire.DataRef(uri="hf://owner/name?split=train"), PYTHONPATH=path
     )
+
+
+@pytest.mark.parametrize(
+    ("mount", "content", "paths"),
+    [
+        ("", {"sub__a": b"1", "b": b"2"}, {"sub/a", "b"}),
+        ("/inner", {"sub__a": b"1", "b": b"2"}, {"inner/sub/a", "inner/b"}),
+        ("/b", {"b": b"2"}, {"b"}),
+        ("/", {"b": b"2"}, {"b"}),
+    ],
+)
+def test_a_volume_fills_the_folder_that_its_pod_mounts(
+    tmp_path: Path, server: GcsServer, mount: str, content: dict[str, bytes], paths: set[str]
+) -> None:
+    """An unprivileged user may not make it, and ``os.walk`` would not follow a link."""
+    if not namespace.available():
+        pytest.skip("this system has no private mounts")
+    point = tmp_path / "point"
+    point.mkdir()
+    bare = "setpriv --bounding-set -all --inh-caps -all"  # as in a container
+    script = f"mount -t tmpfs none {point} && echo 0 > /proc/sys/user/max_user_namespaces && "
+    script += f'exec {bare} "$@"'
+    inside = ("unshare", "--map-root-user", "--mount", "sh", "-c", script, "sh")
+    objects = DirectoryObjects(tmp_path / "store")
+    own = Pods(tmp_path, objects, objects.url, {EMULATOR: server.url})
+    own.command = (*inside, *own.command)
+    plant(server, **{f"set__{name}": body for name, body in content.items()})
+    single = len(content) == 1
+    uri = "gs://kn-test/set/b" if single else "gs://kn-test/set/"
+    ref = wire.DataRef(uri=uri, is_dir=not single, mount=f"{point}{mount}")
+    pod = own.run(own.order(files_below, str(point), data=(ref,)))
+    assert pod.code == 0, pod.output
+    assert own.value() == paths
+
+
+def files_below(root: str) -> set[str]:
+    """In the job: all files, and the folders that are empty."""
+    import os
+
+    found = set()
+    for folder, folders, names in os.walk(root):
+        kept = names if names or folders else [""]
+        found |= {os.path.relpath(os.path.join(folder, name), root) for name in kept}
+    return found

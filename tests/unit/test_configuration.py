@@ -72,6 +72,18 @@ def test_the_profile_wins_over_the_default(machine: Machine, setting: str) -> No
     assert getattr(machine.resolve(), setting) == value_of(setting, "p")
 
 
+def test_the_user_of_pods_is_a_number_from_variable_or_profile(machine: Machine) -> None:
+    assert machine.resolve().run_as_user is None
+    machine.profile(run_as_user="1000")
+    assert machine.resolve().run_as_user == 1000
+    machine.environ["KINETIC_RUN_AS_USER"] = "0"
+    assert machine.resolve().run_as_user == 0
+    for wrong in ("me", "-1", "2147483648", "1.5"):
+        machine.environ["KINETIC_RUN_AS_USER"] = wrong
+        with pytest.raises(ConfigurationError, match="KINETIC_RUN_AS_USER"):
+            machine.resolve()
+
+
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_the_variable_wins_over_the_profile(machine: Machine, setting: str) -> None:
     machine.profile(**{"project": "p", setting: value_of(setting, "p")})

@@ -290,6 +290,7 @@ def _ref(data: Data, uri: str, digest: str) -> DataRef:
         is_dir=data.is_dir,
         fuse=data.fuse,
         trust_remote_code=data.hf_trust_remote_code,
+        name="" if data.is_dir or data.is_gcs else os.path.basename(data.path),
     )
 
 

@@ -285,7 +285,7 @@ def placed_of(manifest: Mapping[str, Any], environment: Mapping[str, str]) -> Up
 
 def _image_fields(image: Image) -> dict[str, Any]:
     more = {"requirements": image.requirements._asdict()} if image.requirements else {}
-    return {"uri": image.uri, "command": list(image.command), **more}
+    return {"uri": image.uri, "command": list(image.command), "user": image.user, **more}
 
 
 def _image_of(fields: Mapping[str, Any]) -> Image:
@@ -294,6 +294,7 @@ def _image_of(fields: Mapping[str, Any]) -> Image:
         uri=fields["uri"],
         command=tuple(fields["command"]),
         requirements=wire.Input(**part) if part else None,
+        user=fields.get("user"),
     )
 
 

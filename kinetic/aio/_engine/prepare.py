@@ -13,7 +13,7 @@ import platform
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -214,14 +214,7 @@ async def upload_all(
 
 
 def _mounted(ref: wire.DataRef, mount: str) -> wire.DataRef:
-    return wire.DataRef(
-        uri=ref.uri,
-        digest=ref.digest,
-        is_dir=ref.is_dir,
-        mount=mount,
-        fuse=ref.fuse,
-        trust_remote_code=ref.trust_remote_code,
-    )
+    return replace(ref, mount=mount)
 
 
 async def _place_code(store: Store, packed: PackedCall) -> wire.Code | None:

@@ -279,7 +279,7 @@ class BundledImages:
         if time.monotonic() - self._seen.get(plan.uri, -BELIEVED_S) >= BELIEVED_S:
             await self._flight(plan).joined()
             self._seen[plan.uri] = time.monotonic()
-        return Image(uri=plan.uri, command=COMMAND)
+        return Image(uri=plan.uri, command=COMMAND, user=recipe.USER)
 
     async def publish(self, uri: str, context: Mapping[str, bytes], *, again: bool = False) -> None:
         """Have *context* built and pushed as *uri*, if it is not there yet, or *again*.

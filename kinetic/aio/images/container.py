@@ -14,7 +14,7 @@ from kinetic.aio import _shared_objects
 from kinetic.aio._net.tokens import Credentials
 from kinetic.aio.images.bundled import COMMAND, BundledImages, Pace
 from kinetic.aio.images.cloud_build import Builder, BuildLog
-from kinetic.aio.images.recipe import PYTHON_IMAGE, Wheel, dependencies_of, installed_wheel
+from kinetic.aio.images.recipe import PYTHON_IMAGE, USER, Wheel, dependencies_of, installed_wheel
 from kinetic.aio.images.registry import EMULATOR, Http, Registry, places, registry_of
 from kinetic.aio.ports import Image, ImageRequest, Images, Store
 from kinetic.configuration import Target
@@ -73,7 +73,7 @@ class PrebuiltImages:
             name = f"requirements/{digest}.txt"
             await self._keep(name, body)
             requirements = Input(name=name, start=0, stop=len(body), digest=digest)
-        return Image(uri=uri, command=COMMAND, requirements=requirements)
+        return Image(uri=uri, command=COMMAND, requirements=requirements, user=USER)
 
     async def _keep(self, name: str, body: bytes) -> None:
         if time.monotonic() - self._kept.get(name, -BELIEVED_S) >= BELIEVED_S:

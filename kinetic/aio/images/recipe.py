@@ -38,6 +38,7 @@ __all__ = [
     "CATEGORIES",
     "PYTHON_IMAGE",
     "RUNNER_NEEDS",
+    "USER",
     "Dependencies",
     "Wheel",
     "base_context",
@@ -451,12 +452,25 @@ _LIBTPU = "https://storage.googleapis.com/jax-releases/libtpu_releases.html"
 PYTHON_IMAGE = "python:{python}-slim"
 """What images begin with: Debian with Python, of the minor version in place of ``{python}``."""
 
+USER = 10001
+"""The user ID that jobs have in the images that kinetic builds.
+
+It is a number, because Kubernetes cannot tell whether a name means root.
+"""
+
 _SYSTEM = (
     "(command -v cc && command -v git) || (apt-get update"
     " && apt-get install -y --no-install-recommends build-essential git"
     " && rm -rf /var/lib/apt/lists/*)"
 )
 _UV = '(command -v uv) || python3 -m pip install --no-cache-dir "uv>=0.8"'
+_ACCOUNT = f"getent passwd {USER} || useradd --create-home --uid {USER} kinetic"
+_OWNED = (
+    f'find "$(python3 -c \'import sysconfig; print(sysconfig.get_path("data"))\')"'
+    f" -xdev -type d -exec chown {USER} {{}} +"
+)
+"""A job on a base image installs its dependencies itself, where only root could write."""
+
 _GPU = (
     "ENV LD_LIBRARY_PATH=${LD_LIBRARY_PATH:+$LD_LIBRARY_PATH:}/usr/local/nvidia/lib64"
     " PATH=$PATH:/usr/local/nvidia/bin"
@@ -521,15 +535,18 @@ def _dockerfile(category: str, start: str, python: str, wheel: Wheel, requiremen
     return "\n".join(
         [
             f"FROM {start}",
+            "USER root",
             f"RUN {_SYSTEM}",
             f"RUN {_UV}",
+            f"RUN {_ACCOUNT}",
             "COPY install/ /tmp/install/",
-            f"RUN {install} && rm -rf /tmp/install",
+            f"RUN {install} && rm -rf /tmp/install /tmp/uv-*.lock && {_OWNED}",
             "WORKDIR /app",
             "COPY app/ /app/",
             "ENV KERAS_BACKEND=jax PYTHONUNBUFFERED=1",
             *([_GPU] if category == "gpu" else []),
             f"LABEL dev.kinetic.category={category} dev.kinetic.python={minor(python)}",
+            f"USER {USER}",
             'CMD ["python3"]',
             "",
         ]

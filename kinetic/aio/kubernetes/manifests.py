@@ -20,9 +20,10 @@ import functools
 import hashlib
 import json
 import math
+import posixpath
 import re
 import unicodedata
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -320,7 +321,8 @@ class Placement:
     function, for pulling an image, which counts for Kubernetes; the runner ends
     the function in time, this ends a pod whose runner does not.
     ``restarts`` is how often Kubernetes itself may start the job again after a
-    failure; None takes the order's budget.
+    failure; None takes the order's budget. ``run_as_user`` is the user ID of pods;
+    None takes the image's, and 0 is root.
     """
 
     namespace: str = "default"
@@ -429,8 +431,11 @@ def _pod_annotations(spec: JobSpec, own: Mapping[str, str]) -> dict[str, str]:
 
 def _pod(spec: JobSpec, at: Placement) -> dict[str, Any]:
     accelerator, assignment = spec.resources.accelerator, spec.assignment
-    fuse = fuse_volumes(assignment.get("data") or (), str(assignment.get("store", "")))
-    for one in fuse.mounts:
+    data: Sequence[Mapping[str, Any]] = assignment.get("data") or ()
+    fuse = fuse_volumes(data, str(assignment.get("store", "")))
+    user = spec.image.user if at.run_as_user is None else at.run_as_user
+    folders = _folders(data, fuse) if user else []
+    for one in (*fuse.mounts, *folders):
         _refuse_hiding(str(one["mountPath"]))
     pod: dict[str, Any] = {
         "restartPolicy": "Never",
@@ -438,11 +443,15 @@ def _pod(spec: JobSpec, at: Placement) -> dict[str, Any]:
         "automountServiceAccountToken": at.token,
         "enableServiceLinks": False,
         "terminationGracePeriodSeconds": max(1, math.ceil(spec.grace)),
-        "securityContext": _pod_security(at),
+        "securityContext": _pod_security(user),
         "nodeSelector": _selector(accelerator),
         "tolerations": _tolerations(accelerator),
-        "containers": [_container(spec, at, fuse.mounts)],
-        "volumes": [*_volumes(spec, at), *fuse.volumes],
+        "containers": [_container(spec, at, [*fuse.mounts, *folders])],
+        "volumes": [
+            *_volumes(spec, at),
+            *fuse.volumes,
+            *({"name": one["name"], "emptyDir": {}} for one in folders),
+        ],
     }
     if spec.timeout is not None:
         called = spec.timeout + wire.start_allowance(assignment.get("debug_s"))
@@ -451,6 +460,28 @@ def _pod(spec: JobSpec, at: Placement) -> dict[str, Any]:
     if at.priority_class:
         pod["priorityClassName"] = at.priority_class
     return {key: value for key, value in pod.items() if value not in ({}, [])}
+
+
+def _folders(data: Sequence[Mapping[str, Any]], fuse: FuseVolumes) -> list[dict[str, Any]]:
+    """Mounts of empty folders for volumes that the job fills itself.
+
+    Only root may make ``/data`` in a container. A folder inside another needs no mount.
+    """
+    filled = [one for one in data if one.get("mount") and not one.get("fuse")]
+    taken = {str(one["mountPath"]) for one in fuse.mounts}
+    points: list[str] = []
+    for point in sorted({_folder(one) for one in filled} - taken - {"/"}):
+        if not any(point.startswith(f"{above}/") for above in points):
+            points.append(point)
+    return [{"name": f"data-{k}", "mountPath": point} for k, point in enumerate(points)]
+
+
+def _folder(ref: Mapping[str, Any]) -> str:
+    """The folder that a volume fills: of a file that its path names, the one that has it."""
+    point = posixpath.normpath(str(ref["mount"]))
+    above, _, last = point.rpartition("/")
+    name = ref.get("name") or str(ref["uri"]).rpartition("/")[2]
+    return point if ref.get("is_dir", True) or last != name else above or "/"
 
 
 def _refuse_hiding(path: str) -> None:
@@ -492,11 +523,17 @@ def _tolerations(accelerator: Accelerator) -> list[dict[str, str]]:
     return found
 
 
-def _pod_security(at: Placement) -> dict[str, Any]:
-    """As far as an image of anybody's bears: its user stays what the image says."""
-    user = {} if at.run_as_user is None else {"runAsUser": at.run_as_user, "runAsNonRoot": True}
-    group = {} if at.run_as_user is None else {"fsGroup": at.run_as_user}
-    return {"seccompProfile": {"type": "RuntimeDefault"}, **user, **group}
+def _pod_security(user: int | None) -> dict[str, Any]:
+    """Satisfy the Pod Security Standard ``restricted``, where *user* is known and not root.
+
+    An image of the user's own keeps its user: kinetic doesn't know whether it can do with another.
+    """
+    security: dict[str, Any] = {"seccompProfile": {"type": "RuntimeDefault"}}
+    if user is not None:
+        security["runAsUser"] = user
+    if user:
+        security |= {"runAsNonRoot": True, "fsGroup": user}
+    return security
 
 
 def _container(spec: JobSpec, at: Placement, mounts: list[dict[str, Any]]) -> dict[str, Any]:

@@ -119,6 +119,12 @@ _RULES = (
         Reason.REFUSED,
     ),
     _never(
+        r'violates PodSecurity "restricted[^"]*": (?P<what>.*runAsNonRoot.*)',
+        "the namespace enforces Pod Security 'restricted', which refuses the pod: {what}",
+        "set KINETIC_RUN_AS_USER, or run_as_user in the profile, to a user ID that the image can "
+        "run as, such as 1000, or leave out container_image=",
+    ),
+    _never(
         r'violates PodSecurity "(?P<level>[^":]+)[^"]*": (?P<what>.*)',
         "the namespace enforces Pod Security {level!r}, which refuses the pod: {what}",
         "set or remove the fields that it names, or use a namespace that allows them",
