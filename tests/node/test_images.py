@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from kinetic import aio
+from kinetic.aio.images import recipe
 from tests.cluster.fixtures import Namespace
 from tests.gcs.server import GcsServer
 from tests.images.services import BuildServer, RegistryServer
@@ -22,6 +23,9 @@ from .conftest import gone
 
 DEADLINE_S = 1500.0
 CODE = """
+import os
+from pathlib import Path
+
 import kinetic
 
 
@@ -31,6 +35,18 @@ def versions():
 
     print(jax.devices())
     return float(jax.numpy.arange(4).sum()), tomli_w.dumps({"a": 1}), kinetic.__name__
+
+
+@kinetic.run(
+    accelerator="cpu",
+    cpu=0.5,
+    capture_env_vars=["STORAGE_EMULATOR_HOST"],
+    volumes={"/set/deep": kinetic.Data("corpus"), "/models/model.txt": kinetic.Data("model.txt")},
+)
+def writes():
+    for folder in (".", Path.home(), os.environ["KINETIC_OUTPUT_PATH"], "/tmp", "/set/deep"):
+        Path(folder, "written").write_text("by the job")
+    return os.getuid(), sorted(os.listdir("/set/deep")), Path("/models/model.txt").read_text()
 """
 
 
@@ -73,7 +89,7 @@ async def client(
         yield client
 
 
-async def test_an_image_of_the_projects_own_is_built_and_runs(
+async def test_an_image_of_the_projects_own_is_built_and_runs_where_root_is_refused(
     client: aio.Client,
     builds: BuildServer,
     namespace: Namespace,
@@ -82,13 +98,21 @@ async def test_an_image_of_the_projects_own_is_built_and_runs(
 ) -> None:
     (tmp_path / "requirements.txt").write_text("tomli-w==1.1.0\n")
     (tmp_path / "kn_versions.py").write_text(CODE)
+    (tmp_path / "corpus" / "sub").mkdir(parents=True)
+    (tmp_path / "corpus" / "sub" / "a").write_text("a")
+    (tmp_path / "model.txt").write_text("weights")
     monkeypatch.syspath_prepend(tmp_path)
-    versions = importlib.import_module("kn_versions").versions
+    module = importlib.import_module("kn_versions")
+    restricted = {"pod-security.kubernetes.io/enforce": "restricted"}
+    path = f"/api/v1/namespaces/{namespace.name}"
+    namespace.admin.call("PATCH", path, {"metadata": {"labels": restricted}})
     async with asyncio.timeout(DEADLINE_S):
-        job = await client.submit(versions)
+        job = await client.submit(module.versions)
         (one,) = builds.builds.values()
         assert one.build.status.name == "SUCCESS"
         assert await job.result(cleanup=False) == (6.0, "a = 1\n", "kinetic")
         await job.cleanup()
+        seen = await client.run(module.writes)
+        assert seen == (recipe.USER, ["sub", "written"], "weights")
         await gone(namespace)
     assert len(builds.registry.images) == 1
