@@ -30,10 +30,9 @@ What could mean several things means:
 
 Eight chips of v6e or v5e come as one machine (``ct6e-standard-8t``) or as two
 that share a slice (``ct6e-standard-4t``), with the same labels on their nodes.
-The name alone means the single machine, since a function then runs once and
-sees all chips. A cluster may only have pools of the other layout: both are in
-the table, and who knows the pools takes the layout that exists with
-`Accelerator.among`. ``tpu-v6e-8:hosts=2`` asks for it by name.
+The name alone means the layout that the cluster has, and the single machine where
+it has both or neither: a function then runs once and sees all chips.
+``tpu-v6e-8:hosts=2`` asks for two machines.
 """
 
 from __future__ import annotations
@@ -107,7 +106,8 @@ class Tpu:
     ``largest`` is how many chips a cuboid that is not listed may have: GKE takes
     any A≤B≤C of multiples of four above 64 chips, where the generation has a
     third dimension. ``cores`` maps a number that counts TensorCores, and is no
-    number of chips here, to chips.
+    number of chips here, to chips. ``labels`` are other names than GKE's that
+    the public package gives the hardware.
     """
 
     name: str
@@ -116,6 +116,7 @@ class Tpu:
     aliases: tuple[str, ...] = ()
     largest: int = 0
     cores: Mapping[int, int]
+    labels: tuple[str, ...] = ()
 
     def sized(self, chips: int) -> Slice | None:
         """The slice that a number alone means."""
@@ -177,11 +178,11 @@ GPUS: Mapping[str, Gpu] = {
             },
             "a100-40gb",
         ),
-        # No type with 16: only the 40 GB model has one.
+        # Google documents no type with 16. The public package accepts it, so a pool may exist.
         _gpu_kind(
             "a100-80gb",
             "nvidia-a100-80gb",
-            {1: "a2-ultragpu-1g", 2: "a2-ultragpu-2g", 4: "a2-ultragpu-4g", 8: "a2-ultragpu-8g"},
+            {count: f"a2-ultragpu-{count}g" for count in (1, 2, 4, 8, 16)},
         ),
         _gpu_kind(
             "h100",
@@ -294,6 +295,7 @@ TPUS: Mapping[str, Tpu] = {
             ),
             aliases=("v3-device", "v3-slice", "v3-podslice"),
             cores={8: 4},
+            labels=("tpu-v3-podslice",),
         ),
     )
 }
@@ -394,19 +396,26 @@ class Accelerator:
 
         A layout over more machines than the usual one names their type too: the
         nodes of both carry the same labels, and half of a larger machine would
-        do for the pod otherwise.
+        do for the pod otherwise. `node_affinity` has the label that may have several values.
         """
         selector: dict[str, str] = {}
         if self.kind == "gpu":
             selector["cloud.google.com/gke-accelerator"] = self.label
         elif self.kind == "tpu":
-            selector["cloud.google.com/gke-tpu-accelerator"] = self.label
+            if not self.node_affinity:
+                selector["cloud.google.com/gke-tpu-accelerator"] = self.label
             selector["cloud.google.com/gke-tpu-topology"] = self.topology
             if self.machine != self.layouts[0].machine:
                 selector["node.kubernetes.io/instance-type"] = self.machine
         if self.spot:
             selector["cloud.google.com/gke-spot"] = "true"
         return selector
+
+    @property
+    def node_affinity(self) -> dict[str, tuple[str, ...]]:
+        """The labels of which a node must carry one of several values."""
+        others = TPUS[self.name].labels if self.kind == "tpu" else ()
+        return {"cloud.google.com/gke-tpu-accelerator": (self.label, *others)} if others else {}
 
     @property
     def layouts(self) -> tuple[Accelerator, ...]:
@@ -417,11 +426,11 @@ class Accelerator:
         return tuple(_of_slice(family, one, spot=self.spot) for one in family.shaped(self.topology))
 
     def among(self, pools: Collection[tuple[str, str]]) -> Accelerator:
-        """Return the layout to use where only *pools* exist.
+        """Return the layout to use where *pools* exist: the first one that has a pool.
 
-        Each pool is a pair of machine type and topology (empty for GPUs). An
-        accelerator whose layout was named stays as it is; where no pool fits,
-        so does every other one, since a pool may still be made.
+        Each pool is a pair of machine type and topology. An accelerator whose layout
+        was named stays as it is, and so does one for which there is no pool: somebody
+        may still make it.
         """
         if self != self.layouts[0]:
             return self
@@ -495,7 +504,7 @@ def _kind(body: str) -> tuple[str, str]:
 
 
 def _cpu(rest: str) -> Accelerator | None:
-    if rest and not (COUNT.fullmatch(rest) and int(rest)):
+    if rest and not COUNT.fullmatch(rest):
         return None
     return Accelerator(kind="cpu", name="cpu", count=int(rest or 0))
 

@@ -298,7 +298,7 @@ class Client:
 
     async def _submit_single(self, call: prepare.Call) -> JobHandle[Any]:
         async with self._packing:
-            session = await self._session(call.options)
+            session, call = await self._settled(call)
             packed = await prepare.pack(call)
         try:
             placed = await prepare.upload_call(session, packed)
@@ -398,7 +398,7 @@ class Client:
         call = _call_of(function, settings.project, settings.cluster)
         with display.wanted(settings.progress):
             async with self._under_way.block():
-                session = await self._session(call.options)
+                session, call = await self._settled(call)
                 batch = await batches.start(session, call, inputs, settings)
         return BatchHandle(batch, progress=settings.progress)
 
@@ -610,6 +610,16 @@ class Client:
         submission = Submission(identity, session.platform.store, session.platform.cluster)
         submission.relaunched = session.platform.relaunches
         return session.follow(submission, ours=False)
+
+    async def _settled(self, call: prepare.Call) -> tuple[Session, prepare.Call]:
+        """Open the platform of *call*, with the layout of its accelerator that is there."""
+        session = await self._session(call.options)
+        asked = call.options.parsed_accelerator
+        found = await session.platform.layout(asked)
+        if found == asked:
+            return session, call
+        options = call.options.changed(accelerator=str(found))
+        return await self._session(options), dataclasses.replace(call, options=options)
 
     async def _session(self, settings: Options) -> Session:
         given = {name: getattr(settings, name) for name in self._where}

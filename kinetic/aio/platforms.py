@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,6 +15,7 @@ from typing import Any
 import anyio.to_thread
 
 from kinetic import configuration
+from kinetic.accelerators import Accelerator
 from kinetic.aio._lease import lifetime
 from kinetic.aio.ports import Cluster, Images, Store
 from kinetic.errors import ConfigurationError
@@ -31,6 +32,10 @@ class Capacity:
     memory_bytes: int
 
 
+async def _usual(accelerator: Accelerator) -> Accelerator:
+    return accelerator
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Platform:
     """Three adapters that belong together.
@@ -41,7 +46,7 @@ class Platform:
     is the label ``app`` of its jobs.
     ``clock`` is in seconds and counts those in which the machine sleeps: by it
     leases are kept and seen to stand still. ``capacity`` is None where machines
-    come and go.
+    come and go. ``layout`` chooses the machines of an accelerator by what is there.
     """
 
     store: Store
@@ -53,6 +58,7 @@ class Platform:
     app: str = "kinetic"
     clock: Callable[[], float] = field(default=lifetime, repr=False)
     capacity: Capacity | None = None
+    layout: Callable[[Accelerator], Awaitable[Accelerator]] = field(default=_usual, repr=False)
 
     async def aclose(self) -> None:
         """Close the three, also when one fails; the store last: the others may write to it."""

@@ -39,7 +39,7 @@ GPU_MACHINES = {
         **{n: f"a2-highgpu-{n}g" for n in (1, 2, 4, 8)},
         16: "a2-megagpu-16g",
     },
-    "a100-80gb": {n: f"a2-ultragpu-{n}g" for n in (1, 2, 4, 8)},
+    "a100-80gb": {n: f"a2-ultragpu-{n}g" for n in (1, 2, 4, 8, 16)},
     "h100": {n: f"a3-highgpu-{n}g" for n in (1, 2, 4, 8)},
     "h100-mega": {8: "a3-megagpu-8g"},
     "h200": {8: "a3-ultragpu-8g"},
@@ -136,7 +136,8 @@ def test_what_an_entry_asks_of_a_node(entry: Accelerator) -> None:
             assert selector == {"cloud.google.com/gke-accelerator": entry.label}
             assert entry.resource == "nvidia.com/gpu"
         case "tpu":
-            assert selector["cloud.google.com/gke-tpu-accelerator"] == entry.label
+            key = "cloud.google.com/gke-tpu-accelerator"
+            assert entry.label in (selector.get(key), *entry.node_affinity.get(key, ()))
             assert selector["cloud.google.com/gke-tpu-topology"] == entry.topology
             assert entry.resource == "google.com/tpu"
 
@@ -151,10 +152,58 @@ def test_a_single_v3_host_is_a_device() -> None:
     assert {parse(f"v3-{chips}").label for chips in (16, 32, 1024)} == {"tpu-v3-slice"}
 
 
-def test_no_machine_has_sixteen_a100_of_80_gb() -> None:
-    with pytest.raises(ConfigurationError, match=r"no machine has 16 .*gpu-a100-80gbx8"):
-        parse("a100-80gbx16")
-    assert all(one.machine != "a2-ultragpu-16g" for one in EVERYTHING)
+# What the public package has in its table: chips, or GPUs, of each name and shape.
+PUBLIC_GPUS = {
+    "l4": (1, 2, 4, 8),
+    "t4": (1, 2, 4),
+    "v100": (1, 2, 4, 8),
+    "a100": (1, 2, 4, 8, 16),
+    "a100-80gb": (1, 2, 4, 8, 16),
+    "h100": (1, 2, 4, 8),
+    "p4": (1, 2, 4),
+    "p100": (1, 2, 4),
+}
+PUBLIC_TPUS = {
+    ("v3", "tpu-v3-podslice", "ct3-hightpu-4t"): "2x2",
+    ("v3", "tpu-v3-podslice", "ct3p-hightpu-4t"): "4x4 4x8 8x8 8x16 16x16 16x32 32x32 32x64",
+    ("v4", "tpu-v4-podslice", "ct4p-hightpu-4t"): f"2x2x1 2x2x2 2x2x4 2x4x4 {CUBES}",
+    ("v5litepod", "tpu-v5-lite-podslice", "ct5lp-hightpu-1t"): "1x1",
+    ("v5litepod", "tpu-v5-lite-podslice", "ct5lp-hightpu-8t"): "2x4",
+    ("v5litepod", "tpu-v5-lite-podslice", "ct5lp-hightpu-4t"): "2x2 4x4 4x8 8x8 8x16 16x16",
+    ("v5p", "tpu-v5p-slice", "ct5p-hightpu-4t"): "2x2x2 2x2x4 2x4x4",
+    ("v6e", "tpu-v6e-slice", "ct6e-standard-4t"): "2x4 4x4",
+}
+
+
+@pytest.mark.parametrize("kind", ["", "tpu:", "tpu-"])
+def test_every_slice_of_the_public_package_has_a_layout_for_its_pool(kind: str) -> None:
+    for (name, label, machine), topologies in PUBLIC_TPUS.items():
+        for topology in topologies.split():
+            chips = math.prod(map(int, topology.split("x")))
+            for text in (f"{kind}{name}-{chips}", f"{kind}{name}-{topology}"):
+                found = parse(text).among({(machine, topology)})
+                assert (found.machine, found.topology) == (machine, topology), text
+                (key,) = found.node_affinity or ["cloud.google.com/gke-tpu-accelerator"]
+                labels = found.node_affinity.get(key) or [found.node_selector[key]]
+                assert label in labels, text
+
+
+@pytest.mark.parametrize("kind", ["", "gpu:", "gpu-"])
+def test_every_gpu_of_the_public_package_is_taken(kind: str) -> None:
+    for name, counts in PUBLIC_GPUS.items():
+        for alias in (name, GPUS[name].label):
+            for count in counts:
+                found = parse(f"{kind}{alias}x{count}")
+                assert (found.name, found.count) == (name, count)
+            assert parse(f"{kind}{alias}").count == 1
+
+
+@pytest.mark.parametrize(
+    "text", ["cpu:0", "cpu:8", "gpu", "tpu", "gpu:16", "16", "tpu:32", "tpu:1"]
+)
+def test_every_general_name_of_the_public_package_is_taken(text: str) -> None:
+    found = parse(text)
+    assert found.kind == text.partition(":")[0].replace("16", "gpu")
 
 
 # --- names ---
@@ -311,7 +360,6 @@ def test_most_accelerators_have_one_layout() -> None:
         ("zzz", "names are like"),
         ("", "names are like"),
         ("x" * 10_000, "names are like"),
-        ("cpu:0", "'cpu'"),
         ("cpu:many", "'cpu'"),
         ("l4x3", "gpu-l4x1, gpu-l4x2, gpu-l4x4 or gpu-l4x8"),
         ("b200x1", "there are gpu-b200x8"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 
 from kinetic import configuration
 from kinetic.aio.gcs.store import GcsStore
@@ -10,6 +11,7 @@ from kinetic.aio.images.container import ContainerImages
 from kinetic.aio.kubernetes.access import open_access
 from kinetic.aio.kubernetes.api import Api
 from kinetic.aio.kubernetes.gke import GkeCluster
+from kinetic.aio.kubernetes.inventory import layout_in
 from kinetic.aio.kubernetes.manifests import Placement
 from kinetic.aio.platforms import Platform
 from kinetic.errors import ConfigurationError
@@ -27,11 +29,13 @@ async def open_backend(target: configuration.Target, environ: Mapping[str, str])
     """
     at = placement(target, environ)
     store, images = storage(target, store_url(target), environ)  # nothing is open yet
-    api = Api(await open_access(target, environ))
+    access = await open_access(target, environ)
+    api = Api(access)
     return Platform(
         store=store,
         images=images,
         cluster=GkeCluster(api, at),
+        layout=partial(layout_in, api, access.pools),
         restarts=True,
     )
 

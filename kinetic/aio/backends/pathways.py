@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 
 from kinetic import configuration
 from kinetic._messages import suggest
 from kinetic.aio.backends.gke import placement, storage, store_url
 from kinetic.aio.kubernetes.access import open_access
 from kinetic.aio.kubernetes.api import Api
+from kinetic.aio.kubernetes.inventory import layout_in
 from kinetic.aio.kubernetes.pathways import KINDS, PathwaysCluster
 from kinetic.aio.platforms import BACKENDS, Platform
 from kinetic.errors import ConfigurationError
@@ -29,11 +31,13 @@ async def open_backend(target: configuration.Target, environ: Mapping[str, str])
     """
     kind, at = _kind(environ), placement(target, environ)
     store, images = storage(target, store_url(target), environ)  # nothing is open yet
-    api = Api(await open_access(target, environ))
+    access = await open_access(target, environ)
+    api = Api(access)
     return Platform(
         store=store,
         images=images,
         cluster=PathwaysCluster(api, at, kind=kind),
+        layout=partial(layout_in, api, access.pools),
         relaunches=True,
         marker=BACKENDS["pathways"].marker,
         app="kinetic-pathways",

@@ -25,6 +25,7 @@ from kinetic.aio.kubernetes.credentials import (
     Certificates,
     ClusterCredentials,
     Contexts,
+    Pool,
     trusting,
 )
 from kinetic.aio.kubernetes.exec_plugin import Plugin, Reply
@@ -469,10 +470,23 @@ async def open_gke(
             name=_name(target),
             passes=_Google(credentials, context),
             proxy=proxy_for(server),
+            pools=_pools(described),
         )
     except BaseException:
         await credentials.aclose()
         raise
+
+
+def _pools(described: Mapping[str, Any]) -> tuple[Pool, ...]:
+    """The node pools of a cluster, also those that have no node now."""
+    every: list[dict[str, Any]] = described.get("nodePools") or []
+    return tuple(
+        Pool(
+            machine=str((one.get("config") or {}).get("machineType") or ""),
+            topology=str((one.get("placementPolicy") or {}).get("tpuTopology") or ""),
+        )
+        for one in every
+    )
 
 
 def _name(target: Target) -> str:

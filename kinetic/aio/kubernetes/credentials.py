@@ -14,6 +14,7 @@ __all__ = [
     "Certificates",
     "ClusterCredentials",
     "Contexts",
+    "Pool",
     "trusting",
 ]
 
@@ -105,6 +106,14 @@ class ClusterCredentials:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Pool:
+    """A node pool of GKE; ``topology`` is empty where each machine is a slice."""
+
+    machine: str
+    topology: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Access:
     """One cluster, as one client reaches it.
 
@@ -112,7 +121,7 @@ class Access:
     ``name`` is how people call the cluster, for messages. ``namespace`` is
     what is meant when none is named. ``tls_name`` is the name in the server's
     certificate, where that is not the one in its URL. ``headers`` go with each
-    request.
+    request. ``pools`` are those that GKE named when this was opened.
     """
 
     server: str
@@ -122,3 +131,4 @@ class Access:
     tls_name: str | None = None
     proxy: str | None = None
     headers: tuple[tuple[str, str], ...] = ()
+    pools: tuple[Pool, ...] = ()

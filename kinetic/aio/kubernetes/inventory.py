@@ -1,21 +1,58 @@
-"""What a cluster has: how many of its nodes could carry a job of each accelerator."""
+"""What a cluster has: how many nodes for each accelerator, and which layout of it."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
+
+from absl import logging
 
 from kinetic.accelerators import Accelerator
 from kinetic.aio.kubernetes.access import open_access
 from kinetic.aio.kubernetes.api import Api
-from kinetic.aio.kubernetes.diagnosis.nodes import matches, refusing, short
+from kinetic.aio.kubernetes.credentials import Pool
+from kinetic.aio.kubernetes.diagnosis.nodes import labels, matches, refusing, short
 from kinetic.aio.kubernetes.diagnosis.quantities import requests
 from kinetic.aio.kubernetes.manifests import needs
 from kinetic.aio.kubernetes.tables import listing
 from kinetic.configuration import Target
+from kinetic.errors import AuthError
 
-__all__ = ["nodes_for"]
+__all__ = ["layout_in", "nodes_for"]
+
+
+MACHINE, TOPOLOGY = "node.kubernetes.io/instance-type", "cloud.google.com/gke-tpu-topology"
+
+
+async def layout_in(api: Api, pools: Collection[Pool], accelerator: Accelerator) -> Accelerator:
+    """Return the layout of *accelerator* that the cluster's nodes, or its *pools*, have.
+
+    Only an accelerator with several layouts costs a request. If no node or pool has any of
+    them, or the nodes may not be listed, this is the usual layout, and the log names the others.
+    """
+    if len(accelerator.layouts) == 1 or accelerator != accelerator.layouts[0]:
+        return accelerator
+    there = {
+        (one.machine, one.topology)
+        for one in accelerator.layouts
+        for pool in pools
+        if pool.machine == one.machine and (not one.multi_host or pool.topology == one.topology)
+    }
+    try:
+        nodes = (await listing(api, "/api/v1/nodes", f"{TOPOLOGY}={accelerator.topology}")).items
+    except AuthError as exc:
+        logging.info("the nodes cannot be listed: %s", exc)
+    else:
+        there |= {(str(labels(one).get(MACHINE)), accelerator.topology) for one in nodes}
+    found = accelerator.among(there)
+    if found != accelerator:
+        logging.info("%s becomes %s, for which there are machines", accelerator, found)
+    elif (found.machine, found.topology) not in there:
+        others = " or ".join(repr(str(one)) for one in accelerator.layouts[1:])
+        words = "%s asks for machines of type %s, of which none is known; for others ask for %s"
+        logging.warning(words, accelerator, accelerator.machine, others)
+    return found
 
 
 async def nodes_for(

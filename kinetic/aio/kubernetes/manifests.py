@@ -445,6 +445,7 @@ def _pod(spec: JobSpec, at: Placement) -> dict[str, Any]:
         "terminationGracePeriodSeconds": max(1, math.ceil(spec.grace)),
         "securityContext": _pod_security(user),
         "nodeSelector": _selector(accelerator),
+        "affinity": _affinity(accelerator),
         "tolerations": _tolerations(accelerator),
         "containers": [_container(spec, at, [*fuse.mounts, *folders])],
         "volumes": [
@@ -498,6 +499,7 @@ def needs(accelerator: Accelerator) -> dict[str, Any]:
     """What the pod of a job on *accelerator* asks of its node, as part of a pod's spec."""
     return {
         "nodeSelector": _selector(accelerator),
+        "affinity": _affinity(accelerator),
         "tolerations": _tolerations(accelerator),
         "containers": [{"resources": _resources(Resources(accelerator=accelerator))}],
     }
@@ -509,6 +511,14 @@ def _selector(accelerator: Accelerator) -> dict[str, str]:
     if accelerator.arch != "amd64":
         selector["kubernetes.io/arch"] = accelerator.arch
     return selector
+
+
+def _affinity(accelerator: Accelerator) -> dict[str, Any]:
+    if not (labels := accelerator.node_affinity):
+        return {}
+    any_of = [{"key": key, "operator": "In", "values": [*all_]} for key, all_ in labels.items()]
+    terms = {"nodeSelectorTerms": [{"matchExpressions": any_of}]}
+    return {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": terms}}
 
 
 def _tolerations(accelerator: Accelerator) -> list[dict[str, str]]:

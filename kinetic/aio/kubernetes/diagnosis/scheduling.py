@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
+from kinetic import accelerators
 from kinetic._messages import both_ends, one_line
 from kinetic.aio.kubernetes.diagnosis.causes import ABSENT, cause, explained
 from kinetic.aio.kubernetes.diagnosis.documents import Document, conditions, part, parts
@@ -359,8 +360,17 @@ def _too_small(
         which = f"one with {_amount(name, beyond)}" if able else "besides, it"
         words += f"; {which} is closed to the pod ({_why(shut)})"
     if name == "google.com/tpu" and most[name]:
-        less = f"ask for {most[name]:g} or use a multi-host slice"
+        less = _same_slice(labels(matching[0].node), most[name])
     return _unplaced(f"{words}: it can never start on the nodes there are", less, never)
+
+
+def _same_slice(node: Mapping[str, str], chips: float) -> str:
+    """Name the accelerator whose pods share the slice of *node*, each with *chips* of it."""
+    shape = (node.get(f"{_GKE}gke-tpu-accelerator"), node.get(f"{_GKE}gke-tpu-topology"))
+    for one in accelerators.catalogue():
+        if (one.label, one.topology) == shape and one.chips_per_host == chips:
+            return f"ask for the slice that these nodes share: accelerator={str(one)!r}"
+    return "ask for an accelerator= that a node pool has, or make such a pool"
 
 
 def _amount(name: str, amount: float) -> str:
