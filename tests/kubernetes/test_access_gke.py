@@ -85,6 +85,23 @@ def ca(tmp_path: Path) -> bytes:
     return certificates.make(tmp_path / "certificates").ca.read_bytes()
 
 
+async def test_a_cluster_tells_its_pools_with_its_address(google: Google, ca: bytes) -> None:
+    """Those without a node now are among them."""
+    pools = [
+        {"config": {"machineType": "ct6e-standard-4t"}, "placementPolicy": {"tpuTopology": "2x4"}},
+        {"config": {"machineType": "e2-standard-4"}},
+        {},
+    ]
+    google.described = described("34.90.1.2", ca, nodePools=pools)
+    access = await open_access(google.target, google.environ)
+    await access.passes.aclose()
+    assert [(one.machine, one.topology) for one in access.pools] == [
+        ("ct6e-standard-4t", "2x4"),
+        ("e2-standard-4", ""),
+        ("", ""),
+    ]
+
+
 async def test_one_request_and_one_token_open_a_cluster_and_the_token_goes_on(
     google: Google, ca: bytes, tmp_path: Path
 ) -> None:

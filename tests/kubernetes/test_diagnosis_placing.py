@@ -29,6 +29,10 @@ from tests.kubernetes.situations import (
 GPU = {"nvidia.com/gpu": "1"}
 L4 = {"cloud.google.com/gke-accelerator": "nvidia-l4"}
 TPU = {"pool": "tpu"}
+SLICE = {
+    "cloud.google.com/gke-tpu-accelerator": "tpu-v6e-slice",
+    "cloud.google.com/gke-tpu-topology": "2x4",
+}
 TOLERANT = [{"operator": "Exists"}]
 TAINT = "nvidia.com/gpu=present:NoSchedule"
 HELPLESS = " no new claims to deallocate, preemption: 0/2 nodes are available: 2 Preemption is not helpful for scheduling."
@@ -316,6 +320,18 @@ NODES = [
         ),
         "asked for 2 GPUs, the largest matching node has 1",
         "(taint nvidia.com/gpu=present)",
+    ),
+    told(
+        "one host of eight chips where two of four share the slice",
+        waits(
+            REFUSED,
+            nodes=[a_node(name, SLICE, tpu="4") for name in ("a", "b")],
+            asks={"google.com/tpu": "8"},
+            nodeSelector=SLICE,
+        ),
+        "asked for 8 TPU chips, the largest matching node has 4",
+        "accelerator='tpu-v6e-8:hosts=2'",
+        never=("ask for 4",),
     ),
     told(
         "too many chips for a node that is cordoned besides",

@@ -1,13 +1,18 @@
-"""How many nodes take an accelerator: of a cluster whose list of nodes comes in pages."""
+"""What a cluster has: how many nodes for an accelerator, and which layout of a slice."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from kinetic import configuration
 from kinetic.accelerators import parse
-from kinetic.aio.kubernetes.inventory import nodes_for
+from kinetic.aio.kubernetes.access import open_access
+from kinetic.aio.kubernetes.api import Api
+from kinetic.aio.kubernetes.credentials import Pool
+from kinetic.aio.kubernetes.inventory import layout_in, nodes_for
 from tests.kubernetes.faults import FaultServer, answer, status
 from tests.kubernetes.kubeconfigs import Config
 
@@ -29,3 +34,49 @@ async def test_a_list_that_the_server_forgot_half_way_is_read_anew(tmp_path: Pat
             answer(page("b", "c")),
         )
         assert await nodes_for([parse("cpu"), parse("gpu-l4")], target, environ) == [3, 0]
+
+
+ONE, TWO = "ct6e-standard-8t", "ct6e-standard-4t"
+
+
+@pytest.mark.parametrize(
+    ("nodes", "pools", "found", "named"),
+    [
+        ([ONE], [], "tpu-v6e-8", False),
+        ([TWO, TWO], [], "tpu-v6e-8:hosts=2", False),
+        ([TWO, ONE], [], "tpu-v6e-8", False),
+        ([], [(ONE, "")], "tpu-v6e-8", False),
+        ([], [(TWO, "2x4")], "tpu-v6e-8:hosts=2", False),
+        (None, [(TWO, "2x4")], "tpu-v6e-8:hosts=2", False),
+        ([], [(TWO, "")], "tpu-v6e-8", True),  # each machine of that pool is a slice: 2x2
+        ([], [(TWO, "4x4")], "tpu-v6e-8", True),
+        ([], [], "tpu-v6e-8", True),
+        (None, [], "tpu-v6e-8", True),
+    ],
+)
+async def test_a_slice_gets_the_layout_of_a_node_or_pool_and_else_the_other_is_named(
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    nodes: list[str] | None,
+    pools: list[tuple[str, str]],
+    found: str,
+    named: bool,
+) -> None:
+    """None stands for somebody who may not list nodes."""
+    key = "node.kubernetes.io/instance-type"
+    items = [{"metadata": {"name": "n", "labels": {key: one}}} for one in nodes or ()]
+    listed = {"metadata": {"resourceVersion": "1"}, "items": items}
+    async with FaultServer() as server:
+        environ = {**Config(tmp_path, server.url).environ, "KINETIC_KUBE_CONTEXT": "c"}
+        target = configuration.resolve(backend="gke", environ=environ)
+        api = Api(await open_access(target, environ))
+        refused = status(403, "Forbidden", 'User "ada" cannot list resource "nodes"')
+        server.then(refused if nodes is None else answer(listed))
+        known = [Pool(machine=machine, topology=topology) for machine, topology in pools]
+        assert str(await layout_in(api, known, parse("v6e-8:spot"))) == f"{found}:spot"
+        assert ("'tpu-v6e-8:hosts=2:spot'" in caplog.text) is named
+        asked = len(server.seen)
+        for text in ("tpu-v6e-8:hosts=2", "tpu-v6e-4", "gpu-l4", "cpu"):
+            assert await layout_in(api, known, parse(text)) == parse(text)
+        assert len(server.seen) == asked, "one layout costs no request"
+        await api.aclose()
