@@ -54,7 +54,7 @@ REREAD_S = 10.0, 60.0
 """How often store and platform are read again while somebody waits: at first, and later."""
 
 DOUBT_S = 0.2, 10.0
-"""How often they are while an attempt has ended and nobody could say how."""
+"""How often they are while an attempt is in doubt: it has ended, or may never come."""
 
 SPREAD = 0.2
 """The random part of these pauses: submissions that began together are read one by one."""
@@ -135,7 +135,7 @@ class Submission(ItemStates):
         self.batch_reader: Callable[[], Awaitable[None]] | None = None
         """Reads all that is open, if it is a batch."""
         self.doubtful: dict[int, Ended] = {}
-        """By item, an attempt that has ended while nobody could say how."""
+        """By item, an attempt that has ended while nobody could say how, or that may never come."""
         self._doubted = asyncio.Event()
         self._cleaned_round: int | None = None
         self._cluster = cluster
@@ -495,6 +495,7 @@ class Submission(ItemStates):
 
         The platform may have replaced that one, and will perhaps replace it no more.
         """
+        self.doubtful.pop(index, None)
         before, most = self._seen.get(index), number + self.identity.budgets.infrastructure
         launched = number <= self.launched  # before the platform was asked
         attempts = [(index, one) for one in range(1, most + 1)]
@@ -514,7 +515,19 @@ class Submission(ItemStates):
                 await self._not_replaced(index, last)
         elif self.is_over(index, number, seen, before) or never_comes:
             await self.resolve_attempt(index, number, seen)
+        self._doubt_unseen(index)
         return self._items[index]
+
+    def _doubt_unseen(self, index: int) -> None:
+        """Doubt that the open attempt of a single job comes, as long as nobody has seen it."""
+        item, seen = self._items[index], self._seen.get(index)
+        name = self.identity.attempt_name(index, item.attempt)
+        if not item.state.final and (seen is None or seen.name != name):
+            self._doubt(Ended(index, item.attempt, None))
+
+    def _doubt(self, ended: Ended) -> None:
+        self.doubtful[ended.index] = ended
+        self._doubted.set()
 
     def _claimed(self, index: int, number: int) -> bool:
         return self.attempt(index, number).executor is not None
@@ -620,6 +633,8 @@ class Submission(ItemStates):
             self.clear_error(index)
             if item.state.final or item.attempt != number or self.closes:
                 self.doubtful.pop(index, None)
+                if not self.identity.leased:
+                    self._doubt_unseen(index)
                 return
         if failure is not None and not lasting:
             ended.since = now if ended.since is None else ended.since
@@ -627,11 +642,10 @@ class Submission(ItemStates):
                 self.set_error(index, _unanswered(name, failure))
         item_now = self._items.get(index)
         if item_now is None or not (item_now.state.final or item_now.attempt > number):
-            self.doubtful[index] = ended
-            self._doubted.set()
+            self._doubt(ended)
 
     async def until_doubted(self, timeout: float) -> bool:
-        """Wait until an attempt has ended and nobody can say how, *timeout* seconds at most."""
+        """Wait until an attempt is in doubt, *timeout* seconds at most; whether one is."""
         if not self.doubtful:
             self._doubted.clear()
             with contextlib.suppress(TimeoutError):
