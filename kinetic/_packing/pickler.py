@@ -8,6 +8,8 @@ Beyond cloudpickle:
   by the module itself where that is captured too. So what a function assigns
   to a global is seen through the module, and modules may refer to each other.
 - ``__file__`` of the project's modules names the file in the job's workspace.
+- Code keeps the name of its file. The job finds the source in its workspace, or
+  in the pickle if the project does not have the file.
 - A `Data` becomes the path of its content in the job.
 - A decorated function becomes one that runs in the job's own process.
 """
@@ -19,6 +21,7 @@ import enum
 import functools
 import importlib
 import importlib.machinery
+import linecache
 import os
 import sys
 import threading
@@ -51,6 +54,9 @@ __all__ = [
 
 
 _OURS = frozenset({"kinetic", "kinetic_runner"})
+SOURCE_CHARACTERS = 256 * 1024
+"""The longest source that travels in a pickle; a traceback shows no lines of a longer one."""
+
 _EXTENSIONS = tuple(importlib.machinery.EXTENSION_SUFFIXES)
 
 
@@ -274,6 +280,7 @@ class CallPickler(pickles.Pickler):
         self._table = table
         self._held: set[str] = set()
         self._skeletons: dict[str, _Skeleton] = {}
+        self._file_names: dict[str, Any] = {}
         # Without the module there are no instances.
         self._data: type[Any] | None = getattr(sys.modules.get("kinetic.data"), "Data", None)
         decorating = sys.modules.get("kinetic.function")
@@ -348,6 +355,23 @@ class CallPickler(pickles.Pickler):
         else:
             home.update(self._relocated(namespace))
         return (make, (code, home, *more), (attributes, facts), *rest)
+
+    def _file_name(self, code: types.CodeType) -> Any:
+        file = code.co_filename
+        if file not in self._file_names:
+            self._file_names[file] = self._sourced(file) or super()._file_name(code)
+        return self._file_names[file]
+
+    def _sourced(self, file: str) -> _StandIn | None:
+        """Return what names *file* in the job and gives tracebacks its source there."""
+        place = self._place(file) if os.path.isfile(file) else file
+        if isinstance(place, _StandIn):
+            return _StandIn((stand_ins.source_at, (file, place)))
+        linecache.checkcache(file)
+        text = "".join(linecache.getlines(file))
+        if not text or len(text) > SOURCE_CHARACTERS:
+            return None
+        return _StandIn((stand_ins.source_of, (file, text)))
 
     def _carries(self, module: types.ModuleType) -> bool:
         return self._fate(module.__name__) is Fate.VALUE

@@ -203,11 +203,14 @@ class Invocation:
 
     def _failed(self, error: BaseException) -> tuple[Outcome, outcomes.Stored]:
         if self._phase == "execute":
-            text = outcomes.error_text(error, phase=self._phase, own_frames=_own_frames(error))
-            with suppress(Exception):  # the log is the user's, who may have closed it
-                sys.stderr.write(text.traceback)
+            text = self._located(
+                outcomes.error_text(error, phase=self._phase, own_frames=_own_frames(error))
+            )
+            if not self._order.owned:  # its caller prints the log, then raises this
+                with suppress(Exception):  # the log is the user's, who may have closed it
+                    sys.stderr.write(text.traceback)
         else:
-            text = outcomes.error_text(error, phase=self._phase)
+            text = self._located(outcomes.error_text(error, phase=self._phase))
             words = f"kinetic {self._phase} failed: {text.qualname}: {text.message}"
             text = replace(text, message=words + _hint(error, self._phase, self._site))
         text = self._worded(text)
@@ -228,6 +231,14 @@ class Invocation:
         text = replace(text, qualname="", message=f"the job {words}")
         outcome = self._outcome(Kind.ERROR, text.note, reason=reason)
         return outcome, outcomes.encode_error(text, None)
+
+    def _located(self, text: outcomes.ErrorText) -> outcomes.ErrorText:
+        """Name the files of modules that the job imported as they are named at the caller's."""
+        root = self._order.root
+        if not root:
+            return text
+        there, here = f'File "{self._site.work}/workspace/', f'File "{root}/'
+        return replace(text, traceback=text.traceback.replace(there, here))
 
     def _worded(self, text: outcomes.ErrorText) -> outcomes.ErrorText:
         """As it is told: with the last lines of the log, where these would be gone."""

@@ -318,8 +318,12 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc,unused-ignore]
     def _code(self, code: types.CodeType) -> Any:
         """Reduce *code* with the name of its file, which cloudpickle 3.1.3 and later leaves out."""
         make, args = self.dispatch_table[types.CodeType](code)
+        return make, (*args[:_FILE_NAME], self._file_name(code), *args[_FILE_NAME + 1 :])
+
+    def _file_name(self, code: types.CodeType) -> Any:
+        """Return what is pickled as the name of the file of *code*."""
         # A new string: sharing one with other code would make the digest depend on interning.
-        return make, (*args[:_FILE_NAME], "".join(code.co_filename), *args[_FILE_NAME + 1 :])
+        return "".join(code.co_filename)
 
     def _dynamic_function_reduce(self, func: types.FunctionType) -> Any:
         """How cloudpickle reduces a function that goes by value."""

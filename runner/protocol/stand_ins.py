@@ -1,4 +1,4 @@
-"""What a job has in place of what only the client can have: decorated functions, and `Data`.
+"""What a job has in place of what only the client has: decorated functions, `Data`, source files.
 
 Pickles of calls name them.
 """
@@ -6,11 +6,13 @@ Pickles of calls name them.
 from __future__ import annotations
 
 import functools
+import linecache
 import types
 import typing
+from importlib.machinery import SourceFileLoader
 from typing import Any, NoReturn, Self
 
-__all__ = ["Decorated", "data_path", "data_paths"]
+__all__ = ["Decorated", "data_path", "data_paths", "source_at", "source_of"]
 
 data_paths: list[str] = []
 """Where the Data of this job lie, by number."""
@@ -25,6 +27,20 @@ def data_path(k: int) -> str:
     if not 0 <= k < len(data_paths):
         raise RuntimeError(f"there is no Data {k} here: this is not the job it was sent to")
     return data_paths[k]
+
+
+def source_at(file: str, place: str) -> str:
+    """Return *file*, and let tracebacks show its lines from *place*, where the job has a copy."""
+    # A lazy entry of linecache, as a module's loader makes one: most jobs never read the copy.
+    entries: dict[str, Any] = linecache.cache
+    entries[file] = (functools.partial(SourceFileLoader("", place).get_source, ""),)
+    return file
+
+
+def source_of(file: str, text: str) -> str:
+    """Return *file*, and let tracebacks show its lines from *text*: a cell is in no file."""
+    linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
+    return file
 
 
 _OF_THE_FUNCTION = frozenset({"__doc__", "__module__"})

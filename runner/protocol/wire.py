@@ -301,9 +301,10 @@ class DataRef:
 class Assignment:
     """Everything a runner is told about its attempt; travels as JSON in the job's spec.
 
-    ``timeout`` counts from the call of the function. ``debug_s`` is how long it waits for a
-    debugger, None for not at all. Only then ``root`` says where the project was on the machine that
-    submitted it, and ``stood`` where the caller was.
+    ``timeout`` counts from the call of the function. ``root`` is the project's directory on the
+    machine that submitted it. ``owned`` is the job of a plain call, which raises what it raises.
+    ``debug_s`` is how long it waits for a debugger, None for not at all; only then ``stood`` is
+    the caller's working directory.
     """
 
     version: tuple[int, int] = VERSION
@@ -323,8 +324,9 @@ class Assignment:
     output_dir: str = ""
     timeout: float | None = None
     grace: float = 30.0
-    debug_s: float | None = None
     root: str = ""
+    owned: bool = False
+    debug_s: float | None = None
     stood: str = ""
     client: Mapping[str, str] = field(default_factory=dict[str, str])
 

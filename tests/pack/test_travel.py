@@ -320,7 +320,7 @@ def test_files_are_found_beside_the_code(tmp_path: Path, make: Make, travel: Tra
     assert value[3:] == [str(workspace / "train.py"), str(workspace / "pkg"), "pkg.reader"]
 
 
-def test_a_function_keeps_the_file_and_line_of_its_code(
+def test_a_function_keeps_the_file_line_and_source_of_its_code(
     tmp_path: Path, make: Make, travel: Travel
 ) -> None:
     root = make(
@@ -337,12 +337,36 @@ def test_a_function_keeps_the_file_and_line_of_its_code(
                 try:
                     Model().fit()
                 except ZeroDivisionError as error:
-                    return [tuple(frame)[:2] for frame in traceback.extract_tb(error.__traceback__)]
+                    return [[frame.filename, frame.lineno, frame.line]
+                            for frame in traceback.extract_tb(error.__traceback__)]
             """,
         },
     )
     value, *_ = travel(root, "import train", "train.train, ()")
-    assert value == [[str(root / "train.py"), line] for line in (9, 6, 5)]
+    lines = (9, "Model().fit()"), (6, "return step(0)"), (5, "def step(x): return 1 / x")
+    assert value == [[str(root / "train.py"), *line] for line in lines]
+
+
+@pytest.mark.parametrize("name", ["<python-input-1>", "/tmp/ipykernel_1/1.py"])
+def test_the_source_of_a_cell_travels_with_it(
+    tmp_path: Path, make: Make, travel: Travel, name: str
+) -> None:
+    root = make(tmp_path / "project", {"setup.py": ""})
+    setup = f"""
+import linecache
+cell = '''
+import warnings
+def train():
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.warn("look")
+    [one] = caught
+    return warnings.formatwarning(one.message, one.category, one.filename, one.lineno)
+'''
+linecache.cache[{name!r}] = (len(cell), None, cell.splitlines(True), {name!r})
+exec(compile(cell, {name!r}, "exec"), globals())
+"""
+    value, *_ = travel(root, setup, "train, ()")
+    assert value == f'{name}:5: UserWarning: look\n  warnings.warn("look")\n'
 
 
 def test_cells_of_a_notebook_travel(tmp_path: Path, make: Make, travel: Travel) -> None:

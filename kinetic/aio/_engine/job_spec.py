@@ -78,7 +78,9 @@ class JobSpecBuilder:
             data=placed.data,
             timeout=placed.call.options.timeout,
             client=placed.client,
-            **(_debugging(placed) if placed.call.options.debug else {}),
+            root=_as_loaded(str(placed.project.root or ""), placed.call.function),
+            owned=placed.call.owned,
+            **(_debugging() if placed.call.options.debug else {}),
         ).to_json()
         self._environment = dict(placed.environment)
         if identity.group_id is not None:
@@ -162,13 +164,9 @@ class JobSpecBuilder:
                 raise
 
 
-def _debugging(placed: UploadedCall) -> dict[str, Any]:
-    """What a debugger in the job needs, that no other job has to know."""
-    return {
-        "debug_s": configuration.debug_wait_s(),
-        "root": _as_loaded(str(placed.project.root or ""), placed.call.function),
-        "stood": os.getcwd(),
-    }
+def _debugging() -> dict[str, Any]:
+    """Return what only a job that waits for a debugger has to know."""
+    return {"debug_s": configuration.debug_wait_s(), "stood": os.getcwd()}
 
 
 def _as_loaded(root: str, function: Any) -> str:
