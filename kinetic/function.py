@@ -88,6 +88,7 @@ class RemoteFunction(_Look[R_co], Generic[P, R_co]):
                 return _innermost(self._plain).__annotations__
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
+    @own_frames_left_out
     def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> R_co:
         """Run it there with these arguments, print its output, and return its value.
 
@@ -106,8 +107,7 @@ class RemoteFunction(_Look[R_co], Generic[P, R_co]):
 
         function: Callable[..., Any] = self._root or self
         submit_and_wait: Callable[..., Any] = aio.run if self._is_async else jobs.run
-        with own_frames_left_out:
-            answer: R_co = submit_and_wait(function, *self._receiver, *args, **kwargs)
+        answer: R_co = submit_and_wait(function, *self._receiver, *args, **kwargs)
         return answer
 
     @overload
@@ -118,6 +118,7 @@ class RemoteFunction(_Look[R_co], Generic[P, R_co]):
     @overload
     def run_async(self, /, *args: P.args, **kwargs: P.kwargs) -> JobHandle[R_co]: ...
 
+    @own_frames_left_out
     def run_async(self, /, *args: Any, **kwargs: Any) -> JobHandle[Any]:
         """Start the function there and return the job's handle.
 
@@ -154,6 +155,7 @@ class RemoteFunction(_Look[R_co], Generic[P, R_co]):
         **options: Unpack[MapOptions],
     ) -> BatchHandle[R_co, X]: ...
 
+    @own_frames_left_out
     @shows(MapSettings)
     def run_async_map(
         self,
@@ -202,6 +204,7 @@ class RemoteFunction(_Look[R_co], Generic[P, R_co]):
         """Call the function here, in this process, as if it were not decorated."""
         return self._plain(*self._receiver, *args, **kwargs)
 
+    @own_frames_left_out
     def options(self, **changes: Unpack[RunOptions]) -> Self:
         """The same function with other settings; this one keeps its own.
 
@@ -291,6 +294,7 @@ def run(
 ) -> Decorator: ...
 
 
+@own_frames_left_out
 @shows(Options)
 def run(*args: Any, **settings: Any) -> Any:
     """Decorate a function so that calling it runs it on an accelerator.

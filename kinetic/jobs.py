@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import inspect
 import os
 import signal
 import subprocess
+import sys
 import types
 import weakref
 from collections.abc import (
@@ -63,9 +65,19 @@ __all__ = [
 P = ParamSpec("P")
 S = TypeVar("S")
 T = TypeVar("T")
+C = TypeVar("C", bound=type)
 M = TypeVar("M", aio.JobHandle[Any], aio.BatchHandle[Any])
 
 
+def _shows_the_users_line(cls: C) -> C:
+    """Have the errors of what a user calls of *cls* show the user's line and no frame of ours."""
+    for name, member in tuple(vars(cls).items()):
+        if inspect.isfunction(member) and (not name.startswith("_") or name == "__exit__"):
+            setattr(cls, name, own_frames_left_out(member))
+    return cls
+
+
+@_shows_the_users_line
 @dataclass(eq=False, repr=False)
 class JobHandle(JobRecord, Generic[T]):
     """A submitted job: wait for it, watch it, cancel it, clean it up.
@@ -237,16 +249,15 @@ class JobHandle(JobRecord, Generic[T]):
         """
         crossing = PORTAL.crossing()
         try:
-            with own_frames_left_out:
-                return crossing.call(
-                    self._aio.result,
-                    timeout=timeout,
-                    cleanup=cleanup,
-                    cleanup_timeout=cleanup_timeout,
-                    cleanup_poll_interval=cleanup_poll_interval,
-                    stream_logs=stream_logs,
-                    on_status_change=crossing.here(on_status_change),
-                )
+            return crossing.call(
+                self._aio.result,
+                timeout=timeout,
+                cleanup=cleanup,
+                cleanup_timeout=cleanup_timeout,
+                cleanup_poll_interval=cleanup_poll_interval,
+                stream_logs=stream_logs,
+                on_status_change=crossing.here(on_status_change),
+            )
         except KeyboardInterrupt:
             if self._twin is None or not self._twin.log_owed:
                 words = (
@@ -345,6 +356,7 @@ class JobHandle(JobRecord, Generic[T]):
         return PORTAL.call(self._aio.outputs)
 
 
+@_shows_the_users_line
 class BatchHandle(Generic[T, X]):
     """A batch: many jobs of one function.
 
@@ -402,6 +414,7 @@ class BatchHandle(Generic[T, X]):
         try:
             PORTAL.crossing(patient=False).call(self._aio.__aexit__, kind, error, trace)
         except KeyboardInterrupt:
+            _TOLD.add(self.group_id)
             logging.warning(
                 "interrupted again: batch %s is left as it is. "
                 "To end what still runs: kinetic batches cancel %s",
@@ -411,14 +424,8 @@ class BatchHandle(Generic[T, X]):
             raise
 
     def _goes_on(self) -> None:
-        if not (self._owned or self._twin.finished):
-            logging.warning(
-                "interrupted: batch %s goes on. To watch it: kinetic batches watch %s. "
-                "To end it: kinetic batches cancel %s",
-                self.group_id,
-                self.group_id,
-                self.group_id,
-            )
+        if not self._owned:
+            _say_that_it_goes_on(self._twin)
 
     @contextlib.contextmanager
     def _waiting(self) -> Generator[None, None, None]:
@@ -748,6 +755,7 @@ def _bundle(
     return twin.bundle()
 
 
+@own_frames_left_out
 def submit(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> JobHandle[Any]:
     """Start ``function(*args, **kwargs)`` and return the job's handle.
 
@@ -775,9 +783,10 @@ def submit(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> JobHan
     return JobHandle.facing(_made(aio.submit, function, *args, **kwargs))
 
 
+@own_frames_left_out
 def run(function: Callable[..., T], /, *args: Any, **kwargs: Any) -> T:
     """Submit, print the output, and return the value; Ctrl-C cancels and removes the job."""
-    with own_frames_left_out, _plain_call.ending_on_sigterm(_interrupt):
+    with _plain_call.ending_on_sigterm(_interrupt):
         value: T = PORTAL.call(_run_and_show, function, *args, **kwargs)
         return value
 
@@ -802,6 +811,7 @@ def run_async_map(
 ) -> BatchHandle[T, X]: ...
 
 
+@own_frames_left_out
 @shows(MapSettings)
 def run_async_map(
     function: Callable[..., Any],
@@ -847,6 +857,7 @@ def run_async_map(
     return BatchHandle(batch)
 
 
+@own_frames_left_out
 def attach(job_id: str, project: str | None = None, cluster: str | None = None) -> JobHandle[Any]:
     """The handle of a job that any process submitted.
 
@@ -856,6 +867,7 @@ def attach(job_id: str, project: str | None = None, cluster: str | None = None) 
     return JobHandle.facing(PORTAL.call(aio.attach, job_id, project, cluster))
 
 
+@own_frames_left_out
 def attach_batch(
     group_id: str,
     project: str | None = None,
@@ -876,16 +888,19 @@ def attach_batch(
     )
 
 
+@own_frames_left_out
 def cleanup(submission: str, project: str | None = None, cluster: str | None = None) -> None:
     """Take a batch, or a job of its own, away by its id; see `Client.cleanup`."""
     PORTAL.call(aio.cleanup, submission, project, cluster)
 
 
+@own_frames_left_out
 def load_result(path: str | os.PathLike[str]) -> Any:
     """The value in a file that `save_result` has written; see `kinetic.aio.load_result`."""
     return PORTAL.call(aio.load_result, path)
 
 
+@own_frames_left_out
 def list_batches(
     name: str | None = None,
     tags: Mapping[str, str] | None = None,
@@ -898,6 +913,7 @@ def list_batches(
     return [BatchHandle(batch) for batch in batches]
 
 
+@own_frames_left_out
 def list_jobs(
     project: str | None = None,
     zone: str | None = None,
@@ -910,6 +926,7 @@ def list_jobs(
     return [JobHandle.facing(job) for job in jobs]
 
 
+@own_frames_left_out
 def collect() -> Collection:
     """Remove what nobody has used for long from this machine's caches.
 
@@ -1000,6 +1017,25 @@ async def _until_submitted(batch: aio.BatchHandle[Any]) -> None:
             batch.group_id,
         )
     await batch.submitted()
+    ended_by = getattr(sys, "last_value", None)  # what has ended the script
+    if isinstance(ended_by, KeyboardInterrupt) and batch.group_id not in _TOLD:
+        _say_that_it_goes_on(batch)
+
+
+_TOLD = set[str]()
+"""The IDs of the batches whose user knows already that they go on after Ctrl-C."""
+
+
+def _say_that_it_goes_on(batch: aio.BatchHandle[Any]) -> None:
+    if not batch.finished:
+        _TOLD.add(batch.group_id)
+        logging.warning(
+            "interrupted: batch %s goes on. To watch it: kinetic batches watch %s. "
+            "To end it: kinetic batches cancel %s",
+            batch.group_id,
+            batch.group_id,
+            batch.group_id,
+        )
 
 
 async def _close_client() -> None:

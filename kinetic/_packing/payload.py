@@ -37,6 +37,7 @@ from kinetic._packing.pickler import (
     refuse_hidden,
 )
 from kinetic._runner.protocol import frames, pickles
+from kinetic._tracebacks import without_own_frames
 from kinetic.errors import KineticError, PackError
 
 __all__ = [
@@ -429,7 +430,9 @@ class _Pickling:
                 found = culprit.find(self._parts(), self._failure, self._is_by_value, value)
                 module = self._replaceable(found, own | self._project.unpicklable)
                 if found is None or module is None:
-                    raise self._refusal(found, exc) from exc
+                    # Only a line of the user's says more than the message does.
+                    exc.__traceback__ = without_own_frames(exc.__traceback__)
+                    raise self._refusal(found, exc) from exc if exc.__traceback__ else None
                 logging.warning(
                     "%s is imported in the job instead of travelling with %s: %s. Values in it "
                     "that were changed in memory stay here.",
@@ -499,10 +502,10 @@ class _Pickling:
 
     def _refusal(self, found: culprit.Culprit | None, exc: Exception) -> PackError:
         if found is None:
-            return PackError(f"{self._what} cannot be shipped: {exc}")
+            return PackError(f"{exc}: {self._what} cannot be shipped")
         return PackError(
-            f"{self._what} cannot be shipped: {_described(found)}. Pass what it is made from and "
-            "make it in the function.",
+            f"{_described(found)}. So {self._what} cannot be shipped: pass what it is made from, "
+            "and make it in the function.",
             culprit=found.where,
         )
 

@@ -22,7 +22,7 @@ from absl import logging
 from kinetic._progress.steps import WANTED
 from kinetic._sync.loop_thread import Hook, LoopThread, Outcome, receive
 from kinetic._tasks import running_loop
-from kinetic._tracebacks import own_frames
+from kinetic._tracebacks import own_frames, own_frames_left_out
 from kinetic.errors import PortalError
 
 __all__ = ["PORTAL", "Crossing", "Iteration", "Portal"]
@@ -347,6 +347,7 @@ class Iteration(Generic[S, T]):
     def __iter__(self) -> Self:
         return self
 
+    @own_frames_left_out
     def __next__(self) -> T:
         try:
             return self._convert(self._portal.call(self._step))
@@ -360,7 +361,8 @@ class Iteration(Generic[S, T]):
         return self
 
     async def __anext__(self) -> T:
-        return self._convert(await self._portal.acall(self._step))
+        with own_frames_left_out:
+            return self._convert(await self._portal.acall(self._step))
 
     def close(self) -> None:
         """Stop iterating, and wait until the iterator's clean-up has run."""

@@ -121,10 +121,10 @@ async def run(
 async def run(function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T: ...
 
 
+@own_frames_left_out
 async def run(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     """Submit, wait, and return the value; see `Client.run`."""
-    with own_frames_left_out:
-        return await (await _client()).run(function, *args, **kwargs)
+    return await (await _client()).run(function, *args, **kwargs)
 
 
 async def attach(

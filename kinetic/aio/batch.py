@@ -18,6 +18,7 @@ from absl import logging
 from kinetic._messages import handle_bundle, handle_repr, one_line
 from kinetic._runner.protocol.retry_budgets import SUBMISSION
 from kinetic._tasks import release
+from kinetic._tracebacks import own_frames_left_out
 from kinetic.aio._engine import manifest, notebook
 from kinetic.aio._engine.batches import Batch
 from kinetic.aio._engine.iteration import Iteration, Outcomes, progress
@@ -463,6 +464,7 @@ class BatchHandle(Generic[T, X]):
         return_exceptions: bool,
     ) -> list[Any]: ...
 
+    @own_frames_left_out
     async def results(
         self,
         *,

@@ -319,6 +319,7 @@ class Client:
     @overload
     async def run(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T: ...
 
+    @own_frames_left_out
     async def run(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """Submit, wait, and return the value: the awaiting task owns the job.
 
@@ -332,10 +333,9 @@ class Client:
         on port KINETIC_DEBUG_PORT (5678).
         """
         debug = settings_of(function)[1].debug
-        with own_frames_left_out:
-            return await run_plain_call(
-                lambda: self.submit_owned(function, *args, **kwargs), debug=debug
-            )
+        return await run_plain_call(
+            lambda: self.submit_owned(function, *args, **kwargs), debug=debug
+        )
 
     @overload
     async def run_async_map(

@@ -221,6 +221,7 @@ class JobHandle(JobRecord, Generic[T]):
         cause = await self._host_cause(at, item)
         return f"{told}; {cause}" if cause not in told else told
 
+    @own_frames_left_out
     async def result(
         self,
         timeout: float | None = None,
@@ -256,19 +257,6 @@ class JobHandle(JobRecord, Generic[T]):
         Cancelled: only the waiting ends.
         """
         check(timeout=timeout)
-        with own_frames_left_out:
-            return await self._result(
-                timeout, cleanup, cleanup_timeout, stream_logs, on_status_change
-            )
-
-    async def _result(
-        self,
-        timeout: float | None,
-        cleanup: bool | None,
-        cleanup_timeout: float,
-        stream_logs: bool | None,
-        on_status_change: Callable[[JobStatus], None] | None,
-    ) -> T:
         if self._value is _UNSET:
             try:
                 at = await self._follow()

@@ -224,8 +224,7 @@ def test_the_argument_that_does_not_pickle_is_named(
     with pytest.raises(PackError) as caught:
         dump(*args, **kwargs)
     assert caught.value.culprit == culprit
-    assert culprit in str(caught.value)
-    assert caught.value.__cause__ is not None
+    assert str(caught.value).startswith(culprit)  # the cause, before what follows from it
     assert not list(tmp_path.glob("*.pkl"))
     assert not cloudpickle.list_registry_pickle_by_value()
 

@@ -1,0 +1,98 @@
+"""What a person sees when a script ends by an exception: their own lines, each once."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.face.child import DEADLINE, ROOT
+
+OURS = f'File "{ROOT}/kinetic'
+
+
+def until_exists(path: Path) -> None:
+    deadline = time.monotonic() + DEADLINE
+    while not path.exists():
+        assert time.monotonic() < deadline, f"no {path.name}"
+        time.sleep(0.01)
+
+
+def test_a_plain_call_shows_the_traceback_of_its_job_once(script) -> None:
+    with script("inverse(0)") as process:
+        status, out, err = process.end()
+    shown = out + err
+    assert status == 1 and shown.count("return 1 / value") == 1, shown
+    assert "in inverse" in err.partition("Remote traceback")[2]
+
+
+def test_a_module_that_the_job_imports_is_shown_where_the_project_has_it(
+    script, tmp_path: Path
+) -> None:
+    (tmp_path / "late.py").write_text("def fail():\n    raise ValueError('late')\n")
+    code = """
+@remote
+def fails():
+    import late
+    late.fail()
+
+fails.run_async().result()
+"""
+    with script(code) as process:
+        _, _, err = process.end()
+    assert f'File "{tmp_path}/late.py", line 2, in fail\n    raise ValueError' in err
+
+
+@pytest.mark.parametrize(
+    ("call", "line"),
+    [
+        ("inverse(sys.stdin)", "PackError: argument 'value'"),
+        ("inverse.run_async(sys.stdin)", "PackError: argument 'value'"),
+        ("inverse.run_async_map([0]).results()", "BatchError: "),
+        ("next(iter(waits_for.run_async_map(['never']).outcomes(timeout=0.1)))", "ResultTimeout: "),
+        ("kinetic.attach('job-none')", "NotFound: "),
+        ("kinetic.attach_batch('grp-none')", "NotFound: "),
+    ],
+)
+def test_an_error_of_kinetic_shows_the_line_of_the_script_alone(
+    script, call: str, line: str
+) -> None:
+    with script(call) as process:
+        status, _, err = process.end()
+    assert status == 1 and OURS not in err, err
+    assert [row for row in err.splitlines() if row.startswith(f"kinetic.errors.{line}")], err
+    assert err.count("Traceback (most recent call last)") - err.count("Remote traceback") == 1, err
+    assert call in err
+
+
+@pytest.mark.parametrize(
+    ("wait", "line", "becomes"),
+    [
+        ("waits_for(here + '/never')", "waits_for(here", "was cancelled and removed"),
+        ("batch.results()", "batch.results()", "goes on"),
+        ("for one in batch.outcomes(): pass", "for one in batch", "goes on"),
+        ("until(lambda: False)", "until(lambda: False)", "goes on"),
+    ],
+)
+def test_ctrl_c_shows_the_line_of_the_script_and_what_became_of_its_work(
+    script, tmp_path: Path, wait: str, line: str, becomes: str
+) -> None:
+    code = f"""
+@remote
+def waits(folder):
+    pathlib.Path(folder, "started").touch()
+    while True:
+        time.sleep(0.01)
+
+waits_for = waits
+batch = waits.run_async_map([here]) if "call" not in {wait!r} else None
+{wait}
+"""
+    with script(code) as process:
+        until_exists(tmp_path / "started")
+        process.interrupt()
+        _, _, err = process.end()
+    assert OURS not in err, err
+    assert line in err and "\nKeyboardInterrupt\n" in err, err
+    assert err.count(becomes) == 1, err
