@@ -79,7 +79,8 @@ class ControlPlane:
         self.server = f"https://127.0.0.1:{self.port}"
         self.kubeconfig = self.folder / "kubeconfig"
         self._tokens = {user: f"{user}-token" for user in GROUPS}
-        self._write_tokens()
+        self._write_accepted()
+        self.publish_tokens()
         (self.folder / "controllers").write_text(json.dumps(self._kubeconfig("harness")))
         (self.folder / "audit.yaml").write_text(json.dumps(AUDIT))
         try:
@@ -206,10 +207,19 @@ class ControlPlane:
 
         The API server is killed and started for it.
         """
+        self.revoke_token(user)
+        self.publish_tokens()
+
+    def revoke_token(self, user: str = "admin") -> None:
+        """As `expire_token`, but the kubeconfig keeps the old one until `publish_tokens`."""
         self._tokens[user] = secrets.token_hex(8)
-        self._write_tokens()
+        self._write_accepted()
         self.kill_api()
         self.start_api()
+
+    def publish_tokens(self) -> None:
+        """Write all tokens that the API server accepts into the kubeconfig."""
+        self.kubeconfig.write_text(json.dumps(self._kubeconfig("admin", "dev")))  # JSON is YAML
 
     def log(self, name: str) -> str:
         """The end of what *name* (``kube-apiserver``, …) has logged."""
@@ -217,11 +227,10 @@ class ControlPlane:
 
     # Its parts
 
-    def _write_tokens(self) -> None:
+    def _write_accepted(self) -> None:
         known = self._tokens.items()
         rows = (f'{token},{user},{user},"{GROUPS[user]}"\n' for user, token in known)
         (self.folder / "tokens.csv").write_text("".join(rows))
-        self.kubeconfig.write_text(json.dumps(self._kubeconfig("admin", "dev")))  # JSON is YAML
 
     def _start(self, name: str, program: Path, flags: Sequence[str]) -> None:
         env = {"PATH": os.defpath, "HOME": str(self.folder)}

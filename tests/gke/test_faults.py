@@ -7,13 +7,19 @@ import json
 import os
 import time
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
 import kinetic
 from kinetic import aio
+from kinetic.aio.kubernetes.http import Right, role
 from tests.cluster.fixtures import Namespace
+from tests.cluster.rights import await_granted
 
 from .conftest import IMAGE, until
 from .proxy import Front, Relay
@@ -41,7 +47,7 @@ class Sweep:
 
     async def begin(self, client: aio.Client) -> None:
         inputs = [(str(self.folder), x) for x in range(self.number)]
-        self.batch = await client.run_async_map(marked, inputs, max_concurrent=16)
+        self.batch = await client.run_async_map(marked, inputs, max_concurrent=12, retries=1)
 
     async def reach(self, part: float) -> None:
         """Wait until so many have run."""
@@ -55,6 +61,101 @@ class Sweep:
         """All values are there, and each item has run once."""
         assert await self.batch.results() == [-x for x in range(self.number)]
         assert self.runs() == dict.fromkeys(range(self.number), 1)
+
+
+async def until_told(caplog: pytest.LogCaptureFixture, words: str) -> str:
+    """Wait for the one warning with *words*."""
+    while not (told := [text for text in caplog.messages if words in text]):
+        await asyncio.sleep(0.05)
+    (text,) = told
+    return text
+
+
+ROLES = "rbac.authorization.k8s.io/v1"
+
+
+def granted(namespace: Namespace) -> dict[str, Any]:
+    """Let ``dev`` do what kinetic needs there; the binding, which can be made again."""
+    printed = role(Right(verb="create", group="batch", resource="jobs", namespace="x"), "dev")
+    made, binding = yaml.safe_load_all(printed.replace('"x"', json.dumps(namespace.name)))
+    namespace.call("POST", f"{ROLES}/roles", made)
+    namespace.call("POST", f"{ROLES}/rolebindings", binding)
+    await_granted(namespace, {"rules": made["rules"][:1]}, "dev")
+    return binding
+
+
+async def test_a_right_that_is_gone_for_a_while_fails_no_item(
+    configured: Namespace,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    binding = await asyncio.to_thread(granted, configured)
+    monkeypatch.setenv("KINETIC_KUBE_CONTEXT", "dev")
+    sweep = Sweep(tmp_path, 30)
+    async with aio.Client() as client:
+        await sweep.begin(client)
+        await sweep.reach(1 / 4)
+        at = f"{ROLES}/rolebindings"
+        configured.call("DELETE", f"{at}/{binding['metadata']['name']}")
+        told = await until_told(caplog, "is paused")
+        assert "kubectl apply" in told and "verb 'create' on resource 'jobs'" in told
+        configured.call("POST", at, binding)
+        await sweep.end()
+
+
+POLICIES = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolic"
+
+
+@contextmanager
+def denied(namespace: Namespace) -> Iterator[None]:
+    """Within, a policy of the cluster denies all Jobs of the namespace, a little later."""
+    name = f"no-jobs-{namespace.name}"
+    rule = {"apiGroups": ["batch"], "apiVersions": ["*"], "operations": ["CREATE"]}
+    where = {"matchLabels": {"kubernetes.io/metadata.name": namespace.name}}
+    policy = {
+        "matchConstraints": {"resourceRules": [rule | {"resources": ["jobs"]}]},
+        "validations": [{"expression": "false", "message": "maintenance until noon"}],
+    }
+    binding = {
+        "policyName": name,
+        "validationActions": ["Deny"],
+        "matchResources": {"namespaceSelector": where},
+    }
+    metadata = {"metadata": {"name": name}}
+    namespace.admin.call("POST", f"{POLICIES}ies", metadata | {"spec": policy})
+    namespace.admin.call("POST", f"{POLICIES}ybindings", metadata | {"spec": binding})
+    try:
+        yield
+    finally:
+        namespace.admin.call("DELETE", f"{POLICIES}ybindings/{name}")
+        namespace.admin.call("DELETE", f"{POLICIES}ies/{name}")
+
+
+async def test_a_policy_that_denies_jobs_for_a_while_fails_no_item(
+    client: aio.Client, configured: Namespace, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    sweep = Sweep(tmp_path, 60)
+    await sweep.begin(client)
+    await sweep.reach(1 / 60)
+    with denied(configured):
+        told = await until_told(caplog, "is paused")
+        assert "maintenance until noon" in told
+    await sweep.end()
+
+
+async def test_a_login_that_ends_for_a_while_fails_no_item(
+    client: aio.Client, configured: Namespace, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    plane, sweep = configured.control_plane, Sweep(tmp_path, 30)
+    await sweep.begin(client)
+    await sweep.reach(1 / 4)
+    await asyncio.to_thread(plane.revoke_token)
+    try:
+        assert "log in again" in await until_told(caplog, "is paused")
+    finally:
+        plane.publish_tokens()
+    await sweep.end()
 
 
 @pytest.fixture
