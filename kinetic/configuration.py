@@ -10,12 +10,10 @@ The backend is the argument, else KINETIC_BACKEND, else the profile's, else
 ``gke`` becomes ``pathways`` for an accelerator of several hosts, whose pods have
 to start together.
 
-GOOGLE_CLOUD_PROJECT *alone* does not count as a configured project. Other tools
-set it (gcloud's shells, editors, ``.env`` files), so many who have it never meant
-to run anything in a cloud. Taking it for a wish would upload their source and
-start machines that cost money; not taking it costs one line of log that says
-where the job runs, and why. Beside a cluster that was named for kinetic the wish
-is clear, and then it counts.
+GOOGLE_CLOUD_PROJECT chooses ``gke`` for an accelerator that this machine does not
+have, or beside a cluster that is named for kinetic. Other jobs stay on this machine:
+gcloud's shells, editors and ``.env`` files set the variable, so it alone does not say
+that somebody wants to upload source and start machines that cost money.
 """
 
 from __future__ import annotations
@@ -29,6 +27,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from kinetic import profiles
+from kinetic._devices import gpus_here, tpus_here
 from kinetic._messages import suggest
 from kinetic.errors import ConfigurationError
 
@@ -66,7 +65,7 @@ VARIABLES: Mapping[str, str] = MappingProxyType(
     {
         "KINETIC_BACKEND": "gke, pathways or local",
         "KINETIC_PROJECT": "the GCP project",
-        "GOOGLE_CLOUD_PROJECT": "the GCP project, after the profile's; alone it chooses no backend",
+        "GOOGLE_CLOUD_PROJECT": "the GCP project, after the profile's; not for jobs on CPUs",
         "KINETIC_ZONE": "the GCP zone (us-central1-a)",
         "KINETIC_CLUSTER": "the GKE cluster (kinetic-cluster)",
         "KINETIC_NAMESPACE": "the Kubernetes namespace (default)",
@@ -348,7 +347,7 @@ def with_store(target: Target, store: str) -> Target:
 def _backend(settings: _Settings, accelerator: Accelerator | None) -> tuple[str, str]:
     name, origin = settings.find("backend")
     if name is None:
-        name, why = _implied_backend(settings)
+        name, why = _implied_backend(settings, accelerator)
     else:
         name, why = _known_backend(name, origin), f"chosen by {origin}"
     if name == "gke" and accelerator is not None and accelerator.multi_host:
@@ -356,7 +355,7 @@ def _backend(settings: _Settings, accelerator: Accelerator | None) -> tuple[str,
     return name, why
 
 
-def _implied_backend(settings: _Settings) -> tuple[str, str]:
+def _implied_backend(settings: _Settings, accelerator: Accelerator | None) -> tuple[str, str]:
     """The backend when nobody named one; the module's documentation argues for it."""
     for setting in ("project", "kube_context"):
         value, origin = settings.find(setting)
@@ -366,11 +365,24 @@ def _implied_backend(settings: _Settings) -> tuple[str, str]:
     cluster, origin = settings.find("cluster")
     if shared and origin:
         return "gke", f"cluster {cluster!r} comes from {origin}, its project from the environment"
+    if shared and accelerator is not None and not _is_here(accelerator, settings.environ):
+        return "gke", f"this machine has no {accelerator}; GOOGLE_CLOUD_PROJECT is {shared!r}"
     if shared:
         return "local", "GOOGLE_CLOUD_PROJECT alone chooses no cloud; KINETIC_PROJECT does"
     if origin:
         return "local", f"cluster {cluster!r} comes from {origin}, but no project is configured"
     return "local", "no project is configured"
+
+
+def _is_here(accelerator: Accelerator, environ: Mapping[str, str]) -> bool:
+    """Whether this machine has as many devices of the accelerator's kind."""
+    match accelerator.kind:
+        case "cpu":
+            return True
+        case "gpu":
+            return len(gpus_here(environ)) >= accelerator.count
+        case "tpu":
+            return tpus_here()
 
 
 def _known_backend(name: str, origin: str) -> str:

@@ -38,12 +38,8 @@ __all__ = [
     "Tell",
     "cpus_here",
     "ended_line",
-    "gpus_here",
     "memory_here",
 ]
-
-
-_GPUS = "/proc/driver/nvidia/gpus"
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,20 +113,6 @@ def cpus_here(environ: Mapping[str, str]) -> int:
 def memory_here() -> int:
     """The bytes of memory this machine has."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-
-
-def gpus_here(environ: Mapping[str, str]) -> tuple[str, ...]:
-    """The ids in ``CUDA_VISIBLE_DEVICES``, or the GPUs that the NVIDIA driver lists."""
-    visible = environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None:
-        ids = [part.strip() for part in visible.split(",")]
-        # CUDA itself ends the list at the first id that names no device.
-        end = next((i for i, one in enumerate(ids) if one in ("", "-1", "NoDevFiles")), len(ids))
-        return tuple(dict.fromkeys(ids[:end]))
-    try:
-        return tuple(str(number) for number in range(len(os.listdir(_GPUS))))
-    except OSError:
-        return ()
 
 
 KEPT_S = 24 * 3600.0

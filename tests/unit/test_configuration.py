@@ -147,6 +147,25 @@ def test_google_cloud_project_alone_chooses_no_cloud(machine: Machine) -> None:
     assert "KINETIC_PROJECT" in target.why  # what to do about it
 
 
+def test_google_cloud_project_chooses_gke_for_an_accelerator_that_is_not_here(
+    machine: Machine,
+) -> None:
+    machine.environ |= {"GOOGLE_CLOUD_PROJECT": "shared", "CUDA_VISIBLE_DEVICES": "0,1"}
+
+    def chosen(name: str) -> str:
+        wanted = accelerators.parse(name)
+        return resolve(accelerator=wanted, environ=machine.environ).backend
+
+    assert [chosen(name) for name in ("cpu", "l4", "l4x2", "l4x4")] == ["local"] * 3 + ["gke"]
+    assert (chosen("tpu-v5p-16"), machine.resolve().project) == ("pathways", "shared")
+    target = resolve(accelerator=accelerators.parse("l4x4"), environ=machine.environ)
+    assert "this machine has no gpu-l4x4" in target.why and "'shared'" in target.why
+    machine.environ["KINETIC_BACKEND"] = "local"
+    assert chosen("l4x4") == "local"
+    del machine.environ["GOOGLE_CLOUD_PROJECT"], machine.environ["KINETIC_BACKEND"]
+    assert chosen("l4x4") == "local", "no project is configured at all"
+
+
 def test_google_cloud_project_counts_beside_a_named_cluster(machine: Machine) -> None:
     machine.environ["GOOGLE_CLOUD_PROJECT"] = "shared"
     target = machine.resolve(cluster="c")
