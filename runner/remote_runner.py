@@ -75,7 +75,10 @@ def main() -> int:
     workspace: Any = importlib.import_module("kinetic_runner.job.workspace")
     order = read_order(int(os.environ.pop("KINETIC_ORDER_FD")))
     site = workspace.Site(
-        work=Path(order["work"]), cache=Path(order["cache"]), mounts=bool(order.get("mounts"))
+        work=Path(order["work"]),
+        cache=Path(order["cache"]),
+        mounts=bool(order.get("mounts")),
+        kept=bool(order.get("spares")),
     )
     code: int = attempt.main(
         order["assignment"], bytes.fromhex(order["key"]), order["executor"], site

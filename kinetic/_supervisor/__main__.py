@@ -46,7 +46,14 @@ def found(
         OSError: The state folder cannot be used.
     """
     places = Places(home)
-    for folder in (places.state, places.logs, places.work, places.refuse, places.cache):
+    for folder in (
+        places.state,
+        places.logs,
+        places.work,
+        places.refuse,
+        places.spares,
+        places.cache,
+    ):
         private.make_folder(folder)
     for folder in (home, places.state):
         if words := private.objection(folder):
@@ -85,9 +92,10 @@ def _clear(places: Places) -> None:
     with contextlib.suppress(OSError):
         if places.diary.stat().st_size > DIARY_BYTES:
             os.truncate(places.diary, 0)
-    for entry in os.scandir(places.work):
-        with contextlib.suppress(OSError):
-            os.rename(entry.path, places.refuse / os.urandom(8).hex())
+    for folder in (places.work, places.spares):
+        for entry in os.scandir(folder):
+            with contextlib.suppress(OSError):
+                os.rename(entry.path, places.refuse / os.urandom(8).hex())
 
 
 def _listen(places: Places) -> socket.socket:

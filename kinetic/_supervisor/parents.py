@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import re
 import select
@@ -12,13 +13,13 @@ import socket
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from kinetic._runner.fork import fork_server
-from kinetic._runner.job import processes, time_limit
+from kinetic._runner.job import processes, spares, time_limit
 from kinetic._runner.job.processes import LINUX, MARK, NOBODY, Children, children, mark_of
 from kinetic._runner.protocol import private, wire
 from kinetic._supervisor.jobs import Job
@@ -361,20 +362,100 @@ def _kill(pid: int, directory: str, until: float) -> None:
         os.close(fd)
 
 
-class Sweeper:
-    """Puts folders into *refuse*, and has them removed, one process at a time."""
+SPARE_S = 10.0
+"""How long to keep a spare that no job takes."""
 
-    def __init__(self, refuse: Path) -> None:
+
+@dataclass(frozen=True, slots=True)
+class _Spare:
+    """A folder, and when it was kept, by the monotonic clock."""
+
+    path: str
+    at: float
+
+
+class Sweeper:
+    """Makes the folders of jobs; keeps the *spares* among them, and removes the others.
+
+    What is to be removed goes to *refuse*, and a process at a time removes it.
+    """
+
+    def __init__(self, refuse: Path, kept: Path) -> None:
         self.helpers: set[int] = set()
+        self.keeps = spares.can_keep(str(kept))
         self._sweeping = 0
         self._refuse = str(refuse)
+        self._spares = str(kept)
+        self._kept: dict[str, list[_Spare]] = {}
         self._waiting = [entry.path for entry in os.scandir(refuse)]
 
-    def put_aside(self, folder: str, name: str) -> None:
-        """Take *folder* out of the way, if its job has left it."""
-        if not os.path.lexists(folder):
-            return  # the usual case: the job has removed it by itself
-        aside = f"{self._refuse}/{name}"
+    @property
+    def due(self) -> float:
+        """When to call `drop_spares`, by the monotonic clock."""
+        return min((kept[0].at for kept in self._kept.values()), default=math.inf) + SPARE_S
+
+    def make_folder(self, folder: str, project: str) -> None:
+        """Make the *folder* of a job, from a spare of *project* if there is one.
+
+        Raises:
+            OSError: It cannot be made.
+        """
+        while project in self._kept:
+            try:
+                os.rename(self._kept[project][-1].path, folder)
+            except FileNotFoundError:  # somebody has removed it
+                self._forget(project)
+                continue
+            self._forget(project)
+            return
+        os.mkdir(folder, 0o700)
+
+    def _forget(self, project: str) -> None:
+        self._kept[project].pop()
+        if not self._kept[project]:
+            del self._kept[project]
+
+    def clear(self, folder: str, executor: str) -> None:
+        """Keep the *folder* of a job that has ended as a spare, or put it aside."""
+        try:
+            names = os.listdir(folder)
+        except OSError:  # it was never made, or the job has closed it
+            self._put_aside(folder)
+            return
+        project = spares.project_of(names) if self.keeps else ""
+        if not project:
+            self._remove(folder, names)
+            return
+        spare = f"{self._spares}/{executor}"
+        try:
+            os.rename(folder, spare)
+        except OSError:
+            self._put_aside(folder)
+            return
+        for name in spares.foreign(names, project):
+            self._put_aside(f"{spare}/{name}")
+        self._kept.setdefault(project, []).append(_Spare(spare, time.monotonic()))
+
+    def _remove(self, folder: str, names: Sequence[str]) -> None:
+        """Remove a folder without files now, because that takes less than to put it aside."""
+        try:
+            for name in names:
+                os.rmdir(f"{folder}/{name}")
+            os.rmdir(folder)
+        except OSError:
+            self._put_aside(folder)
+
+    def drop_spares(self, *, unused_s: float = SPARE_S) -> None:
+        """Put aside the spares that no job has taken for *unused_s* seconds."""
+        before = time.monotonic() - unused_s
+        for project, kept in [*self._kept.items()]:
+            while kept and kept[0].at <= before:
+                self._put_aside(kept.pop(0).path)
+            if not kept:
+                del self._kept[project]
+
+    def _put_aside(self, folder: str) -> None:
+        aside = f"{self._refuse}/{os.urandom(8).hex()}"
         with contextlib.suppress(OSError):
             os.rename(folder, aside)
             self._waiting.append(aside)
@@ -423,7 +504,7 @@ class Parents:
         self._environment[MARK] = f"{self._directory}:{NOBODY}"
         self._logs, self._work = str(places.logs), str(places.work)
         self._cache = str(places.cache)
-        self._prefetch = Prefetch(self._cache)
+        self._prefetch = Prefetch()
         self._parents: dict[Key, Parent] = {}
         self._homes: dict[Job, Parent] = {}
         self._dead: list[Parent] = []
@@ -431,15 +512,11 @@ class Parents:
         self._outputs: dict[Job, str] = {}
         self._writers: Counter[str] = Counter()
 
-    def make_ready(self, job: Job, order: Order) -> None:
-        """Do beforehand what *job*, which still waits, can have done before its turn."""
-        self._prefetch.make_ready(job, order, self.work(job))
-
     def start(self, job: Job, order: Order, environment: Mapping[str, str]) -> Parent:
         """Give *job* to its parent; a new one if need be, for the caller to listen to.
 
         Raises:
-            OSError: Its interpreter cannot be started.
+            OSError: Its interpreter cannot be started, or its folder not be made.
         """
         if job.name in self._left:  # one of its name has ended this very moment: its folder goes
             self.tidy()
@@ -454,8 +531,13 @@ class Parents:
             "log": f"{self._logs}/{job.name}.log",
             "work": self.work(job),
         }
-        arguments = None if order.fresh else self._prefetch.take(job, order, own["work"])
-        self._make_outputs(job, made=arguments is not None)
+        assignment = self._prefetch.read(job, order)
+        code = assignment.code if assignment is not None else None
+        self._sweeper.make_folder(own["work"], code.digest if code is not None else "")
+        arguments = None
+        if assignment is not None and not order.fresh:
+            arguments = self._prefetch.take(job, order, assignment)
+        self._make_outputs(job, assignment, made=arguments is not None)
         parent.start(job, lambda: self._shared(order), own, arguments)
         return parent
 
@@ -466,6 +548,7 @@ class Parents:
             "cache": self._cache,
             "memory_bytes": order.memory_bytes,
             "mounts": LINUX,
+            "spares": self._sweeper.keeps,
             "command": [*order.command, "-u", runner] if order.fresh else [],
         }
 
@@ -504,20 +587,24 @@ class Parents:
     def tidy(self) -> None:
         """Clear the folders of those that have ended."""
         for job in self._left.values():
-            if not self._prefetch.clear(job):
-                self._sweeper.put_aside(self.work(job), job.executor)
+            self._prefetch.forget(job)
+            self._sweeper.clear(self.work(job), job.executor)
             time_limit.forget(self.work(job))
             self._drop_outputs(job)
         self._left.clear()
 
-    def _make_outputs(self, job: Job, *, made: bool) -> None:
+    def _make_outputs(self, job: Job, assignment: wire.Assignment | None, *, made: bool) -> None:
         """Make the output directory of *job*, in which its function may open a file at once.
 
         Where its first steps were taken ahead it is *made*, and has to be removed in the end.
         All are made and removed here, where nothing comes between the two.
         """
         with contextlib.suppress(ValueError, KeyError, TypeError, OSError):  # the job will say so
-            folder = self._prefetch.output_dir(job)
+            folder: str
+            if assignment is not None:
+                folder = assignment.output_dir
+            else:
+                folder = json.loads(job.body)["assignment"]["output_dir"]
             if _OUTPUTS.fullmatch(folder):
                 self._outputs[job] = folder
                 self._writers[folder] += 1
@@ -538,11 +625,6 @@ class Parents:
             os.rmdir(folder)
             if named is not None and named[2]:
                 os.rmdir(named[1])
-
-    def forget(self, job: Job) -> None:
-        """*job* never had its turn, and will not."""
-        if not self._prefetch.forget(job):
-            self._sweeper.put_aside(self.work(job), os.urandom(8).hex())
 
     def settling(self) -> list[Parent]:
         """Parents with jobs that have ended and left something behind."""

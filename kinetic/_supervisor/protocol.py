@@ -329,6 +329,11 @@ class Places:
         return self.state / "refuse"
 
     @property
+    def spares(self) -> Path:
+        """Folders of jobs that ended, for later jobs of the same project."""
+        return self.state / "spares"
+
+    @property
     def cache(self) -> Path:
         """What jobs share: code that was unpacked, by digest."""
         return self.home / "cache"

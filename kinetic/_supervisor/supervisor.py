@@ -149,9 +149,6 @@ FIRST_COLLECTION_S, COLLECTION_S = 60.0, 3600.0
 TIMERS = 4096
 """As often as so many were set, those of jobs that are over are dropped: a time may be days."""
 
-AHEAD = 3
-"""So many jobs that wait are made ready."""
-
 
 def say(text: str) -> None:
     """A line for the supervisor's own log."""
@@ -212,7 +209,7 @@ class Supervisor:
         self._gpus = bool(slots.gpus)
         self._journal = journal
         self._server = Server(table, self._launch, self._delete, self._discard)
-        self._sweeper = Sweeper(places.refuse)
+        self._sweeper = Sweeper(places.refuse, places.spares)
         self._parents = Parents(places, environ, self._sweeper)
         self._kills = KernelKills(count_kills)
         self._timers = Timers()
@@ -242,7 +239,6 @@ class Supervisor:
             self._keep_time()
             self._schedule()
             self._flush()
-            self._look_ahead()
         self._say_goodbye()
 
     # --- what happens ------------------------------------------------------------------------
@@ -342,6 +338,8 @@ class Supervisor:
             self._flushing.add(parent)
         for parent in self._parents.spare():
             self._dismiss(parent)
+        if now >= self._sweeper.due:
+            self._sweeper.drop_spares()
         self._sweeper.sweep()
         if self._parents.dying:
             self._reap()
@@ -445,12 +443,6 @@ class Supervisor:
                 make_folder(folder)
                 say(f"{folder} was deleted, with what jobs had there; it is made again")
 
-    def _look_ahead(self) -> None:
-        """While all slots are taken: what the next jobs need before theirs."""
-        for job in self._table.coming(AHEAD):
-            if job.order is not None:
-                self._parents.make_ready(job, job.order)
-
     def _perform(self, actions: Iterable[Action]) -> None:
         """Carry out actions in order.
 
@@ -465,8 +457,6 @@ class Supervisor:
                     else:
                         self._journal.note(line)
                 case Tell(job):
-                    if not job.executor and job.state in (State.ENDED, State.GONE):
-                        self._parents.forget(job)
                     if job.state in (State.ENDED, State.GONE):
                         self._disown(job)
                     if job.state is State.GONE and (terms := self._orphans.pop(job, None)):
@@ -550,7 +540,7 @@ class Supervisor:
     def _patience(self) -> float | None:
         now = time.monotonic()
         moments = [self._told_at + TOLD_S] if self._table.queued else []
-        moments += [self._swept_at + SWEEP_S, self._collection_at]
+        moments += [self._swept_at + SWEEP_S, self._collection_at, self._sweeper.due]
         if (first := self._timers.first) is not None:
             moments.append(first)
         if self._parents.dying or self._parents.settling():
@@ -604,6 +594,8 @@ class Supervisor:
             self._selector.select(0.05)
             self._parents.reap()
         self._parents.kill_all()
+        self._sweeper.drop_spares(unused_s=0.0)
+        self._sweeper.sweep()
         self._journal.close()
 
 

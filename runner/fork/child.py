@@ -6,7 +6,6 @@ is most of what a fork costs.
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import gc
 import importlib
@@ -123,7 +122,7 @@ def become(terms: Terms, message: bytes, arguments: bytes | None, parent: int) -
     """Run the job in this fork, and end with it. Never returns, whatever happens.
 
     *message* is what the job has beside its *terms*. With *arguments* its
-    folder and all else before the call is made.
+    attempt is claimed.
     """
     code = wire.EXIT_SETUP
     mine = _getpid()
@@ -151,10 +150,7 @@ def _carry_out(terms: Terms, message: bytes, arguments: bytes | None) -> int:
     executor, work, memory = own["executor"], own["work"], order["memory_bytes"]
     _mark.write(executor)
     _open_log(own["log"])
-    if arguments is None:
-        os.mkdir(work, 0o700)
-        os.chdir(work)
-        atexit.register(_clear, work, os.getpid())  # first in, so it runs after all of the user's
+    os.chdir(work)
     if memory is not None:
         resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
     environment: dict[str, str] = own["environment"]
@@ -166,7 +162,7 @@ def _carry_out(terms: Terms, message: bytes, arguments: bytes | None) -> int:
         _replace_environment(order["environment"])
     _add_to_environment(environment)
     assert _make_terms is not None and _make_site is not None
-    site = _make_site(work=work, cache=order["cache"], mounts=order["mounts"])
+    site = _make_site(work=work, cache=order["cache"], mounts=order["mounts"], kept=order["spares"])
     attempt = terms.attempt or _make_terms(order["assignment"], bytes.fromhex(order["key"]))
     code: int = attempt.carry_out(own["assignment"], executor, site, arguments)
     return code
@@ -236,24 +232,3 @@ def _leave(code: int) -> NoReturn:
         remote_runner.leave(code)
     finally:
         os._exit(code)
-
-
-def _clear(work: str, owner: int) -> None:
-    """Remove a small work folder at once; the supervisor sees to what is left."""
-    if os.getpid() != owner:
-        return
-    os.chdir("/")
-    try:
-        os.rmdir(work)
-    except OSError:
-        with contextlib.suppress(OSError):
-            if _same_mounts():
-                processes.remove_if_small(work)
-
-
-def _same_mounts() -> bool:
-    """Whether nothing may be mounted in the folder that only this process sees."""
-    try:
-        return os.readlink("/proc/self/ns/mnt") == os.readlink(f"/proc/{os.getppid()}/ns/mnt")
-    except OSError:
-        return not processes.LINUX

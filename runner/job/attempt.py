@@ -69,9 +69,9 @@ class Invocation:
         """The arguments, checked, if they were read before; else nothing."""
 
     def begun(self, function: bytes | None, arguments: bytes) -> None:
-        """`opening` has made the folders and checked *arguments*, the parent *function*.
+        """Go on from steps taken ahead: `opening` has checked *arguments*, the parent *function*.
 
-        So has it `workspace.prefer_jax`, for all jobs: there is no JAX in the project.
+        The parent has called `workspace.prefer_jax` for all jobs.
         """
         self._begun = (function, arguments)
 
@@ -106,7 +106,9 @@ class Invocation:
         if self._begun is not None:
             self._outputs = outputs.begin(order, *self._place(), self._site.work)
             self._phase = "context extract"
-            self._enter()
+            workspace.prepare(order.code, self._objects, self._site)
+            if workspace.brings_jax(order.code, self._site):
+                workspace.prefer_jax(os.environ)
             known, arguments = self._begun
             content = known if known is not None else self._content(order.function)
             self._phase = "payload unpickle"
@@ -135,9 +137,6 @@ class Invocation:
 
     def _join(self) -> None:
         """Where several hosts run one call: find the others, before anything is loaded."""
-
-    def _enter(self) -> None:
-        workspace.enter(self._order.code, self._site)
 
     def _load(self, content: bytes) -> Any:
         if self._order.debug_s is None:
@@ -395,8 +394,7 @@ class Terms:
     ) -> int:
         """Carry out the assignment *own* in this process and return its exit code.
 
-        With *arguments*, checked ones, everything before the call was done ahead
-        by `opening.make_ready` and `opening.begin`.
+        With *arguments*, checked ones, `opening.begin` has claimed the attempt.
         """
         stopping = Stopping()
         stopping.install()

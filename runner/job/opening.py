@@ -11,19 +11,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..protocol import private, wire
-from . import workspace
-from .workspace import Held, Site
 
 if TYPE_CHECKING:
     from ..stores.objects import Objects
 
 __all__ = [
     "Opening",
-    "Ready",
     "Taken",
     "begin",
     "content",
-    "make_ready",
     "out_of_time",
 ]
 
@@ -116,60 +112,40 @@ class Opening:
         return wire.attempt_key(order.scope, order.index, order.attempt, what)
 
 
-@dataclass(frozen=True, slots=True)
-class Ready:
-    """What needs no claim: the arguments, checked, and the job's folder with its workspace."""
-
-    arguments: bytes
-    tree: Held
+READY_BYTES = 1 << 20
+"""Most bytes of arguments to read ahead; the job's process reads more by itself."""
 
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """Steps that were taken ahead: the arguments, checked, and the tree of the workspace."""
+    """Steps that were taken ahead: the arguments, checked, and the opening with its claim."""
 
     arguments: bytes
-    tree: Held
     opening: Opening
 
 
-def make_ready(order: wire.Assignment, objects: Objects, site: Site) -> Ready | None:
-    """Read the arguments and make the folder of *site*, with the workspace in it.
+def begin(order: wire.Assignment, key: bytes, executor: str, objects: Objects) -> Taken | None:
+    """Read the arguments, claim, and check for a process that is not there yet.
 
-    It says nothing to anybody, so that it may be done long before the job's
-    turn. None: its process has to do it, whether because there is more to it,
-    or to say in its own words what is wrong.
+    Returns None where the process has to do so itself: because there is more
+    to it, or to say in its own words what is wrong. It finds a claim of its
+    own, and nothing else.
 
     Raises:
         OSError: A file cannot be written or read.
     """
-    if order.data or order.code is None or (tree := workspace.held(order.code, site)) is None:
+    if order.data or order.arguments.stop - order.arguments.start > READY_BYTES:
         return None
     try:
         arguments = content(objects, order.arguments)
     except (KeyError, ValueError):
         return None
-    workspace.lay_out(tree, site)
-    return Ready(arguments, tree)
-
-
-def begin(
-    order: wire.Assignment, key: bytes, executor: str, objects: Objects, ready: Ready
-) -> Taken | None:
-    """Claim and check for a process that is not there yet, now that it is its turn.
-
-    None: the process has to do so itself; what was made *ready* is not for it.
-    It finds a claim of its own, and nothing else.
-
-    Raises:
-        OSError: A file cannot be written or read.
-    """
     opening = Opening(order, key, executor, objects)
     if not opening.claim() or not opening.may_run() or not opening.inputs_there():
         return None
     if order.output_dir.startswith("/"):
         private.make_folder(order.output_dir)
-    return Taken(ready.arguments, ready.tree, opening)
+    return Taken(arguments, opening)
 
 
 def content(objects: Objects, part: wire.Input) -> bytes:

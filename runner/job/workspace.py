@@ -13,14 +13,14 @@ import hashlib
 import os
 import stat
 import sys
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from dataclasses import dataclass
 from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from ..protocol.private import make_folder
-from . import namespace, time_limit
+from . import namespace, spares, time_limit
 
 if TYPE_CHECKING:
     import zipfile
@@ -28,20 +28,15 @@ if TYPE_CHECKING:
     from ..protocol.wire import Code
 
 __all__ = [
-    "Held",
     "Objects",
     "Shared",
     "Site",
     "Weight",
-    "clear",
+    "brings_jax",
     "copy",
     "copy_file",
     "discard",
-    "enter",
     "find",
-    "held",
-    "hold",
-    "lay_out",
     "prefer_jax",
     "prepare",
     "shared",
@@ -52,7 +47,6 @@ __all__ = [
 
 READ_AT_ONCE = 1 << 18
 MIB = 1 << 20
-HELD_FILES, HELD_BYTES = 64, 256 * 1024
 NOT_HERE = {errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM, errno.EBADF}
 
 
@@ -166,90 +160,21 @@ def find(place: str) -> Shared | None:
     return None
 
 
-@dataclass(frozen=True, slots=True)
-class Held:
-    """A small tree in memory: paths, permissions and contents; folders before what is in them."""
-
-    folders: tuple[tuple[str, int], ...]
-    files: tuple[tuple[str, int, bytes], ...]
-
-    def write(self, target: str) -> None:
-        """Make it at *target*, which must not exist.
-
-        Raises:
-            OSError: It cannot be made; nothing of it is left.
-        """
-        before = os.umask(0)
-        try:
-            for path, mode in self.folders:
-                os.mkdir(f"{target}{path}", mode)
-            for path, mode, content in self.files:
-                _write(f"{target}{path}", mode, content)
-        except BaseException:
-            _discard(target)
-            raise
-        finally:
-            os.umask(before)
-
-    def remove(self, target: str) -> None:
-        """Remove it again.
-
-        Raises:
-            OSError: It is not as it was written: something is left.
-        """
-        for path, _, _ in self.files:
-            os.unlink(f"{target}{path}")
-        for path, _ in reversed(self.folders):
-            os.rmdir(f"{target}{path}")
-
-
-def _write(path: str, mode: int, content: bytes) -> None:
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
-    try:
-        if os.write(fd, content) != len(content):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
-    finally:
-        os.close(fd)
-
-
-def hold(tree: Shared) -> Held | None:
-    """Read *tree*, if it is small and whole, and has no JAX for `prefer_jax` to find."""
-    if tree.weight.files > HELD_FILES or tree.weight.size > HELD_BYTES:
-        return None
-    folders = [("", os.stat(tree.path).st_mode & 0o777 | 0o700)]
-    files: list[tuple[str, int, bytes]] = []
-    size = 0
-    for path, _ in folders:  # grows while it is walked
-        with os.scandir(f"{tree.path}{path}") as entries:
-            for entry in entries:
-                mode = entry.stat(follow_symlinks=False).st_mode & 0o777
-                if entry.is_dir(follow_symlinks=False):
-                    folders.append((f"{path}/{entry.name}", mode | 0o700))
-                else:
-                    with open(entry.path, "rb") as file:
-                        content = file.read()
-                    files.append((f"{path}/{entry.name}", mode, content))
-                    size += len(content)
-    paths = [path for path, _ in folders] + [path for path, _, _ in files]
-    whole = Weight(len(files), size) == tree.weight and len(folders) <= HELD_FILES
-    if not whole or any(path.endswith(("/jax", "/jax.py")) for path in paths):
-        return None
-    return Held(tuple(folders), tuple(files))
-
-
-def view(tree: Shared, target: str, layers: str, *, mounts: bool) -> None:
+def view(tree: Shared, target: str, layers: str, *, mounts: bool) -> bool:
     """Make *target*, a new directory, a private and writable view of *tree*.
 
     *layers* is where an overlay keeps what is written, on the same file system.
+    Returns whether it is a copy.
 
     Raises:
         RuntimeError: Somebody took something out of *tree*.
     """
     if worth_mounting(tree.weight, mounts=mounts) and _overlaid(tree.path, target, layers):
-        return
+        return False
     if copy(tree.path, target) != tree.weight:
         words = f"{tree.path} is not as it was made; remove it and submit again: it is made anew"
         raise RuntimeError(words)
+    return True
 
 
 def worth_mounting(weight: Weight, *, mounts: bool) -> bool:
@@ -359,10 +284,6 @@ def _discard(folder: str) -> None:
 
 
 CHUNK = 1 << 20
-HELD = 4
-"""How many small projects a process keeps in memory, for those that it makes workspaces for."""
-
-_held: dict[str, Held | None] = {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -374,6 +295,7 @@ class Site:
     ``alone`` says that the whole file system is for this job only, and ``log``
     gives the last lines that it has written, where nobody else keeps them.
     ``called`` is for who looks after the job, if that is not the local supervisor.
+    ``kept`` says that ``work`` may serve a later job, as one of the `spares`.
     """
 
     work: str | Path
@@ -382,6 +304,7 @@ class Site:
     alone: bool = False
     log: Callable[[], str] | None = None
     called: Callable[[], None] | None = None
+    kept: bool = False
 
     def tell_called(self) -> None:
         """The function of a job whose time is limited is called now: that counts from here on."""
@@ -413,46 +336,8 @@ class Objects(Protocol):
         ...
 
 
-def held(code: Code, site: Site) -> Held | None:
-    """The tree of a project that is small and was unpacked before, for `lay_out`."""
-    place = _place(code, site)
-    if place not in _held:
-        tree = find(place)
-        if tree is None:
-            return None
-        while len(_held) >= HELD:
-            del _held[next(iter(_held))]
-        _held[place] = hold(tree)
-        os.utime(place)
-    return _held[place]
-
-
-def lay_out(tree: Held, site: Site) -> None:
-    """Make the job's folder, with the workspace in it, for a process that will `enter` it.
-
-    Raises:
-        OSError: It cannot be made; nothing of it is left.
-    """
-    os.mkdir(site.work, 0o700)
-    try:
-        tree.write(f"{site.work}/workspace")
-    except OSError:
-        os.rmdir(site.work)
-        raise
-
-
-def clear(tree: Held, site: Site) -> bool:
-    """Remove what `lay_out` has made; False if there is more, or less."""
-    try:
-        tree.remove(f"{site.work}/workspace")
-        os.rmdir(site.work)
-    except OSError:
-        return False
-    return True
-
-
 def prepare(code: Code | None, objects: Objects, site: Site) -> Path:
-    """Make the workspace, stand where the caller stood, import from where it did.
+    """Make the workspace, or restore a spare; stand and import where the caller did.
 
     Returns the workspace, which is empty when there is no *code*. Changes
     ``sys.path`` and the working directory of this process.
@@ -461,21 +346,31 @@ def prepare(code: Code | None, objects: Objects, site: Site) -> Path:
         RuntimeError: The archive is gone from the store.
         ValueError: It is not the one that was submitted, or not a sound one.
     """
-    root = os.path.join(site.work, "workspace")
+    work = os.fspath(site.work)
+    root = f"{work}/{spares.WORKSPACE}"
     if code is None:
         os.mkdir(root, 0o700)
-    else:
-        place = _place(code, site)
-        tree = shared(place, lambda part: _unpack(code, objects, place, part))
-        layers = os.path.join(site.work, "layers", "workspace")
-        view(tree, root, layers, mounts=site.mounts)
-    enter(code, site)
+    elif not spares.restore(work, code.digest, lambda missing: _fill(code, objects, site, missing)):
+        layers = f"{work}/layers/workspace"
+        copied = view(_tree(code, objects, site), root, layers, mounts=site.mounts)
+        if copied and site.kept:
+            spares.note(work, code.digest)
+    _enter(code, root)
     return Path(root)
 
 
-def enter(code: Code | None, site: Site) -> None:
-    """Stand where the caller stood, and import from where it did, in a workspace that is there."""
-    root = f"{site.work}/workspace"
+def _tree(code: Code, objects: Objects, site: Site) -> Shared:
+    place = _place(code, site)
+    return shared(place, lambda part: _unpack(code, objects, place, part))
+
+
+def _fill(code: Code, objects: Objects, site: Site, missing: Iterable[str]) -> None:
+    tree = _tree(code, objects, site)
+    for path in missing:
+        copy_file(tree.path + path, f"{site.work}/{spares.WORKSPACE}{path}")
+
+
+def _enter(code: Code | None, root: str) -> None:
     stand, imports = root, [root]
     if code is not None:
         stand = _under(root, code.cwd or "")
@@ -486,6 +381,14 @@ def enter(code: Code | None, site: Site) -> None:
     for entry in reversed(imports):
         if entry not in sys.path:
             sys.path.insert(0, entry)
+
+
+def brings_jax(code: Code | None, site: Site) -> bool:
+    """Return whether the project has a JAX that jobs import."""
+    entries = () if code is None else code.sys_path
+    folders = [_under(f"{site.work}/{spares.WORKSPACE}", entry) for entry in entries]
+    names = ("jax", "jax.py")
+    return any(os.path.exists(f"{folder}/{name}") for folder in folders for name in names)
 
 
 def prefer_jax(environment: MutableMapping[str, str]) -> None:

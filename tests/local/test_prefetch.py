@@ -19,18 +19,17 @@ from typing import Any
 import pytest
 
 from kinetic._runner.fork import fork_server
-from kinetic._runner.job import opening
+from kinetic._runner.job import opening, spares
 from kinetic._runner.job.workspace import Weight, shared
 from kinetic._runner.protocol import pickles, wire
 from kinetic._runner.stores.directory import DirectoryObjects
 from kinetic._supervisor.jobs import Job, State
 from kinetic._supervisor.parents import Ended, Parent, Parents, Sweeper
-from kinetic._supervisor.prefetch import Prefetch
 from kinetic._supervisor.protocol import Order, Places, Shared, edition
 from kinetic.aio.local.cluster import LocalCluster
 from kinetic.aio.ports import Image, JobSpec, Phase
 from kinetic.job_status import Reason
-from tests.local.conftest import DEADLINE_S, eventually, gone, spec, until
+from tests.local.conftest import DEADLINE_S, spec, until
 
 PAUSE_S = 5.0
 """How long a job waits for its signal: it is not there in time if it was lost."""
@@ -134,39 +133,20 @@ async def test_a_claim_is_withdrawn_when_no_process_can_be_made(
     assert not Places(home).work.joinpath("one").exists()
 
 
-async def test_what_was_made_ready_goes_with_a_job_that_never_starts(
-    cluster: LocalCluster, home: Path, objects: DirectoryObjects, tmp_path: Path
-) -> None:
-    go = tmp_path / "go"
-    os.mkfifo(go)
-    door = os.open(go, os.O_RDWR)
-    work = Places(home).work
-    holder = first_steps(objects, home, name="holder")
-    waits = assignment(objects, home, f"open({str(go)!r}).readline()")
-    await cluster.launch(replace(holder, assignment={**waits, "index": 1}))
-    await until(cluster, "holder", Phase.RUNNING)
-    await cluster.launch(first_steps(objects, home))
-    await eventually(lambda: (work / "one" / "workspace" / "pyproject.toml").exists())
-    assert not objects.exists(CLAIM)
-    assert [seen.phase for seen in await cluster.find(names=["one"])] == [Phase.PENDING]
-    await cluster.delete(names=["one"])
-    await gone(cluster, "one")
-    await eventually(lambda: not (work / "one").exists())
-    await cluster.launch(first_steps(objects, home, start_timeout=0.1))
-    assert (await until(cluster, "one")).reason is Reason.UNSCHEDULABLE
-    assert not (work / "one").exists() and not objects.exists(CLAIM)
-    os.write(door, b"go\n")
-    assert (await until(cluster, "holder")).exit_code == 0
-    os.close(door)
-
-
 @contextmanager
 def supervising(home: Path) -> Iterator[Parents]:
     """What a supervisor does about its parents; it ends every child that is none of them."""
     places = Places(home)
-    for folder in (places.state, places.logs, places.work, places.refuse, places.cache):
+    for folder in (
+        places.state,
+        places.logs,
+        places.work,
+        places.refuse,
+        places.spares,
+        places.cache,
+    ):
         folder.mkdir(parents=True, exist_ok=True)
-    parents = Parents(places, os.environ, Sweeper(places.refuse))
+    parents = Parents(places, os.environ, Sweeper(places.refuse, places.spares))
     yield parents
     parents.dismiss_all()
     until = time.monotonic() + DEADLINE_S
@@ -285,16 +265,25 @@ def twice() -> None:
     assert not Places(home).work.joinpath("one").exists()
 
 
-def test_nothing_is_kept_of_a_job_that_was_tried_in_vain_and_never_starts(
-    home: Path, objects: DirectoryObjects
-) -> None:
-    job = due(objects, home)
-    assert job.order is not None
-    holders = sys.getrefcount(job)
-    ahead = Prefetch(str(Places(home).cache))
-    ahead.make_ready(job, replace(job.order, edition="of another runner"), str(home / "work"))
-    assert ahead.forget(job) and sys.getrefcount(job) == holders
-
-
 def _json(content: dict[str, Any]) -> bytes:
     return json.dumps(content).encode()
+
+
+async def test_a_job_finds_the_project_as_packed_and_copies_none_of_it_after_the_first(
+    cluster: LocalCluster, home: Path, objects: DirectoryObjects
+) -> None:
+    if not spares.can_keep(str(home)):
+        pytest.skip("this file system doesn't show every change of a file")
+    source = (
+        "import os; print(os.listdir(), os.stat('pyproject.toml').st_ino, "
+        "os.path.getsize('pyproject.toml')); open('left', 'x').close(); "
+        "open('../beside', 'x').close()"
+    )
+    said: list[str] = []
+    for index in range(3):
+        order = {**assignment(objects, home, source), "index": index}
+        await cluster.launch(replace(spec(f"job-{index}"), assignment=order))
+        assert (await until(cluster, f"job-{index}")).exit_code == 0
+        said.append(Places(home).log(f"job-{index}").read_text())
+    assert said[0].startswith("['pyproject.toml'] ") and len(set(said)) == 1
+    assert not os.listdir(Places(home).work)

@@ -1,0 +1,181 @@
+"""Workspaces that ended jobs leave to later jobs of the same project.
+
+A spare is the folder of a job that has ended: its workspace, and a record of
+what ``stat`` said of each file before the job's function was called. The next
+job gets the folder by one rename and puts back what differs, so that most jobs
+copy no file. Every change of a file moves its ``ctime``, which no program can set.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import time
+from collections.abc import Callable, Collection, Iterable
+from typing import Any
+
+__all__ = ["WORKSPACE", "can_keep", "foreign", "note", "project_of", "restore"]
+
+WORKSPACE, RECORD = "workspace", ".record"
+TICK_S, TICKS = 0.001, 50
+"""How often, and how many times, to look whether the clock of a file system has moved on."""
+
+
+def can_keep(folder: str) -> bool:
+    """Probe whether the file system of *folder* shows every change of a file by its ``ctime``.
+
+    A file system in memory doesn't show a store through a mapping that was read before.
+    """
+    import mmap  # only the supervisor needs it
+
+    probe = f"{folder}/probe"
+    try:
+        with open(probe, "w+b") as file:
+            file.write(b"0")
+            file.flush()
+            with mmap.mmap(file.fileno(), 1) as content:
+                content[0] += 1
+                made = os.stat(probe).st_ctime_ns
+            if not _wait_past(made, probe):
+                return False
+            before = os.stat(probe).st_ctime_ns
+            for _ in range(TICKS):
+                with mmap.mmap(file.fileno(), 1) as content:
+                    content[0] += 1
+                if os.stat(probe).st_ctime_ns > before:
+                    return True
+                time.sleep(TICK_S)
+        return False
+    except OSError:
+        return False
+    finally:
+        with contextlib.suppress(OSError):
+            os.unlink(probe)
+
+
+def project_of(names: Collection[str]) -> str:
+    """Return the digest of the project that a folder of *names* can be a spare of; else ""."""
+    records = (name.removesuffix(RECORD) for name in names if name.endswith(RECORD))
+    return next(records, "") if WORKSPACE in names else ""
+
+
+def foreign(names: Iterable[str], digest: str) -> list[str]:
+    """Return those of *names* that a spare of the project *digest* has no use for."""
+    return [name for name in names if name not in (WORKSPACE, digest + RECORD)]
+
+
+def note(work: str, digest: str) -> None:
+    """Record the workspace in *work*, which has only files and folders of the project *digest*.
+
+    Leave no record where the file system's clock doesn't move on.
+    """
+    root, record = f"{work}/{WORKSPACE}", f"{work}/{digest}{RECORD}"
+    folders: dict[str, int] = {"": os.lstat(root).st_mode}
+    files: dict[str, list[int]] = {}
+    _scan(root, "", folders, files)
+    newest = max((seen[-1] for seen in files.values()), default=0)
+    with open(record, "w", encoding="ascii") as file:
+        json.dump({"folders": folders, "files": files}, file)
+    if not _wait_past(newest, record):
+        os.unlink(record)
+
+
+def _scan(root: str, folder: str, folders: dict[str, int], files: dict[str, list[int]]) -> None:
+    with os.scandir(root + folder) as entries:
+        for entry in entries:
+            path = f"{folder}/{entry.name}"
+            status = entry.stat(follow_symlinks=False)
+            if entry.is_dir(follow_symlinks=False):
+                folders[path] = status.st_mode
+                _scan(root, path, folders, files)
+            else:
+                files[path] = _seen(status)
+
+
+def restore(work: str, digest: str, fill: Callable[[Iterable[str]], object]) -> bool:
+    """Put the workspace of a spare back as it was made.
+
+    *fill* copies the files that are missing, named by their paths in the
+    workspace. Returns whether there is a workspace now; False leaves none.
+    """
+    root, record = f"{work}/{WORKSPACE}", f"{work}/{digest}{RECORD}"
+    try:
+        with open(record, "rb") as file:
+            content = file.read()
+    except FileNotFoundError:
+        return False
+    before = os.umask(0)
+    try:
+        known: dict[str, Any] = json.loads(content)
+        if os.path.islink(root):
+            raise NotADirectoryError(errno.ENOTDIR, "the workspace is a link", root)
+        if _restore(root, known["folders"], known["files"], fill):
+            note(work, digest)
+        return True
+    except (OSError, ValueError):  # a job has left what this user can't remove, or a torn record
+        with contextlib.suppress(OSError):
+            os.unlink(record)
+        with contextlib.suppress(FileNotFoundError):
+            os.rename(root, f"{work}/spoilt")
+        return False
+    finally:
+        os.umask(before)
+
+
+def _restore(
+    root: str,
+    folders: dict[str, int],
+    files: dict[str, list[int]],
+    fill: Callable[[Iterable[str]], object],
+) -> bool:
+    """Return whether a file had to be copied."""
+    missing = dict.fromkeys(files)
+    for folder, mode in folders.items():  # a folder comes before those in it
+        path = root + folder
+        try:
+            if os.lstat(path).st_mode != mode:
+                os.chmod(path, mode & 0o7777)
+        except FileNotFoundError:
+            os.mkdir(path, mode & 0o7777)
+        with os.scandir(path) as entries:
+            for entry in entries:
+                name = f"{folder}/{entry.name}"
+                if entry.is_dir(follow_symlinks=False):
+                    if name not in folders:
+                        _remove(entry.path)
+                elif files.get(name) == _seen(entry.stat(follow_symlinks=False)):
+                    del missing[name]
+                else:
+                    os.unlink(entry.path)
+    if missing:
+        fill(missing)
+    return bool(missing)
+
+
+def _remove(folder: str) -> None:
+    import shutil  # it maps compression libraries, which every fork would inherit
+
+    shutil.rmtree(folder)
+
+
+def _seen(status: os.stat_result) -> list[int]:
+    """What tells one state of a file from another; the last is its ``ctime``."""
+    return [
+        status.st_ino,
+        status.st_mode,
+        status.st_size,
+        status.st_mtime_ns,
+        status.st_ctime_ns,
+    ]
+
+
+def _wait_past(moment: int, path: str) -> bool:
+    """Wait until a change of *path* has a later ``ctime`` than *moment*, in nanoseconds."""
+    for _ in range(TICKS):
+        os.utime(path)
+        if os.stat(path).st_ctime_ns > moment:
+            return True
+        time.sleep(TICK_S)
+    return False
