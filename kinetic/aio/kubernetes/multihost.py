@@ -490,6 +490,7 @@ class GroupTable(Table):
             events=entry.facts.events,
             nodes=entry.facts.nodes,
             workload=entry.facts.workload,
+            absent=entry.facts.absent,
             name=entry.name,
             makers=self._makers(entry.name),
         )

@@ -7,7 +7,7 @@ import contextlib
 import json
 import random
 import sys
-from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Any, cast
@@ -201,6 +201,7 @@ class Facts:
     events: Sequence[Document] = ()
     nodes: Sequence[Document] | None = None
     workload: Document | None = None
+    absent: Collection[str] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -681,6 +682,7 @@ class Entry:
             events=self.facts.events,
             nodes=self.facts.nodes,
             workload=self.facts.workload,
+            absent=self.facts.absent,
             name=self.name,
         )
         self.seen = merged(self.seen, now)

@@ -26,6 +26,7 @@ from kinetic.aio.kubernetes.api import Api
 from kinetic.aio.kubernetes.diagnosis.documents import Document, condition, part, parts, uid
 from kinetic.aio.kubernetes.diagnosis.held import is_gated
 from kinetic.aio.kubernetes.diagnosis.pods import Pod
+from kinetic.aio.kubernetes.diagnosis.preparing import LACKS_DRIVER
 from kinetic.aio.kubernetes.diagnosis.verdict import Diagnosis, Outlook
 from kinetic.aio.kubernetes.manifests import START_TIMEOUT, Paths, by_items, by_labels
 from kinetic.aio.kubernetes.secrets import lacks_own_secret
@@ -138,8 +139,10 @@ class Diagnostics:
         verdict = entry.verdict
         unplaced = [pod for pod in alive if not part(pod, "spec").get("nodeName")]
         wanted = unplaced and verdict is not None and verdict.reason is Reason.UNSCHEDULABLE
+        events = await self._events(entry, alive)
         return Facts(
-            events=await self._events(entry, alive),
+            events=events,
+            absent=await self._absent_drivers(events),
             nodes=await self._all_nodes() if wanted else None,
             workload=await self._workload(entry.job, alive),
         )
@@ -175,6 +178,24 @@ class Diagnostics:
             found = await self._allowed("events", self._paths.events, query)
             told += parts(found, "items")
         return told
+
+    async def _absent_drivers(self, events: Sequence[Document]) -> list[str]:
+        """Return the storage drivers that a node lacks and that aren't in the cluster at all.
+
+        A node that has just been made lacks a driver until its pod has started there.
+        """
+        said = (str(one.get("message")) for one in events)
+        lacking = dict.fromkeys(name for one in said for name in LACKS_DRIVER.findall(one))
+        return [name for name in lacking if await self._is_absent(name)]
+
+    async def _is_absent(self, driver: str) -> bool:
+        try:
+            await self._api.call("GET", f"/apis/storage.k8s.io/v1/csidrivers/{driver}")
+        except NotFound:
+            return True
+        except BackendError as exc:
+            logging.info("whether the cluster has the driver %s is not known: %s", driver, exc)
+        return False
 
     async def _all_nodes(self) -> list[Document] | None:
         now = asyncio.get_running_loop().time()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -18,7 +18,7 @@ from kinetic.aio.kubernetes.diagnosis.rules import Rule, first
 from kinetic.aio.kubernetes.diagnosis.verdict import Diagnosis, Outlook, pending
 from kinetic.job_status import Reason
 
-__all__ = ["FORMAT", "preparing", "start_failure"]
+__all__ = ["FORMAT", "LACKS_DRIVER", "preparing", "start_failure"]
 
 _passing = partial(Rule, outlook=Outlook.OPEN)
 _final = partial(Rule, outlook=Outlook.FINAL)
@@ -61,7 +61,7 @@ def preparing(pod: Pod) -> Diagnosis | None:
             left = [one for one in left if one[0] != "FailedAttachVolume"]
         left.append((reason, said))
     if volumes := [said for reason, said in left if reason in _OF_VOLUMES]:
-        return _volumes(volumes, pod.spec)
+        return _undriven(volumes, pod.seen.absent) or _volumes(volumes, pod.spec)
     for reason, said in reversed(left):
         if reason == "FailedCreatePodSandBox" and (found := _starved(pod)):
             return found
@@ -183,9 +183,22 @@ _SURROUNDINGS = (
     ),
 )
 
+LACKS_DRIVER = re.compile(r"driver name (\S+) not found")
+"""What a node says of the storage driver that a volume needs."""
+
 _VOLUME = re.compile(r'failed for volume "(?P<name>[^"]+)" ?: (?P<why>.*)', re.DOTALL)
 _NAMED_BY = ("secretName", "claimName", "server", "path", "driver", "name")
 """Fields that name what a volume is made from, whatever its kind."""
+
+
+def _undriven(told: Sequence[str], absent: Collection[str]) -> Diagnosis | None:
+    """Judge a volume whose driver the cluster doesn't have: no node will ever mount it."""
+    for name in (name for said in told for name in LACKS_DRIVER.findall(said)):
+        if name in absent:
+            words = f"the cluster has no storage driver {name}, so a volume cannot be mounted"
+            advice = "enable its add-on on the cluster (for a bucket: Cloud Storage FUSE CSI), or "
+            return pending(words, f"{advice}leave out fuse=True", Reason.SETUP, Outlook.FINAL)
+    return None
 
 
 def _volumes(told: Sequence[str], spec: Document) -> Diagnosis:

@@ -369,8 +369,9 @@ def _same_slice(node: Mapping[str, str], chips: float) -> str:
     shape = (node.get(f"{_GKE}gke-tpu-accelerator"), node.get(f"{_GKE}gke-tpu-topology"))
     for one in accelerators.catalogue():
         if (one.label, one.topology) == shape and one.chips_per_host == chips:
-            return f"ask for the slice that these nodes share: accelerator={str(one)!r}"
-    return "ask for an accelerator= that a node pool has, or make such a pool"
+            fits = f"ask for accelerator={str(one)!r}, which these nodes are made for"
+            return f"{fits}, or for a multi-host slice that a node pool has"
+    return "ask for an accelerator= that a node pool has, such as a multi-host slice"
 
 
 def _amount(name: str, amount: float) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from kinetic.aio.kubernetes.diagnosis.documents import Document, condition, part, uid
@@ -102,7 +102,8 @@ class Seen:
     ``growing`` is whether node pools may grow or be made: False makes a request
     that no node can hold one that never will be held, None means unknown.
     ``makers`` are kind and name of what makes the pods, where the Job is a set
-    that leaves it to others: what went wrong is told of them.
+    that leaves it to others: what went wrong is told of them. ``absent`` are
+    storage drivers that the cluster doesn't have.
     """
 
     job: Document | None = None
@@ -117,6 +118,7 @@ class Seen:
     growing: bool | None = None
     name: str = ""
     makers: Sequence[tuple[str, str]] = ()
+    absent: Collection[str] = ()
 
     @property
     def any_job(self) -> Document:
