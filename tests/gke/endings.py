@@ -17,16 +17,18 @@ import urllib.error
 import urllib.request
 from collections.abc import AsyncGenerator, Iterable, Iterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 import kinetic
-from kinetic import aio
+from kinetic import aio, configuration
+from kinetic.aio.platforms import open_platform
 from kinetic.errors import KineticError
 from kinetic.job_status import JobStatus
 from tests.cluster.fixtures import Namespace
 from tests.cluster.rest import Refused
+from tests.engine.notifications import Fault, Unreliable
 
 from .conftest import IMAGE
 
@@ -39,6 +41,8 @@ END_S = 90.0
 
 Of a Job that is nowhere nobody but its submitter knows for a minute whether it still comes.
 """
+LOST_S = 75.0
+"""Seconds that one lost notification may cost: a reading is a minute after the one before."""
 REPORT_S = 20.0
 """Seconds after which it is asked what holds it."""
 FINALIZER = "example.test/stuck"
@@ -190,6 +194,8 @@ class Deed:
     image: str = IMAGE
     held: str = HELD
     options: dict[str, Any] = field(default_factory=lambda: {"cpu": 0.05})
+    fault: Fault | None = None
+    """Of the watch of whoever waits; whoever comes afterwards has none."""
 
     # --- the job ---
 
@@ -245,12 +251,12 @@ class Deed:
 
     async def done(self) -> None:
         """Do it, and hold what is told against what is true."""
-        async with self._client() as first:
+        async with self._client(self.fault) as first:
             identity = await self._submitted(first)
             if self.cell.client == "later":
                 await first.aclose()
                 await self._do()
-                async with self._client() as second:
+                async with self._client(self.fault) as second:
                     told = await self._told(second, identity)
             else:
                 waiting = asyncio.create_task(self._told(first, identity))
@@ -301,7 +307,7 @@ class Deed:
         if waits:
             await handle.cancel()
         try:
-            return await self._end(handle, END_S)
+            return await self._end(handle, END_S if self.fault is None else END_S + LOST_S)
         except TimeoutError:
             said = f"{await handle.status()}, {await handle.reason()!r}"
             raise AssertionError(f"no end within {END_S:g} s: {said}") from None
@@ -361,6 +367,8 @@ class Deed:
                 await self._let_go()
             case "suspended", _:
                 await self._suspend()
+            case "nothing", _:
+                await self._let_go()
             case _:
                 await self._pass_the_deadline()
 
@@ -445,8 +453,13 @@ class Deed:
     # --- what there is ---
 
     @asynccontextmanager
-    async def _client(self) -> AsyncGenerator[aio.Client]:
-        async with aio.Client(namespace=self.namespace.name) as client:
+    async def _client(self, fault: Fault | None = None) -> AsyncGenerator[aio.Client]:
+        platform, name = None, self.namespace.name
+        if fault is not None:
+            sound = await open_platform(configuration.resolve(namespace=name))
+            unreliable: Any = Unreliable(sound.cluster, fault)
+            platform = replace(sound, cluster=unreliable)
+        async with aio.Client(namespace=name, platform=platform) as client:
             yield client
 
     async def pods(self) -> list[dict[str, Any]]:
@@ -477,7 +490,7 @@ async def wrongs(deeds: Iterable[Deed], at_once: int) -> str:
             try:
                 await deed.done()
             except Exception as exc:
-                wrong.append(f"{deed.cell}: {type(exc).__name__}: {exc}")
+                wrong.append(f"{deed.cell} {deed.fault or ''}: {type(exc).__name__}: {exc}")
 
     await asyncio.gather(*map(play, deeds))
     return "\n".join(wrong)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from contextlib import ExitStack
+from itertools import zip_longest
 from pathlib import Path
 
 import pytest
 
 from tests.cluster.fixtures import Namespace, fresh_namespace
 from tests.cluster.rights import permit_runner
+from tests.engine.notifications import FAULTS, Fault
 
 from .endings import HELD, KINDS, Cell, Deed, Files, every_cell, pairwise, random_cells, wrongs
 
@@ -33,15 +36,20 @@ def kind(
     return kind
 
 
-async def played(cells: list[Cell], namespace: Namespace, folder: Path) -> str:
-    """Carry out *cells*, each in a namespace of its own; what was wrong."""
+async def played(
+    cells: list[Cell],
+    namespace: Namespace,
+    folder: Path,
+    faults: Sequence[Fault | None] = (),
+) -> str:
+    """Carry out *cells*, each in a namespace of its own, with these *faults*; what was wrong."""
     plane, kubelet = namespace.control_plane, namespace.kubelet
     with ExitStack() as stack:
         deeds: list[Deed] = []
-        for number, cell in enumerate(cells):
+        for number, (cell, fault) in enumerate(zip_longest(cells, faults)):
             yours = stack.enter_context(fresh_namespace(plane, kubelet))
-            (place := folder / str(number)).mkdir()
-            deeds.append(Deed(cell, yours, Files(str(place))))
+            (place := folder / str(number)).mkdir(parents=True)
+            deeds.append(Deed(cell, yours, Files(str(place)), fault=fault))
         if cells[0].kind == "lws":
             await asyncio.gather(*(asyncio.to_thread(permit_runner, x.namespace) for x in deeds))
         return await wrongs(deeds, AT_ONCE)
@@ -72,3 +80,31 @@ async def test_two_things_at_once(
     cells = random_cells(kind, 100 // len(KINDS), seed)
     wrong = await played(cells, namespace, tmp_path)
     assert not wrong, wrong
+
+
+LATE_S = 15.0
+"""By then the first reading has been."""
+
+
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize(
+    "deed",
+    [
+        "pod deleted",
+        pytest.param("nothing done", marks=pytest.mark.slow),
+        pytest.param("owner deleted", marks=pytest.mark.slow),
+    ],
+)
+async def test_no_single_notification_is_needed(
+    kind: str, deed: str, namespace: Namespace, tmp_path: Path
+) -> None:
+    """Each that comes while a job runs and ends is dropped, late, or told twice, in turn."""
+    cell, sound = Cell(deed, "running", kind, "watching"), Fault("dropped", -1)
+    wrong = await played([cell], namespace, tmp_path / "sound", [sound])
+    assert not wrong, wrong
+    faults = [Fault(what, at, LATE_S) for what in FAULTS for at in range(sound.told)]
+    wrong = await played([cell] * len(faults), namespace, tmp_path / "faulty", faults)
+    assert not wrong, wrong
+    cases = sum(fault.happened for fault in faults)
+    print(f"cases: {cases}")
+    assert cases >= len(FAULTS)
