@@ -526,8 +526,10 @@ class Submission(ItemStates):
             self._doubt(Ended(index, item.attempt, None))
 
     def _doubt(self, ended: Ended) -> None:
-        self.doubtful[ended.index] = ended
-        self._doubted.set()
+        item = self._items.get(ended.index)
+        if item is None or not (item.state.final or item.attempt > ended.number):
+            self.doubtful[ended.index] = ended
+            self._doubted.set()
 
     def _claimed(self, index: int, number: int) -> bool:
         return self.attempt(index, number).executor is not None
@@ -599,7 +601,7 @@ class Submission(ItemStates):
         ]
 
     async def reread(self) -> None:
-        """Read again all that is open: the store, and what the platform says.
+        """Read what is open again: the store, and what the platform says.
 
         Raises:
             KineticError: They cannot be read.
@@ -612,37 +614,41 @@ class Submission(ItemStates):
     async def settle(self, ended: Ended) -> None:
         """Find out how an attempt has ended; what nobody can say now is asked again later."""
         index, number = ended.index, ended.number
-        name, now = self.identity.attempt_name(index, number), asyncio.get_running_loop().time()
         try:
             item = await self.resolve_attempt(index, number, ended.seen, ended.claimant)
-        except KineticError as exc:
-            lasting = not (isinstance(exc, BackendError) and is_passing(exc))
-            if lasting:
-                logging.error("cannot find out how %s ended: %s", name, exc)
-                self.set_error(index, exc)
-            else:
-                logging.warning("cannot find out yet how %s ended: %s; retrying", name, exc)
-            if not isinstance(exc, BackendError) or isinstance(exc, NotFound):
-                return  # damaged, or removed: asking again would not help
-            failure: Exception | None = exc
-        except Exception as exc:  # a defect, or what no adapter has translated
-            logging.exception("cannot find out yet how %s ended; retrying", name)
-            failure, lasting = exc, False
-        else:
-            ended.since, failure, lasting = None, None, False
-            self.clear_error(index)
-            if item.state.final or item.attempt != number or self.closes:
-                self.doubtful.pop(index, None)
-                if not self.identity.leased:
-                    self._doubt_unseen(index)
-                return
-        if failure is not None and not lasting:
-            ended.since = now if ended.since is None else ended.since
-            if now - ended.since >= PATIENCE_S:
-                self.set_error(index, _unanswered(name, failure))
-        item_now = self._items.get(index)
-        if item_now is None or not (item_now.state.final or item_now.attempt > number):
-            self._doubt(ended)
+        except Exception as exc:
+            if self._may_pass(ended, exc):
+                self._doubt(ended)
+            return
+        ended.since = None
+        self.clear_error(index)
+        if not (item.state.final or item.attempt != number or self.closes):
+            self._doubt(ended)  # who submits the batch is about to close it
+            return
+        self.doubtful.pop(index, None)
+        if not self.identity.leased:
+            self._doubt_unseen(index)
+
+    def _may_pass(self, ended: Ended, error: Exception) -> bool:
+        """Log why nobody can say how an attempt has ended; whether to ask again.
+
+        Whoever waits is told at once what will last, and anything else after a minute.
+        """
+        name = self.identity.attempt_name(ended.index, ended.number)
+        if isinstance(error, KineticError) and not is_passing(error):
+            logging.error("cannot find out how %s ended: %s", name, error)
+            self.set_error(ended.index, error)
+            # What is damaged or removed stays so; a right may be granted.
+            return isinstance(error, BackendError) and not isinstance(error, NotFound)
+        if isinstance(error, KineticError):
+            logging.warning("cannot find out yet how %s ended: %s; retrying", name, error)
+        else:  # a defect, or what no adapter has translated
+            logging.error("cannot find out yet how %s ended; retrying", name, exc_info=error)
+        now = asyncio.get_running_loop().time()
+        ended.since = now if ended.since is None else ended.since
+        if now - ended.since >= PATIENCE_S:
+            self.set_error(ended.index, _unanswered(name, error))
+        return True
 
     async def until_doubted(self, timeout: float) -> bool:
         """Wait until an attempt is in doubt, *timeout* seconds at most; whether one is."""
