@@ -324,7 +324,7 @@ async def test_what_was_decided_and_not_asked_for_is_told_as_waiting(
         await until(lambda: batch._batch.coordinator.launcher.halted)  # type: ignore[union-attr]
         cluster.open.set()
         await closing
-    assert f"{100 - 32} of its items wait to be started" in caplog.text
+    assert f"{100 - 32} items wait" in caplog.text
     await (await other.attach_batch(batch.group_id)).cancel()
 
 
