@@ -1,48 +1,61 @@
-"""Removes from this machine what many jobs share, and none has used for long.
+"""Removes what many jobs share, and none has used for long.
 
-That is what a store in a directory has of code, functions and `Data`, and what
-jobs have unpacked of it. Whatever may still be read stays: what a batch that is
-not cleaned up refers to, or a job without an outcome, or what was used so
-recently that a submission under way may count on it.
+That is what a store has of code, functions, requirements and `Data`, and what
+jobs of this machine have unpacked of it. Whatever may still be read stays: what a
+batch refers to whose results were not collected, or a job without an outcome, or
+what was used so recently that a submission under way may count on it.
 """
 
 from __future__ import annotations
 
 import contextlib
-import mmap
+import math
 import os
 import re
 import time
 from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Collection as AnyOf
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
+from typing import Protocol, TypeVar
 
 from kinetic._runner.job import workspace
+from kinetic._runner.protocol import frames, wire
+from kinetic._runner.protocol.retry_budgets import INFRASTRUCTURE
 from kinetic._runner.stores.directory import DirectoryObjects
 from kinetic.collection import Collection, Freed
 
 __all__ = [
     "CACHE_KEPT_S",
+    "OF_ITEMS",
     "STORE_KEPT_S",
+    "UNUSED",
+    "Directory",
     "Limits",
+    "Listed",
+    "Objects",
     "Unit",
     "chosen",
     "collect",
     "directory_of",
+    "items_of",
     "local_store",
 ]
 
 DAY_S = 24 * 3600.0
 
-STORE_KEPT_S = 8 * DAY_S
-"""A submission uses what was renewed in the last 7 days as it is: this, and a day for its start."""
+STORE_KEPT_S = DAY_S
+"""A submission uses what was renewed in the last 12 hours as it is, and has as long to begin."""
 
 CACHE_KEPT_S = 3600.0
 """What a process has unpacked it holds by a lock; this is for those that have not got to it."""
 
 SHARED = ("code", "functions", "requirements", "data")
+FOOTER_BYTES = 64 * 1024
+"""How much of inputs, which may be large, is read at once for what their footer names."""
+
 _NAMED = re.compile(rb'"((?:code|functions|requirements)/[^"]+|data/[0-9a-f]+)')
 _SUBMISSION = re.compile(r"(?:job|grp)-[A-Za-z0-9-]+")
 
@@ -68,6 +81,10 @@ class Limits:
         return limits
 
 
+UNUSED = Limits(age_s=DAY_S, size=math.inf)
+"""What ``kinetic gc`` removes: what nobody has used for a day."""
+
+
 @dataclass(frozen=True, slots=True)
 class Unit:
     """What goes together or not at all; *used* is in seconds since 1970."""
@@ -79,17 +96,20 @@ class Unit:
     used: float
 
 
+U = TypeVar("U", bound=Unit)
+
+
 def chosen(
-    units: Iterable[Unit], needed: AnyOf[str], limits: Limits, kept_s: float, now: float
-) -> list[Unit]:
+    units: Iterable[U], needed: AnyOf[str], limits: Limits, kept_s: float, now: float
+) -> list[U]:
     """Those that go: what is too old, then the least recently used while all is too large.
 
     Never one that is *needed*, by its name, or was used in the last *kept_s* seconds.
     """
-    units = sorted(units, key=lambda unit: unit.used)
-    total = sum(unit.size for unit in units)
-    going: list[Unit] = []
-    for unit in units:
+    oldest = sorted(units, key=lambda unit: unit.used)
+    total = sum(unit.size for unit in oldest)
+    going: list[U] = []
+    for unit in oldest:
         unused = now - unit.used
         if unused < kept_s or unit.name in needed:
             continue
@@ -105,91 +125,259 @@ def local_store(home: Path, environ: Mapping[str, str]) -> Path:
     return Path(named).expanduser() if named and "://" not in named else home / "store"
 
 
-def directory_of(store: str) -> Path | None:
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+class Listed(Protocol):
+    """What a listing tells of an object; see `kinetic.aio.ports.ObjectInfo`."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def size(self) -> int: ...
+    @property
+    def used(self) -> float | None: ...
+    @property
+    def metadata(self) -> Mapping[str, str]: ...
+
+
+class Objects(Protocol):
+    """A store, as far as it is collected."""
+
+    def list(self, prefix: str) -> Sequence[Listed]:
+        """List the objects whose name begins with *prefix*."""
+        ...
+
+    def content(self, name: str, start: int) -> bytes:
+        """Read an object from byte *start*; ``KeyError`` if there is none."""
+        ...
+
+    def collect(self, objects: Sequence[Listed]) -> bool:
+        """Delete what belongs together, unless it was renewed since it was listed."""
+        ...
+
+    def delete(self, names: Iterable[str]) -> None:
+        """Delete objects."""
+        ...
+
+    def each(self, work: Callable[[T], R], items: Iterable[T]) -> Iterable[R]:
+        """Do *work*, which asks this store, with each of *items*; several at once if that helps."""
+        ...
+
+
+class Directory:
+    """`Objects` of a directory."""
+
+    def __init__(self, root: Path) -> None:
+        self.objects = DirectoryObjects(root)
+        self.list, self.delete = self.objects.list, self.objects.delete
+
+    def each(self, work: Callable[[T], R], items: Iterable[T]) -> Iterable[R]:
+        """See the protocol."""
+        return map(work, items)
+
+    def content(self, name: str, start: int) -> bytes:
+        """See the protocol."""
+        return self.objects.get(name, start)[0]
+
+    def collect(self, objects: Sequence[Listed]) -> bool:
+        """See the protocol."""
+        return self.objects.collect({one.name: one.used for one in objects})
+
+
+def directory_of(store: str) -> Directory | None:
     """The directory that a store's address names; None if it is none."""
-    return DirectoryObjects.from_url(store).root if store.startswith("file://") else None
+    if not store.startswith("file://"):
+        return None
+    return Directory(DirectoryObjects.from_url(store).root)
 
 
-def collect(home: Path, store: Path | None, limits: Limits) -> Collection:
-    """Remove what *limits* say from the caches of *home*, and from the directory *store*.
+def collect(
+    home: Path,
+    limits: Limits,
+    store: Objects | None,
+    store_limits: Limits,
+    builds: Objects | None = None,
+) -> Collection:
+    """Remove what *limits* say from the caches of *home*, and what nobody needs from stores.
 
-    It may take long where much goes. What cannot be removed is left.
+    Of *store*, and of *builds*, that is what *store_limits* say of shared content, and what was
+    left of batches. It may take long where much goes. What cannot be removed in a directory is
+    left.
     """
     freed: defaultdict[str, Freed] = defaultdict(Freed)
-    gone = _from_store(DirectoryObjects(store), limits) if store is not None else iter(())
-    for unit in (*gone, *_from_cache(home / "cache", limits)):
+    gone: list[Iterable[Unit]] = [_from_cache(home / "cache", limits)]
+    if store is not None:
+        gone.append(_from_store(_Store(store), store_limits))
+    if builds is not None:
+        gone.append(_Store(builds).collected("builds", ("contexts",), (), store_limits))
+    for unit in chain.from_iterable(gone):
         before = freed[unit.kind]
         freed[unit.kind] = Freed(before.files + unit.files, before.size + unit.size)
-    if store is not None:
-        _drop_empty_outputs(store)
+    if isinstance(store, Directory):
+        _drop_empty_outputs(store.objects.root)
+        store.objects.sweep(DAY_S)
     return Collection(dict(freed))
 
 
 # --- the store ------------------------------------------------------------------------------
 
 
-def _from_store(objects: DirectoryObjects, limits: Limits) -> Iterator[Unit]:
-    now = time.time()
-    names: defaultdict[str, list[str]] = defaultdict(list)
-    units: list[Unit] = []
+def _from_store(store: _Store, limits: Limits) -> Iterator[Unit]:
+    """Shared content that nothing refers to, and what was left of batches.
+
+    An error of the file system ends it: nothing is taken for unneeded that cannot be looked at.
+    """
     with contextlib.suppress(OSError):
-        for kind in SHARED:
-            for unit, members in _units_of(objects, kind):
-                units.append(unit)
-                names[unit.name] = members
-    kinds = {unit.kind for unit in chosen(units, (), limits, STORE_KEPT_S, now)}
-    if not kinds:
-        return  # the usual case: nothing else has to be read
-    try:
-        needed = _needed(objects, data="store/data" in kinds)
-    except OSError:
-        return
-    for unit in chosen(units, needed, limits, STORE_KEPT_S, now):
+        # Before anything that refers to it: what is stored later uses it, and has renewed it.
+        units = store.units(SHARED)
+        kinds = {unit.kind for unit in chosen(units, (), limits, STORE_KEPT_S, time.time())}
+        batches = store.objects.list("batches/")
+        yield from store.left_of(batches)
+        if kinds:
+            needed = store.needed(batches, data="data" in kinds)
+            yield from store.collected("store", SHARED, needed, limits, units)
+
+
+@dataclass(frozen=True, slots=True)
+class _Unit(Unit):
+    members: tuple[Listed, ...]
+
+
+class _Store:
+    def __init__(self, objects: Objects) -> None:
+        self.objects = objects
+
+    def units(self, kinds: Iterable[str]) -> list[_Unit]:
+        """Each object; of `Data` the manifests and the files that they name, manifests first."""
+        return [unit for kind in kinds for unit in self._units_of(kind)]
+
+    def _units_of(self, kind: str) -> Iterator[_Unit]:
+        members: defaultdict[str, list[Listed]] = defaultdict(list)
+        for one in self.objects.list(f"{kind}/"):
+            name = "/".join(one.name.split("/")[:2]) if kind == "data" else one.name
+            members[name].append(one)
+        for name, found in members.items():
+            manifests = f"{name}/manifest"
+            found.sort(key=lambda one: not one.name.startswith(manifests))
+            size, used = sum(one.size for one in found), max(one.used or 0.0 for one in found)
+            yield _Unit(kind, name, len(found), size, used, tuple(found))
+
+    def collected(
+        self,
+        folder: str,
+        kinds: Iterable[str],
+        needed: AnyOf[str],
+        limits: Limits,
+        units: list[_Unit] | None = None,
+    ) -> Iterator[Unit]:
+        """Delete what *limits* say, but for what is *needed*; what went."""
+        units = self.units(kinds) if units is None else units
+        going = chosen(units, needed, limits, STORE_KEPT_S, time.time())
+        for unit, went in zip(going, self.objects.each(self._went, going), strict=True):
+            if went:
+                yield replace(unit, kind=f"{folder}/{unit.kind}")
+
+    def _went(self, unit: _Unit) -> bool:
         with contextlib.suppress(OSError):
-            if objects.collect(names[unit.name], now - STORE_KEPT_S):
-                yield unit
+            return self.objects.collect(unit.members)
+        return False
+
+    def left_of(self, batches: Sequence[Listed]) -> Iterator[Unit]:
+        """Delete what a process that died left of batches; what went.
+
+        That is what belonged to the items of one that was collected, and what arrived after a
+        cleanup: then there is neither a manifest nor, listed after all that, an entry.
+        """
+        by_id: defaultdict[str, list[Listed]] = defaultdict(list)
+        for one in batches:
+            by_id[one.name.split("/")[1]].append(one)
+        entries = {one.name.rpartition("/")[2] for one in self.objects.list("groups/")}
+        for identity, found in by_id.items():
+            names = {one.name.split("/", 2)[2] for one in found}
+            if "manifest" not in names and identity not in entries:
+                left = found
+            else:
+                left = items_of(found) if "collected" in names else []
+            if left and max(one.used or 0.0 for one in found) < time.time() - DAY_S:
+                self.objects.delete([one.name for one in left])
+                yield Unit("store/batches", identity, len(left), sum(one.size for one in left), 0)
+
+    def needed(self, batches: Sequence[Listed], *, data: bool) -> set[str]:
+        """What batches name that were not collected, and jobs without an outcome.
+
+        The `Data` in inputs only if *data* is asked for.
+        """
+        parts = {one.name: one.name.split("/") for one in batches}
+        ended = {part[1] for part in parts.values() if part[2:] == ["collected"]}
+        telling = ("manifest", "inputs") if data else ("manifest",)
+        speaking = [one for one in batches if parts[one.name][2] in telling]
+        for one in self.objects.list("jobs/"):
+            parts[one.name] = one.name.split("/")
+            if one.name.endswith(".outcome"):
+                outcome = _outcome_of(one)
+                if outcome is not None and outcome.reason not in INFRASTRUCTURE:
+                    ended.add(parts[one.name][1])  # else it may go on with another attempt
+            elif one.name.endswith("/handle.json"):
+                speaking.append(one)
+        asked = [one for one in speaking if parts[one.name][1] not in ended]
+        return {name for names in self.objects.each(self._named_in, asked) for name in names}
+
+    def _named_in(self, one: Listed) -> set[str]:
+        """Find what a manifest, or the footer of inputs, names."""
+        try:
+            start = max(0, one.size - FOOTER_BYTES) if "/inputs/" in one.name else 0
+            content = self.objects.content(one.name, start)
+            if start:
+                content = self._whole_footer(one, content)
+        except KeyError:  # cleaned up meanwhile
+            return set()
+        return {match[1].decode() for match in _NAMED.finditer(content)}
+
+    def _whole_footer(self, one: Listed, end: bytes) -> bytes:
+        try:
+            length = frames.footer_length(end)
+        except ValueError:
+            length = one.size  # it is damaged: whatever it names is kept
+        return end if length <= len(end) else self.objects.content(one.name, one.size - length)
 
 
-def _units_of(objects: DirectoryObjects, kind: str) -> Iterator[tuple[Unit, list[str]]]:
-    """Each object; of `Data` the manifests and the files that they name, manifests first."""
-    members: defaultdict[str, list[tuple[str, int, float]]] = defaultdict(list)
-    for one in objects.list(f"{kind}/"):
-        name = "/".join(one.name.split("/")[:2]) if kind == "data" else one.name
-        members[name].append((one.name, one.size, one.used or 0.0))
-    for name, found in members.items():
-        found.sort(key=lambda one: not one[0].startswith(f"{name}/manifest"))
-        size, used = sum(one[1] for one in found), max(one[2] for one in found)
-        yield Unit(f"store/{kind}", name, len(found), size, used), [one[0] for one in found]
+OF_ITEMS = ("inputs/", "logs/", "done/", "attempts/", "values/")
+"""The objects of a batch that belong to its items, in the order in which they go.
+
+The inputs first: a late process that finds none leaves again.
+"""
+
+ITEMS = TypeVar("ITEMS", bound=Listed)
 
 
-def _needed(objects: DirectoryObjects, *, data: bool) -> set[str]:
-    """The shared content that batches name, and jobs without an outcome; `Data` if asked for."""
-    needed: set[str] = set()
-    ended: set[str] = set()
-    listed = [one.name for one in objects.list("batches/")]
-    telling = ("manifest", "inputs") if data else ("manifest",)  # inputs may be large
-    speaking = [name for name in listed if name.split("/")[2] in telling]
-    for one in objects.list("jobs/"):
-        if one.name.endswith(".outcome"):
-            ended.add(one.name.split("/")[1])
-        elif one.name.endswith("/handle.json"):
-            speaking.append(one.name)
-    for name in speaking:
-        if name.split("/")[1] not in ended:
-            needed |= _named_in(objects, name)
-    return needed
+def items_of(batch: Iterable[ITEMS]) -> list[ITEMS]:
+    """Those objects of a batch that go when its results were collected, in this order.
+
+    The outcomes of closed attempts stay: their process may be alive, and would commit another one
+    in their place.
+    """
+    found: list[ITEMS] = []
+    objects = [*batch]
+    for part in OF_ITEMS:
+        mine = (one for one in objects if one.name.split("/", 2)[2].startswith(part))
+        found += [one for one in mine if not _is_closed(one)]
+    return found
 
 
-def _named_in(objects: DirectoryObjects, name: str) -> set[str]:
-    """Wherever a manifest, or inputs, say it: a name that is no name keeps nothing."""
+def _is_closed(one: Listed) -> bool:
+    """Whether it is the outcome of an attempt whose process may not have written it."""
+    outcome = _outcome_of(one)
+    return outcome is not None and outcome.kind in (wire.Kind.LOST, wire.Kind.CANCELLED)
+
+
+def _outcome_of(one: Listed) -> wire.Outcome | None:
+    """What the header of an outcome says, unverified; None if it is none."""
     try:
-        path = objects.path(name)
-        if path is None:
-            return {match.decode() for match in _NAMED.findall(objects.get(name)[0])}
-        with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as content:
-            return {match[1].decode() for match in _NAMED.finditer(content)}
-    except (KeyError, FileNotFoundError, ValueError):  # cleaned up meanwhile, or empty
-        return set()
+        return wire.Outcome.parse(one.metadata["header"])
+    except frames.MALFORMED:
+        return None
 
 
 def _drop_empty_outputs(store: Path) -> None:

@@ -928,7 +928,7 @@ def list_jobs(
 
 @own_frames_left_out
 def collect() -> Collection:
-    """Remove what nobody has used for long from this machine's caches.
+    """Remove what nobody uses any more from the store and from this machine's caches.
 
     See `kinetic.aio.Client.collect`.
     """

@@ -359,8 +359,9 @@ class Supervisor:
         """In a process of its own."""
         from kinetic import _collector
 
-        store = _collector.local_store(self._places.home, self._environ)
-        _collector.collect(self._places.home, store, _collector.Limits.of(self._environ))
+        home, limits = self._places.home, _collector.Limits.of(self._environ)
+        store = _collector.Directory(_collector.local_store(home, self._environ))
+        _collector.collect(home, limits, store, limits)
 
     # --- what is done about it -----------------------------------------------------------------
 

@@ -189,5 +189,5 @@ async def load_result(path: str | os.PathLike[str]) -> Any:
 
 
 async def collect() -> Collection:
-    """Remove what nobody has used for long from this machine's caches; see `Client.collect`."""
+    """Remove what nobody uses any more from store and caches; see `Client.collect`."""
     return await (await _client()).collect()

@@ -38,6 +38,7 @@ from kinetic.aio._engine.manifest import job_record, read_manifest
 from kinetic.aio._engine.scratch import sweep_scratch
 from kinetic.aio._engine.session import LABEL_INDEX, LABEL_SUBMISSION, JobRef, Session, Submission
 from kinetic.aio._plain_call import run_plain_call
+from kinetic.aio._shared_objects import Blocking
 from kinetic.aio.batch import BatchHandle
 from kinetic.aio.job import JobHandle
 from kinetic.aio.platforms import BACKENDS, Platform, open_platform
@@ -558,26 +559,35 @@ class Client:
         return [JobHandle[Any].from_dict(one).bound(self.follow_record) for one in found]
 
     async def collect(self) -> Collection:
-        """Remove what nobody has used for long from this machine's caches; what that has freed.
+        """Remove what nobody uses any more from the store and from this machine's caches.
 
-        These are the unpacked projects and `Data` in ``KINETIC_HOME/cache``, and
-        of a store in a directory code, functions, requirements and `Data`.
-        KINETIC_CACHE_AGE_S and KINETIC_CACHE_SIZE_MB say how much is kept; the
-        local supervisor does the same by itself, once an hour. What a batch that
-        is not cleaned up refers to, or a job that has not ended, stays, and so
-        does what was used in the last hour, in a store in the last 8 days. A
-        bucket is left alone: it has a lifecycle rule of its own.
+        From the store (a bucket as well as a directory) it removes code, functions, requirements
+        and `Data` that nothing refers to and nobody has used for a day, and what a process that
+        died left of a batch; from the bucket of builds, what images were built of. A batch refers
+        to them until its results are collected or it is cleaned up, a job until it has ended.
+        Call ``cleanup(gcs=True)`` on a job or batch if you want its own objects gone.
+
+        The caches are the unpacked projects and `Data` in ``KINETIC_HOME/cache``, limited by
+        KINETIC_CACHE_AGE_S and KINETIC_CACHE_SIZE_MB. Once an hour the local supervisor applies
+        these limits to the caches and to a store in a directory.
+
+        Returns:
+            What was removed, by folder.
 
         Raises:
             ConfigurationError: A setting is wrong.
+            AuthError: You may not list or delete objects of the bucket.
+            BackendError: The store does not answer.
 
         Cancelled: it ends first, and what it has removed is gone.
         """
         session = await self._open(self._where)
-        store = _collector.directory_of(session.platform.store.url)
-        home = configuration.home(os.environ)
+        platform, limits = session.platform, _collector.Limits.of(os.environ)
+        store = _collector.directory_of(platform.store.url) or Blocking(platform.store)
+        builds = Blocking(platform.builds) if platform.builds is not None else None
         await in_thread(sweep_scratch)
-        return await in_thread(_collector.collect, home, store, _collector.Limits.of(os.environ))
+        home = configuration.home(os.environ)
+        return await in_thread(_collector.collect, home, limits, store, _collector.UNUSED, builds)
 
     async def _item(self, session: Session, group_id: str, index: int) -> JobHandle[Any]:
         batch = await batches.attach(session, group_id)

@@ -46,7 +46,8 @@ class Platform:
     is the label ``app`` of its jobs.
     ``clock`` is in seconds and counts those in which the machine sleeps: by it
     leases are kept and seen to stand still. ``capacity`` is None where machines
-    come and go. ``layout`` chooses the machines of an accelerator by what is there.
+    come and go. ``layout`` chooses the machines of an accelerator by what is there. ``builds``
+    is where images keep what they are built of; whoever closes the images closes it.
     """
 
     store: Store
@@ -59,6 +60,7 @@ class Platform:
     clock: Callable[[], float] = field(default=lifetime, repr=False)
     capacity: Capacity | None = None
     layout: Callable[[Accelerator], Awaitable[Accelerator]] = field(default=_usual, repr=False)
+    builds: Store | None = None
 
     async def aclose(self) -> None:
         """Close the three, also when one fails; the store last: the others may write to it."""

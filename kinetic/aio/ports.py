@@ -6,7 +6,7 @@ Adapters implement these protocols structurally; nothing here knows them.
 from __future__ import annotations
 
 import enum
-from collections.abc import AsyncGenerator, Collection, Mapping
+from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -42,7 +42,7 @@ class ObjectInfo:
 
     ``used`` is when something that many share was created, or renewed last: in
     seconds since 1970, by the clock of who did it. None where nothing is known
-    of that.
+    of that. ``metageneration`` tells one renewal from the next where the store counts them.
     """
 
     name: str
@@ -50,6 +50,7 @@ class ObjectInfo:
     metadata: Mapping[str, str]
     generation: int
     used: float | None = None
+    metageneration: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,6 +122,13 @@ class Store(Protocol):
 
     async def renew(self, names: Collection[str]) -> set[str]:
         """These shared objects are in use now; returns those of them that are not there."""
+        ...
+
+    async def collect(self, objects: Sequence[ObjectInfo]) -> bool:
+        """Delete these shared objects, each unless it was renewed since it was listed.
+
+        The first goes first: if it stays, all do. Whether all are gone.
+        """
         ...
 
     async def delete(self, names: Collection[str]) -> None:

@@ -15,11 +15,15 @@ if TYPE_CHECKING:
 __all__ = ["gc", "local"]
 
 
-@click.command(short_help="Remove from the caches what is long unused.")
+@click.command(short_help="Remove what nobody uses from the store and the caches.")
 @json_option
 @placed
 def gc(where: Where, as_json: bool) -> None:
-    """Remove what nobody has used for long from the caches of this machine."""
+    """Remove what nobody uses any more from the store and from the caches of this machine.
+
+    From the store, a bucket as well: code, functions, requirements and Data that nothing refers to
+    and nobody has used for a day.
+    """
 
     async def work() -> Collection:
         async with where.client() as client:

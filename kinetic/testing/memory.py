@@ -5,7 +5,7 @@ from __future__ import annotations
 import bisect
 import time
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -99,6 +99,14 @@ class MemoryStore:
         there = {name for name in names if name in self._objects}
         self._used |= dict.fromkeys(there, time.time())
         return {*names} - there
+
+    async def collect(self, objects: Sequence[ObjectInfo]) -> bool:
+        """See the port."""
+        self.requests["collect"] += 1
+        if any(one.used != self._used.get(one.name, one.used) for one in objects):
+            return False
+        await self.delete([one.name for one in objects])
+        return True
 
     async def delete(self, names: Collection[str]) -> None:
         """See the port."""

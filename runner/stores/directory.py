@@ -24,7 +24,7 @@ import stat
 import struct
 import time
 import urllib.parse
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, cast
@@ -215,15 +215,15 @@ class DirectoryObjects:
                     absent.add(name)
         return absent
 
-    def collect(self, names: Sequence[str], before: float) -> bool:
-        """Delete these, which belong together, in this order, if none was used since *before*.
+    def collect(self, used: Mapping[str, float | None]) -> bool:
+        """Delete these, in this order, if the time of use of each is still as it was listed.
 
         No `renew` comes between the look and the deletion: it sees all of them, or none.
         """
         with self._collecting(fcntl.LOCK_EX):
-            if any((one.used or 0.0) >= before for one in self.look_up(names)):
+            if any(one.used != used[one.name] for one in self.look_up(used)):
                 return False
-            self.delete(names)
+            self.delete(used)
             return True
 
     @contextlib.contextmanager

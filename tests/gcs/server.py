@@ -31,6 +31,7 @@ class Stored:
     metadata: dict[str, str]
     generation: int
     custom_time: str = ""
+    metageneration: int = 1
 
 
 @dataclass
@@ -203,6 +204,7 @@ class GcsServer:
             "name": name,
             "size": str(len(stored.body)),
             "generation": str(stored.generation),
+            "metageneration": str(stored.metageneration),
             "crc32c": (fault.crc32c if fault else "") or crc32c(stored.body),
             **({"metadata": stored.metadata} if stored.metadata else {}),
             **({"customTime": stored.custom_time} if stored.custom_time else {}),
@@ -378,16 +380,21 @@ class GcsServer:
             answer["nextPageToken"] = base64.urlsafe_b64encode(rest[page - 1].encode()).decode()
         return web.json_response(answer)
 
-    def _deleted(self, name: str, wanted: int | None) -> web.Response:
+    def _deleted(self, name: str, query: Mapping[str, str]) -> web.Response:
         if name not in self.objects:
             return error(404, f"No such object: kn-test/{name}", "notFound")
-        if wanted is not None and self.objects[name].generation != wanted:
+        there = self.objects[name]
+        wanted = query.get("ifGenerationMatch"), query.get("ifMetagenerationMatch")
+        if wanted[0] not in (None, str(there.generation)) or wanted[1] not in (
+            None,
+            str(there.metageneration),
+        ):
             return error(412, "At least one of the pre-conditions did not hold.")
         del self.objects[name]
         return web.Response(status=204)
 
     async def _on_delete(self, request: web.Request, fault: Fault) -> web.Response:
-        return self._deleted(self._object(request.rel_url.raw_path), self._precondition(request))
+        return self._deleted(self._object(request.rel_url.raw_path), request.query)
 
     def _renewed(self, name: str, content: str) -> web.Response:
         if name not in self.objects:
@@ -395,7 +402,7 @@ class GcsServer:
         stored, moment = self.objects[name], json.loads(content)["customTime"]
         if moment < stored.custom_time:
             return error(400, "Custom time cannot be set to an earlier time", "invalid")
-        stored.custom_time = moment
+        stored.custom_time, stored.metageneration = moment, stored.metageneration + 1
         return web.json_response(self._resource(name))
 
     async def _on_renew(self, request: web.Request, fault: Fault) -> web.Response:
@@ -416,13 +423,14 @@ class GcsServer:
 
     def _batched(self, calls: list[tuple[str, str, str, str]], fault: Fault) -> Iterator[str]:
         for place, (number, method, path, content) in enumerate(calls):
+            path, _, query = path.partition("?")
             name = self._object(path)
             if fault.crc32c and place % 2:  # every second one, when the fault says so
                 answer = error(503, "injected")
             elif method == "PATCH":
                 answer = self._renewed(name, content)
             else:
-                answer = self._deleted(name, None)
+                answer = self._deleted(name, dict(urllib.parse.parse_qsl(query)))
             yield (
                 "--batch_x\r\nContent-Type: application/http\r\n"
                 f"Content-ID: <response-{number}>\r\n\r\n"

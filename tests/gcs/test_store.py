@@ -112,6 +112,23 @@ async def test_somebody_whose_clock_is_ahead_has_renewed_it_before(
     assert server.objects[names[0]].custom_time == "2999-01-01T00:00:00Z"
 
 
+@pytest.mark.parametrize("count", [3, 20])
+async def test_what_is_renewed_or_made_anew_while_it_is_collected_stays(
+    server: GcsServer, store: GcsStore, count: int
+) -> None:
+    """Between the look of who collects and the deletion: the server itself compares."""
+    names = [f"data/{number:02}" for number in range(count)]
+    for name in names:
+        await store.create(name, b"", shared=True)
+    listed = await store.list("data/")
+    await asyncio.sleep(0.01)
+    await store.renew(names[1:2])
+    await store.delete(names[2:3])
+    await store.create(names[2], b"", shared=True)
+    assert not await store.collect(listed)
+    assert {*server.objects} == {*names[1:3]}
+
+
 async def test_a_folder_is_a_store_of_its_own(server: GcsServer) -> None:
     environ = {EMULATOR: server.url.removeprefix("http://")}
     folder = GcsStore("gs://kn-test/of/mine/", environ)

@@ -12,7 +12,7 @@ import pytest
 
 import kinetic
 from kinetic import aio
-from kinetic._collector import CACHE_KEPT_S, STORE_KEPT_S, Limits, Unit, chosen, collect
+from kinetic._collector import CACHE_KEPT_S, STORE_KEPT_S, Directory, Limits, Unit, chosen, collect
 from kinetic._runner.job import workspace
 from kinetic._runner.stores.directory import DirectoryObjects
 from kinetic.aio._shared_objects import DAY_S, RENEWED_S
@@ -58,8 +58,8 @@ def test_of_what_is_too_large_the_least_recently_used_goes_and_no_more_than_it_t
 
 
 def test_what_a_submission_under_way_may_count_on_stays_however_large_it_is() -> None:
-    assert STORE_KEPT_S >= RENEWED_S + DAY_S
-    units = [unit("a", 7.9, 100), unit("b", 8.1, 100)]
+    assert STORE_KEPT_S >= 2 * RENEWED_S
+    units = [unit("a", 0.9, 100), unit("b", 1.1, 100)]
     assert names(chosen(units, (), Limits(age_s=0, size=0), STORE_KEPT_S, 0.0)) == ["b"]
 
 
@@ -159,11 +159,24 @@ def test_what_is_renewed_while_it_is_collected_is_seen_whole_or_not_at_all(tmp_p
     for name in both:
         objects.create(name, b"x")
     age(tmp_path)
+    listed = {one.name: one.used for one in objects.look_up(both)}
     objects.renew(both[1:])
-    assert not objects.collect(both, time.time() - DAY_S), "one of them was used"
+    assert not objects.collect(listed), "one of them was used"
     assert objects.renew(both) == set()
-    assert objects.collect(both, time.time() + DAY_S)
+    assert objects.collect({one.name: one.used for one in objects.look_up(both)})
     assert objects.renew(both) == {*both}
+
+
+async def test_what_a_killed_process_was_writing_is_swept_after_a_day(home: Path) -> None:
+    async with aio.Client(backend="local") as client:
+        assert await client.run(value) == 5
+        parts = home / "store" / ".tmp"
+        for name in ("old", "new"):
+            (parts / name).write_bytes(b"half")
+        os.utime(parts / "old", (time.time() - 1.1 * DAY_S,) * 2)
+        await client.collect()
+        left = {one.name for one in parts.iterdir() if not one.name.endswith(".lock")}
+        assert left == {"new"}, "somebody may be writing it now"
 
 
 async def test_the_supervisor_collects_by_itself(
@@ -186,6 +199,7 @@ async def test_the_supervisor_collects_by_itself(
 
 
 def test_a_pass_over_nothing_makes_nothing(tmp_path: Path) -> None:
-    assert collect(tmp_path / "home", tmp_path / "store", Limits()) == Collection({})
+    store = Directory(tmp_path / "store")
+    assert collect(tmp_path / "home", Limits(), store, Limits()) == Collection({})
     assert [*tmp_path.iterdir()] == []
     assert CACHE_KEPT_S > 0

@@ -13,8 +13,8 @@ from collections.abc import Collection, Iterable
 
 from absl import logging
 
+from kinetic._collector import OF_ITEMS, items_of
 from kinetic._runner.protocol import wire
-from kinetic._runner.protocol.frames import MALFORMED
 from kinetic._tasks import bounded
 from kinetic.aio import _lease
 from kinetic.aio._engine import job_spec
@@ -29,7 +29,7 @@ from kinetic.aio._engine.session import (
     Submission,
 )
 from kinetic.aio._net.retry import retry_forever
-from kinetic.aio.ports import Cluster, ObjectInfo, Phase, Store
+from kinetic.aio.ports import Cluster, Phase
 from kinetic.errors import KineticError, NotFound, Unavailable
 
 __all__ = [
@@ -37,7 +37,6 @@ __all__ = [
     "delete_batch",
     "delete_items",
     "delete_left",
-    "delete_objects",
     "delete_unwanted",
     "take_back",
     "withdraw_idle",
@@ -45,9 +44,6 @@ __all__ = [
 
 
 GONE_S = 180.0
-
-OF_ITEMS = ("inputs/", "logs/", "done/", "attempts/", "values/")
-"""The objects of a batch that belong to its items, in the order in which they go."""
 
 
 async def delete_batch(
@@ -107,27 +103,10 @@ async def delete_items(session: Session, identity: Identity) -> None:
     Cancelled: run it again; it goes on where it was.
     """
     await session.platform.cluster.drop_secret([identity.id])
-    await delete_objects(session.platform.store, identity.scope)
-
-
-async def delete_objects(store: Store, scope: str) -> None:
-    """Delete the objects of the items of a collected batch.
-
-    The inputs first: a late process that finds none leaves again. The outcomes of closed attempts
-    stay: their process may be alive, and would commit another one in their place.
-    """
+    store = session.platform.store
     for part in OF_ITEMS:
-        found = await store.list(f"{scope}{part}")
-        await store.delete([one.name for one in found if not _is_closed(one)])
-
-
-def _is_closed(one: ObjectInfo) -> bool:
-    """Whether it is the outcome of an attempt whose process may not have written it."""
-    try:
-        outcome = wire.Outcome.parse(one.metadata["header"])
-    except MALFORMED:
-        return False
-    return outcome.kind in (wire.Kind.LOST, wire.Kind.CANCELLED)
+        found = items_of(await store.list(f"{identity.scope}{part}"))
+        await store.delete([one.name for one in found])
 
 
 async def _until_let_go(session: Session, identity: Identity) -> None:

@@ -34,6 +34,7 @@ async def open_backend(target: configuration.Target, environ: Mapping[str, str])
     return Platform(
         store=store,
         images=images,
+        builds=images.builds,
         cluster=GkeCluster(api, at),
         layout=partial(layout_in, api, access.pools),
         restarts=True,

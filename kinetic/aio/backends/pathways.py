@@ -36,6 +36,7 @@ async def open_backend(target: configuration.Target, environ: Mapping[str, str])
     return Platform(
         store=store,
         images=images,
+        builds=images.builds,
         cluster=PathwaysCluster(api, at, kind=kind),
         layout=partial(layout_in, api, access.pools),
         relaunches=True,

@@ -288,8 +288,12 @@ class Http:
 
     def object_url(self, object_name: str) -> str:
         """Where the JSON API has an object."""
+        return f"{self.endpoint}{self.object_path(object_name)}"
+
+    def object_path(self, object_name: str) -> str:
+        """The same without the server."""
         quoted = urllib.parse.quote(object_name, safe="")
-        return f"{self.endpoint}/storage/v1/b/{self.place.bucket}/o/{quoted}"
+        return f"/storage/v1/b/{self.place.bucket}/o/{quoted}"
 
     @asynccontextmanager
     async def response(
@@ -363,6 +367,7 @@ class Described:
     metadata: Mapping[str, str]
     nonce: str
     used: float | None
+    metageneration: int
 
     @classmethod
     def from_resource(cls, resource: Mapping[str, Any]) -> Described:
@@ -376,6 +381,7 @@ class Described:
             metadata=metadata,
             nonce=nonce,
             used=_seconds(resource.get("customTime")),
+            metageneration=int(resource.get("metageneration", 1)),
         )
 
     def info(self, name: str) -> ObjectInfo:
@@ -386,6 +392,7 @@ class Described:
             metadata=self.metadata,
             generation=self.generation,
             used=self.used,
+            metageneration=self.metageneration,
         )
 
 

@@ -8,7 +8,6 @@ import json
 import os
 import re
 import secrets
-import urllib.parse
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -56,15 +55,19 @@ class Task:
     known: frozenset[int] = frozenset({ABSENT})
 
 
-async def each(http: Http, task: Task, names: Collection[str]) -> dict[str, int]:
+async def each(
+    http: Http, task: Task, names: Collection[str], queries: Mapping[str, str] | None = None
+) -> dict[str, int]:
     """Do *task* with the objects of *names*; those that were answered with one of its statuses.
 
-    Cancelled: it may be done with any of them.
+    *queries* has the parameters of each request, by name. Cancelled: it may be done with any of
+    them.
     """
-    objects = {name: http.place.object_name(name) for name in names}
-    every = list(objects.items())
+    queries = queries or {}
+    paths = ((name, http.object_path(http.place.object_name(name))) for name in names)
+    every = [(name, path + queries.get(name, "")) for name, path in paths]
     if len(every) <= FEW:
-        work = (_one(http, task, name, object_name) for name, object_name in every)
+        work = (_one(http, task, name, path) for name, path in every)
     else:
         starts = range(0, len(every), CALLS)
         work = (_Batch(http, task, every[start : start + CALLS]).run() for start in starts)
@@ -74,8 +77,8 @@ async def each(http: Http, task: Task, names: Collection[str]) -> dict[str, int]
     return found
 
 
-async def _one(http: Http, task: Task, name: str, object_name: str) -> dict[str, int]:
-    url = http.object_url(object_name)
+async def _one(http: Http, task: Task, name: str, path: str) -> dict[str, int]:
+    url = f"{http.endpoint}{path}"
 
     async def work() -> None:
         body = json.dumps(dict(task.body)).encode() if task.body else None
@@ -115,8 +118,7 @@ class _Batch:
 
     async def _once(self) -> None:
         boundary = f"kinetic-{secrets.token_hex(8)}"
-        names = [name for _, name in self._left]
-        body = _written(self._task, self._http.place.bucket, names, boundary)
+        body = _written(self._task, [path for _, path in self._left], boundary)
         limits = self._http.limits
         async with (
             asyncio.timeout(limits.connect_s + 2 * limits.idle_s),
@@ -137,18 +139,17 @@ class _Batch:
             raise refusal  # one that will not pass, if there is one
 
 
-def _written(task: Task, bucket: str, objects: Sequence[str], boundary: str) -> bytes:
+def _written(task: Task, paths: Sequence[str], boundary: str) -> bytes:
     content = json.dumps(dict(task.body)) if task.body else ""
     about = ["Content-Type: application/json", f"Content-Length: {len(content)}"] if content else []
     lines: list[str] = []
-    for number, name in enumerate(objects):
-        quoted = urllib.parse.quote(name, safe="")
+    for number, path in enumerate(paths):
         lines += (
             f"--{boundary}",
             "Content-Type: application/http",
             f"Content-ID: <{number}>",
             "",
-            f"{task.method} /storage/v1/b/{bucket}/o/{quoted} HTTP/1.1",
+            f"{task.method} {path} HTTP/1.1",
             *about,
             "",
             content,
@@ -224,7 +225,7 @@ async def renewed(http: Http, names: Collection[str]) -> set[str]:
     return absent
 
 
-FIELDS = "nextPageToken,items(name,size,generation,metadata,customTime)"
+FIELDS = "nextPageToken,items(name,size,generation,metageneration,metadata,customTime)"
 
 
 async def listed(http: Http, prefix: str) -> list[ObjectInfo]:
@@ -268,6 +269,10 @@ def _info(http: Http, resource: Mapping[str, Any]) -> ObjectInfo | None:
 
 
 DELETE = Task(verb=Verb.DELETE, method="DELETE")
+RENEWED = 412
+"""A condition of the request does not hold: somebody has changed the object."""
+
+COLLECT = Task(verb=Verb.DELETE, method="DELETE", known=frozenset({ABSENT, RENEWED}))
 
 
 class GcsStore:
@@ -370,6 +375,21 @@ class GcsStore:
     async def renew(self, names: Collection[str]) -> set[str]:
         """See the port. One request for each hundred objects; it is their custom time."""
         return await renewed(self._http, names)
+
+    async def collect(self, objects: Sequence[ObjectInfo]) -> bool:
+        """See the port. One look, and one request for each hundred objects."""
+        there = await self.look(objects[0].name) if objects else None
+        if there is not None and there.used != objects[0].used:
+            return False
+        return await self._collect(objects[:1]) and await self._collect(objects[1:])
+
+    async def _collect(self, objects: Sequence[ObjectInfo]) -> bool:
+        queries = {
+            one.name: f"?ifGenerationMatch={one.generation}"
+            f"&ifMetagenerationMatch={one.metageneration}"
+            for one in objects
+        }
+        return RENEWED not in (await each(self._http, COLLECT, queries, queries)).values()
 
     async def delete(self, names: Collection[str]) -> None:
         """See the port. One request for each hundred objects."""

@@ -187,7 +187,7 @@ class ContainerImages:
         wheel: Callable[[], Wheel] = installed_wheel,
     ) -> None:
         self._target = target
-        self._jobs, self._builds = jobs, builds
+        self._jobs, self.builds = jobs, builds
         self._credentials = Credentials()
         self._registry_host = environ.get(EMULATOR, "")
         objects = environ.get(OBJECTS, "")
@@ -255,7 +255,7 @@ class ContainerImages:
         if self._bundled is None:
             self._bundled = BundledImages(
                 places(self._target, self._registry_host),
-                self._builds,
+                self.builds,
                 self._registry,
                 self._builder,
                 pace=self._pace,
@@ -266,7 +266,7 @@ class ContainerImages:
 
     async def aclose(self) -> None:
         """End what is being built, and close everything but the store of jobs."""
-        parts = (self._builds, self._credentials, self._log_http, self._http, self._builder)
+        parts = (self.builds, self._credentials, self._log_http, self._http, self._builder)
         async with contextlib.AsyncExitStack() as closing:  # the last comes first
             for part in (*parts, self._bundled):
                 if part is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
-from collections.abc import Callable, Collection, Generator, Mapping
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
@@ -120,6 +120,11 @@ class DirectoryStore:
     async def renew(self, names: Collection[str]) -> set[str]:
         with self._translated("renew"):
             return await in_thread(self._objects.renew, names)
+
+    async def collect(self, objects: Sequence[ObjectInfo]) -> bool:
+        used = {one.name: one.used for one in objects}
+        with self._translated("collect"):
+            return await in_thread(self._objects.collect, used)
 
     async def delete(self, names: Collection[str]) -> None:
         with self._translated("delete"):
