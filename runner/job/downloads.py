@@ -7,25 +7,21 @@ import importlib.util
 import os
 import shutil
 import urllib.parse
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ..protocol.wire import DataRef
-    from ..stores.gcs import Http
+    from ..stores.gcs import Bucket
     from .workspace import Site
 
-__all__ = ["Source", "download", "fetch_under", "listed"]
+__all__ = ["download", "fetch_under"]
 
 AT_ONCE = 32
 BIG = 32 * 1024 * 1024
 """Objects of more bytes come one after the other, each in several ranges at once."""
-
-PAGE = 1000
-FIELDS = "nextPageToken,items(name,size,generation,crc32c,contentEncoding)"
-Source = Mapping[str, Any]
 
 
 def download(ref: DataRef, folder: str, site: Site) -> str:
@@ -47,36 +43,38 @@ def download(ref: DataRef, folder: str, site: Site) -> str:
 
 
 def _from_bucket(ref: DataRef, rest: str, folder: str) -> str:
-    gcs_http: Any = importlib.import_module("..stores.gcs", __package__)
+    gcs: Any = importlib.import_module("..stores.gcs", __package__)
     gcs_names: Any = importlib.import_module("..protocol.gcs_names", __package__)
-    bucket, _, name = rest.partition("/")
-    http: Http = gcs_http.Http(gcs_names.Place(bucket))
+    bucket_name, _, name = rest.partition("/")
+    bucket: Bucket = gcs.Bucket(gcs_names.Place(bucket_name))
     os.mkdir(folder, 0o700)
     if not ref.is_dir:
-        found = _about(http, ref.uri, name)
+        found = bucket.find(name)
+        if found is None:
+            raise RuntimeError(f"there is no object {ref.uri}, or it may not be seen")
         _check_space(ref.uri, [found], folder)
         target = f"{folder}/{_relative(ref.uri, name.rpartition('/')[2])}"
-        _fetch(http, ref.uri, found, target)
+        _fetch(bucket, ref.uri, found, target)
         return target
-    objects = list(listed(http, name))
+    objects = list(bucket.list(name))
     if not objects:
         raise RuntimeError(f"there is nothing at {ref.uri}, or it may not be seen")
     _check_space(ref.uri, objects, folder)
-    fetch_under(http, ref.uri, objects, name, folder)
+    fetch_under(bucket, ref.uri, objects, name, folder)
     return folder
 
 
-def fetch_under(http: Http, uri: str, found: Iterable[Source], prefix: str, folder: str) -> None:
+def fetch_under(bucket: Bucket, uri: str, found: Iterable[Any], prefix: str, folder: str) -> None:
     """Make files in *folder* of the objects *found* at *uri*, below *prefix* of its bucket.
 
     Raises:
         RuntimeError: They cannot be files.
         OSError: They cannot be had, or written.
     """
-    objects: list[tuple[Source, str]] = []
+    objects: list[tuple[Any, str]] = []
     made: set[str] = set()
     for one in found:
-        path = str(one["name"])[len(prefix) :]
+        path = str(one.name)[len(prefix) :]
         if path.rstrip("/") != path or not path:  # what consoles make to show a folder
             if path.strip("/"):
                 os.makedirs(f"{folder}/{_relative(uri, path.rstrip('/'))}", exist_ok=True)
@@ -88,30 +86,28 @@ def fetch_under(http: Http, uri: str, found: Iterable[Source], prefix: str, fold
             os.makedirs(parent, exist_ok=True)
         except (FileExistsError, NotADirectoryError):
             raise _both(uri, parent) from None
-    _fetch_all(http, uri, objects)
+    _fetch_all(bucket, uri, objects)
 
 
-def _fetch_all(http: Http, uri: str, objects: list[tuple[Source, str]]) -> None:
-    small = [one for one in objects if int(one[0].get("size", 0)) <= BIG]
+def _fetch_all(bucket: Bucket, uri: str, objects: list[tuple[Any, str]]) -> None:
+    small = [one for one in objects if one[0].size <= BIG]
     pool = ThreadPoolExecutor(AT_ONCE, "kinetic-data")
     try:
-        running = [pool.submit(_fetch, http, uri, found, target) for found, target in small]
+        running = [pool.submit(_fetch, bucket, uri, found, target) for found, target in small]
         for one in running:
             one.result()
     finally:
         pool.shutdown(wait=False, cancel_futures=True)  # the job may have to end now
     for found, target in objects:
-        if int(found.get("size", 0)) > BIG:
-            _fetch(http, uri, found, target)
+        if found.size > BIG:
+            _fetch(bucket, uri, found, target)
 
 
-def _fetch(http: Http, uri: str, found: Source, target: str) -> None:
-    gcs_transfer: Any = importlib.import_module("..stores.gcs", __package__)
-    fetch: Callable[[Http, str, Source, Path], None] = gcs_transfer.download
+def _fetch(bucket: Bucket, uri: str, found: Any, target: str) -> None:
     try:
-        fetch(http, str(found["name"]), found, Path(target))
+        bucket.fetch(found, Path(target))
     except KeyError:
-        words = f"{found['name']} of {uri} was deleted or replaced while it was downloaded"
+        words = f"{found.name} of {uri} was deleted or replaced while it was downloaded"
         raise RuntimeError(words) from None
     except (FileExistsError, IsADirectoryError):
         raise _both(uri, target) from None
@@ -125,30 +121,8 @@ def _both(uri: str, path: str) -> RuntimeError:
     )
 
 
-def _about(http: Http, uri: str, name: str) -> Source:
-    answer = http.ask(f"look at {uri}", "GET", http.url(name), accepted=(404,))
-    if answer.status == 404:
-        raise RuntimeError(f"there is no object {uri}, or it may not be seen")
-    return answer.json()
-
-
-def listed(http: Http, prefix: str) -> Iterable[Source]:
-    """What the bucket tells of its objects whose name begins with *prefix*."""
-    token = ""
-    while True:
-        params = {"prefix": prefix, "maxResults": str(PAGE), "fields": FIELDS}
-        if token:
-            params["pageToken"] = token
-        what = f"list gs://{http.place.bucket}/{prefix}"
-        page = http.ask(what, "GET", http.url(), params=params).json()
-        yield from page.get("items") or ()
-        token = page.get("nextPageToken") or ""
-        if not token:
-            return
-
-
-def _check_space(uri: str, found: list[Source], folder: str) -> None:
-    size = sum(int(one.get("size", 0)) for one in found)
+def _check_space(uri: str, found: list[Any], folder: str) -> None:
+    size = sum(one.size for one in found)
     free = shutil.disk_usage(folder).free
     if size > free:
         raise RuntimeError(

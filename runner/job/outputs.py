@@ -82,7 +82,7 @@ class Mirror:
         self._place = place
         self._folder = folder
         bucket, _, prefix = place.removeprefix("gs://").partition("/")
-        self._bucket, self._prefix = bucket, f"{prefix}/" if prefix else ""
+        self._bucket_name, self._prefix = bucket, f"{prefix}/" if prefix else ""
         self._opened: Any = None
         self._before: dict[str, _Seen] = {}
         self._sent: dict[str, _Seen] = {}
@@ -99,8 +99,8 @@ class Mirror:
             RuntimeError: It cannot be files.
         """
         downloads: Any = importlib.import_module(".downloads", __package__)
-        found = list(downloads.listed(self._http(), self._prefix))
-        size = sum(int(one.get("size", 0)) for one in found)
+        found = list(self._bucket().list(self._prefix))
+        size = sum(one.size for one in found)
         free = shutil.disk_usage(self._folder).free
         if size > free // 2:
             _say(
@@ -108,7 +108,7 @@ class Mirror:
                 f"it is in {VARIABLE}"
             )
             return
-        downloads.fetch_under(self._http(), self._place, found, self._prefix, self._folder)
+        downloads.fetch_under(self._bucket(), self._place, found, self._prefix, self._folder)
         self._sent, _ = self._found()
 
     def start(self) -> None:
@@ -184,7 +184,7 @@ class Mirror:
         if not new:
             return
         try:
-            self._http()  # made once, before several ask for it
+            self._bucket()  # opened once, before several threads ask for it
         except OSError as exc:
             self._why.update({name: str(exc) for name, _ in new})
             return
@@ -200,9 +200,10 @@ class Mirror:
                 self._send_one(name, seen)
 
     def _send_one(self, name: str, seen: _Seen) -> None:
-        gcs: Any = importlib.import_module("..stores.gcs", __package__)
+        bucket = self._bucket()
         try:
-            gcs.overwrite(self._http(), self._prefix + name, Path(self._folder, name))
+            path = Path(self._folder, name)
+            bucket.write(bucket.blob(self._prefix + name), path, metadata={}, absent=False)
         except FileNotFoundError:
             return  # it was deleted meanwhile
         except (OSError, ValueError) as exc:
@@ -211,11 +212,11 @@ class Mirror:
             self._sent[name] = seen
             self._why.pop(name, None)
 
-    def _http(self) -> Any:
+    def _bucket(self) -> Any:
         if self._opened is None:
             gcs: Any = importlib.import_module("..stores.gcs", __package__)
             names: Any = importlib.import_module("..protocol.gcs_names", __package__)
-            self._opened = gcs.Http(names.Place(self._bucket))
+            self._opened = gcs.Bucket(names.Place(self._bucket_name))
         return self._opened
 
 

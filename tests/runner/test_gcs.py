@@ -22,7 +22,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kinetic._runner.protocol.gcs_names import Place
-from kinetic._runner.stores.gcs import EMULATOR, NONCE, GcsObjects, Patience, Refused, Trouble
+from kinetic._runner.stores.gcs import EMULATOR, NONCE, GcsObjects, Patience, Trouble
 from kinetic.aio.gcs.http import NONCE as CLIENTS_NONCE
 from kinetic.aio.gcs.http import Location
 from kinetic.aio.gcs.store import GcsStore
@@ -227,8 +227,7 @@ def test_an_upload_that_is_cut_goes_on(
     assert server.objects["jobs/x"].body == BODY
     starts = [int(sent.removeprefix("bytes ").split("-")[0]) for sent in server.ranges]
     assert server.requests["begin"] == 1
-    # What comes at once may be more than what was missing up to the cut.
-    assert 4 * MIB < starts[1] < 6 * MIB, "it does not begin anew"
+    assert starts == [0, 0, 0, 16 * MIB, 32 * MIB], "only the piece that was cut is sent again"
 
 
 def test_an_upload_that_the_service_lost_begins_anew(
@@ -246,7 +245,8 @@ def test_a_large_upload_whose_last_reply_is_lost_is_found_complete(
     (tmp_path / "large").write_bytes(BODY[: 9 * MIB])
     server.fail("put", late=True)
     assert objects.create("x", tmp_path / "large")
-    assert (server.requests["put"], server.requests["ask"]) == (1, 1)
+    assert server.objects["jobs/x"].body == BODY[: 9 * MIB]
+    assert server.requests["begin"] == 1
 
 
 def test_a_download_that_is_cut_goes_on_where_it_was(
@@ -256,10 +256,9 @@ def test_a_download_that_is_cut_goes_on_where_it_was(
     server.fail("media", times=5, at=3 * MIB)  # the first of them asks for less
     objects.fetch("x", tmp_path / "x")
     assert (tmp_path / "x").read_bytes() == BODY
-    asked = [one.removeprefix("bytes=").split("-") for one in server.ranges]
-    starts = [int(first) for first, last in asked if int(last) == 32 * MIB - 1]
+    starts = [int(one.removeprefix("bytes=").split("-")[0]) for one in server.ranges]
     # The last few bytes before the cut may be lost with the connection.
-    assert starts[0] == 0 and 2 * MIB <= starts[1] <= 3 * MIB
+    assert starts == sorted(starts) and 2 * MIB <= starts[0] <= 3 * MIB
 
 
 @pytest.mark.parametrize("way", ["get", "fetch"])
@@ -289,7 +288,9 @@ def test_a_missing_permission_is_told_at_once_with_what_to_do(
     server: GcsServer, objects: GcsObjects
 ) -> None:
     fault = server.fail("*", times=99, status=403, text="the pod may not")
-    with pytest.raises(Trouble, match=r"cannot write x: .*the pod may not.*storage.objectUser"):
+    with pytest.raises(
+        Trouble, match=r"gs://kn-test/jobs/x: .*the pod may not.*storage.objectUser"
+    ):
         objects.create("x", b"")
     assert fault.seen == 1
     limited = {"error": {"message": "slow", "errors": [{"reason": "rateLimitExceeded"}]}}
@@ -300,7 +301,7 @@ def test_a_missing_permission_is_told_at_once_with_what_to_do(
 
 def test_a_missing_bucket_is_no_missing_object(server: GcsServer, objects: GcsObjects) -> None:
     server.buckets.clear()
-    with pytest.raises(Refused, match="bucket"):
+    with pytest.raises(Trouble, match="bucket"):
         objects.list("a")
 
 

@@ -17,7 +17,7 @@ from kinetic._runner.job.outputs import Mirror
 from kinetic._runner.job.processes import Stopping
 from kinetic._runner.protocol import wire
 from kinetic._runner.protocol.gcs_names import Place
-from kinetic._runner.stores.gcs import EMULATOR, GcsObjects, Http, Patience
+from kinetic._runner.stores.gcs import EMULATOR, Bucket, GcsObjects, Patience
 from tests.gcs.server import GcsServer, Stored
 from tests.runner.pods import Pods
 from tests.runner.served import served
@@ -122,7 +122,7 @@ def test_a_job_that_is_asked_to_end_does_not_spend_its_grace_on_uploads(
     mirror: Mirror, server: GcsServer, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "output" / "large").write_text("x")
-    mirror._opened = Http(Place("kn-test"), os.environ, Patience(total_s=0.1, idle_s=3.0))
+    mirror._opened = Bucket(Place("kn-test"), os.environ, Patience(total_s=0.1, idle_s=3.0))
     server.fail("create", stall=True)
     stopping = Stopping()
     stopping.requested, stopping.since = True, time.monotonic()
