@@ -411,6 +411,8 @@ class BatchHandle(Generic[T, X]):
         trace: TracebackType | None,
     ) -> None:
         self._owned = max(0, self._owned - 1)
+        if self._home is not PORTAL.current:  # in a forked child: the batch is its parent's
+            return
         try:
             PORTAL.crossing(patient=False).call(self._aio.__aexit__, kind, error, trace)
         except KeyboardInterrupt:
@@ -1043,5 +1045,7 @@ async def _close_client() -> None:
     await client.aclose()
 
 
+if hasattr(os, "register_at_fork"):  # the parent goes on submitting them
+    os.register_at_fork(after_in_child=_SUBMITTING.clear)
 PORTAL.on_close(_finish_submitting, patient=True)
 PORTAL.on_close(_close_client)

@@ -436,3 +436,30 @@ except kinetic.errors.ConfigurationError as error:
     page = (tmp_path / "report.html").read_text()
     assert "ZeroDivisionError: division by zero" in page
     assert '"name":"result","kind":"number","values":[1,null,0.25]' in page
+
+
+def test_a_child_that_is_forked_in_a_block_leaves_the_batch_to_its_parent(script) -> None:
+    """It ends at once, by the block's end or within it; with jobs of its own, too."""
+    code = """
+def child(work):
+    pid = os.fork()
+    if pid == 0:
+        work()
+    else:
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+def uses_it():
+    print(inverse(4), list(batch.results()))
+    sys.exit(4)
+
+with waits_for.run_async_map([f"{here}/a", f"{here}/b"]) as batch:
+    print(child(lambda: sys.exit(3)), batch.finished)
+    pathlib.Path("a").touch()
+    pathlib.Path("b").touch()
+    print(child(uses_it))
+    print(batch.results())
+"""
+    with script(code, "-Wignore::DeprecationWarning") as process:
+        for line in ("3 False", "0.25 ['a', 'b']", "4", "['a', 'b']"):
+            process.expect(line)
+        assert process.end()[0] == 0
