@@ -14,6 +14,7 @@ import importlib.util
 import json
 import os
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -98,14 +99,46 @@ def tell_crashes() -> None:
         faulthandler.enable()
 
 
-def leave(code: int) -> None:
-    """End the process now, whatever threads the user's code has left behind.
+LEAVE_S = 8.0
+"""How long the end of the interpreter may take once the function has returned."""
 
-    What libraries have registered for the end comes first: uploads, flushes.
+
+def leave(code: int) -> None:
+    """End the process as an interpreter ends, but wait for no thread of the user's.
+
+    Callbacks of `threading` come first, as pools of workers need it, then those of `atexit`.
+    After `LEAVE_S` seconds the process ends without the rest; its job's other processes are
+    killed with it.
     """
     try:
+        callbacks = _threading_callbacks()
+        if callbacks or _count_exitfuncs():
+            import _thread  # no page of `threading` is touched
+
+            _thread.start_new_thread(_end_later, (code, os.getpid()))
+        for callback in reversed(callbacks):
+            try:
+                callback()
+            except Exception:
+                sys.excepthook(*sys.exc_info())
         _run_exitfuncs()
     finally:
+        flush()
+        os._exit(code)
+
+
+def _threading_callbacks() -> list[Callable[[], object]]:
+    """What libraries have registered with ``threading._register_atexit``."""
+    return [*getattr(sys.modules.get("threading"), "_threading_atexits", ())]
+
+
+def _end_later(code: int, owner: int) -> None:
+    time.sleep(LEAVE_S)
+    if os.getpid() == owner:
+        sys.stderr.write(
+            f"kinetic: the function has ended, but its process did not end within {LEAVE_S:g} s: "
+            "something that it started still runs, and is killed\n"
+        )
         flush()
         os._exit(code)
 
@@ -120,6 +153,7 @@ def flush() -> None:
 
 
 _run_exitfuncs: Callable[[], None] = getattr(atexit, "_run_exitfuncs")  # noqa: B009
+_count_exitfuncs: Callable[[], int] = getattr(atexit, "_ncallbacks")  # noqa: B009
 
 
 if __name__ == "__main__":

@@ -415,3 +415,62 @@ except KeyboardInterrupt:
         process.expect("")
         process.expect("[]")
         assert process.end()[0] == 0
+
+
+def test_a_job_that_has_used_joblib_ends_when_its_function_has(script) -> None:
+    """Its pool of processes ends first, and its slot is free; nothing complains."""
+    code = """
+@remote
+def squares(count):
+    from joblib import Parallel, delayed
+    return Parallel(n_jobs=2)(delayed(pow)(number, 2) for number in range(count))
+
+os.environ["KINETIC_LOCAL_SLOTS"] = "1"
+jobs = [squares.run_async(count) for count in (1, 2, 3)]
+print([job.result() for job in jobs])
+print(squares(4))
+"""
+    with script(code) as process:
+        process.expect("[[0], [0, 1], [0, 1, 4]]")
+        process.expect("[0, 1, 4, 9]")
+        status, out, err = process.end()
+        assert (status, out) == (0, "")
+        assert "not all of the output" not in err and "Error" not in err, err
+
+
+def test_what_a_job_has_started_and_never_ends_is_reported_and_killed(script) -> None:
+    """With the job's process; the slot is free, and the value is there."""
+    code = """
+@remote
+def stubborn(number):
+    import multiprocessing
+    process = multiprocessing.get_context("fork").Process(target=signal.pause)
+    process.start()
+    return number, process.pid
+
+os.environ["KINETIC_LOCAL_SLOTS"] = "1"
+number, pid = stubborn(1)
+print(number, os.path.exists(f"/proc/{pid}"))
+print(remote(abs)(-2))
+"""
+    with script(code) as process:
+        assert "did not end" in process.line()
+        process.expect("1 False")
+        process.expect("2")
+        assert process.end() == (0, "", "")
+
+
+def test_callbacks_for_the_end_of_threads_come_before_those_of_the_interpreter(script) -> None:
+    code = """
+@remote
+def registers():
+    import atexit, threading
+    atexit.register(print, "interpreter")
+    threading._register_atexit(print, "threads")
+
+registers()
+"""
+    with script(code) as process:
+        process.expect("threads")
+        process.expect("interpreter")
+        assert process.end() == (0, "", "")
