@@ -92,7 +92,8 @@ class Bucket:
         self._errors = _library("google.api_core.exceptions")
         self._auth = _library("google.auth.exceptions")
         self._requests = _library("requests")
-        self._corrupt: type[Exception] = _library("google.cloud.storage.exceptions").DataCorruption
+        # From 3.0 on, the library's own error is a subclass of this one where both are installed.
+        self._corrupt: type[Exception] = _library("google.resumable_media").DataCorruption
         self._client = self._opened(environ)
         weakref.finalize(self, self._client._http.close)
         self._bucket = self._client.bucket(place.bucket)
