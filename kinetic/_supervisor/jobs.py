@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from kinetic._supervisor.protocol import Order
+from kinetic._supervisor.protocol import SUBMISSION, Order
 from kinetic.job_status import Reason
 
 __all__ = [
@@ -346,6 +346,25 @@ class Table:
         if job.order is not None and job.order.timeout is not None:
             actions.append(Arm(job.order.timeout, Due.DEADLINE, job))
         return actions
+
+    def may_wait(self, job: Job) -> bool:
+        """Whether *job*, which cannot start now, goes back into the queue.
+
+        It does if it is an item of a batch that has started another one.
+        """
+        submission = job.labels.get(SUBMISSION, job.name)
+        return job.stopping is None and any(
+            one is not job and one.executor and one.labels.get(SUBMISSION) == submission
+            for one in self.jobs.values()
+        )
+
+    def postpone(self, job: Job, why: str) -> list[Action]:
+        """Put *job*, which has no process, back to the head of its queue."""
+        self._queued += job.state is State.RUNNING
+        self._release(job)
+        job.state, job.executor, job.message = State.QUEUED, "", why
+        self._waiting[job.need.gpus > 0].appendleft(job)
+        return [Tell(job)]
 
     def ended(
         self, job: Job, now: float, *, status: int, out_of_memory: bool, meaning: str = ""

@@ -79,7 +79,7 @@ class Refused:
     """No process could be made for the job."""
 
     job: Job
-    error: str
+    error: OSError
 
 
 def _joined(ours: Mapping[str, Any], theirs: bytes) -> bytes:
@@ -216,7 +216,7 @@ class Parent:
             elif what == fork_server.REFUSED:
                 job = self._jobs.pop(serial)
                 del self._serials[job]
-                told.append(Refused(job, os.strerror(number)))
+                told.append(Refused(job, OSError(number, os.strerror(number))))
             else:
                 self.ready = True
         del self._in[:whole]
@@ -667,7 +667,10 @@ class Parents:
         """
         self._collect()
         ours = {one.pid for one in self._living()} | self._sweeper.helpers
-        orphans = [pid for pid in children() if pid not in ours]
+        try:
+            orphans = [pid for pid in children() if pid not in ours]
+        except OSError:  # without a descriptor they cannot be listed: the next look does it
+            return []
         for pid in orphans:
             try:
                 os.kill(pid, signal.SIGKILL)

@@ -7,6 +7,7 @@ sent at the turn's end, so nobody hears of what a restart would not know.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import heapq
 import json
@@ -149,6 +150,18 @@ FIRST_COLLECTION_S, COLLECTION_S = 60.0, 3600.0
 TIMERS = 4096
 """As often as so many were set, those of jobs that are over are dropped: a time may be days."""
 
+START_AGAIN_S = 1.0
+"""After a job could not be started for want of descriptors, disk or memory, none starts for this
+long."""
+
+PASSING = frozenset(
+    {
+        errno.EAGAIN, errno.EDQUOT, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM,
+        errno.ENOSPC,
+    }
+)  # fmt: skip
+"""Why a job cannot be started now, and may be later."""
+
 
 def say(text: str) -> None:
     """A line for the supervisor's own log."""
@@ -224,6 +237,7 @@ class Supervisor:
         self._collection_at = self._swept_at + min(FIRST_COLLECTION_S, self._idle_s)
         self._busy_at = self._swept_at + FIRST_CLIENT_S
         self._told_at = 0.0
+        self._start_again_at = 0.0
         self._ending = False
 
     def run(self) -> None:
@@ -287,6 +301,7 @@ class Supervisor:
             if isinstance(one, Refused):
                 self._parents.never_began(one.job)
             self._parents.ended(one.job)
+            actions: list[Action]
             if isinstance(one, Ended):
                 memory = one.status == -signal.SIGKILL and self._kills.happened()
                 actions = self._table.ended(
@@ -297,9 +312,18 @@ class Supervisor:
                     meaning=_meaning(one.job, one.status, self._places),
                 )
             else:
-                words = f"no process could be made for the job: {one.error}"
-                actions = self._table.failed(one.job, now, Reason.SETUP, words)
+                actions = self._not_started(one.job, one.error)
             self._perform(actions)
+
+    def _not_started(self, job: Job, exc: OSError) -> list[Action]:
+        """End *job*, or have it wait where the cause may pass and others of its batch ran."""
+        words = _cannot(exc)
+        if exc.errno not in PASSING or not self._table.may_wait(job):
+            return self._table.failed(job, time.time(), Reason.SETUP, words)
+        if not job.message:
+            say(f"{job.name} waits: {words}")
+        self._start_again_at = time.monotonic() + START_AGAIN_S
+        return self._table.postpone(job, f"waiting: {words}; kinetic keeps trying")
 
     def _on_signals(self, wake: socket.socket) -> None:
         with contextlib.suppress(BlockingIOError):
@@ -343,7 +367,8 @@ class Supervisor:
         self._sweeper.sweep()
         if self._parents.dying:
             self._reap()
-        if self._table.queued and now >= self._told_at + TOLD_S:
+        held = now < self._start_again_at
+        if self._table.queued and not held and now >= self._told_at + TOLD_S:
             self._told_at = now
             self._perform(self._table.held_up(time.time()))
         if now - self._swept_at > SWEEP_S:
@@ -427,6 +452,8 @@ class Supervisor:
                     os.unlink(f"{self._logs}/{log}")
 
     def _schedule(self) -> None:
+        if time.monotonic() < self._start_again_at:
+            return
         while not self._ending and (job := self._table.next()) is not None:
             self._kills.note(time.monotonic())
             try:
@@ -435,7 +462,9 @@ class Supervisor:
             except OSError as exc:
                 self._parents.never_began(job)
                 self._parents.ended(job)
-                self._perform(self._table.failed(job, time.time(), Reason.SETUP, _cannot(exc)))
+                self._perform(self._not_started(job, exc))
+                if job.state is State.QUEUED:
+                    return
 
     def _make_folders(self) -> None:
         """Somebody may have deleted them: people clean up."""
@@ -479,7 +508,6 @@ class Supervisor:
         job.started = time.monotonic()
         gpus = {"CUDA_VISIBLE_DEVICES": ",".join(job.grant.gpus)} if self._gpus else {}
         parent = self._parents.start(job, job.order, gpus)
-        job.body = b""
         if not parent.ready and parent.fileno() not in self._selector.get_map():
             self._select(parent, lambda: self._on_parent(parent))
         self._flushing.add(parent)
@@ -542,6 +570,7 @@ class Supervisor:
         now = time.monotonic()
         moments = [self._told_at + TOLD_S] if self._table.queued else []
         moments += [self._swept_at + SWEEP_S, self._collection_at, self._sweeper.due]
+        moments += [self._start_again_at] if now < self._start_again_at else []
         if (first := self._timers.first) is not None:
             moments.append(first)
         if self._parents.dying or self._parents.settling():

@@ -7,6 +7,7 @@ import contextlib
 import fcntl
 import os
 import random
+import resource
 import shutil
 import signal
 import socket
@@ -16,7 +17,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from kinetic._supervisor.protocol import VERSION, Decoder, Places, encode
+from kinetic._supervisor.protocol import SUBMISSION, VERSION, Decoder, Places, encode
 from kinetic.aio.local import supervisor
 from kinetic.aio.local.cluster import LocalCluster
 from kinetic.aio.ports import Observation, Phase
@@ -483,3 +484,33 @@ def unlocked(path: Path) -> bool:
 def kill(pid: int) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)
+
+
+async def word(cluster: LocalCluster, name: str) -> Observation:
+    """The first that the supervisor says about why the job does not run; nobody new is let in."""
+    async with asyncio.timeout(DEADLINE_S):
+        while not (seen := (await cluster.find(names=[name]))[0]).message:
+            await asyncio.sleep(0.01)
+    return seen
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits another process")
+async def test_what_cannot_be_started_now_waits_if_others_of_its_batch_ran(
+    cluster: LocalCluster, home: Path
+) -> None:
+    batch = {SUBMISSION: "grp-local-1"}
+    await cluster.launch(spec("first", labels=batch))
+    assert (await until(cluster, "first", labels=batch)).exit_code == 0
+    pid, (parent,) = supervisor_pid(home), parents(home)
+    before = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (3, before[1]))
+    os.kill(parent, signal.SIGKILL)
+    await eventually(lambda: not parents(home))
+    await cluster.launch(spec("alone"))
+    seen = await word(cluster, "alone")
+    assert (seen.phase, seen.reason) == (Phase.ENDED, Reason.SETUP)
+    await cluster.launch(spec("second", labels=batch))
+    seen = await word(cluster, "second")
+    assert seen.phase is Phase.PENDING and "Too many open files" in seen.message
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, before)
+    assert (await until(cluster, "second", labels=batch)).exit_code == 0

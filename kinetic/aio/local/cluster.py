@@ -237,16 +237,17 @@ class LocalCluster:
         self._connecting: asyncio.Task[Connection] | None = None
         self._watches: set[Connection] = set()
         self._closed = False
-        self._reported = set[str]()
+        self._reported = set[tuple[str, str]]()
         self._fresh = _wants_fresh(environ)
 
     def _report(self, seen: Observation) -> None:
-        """Say once of a submission that it waits for jobs of others."""
+        """Say once of a submission that it waits for jobs of others, or can't be started now."""
         submission = seen.labels.get(SUBMISSION, seen.name)
+        cause = submission, seen.message.partition(":")[0]
         if seen.phase is not Phase.PENDING or not seen.message or submission in seen.message:
             return
-        if submission not in self._reported:
-            self._reported.add(submission)
+        if cause not in self._reported:
+            self._reported.add(cause)
             logging.warning("%s is %s", seen.name, seen.message)
 
     async def launch(self, job: JobSpec) -> None:
