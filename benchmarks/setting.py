@@ -1,7 +1,7 @@
-"""Where the measurements run: a scratch folder in memory, a small project, a home of kinetic.
+"""Where the measurements run: a scratch folder, a project, a home of kinetic.
 
-The scratch folder is in /dev/shm where there is one: what is measured is the
-library, and a disk may take longer to create a file than a job takes to run.
+The scratch folder is in /dev/shm where there is one, or, for measurements on the
+disk, beside the default home of kinetic: where users have it.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ def square(x: int) -> int:
 
 
 @contextlib.contextmanager
-def scratch() -> Iterator[Path]:
-    """A folder that is removed afterwards."""
-    base = MEMORY if os.access(MEMORY, os.W_OK) else None
+def scratch(*, disk: bool = False) -> Iterator[Path]:
+    """Make a folder, in memory or on the *disk*, and remove it afterwards."""
+    base = Path.home() if disk else MEMORY if os.access(MEMORY, os.W_OK) else None
     path = Path(tempfile.mkdtemp(prefix="bench-", dir=base))
     try:
         yield path
@@ -40,14 +40,16 @@ def scratch() -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def project(scratch: Path) -> Iterator[None]:
-    """Stand in a small project, with ``work.square`` to be imported by us and by children."""
+def project(scratch: Path, files: int = 5) -> Iterator[None]:
+    """Stand in a project of *files*, with ``work.square`` to be imported by us and by children."""
     root = scratch / "project"
     (root / "package").mkdir(parents=True)
     (root / "pyproject.toml").touch()
     (root / "work.py").write_text(WORK)
     for name in ("__init__", "model", "training"):
         (root / "package" / f"{name}.py").write_text(WORK * 20)
+    for number in range(files - 5):
+        (root / "package" / f"module{number}.py").write_text(WORK * 20)
     before = Path.cwd()
     os.chdir(root)
     sys.path.insert(0, str(root))

@@ -13,7 +13,7 @@ import socket
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -366,6 +366,10 @@ SPARE_S = 10.0
 """How long to keep a spare that no job takes."""
 
 
+REMOVED_AT_ONCE = 64
+"""Most files and folders that the supervisor removes by itself."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Spare:
     """A folder, and when it was kept, by the monotonic clock."""
@@ -424,7 +428,7 @@ class Sweeper:
             return
         project = spares.project_of(names) if self.keeps else ""
         if not project:
-            self._remove(folder, names)
+            self._remove(folder)
             return
         spare = f"{self._spares}/{executor}"
         try:
@@ -436,13 +440,13 @@ class Sweeper:
             self._put_aside(f"{spare}/{name}")
         self._kept.setdefault(project, []).append(_Spare(spare, time.monotonic()))
 
-    def _remove(self, folder: str, names: Sequence[str]) -> None:
-        """Remove a folder without files now, because that takes less than to put it aside."""
+    def _remove(self, folder: str) -> None:
+        """Remove a folder of few files now, because that takes less than another process."""
         try:
-            for name in names:
-                os.rmdir(f"{folder}/{name}")
-            os.rmdir(folder)
+            gone = processes.remove_if_small(folder, REMOVED_AT_ONCE)
         except OSError:
+            gone = False
+        if not gone:
             self._put_aside(folder)
 
     def drop_spares(self, *, unused_s: float = SPARE_S) -> None:
