@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from kinetic.aio.client import run_async_map as run_async_map
     from kinetic.aio.job import JobHandle as JobHandle
     from kinetic.collection import Collection
+    from kinetic.data import Data
     from kinetic.job_record import JobRecord
 
 __all__ = [
@@ -30,6 +31,7 @@ __all__ = [
     "attach_batch",
     "cleanup",
     "collect",
+    "content_hash",
     "list_batches",
     "list_jobs",
     "load_result",
@@ -191,3 +193,22 @@ async def load_result(path: str | os.PathLike[str]) -> Any:
 async def collect() -> Collection:
     """Remove what nobody uses any more from store and caches; see `Client.collect`."""
     return await (await _client()).collect()
+
+
+async def content_hash(data: Data) -> str:
+    """Return `Data.content_hash` of *data*; a worker thread reads the files.
+
+    Raises:
+        DataError: It is no local path, or something in it can't be read.
+
+    Cancelled: the thread stops at the next file; nothing is left behind.
+
+    Example::
+
+        digest = await kinetic.aio.content_hash(kinetic.Data("corpus/"))
+    """
+    if data.is_gcs or data.is_hf:
+        return data.content_hash()  # which says why there is none
+    from kinetic.aio._engine.data_upload import snapshot_of
+
+    return (await snapshot_of(data)).digest

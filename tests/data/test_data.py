@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from kinetic import aio
 from kinetic.data import Data
 from kinetic.errors import DataError
 
@@ -250,3 +251,11 @@ def test_an_argument_of_a_wrong_type_is_named(tmp_path: Path) -> None:
         options: Any = {name: "yes"}
         with pytest.raises(TypeError, match=f"{name} of Data must be True or False, not 'yes'"):
             Data(str(tmp_path), **options)
+
+
+async def test_a_hash_is_a_coroutine_as_well(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("x")
+    data = Data(str(tmp_path))
+    assert await aio.content_hash(data) == Data(str(tmp_path)).content_hash()
+    with pytest.raises(DataError, match="not local"):
+        await aio.content_hash(Data("gs://bucket/a"))

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from kinetic.aio.ports import ObjectInfo, Store
     from kinetic.data import Data
 
-__all__ = ["Progress", "renew", "upload"]
+__all__ = ["Progress", "renew", "snapshot_of", "upload"]
 
 T = TypeVar("T")
 
@@ -77,7 +77,7 @@ async def upload(store: Store, data: Data, *, progress: Progress | None = None) 
     if data.is_gcs or data.is_hf:
         return _ref(data, data.path, "")
     async with _lock(store, id(data)):  # the threads of other waiters stay free
-        snapshot = await _in_thread(data.__kinetic_snapshot__)
+        snapshot = await snapshot_of(data)
     async with _lock(store, snapshot.name):
         there = await store.look(snapshot.name)
         if there is not None and there.size and _shared_objects.is_fresh(there):
@@ -262,6 +262,17 @@ class _Transfer:
     def _count(self, one: _File) -> None:
         self._sent += one.entry.size
         self._progress(self._sent, self._snapshot.size)
+
+
+async def snapshot_of(data: Data) -> Snapshot:
+    """Walk and hash a local *data* in a worker thread; only the first call reads files.
+
+    Raises:
+        DataError: Something in it cannot be read.
+
+    Cancelled: the thread stops at the next file.
+    """
+    return await _in_thread(data.__kinetic_snapshot__)
 
 
 async def _in_thread(function: Callable[..., T], *args: object) -> T:
