@@ -359,8 +359,8 @@ class ItemStates:
     async def read_outcome(self, index: int, number: int) -> tuple[wire.Outcome, bytes]:
         """As `outcome`, by a request of its own: what is at hand stays there for who waits."""
         identity = self.identity
+        name = wire.attempt_key(identity.scope, index, number, "outcome")
         try:
-            name = wire.attempt_key(identity.scope, index, number, "outcome")
             content = await self._store.get(name)
         except NotFound as exc:
             if not await self._store.list(identity.entry):

@@ -90,7 +90,7 @@ class Consumer:
         self._told = bytearray()  # by index: whether it was ready once
         self._turn = 0
         self._awake = asyncio.Event()
-        self._rereading = contextlib.ExitStack()
+        self._rereading: contextlib.ExitStack[bool | None] = contextlib.ExitStack()
         self._stop_listening = batch.submission.listen(self._note)
         batch.watchers.append(self._awake)
 

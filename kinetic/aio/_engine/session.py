@@ -8,7 +8,7 @@ import re
 import time
 import weakref
 from collections import deque
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Generator, Iterable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
@@ -953,7 +953,7 @@ class Session:
             return await submission.closed(index)
 
     @contextlib.contextmanager
-    def awaiting(self, submission: Submission) -> Iterator[None]:
+    def awaiting(self, submission: Submission) -> Generator[None]:
         """Read the submission again at intervals while the block runs.
 
         The watch tells sooner; what it never tells is found out so.

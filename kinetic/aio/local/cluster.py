@@ -9,7 +9,7 @@ import json
 import math
 import os
 import sys
-from collections.abc import AsyncGenerator, Callable, Collection, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Collection, Generator, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -612,7 +612,7 @@ def _gpus(accelerator: Accelerator) -> int:
 
 
 @contextlib.contextmanager
-def _legible(name: str, path: Path) -> Iterator[None]:
+def _legible(name: str, path: Path) -> Generator[None]:
     """Raise what the file system says about a log as an error of the platform."""
     try:
         yield
