@@ -953,10 +953,8 @@ async def attach(session: Session, group_id: str) -> Batch:
         WireError: Nobody who may submit here has signed it, or its format is unknown.
     """
     manifest = await read_manifest(session, group_id)
+    identity = await identity_of(session, group_id, manifest)
     batch = known_batch(session, group_id)
-    if batch is None:
-        identity = await identity_of(session, group_id, manifest)
-        batch = known_batch(session, group_id)  # somebody else may have attached meanwhile
     if batch is None:
         store, cluster = session.platform.store, session.platform.cluster
         submission = session.follow(Submission(identity, store, cluster), ours=False)
