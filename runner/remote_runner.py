@@ -74,6 +74,7 @@ def main() -> int:
         return in_a_pod()
     attempt: Any = importlib.import_module("kinetic_runner.job.attempt")
     workspace: Any = importlib.import_module("kinetic_runner.job.workspace")
+    importlib.import_module("kinetic_runner.job.by_value").teach_multiprocessing()
     order = read_order(int(os.environ.pop("KINETIC_ORDER_FD")))
     site = workspace.Site(
         work=Path(order["work"]),
@@ -115,12 +116,15 @@ def leave(code: int) -> None:
         if callbacks or _count_exitfuncs():
             import _thread  # no page of `threading` is touched
 
-            _thread.start_new_thread(_end_later, (code, os.getpid()))
+            try:  # noqa: SIM105 - `suppress` would touch more of the memory
+                _thread.start_new_thread(_end_later, (code, os.getpid()))
+            except (RuntimeError, MemoryError):  # a limit of the job's; its end is not bounded
+                pass
         for callback in reversed(callbacks):
             try:
                 callback()
-            except Exception:
-                sys.excepthook(*sys.exc_info())
+            except Exception as exc:
+                sys.excepthook(type(exc), exc, exc.__traceback__)
         _run_exitfuncs()
     finally:
         flush()

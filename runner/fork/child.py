@@ -60,6 +60,7 @@ def preload() -> None:
     """In the parent, once: load the jobs' own code, for all forks."""
     global _make_terms, _make_site, _prefer_jax
     remote_runner.tell_crashes()
+    importlib.import_module("..job.by_value", __package__).teach_multiprocessing()
     _make_terms = importlib.import_module("..job.attempt", __package__).Terms
     workspace: Any = importlib.import_module("..job.workspace", __package__)
     _make_site, _prefer_jax = workspace.Site, workspace.prefer_jax

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from .. import remote_runner
-from ..job import processes
+from ..job import by_value, processes
 from ..job.attempt import Invocation
 from ..job.opening import Opening
 from ..job.processes import Stopped
@@ -284,6 +284,7 @@ def become(order: Order, place: str, line: Line, parent: int) -> NoReturn:
     try:
         processes.die_with(parent)
         remote_runner.tell_crashes()
+        by_value.teach_multiprocessing()
         sys.stdout = sys.__stdout__ = _stream(1)  # type: ignore[misc]
         sys.stderr = sys.__stderr__ = _stream(2)  # type: ignore[misc]
         sys.modules["__main__"] = types.ModuleType("__main__")  # the runner's is not the job's

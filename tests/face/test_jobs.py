@@ -474,3 +474,51 @@ registers()
         process.expect("threads")
         process.expect("interpreter")
         assert process.end() == (0, "", "")
+
+
+@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
+def test_processes_of_a_job_work_on_what_the_script_and_the_project_define(
+    script, tmp_path: Path, method: str
+) -> None:
+    """Pools and single processes: functions, classes, their instances and closures, both ways."""
+    (tmp_path / "stages.py").write_text(
+        "import kinetic\n"
+        "class Point:\n"
+        "    def __init__(self, x):\n"
+        "        self.x = x\n"
+        "def triple(x):\n"
+        "    return thrice(x)\n"
+        "def thrice(x):\n"
+        "    return Point(3 * x.x)\n"
+    )
+    code = """
+import stages
+
+class Own(stages.Point):
+    pass
+
+def double(x):
+    return Own(2 * x.x)
+
+@remote
+def work(method):
+    import multiprocessing
+    from concurrent.futures import ProcessPoolExecutor
+    context = multiprocessing.get_context(method)
+    found = []
+    with context.Pool(2) as pool:
+        found += pool.map(double, [Own(1)]) + pool.map(stages.triple, [Own(1)])
+    with ProcessPoolExecutor(1, mp_context=context) as pool:
+        found += pool.map(double, [Own(2)])
+    queue = context.SimpleQueue()
+    process = context.Process(target=lambda: queue.put(found[0]))
+    process.start()
+    found.append(queue.get())
+    process.join()
+    return [(type(one) in (Own, stages.Point), one.x) for one in found]
+
+print(work(sys.argv[1]))
+"""
+    with script(code.replace("sys.argv[1]", repr(method))) as process:
+        process.expect("[(True, 2), (True, 3), (True, 4), (True, 2)]")
+        assert process.end() == (0, "", "")
