@@ -59,20 +59,24 @@ class Stopping:
         self.since = 0.0
         self.out_of_time = False
         self._armed = False
-        self._process = 0
 
     def install(self) -> None:
         """Take the signals over, also those held back so far; call it in the main thread."""
-        self._process = os.getpid()
         for number in STOPS:
             _signal.signal(number, self._on_signal)
+        os.register_at_fork(after_in_child=self._uninstall)
         _signal.pthread_sigmask(_signal.SIG_UNBLOCK, STOPS)
 
+    def _uninstall(self) -> None:
+        """In a fork of the user's, such as a worker of a pool, the signals kill again.
+
+        A handler in Python misses a signal that comes just before a call that blocks.
+        """
+        for number in STOPS:
+            if _signal.getsignal(number) == self._on_signal:
+                _signal.signal(number, _signal.SIG_DFL)
+
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        if os.getpid() != self._process:  # a fork of the user's, such as a worker of a pool
-            _signal.signal(number, _signal.SIG_DFL)
-            os.kill(os.getpid(), number)
-            return
         self.since = self.since or time.monotonic()
         self.requested = True
         self.out_of_time = self.out_of_time or number == signal.SIGXCPU
