@@ -95,6 +95,18 @@ def _link_elsewhere(root: Path) -> None:
     os.link(root / "package" / "b", root.parent / "mine")
 
 
+def _open_up(root: Path) -> None:
+    (root / "package" / "b").chmod(0o777)
+
+
+def _remove(root: Path) -> None:
+    (root / "package" / "b").unlink()
+
+
+def _move(root: Path) -> None:
+    os.rename(root / "package" / "b", root / "moved")
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -104,9 +116,9 @@ def _link_elsewhere(root: Path) -> None:
         _to_a_link,
         _to_a_folder,
         _link_elsewhere,
-        lambda root: (root / "package" / "b").chmod(0o777),
-        lambda root: (root / "package" / "b").unlink(),
-        lambda root: os.rename(root / "package" / "b", root / "moved"),
+        _open_up,
+        _remove,
+        _move,
     ],
 )
 def test_a_file_that_a_job_has_changed_is_copied_again(
