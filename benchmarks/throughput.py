@@ -5,7 +5,7 @@ values; no file is synced to the disk. Everybody takes a turn in a round, in mem
 with a project of 5 files; then kinetic and the bare fork server do so in memory and
 on the disk of the default home, with 5 and with 100 files. Ratios are taken within a
 round. Run it as root and as an ordinary user: they mount in different ways. A
-regression: less than 0.4 of the bare fork server in memory, or, on the disk, less
+regression: less than 0.5 of the bare fork server in memory, or, on the disk, less
 than 0.7 of the rate of 5 files with 100.
 
 For kinetic and the bare fork server also: processor milliseconds per job of

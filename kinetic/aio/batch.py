@@ -526,11 +526,24 @@ class BatchHandle(Generic[T, X]):
         whole = len(values) == len(found) == self._batch.total and self._batch.sealed
         try:
             async with asyncio.timeout_at(deadline):
-                await (self._batch.collect(values) if whole else self._batch.delete_jobs())
+                if not whole:
+                    await self._batch.delete_jobs()
+                elif not self._batch.items_removed:
+                    await self._batch.collect(values, await self._history())
         except (BackendError, TimeoutError) as exc:
             why = str(exc) or "there was no time left"
             what = "%s: some of its objects are left: %s; results() or cleanup() removes them"
             logging.warning(what, self.group_id, why)
+
+    async def _history(self) -> list[Any] | None:
+        """Return what a report needs of each item; None if it can't be read."""
+        from kinetic.aio._engine import history  # only results() and report() need it
+
+        try:
+            return history.packed(await history.read(self._batch))
+        except KineticError as exc:
+            logging.warning("%s: a report of it will lack its items: %s", self.group_id, exc)
+            return None
 
     def _error(self, found: dict[int, Outcome[T]], refused: dict[int, Exception]) -> BatchError:
         failed = [i for i in sorted(found) if not found[i].ok and i not in refused]

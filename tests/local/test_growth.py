@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import re
 import signal
 import sys
 from pathlib import Path
@@ -150,9 +149,10 @@ async def test_the_documented_command_ends_the_supervisor_of_one_home_and_no_oth
         async with aio.Client(backend="local") as client:
             await client.list_jobs()
     guide = Path(__file__).parents[2] / "docs/guides/local.md"
-    (command,) = re.findall(r"pkill -f -- .*", guide.read_text())
+    assert "kinetic local stop" in guide.read_text()
     assert len(supervisors(other)) == 1
-    ending = await asyncio.create_subprocess_shell(command.replace("$HOME/.kinetic", str(home)))
+    command = (sys.executable, "-m", "kinetic", "local", "stop")
+    ending = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.DEVNULL)
     assert await ending.wait() == 0
     await eventually(lambda: not supervisors(home))
     assert len(supervisors(other)) == 1

@@ -7,6 +7,7 @@ import json
 import os
 import pickle
 import stat
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -290,3 +291,18 @@ async def test_a_metric_that_no_result_has_is_refused_with_the_names_that_exist(
     assert await batch.report(tmp_path / "report.html", metric="loss", direction="maximize")
     with pytest.raises(ConfigurationError, match="direction"):
         await batch.report(tmp_path / "report.html", direction="up")  # type: ignore[arg-type]
+
+
+async def test_a_report_shows_every_item_after_its_results_were_collected(
+    client: aio.Client, platform: Platform, tmp_path: Path
+) -> None:
+    batch = await client.run_async_map(train, [{"rate": 1.0, "layers": 2}, {"rate": 2.0}])
+    await batch.wait()
+    before = await report.read(batch._batch)
+    await batch.results()
+    assert (await report.read(batch._batch)).items == before.items
+    async with aio.Client(platform=platform) as other:
+        attached = await other.attach_batch(batch.group_id)
+        after = await report.read(attached._batch)
+        assert replace(after, read_at=before.read_at) == before
+        assert await attached.report(tmp_path / "report.html", metric="loss")

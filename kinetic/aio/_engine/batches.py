@@ -109,7 +109,7 @@ class Batch:
         identity = submission.identity
         self.inputs = InputIndex(session.platform.store, identity.scope, identity.key)
         self._followed = followed
-        self._items_removed = False
+        self.items_removed = False
         self._taking_over = asyncio.Lock()
         self._abandonment_watch: asyncio.Task[None] | None = None
         self._asked: wire.Request | None = None
@@ -630,21 +630,23 @@ class Batch:
             )
             submission.note_cleaned()
 
-    async def collect(self, values: Mapping[int, Any]) -> None:
+    async def collect(self, values: Mapping[int, Any], history: Sequence[Any] | None) -> None:
         """Remove all objects of its items, which have these *values*; the manifest stays.
+
+        *history* is what a report needs of each item; it is kept.
 
         Cancelled: it may be removed in part, and *values* stay here; do it again.
         """
         submission = self.submission
-        if self._items_removed or not await self.is_there():
+        if self.items_removed or not await self.is_there():
             return
         submission.values = values
         if self.coordinator is not None:
             await self.coordinator.over.wait()  # it has some last words about the batch
         await self.delete_jobs()
-        await submission.write_collected(len(values))
+        await submission.write_collected(len(values), history)
         await cleanup.delete_items(self.session, submission.identity)
-        self._items_removed = True
+        self.items_removed = True
 
     async def remove(self, *, jobs: bool, objects: bool) -> None:
         """Stop it, and take away its jobs and its objects."""

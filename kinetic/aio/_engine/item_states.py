@@ -18,7 +18,7 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from kinetic._runner.protocol import signing, wire
@@ -325,16 +325,31 @@ class ItemStates:
             return  # a retry was read, and not carried out yet: this is not the end
         await self._write_end(wire.done_key(self.identity.scope, len(self.requests.entries)), total)
 
-    async def write_collected(self, total: int) -> None:
+    async def write_collected(self, total: int, history: Sequence[Any] | None) -> None:
         """Keep that all *total* items have their values, before their objects are removed.
 
-        No later request changes that: what has a value is never tried again.
+        No later request changes that: what has a value is never tried again. *history* is what a
+        report needs of each item.
         """
-        await self._write_end(wire.collected_key(self.identity.scope), total)
+        name = wire.collected_key(self.identity.scope)
+        await self._write_end(name, total, history=history)
         self.collected = total
 
-    async def _write_end(self, name: str, total: int) -> None:
-        fields = {**_packed(self._items, total), "spent": self.meter.to_fields()}
+    async def read_history(self) -> Sequence[Any]:
+        """Return what was kept of each item when the objects were removed.
+
+        Raises:
+            NotFound: It could not be kept.
+            WireError: It is forged or damaged.
+        """
+        kept: Sequence[Any] | None
+        kept = (await self._read_end(wire.collected_key(self.identity.scope))).get("history")
+        if kept is None:
+            await self.refuse_collected()
+        return kept or ()
+
+    async def _write_end(self, name: str, total: int, **more: Any) -> None:
+        fields = {**_packed(self._items, total), "spent": self.meter.to_fields(), **more}
         body = json.dumps(fields, separators=(",", ":")).encode()
         mac = signing.sign(self.identity.key, self.identity.scope, name, body)
         await self._store.create(name, body, {"mac": mac})

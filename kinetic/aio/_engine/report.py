@@ -12,15 +12,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from kinetic._progress.tally import State
 from kinetic._report import file
 from kinetic._report.digest import grouped
-from kinetic._report.facts import Attempt, BatchReport, Direction, Example, Item
+from kinetic._report.facts import BatchReport, Direction, Example, Item
 from kinetic._report.page import render
-from kinetic._runner.protocol import frames, wire
-from kinetic._runner.protocol.notes import ERROR, Note
-from kinetic._runner.protocol.retry_budgets import RetryBudgets
+from kinetic._runner.protocol import frames
 from kinetic._tasks import bounded, in_thread
+from kinetic.aio._engine import history
 from kinetic.aio._engine.batches import Batch
 from kinetic.errors import ConfigurationError, NotFound, WireError
 
@@ -74,8 +72,7 @@ def _check_metric(report: BatchReport) -> None:
 async def read(batch: Batch) -> BatchReport:
     """What the store says of *batch* now: nothing is unpickled, and nothing is followed after it.
 
-    One listing for 500 items and one of the inputs, one request for 100 inputs, and one for each
-    failure that is quoted.
+    It takes the requests of `history.read`, and one for each failure that is quoted.
 
     Raises:
         NotFound: It was cleaned up.
@@ -83,23 +80,8 @@ async def read(batch: Batch) -> BatchReport:
     """
     if not await batch.is_there():
         raise batch.submission.identity.gone
-    await batch.submission.refuse_collected()
-    if not batch.submits and batch.inputs.total is None:
-        await batch.inputs.read()
+    items = await history.read(batch)
     manifest = batch.manifest
-    inputs = await batch.inputs.notes(manifest.get("parameters", ()))
-    # The requests before the attempts: what a stop says of an item holds for what comes after it.
-    await batch.submission.requests.read()
-    known = range(batch.known)
-    attempts = await batch.submission.all_attempts(known)
-    stands = [batch.submission.requests.standing(index) for index in known]
-    budgets = batch.submission.identity.budgets
-    items = await in_thread(
-        lambda: [
-            _item(index, stands[index], budgets, attempts.get(index, {}), inputs.get(index, {}))
-            for index in known
-        ]
-    )
     full = await _read_in_full(batch, [one for one in items if _is_unexplained(one)][:UNNOTED])
     items = [_explained(item, full[item.index]) if item.index in full else item for item in items]
     quoted = [group.example for group in (await in_thread(grouped, items))[:QUOTED]]
@@ -125,57 +107,6 @@ async def read(batch: Batch) -> BatchReport:
 def _where(record: Mapping[str, str]) -> str:
     place = [record.get(name, "") for name in ("project", "zone", "cluster_name", "namespace")]
     return " / ".join([record.get("backend", ""), *(one for one in place if one)])
-
-
-def _item(
-    index: int,
-    stands: wire.Standing,
-    budgets: RetryBudgets,
-    found: Mapping[int, wire.Attempt],
-    noted: Note,
-) -> Item:
-    ruled = wire.item_state(stands, found, budgets)
-    result: Note = {}
-    if ruled.state is wire.ItemState.SUCCEEDED and ruled.outcome is not None:
-        result = ruled.outcome.note or {}
-    attempts = [_attempt(number, there) for number, there in sorted(found.items())]
-    return Item(
-        index=index,
-        state=_state(ruled, found),
-        attempts=tuple(attempts),
-        input=noted,
-        result=result,
-    )
-
-
-def _state(ruled: wire.Item, found: Mapping[int, wire.Attempt]) -> State:
-    match ruled.state:
-        case wire.ItemState.SUCCEEDED:
-            return State.SUCCEEDED
-        case wire.ItemState.CANCELLED:
-            return State.CANCELLED
-        case wire.ItemState.FAILED:
-            lost = ruled.outcome is not None and ruled.outcome.kind is wire.Kind.LOST
-            return State.LOST if lost else State.FAILED
-        case wire.ItemState.OPEN | wire.ItemState.CANCELLING:
-            claimant = found.get(ruled.attempt, wire.Attempt()).executor
-            return State.WAITING if claimant in (None, wire.VOID) else State.RUNNING
-
-
-def _attempt(number: int, there: wire.Attempt) -> Attempt:
-    outcome = there.outcome
-    begun = None if there.executor == wire.VOID else there.claimed
-    if outcome is None:
-        return Attempt(number=number, begun=begun)
-    noted = outcome.note or {}
-    return Attempt(
-        number=number,
-        kind=outcome.kind.value,
-        reason=outcome.reason,
-        message="" if outcome.kind is wire.Kind.VALUE else str(noted.get(ERROR, "")),
-        begun=outcome.started if outcome.started is not None else begun,
-        ended=outcome.ended,
-    )
 
 
 def _is_unexplained(item: Item) -> bool:

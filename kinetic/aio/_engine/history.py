@@ -1,0 +1,123 @@
+"""What is known of every item of a batch: read from its objects, or kept when they are removed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from kinetic._progress.tally import State
+from kinetic._report.facts import Attempt, Item
+from kinetic._runner.protocol import wire
+from kinetic._runner.protocol.notes import ERROR, Note
+from kinetic._runner.protocol.retry_budgets import RetryBudgets
+from kinetic._tasks import in_thread
+from kinetic.aio._engine.batches import Batch
+
+__all__ = ["packed", "read"]
+
+
+async def read(batch: Batch) -> list[Item]:
+    """Return the items of *batch* as they are now, without their values.
+
+    It takes one listing for 500 items and one of the inputs, and one request for 100 inputs. For a
+    collected batch, it takes one request.
+
+    Raises:
+        NotFound: Another process removes the objects at this moment, or their history was not kept.
+        WireError: The inputs differ from those that the submitter signed.
+    """
+    if await batch.submission.read_collected():
+        return [*_unpacked(await batch.submission.read_history())]
+    if not batch.submits and batch.inputs.total is None:
+        await batch.inputs.read()
+    inputs = await batch.inputs.notes(batch.manifest.get("parameters", ()))
+    # The requests before the attempts: what a stop says of an item holds for what comes after it.
+    await batch.submission.requests.read()
+    known = range(batch.known)
+    attempts = await batch.submission.all_attempts(known)
+    stands = [batch.submission.requests.standing(index) for index in known]
+    budgets = batch.submission.identity.budgets
+    return await in_thread(
+        lambda: [
+            _item(index, stands[index], budgets, attempts.get(index, {}), inputs.get(index, {}))
+            for index in known
+        ]
+    )
+
+
+def packed(items: Iterable[Item]) -> list[Any]:
+    """Return *items* that all succeeded as values for JSON, in their order."""
+    return [
+        [
+            [
+                [one.number, one.kind, one.reason, one.message, one.begun, one.ended]
+                for one in item.attempts
+            ],
+            item.input,
+            item.result,
+        ]
+        for item in items
+    ]
+
+
+def _unpacked(kept: Iterable[Any]) -> Iterator[Item]:
+    names = ("number", "kind", "reason", "message", "begun", "ended")
+    for index, (attempts, noted, result) in enumerate(kept):
+        yield Item(
+            index=index,
+            state=State.SUCCEEDED,
+            attempts=tuple(Attempt(**dict(zip(names, one, strict=True))) for one in attempts),
+            input=noted,
+            result=result,
+        )
+
+
+def _item(
+    index: int,
+    stands: wire.Standing,
+    budgets: RetryBudgets,
+    found: Mapping[int, wire.Attempt],
+    noted: Note,
+) -> Item:
+    ruled = wire.item_state(stands, found, budgets)
+    result: Note = {}
+    if ruled.state is wire.ItemState.SUCCEEDED and ruled.outcome is not None:
+        result = ruled.outcome.note or {}
+    attempts = [_attempt(number, there) for number, there in sorted(found.items())]
+    return Item(
+        index=index,
+        state=_state(ruled, found),
+        attempts=tuple(attempts),
+        input=noted,
+        result=result,
+    )
+
+
+def _state(ruled: wire.Item, found: Mapping[int, wire.Attempt]) -> State:
+    match ruled.state:
+        case wire.ItemState.SUCCEEDED:
+            return State.SUCCEEDED
+        case wire.ItemState.CANCELLED:
+            return State.CANCELLED
+        case wire.ItemState.FAILED:
+            lost = ruled.outcome is not None and ruled.outcome.kind is wire.Kind.LOST
+            return State.LOST if lost else State.FAILED
+        case wire.ItemState.OPEN | wire.ItemState.CANCELLING:
+            claimant = found.get(ruled.attempt, wire.Attempt()).executor
+            return State.WAITING if claimant in (None, wire.VOID) else State.RUNNING
+
+
+def _attempt(number: int, there: wire.Attempt) -> Attempt:
+    outcome = there.outcome
+    begun = None if there.executor == wire.VOID else there.claimed
+    if outcome is None:
+        return Attempt(number=number, begun=begun)
+    noted = outcome.note or {}
+    return Attempt(
+        number=number,
+        kind=outcome.kind.value,
+        reason=outcome.reason,
+        message="" if outcome.kind is wire.Kind.VALUE else str(noted.get(ERROR, "")),
+        begun=outcome.started if outcome.started is not None else begun,
+        ended=outcome.ended,
+    )
