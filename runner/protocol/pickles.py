@@ -317,7 +317,8 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc,unused-ignore]
 
     def _code(self, code: types.CodeType) -> Any:
         """Reduce *code* with the name of its file, which cloudpickle 3.1.3 and later leaves out."""
-        make, args = self.dispatch_table[types.CodeType](code)
+        reduced: Any = self.dispatch_table[types.CodeType](code)
+        make, args = reduced
         return make, (*args[:_FILE_NAME], self._file_name(code), *args[_FILE_NAME + 1 :])
 
     def _file_name(self, code: types.CodeType) -> Any:

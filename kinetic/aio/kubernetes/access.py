@@ -479,14 +479,13 @@ async def open_gke(
 
 def _pools(described: Mapping[str, Any]) -> tuple[Pool, ...]:
     """The node pools of a cluster, also those that have no node now."""
-    every: list[dict[str, Any]] = described.get("nodePools") or []
-    return tuple(
-        Pool(
-            machine=str((one.get("config") or {}).get("machineType") or ""),
-            topology=str((one.get("placementPolicy") or {}).get("tpuTopology") or ""),
-        )
-        for one in every
-    )
+    every: list[dict[str, dict[str, str] | None]] = described.get("nodePools") or []
+    pools: list[Pool] = []
+    for one in every:
+        config, placement = one.get("config") or {}, one.get("placementPolicy") or {}
+        machine = config.get("machineType") or ""
+        pools.append(Pool(machine=machine, topology=placement.get("tpuTopology") or ""))
+    return tuple(pools)
 
 
 def _name(target: Target) -> str:
