@@ -8,8 +8,6 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, TypeVar, cast
 
-from kinetic.errors import BatchError, KineticError
-
 __all__ = ["REMOTE_TRACEBACK", "own_frames", "own_frames_left_out", "without_own_frames"]
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -78,6 +76,11 @@ class _OwnFramesLeftOut:
 
 
 def _shows_the_line_alone(error: BaseException) -> bool:
+    from kinetic.errors import (
+        BatchError,
+        KineticError,
+    )  # `import kinetic.aio` loads no more than names
+
     if isinstance(error, (KineticError, BatchError, KeyboardInterrupt)):
         return True
     return any(str(one).startswith(REMOTE_TRACEBACK) for one in getattr(error, "__notes__", ()))

@@ -50,7 +50,7 @@ class BatchHandle(Generic[T, X]):
     `Client.list_batches` only observes and stops nothing either, until you `resume` the batch.
 
     Args:
-        batch, attached, progress, timeout: Set by the client; make no handle yourself.
+        batch, attached, progress, poll_timeout: Set by the client; make no handle yourself.
 
     Attributes:
         group_id: Names the batch; `Client.attach_batch` finds it by this from any process.

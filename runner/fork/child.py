@@ -135,6 +135,9 @@ def become(terms: Terms, message: bytes, arguments: bytes | None, parent: int) -
         for fd in _inherited:
             _close(fd)
         _collect()
+        threads: Any = sys.modules.get("threading")
+        if threads is not None:
+            threads.main_thread()._set_native_id()  # a fork keeps that of its parent
         code = _carry_out(terms, message, arguments)
     except BaseException:
         _report()

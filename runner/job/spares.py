@@ -76,7 +76,8 @@ def note(work: str, digest: str) -> None:
     files: dict[str, list[int]] = {}
     _scan(root, "", folders, files)
     newest = max((seen[-1] for seen in files.values()), default=0)
-    with open(record, "w", encoding="ascii") as file:
+    private = os.open(record, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    with open(private, "w", encoding="ascii") as file:
         json.dump({"folders": folders, "files": files}, file)
     if not _wait_past(newest, record):
         os.unlink(record)

@@ -32,8 +32,13 @@ if __name__ == "__main__":
 
 
 def open_to_others(top: Path) -> list[str]:
-    """What lies in *top* that others may use in any way."""
-    return [str(one) for one in (top, *top.rglob("*")) if one.lstat().st_mode & OTHERS]
+    """What lies in *top* that others may use in any way.
+
+    The files of a workspace have the modes that the project gives them; the folder around it is
+    closed.
+    """
+    kept = [one for one in (top, *top.rglob("*")) if "workspace" not in one.parts]
+    return [str(one) for one in kept if one.lstat().st_mode & OTHERS]
 
 
 def test_whatever_the_umask_nobody_else_may_look_into_what_is_kept(
