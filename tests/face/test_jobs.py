@@ -417,6 +417,7 @@ except KeyboardInterrupt:
         assert process.end()[0] == 0
 
 
+@pytest.mark.full
 def test_a_job_that_has_used_joblib_ends_when_its_function_has(script) -> None:
     """Its pool of processes ends first, and its slot is free; nothing complains."""
     code = """
@@ -438,6 +439,7 @@ print(squares(4))
         assert "not all of the output" not in err and "Error" not in err, err
 
 
+@pytest.mark.full
 def test_what_a_job_has_started_and_never_ends_is_reported_and_killed(script) -> None:
     """With the job's process; the slot is free, and the value is there."""
     code = """

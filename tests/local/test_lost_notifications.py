@@ -85,6 +85,7 @@ async def played(home: Path, function: Callable[[int], int], fault: Fault) -> No
     assert heard == TRUTH[function], f"{function.__name__}: {heard} with {fault}"
 
 
+@pytest.mark.full
 @pytest.mark.timeout(300)
 async def test_no_single_notification_is_needed(
     home: Path, monkeypatch: pytest.MonkeyPatch

@@ -38,7 +38,10 @@ ON_A_CLUSTER = [
 ]
 
 
-@pytest.fixture(scope="module", params=["local", "local on uvloop", *ON_A_CLUSTER])
+ON_UVLOOP_HERE = pytest.param("local on uvloop", marks=pytest.mark.full)
+
+
+@pytest.fixture(scope="module", params=["local", ON_UVLOOP_HERE, *ON_A_CLUSTER])
 def platform(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Platform]:
