@@ -15,7 +15,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 REMOTE_TRACEBACK = "Remote traceback of "
 """How the note begins that tells where in its job an exception was raised."""
 
-_OURS = ("kinetic", "anyio", "asyncio", "cloudpickle")
+_OURS = ("kinetic", "anyio", "asyncio", "cloudpickle", "contextlib")
 
 
 def own_frames() -> int:

@@ -188,8 +188,11 @@ class Invocation:
             stored = outcomes.encode_value(value, spool)
         except BaseException as error:
             self._reserve = b""
+            with suppress(OSError):  # else it may take the space that the outcome needs
+                os.unlink(spool)
             text = outcomes.error_text(error, phase=self._phase, own_frames=1)
             words = f"the result cannot be pickled: {text.qualname}: {text.message}"
+            words += self._hint(error, ". ")
             text = replace(text, message=words, result_repr=outcomes.result_repr(value))
             outcome = self._outcome(Kind.ERROR, text.note, reason=_reason(error, self._phase))
             return outcome, outcomes.encode_error(text, None)
@@ -205,13 +208,14 @@ class Invocation:
             text = self._located(
                 outcomes.error_text(error, phase=self._phase, own_frames=_own_frames(error))
             )
+            text = replace(text, traceback=text.traceback + self._hint(error, "", "\n"))
             if not self._order.owned:  # its caller prints the log, then raises this
                 with suppress(Exception):  # the log is the user's, who may have closed it
                     sys.stderr.write(text.traceback)
         else:
             text = self._located(outcomes.error_text(error, phase=self._phase))
             words = f"kinetic {self._phase} failed: {text.qualname}: {text.message}"
-            text = replace(text, message=words + _hint(error, self._phase, self._site))
+            text = replace(text, message=words + self._hint(error, ". "))
         text = self._worded(text)
         rebuilt = error if self._phase == "execute" and not _leaving(error) else None
         outcome = self._outcome(Kind.ERROR, text.note, reason=_reason(error, self._phase))
@@ -230,6 +234,10 @@ class Invocation:
         text = replace(text, qualname="", message=f"the job {words}")
         outcome = self._outcome(Kind.ERROR, text.note, reason=reason)
         return outcome, outcomes.encode_error(text, None)
+
+    def _hint(self, error: BaseException, before: str, after: str = "") -> str:
+        hint = _hint(error, self._phase, self._site)
+        return hint and f"{before}{hint}{after}"
 
     def _located(self, text: outcomes.ErrorText) -> outcomes.ErrorText:
         """Name the files of modules that the job imported as they are named at the caller's."""
@@ -335,12 +343,35 @@ def _debugger() -> Any:
 
 
 def _hint(error: BaseException, phase: str, site: workspace.Site) -> str:
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return f". The disk of {site.cache} is full: free some space there"
-    if phase == "payload unpickle" and isinstance(error, ModuleNotFoundError):
-        advice = site.getting("it")
-        return f". The module {error.name!r} is not installed where the job runs: {advice}"
+    """Say what to do about *error*, where its message does not."""
+    if isinstance(error, OSError) and error.errno in FULL and phase != "execute":
+        return f"The disk of {site.cache} is full: free some space there"
+    if isinstance(error, ModuleNotFoundError) and error.name:
+        advice = site.getting(error.name.partition(".")[0])
+        return f"The module {error.name!r} is not installed where the job runs: {advice}"
+    if isinstance(error, KeyError) and _is_of_environ(error):
+        return f"The job has no variable {error.args[0]!r}: name it in capture_env_vars= to pass it"
+    if isinstance(error, MemoryError) and (limit := _memory_limit()):
+        return f"memory= limits the job to {limit / (1 << 20):,.0f} MiB: raise it if it needs more"
     return ""
+
+
+def _is_of_environ(error: KeyError) -> bool:
+    """Whether looking up a variable in ``os.environ`` has raised it."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return trace is not None and trace.tb_frame.f_locals.get("self") is os.environ
+
+
+def _memory_limit() -> int:
+    """Bytes that this process may have by its limit; 0 without one."""
+    try:
+        import resource  # there is none on Windows
+    except ImportError:
+        return 0
+    limit, _ = resource.getrlimit(resource.RLIMIT_DATA)
+    return 0 if limit == resource.RLIM_INFINITY else limit
 
 
 PATIENCE_S = 600.0

@@ -316,7 +316,7 @@ class Site:
     def getting(self, library: str) -> str:
         """What to do that *library* is there when the job runs."""
         if self.alone:
-            return f"add {library} to the project's dependencies"
+            return f"add {library} to the dependencies in pyproject.toml or requirements.txt"
         return f"install {library} for {sys.executable}, which runs local jobs"
 
 

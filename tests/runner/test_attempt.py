@@ -155,7 +155,7 @@ def test_a_missing_module_is_named_with_what_to_do(bench, tmp_path: Path) -> Non
         del sys.modules["only_here"]
     bench.run(order)
     assert "only_here" in bench.error()["message"]
-    assert f"install it for {sys.executable}" in bench.error()["message"]
+    assert f"install only_here for {sys.executable}" in bench.error()["message"]
 
 
 def test_an_order_of_another_format_is_refused(bench) -> None:
