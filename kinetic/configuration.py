@@ -399,10 +399,19 @@ def home(environ: Mapping[str, str] = os.environ) -> Path:
     That is KINETIC_HOME, else ``~/.kinetic``; it need not exist.
 
     Raises:
-        ConfigurationError: KINETIC_HOME is not set and the user has no home directory.
+        ConfigurationError: KINETIC_HOME is not set and the user has no home directory, or the path
+            is not UTF-8.
     """
     named = environ.get("KINETIC_HOME")
-    return _absolute(named, environ) if named else _user_home(environ) / ".kinetic"
+    path = _absolute(named, environ) if named else _user_home(environ) / ".kinetic"
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        raise ConfigurationError(
+            f"the path of kinetic's files, {str(path)!r}, is not UTF-8; set KINETIC_HOME to a "
+            "folder whose name is"
+        ) from None
+    return path
 
 
 def profiles_file(environ: Mapping[str, str] = os.environ) -> Path:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -524,3 +527,28 @@ print(work(sys.argv[1]))
     with script(code.replace("sys.argv[1]", repr(method))) as process:
         process.expect("[(True, 2), (True, 3), (True, 4), (True, 2)]")
         assert process.end() == (0, "", "")
+
+
+def test_a_script_without_assertions_and_docstrings_runs_jobs(script) -> None:
+    code = """
+    import asyncio
+
+    @remote
+    def double(number):
+        return 2 * number
+
+    async def main():
+        return await (await kinetic.submit(double, 4))
+
+    print(double(1), double.run_async(2).result())
+    with double.run_async_map([1, 2, 3]) as batch:
+        print(batch.results())
+    print(asyncio.run(main()), double.__doc__)
+    """
+    with script(textwrap.dedent(code), "-OO") as process:
+        process.expect("2 4")
+        process.expect("[2, 4, 6]")
+        process.expect("8 None")
+        assert process.end()[0] == 0
+    told = [sys.executable, "-OO", "-m", "kinetic", "--help"]
+    assert subprocess.run(told, capture_output=True, check=True).stdout

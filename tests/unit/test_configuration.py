@@ -287,6 +287,12 @@ def test_the_home_is_the_users_or_the_one_named(tmp_path: Path) -> None:
     assert home({}) == Path.home() / ".kinetic"
 
 
+def test_a_home_that_is_not_utf_8_is_refused_by_its_name() -> None:
+    for environ in ({"KINETIC_HOME": "/tmp/h\udcff"}, {"HOME": "/home/\udcff"}):
+        with pytest.raises(ConfigurationError, match=r"udcff.*UTF-8.*KINETIC_HOME"):
+            home(environ)
+
+
 def test_the_profiles_are_at_home_or_in_the_file_named() -> None:
     assert profiles_file({"HOME": "/h"}) == Path("/h/.kinetic/profiles.json")
     assert profiles_file({"KINETIC_HOME": "/k"}) == Path("/k/profiles.json")
