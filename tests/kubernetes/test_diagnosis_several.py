@@ -237,7 +237,7 @@ SEVERAL = [
             phase="Running",
             restartPolicy="OnFailure",
         ),
-        "its node does not answer",
+        "its node n1 does not answer",
         nodes=[SILENT],
         status=RUNNING,
         reason=Reason.NODE_LOST,

@@ -139,7 +139,8 @@ def _running(pod: Pod) -> Diagnosis:
         advice = f"{told.advice}; {NATIVE}" if told.advice else NATIVE
         return running(_incomplete(one, end, others), advice, told.reason, _BLOCKED)
     if _silent(pod):
-        words = "its node does not answer; whether the program still runs is unknown"
+        name = pod.spec.get("nodeName")
+        words = f"its node {name} does not answer; whether the program still runs is unknown"
         return running(words, _REPLACED, Reason.NODE_LOST)
     again, advice = max(left, key=lambda one: one.restarts, default=None), ""
     words = "running"
