@@ -14,7 +14,9 @@ from kinetic._tracebacks import own_frames_left_out
 from kinetic.aio._engine import implicit_client
 
 if TYPE_CHECKING:
+    from kinetic._packing.archive import Archive
     from kinetic.aio._engine.session import JobRef
+    from kinetic.aio.backends.image_plans import Plan
     from kinetic.aio.batch import BatchHandle as BatchHandle
     from kinetic.aio.client import Client as Client
     from kinetic.aio.client import run_async_map as run_async_map
@@ -29,12 +31,15 @@ __all__ = [
     "JobHandle",
     "attach",
     "attach_batch",
+    "build_image",
     "cleanup",
     "collect",
     "content_hash",
+    "image_of",
     "list_batches",
     "list_jobs",
     "load_result",
+    "pack",
     "run",
     "run_async_map",
     "submit",
@@ -212,3 +217,100 @@ async def content_hash(data: Data) -> str:
     from kinetic.aio._engine.data_upload import snapshot_of
 
     return (await snapshot_of(data)).digest
+
+
+async def pack(function: Callable[..., Any]) -> Archive | None:
+    """Archive the project of *function* as a job would get it; a worker thread reads the files.
+
+    Args:
+        function: A function of the project, plain or decorated. `Data` arguments of a later call
+            may lie in the project; a job leaves them out, this archive contains them.
+
+    Returns:
+        A frozen value: ``path`` of the zip file, ``digest`` (SHA-256), ``size`` in bytes, and the
+        number of ``files``. None if the function belongs to no project, so that nothing ships.
+
+    Raises:
+        ConfigurationError: `KINETIC_PACKAGE_ROOT` is wrong.
+        PackError: The project can't be read, ``.kineticignore`` is invalid, or the disk is full.
+
+    Cancelled: the thread finishes first; the archive stays in the cache.
+
+    Example::
+
+        archive = await kinetic.aio.pack(train)
+        print(archive.files, archive.size)
+    """
+    from pathlib import Path
+
+    from kinetic import configuration
+    from kinetic._packing import archive, discover
+    from kinetic._tasks import in_thread
+    from kinetic.options import settings_of
+
+    def packed() -> Archive | None:
+        environ = dict(os.environ)
+        plain = settings_of(function)[0]
+        project = discover.find_project(plain, environ=environ, cwd=Path.cwd())
+        if project.root is None:
+            return None
+        cache = configuration.home(environ) / "cache" / "pack"
+        return archive.pack(project.root, exclude=[], cache=cache, environ=environ)
+
+    return await in_thread(packed)
+
+
+async def image_of(function: Callable[..., Any]) -> Plan:
+    """Resolve the image that *function* gets on the configured cluster; send and build nothing.
+
+    Args:
+        function: Plain or decorated; its ``container_image`` and accelerator decide.
+
+    Returns:
+        A frozen `kinetic.images.Plan`: the image's name, category, and what it is built from.
+
+    Raises:
+        ConfigurationError: The image has no proper name, or ``prebuilt`` no place.
+        PackError: The dependencies can't be read, or exist on this machine only.
+
+    Cancelled: the thread finishes first; nothing is left behind.
+
+    Example::
+
+        plan = await kinetic.aio.image_of(train)
+        print(plan.image)
+    """
+    from kinetic._tasks import in_thread
+    from kinetic.aio.backends import image_plans
+    from kinetic.configuration import resolve
+
+    return await in_thread(image_plans.image_of, function, resolve())
+
+
+async def build_image(plan: Plan, *, again: bool = False) -> bool:
+    """Build and push *plan* with Cloud Build, in the configured project.
+
+    A build takes some minutes.
+
+    Args:
+        plan: What `image_of` or `kinetic.images.base_image` returned.
+        again: Build it even if the registry has it. Default: False.
+
+    Returns:
+        Whether it was built; False if the registry had it.
+
+    Raises:
+        ConfigurationError: No project is configured, or its registry isn't Google's.
+        BuildError: The build failed; the message has the last lines of its log.
+        BackendError: A service refused, or didn't answer.
+
+    Cancelled: the build is cancelled as well.
+
+    Example::
+
+        built = await kinetic.aio.build_image(await kinetic.aio.image_of(train))
+    """
+    from kinetic.aio.backends import image_plans
+    from kinetic.configuration import resolve
+
+    return await image_plans.publish(plan, resolve(), again=again)

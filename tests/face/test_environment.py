@@ -66,3 +66,26 @@ def test_nothing_is_said_when_nothing_looks_like_a_secret(caplog: pytest.LogCapt
 
 def test_the_base_is_small_and_has_what_every_program_needs() -> None:
     assert set(base_environment(ENVIRON)) == {"PATH", "HOME", "LC_ALL", "LANG", "https_proxy"}
+
+
+PACKING = """
+import asyncio, zipfile, kinetic.aio
+
+@kinetic.run(backend="local", accelerator="cpu")
+def f():
+    pass
+
+async def main():
+    archive = await kinetic.aio.pack(f)
+    print(archive.files, sorted(zipfile.ZipFile(archive.path).namelist()))
+    print(archive == await kinetic.aio.pack(f))
+
+asyncio.run(main())
+"""
+
+
+def test_to_pack_a_project_is_a_coroutine_of_aio(script) -> None:
+    with script(PACKING) as process:
+        process.expect("2 ['pyproject.toml', 'script.py']")
+        process.expect("True")
+        assert process.end()[0] == 0

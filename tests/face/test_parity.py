@@ -34,7 +34,7 @@ ONLY_HERE = {
 ONLY_THERE = {
     "JobHandle": {"began_at", "bound", "bundle", "debugger", "facts"},
     "BatchHandle": {"bundle", "facts", "let_run"},
-    "module": {"Client", "content_hash"},
+    "module": {"Client", "build_image", "content_hash", "image_of", "pack"},
 }
 
 # The promised signatures, as `name: default` in order; a bare name has none, a star is a star.

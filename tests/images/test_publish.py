@@ -12,6 +12,8 @@ from pathlib import Path
 import grpc
 import pytest
 
+import kinetic
+import kinetic.aio
 from kinetic import __version__, configuration
 from kinetic.aio.images.recipe import installed_wheel
 from kinetic.errors import BuildError, ConfigurationError
@@ -217,3 +219,25 @@ async def test_a_right_that_is_missing_has_its_own_exit_code(cloud: Cloud, tmp_p
     order += ("--cluster", "c1", "--category", "cpu")
     code, _, err = await ran(cloud, tmp_path, *order)
     assert code == 4 and "kinetic doctor" in err
+
+
+async def test_to_plan_and_to_build_an_image_are_coroutines_of_aio(
+    cloud: Cloud, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    repo = f"{cloud.registry.host}/me"
+    configured = {"KINETIC_HOME": str(tmp_path), "KINETIC_PROJECT": "kn", "KINETIC_CLUSTER": "c1"}
+    for name, value in (cloud.environ | configured | {"KINETIC_BASE_IMAGE_REPO": repo}).items():
+        monkeypatch.setenv(name, value)
+    wants = kinetic.run(accelerator="cpu", container_image="prebuilt")(os.getpid)
+    plan = await kinetic.aio.image_of(wants)
+    assert plan.image == base_image("cpu", repo).image
+    assert not cloud.builds.builds, "nothing is built to plan an image"
+    assert await kinetic.aio.build_image(plan)
+    assert cloud.registry.images == {plan.image}
+    assert not await kinetic.aio.build_image(plan), "the registry has it"
+    assert await kinetic.aio.build_image(plan, again=True)
+
+
+async def test_an_image_is_built_in_a_configured_project_only(cloud: Cloud) -> None:
+    with pytest.raises(ConfigurationError, match="KINETIC_PROJECT"):
+        await kinetic.aio.build_image(base_image("cpu", f"{cloud.registry.host}/me"))

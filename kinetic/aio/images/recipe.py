@@ -30,7 +30,6 @@ from typing import Any
 
 from absl import logging
 
-from kinetic import _runner, _version
 from kinetic.aio.ports import ImageRequest
 from kinetic.errors import ConfigurationError, PackError
 
@@ -134,7 +133,7 @@ def installed_wheel() -> Wheel:
         ) from exc
     metadata = installed.read_text("METADATA") or ""
     entry_points = installed.read_text("entry_points.txt") or ""
-    return wheel(package_files(Path(_version.__file__).parent), metadata, entry_points)
+    return wheel(package_files(PACKAGE), metadata, entry_points)
 
 
 def _field(metadata: str, name: str) -> str:
@@ -151,6 +150,8 @@ def _digest(body: bytes) -> str:
 
 
 ENTRY = "remote_runner.py"
+PACKAGE = Path(__file__).parents[2]
+"""The folder of kinetic; ``_runner`` in it links to the runner in a clone."""
 
 _SCRIPT = '''"""The runner of kinetic {version}, in one file; its place is /app/remote_runner.py."""
 
@@ -177,7 +178,7 @@ runpy.run_path(os.path.join(folder, "{entry}"), run_name="__main__")
 
 def runner_files() -> dict[str, bytes]:
     """The runner that is part of this kinetic, by the names of its files; reads the disk."""
-    folder = Path(os.path.realpath(_runner.__path__[0]))
+    folder = Path(os.path.realpath(PACKAGE / "_runner"))
     return {
         path.relative_to(folder).as_posix(): path.read_bytes()
         for path in sorted(folder.rglob("*.py"))
