@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import importlib
 import os
 import signal
@@ -64,13 +65,15 @@ class Stopping:
         """Take the signals over, also those held back so far; call it in the main thread."""
         for number in STOPS:
             _signal.signal(number, self._on_signal)
-        os.register_at_fork(after_in_child=self._uninstall)
+        os.register_at_fork(before=_hold_back, after_in_child=self._uninstall)
+        os.register_at_fork(after_in_child=_restore, after_in_parent=_restore)
         _signal.pthread_sigmask(_signal.SIG_UNBLOCK, STOPS)
 
     def _uninstall(self) -> None:
         """In a fork of the user's, such as a worker of a pool, the signals kill again.
 
-        A handler in Python misses a signal that comes just before a call that blocks.
+        A handler in Python misses a signal that comes just before a call that blocks. Until here
+        the signals are held back: Python drops those that reach a handler in a new fork.
         """
         for number in STOPS:
             if _signal.getsignal(number) == self._on_signal:
@@ -98,16 +101,34 @@ class Stopping:
         self._armed = False
 
 
+LINUX = sys.platform == "linux"
+_libc = ctypes.PyDLL(None)  # short calls: no need to let go of the interpreter
+
+
+def _signal_set(*numbers: int) -> ctypes.Array[ctypes.c_char]:
+    held = ctypes.create_string_buffer(128)  # sizeof(sigset_t) on Linux, and less elsewhere
+    _libc.sigemptyset(held)
+    for number in numbers:
+        _libc.sigaddset(held, number)
+    return held
+
+
+# These are calls in C, in which no handler runs: `Stopped` would be lost in a hook of a fork.
+_before = _signal_set()
+_hold_back = functools.partial(
+    _libc.pthread_sigmask, _signal.SIG_BLOCK, _signal_set(*STOPS), _before
+)
+_restore = functools.partial(_libc.pthread_sigmask, _signal.SIG_SETMASK, _before, None)
+
+
 MARK = "KINETIC_LOCAL_PROCESS"
 """The variable; its value is ``{state directory}:{executor}``."""
 
 NOBODY = "00000000-0000-0000-0000-000000000000"
 """The executor in the mark of a process that belongs to no job."""
 
-LINUX = sys.platform == "linux"
 _SIGKILL = int(signal.SIGKILL)
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
-_libc = ctypes.PyDLL(None)  # short calls: no need to let go of the interpreter
 _prctl = _libc.prctl if LINUX else None  # looked up here, once for all forks
 _getppid, _memmove = os.getppid, ctypes.memmove
 

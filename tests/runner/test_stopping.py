@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 JOB = """
 import os, signal, time
 from kinetic._runner.job.processes import Stopped, Stopping
@@ -36,3 +38,30 @@ def test_a_worker_of_the_users_dies_of_the_signal_without_a_word() -> None:
         [sys.executable, "-c", JOB], capture_output=True, text=True, timeout=60, check=False
     )
     assert (done.stdout.split(), done.stderr) == (["-15", "stopped"], "")
+
+
+AT_ONCE = """
+import os, signal, time
+from kinetic._runner.job.processes import Stopping
+
+os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])  # the worker runs after it is killed
+Stopping().install()
+mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+for _ in range(20):
+    worker = os.fork()
+    if not worker:
+        time.sleep(5)
+        os._exit(0)
+    os.kill(worker, signal.SIGTERM)
+    print(os.waitstatus_to_exitcode(os.waitpid(worker, 0)[1]))
+assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == mask
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="pins its processes to one processor")
+def test_a_worker_that_is_killed_before_it_runs_dies_as_well() -> None:
+    """`multiprocessing.Pool` waits forever for one that does not."""
+    done = subprocess.run(
+        [sys.executable, "-c", AT_ONCE], capture_output=True, text=True, timeout=110, check=False
+    )
+    assert ({*done.stdout.split()}, done.stderr) == ({"-15"}, "")
