@@ -216,9 +216,11 @@ async def soon(condition: Any, complaint: Any = lambda: "it did not happen") -> 
 def locked(home: Path) -> list[Path]:
     """The files under *home* that somebody holds a lock on."""
     held = []
-    for path in home.rglob("*"):
-        if path.is_file() and ("lock" in path.name or path.name == "starting"):
-            with path.open("rb+") as file:
+    # Unlike rglob, os.walk passes over a folder that somebody removes meanwhile.
+    files = (Path(folder, name) for folder, _, names in os.walk(home) for name in names)
+    for path in files:
+        if "lock" in path.name or path.name == "starting":
+            with contextlib.suppress(FileNotFoundError), path.open("rb+") as file:
                 try:
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 except BlockingIOError:

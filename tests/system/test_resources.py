@@ -79,6 +79,11 @@ def this_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KINETIC_PACKAGE_ROOT", str(Path(__file__).parent))
 
 
+def contents(path: Path) -> str:
+    """What somebody has written there so far."""
+    return path.read_text() if path.exists() else ""
+
+
 def left_in(store: Path) -> list[str]:
     """What a store holds, but for content that submissions share."""
     found = [path for path in store.rglob("*") if path.is_file() and path.name != "replace.lock"]
@@ -184,7 +189,7 @@ def ending(disk: Disk, scene: Scene) -> Callable[[aio.Client], Awaitable[aio.Job
 
     async def submit(client: aio.Client) -> aio.JobHandle:
         job = await client.submit(wait_for_go)
-        await soon((marks / "started").exists)
+        await soon(lambda: contents(marks / "started"))
         disk.fill()
         (marks / "go").touch()
         async with asyncio.timeout(DEADLINE_S):
@@ -244,7 +249,7 @@ async def test_a_call_that_is_cancelled_on_a_full_disk_ends_its_job_and_leaves_n
 
     async with aio.Client(backend="local", store=str(store)) as client:
         call = asyncio.ensure_future(client.run(wait_for_ever))
-        await soon((marks / "started").exists)
+        await soon(lambda: contents(marks / "started"))
         disk.fill()
         call.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -269,7 +274,7 @@ async def test_what_waits_for_a_slot_says_so_in_its_reason_the_log_and_the_progr
 
     async with aio.Client(backend="local") as client:
         busy = await client.submit(wait_for_go)
-        await soon((marks / "started").exists)
+        await soon(lambda: contents(marks / "started"))
         words = f"waiting for a slot: 1 of 1 busy with {busy.k8s_name}"
         job = await client.submit(abs, -1)
         batch = await client.run_async_map(abs, [-2])

@@ -68,7 +68,8 @@ async def batch(folder: str, count: int, seconds: float, function: Any = work) -
         inputs = [(folder, number, seconds) for number in range(count)]
         handle = await client.run_async_map(function, inputs, max_concurrent=2)
         print("submitted", handle.group_id, flush=True)
-        for index, value in enumerate(await handle.results(return_exceptions=True)):
+        values = await handle.results(return_exceptions=True, cleanup=False)
+        for index, value in enumerate(values):
             shown = type(value).__name__ if isinstance(value, Exception) else value
             print("ended", f"{handle.group_id}-{index}", shown, flush=True)
 
