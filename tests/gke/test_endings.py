@@ -20,6 +20,9 @@ AT_ONCE = 16
 """Cells side by side: a pod takes two seconds, most of which nobody has a processor for."""
 
 
+SETS = [pytest.param(kind, marks=pytest.mark.slow) for kind in ("lws", "jobset")]
+
+
 @pytest.fixture(params=KINDS)
 def kind(
     request: pytest.FixtureRequest,
@@ -56,6 +59,7 @@ async def played(
 
 
 @pytest.mark.timeout(600)
+@pytest.mark.parametrize("kind", ["item", "job", *SETS], indirect=True)
 async def test_any_two_things_together(kind: str, namespace: Namespace, tmp_path: Path) -> None:
     """Of what is done, when, to which kind, and who waits."""
     wrong = await played(pairwise(kind), namespace, tmp_path)
@@ -86,15 +90,16 @@ LATE_S = 15.0
 """By then the first reading has been."""
 
 
+OTHERS = [
+    pytest.param(deed, kind, marks=pytest.mark.slow)
+    for deed in ("pod deleted", "nothing done", "owner deleted")
+    for kind in KINDS
+    if (deed, kind) != ("pod deleted", "job")
+]
+
+
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize(
-    "deed",
-    [
-        "pod deleted",
-        pytest.param("nothing done", marks=pytest.mark.slow),
-        pytest.param("owner deleted", marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.parametrize(("deed", "kind"), [("pod deleted", "job"), *OTHERS], indirect=["kind"])
 async def test_no_single_notification_is_needed(
     kind: str, deed: str, namespace: Namespace, tmp_path: Path
 ) -> None:

@@ -32,16 +32,16 @@ IMAGE = "example.test/image:1"
 
 
 # The fixture asks for the control plane where it is needed, which no name of a fixture tells.
-ON_A_CLUSTER = [
-    pytest.param(one, marks=pytest.mark.control_plane)
-    for one in ("gke", "gke on uvloop", "pathways")
+ON_A_CLUSTER = [pytest.param(one, marks=pytest.mark.control_plane) for one in ("gke", "pathways")]
+
+
+ON_ANOTHER_LOOP = [
+    pytest.param("local on uvloop", marks=pytest.mark.full),
+    pytest.param("gke on uvloop", marks=[pytest.mark.control_plane, pytest.mark.slow]),
 ]
 
 
-ON_UVLOOP_HERE = pytest.param("local on uvloop", marks=pytest.mark.full)
-
-
-@pytest.fixture(scope="module", params=["local", ON_UVLOOP_HERE, *ON_A_CLUSTER])
+@pytest.fixture(scope="module", params=["local", *ON_ANOTHER_LOOP, *ON_A_CLUSTER])
 def platform(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Platform]:
