@@ -27,23 +27,6 @@ from kinetic._runner.protocol.retry_budgets import INFRASTRUCTURE
 from kinetic._runner.stores.directory import DirectoryObjects
 from kinetic.collection import Collection, Freed
 
-__all__ = [
-    "CACHE_KEPT_S",
-    "OF_ITEMS",
-    "STORE_KEPT_S",
-    "UNUSED",
-    "Directory",
-    "Limits",
-    "Listed",
-    "Objects",
-    "Unit",
-    "chosen",
-    "collect",
-    "directory_of",
-    "items_of",
-    "local_store",
-]
-
 DAY_S = 24 * 3600.0
 
 STORE_KEPT_S = DAY_S

@@ -6,8 +6,6 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-__all__ = ["gpus_here", "tpus_here"]
-
 _GPUS = "/proc/driver/nvidia/gpus"
 
 _TPUS = ("accel[0-9]*", "vfio/[0-9]*")

@@ -10,8 +10,6 @@ from absl import logging as absl_logging
 
 from kinetic import configuration
 
-__all__ = ["log_level", "obey"]
-
 OURS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "")
 
 log_level: str = (os.environ.get("KINETIC_LOG_LEVEL") or "WARNING").strip().upper()

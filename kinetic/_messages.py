@@ -8,21 +8,6 @@ import urllib.parse
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-__all__ = [
-    "amount",
-    "both_ends",
-    "described",
-    "handle_bundle",
-    "handle_repr",
-    "nearest",
-    "one_line",
-    "shown",
-    "span",
-    "suggest",
-    "unstyled",
-]
-
-
 LONGEST_NAME = 80
 """A longer word resembles no name of ours, and comparing costs its length squared."""
 

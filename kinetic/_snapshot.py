@@ -13,18 +13,6 @@ from dataclasses import dataclass
 from kinetic._runner.protocol.manifest import Entry, Manifest, file_hash
 from kinetic.errors import DataError
 
-__all__ = [
-    "BIG",
-    "Abandoned",
-    "Snapshot",
-    "Stamp",
-    "changed",
-    "read",
-    "sha256",
-    "take",
-    "unchanged",
-]
-
 BIG = 1 << 20
 """Bytes from which on a file is worth a thread of its own, and its hash worth keeping."""
 

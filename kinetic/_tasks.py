@@ -12,16 +12,6 @@ from absl import logging
 
 from kinetic.errors import ClientClosed, PortalError
 
-__all__ = [
-    "all_or_none",
-    "asked_to_end",
-    "bounded",
-    "in_thread",
-    "release",
-    "running_loop",
-    "shared",
-]
-
 
 def running_loop() -> asyncio.AbstractEventLoop:
     """The loop of whoever calls.

@@ -8,8 +8,6 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, TypeVar, cast
 
-__all__ = ["REMOTE_TRACEBACK", "own_frames", "own_frames_left_out", "without_own_frames"]
-
 F = TypeVar("F", bound=Callable[..., Any])
 
 REMOTE_TRACEBACK = "Remote traceback of "

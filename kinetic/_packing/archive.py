@@ -41,9 +41,6 @@ from kinetic._packing.tree import (
 from kinetic._runner.protocol.private import make_folder
 from kinetic.errors import PackError
 
-__all__ = ["FULL", "Archive", "ArchiveCache", "Kept", "pack"]
-
-
 MAX_AGE = 14 * 24 * 3600.0
 """Seconds after which an archive that nobody used goes."""
 

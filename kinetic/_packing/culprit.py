@@ -14,8 +14,6 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Culprit", "Failure", "Part", "captured", "find", "isa", "parts_of_partial"]
-
 SECONDS = 5.0
 
 DEPTH = 25

@@ -32,18 +32,6 @@ from absl import logging
 
 from kinetic.errors import ConfigurationError
 
-__all__ = [
-    "ENVIRONMENT_MARKS",
-    "MARKERS",
-    "Project",
-    "find_project",
-    "in_environment",
-    "is_installed",
-    "is_within",
-    "real",
-]
-
-
 ENVIRONMENT_MARKS = frozenset({"pyvenv.cfg", "conda-meta"})
 """A directory that has one of these is a virtual environment, whatever its name."""
 

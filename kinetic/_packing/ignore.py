@@ -24,19 +24,6 @@ from kinetic.errors import PackError
 if TYPE_CHECKING:
     import pathspec
 
-__all__ = [
-    "DEFAULT_EXCLUDES",
-    "HEAD_BYTES",
-    "IGNORE_FILE",
-    "NEVER",
-    "Rules",
-    "has_key",
-    "is_private",
-    "look_private",
-    "read_rules",
-]
-
-
 HEAD_BYTES = 64 * 1024
 """How much of a file is searched for a key."""
 

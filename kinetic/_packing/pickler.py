@@ -41,18 +41,6 @@ from kinetic.errors import DataError
 if TYPE_CHECKING:
     from kinetic.data import Data
 
-__all__ = [
-    "CallPickler",
-    "DataTable",
-    "Fate",
-    "Fates",
-    "Register",
-    "importable_there",
-    "refuse_hidden",
-    "register",
-]
-
-
 _OURS = frozenset({"kinetic", "kinetic_runner"})
 SOURCE_CHARACTERS = 256 * 1024
 """The longest source that travels in a pickle; a traceback shows no lines of a longer one."""

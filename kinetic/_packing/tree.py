@@ -25,20 +25,6 @@ from typing import NamedTuple
 from kinetic._packing import discover, ignore
 from kinetic.errors import ConfigurationError, PackError
 
-__all__ = [
-    "Entry",
-    "Stamp",
-    "Tree",
-    "about",
-    "about_credentials",
-    "amount",
-    "listed",
-    "megabytes",
-    "scan",
-    "stamp_of",
-]
-
-
 FORMAT = b"kinetic tree 2\n"
 MAX_LINKS = 4
 

@@ -12,18 +12,6 @@ from kinetic._progress.steps import Step
 from kinetic.errors import ConfigurationError
 from kinetic.progress import Progress
 
-__all__ = [
-    "VARIABLE",
-    "Entry",
-    "Manner",
-    "Surface",
-    "choose",
-    "in_notebook",
-    "is_terminal",
-    "requested",
-]
-
-
 VARIABLE = "KINETIC_PROGRESS"
 VALUES = ("auto", "live", "plain", "off")
 

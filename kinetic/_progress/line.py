@@ -11,9 +11,6 @@ from kinetic.progress import Progress
 if TYPE_CHECKING:
     from rich.text import Text
 
-__all__ = ["compose"]
-
-
 TITLE, SHORTEST_TITLE = 24, 8
 BAR, SHORTEST_BAR = 24, 8
 

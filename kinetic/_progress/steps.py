@@ -12,8 +12,6 @@ from contextvars import ContextVar
 
 from kinetic._messages import amount, one_line
 
-__all__ = ["WANTED", "Show", "Step", "current", "step"]
-
 SHORT_S = 1.0
 """A step that takes less is not worth a word."""
 

@@ -23,9 +23,6 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
-__all__ = ["Live", "Notebook", "Plain", "Screen", "next_line", "say"]
-
-
 PATIENCE_S = 0.5
 """Nobody's own text waits longer for us, whatever the terminal does."""
 

@@ -7,13 +7,6 @@ from enum import IntEnum
 
 from kinetic.progress import Progress
 
-__all__ = [
-    "Pace",
-    "State",
-    "Tally",
-]
-
-
 WINDOW_S = 30.0
 WINDOW_ITEMS = 20
 """The rate is that of the last 30 s, or of the last 20 items where that reaches further back."""

@@ -13,19 +13,6 @@ from itertools import pairwise
 from kinetic._progress.tally import State
 from kinetic._report.facts import BatchReport, Item
 
-__all__ = [
-    "Bin",
-    "Digest",
-    "Durations",
-    "FailureGroup",
-    "Point",
-    "Retries",
-    "digest",
-    "grouped",
-    "pattern",
-]
-
-
 POINTS = 160
 """Of a line over time: more than the eye tells apart in a chart."""
 

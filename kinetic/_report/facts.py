@@ -9,8 +9,6 @@ from typing import Literal
 from kinetic._progress.tally import State
 from kinetic._runner.protocol.notes import Note
 
-__all__ = ["Attempt", "BatchReport", "Direction", "Example", "Item"]
-
 Direction = Literal["minimize", "maximize"]
 """Whether the best item has the lowest or the highest metric."""
 

@@ -8,8 +8,6 @@ from pathlib import Path
 from kinetic._replacing import replacing
 from kinetic.errors import ConfigurationError
 
-__all__ = ["place_for", "write"]
-
 
 def place_for(path: str | os.PathLike[str]) -> Path:
     """The absolute path of the file at *path*, once it is certain that it can be there.

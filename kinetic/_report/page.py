@@ -27,9 +27,6 @@ from kinetic._report.facts import BatchReport, Item
 from kinetic._runner.protocol.notes import Scalar
 from kinetic._version import __version__
 
-__all__ = ["LISTED", "limit", "render"]
-
-
 LISTED = 10_000
 """Items that are listed one by one; the statistics are of all."""
 

@@ -27,9 +27,6 @@ from kinetic._supervisor.journal import Journal, read, supervisor_line
 from kinetic._supervisor.protocol import Places
 from kinetic._supervisor.supervisor import Supervisor, say, seconds
 
-__all__ = ["found", "main"]
-
-
 WAITING_CLIENTS = 512
 DIARY_BYTES = 1 << 20
 """A supervisor begins its log anew when those before it have written more."""

@@ -18,29 +18,6 @@ from typing import Any
 from kinetic._supervisor.protocol import SUBMISSION, Order
 from kinetic.job_status import Reason
 
-__all__ = [
-    "KEPT",
-    "KEPT_S",
-    "Action",
-    "Arm",
-    "Discard",
-    "Due",
-    "Grant",
-    "Job",
-    "Need",
-    "Record",
-    "Send",
-    "Slots",
-    "Start",
-    "State",
-    "Stop",
-    "Table",
-    "Tell",
-    "cpus_here",
-    "ended_line",
-    "memory_here",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class Need:

@@ -15,8 +15,6 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Journal", "Line", "read", "supervisor_line"]
-
 Line = Mapping[str, Any]
 SPARE_LINES = 20_000
 """The journal is rewritten when it has this many lines, most of them about the past."""

@@ -26,18 +26,6 @@ from kinetic._supervisor.jobs import Job
 from kinetic._supervisor.prefetch import Prefetch
 from kinetic._supervisor.protocol import Order, Places, Shared
 
-__all__ = [
-    "Ended",
-    "Key",
-    "Parent",
-    "Parents",
-    "Refused",
-    "Sweeper",
-    "end_processes_of",
-    "processes_of",
-]
-
-
 PATIENCE_S = 5.0
 """How long a job's end may wait for killed processes that do not go (they hang in the kernel)."""
 

@@ -17,8 +17,6 @@ from kinetic._runner.stores.directory import DirectoryObjects
 from kinetic._supervisor.jobs import Job
 from kinetic._supervisor.protocol import Order, Shared, edition
 
-__all__ = ["Prefetch"]
-
 BATCHES = 16
 """For how many batches to keep what their orders have in common."""
 

@@ -16,23 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-__all__ = [
-    "SUBMISSION",
-    "VERSION",
-    "Channel",
-    "ChannelError",
-    "Decoder",
-    "Message",
-    "Order",
-    "OrderError",
-    "Places",
-    "Shared",
-    "check",
-    "edition",
-    "encode",
-]
-
-
 HEAD = struct.Struct("<II")
 LARGEST = 256 * 1024 * 1024
 RECEIVE_BYTES = 256 * 1024

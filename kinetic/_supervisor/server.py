@@ -22,8 +22,6 @@ from kinetic._supervisor.protocol import (
     check,
 )
 
-__all__ = ["Connection", "Ending", "Owner", "Server", "peer_process", "peer_uid"]
-
 
 class Owner:
     """A process, held by a descriptor that can be read from when it has ended.

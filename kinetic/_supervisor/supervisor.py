@@ -46,19 +46,6 @@ from kinetic._supervisor.protocol import Channel, Order, Places, Shared
 from kinetic._supervisor.server import Connection, Ending, Owner, Server, peer_uid
 from kinetic.job_status import Reason
 
-__all__ = [
-    "TIMERS",
-    "KernelKills",
-    "Supervisor",
-    "Timers",
-    "acquire",
-    "count_kills",
-    "holding",
-    "say",
-    "seconds",
-]
-
-
 FRESH_S = 10.0
 """A reading this old is renewed before a job starts."""
 

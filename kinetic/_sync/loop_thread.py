@@ -32,8 +32,6 @@ if sys.platform == "win32":
 else:
     from asyncio import SelectorEventLoop as _EventLoop
 
-__all__ = ["Hook", "LoopThread", "Outcome", "receive"]
-
 POLL_S = 0.1 if sys.platform == "win32" else 0.5
 """How long a signal may go unheard by a thread that waits.
 

@@ -25,8 +25,6 @@ from kinetic._tasks import running_loop
 from kinetic._tracebacks import own_frames, own_frames_left_out
 from kinetic.errors import PortalError
 
-__all__ = ["PORTAL", "Crossing", "Iteration", "Portal"]
-
 P = ParamSpec("P")
 S = TypeVar("S")
 T = TypeVar("T")

@@ -23,15 +23,6 @@ from kinetic.aio._engine.session import JobRef
 from kinetic.aio._net.retry import growing
 from kinetic.errors import NoLog, NotFound
 
-__all__ = [
-    "LogPrinter",
-    "followed",
-    "last",
-    "latest",
-    "of_attempt",
-]
-
-
 AHEAD = 1 << 20
 """Characters that wait for whoever reads the standard output, before no more are fetched."""
 

@@ -29,22 +29,6 @@ from kinetic._runner.protocol.frames import MALFORMED
 from kinetic.aio.ports import Store, displaced
 from kinetic.errors import BackendError, Conflict, NotFound, SubmitterLost
 
-__all__ = [
-    "HeldLease",
-    "Holding",
-    "Lease",
-    "Place",
-    "ProcessIdentity",
-    "Record",
-    "Sight",
-    "acquire",
-    "begin",
-    "lifetime",
-    "name_of",
-    "read",
-    "until_abandoned",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class ProcessIdentity:

@@ -21,12 +21,6 @@ from kinetic.errors import BackendError, JobError, NotFound, ResultTimeout
 if TYPE_CHECKING:
     from kinetic.aio.job import JobHandle
 
-__all__ = [
-    "ending_on_sigterm",
-    "run_plain_call",
-]
-
-
 _stops: list[Callable[[], object]] = []
 
 

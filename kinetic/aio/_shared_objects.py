@@ -19,8 +19,6 @@ from kinetic._tasks import running_loop
 from kinetic.aio.ports import ObjectInfo, Store
 from kinetic.errors import NotFound
 
-__all__ = ["DAY_S", "RENEWED_S", "Blocking", "ensure", "is_fresh"]
-
 T = TypeVar("T")
 R = TypeVar("R")
 

@@ -12,8 +12,6 @@ from kinetic.cli.where import Where, carry_out, json_option, placed
 if TYPE_CHECKING:
     from kinetic.prices import Price, Row
 
-__all__ = ["accelerators"]
-
 COLUMNS = ("accelerator", "chips", "hosts", "memory_gb", "usd_hour", "spot_hour")
 
 

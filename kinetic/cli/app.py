@@ -22,8 +22,6 @@ from kinetic.cli import (
 from kinetic.cli.output import note
 from kinetic.cli.where import TheirError
 
-__all__ = ["EXIT_CODES", "cli", "exit_code", "main"]
-
 SUCCEEDED, FAILED, USAGE, NOT_FOUND, NO_ACCESS, TIMED_OUT, INTERRUPTED = 0, 1, 2, 3, 4, 5, 130
 
 EXIT_CODES = (

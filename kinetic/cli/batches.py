@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from kinetic.job_status import JobStatus
     from kinetic.progress import Progress
 
-__all__ = ["attached", "batches", "status_of"]
-
 AT_ONCE = 64
 """Items whose ends are read side by side."""
 

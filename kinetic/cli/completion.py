@@ -5,8 +5,6 @@ from __future__ import annotations
 import click
 from click.shell_completion import get_completion_class
 
-__all__ = ["completion"]
-
 
 @click.command(short_help="Print what a shell needs to complete all this.")
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))

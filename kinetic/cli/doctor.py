@@ -14,8 +14,6 @@ from kinetic.cli.where import Where, carry_out, json_option, placed
 if TYPE_CHECKING:
     from kinetic.doctor.checks import Report, Result
 
-__all__ = ["doctor"]
-
 MARKS = {"ok": "ok", "warning": "WARNING", "failed": "FAILED", "skipped": "skipped"}
 
 

@@ -18,8 +18,6 @@ from kinetic._messages import one_line
 from kinetic.cli import output
 from kinetic.cli.where import TheirError, Where, carry_out, json_option, placed, said_by
 
-__all__ = ["arguments_of", "inputs_of", "load_function", "run", "value_of"]
-
 
 @click.command(short_help="Run a function of a file, once or for many inputs.")
 @click.argument("target", metavar="FILE.py:FUNCTION", type=click.Path())

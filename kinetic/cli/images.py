@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from kinetic.errors import KineticError
     from kinetic.images import Plan
 
-__all__ = ["build_image", "image"]
-
 CATEGORIES = ("cpu", "gpu", "tpu")
 
 

@@ -15,8 +15,6 @@ from kinetic.cli.where import Where, carry_out, json_option, placed
 if TYPE_CHECKING:
     from kinetic import aio
 
-__all__ = ["SHOWN", "jobs", "outputs", "rows_of"]
-
 SHOWN = 50
 """Rows of a list, unless all are asked for."""
 

@@ -12,8 +12,6 @@ from kinetic.cli.where import Where, carry_out, json_option, placed
 if TYPE_CHECKING:
     from kinetic.collection import Collection
 
-__all__ = ["gc", "local"]
-
 
 @click.command(short_help="Remove what nobody uses from the store and the caches.")
 @json_option

@@ -14,20 +14,6 @@ import click
 
 from kinetic._messages import one_line, shown, span, unstyled
 
-__all__ = [
-    "age",
-    "asks",
-    "confirm",
-    "dollars",
-    "facts",
-    "items",
-    "json_line",
-    "lay_out",
-    "lines",
-    "note",
-    "table",
-]
-
 _REORDERING = re.compile("[\u202a-\u202e\u2066-\u2069]")
 """Characters that turn round what stands after them."""
 

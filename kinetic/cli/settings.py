@@ -14,8 +14,6 @@ from kinetic.cli.where import Where, json_option, placed
 if TYPE_CHECKING:
     from kinetic.profiles import Profiles
 
-__all__ = ["config", "profile"]
-
 
 @click.group(invoke_without_command=True)
 @click.pass_context

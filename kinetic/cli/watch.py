@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
     from kinetic import aio
 
-__all__ = ["View", "follow", "screen"]
-
 SLOWEST, FAILURES = 5, 5
 ROOM = 10
 """With so many lines the title has one of its own, and the bar what that leaves."""

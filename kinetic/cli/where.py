@@ -13,8 +13,6 @@ import click
 if TYPE_CHECKING:
     from kinetic import aio
 
-__all__ = ["TheirError", "Where", "carry_out", "json_option", "placed", "said_by"]
-
 T = TypeVar("T")
 Command = TypeVar("Command", bound=Callable[..., Any])
 

@@ -10,8 +10,6 @@ from kinetic.aio.kubernetes.api import Api
 from kinetic.configuration import Target
 from kinetic.doctor.cluster import LIMITS, ONCE
 
-__all__ = ["check_access"]
-
 
 async def check_access(target: Target, environ: Mapping[str, str] = os.environ) -> None:
     """Ask the cluster of *target* for its namespaced API, as whoever has these credentials.

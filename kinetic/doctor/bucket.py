@@ -12,8 +12,6 @@ from kinetic.aio._net.retry import RetryPolicy
 from kinetic.aio.gcs.store import GcsStore, Limits
 from kinetic.doctor.checks import Check, Finding, State
 
-__all__ = ["Bucket"]
-
 GROUP = "store"
 FOLDER = "doctor/"
 OLD_S = 3600.0

@@ -18,8 +18,6 @@ from kinetic.configuration import Target
 from kinetic.doctor.checks import Check, Finding, State
 from kinetic.errors import AuthError, NotFound
 
-__all__ = ["Cluster"]
-
 GROUP = "cluster"
 ONCE = RetryPolicy(total_s=0.0)
 LIMITS = Limits(retry=ONCE, rights=ONCE, connect_s=10.0, idle_s=20.0)

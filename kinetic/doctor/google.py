@@ -12,8 +12,6 @@ from kinetic.configuration import Target
 from kinetic.doctor.checks import Check, Finding, State
 from kinetic.errors import ConfigurationError
 
-__all__ = ["Google"]
-
 GROUP = "project"
 APIS: Mapping[str, str] = {
     "container.googleapis.com": "finding the cluster",

@@ -19,8 +19,6 @@ from kinetic._supervisor.protocol import VERSION, Places
 from kinetic.aio.local.supervisor import running
 from kinetic.doctor.checks import Check, Finding, State
 
-__all__ = ["Machine"]
-
 GROUP = "this machine"
 MIB = 1024 * 1024
 FULL, TIGHT = 100 * MIB, 2048 * MIB

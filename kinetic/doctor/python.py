@@ -14,8 +14,6 @@ from pathlib import Path
 from kinetic._version import __version__
 from kinetic.doctor.checks import Check, Finding, State
 
-__all__ = ["Installation"]
-
 OURS, PUBLIC = "kinetic-aio", "keras-kinetic"
 SCRIPT = "kinetic"
 REQUIREMENT = re.compile(r"(?P<name>[A-Za-z0-9._-]+)\s*(>=\s*(?P<least>[0-9.]+))?")

@@ -15,8 +15,6 @@ from kinetic.doctor.checks import Check, Finding, State
 from kinetic.function import run
 from kinetic.job_status import JobStatus
 
-__all__ = ["Trial"]
-
 LIMIT_S = 1800.0
 """A node may have to be made, and an image to be built."""
 

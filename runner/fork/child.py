@@ -24,8 +24,6 @@ from .. import remote_runner
 from ..job import processes
 from ..protocol import wire
 
-__all__ = ["Terms", "become", "preload", "prepare"]
-
 # What is called by its own name needs no look at a module, which would touch more of the memory.
 _signal: Any = importlib.import_module("_signal")  # `signal` without the detour over its enums
 _set_wakeup_fd, _set_handler, _SIG_DFL = _signal.set_wakeup_fd, _signal.signal, _signal.SIG_DFL

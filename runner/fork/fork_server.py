@@ -22,21 +22,6 @@ from ..job import processes
 from ..job.processes import STOPS
 from . import child
 
-__all__ = [
-    "COMMAND",
-    "EXITED",
-    "FORK",
-    "FORKED",
-    "JOB",
-    "READY",
-    "REFUSED",
-    "SHARE",
-    "SIGNAL",
-    "SLAY",
-    "WORD",
-    "serve",
-]
-
 COMMAND = struct.Struct("<cII")
 """What the supervisor says: SHARE (place, bytes that follow): terms of jobs, which replace what
 was at that place; FORK (serial, bytes that follow), SIGNAL (serial, number), or SLAY

@@ -34,9 +34,6 @@ from .workspace import Site
 if TYPE_CHECKING:
     from ..stores.objects import Objects
 
-__all__ = ["Attempt", "Invocation", "Terms", "exit_code", "main"]
-
-
 SMALL_VALUE = 64 * 1024
 
 RESERVE = 4 << 20

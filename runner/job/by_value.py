@@ -11,8 +11,6 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["teach_multiprocessing"]
-
 
 def teach_multiprocessing() -> None:
     """Pickle by value, in this process and in those it sends anything to, what has no other way."""

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from ..stores.objects import Objects
     from .workspace import Site
 
-__all__ = ["BEGUN", "LOOPBACK", "Waiting", "load"]
-
 LOOK_S = 1.0
 """How often it is looked whether somebody has attached to another host."""
 

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from ..stores.gcs import Bucket
     from .workspace import Site
 
-__all__ = ["download", "fetch_under"]
-
 AT_ONCE = 32
 BIG = 32 * 1024 * 1024
 """Objects of more bytes come one after the other, each in several ranges at once."""

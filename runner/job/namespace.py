@@ -17,8 +17,6 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["SUPPORTED", "available", "bind", "enter", "entered", "overlay", "place"]
-
 SUPPORTED = sys.platform == "linux"
 
 CLONE_NEWNS = 0x00020000

@@ -15,15 +15,6 @@ from ..protocol import private, wire
 if TYPE_CHECKING:
     from ..stores.objects import Objects
 
-__all__ = [
-    "Opening",
-    "Taken",
-    "begin",
-    "content",
-    "out_of_time",
-]
-
-
 REQUEST_BYTES = 64 * 1024 * 1024
 """No request is longer; one that is said to be is read so far, and not signed."""
 

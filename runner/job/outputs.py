@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from ..protocol.wire import Assignment
     from .processes import Stopping
 
-__all__ = ["VARIABLE", "Mirror", "begin"]
-
 VARIABLE = "KINETIC_OUTPUT_PATH"
 LOOK_S = 30.0
 """How long lies between two looks."""

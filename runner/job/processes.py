@@ -20,26 +20,6 @@ from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Any
 
-__all__ = [
-    "LINUX",
-    "MARK",
-    "NOBODY",
-    "STOPS",
-    "Children",
-    "Mark",
-    "Stopped",
-    "Stopping",
-    "aside",
-    "become_subreaper",
-    "children",
-    "close_inherited",
-    "die_with",
-    "mark_of",
-    "remove_aside",
-    "remove_if_small",
-]
-
-
 _signal: Any = importlib.import_module("_signal")  # `signal` without the detour over its enums
 STOPS = (int(signal.SIGTERM), int(signal.SIGXCPU))
 """The signals; the warm parent holds them back from a fork that cannot take them yet."""

@@ -16,8 +16,6 @@ from .opening import content
 if TYPE_CHECKING:
     from ..stores.objects import Objects
 
-__all__ = ["add", "install"]
-
 TOLD = 30
 
 

@@ -16,8 +16,6 @@ import time
 from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
-__all__ = ["WORKSPACE", "can_keep", "foreign", "note", "project_of", "restore"]
-
 WORKSPACE, RECORD = "workspace", ".record"
 TICK_S, TICKS = 0.001, 50
 """How often, and how many times, to look whether the clock of a file system has moved on."""

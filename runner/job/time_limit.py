@@ -11,8 +11,6 @@ import os
 import time
 from contextlib import suppress
 
-__all__ = ["called_at", "forget", "tell_called"]
-
 
 def tell_called(work: str | os.PathLike[str]) -> None:
     """In the job that has the folder *work*: its function is called now."""

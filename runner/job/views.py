@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from ..protocol.wire import DataRef
     from .workspace import Objects, Site
 
-__all__ = ["FUSE", "prepare"]
-
 GROUND = ".kinetic"
 """The folder of a mounted volume in which its content is built."""
 

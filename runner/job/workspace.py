@@ -27,24 +27,6 @@ if TYPE_CHECKING:
 
     from ..protocol.wire import Code
 
-__all__ = [
-    "Objects",
-    "Shared",
-    "Site",
-    "Weight",
-    "brings_jax",
-    "copy",
-    "copy_file",
-    "discard",
-    "find",
-    "prefer_jax",
-    "prepare",
-    "shared",
-    "view",
-    "worth_mounting",
-]
-
-
 READ_AT_ONCE = 1 << 18
 MIB = 1 << 20
 NOT_HERE = {errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM, errno.EBADF}

@@ -21,23 +21,6 @@ from ..protocol.outcomes import Death, Stored, closed
 from ..protocol.retry_budgets import INFRASTRUCTURE
 from ..stores.objects import Objects
 
-__all__ = [
-    "Ended",
-    "Guard",
-    "Limits",
-    "Line",
-    "PodAttempt",
-    "Restarts",
-    "close_dead",
-    "close_earlier",
-    "close_restarted",
-    "code_of",
-    "death_of",
-    "keep_log",
-    "oom_kills",
-]
-
-
 KEPT_BYTES = 8192
 KEPT_LINES = 20
 READ_BYTES = 65536

@@ -29,20 +29,6 @@ from ..protocol import outcomes, wire
 from ..stores.objects import Objects, opened
 from .attempt import Line, PodAttempt, Restarts, close_earlier, close_restarted, code_of
 
-__all__ = [
-    "AGAIN",
-    "OWN",
-    "HostCall",
-    "Hosts",
-    "Order",
-    "Watch",
-    "become",
-    "claimant",
-    "host_done",
-    "read_order",
-]
-
-
 PORT = 8476
 """Where JAX looks for its coordinator, unless the address says so."""
 

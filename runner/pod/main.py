@@ -30,9 +30,6 @@ from . import job
 from .attempt import Ended, Guard, Limits, Line, close_dead, death_of, oom_kills
 from .job import OWN, Order, read_order
 
-__all__ = ["delete", "main", "rest"]
-
-
 ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
 """Where Kubernetes mounts it; without a container, KINETIC_POD_ACCOUNT_FOLDER says where it is."""
 

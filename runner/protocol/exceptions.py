@@ -16,8 +16,6 @@ from typing import Any, cast
 
 from . import pickles
 
-__all__ = ["dumps"]
-
 HEAP_TYPE = 1 << 9
 """The flag of classes that Python code has defined."""
 

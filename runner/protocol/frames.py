@@ -14,20 +14,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-__all__ = [
-    "MALFORMED",
-    "Frames",
-    "FramesError",
-    "Sink",
-    "footer_length",
-    "footer_of",
-    "only",
-    "pack",
-    "pack_one",
-    "unpack",
-    "write_footer",
-]
-
 MAGIC = b"KNF1"
 TAIL = struct.Struct("<I4s")
 

@@ -14,8 +14,6 @@ import urllib.parse
 from dataclasses import dataclass
 from typing import Self
 
-__all__ = ["Place"]
-
 SCHEME = "gs://"
 LONGEST = 1024
 ODD = re.compile("[%\x00-\x1f\x7f-\x9f\ud800-\udfff]|^\\.")

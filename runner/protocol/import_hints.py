@@ -16,8 +16,6 @@ import typing
 from collections.abc import Callable
 from typing import Any, ForwardRef
 
-__all__ = ["KINDS", "carried", "completed", "is_found"]
-
 LAZY = sys.version_info >= (3, 14)
 
 # What `type Name = ...` defines, from Python 3.12 on.

@@ -16,8 +16,6 @@ from typing import Any
 
 from .frames import MALFORMED
 
-__all__ = ["Entry", "Manifest", "file_hash", "prefix"]
-
 VERSION = 1
 PLAIN, EXECUTABLE = 0o644, 0o755
 LONGEST_SEGMENT = 220  # bytes when quoted: a directory store makes it the name of a file

@@ -13,16 +13,6 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
-__all__ = [
-    "NOTE_BYTES",
-    "Note",
-    "Scalar",
-    "note_of_call",
-    "note_of_error",
-    "note_of_result",
-    "read",
-]
-
 Scalar = bool | int | float | str | None
 Note = Mapping[str, Scalar]
 

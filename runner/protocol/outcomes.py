@@ -19,19 +19,6 @@ from typing import Any
 
 from . import exceptions, frames, notes, pickles, wire
 
-__all__ = [
-    "Death",
-    "ErrorText",
-    "Stored",
-    "closed",
-    "digest",
-    "encode_error",
-    "encode_value",
-    "error_text",
-    "fields_of",
-    "result_repr",
-]
-
 TEXT_LIMIT = 64 * 1024
 REPR_LIMIT = 20_000
 PLAIN_CHARACTERS = 4096

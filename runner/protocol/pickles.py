@@ -24,25 +24,6 @@ import cloudpickle
 from . import import_hints
 from .frames import FramesError, Sink, unpack, write_footer
 
-__all__ = [
-    "FEW",
-    "KINDS",
-    "LONG",
-    "OUT_OF_BAND_BYTES",
-    "Gathered",
-    "OtherPythonError",
-    "Pickler",
-    "Unpickler",
-    "divide",
-    "dump",
-    "dumps",
-    "load",
-    "load_file",
-    "parts_of",
-    "slotted",
-]
-
-
 KINDS: frozenset[type] = frozenset({list, tuple, dict, set, frozenset, str})
 """The types, but not their subclasses, of what can be cut."""
 

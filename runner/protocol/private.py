@@ -6,8 +6,6 @@ import contextlib
 import os
 import stat
 
-__all__ = ["make_folder", "objection"]
-
 
 def make_folder(path: str | os.PathLike[str]) -> None:
     """Make a folder, and those above it that are missing, for this user alone.

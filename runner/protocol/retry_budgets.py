@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-__all__ = ["INFRASTRUCTURE", "SUBMISSION", "UNVERIFIED", "RetryBudgets"]
-
 INFRASTRUCTURE = frozenset({"preempted", "node lost", "evicted"})
 """Reasons that are no fault of the function; all others count on the user's budget."""
 

@@ -8,8 +8,6 @@ import hmac
 import re
 from collections.abc import Mapping
 
-__all__ = ["is_signed", "seal_of", "sign", "signed_json", "submission_key", "verified_json"]
-
 _SIGNED = re.compile(rb', "mac": "([0-9a-f]{64})"\}\Z')
 
 

@@ -12,8 +12,6 @@ import typing
 from importlib.machinery import SourceFileLoader
 from typing import Any, NoReturn, Self
 
-__all__ = ["Decorated", "data_path", "data_paths", "source_at", "source_of"]
-
 data_paths: list[str] = []
 """Where the Data of this job lie, by number."""
 

@@ -25,57 +25,6 @@ from .frames import MALFORMED
 from .notes import Note
 from .retry_budgets import INFRASTRUCTURE, UNVERIFIED, RetryBudgets
 
-__all__ = [
-    "EXIT_FINAL",
-    "EXIT_RETRY",
-    "EXIT_SETUP",
-    "EXIT_UNCOMMITTED",
-    "EXIT_VALUE",
-    "INLINE_BYTES",
-    "LIMIT",
-    "LOG_BYTES",
-    "START_ALLOWANCE_S",
-    "VERSION",
-    "VOID",
-    "Assignment",
-    "Attempt",
-    "Code",
-    "DataRef",
-    "Input",
-    "Item",
-    "ItemState",
-    "Kind",
-    "Orders",
-    "Outcome",
-    "Receipt",
-    "Request",
-    "Slot",
-    "Standing",
-    "attempt_key",
-    "attempt_keys",
-    "attempts_of",
-    "block_prefix",
-    "check_version",
-    "claim_metadata",
-    "collected_key",
-    "control_key",
-    "debugger_mark",
-    "done_key",
-    "group_key",
-    "input_key",
-    "item_prefix",
-    "item_state",
-    "log_key",
-    "log_prefix",
-    "parse",
-    "retry_base",
-    "standing",
-    "start_allowance",
-    "value_key",
-    "version_fields",
-]
-
-
 LIMIT = 4096
 RECEIPT_VERSION = 1
 

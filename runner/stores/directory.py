@@ -32,8 +32,6 @@ from typing import BinaryIO, cast
 from ..protocol.frames import MALFORMED
 from ..protocol.private import make_folder
 
-__all__ = ["DirectoryObjects", "Stored"]
-
 MAGIC = b"\x89KNO\r\n\x1a\n"
 HEAD = struct.Struct("<8sI")
 TEMPORARY = ".tmp"

@@ -24,8 +24,6 @@ from typing import Any, TypeVar
 from ..protocol.gcs_names import Place
 from .directory import Stored
 
-__all__ = ["Bucket", "GcsObjects", "Patience", "Trouble"]
-
 T = TypeVar("T")
 Listing = list[Stored]
 

@@ -9,8 +9,6 @@ from typing import Any, Protocol
 
 from .directory import DirectoryObjects, Stored
 
-__all__ = ["Objects", "opened"]
-
 Listing = list[Stored]
 
 

@@ -70,18 +70,6 @@ from kinetic.job_status import JobStatus
 from kinetic.options import MapSettings
 from kinetic.prices import HOUR_S, Estimate, Price, budget_price, price_of
 
-__all__ = [
-    "Batch",
-    "attach",
-    "feed_of",
-    "identity_of",
-    "known_batch",
-    "list_batches",
-    "start",
-    "start_job",
-]
-
-
 LONGEST_LOOK_S = 10.0
 
 MANY_UNBOUNDED = 100

@@ -32,17 +32,6 @@ from kinetic.aio._net.retry import retry_forever
 from kinetic.aio.ports import Cluster, Phase
 from kinetic.errors import KineticError, NotFound, Unavailable
 
-__all__ = [
-    "delete_all",
-    "delete_batch",
-    "delete_items",
-    "delete_left",
-    "delete_unwanted",
-    "take_back",
-    "withdraw_idle",
-]
-
-
 GONE_S = 180.0
 
 

@@ -11,8 +11,6 @@ from kinetic._runner.protocol import frames, wire
 from kinetic.aio.ports import Object, Store
 from kinetic.errors import NotFound, WireError
 
-__all__ = ["KINDS", "ControlLog"]
-
 KINDS = ("stop", "retry")
 MERGE_S = 1.0
 """Stops of single items are appended at most once in so many seconds."""

@@ -41,16 +41,6 @@ from kinetic.errors import (
 )
 from kinetic.options import MapSettings
 
-__all__ = [
-    "BatchCoordinator",
-    "keep_renewing",
-    "read_inputs",
-    "recover_state",
-    "renewed",
-    "since",
-]
-
-
 SLICE = 1000
 """Items that are gone through in one turn of the loop."""
 

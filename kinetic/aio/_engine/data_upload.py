@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from kinetic.aio.ports import ObjectInfo, Store
     from kinetic.data import Data
 
-__all__ = ["Progress", "renew", "snapshot_of", "upload"]
-
 T = TypeVar("T")
 
 Progress = Callable[[int, int], None]

@@ -25,20 +25,6 @@ from kinetic.aio._engine.forwarder import LOOPBACK, Order, taken
 from kinetic.aio._engine.session import LABEL_INDEX, LABEL_SUBMISSION, JobRef
 from kinetic.aio._net.retry import growing
 
-__all__ = [
-    "Forwarder",
-    "Place",
-    "carry_out",
-    "end",
-    "forward",
-    "instructions",
-    "launch_configuration",
-    "ready",
-    "require_person",
-    "require_port",
-    "require_worker",
-]
-
 Forwarder: TypeAlias = "subprocess.Popen[bytes]"
 
 FIRST_LOOK_S, LAST_LOOK_S = 0.1, 2.0

@@ -22,8 +22,6 @@ from kinetic.aio.platforms import open_platform
 from kinetic.aio.ports import Cluster, Phase
 from kinetic.configuration import Target
 
-__all__ = ["LOOPBACK", "NOBODY", "Order", "main", "taken"]
-
 LOOPBACK = "127.0.0.1"
 NOBODY = 9
 """A port that nothing listens on: to dial it shows whether one may."""

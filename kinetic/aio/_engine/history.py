@@ -13,8 +13,6 @@ from kinetic._runner.protocol.retry_budgets import RetryBudgets
 from kinetic._tasks import in_thread
 from kinetic.aio._engine.batches import Batch
 
-__all__ = ["packed", "read"]
-
 
 async def read(batch: Batch) -> list[Item]:
     """Return the items of *batch* as they are now, without their values.

@@ -12,17 +12,6 @@ from kinetic._runner.protocol.retry_budgets import RetryBudgets
 from kinetic.aio._lease import ProcessIdentity
 from kinetic.errors import ConfigurationError, NotFound
 
-__all__ = [
-    "BatchIdentity",
-    "Identity",
-    "entry_of",
-    "is_batch",
-    "is_whole",
-    "item_of",
-    "refuse_job",
-    "scope_of",
-]
-
 _ID = re.compile(r"(?:job|grp)-[0-9a-z-]+", re.ASCII)
 _BATCH = re.compile(r"grp-(?:[a-z]+-)?[0-9a-f]{12}", re.ASCII)
 _WHOLE = re.compile(r"(?:job|grp)-(?:[a-z]+-)?[0-9a-f]{12}", re.ASCII)

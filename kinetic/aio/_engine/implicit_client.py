@@ -16,7 +16,5 @@ if TYPE_CHECKING:
 
     Follow = Callable[[JobRecord], Awaitable[JobRef]]
 
-__all__ = ["follow"]
-
 follow: Follow
 """Follows the job of a record."""

@@ -9,8 +9,6 @@ from collections.abc import AsyncGenerator
 from kinetic._tasks import running_loop
 from kinetic.errors import ClientClosed
 
-__all__ = ["CLOSED", "AttemptLimit", "InFlight"]
-
 CLOSED = "this client is closed; open another one"
 
 

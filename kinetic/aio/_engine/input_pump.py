@@ -24,8 +24,6 @@ from kinetic.aio._lease import HeldLease
 from kinetic.aio._net.retry import create, retry_forever
 from kinetic.errors import InputsUnfinished, SubmissionError, SubmitterLost
 
-__all__ = ["Backpressure", "Delivery", "InputPump", "InputSource"]
-
 
 class Backpressure:
     """``limit`` bounds the items that have begun and were not delivered, while anybody consumes.

@@ -38,19 +38,6 @@ from kinetic.aio.ports import ObjectInfo, Store
 from kinetic.data import Data
 from kinetic.errors import ConfigurationError, KineticError, NotFound, SubmissionError, WireError
 
-__all__ = [
-    "CHUNK_ITEMS",
-    "Chunk",
-    "InputIndex",
-    "Source",
-    "as_call",
-    "check_there",
-    "encode",
-    "size_of",
-    "way_of",
-]
-
-
 CACHED = 4
 """Chunks that are held whole, for inputs that are asked for in order."""
 

@@ -31,8 +31,6 @@ from kinetic.aio.ports import Object, ObjectInfo, Observation, Phase, Store
 from kinetic.errors import NotFound, WireError
 from kinetic.job_status import Reason
 
-__all__ = ["ItemStates", "closing"]
-
 
 def closing(attempt: wire.Attempt, seen: Observation | None) -> Death | None:
     """How the attempt is to be closed, as far as the evidence proves its end.

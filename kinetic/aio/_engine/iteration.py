@@ -40,22 +40,6 @@ if TYPE_CHECKING:
     from kinetic.aio._engine.input_pump import Delivery
     from kinetic.aio._engine.session import Submission
 
-__all__ = [
-    "Consumer",
-    "Iteration",
-    "Outcomes",
-    "Shown",
-    "Watch",
-    "is_shown",
-    "outcome_of",
-    "progress",
-    "shown",
-    "state_at",
-    "state_of",
-    "title_of",
-]
-
-
 RECHECK_S = 5.0
 STARTING = 1024
 """Items of a large batch that are looked through in one turn of the loop."""

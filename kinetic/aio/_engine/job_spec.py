@@ -28,16 +28,6 @@ from kinetic.aio._net.retry import is_answer
 from kinetic.aio.ports import JobSpec, Shared, Store
 from kinetic.errors import BackendError, StoreFull
 
-__all__ = [
-    "AttemptSpec",
-    "JobSpecBuilder",
-    "new_id",
-    "output_base",
-    "remove",
-    "undo",
-    "until_gone",
-]
-
 CONFIRM_PAUSE_S = 0.01
 
 LABEL_LENGTH = 200

@@ -21,9 +21,6 @@ from kinetic.aio._lease import HeldLease
 from kinetic.aio._net.retry import is_answer, is_definite, retry_forever
 from kinetic.errors import BackendError, KineticError, SubmitterLost, Throttled
 
-__all__ = ["LAUNCHING", "BatchContext", "Launcher", "WorkQueue"]
-
-
 T = TypeVar("T")
 
 

@@ -24,17 +24,6 @@ from kinetic.job_record import JobRecord, utc_now
 from kinetic.options import MapSettings, Options
 from kinetic.prices import Price, price_of
 
-__all__ = [
-    "batch_manifest",
-    "job_record",
-    "manifest_of",
-    "map_settings_of",
-    "placed_of",
-    "read_manifest",
-    "record_of",
-]
-
-
 KEPT_OPTIONS = tuple(
     name for name in MapSettings.__slots__ if name not in ("project", "cluster", "progress")
 )

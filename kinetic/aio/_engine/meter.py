@@ -7,8 +7,6 @@ from typing import Any, NamedTuple
 
 from kinetic._runner.protocol import wire
 
-__all__ = ["Meter"]
-
 
 class _Reading(NamedTuple):
     """Seconds of attempts that told how long they took, how many did, and how many did not."""

@@ -20,8 +20,6 @@ from kinetic.aio._engine.iteration import is_shown, progress, shown, state_at
 from kinetic.aio._engine.session import JobRef, Session
 from kinetic.errors import KineticError
 
-__all__ = ["counts_of", "follow_batch", "follow_job"]
-
 
 def counts_of(batch: Batch) -> dict[str, int]:
     """How many items are where, as far as this process has looked; nothing if it has not."""

@@ -36,8 +36,6 @@ from kinetic.data import Data
 from kinetic.errors import ConfigurationError
 from kinetic.options import DEFAULT_ACCELERATOR, Options
 
-__all__ = ["Call", "PackedCall", "UploadedCall", "log_choice", "pack", "upload_all", "upload_call"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:

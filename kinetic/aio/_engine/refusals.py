@@ -9,8 +9,6 @@ from kinetic import configuration
 from kinetic.aio._net.retry import Outage, RetryPolicy, retry
 from kinetic.errors import KineticError
 
-__all__ = ["Pause", "until_lifted"]
-
 T = TypeVar("T")
 
 

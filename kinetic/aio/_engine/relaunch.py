@@ -20,8 +20,6 @@ from kinetic.aio._net.retry import Outage, RetryPolicy, retry, retry_forever
 from kinetic.aio.ports import Observation
 from kinetic.errors import KineticError, NotFound
 
-__all__ = ["relaunch"]
-
 PATIENCE = RetryPolicy(total_s=50.0)
 """Others give the job up a minute after its last attempt has ended."""
 

@@ -22,9 +22,6 @@ from kinetic.aio._engine import history
 from kinetic.aio._engine.batches import Batch
 from kinetic.errors import ConfigurationError, NotFound, WireError
 
-__all__ = ["read", "write"]
-
-
 QUOTED = 20
 """Groups of failures of which one is read in full, the largest first."""
 

@@ -20,8 +20,6 @@ from kinetic.aio._engine.scratch import Scratch
 from kinetic.aio.ports import Object, Store
 from kinetic.errors import BackendError, JobCancelled, JobError, JobFailed, JobLost, WireError
 
-__all__ = ["failure_of", "save_value", "value_of", "verified", "words_of"]
-
 STACK_GLOBAL = b"\x93"
 INLINE_BYTES = 64 * 1024
 

@@ -18,31 +18,6 @@ from kinetic._runner.protocol import wire
 from kinetic._runner.protocol.retry_budgets import INFRASTRUCTURE
 from kinetic.options import MapSettings
 
-__all__ = [
-    "Action",
-    "Again",
-    "Bound",
-    "Complete",
-    "Due",
-    "Ended",
-    "Event",
-    "Found",
-    "Freed",
-    "Known",
-    "Refused",
-    "Reopened",
-    "Seen",
-    "Spent",
-    "Start",
-    "State",
-    "Stop",
-    "StopRequested",
-    "Stored",
-    "Wait",
-    "decide",
-]
-
-
 FIRST_DELAY_S = 0.5
 LONGEST_DELAY_S = 60.0
 """Before an item is tried again: doubled after each failure of the user's, up to the longest."""

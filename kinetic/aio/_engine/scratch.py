@@ -21,8 +21,6 @@ from kinetic import configuration
 from kinetic._runner.protocol.private import make_folder
 from kinetic.aio._lease import ProcessIdentity
 
-__all__ = ["Scratch", "scratch_folder", "sweep_scratch"]
-
 STALE_S = 24 * 3600.0
 """A folder that old was left by its process, also where nobody can tell whether that lives."""
 

@@ -36,20 +36,6 @@ from kinetic.errors import (
 )
 from kinetic.job_status import JobStatus, Reason
 
-__all__ = [
-    "LABEL_ATTEMPT",
-    "LABEL_CLIENT",
-    "LABEL_INDEX",
-    "LABEL_ROUND",
-    "LABEL_SUBMISSION",
-    "Ended",
-    "JobRef",
-    "Parting",
-    "Session",
-    "Submission",
-]
-
-
 REREAD_S = 10.0, 60.0
 """How often store and platform are read again while somebody waits: at first, and later."""
 

@@ -22,16 +22,6 @@ from kinetic.errors import AuthError, BackendError, ClientClosed, KineticError, 
 if TYPE_CHECKING:
     import aiohttp
 
-__all__ = [
-    "HttpClient",
-    "HttpError",
-    "Sockets",
-    "cut",
-    "json_object",
-    "proxy_for",
-    "retry_after",
-]
-
 PASSING = frozenset({408, 429, 500, 502, 503, 504})
 
 

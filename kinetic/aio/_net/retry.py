@@ -25,20 +25,6 @@ from kinetic.errors import (
     Throttled,
 )
 
-__all__ = [
-    "PATIENCE_S",
-    "Outage",
-    "RetryPolicy",
-    "create",
-    "growing",
-    "is_answer",
-    "is_definite",
-    "is_passing",
-    "is_retryable",
-    "retry",
-    "retry_forever",
-]
-
 T = TypeVar("T")
 
 PATIENCE_S = 60.0

@@ -24,17 +24,6 @@ from kinetic.errors import AuthError, BackendError, ClientClosed, ConfigurationE
 if TYPE_CHECKING:
     from gcloud.aio.auth import Token
 
-__all__ = [
-    "SCOPE",
-    "Credentials",
-    "Fresh",
-    "Revoked",
-    "TokenCache",
-    "TokenSource",
-    "lasting",
-    "with_token",
-]
-
 T = TypeVar("T")
 R = TypeVar("R")
 

@@ -16,8 +16,6 @@ from kinetic.aio.kubernetes.manifests import Placement
 from kinetic.aio.platforms import Platform
 from kinetic.errors import ConfigurationError
 
-__all__ = ["builds_url", "open_backend", "placement", "storage", "store_url"]
-
 
 async def open_backend(target: configuration.Target, environ: Mapping[str, str]) -> Platform:
     """The platform of *target*, bound to its cluster; nothing is asked of the bucket yet.

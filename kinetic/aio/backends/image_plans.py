@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from kinetic.configuration import Target
 
-__all__ = ["Plan", "base_image", "image_of", "publish"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:

@@ -18,8 +18,6 @@ from kinetic.aio.local.store import DirectoryStore
 from kinetic.aio.platforms import BACKENDS, Capacity, Platform
 from kinetic.errors import AuthError, BackendError, ConfigurationError
 
-__all__ = ["open_backend"]
-
 
 async def open_backend(target: configuration.Target, environ: Mapping[str, str]) -> Platform:
     """The platform of *target*; nothing runs yet.

@@ -15,8 +15,6 @@ from kinetic.aio.kubernetes.pathways import KINDS, PathwaysCluster
 from kinetic.aio.platforms import BACKENDS, Platform
 from kinetic.errors import ConfigurationError
 
-__all__ = ["open_backend"]
-
 VARIABLE = "KINETIC_MULTIHOST"
 
 

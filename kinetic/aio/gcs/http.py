@@ -37,22 +37,6 @@ if TYPE_CHECKING:
     import aiohttp
     from gcloud.aio.storage import Storage
 
-__all__ = [
-    "EMULATOR",
-    "NONCE",
-    "Damaged",
-    "Described",
-    "Http",
-    "Limits",
-    "Location",
-    "Verb",
-    "described",
-    "explained",
-    "forgiving",
-    "is_damage",
-    "is_passing",
-]
-
 
 class Verb(enum.Enum):
     """What was to be done, and the permissions it takes."""

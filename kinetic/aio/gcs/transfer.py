@@ -44,9 +44,6 @@ from kinetic.errors import BackendError, Unavailable, WireError
 if TYPE_CHECKING:
     import aiohttp
 
-__all__ = ["Content", "extended", "fetch", "get", "of", "of_file", "opened", "text", "write"]
-
-
 BLOCK = 1024 * 1024
 LIBRARY: Any = google_crc32c  # it ships half of its types
 

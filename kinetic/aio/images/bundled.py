@@ -33,8 +33,6 @@ from kinetic.aio.images.registry import Places, Registry
 from kinetic.aio.ports import Image, ImageRequest, Store
 from kinetic.errors import BuildError, ClientClosed, Conflict, NotFound
 
-__all__ = ["COMMAND", "BundledImages", "Held", "Pace", "turn"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pace:

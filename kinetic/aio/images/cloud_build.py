@@ -38,18 +38,6 @@ from kinetic.errors import (
 if TYPE_CHECKING:
     from google.cloud.devtools import cloudbuild_v1
 
-__all__ = [
-    "BuildLog",
-    "Builder",
-    "Order",
-    "explained_build",
-    "explained_call",
-    "failing_lines",
-    "passing",
-    "refuses_token",
-]
-
-
 KEPT = 1000
 """Lines that are kept for telling what failed."""
 

@@ -21,16 +21,6 @@ from kinetic.configuration import Target
 from kinetic.errors import AuthError, ConfigurationError
 from kinetic.options import checked_image
 
-__all__ = [
-    "ContainerImages",
-    "CustomImages",
-    "PrebuiltImages",
-    "base_uri",
-    "named_repo",
-    "started_from",
-]
-
-
 GOOGLE_REGISTRIES = ".pkg.dev"
 BELIEVED_S = 600.0
 """How long dependencies that were stored are believed to be there."""

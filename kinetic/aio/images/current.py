@@ -31,9 +31,6 @@ from kinetic.errors import BuildError, ConfigurationError
 if TYPE_CHECKING:
     from kinetic.aio.images.recipe import Wheel
 
-__all__ = ["CurrentInterpreter", "Environments", "find_uv"]
-
-
 READY = "kinetic-ready"
 LOOK_S = 0.1
 GRACE_S = 5.0

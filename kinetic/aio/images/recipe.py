@@ -33,30 +33,6 @@ from absl import logging
 from kinetic.aio.ports import ImageRequest
 from kinetic.errors import ConfigurationError, PackError
 
-__all__ = [
-    "CATEGORIES",
-    "PYTHON_IMAGE",
-    "RUNNER_NEEDS",
-    "USER",
-    "Dependencies",
-    "Wheel",
-    "base_context",
-    "bundled_context",
-    "dependencies_of",
-    "digest",
-    "filtered",
-    "find_dependencies",
-    "installed_wheel",
-    "minor",
-    "package_files",
-    "packed",
-    "runner_files",
-    "single_file",
-    "tag",
-    "wheel",
-]
-
-
 DISTRIBUTION = "kinetic-aio"
 EARLIEST = (1980, 1, 1, 0, 0, 0)
 """The time of every entry: the oldest one a zip can name, and the same on every machine."""

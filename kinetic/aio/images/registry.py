@@ -11,17 +11,6 @@ from kinetic.aio._net.retry import Outage, RetryPolicy, retry
 from kinetic.aio._net.tokens import Credentials, with_token
 from kinetic.errors import AuthError, BackendError, ConfigurationError, Unavailable
 
-__all__ = [
-    "Answer",
-    "Http",
-    "Places",
-    "Registry",
-    "manifest_url",
-    "places",
-    "registry_of",
-]
-
-
 PATIENCE_S = 60.0
 """How long a server that does not answer, or answers that it cannot, is asked again."""
 

@@ -46,18 +46,6 @@ from kinetic.errors import (
 if TYPE_CHECKING:
     from kubernetes_asyncio.config.kube_config import ConfigNode
 
-__all__ = [
-    "ENDPOINT_VARIABLE",
-    "IN_CLUSTER",
-    "Context",
-    "Section",
-    "open_access",
-    "open_context",
-    "open_gke",
-    "open_pod",
-    "read_context",
-]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Section:

@@ -28,9 +28,6 @@ from kinetic.errors import Unavailable
 if TYPE_CHECKING:
     import aiohttp
 
-__all__ = ["ONCE", "AdaptiveLimit", "Api", "Limits", "Turn"]
-
-
 FIRST, MOST = 16, 256
 SLOW_S = 5.0
 """Whoever has waited longer than this for a turn was held up by the limit: it is told."""

@@ -9,15 +9,6 @@ from pathlib import Path
 
 from kinetic.aio._net.tokens import TokenSource
 
-__all__ = [
-    "Access",
-    "Certificates",
-    "ClusterCredentials",
-    "Contexts",
-    "Pool",
-    "trusting",
-]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Certificates:

@@ -24,8 +24,6 @@ from absl import logging
 from kinetic._messages import one_line
 from kinetic.errors import AuthError
 
-__all__ = ["Plugin", "Reply"]
-
 TIMEOUT_S = 300.0
 """Some wait for a login in a browser."""
 

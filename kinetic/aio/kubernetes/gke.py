@@ -36,9 +36,6 @@ from kinetic.errors import AlreadyThere, LaunchError, NotFound, Refused, Throttl
 if TYPE_CHECKING:
     from anyio.abc import ByteStream
 
-__all__ = ["GkeCluster", "launched", "made"]
-
-
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 2.0
 LEAVING_S = 10.0
 """How long after its grace a pod of the attempt before may take to be gone."""

@@ -34,21 +34,6 @@ if TYPE_CHECKING:
     import aiohttp
     from yarl import URL
 
-__all__ = [
-    "NEEDED_BY",
-    "RIGHTS",
-    "Connections",
-    "Forbidden",
-    "Request",
-    "Right",
-    "explained",
-    "how_to_grant",
-    "is_crowded",
-    "retry_request",
-    "rights",
-    "role",
-]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Right:

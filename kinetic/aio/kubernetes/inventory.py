@@ -19,9 +19,6 @@ from kinetic.aio.kubernetes.tables import listing
 from kinetic.configuration import Target
 from kinetic.errors import AuthError
 
-__all__ = ["layout_in", "nodes_for"]
-
-
 MACHINE, TOPOLOGY = "node.kubernetes.io/instance-type", "cloud.google.com/gke-tpu-topology"
 
 

@@ -19,15 +19,6 @@ from kinetic.aio.kubernetes.multihost import host_of
 from kinetic.aio.kubernetes.tables import Changed, Listed, Rhythm, listing, name_of, reflect
 from kinetic.errors import BackendError, NotFound, Refused, Throttled, Unavailable
 
-__all__ = [
-    "Piece",
-    "Pieces",
-    "Source",
-    "container_log",
-    "job_log",
-]
-
-
 LONGEST_LINE = 1 << 20
 IDLE_S = 300.0
 """A program may be silent for ever; a dead connection is noticed after so many seconds."""

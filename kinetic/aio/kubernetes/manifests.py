@@ -32,44 +32,6 @@ from kinetic.accelerators import Accelerator
 from kinetic.aio.ports import JobSpec, Resources
 from kinetic.errors import ConfigurationError
 
-__all__ = [
-    "ARGUMENTS",
-    "ATTEMPT",
-    "CONTAINER",
-    "DRIVER",
-    "HOSTS",
-    "ITEM",
-    "JOB",
-    "JOB_NAME",
-    "KEY",
-    "LABEL",
-    "LABELS",
-    "LIMIT",
-    "MANAGED",
-    "NAME",
-    "RUNNER",
-    "START_TIMEOUT",
-    "FuseVolumes",
-    "Paths",
-    "Placement",
-    "before",
-    "by_items",
-    "by_jobs",
-    "by_labels",
-    "carried",
-    "fuse_volumes",
-    "item_name",
-    "items_of",
-    "job_manifest",
-    "label_value",
-    "needs",
-    "object_name",
-    "other_attempt_name",
-    "secret_manifest",
-    "usual_labels",
-]
-
-
 JOB_NAME = 52
 """The most characters of a Job's name: its pods add an index and five random ones, within 63."""
 

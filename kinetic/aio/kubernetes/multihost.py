@@ -32,26 +32,6 @@ from kinetic.aio.kubernetes.tables import (
 from kinetic.aio.ports import JobSpec, Observation, Phase
 from kinetic.job_status import JobStatus, Reason
 
-__all__ = [
-    "HOST",
-    "LIFE",
-    "NODE_POOL",
-    "PORT",
-    "WORKER_INDEX",
-    "Group",
-    "GroupTable",
-    "Word",
-    "group_name",
-    "group_of",
-    "host_of",
-    "jobset_manifest",
-    "judge_group",
-    "lws_manifest",
-    "variable",
-    "word",
-]
-
-
 NAME_LENGTH = 44
 """Controllers add to a set's name what tells its pods and their revisions apart, within 63."""
 

@@ -35,9 +35,6 @@ from kinetic.errors import AuthError, LaunchError, NotFound
 if TYPE_CHECKING:
     from anyio.abc import ByteStream
 
-__all__ = ["KINDS", "Kind", "PathwaysCluster", "merged"]
-
-
 T = TypeVar("T")
 
 

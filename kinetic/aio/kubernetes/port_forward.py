@@ -24,8 +24,6 @@ from kinetic.errors import NotFound, Unavailable
 if TYPE_CHECKING:
     import aiohttp
 
-__all__ = ["dialled"]
-
 PROTOCOL = "v4.channel.k8s.io"
 DATA, ERROR = 0, 1
 HEAD = 2

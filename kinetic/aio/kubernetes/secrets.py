@@ -26,8 +26,6 @@ from kinetic.aio.kubernetes.manifests import (
 from kinetic.aio.ports import JobSpec
 from kinetic.errors import AlreadyThere, ConfigurationError, Conflict, NotFound
 
-__all__ = ["ROOT_KEY", "Secrets", "lacks_own_secret", "submission_secret"]
-
 ROOT_KEY = "kinetic-root-key"
 ROOT_BYTES = 32
 FIELD = "key"

@@ -28,31 +28,6 @@ from kinetic.aio.ports import Observation, Phase
 from kinetic.errors import BackendError, Expired, Throttled, Unavailable
 from kinetic.job_status import JobStatus, Reason
 
-__all__ = [
-    "ENDED",
-    "OUTCOME",
-    "Changed",
-    "End",
-    "Entry",
-    "Facts",
-    "Listed",
-    "Rhythm",
-    "Table",
-    "by_runner",
-    "judged",
-    "listing",
-    "name_of",
-    "observations",
-    "owner",
-    "owner_name",
-    "reflect",
-    "same",
-    "settled",
-    "thrown_out",
-    "trimmed",
-]
-
-
 OUTCOME = "kinetic"
 """Where the end of a container has the reason of the outcome that its runner committed."""
 

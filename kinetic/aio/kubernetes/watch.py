@@ -47,18 +47,6 @@ from kinetic.aio.ports import Observation
 from kinetic.errors import AuthError, BackendError, NotFound
 from kinetic.job_status import Reason
 
-__all__ = [
-    "MANY_NAMES",
-    "Diagnostics",
-    "Patience",
-    "PendingMonitor",
-    "Word",
-    "found",
-    "observed",
-    "sought",
-]
-
-
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 GROUP = "kueue.x-k8s.io/pod-group-name"
 """The label with the name of their Workload, on pods that Kueue holds one by one."""

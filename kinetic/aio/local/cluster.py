@@ -36,19 +36,6 @@ if TYPE_CHECKING:
 
     from kinetic.aio.local.supervisor import Connection
 
-__all__ = [
-    "KEY_BYTES",
-    "LONGEST_LINE",
-    "Lines",
-    "LocalCluster",
-    "drop",
-    "keep",
-    "kept",
-    "root_key",
-    "tail_offset",
-]
-
-
 LONGEST_LINE = 1 << 20
 
 TAIL_BYTES = 2 << 20

@@ -25,8 +25,6 @@ from kinetic.errors import (
     StoreFull,
 )
 
-__all__ = ["DirectoryStore"]
-
 T = TypeVar("T")
 
 FIRST = 1

@@ -23,18 +23,6 @@ from kinetic._supervisor.protocol import VERSION, ChannelError, Decoder, Places,
 from kinetic.aio.ports import Shared
 from kinetic.errors import Unavailable
 
-__all__ = [
-    "Connection",
-    "Lost",
-    "Running",
-    "SupervisorError",
-    "connect",
-    "end",
-    "open_connection",
-    "running",
-]
-
-
 STARTS = 6
 START_S = 30.0
 """How long a supervisor may take until it listens."""

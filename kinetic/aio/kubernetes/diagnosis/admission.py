@@ -12,8 +12,6 @@ from kinetic.aio.kubernetes.diagnosis.rules import Rule
 from kinetic.aio.kubernetes.diagnosis.verdict import Diagnosis, Outlook, pending
 from kinetic.job_status import Reason
 
-__all__ = ["refusal"]
-
 _FINAL = Outlook.FINAL
 _never = partial(Rule, reason=Reason.REFUSED, outlook=_FINAL)
 

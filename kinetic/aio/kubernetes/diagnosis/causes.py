@@ -10,9 +10,6 @@ from kinetic.aio.kubernetes.diagnosis.rules import Rule, first, next_step
 from kinetic.aio.kubernetes.diagnosis.verdict import Diagnosis, Outlook, pending
 from kinetic.job_status import Reason
 
-__all__ = ["ABSENT", "cause", "explained"]
-
-
 ABSENT = (
     Rule(
         r"(?P<kind>namespace|\w+ ?class)(?:es|s)?(?:\.[\w.]+)?(?: with name)? "

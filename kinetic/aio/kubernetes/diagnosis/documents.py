@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
-__all__ = ["Document", "condition", "conditions", "part", "parts", "uid"]
-
 Document: TypeAlias = Mapping[str, Any]
 
 

@@ -14,8 +14,6 @@ from kinetic.aio.kubernetes.diagnosis.rules import Rule, first, next_step
 from kinetic.aio.kubernetes.diagnosis.verdict import Diagnosis, pending
 from kinetic.job_status import JobStatus, Reason
 
-__all__ = ["ending", "removal"]
-
 _AGAIN = "it is not the program's fault: run it again"
 _SHUT_DOWN = (
     "^(disruption TerminationByKubelet|status (Terminated|Shutdown|NodeShutdown):"

@@ -14,8 +14,6 @@ from kinetic.aio.kubernetes.diagnosis.rules import Rule, first
 from kinetic.aio.kubernetes.diagnosis.verdict import Diagnosis, pending, subject
 from kinetic.job_status import Reason
 
-__all__ = ["tell_end", "tell_exit"]
-
 _AGAIN = "nothing is known to be wrong with the program: run it again"
 _LOG = "see its log"
 _NATIVE = "the fault is in native code: see its log, or set PYTHONFAULTHANDLER=1"

@@ -13,8 +13,6 @@ from kinetic.aio.kubernetes.diagnosis.starting import obstacle
 from kinetic.aio.kubernetes.diagnosis.verdict import Diagnosis, Outlook, Seen, pending, running
 from kinetic.job_status import JobStatus, Reason
 
-__all__ = ["Course", "End", "held_up", "past", "until_then"]
-
 _FAILURES = "batch.kubernetes.io/job-index-failure-count"
 
 End = tuple[Pod, Diagnosis]

@@ -14,8 +14,6 @@ from kinetic.aio.kubernetes.diagnosis.verdict import Diagnosis, Outlook, Seen, p
 from kinetic.aio.ports import Phase
 from kinetic.job_status import JobStatus, Reason
 
-__all__ = ["held_back", "is_gated", "is_suspended", "queued", "refused_pods", "refused_request"]
-
 _QUEUE = "kueue.x-k8s.io/queue-name"
 _GATE = "kueue.x-k8s.io/admission"
 _CONTROLLER = "kubernetes.io/job-controller"

@@ -13,8 +13,6 @@ from kinetic.aio.kubernetes.diagnosis.rules import Rule, first
 from kinetic.aio.kubernetes.diagnosis.verdict import Diagnosis, Outlook, pending
 from kinetic.job_status import Reason
 
-__all__ = ["pull_failure", "unpulled"]
-
 _READER = "give the nodes' service account the reader role there (roles/artifactregistry.reader)"
 _UNREAD = (f"{_READER}; the image itself may exist", f"correct the name, or {_READER}")
 _blocked = partial(Rule, reason=Reason.IMAGE_PULL)

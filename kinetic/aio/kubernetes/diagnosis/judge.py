@@ -17,8 +17,6 @@ from kinetic.aio.kubernetes.diagnosis.verdict import Diagnosis, Outlook, Seen, p
 from kinetic.aio.ports import Phase
 from kinetic.job_status import JobStatus, Reason
 
-__all__ = ["held_fast", "judge", "judge_pod"]
-
 _SHOWN = 5
 """Of many indexes so many are named."""
 

@@ -9,8 +9,6 @@ from typing import Any
 from kinetic.aio.kubernetes.diagnosis.documents import Document, part, parts
 from kinetic.aio.kubernetes.diagnosis.quantities import number, requests
 
-__all__ = ["Offer", "allocatable", "labels", "matches", "offers", "refusing", "short", "wanted"]
-
 # Taints that a node has for as long as it is made ready, unwell or about to be removed.
 _PASSING = (
     "node.kubernetes.io/",

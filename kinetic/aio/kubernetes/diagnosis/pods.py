@@ -14,8 +14,6 @@ from typing import Any
 from kinetic.aio.kubernetes.diagnosis.documents import Document, condition, part, parts, uid
 from kinetic.aio.kubernetes.diagnosis.verdict import Seen, subject
 
-__all__ = ["START_ERRORS", "Container", "Pod", "unseen"]
-
 START_ERRORS = frozenset({"StartError", "ContainerCannotRun", "RunContainerError"})
 """Reasons of a container's end that say that its program never began."""
 

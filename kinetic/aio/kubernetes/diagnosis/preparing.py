@@ -18,8 +18,6 @@ from kinetic.aio.kubernetes.diagnosis.rules import Rule, first
 from kinetic.aio.kubernetes.diagnosis.verdict import Diagnosis, Outlook, pending
 from kinetic.job_status import Reason
 
-__all__ = ["FORMAT", "LACKS_DRIVER", "preparing", "start_failure"]
-
 _passing = partial(Rule, outlook=Outlook.OPEN)
 _final = partial(Rule, outlook=Outlook.FINAL)
 _STAYS = "it is tried again; tell the cluster's administrator if it stays"

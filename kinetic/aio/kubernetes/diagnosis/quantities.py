@@ -8,8 +8,6 @@ from typing import Any
 
 from kinetic.aio.kubernetes.diagnosis.documents import part, parts
 
-__all__ = ["NAMES", "amount", "is_bytes", "number", "readable", "requests", "shown"]
-
 _QUANTITY = re.compile(r"([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)([A-Za-z]*)")
 _UNITS = {
     "": 1.0,

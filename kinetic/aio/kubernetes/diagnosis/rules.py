@@ -10,8 +10,6 @@ from kinetic._messages import both_ends
 from kinetic.aio.kubernetes.diagnosis.verdict import Diagnosis, Outlook, pending
 from kinetic.job_status import Reason
 
-__all__ = ["Rule", "first", "next_step"]
-
 LONGEST = 600
 """Characters of Kubernetes' own words: their end is what says most."""
 

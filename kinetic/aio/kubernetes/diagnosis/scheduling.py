@@ -23,8 +23,6 @@ from kinetic.aio.kubernetes.diagnosis.rules import Rule, first
 from kinetic.aio.kubernetes.diagnosis.verdict import Diagnosis, Outlook, pending
 from kinetic.job_status import Reason
 
-__all__ = ["placing"]
-
 _OPEN, _BLOCKED = Outlook.OPEN, Outlook.BLOCKED
 _GKE = "cloud.google.com/"
 _GPU = f"{_GKE}gke-accelerator"

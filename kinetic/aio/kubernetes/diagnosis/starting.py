@@ -18,8 +18,6 @@ from kinetic.aio.kubernetes.diagnosis.verdict import Diagnosis, Outlook, pending
 from kinetic.aio.ports import Phase
 from kinetic.job_status import Reason
 
-__all__ = ["NATIVE", "obstacle", "present"]
-
 NATIVE = "make it a native sidecar (an init container with restartPolicy Always)"
 """What to do about a container that goes on beside a program which has ended."""
 

@@ -10,8 +10,6 @@ from kinetic.aio.kubernetes.diagnosis.documents import Document, condition, part
 from kinetic.aio.ports import Phase
 from kinetic.job_status import JobStatus, Reason
 
-__all__ = ["Diagnosis", "Outlook", "Seen", "merged", "pending", "running", "subject"]
-
 
 class Outlook(enum.Enum):
     """What may still become of it."""
