@@ -130,7 +130,7 @@ async def test_an_outage_is_told_once_for_all_and_so_is_its_end(
             await retry(some(0), RetryPolicy(), outage)
         await asyncio.gather(*failing)
         first, last = [record.getMessage() for record in caplog.records]
-        assert first == "the server has failed for 6 s: busy; trying again"
+        assert first == "the server has failed for 6 s: busy; retrying"
         assert last == "the server works again"
 
 

@@ -1,4 +1,4 @@
-"""Ask a server again that does not answer now: for how long, how often, and what a user is told."""
+"""The one retry policy: which failures to retry, how long, and what to log during an outage."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import os
 import random
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from absl import logging
 
@@ -25,18 +25,22 @@ from kinetic.errors import (
     Throttled,
 )
 
+if TYPE_CHECKING:
+    from tenacity import RetryCallState
+
 T = TypeVar("T")
 
 PATIENCE_S = 60.0
-"""Who waits for an item is told when nobody has answered for so long."""
+"""How long nobody may answer before kinetic warns a user who waits for an item; seconds."""
 
 
 def growing(
     first_s: float, longest_s: float, factor: float = 2.0, *, jitter: float = 0.0
 ) -> Iterator[float]:
-    """Pauses in seconds without end, each *factor* times the one before, up to *longest_s*.
+    """Yield the pauses of a polling loop, in seconds, without end.
 
-    Of each, the part *jitter* is random.
+    Each pause is *factor* times the one before, up to *longest_s*. The fraction
+    *jitter* of each pause is random.
     """
     pause = first_s
     while True:
@@ -46,20 +50,21 @@ def growing(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryPolicy:
-    """Seconds: the bounds of one pause, how long to go on failing, when a user is told of it."""
+    """How long and how often to retry; all in seconds.
+
+    The pause before a retry is random. Its upper bound doubles from ``first_s`` up to
+    ``longest_s``, so clients that failed together don't return together. `retry` gives up
+    ``total_s`` after the first failure and warns after ``quiet_s``.
+    """
 
     first_s: float = 0.1
     longest_s: float = 10.0
     total_s: float = 120.0
     quiet_s: float = 5.0
 
-    def pauses(self) -> Iterator[float]:
-        """Growing, and half of each random, so that those who failed together come apart."""
-        return growing(self.first_s, self.longest_s, jitter=0.5)
-
 
 class Outage:
-    """Tells a user that *what* fails: after a while, once for all who ask it, and when it works."""
+    """Warn once that *what* fails, however many calls meet the outage, and once when it works."""
 
     def __init__(self, what: str) -> None:
         self.what = what
@@ -67,36 +72,36 @@ class Outage:
         self._failing = 0
 
     def begin(self) -> None:
-        """One more call has failed."""
+        """Count one more call that fails."""
         self._failing += 1
 
     def tell(self, failure: Exception, failing_s: float) -> None:
-        """Log *failure*, if it is the first to be told."""
+        """Warn about *failure*, unless this outage has been reported."""
         if not self._told:
             self._told = True
             logging.warning("%s", self.failing(failure, failing_s))
 
     def end(self) -> None:
-        """A call that had failed is over, one way or the other."""
+        """Count one failing call less: it succeeded, or gave up."""
         self._failing -= 1
 
     def works(self) -> None:
-        """A call has succeeded; others may be failing still."""
+        """Report the end of the outage after a success, unless other calls still fail."""
         if self._told and not self._failing:
             self._told = False
             logging.warning("%s", self.over())
 
     def failing(self, failure: Exception, failing_s: float) -> str:
-        """What `tell` says."""
-        return f"{self.what} has failed for {failing_s:.0f} s: {failure}; trying again"
+        """Return the warning that `tell` logs."""
+        return f"{self.what} has failed for {failing_s:.0f} s: {failure}; retrying"
 
     def over(self) -> str:
-        """What `works` says."""
+        """Return the message that `works` logs."""
         return f"{self.what} works again"
 
 
 def is_retryable(failure: Exception) -> bool:
-    """Whether the adapter that saw the answer says that the same request may work later."""
+    """Return whether the adapter that raised *failure* marked it as worth a retry."""
     return bool(getattr(failure, "retryable", False))
 
 
@@ -108,54 +113,125 @@ async def retry(
     is_passing: Callable[[Exception], bool] = is_retryable,
     progress: Callable[[], int] | None = None,
 ) -> T:
-    """Await ``call()`` until it succeeds, fails for good, or patience ends; then its last failure.
+    """Await ``call()`` until it succeeds; retry the failures that *is_passing* accepts.
 
-    Patience begins with the first failure, and afresh whenever *progress*,
-    which counts what is done already, has grown. A failure's ``retry_after``,
-    the server's own wish in seconds, goes before the pauses of *policy*.
+    Patience starts with the first failure and restarts whenever *progress*, a count of
+    what is done, has grown. If a failure has ``retry_after``, the pause in seconds that the
+    server asks for, that pause replaces the random one.
+
+    Raises:
+        Exception: The last failure, once patience ends or a failure doesn't pass.
     """
-    clock = asyncio.get_running_loop().time
-    since, reached, pauses = None, 0, policy.pauses()
     try:
-        while True:
-            try:
-                result = await call()
-                break
-            except Exception as exc:
-                if not is_passing(exc):
-                    raise
-                now, done = clock(), progress() if progress else 0
-                if since is None:
-                    outage.begin()
-                if since is None or done > reached:
-                    since, reached, pauses = now, done, policy.pauses()
-                pause, wish = next(pauses), getattr(exc, "retry_after", None)
-                if wish is not None:
-                    pause = wish + random.uniform(0, policy.first_s)
-                if now + pause > since + policy.total_s:
-                    raise
-                if now - since >= policy.quiet_s:
-                    outage.tell(exc, now - since)
-            await asyncio.sleep(pause)
+        result = await call()
+    except Exception as exc:
+        if not is_passing(exc):
+            raise
+        first = exc
+    else:
+        outage.works()
+        return result
+    outage.begin()
+    try:
+        result = await _retried(first, call, _Patience(policy, outage, progress), is_passing)
     finally:
-        if since is not None:
-            outage.end()
+        outage.end()
     outage.works()
     return result
 
 
+async def _retried(
+    first: Exception,
+    call: Callable[[], Awaitable[T]],
+    patience: _Patience,
+    is_passing: Callable[[Exception], bool],
+) -> T:
+    """Hand a call over to tenacity, whose first attempt has failed with *first*.
+
+    tenacity takes no part in calls that succeed at once. Importing it takes 20 ms, and each
+    of its calls 40 µs, which a local job would pay several times.
+    """
+    from tenacity import AsyncRetrying, retry_if_exception
+
+    failed = [first]
+
+    async def attempt() -> T:
+        if failed:
+            raise failed.pop()
+        return await call()
+
+    def passes(failure: BaseException) -> bool:
+        return failure is first or (isinstance(failure, Exception) and is_passing(failure))
+
+    retrying = AsyncRetrying(
+        sleep=asyncio.sleep,
+        retry=retry_if_exception(passes),
+        wait=patience.wait,
+        stop=patience.stop,
+        before_sleep=patience.warn,
+        reraise=True,
+    )
+    result: T = await retrying(attempt)
+    return result
+
+
+class _Patience:
+    """tenacity's `wait` and `stop`, for patience that restarts with progress."""
+
+    def __init__(
+        self, policy: RetryPolicy, outage: Outage, progress: Callable[[], int] | None
+    ) -> None:
+        from tenacity import wait_random_exponential
+
+        self._policy = policy
+        self._outage = outage
+        self._progress = progress
+        self._pause = wait_random_exponential(multiplier=policy.first_s, max=policy.longest_s)
+        # tenacity measures time by time.monotonic(), which the tests' virtual loop doesn't move.
+        self._clock = asyncio.get_running_loop().time
+        self._since = self._clock()
+        self._reached = progress() if progress else 0
+
+    def wait(self, state: RetryCallState) -> float:
+        """Return the pause before the next attempt; tenacity calls this before `stop`."""
+        done = self._progress() if self._progress else 0
+        if done > self._reached:
+            self._reached, self._since = done, self._clock()
+            state.attempt_number = 1
+        wish = getattr(_failure(state), "retry_after", None)
+        if wish is None:
+            return self._pause(state)
+        return float(wish) + random.uniform(0, self._policy.first_s)
+
+    def stop(self, state: RetryCallState) -> bool:
+        """Return whether the next attempt would come after the end of patience."""
+        return self._clock() + state.upcoming_sleep > self._since + self._policy.total_s
+
+    def warn(self, state: RetryCallState) -> None:
+        """Report the outage, if it has lasted long enough."""
+        failing_s = self._clock() - self._since
+        if failing_s >= self._policy.quiet_s:
+            self._outage.tell(_failure(state), failing_s)
+
+
+def _failure(state: RetryCallState) -> Exception:
+    failure = state.outcome.exception() if state.outcome is not None else None
+    assert isinstance(failure, Exception)
+    return failure
+
+
 def is_definite(error: BackendError) -> bool:
-    """Whether asking again would bring the same answer."""
+    """Return whether asking again would bring the same answer."""
     return isinstance(error, (AuthError, ClientClosed, NotFound, Conflict, Refused, StoreFull))
 
 
 def is_answer(error: KineticError) -> bool:
-    """Whether what was asked for was refused for certain, so that nothing was made."""
+    """Return whether the other side certainly refused, so that it created nothing."""
     return not isinstance(error, BackendError) or isinstance(error, Throttled) or is_definite(error)
 
 
 def is_passing(error: Exception) -> bool:
-    """Whether who only looks should ask again: there may be an answer soon, or room."""
+    """Return whether a reader should ask again: an answer, or space, may come soon."""
     if isinstance(error, StoreFull):
         return True
     return isinstance(error, BackendError) and not is_definite(error)
@@ -165,7 +241,7 @@ FOREVER = RetryPolicy(total_s=math.inf)
 
 
 async def retry_forever(ask: Callable[[], Awaitable[T]], what: str) -> T:
-    """Await ``ask()`` until it answers; *what* is for the log.
+    """Await ``ask()`` until it answers; log messages call it *what*.
 
     Raises:
         BackendError: The answer is definite.
@@ -180,10 +256,9 @@ async def retry_forever(ask: Callable[[], Awaitable[T]], what: str) -> T:
 async def create(
     store: Store, name: str, body: bytes, metadata: Mapping[str, str] | None = None
 ) -> bool:
-    """Create an object, asking until the store answers; False when somebody else has it.
+    """Create an object and retry until the store answers; return False if it existed before.
 
-    A nonce tells what an earlier try has made, whose reply was lost, from
-    what others have.
+    If a reply is lost, a nonce in the metadata tells this call's object from another writer's.
 
     Raises:
         BackendError: The answer is definite.
