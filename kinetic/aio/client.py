@@ -32,7 +32,7 @@ from kinetic._runner.protocol import wire
 from kinetic._tasks import in_thread, release, running_loop, shared
 from kinetic._tracebacks import own_frames_left_out
 from kinetic.accelerators import Accelerator
-from kinetic.aio._engine import batches, cleanup, ids, job_spec, prepare
+from kinetic.aio._engine import batches, beginning, cleanup, ids, job_spec, prepare
 from kinetic.aio._engine.in_flight import CLOSED, AttemptLimit, InFlight
 from kinetic.aio._engine.manifest import job_record, read_manifest
 from kinetic.aio._engine.scratch import sweep_scratch
@@ -303,7 +303,7 @@ class Client:
             packed = await prepare.pack(call)
         try:
             placed = await prepare.upload_call(session, packed)
-            record, at = await batches.start_job(session, packed, placed)
+            record, at = await beginning.start_job(session, packed, placed)
         finally:
             shutil.rmtree(packed.spool, ignore_errors=True)
         return JobHandle[Any].from_dict(record).bound(at)
@@ -499,7 +499,7 @@ class Client:
             await known.remove(jobs=True, objects=True)
             return
         if batch:
-            await cleanup.delete_batch(session, await batches.identity_of(session, submission))
+            await cleanup.delete_batch(session, await beginning.identity_of(session, submission))
         else:
             scope, labels = ids.scope_of(submission), {LABEL_SUBMISSION: submission}
             await job_spec.remove(session, scope, labels=labels)
@@ -616,7 +616,7 @@ class Client:
     async def _observed(
         self, session: Session, job_id: str, manifest: dict[str, Any]
     ) -> Submission:
-        identity = await batches.identity_of(session, job_id, manifest)
+        identity = await beginning.identity_of(session, job_id, manifest)
         submission = Submission(identity, session.platform.store, session.platform.cluster)
         submission.relaunched = session.platform.relaunches
         return session.follow(submission, ours=False)

@@ -10,12 +10,10 @@ import math
 import shutil
 import time
 from collections.abc import (
-    AsyncGenerator,
     AsyncIterable,
     Awaitable,
     Callable,
     Collection,
-    Coroutine,
     Iterable,
     Mapping,
     Sequence,
@@ -30,7 +28,7 @@ from kinetic._runner.protocol.frames import MALFORMED
 from kinetic._runner.protocol.retry_budgets import RetryBudgets
 from kinetic._tasks import all_or_none, in_thread, release
 from kinetic.aio import _lease
-from kinetic.aio._engine import cleanup, job_spec, prepare, scheduler
+from kinetic.aio._engine import beginning, cleanup, prepare, scheduler
 from kinetic.aio._engine.cleanup import delete_all, delete_left
 from kinetic.aio._engine.coordinator import (
     BatchCoordinator,
@@ -39,22 +37,18 @@ from kinetic.aio._engine.coordinator import (
     renewed,
     since,
 )
-from kinetic.aio._engine.ids import BatchIdentity, Identity, scope_of
+from kinetic.aio._engine.ids import Identity
 from kinetic.aio._engine.input_pump import InputSource
 from kinetic.aio._engine.inputs import InputIndex, Source, check_there, size_of
 from kinetic.aio._engine.launcher import BatchContext
 from kinetic.aio._engine.manifest import (
     batch_manifest,
-    manifest_of,
     map_settings_of,
     placed_of,
     read_manifest,
-    record_of,
 )
 from kinetic.aio._engine.refusals import Pause, until_lifted
-from kinetic.aio._engine.relaunch import relaunch
 from kinetic.aio._engine.session import JobRef, Session, Submission
-from kinetic.aio._lease import ProcessIdentity
 from kinetic.aio._net.retry import retry_forever
 from kinetic.errors import (
     AuthError,
@@ -770,10 +764,12 @@ async def start(
         placed = await prepare.upload_call(session, packed)
     finally:
         shutil.rmtree(packed.spool, ignore_errors=True)
-    identity = await _new_identity(session, placed, "grp", RetryBudgets(user=settings.retries))
+    identity = await beginning.new_identity(
+        session, placed, "grp", RetryBudgets(user=settings.retries)
+    )
     manifest = batch_manifest(session, identity, placed, settings, feed.length, price)
     removal = functools.partial(cleanup.delete_batch, session, identity, jobs=False, alone=True)
-    async with _begun(session, placed, identity, removal) as submission:
+    async with beginning.begun(session, placed, identity, removal) as submission:
         lease = await _create(session, identity, placed, manifest)
         batch = session.batches[identity.id] = Batch(session, submission, manifest)
         batch.coordinate(lease, placed, feed, settings)
@@ -785,93 +781,6 @@ def _price(session: Session, call: prepare.Call, settings: MapSettings) -> Price
     target = session.target
     accelerator = call.options.parsed_accelerator
     return find(accelerator, target.zone, listed=target.backend != "local")
-
-
-async def start_job(
-    session: Session, packed: prepare.PackedCall, placed: prepare.UploadedCall
-) -> tuple[dict[str, Any], JobRef]:
-    """Start a single job, within the client's limit.
-
-    Returns the fields of its handle, and where it is followed.
-
-    Cancelled: the job is removed; shared content stays in the store.
-    """
-    await session.limit.acquire()
-    try:
-        replaced = session.platform.restarts or session.platform.relaunches
-        budgets = RetryBudgets(infrastructure=3 if replaced else 0)
-        identity = await _new_identity(session, placed, "job", budgets)
-        name = identity.attempt_name(0, 1)
-        undo = functools.partial(job_spec.undo, session, identity.scope, name)
-        async with _begun(session, placed, identity, undo) as submission:
-            submission.relaunched = submission.relaunching = session.platform.relaunches
-            record = record_of(session, identity, placed, 0)
-            specs, arguments = await _launch_only(session, identity, packed, placed, record)
-            if session.platform.relaunches:
-                relaunching = relaunch(session, submission, specs, arguments)
-                session.spawn(relaunching, name=f"relaunch {identity.id}")
-    except BaseException:
-        session.limit.release()
-        raise
-    if session.limit.bounded:
-        waiting = session.spawn(session.closed(submission, 0), name=f"slot of {identity.id}")
-        waiting.add_done_callback(functools.partial(_on_closed, session))
-    return record, JobRef(session=session, submission=submission, index=0)
-
-
-async def _launch_only(
-    session: Session,
-    identity: Identity,
-    packed: prepare.PackedCall,
-    placed: prepare.UploadedCall,
-    record: dict[str, Any],
-) -> tuple[job_spec.JobSpecBuilder, wire.Input]:
-    """Store what a single job needs, and launch its first attempt; a single job has no lease.
-
-    Returns what further attempts are made of.
-    """
-    store, content = session.platform.store, packed.arguments
-    assert content is not None
-    manifest = manifest_of(record, identity, placed)
-    manifest = signing.signed_json(identity.key, identity.scope, identity.entry, manifest)
-    if not await store.create(identity.entry, manifest):
-        raise Conflict(f"{identity.id} exists already in {store.url}; submit again")
-    name = wire.input_key(identity.scope, 0)
-    await store.create(name, content.content)
-    arguments = wire.Input(name=name, start=0, stop=content.size, digest=content.digest)
-    specs = job_spec.JobSpecBuilder(session, identity, placed)
-    await specs.launch(job_spec.AttemptSpec(0, 1, arguments))
-    return specs, arguments
-
-
-def _on_closed(session: Session, waiting: asyncio.Task[wire.Item]) -> None:
-    if not waiting.cancelled():
-        waiting.exception()  # whoever holds the handle will hear of it
-    session.limit.release()
-
-
-@contextlib.asynccontextmanager
-async def _begun(
-    session: Session,
-    placed: prepare.UploadedCall,
-    identity: Identity,
-    undo: Callable[[], Coroutine[Any, Any, None]],
-) -> AsyncGenerator[Submission]:
-    """The submission that the block creates; if the block fails, all of it is removed."""
-    submission = Submission(identity, session.platform.store, session.platform.cluster)
-    submission.closes = True
-    session.follow(submission, ours=True)
-    try:
-        yield submission
-    except (Conflict, SubmitterLost):  # somebody else has it: it stays as it is
-        session.forget(submission)
-        raise
-    except BaseException:
-        session.forget(submission)
-        await release(undo(), what=f"removing the half-made {identity.id}")
-        raise
-    prepare.log_choice(session, placed)
-    logging.info("Started %s: %s", identity.id, placed.call.name)
 
 
 async def _create(
@@ -895,44 +804,10 @@ async def _create(
     return await _lease.begin(store, scope, session.platform.clock)
 
 
-async def _new_identity(
-    session: Session, placed: prepare.UploadedCall, kind: str, budgets: RetryBudgets
-) -> Identity:
-    """A new identity, for a ``job`` or a batch (``grp``)."""
-    new = job_spec.new_id(kind, session.platform.marker)
-    return _kind_of(new)(
-        id=new,
-        key=await session.key(scope_of(new)),
-        budgets=budgets,
-        created=time.time(),
-        submitter=ProcessIdentity.me(),
-        output_base=job_spec.output_base(session, placed, new),
-    )
-
-
 def known_batch(session: Session, group_id: str) -> Batch | None:
     """The batch of this id, while somebody here holds a handle of it, waits, or submits it."""
     known = session.batches.get(group_id)
     return known if isinstance(known, Batch) else None
-
-
-async def identity_of(
-    session: Session, submission: str, manifest: Mapping[str, Any] | None = None
-) -> Identity:
-    """The identity of a job or a batch, by its id; without a manifest it can only be removed."""
-    said = manifest or {}
-    return _kind_of(submission)(
-        id=submission,
-        key=await session.key(scope_of(submission)),
-        budgets=RetryBudgets(**said.get("budgets", {})),
-        created=float(said.get("created", 0.0)),
-        submitter=ProcessIdentity.named(said.get("submitter")),
-        output_base=said.get("output_dir", ""),
-    )
-
-
-def _kind_of(submission: str) -> type[Identity]:
-    return BatchIdentity if submission.startswith("grp-") else Identity
 
 
 async def attach(session: Session, group_id: str) -> Batch:
@@ -943,7 +818,7 @@ async def attach(session: Session, group_id: str) -> Batch:
         WireError: Nobody who may submit here has signed it, or its format is unknown.
     """
     manifest = await read_manifest(session, group_id)
-    identity = await identity_of(session, group_id, manifest)
+    identity = await beginning.identity_of(session, group_id, manifest)
     batch = known_batch(session, group_id)
     if batch is None:
         store, cluster = session.platform.store, session.platform.cluster
@@ -1011,7 +886,7 @@ async def _listed(
     except (WireError, AuthError) as exc:
         refused[group_id] = exc
         return None
-    identity = await identity_of(session, group_id, manifest)
+    identity = await beginning.identity_of(session, group_id, manifest)
     if (known := known_batch(session, group_id)) is not None:
         return known
     submission = Submission(identity, session.platform.store, session.platform.cluster)
