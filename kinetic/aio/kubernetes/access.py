@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import copy
 import importlib
 import ipaddress
 import os
@@ -157,7 +156,7 @@ def _entry(merged: ConfigNode, kind: str, name: str, whose: str) -> ConfigNode:
 
 
 REREAD_S = 60.0
-"""How often a file with a token is read again: whoever writes it does so before it ends."""
+"""How often a token file is read again: its writer replaces the token before it expires."""
 
 
 async def open_context(name: str, environ: Mapping[str, str]) -> Access:
@@ -191,7 +190,6 @@ class _Source:
         self._first = first
         self._environ = environ
         self._contexts = Contexts()
-        self._provider = _Provider()
 
     async def renew(self) -> Fresh[ClusterCredentials]:
         first, asked = self._first, time.time()
@@ -201,16 +199,17 @@ class _Source:
                 f"the context {context.name!r} names the server {context.server} now, and this "
                 f"client was opened for {first.server}; open another"
             )
-        reply: Reply | None = None
-        header = ""
-        if context.user.values.get("exec"):
-            reply = await self._plugin(context)
-        elif section := context.user.values.get("auth-provider"):
-            header = await self._provider.header(section, context.name)
-        shown = await anyio.to_thread.run_sync(self._pass, context, reply, header)
+        if "auth-provider" in context.user.values:
+            raise ConfigurationError(
+                f"the context {context.name!r} logs in with an auth-provider, which Kubernetes "
+                "removed in 1.26; change its user to a credential plugin (exec), on GKE "
+                "gke-gcloud-auth-plugin: run `gcloud container clusters get-credentials`"
+            )
+        reply = await self._plugin(context) if context.user.values.get("exec") else None
+        shown = await anyio.to_thread.run_sync(self._pass, context, reply)
         if reply is not None and reply.until is not None:
             return lasting(shown, asked, reply.until)
-        if context.user.text("tokenFile") or header:
+        if context.user.text("tokenFile"):
             return Fresh(value=shown, early=asked + REREAD_S)
         return Fresh(value=shown)
 
@@ -223,9 +222,9 @@ class _Source:
             environ=self._environ,
         ).run()
 
-    def _pass(self, context: Context, reply: Reply | None, provided: str) -> ClusterCredentials:
+    def _pass(self, context: Context, reply: Reply | None) -> ClusterCredentials:
         try:
-            header = provided or _header(context.user, reply)
+            header = _header(context.user, reply)
             if not context.server.startswith("https:"):
                 return ClusterCredentials(authorization=header)
             tls = self._contexts.context(_certificates(context, reply))
@@ -234,42 +233,6 @@ class _Source:
                 f"the context {context.name!r} cannot be used: {exc}; mend the kubeconfig"
             ) from exc
         return ClusterCredentials(authorization=header, tls=tls)
-
-
-class _Provider:
-    """Tokens of an ``auth-provider``, which only the client library still knows.
-
-    It keeps what it was given when it renewed a token, so it is asked again, not made again.
-    """
-
-    def __init__(self) -> None:
-        self._section: Any = None
-        self._loader: Any = None  # a KubeConfigLoader, whose methods have no types
-
-    async def header(self, section: Mapping[str, Any], name: str) -> str:
-        from kubernetes_asyncio.client import Configuration
-        from kubernetes_asyncio.config.kube_config import KubeConfigLoader
-
-        if self._loader is None or self._section != section:
-            self._section = section
-            self._loader = KubeConfigLoader(
-                {
-                    "contexts": [{"name": name, "context": {"cluster": "c", "user": "u"}}],
-                    "clusters": [{"name": "c", "cluster": {"server": "http://"}}],
-                    "users": [{"name": "u", "user": {"auth-provider": copy.deepcopy(section)}}],
-                },
-                active_context=name,
-            )
-        configuration: Any = Configuration()
-        try:
-            await self._loader.load_and_set(configuration)
-        except Exception as exc:  # it has no error of its own for most of what can happen
-            self._loader = None
-            raise AuthError(
-                f"the auth-provider of the context {name!r} gave no token: {exc!r}; log in "
-                "again, or use a credential plugin (exec) instead"
-            ) from exc
-        return str(configuration.api_key.get("BearerToken") or "")
 
 
 def _header(user: Section, reply: Reply | None) -> str:
