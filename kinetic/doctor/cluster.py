@@ -12,15 +12,16 @@ from kinetic._tasks import all_or_none
 from kinetic.aio._net.retry import RetryPolicy
 from kinetic.aio.kubernetes.access import open_access
 from kinetic.aio.kubernetes.api import Api, Limits
-from kinetic.aio.kubernetes.http import NEEDED_BY, Forbidden, Right, rights, role
+from kinetic.aio.kubernetes.http import Forbidden
 from kinetic.aio.kubernetes.manifests import Placement
+from kinetic.aio.kubernetes.rights import NEEDED_BY, Right, rights, role
 from kinetic.configuration import Target
 from kinetic.doctor.checks import Check, Finding, State
 from kinetic.errors import AuthError, NotFound
 
 GROUP = "cluster"
 ONCE = RetryPolicy(total_s=0.0)
-LIMITS = Limits(retry=ONCE, rights=ONCE, connect_s=10.0, idle_s=20.0)
+LIMITS = Limits(retry=ONCE, rights_s=0.0, connect_s=10.0, idle_s=20.0)
 """A doctor says what is wrong now; who runs jobs is more patient."""
 
 SETS = {"lws": "leaderworkerset.x-k8s.io", "jobset": "jobset.x-k8s.io"}

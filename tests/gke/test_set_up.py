@@ -11,7 +11,7 @@ import yaml
 
 import kinetic
 from kinetic import aio
-from kinetic.aio.kubernetes.http import Right, role
+from kinetic.aio.kubernetes.rights import Right, role
 from tests.cluster.fixtures import Namespace
 from tests.cluster.rights import await_granted
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
+import yaml
 
 from kinetic.aio._net.http import HttpError
-from kinetic.aio.kubernetes.http import Request, Right, explained
-from kinetic.errors import AuthError, BackendError, Refused
+from kinetic.aio.kubernetes.http import Request, explained
+from kinetic.aio.kubernetes.rights import Right
+from kinetic.errors import AuthError, BackendError, Refused, Throttled
 
 BATCH = "/apis/batch/v1/namespaces/team/jobs"
 CORE = "/api/v1/namespaces/team"
@@ -47,6 +50,14 @@ def test_a_request_takes_the_right_its_path_says(
     assert Request(method=method, path=path, query=query).right == expected
 
 
+USER = {"kind": "User", "apiGroup": "rbac.authorization.k8s.io"}
+
+
+def granted(text: str) -> list[dict[str, Any]]:
+    """The documents at the end of an error's *text*."""
+    return list(yaml.safe_load_all(text.partition("and this:\n")[2]))
+
+
 def test_a_missing_right_is_told_with_the_role_that_grants_it() -> None:
     message = (
         'jobs.batch is forbidden: User "ada@example.com" cannot create resource "jobs" in API '
@@ -58,15 +69,18 @@ def test_a_missing_right_is_told_with_the_role_that_grants_it() -> None:
     assert "cannot create jobs in namespace 'team' of c" in text
     assert "verb 'create' on resource 'jobs' of API group 'batch'" in text
     assert "container.jobs.create" in text
-    assert 'kind: Role\nmetadata: {name: kinetic, namespace: "team"}' in text
-    assert 'kind: User, apiGroup: rbac.authorization.k8s.io, name: "ada@example.com"' in text
+    made, binding = granted(text)
+    assert made["kind"] == "Role"
+    assert made["metadata"] == {"name": "kinetic", "namespace": "team"}
+    assert binding["subjects"] == [{**USER, "name": "ada@example.com"}]
 
 
 def test_a_right_beyond_the_usual_is_added() -> None:
     ask = Request(method="PUT", path=f"{CORE}/services/s")
     text = str(explained(said(403, 'User "a" cannot update'), ask, "c"))
-    assert '- {apiGroups: [""], resources: ["services"], verbs: ["update"]}' in text
-    assert 'resources: ["jobs"]' in text
+    rules = granted(text)[0]["rules"]
+    assert rules[-1] == {"apiGroups": [""], "resources": ["services"], "verbs": ["update"]}
+    assert rules[0]["resources"] == ["jobs"]
 
 
 @pytest.mark.parametrize("path", ["/api/v1/nodes", "/api/v1/nodes/n"])
@@ -74,16 +88,17 @@ def test_what_is_in_no_namespace_takes_a_cluster_role_with_nothing_else(path: st
     """The same for all of it: what is applied for the next right must not take this one away."""
     ask = Request(method="GET", path=path)
     text = str(explained(said(403, 'User "a" cannot list resource "nodes"'), ask, "c"))
-    assert "kind: ClusterRole\nmetadata: {name: kinetic}" in text
-    assert "kind: ClusterRoleBinding" in text
-    assert '- {apiGroups: [""], resources: ["nodes"], verbs: ["get", "list"]}' in text
-    assert "secrets" not in text
+    made, binding = granted(text)
+    assert (made["kind"], binding["kind"]) == ("ClusterRole", "ClusterRoleBinding")
+    assert made["metadata"] == {"name": "kinetic"}
+    assert made["rules"] == [{"apiGroups": [""], "resources": ["nodes"], "verbs": ["get", "list"]}]
 
 
 def test_a_service_account_is_bound_as_one() -> None:
     message = 'User "system:serviceaccount:team:runner" cannot get'
     text = str(explained(said(403, message), Request(method="GET", path=BATCH), "c"))
-    assert '{kind: ServiceAccount, namespace: "team", name: "runner"}' in text
+    (subject,) = granted(text)[1]["subjects"]
+    assert subject == {"kind": "ServiceAccount", "namespace": "team", "name": "runner"}
 
 
 def test_whoever_is_nobody_is_told_to_log_in() -> None:
@@ -115,3 +130,12 @@ def test_what_a_server_says_is_shown_on_one_line_and_not_for_ever() -> None:
     assert "\n" not in str(error)
     assert "\x1b" not in str(error)
     assert len(str(error)) < 1000
+
+
+def test_the_body_may_say_when_to_come_again() -> None:
+    body = '{"kind": "Status", "message": "m", "details": {"retryAfterSeconds": 4}}'
+    ask = Request(method="GET", path=BATCH)
+    error = explained(HttpError(429, body), ask, "c")
+    assert isinstance(error, Throttled)
+    assert error.retry_after == 4.0
+    assert explained(HttpError(429, body, 1.0), ask, "c").retry_after == 1.0

@@ -1,183 +1,57 @@
-"""Requests to the API server of one cluster: plain dicts out, plain dicts in, errors of ours."""
+"""Requests to the API server of one cluster: dicts out, dicts in, kinetic's own errors."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from absl import logging
-
 from kinetic.aio._net.http import HttpError
-from kinetic.aio._net.retry import Outage, RetryPolicy
+from kinetic.aio._net.retry import Outage, RetryPolicy, is_retryable, retry
 from kinetic.aio.kubernetes.credentials import Access
-from kinetic.aio.kubernetes.http import (
-    RIGHTS,
-    Connections,
-    Request,
-    explained,
-    is_crowded,
-    retry_request,
-)
+from kinetic.aio.kubernetes.http import Connections, Forbidden, Request, explained
 from kinetic.errors import Unavailable
 
 if TYPE_CHECKING:
     import aiohttp
 
-FIRST, MOST = 16, 256
-SLOW_S = 5.0
-"""Whoever has waited longer than this for a turn was held up by the limit: it is told."""
-TELL_S = 60.0
-
-
-class Turn:
-    """One request under way; ``refused`` says that the server had too many."""
-
-    __slots__ = ("age", "refused")
-
-    def __init__(self, age: int) -> None:
-        self.age = age
-        self.refused = False
-
-
-class AdaptiveLimit:
-    """The limit of one server, on one event loop.
-
-    Turns are given in the order they are asked for, but those who ask *again*
-    go first: else their patience would end while they wait. *cluster* is the
-    server's name for the log.
-    """
-
-    def __init__(self, cluster: str, *, first: int = FIRST, most: int = MOST) -> None:
-        self._cluster = cluster
-        self._most = most
-        self._level = float(min(first, most))
-        self._rushing = True
-        self._age = 0
-        self._busy = 0
-        self._waiting: deque[asyncio.Future[None]] = deque()
-        self._told: float | None = None
-
-    @property
-    def now(self) -> int:
-        """How many requests may be under way at a time."""
-        return int(self._level)
-
-    @property
-    def waiting(self) -> int:
-        """How many wait for their turn."""
-        return len(self._waiting)
-
-    @asynccontextmanager
-    async def turn(self, *, again: bool = False) -> AsyncGenerator[Turn]:
-        """Wait for one's turn, and have it while the block runs."""
-        await self._wait(again)
-        turn, full = Turn(self._age), self._busy >= self.now
-        worked = False
-        try:
-            yield turn
-            worked = True
-        finally:
-            self._busy -= 1
-            if turn.refused:
-                self._halve(turn)
-            elif worked and full:
-                self._grow()
-            self._admit()
-
-    async def _wait(self, again: bool) -> None:
-        if self._busy < self.now and not self._waiting:
-            self._busy += 1
-            return
-        loop = asyncio.get_running_loop()
-        asked, mine = loop.time(), loop.create_future()
-        if again:
-            self._waiting.appendleft(mine)
-        else:
-            self._waiting.append(mine)
-        try:
-            await mine
-        except asyncio.CancelledError:
-            if mine.done() and not mine.cancelled():
-                self._busy -= 1  # it was our turn already: it is the next one's
-                self._admit()
-            elif mine in self._waiting:  # else it was passed over since
-                self._waiting.remove(mine)
-            raise
-        self._tell(loop.time(), loop.time() - asked)
-
-    def _admit(self) -> None:
-        while self._waiting and self._busy < self.now:
-            one = self._waiting.popleft()
-            if not one.done():
-                self._busy += 1
-                one.set_result(None)
-
-    def _grow(self) -> None:
-        step = 1.0 if self._rushing else 1.0 / self._level
-        self._level = min(float(self._most), self._level + step)
-
-    def _halve(self, turn: Turn) -> None:
-        """Once for all that were under way together: they say the same."""
-        if turn.age == self._age:
-            self._age += 1
-            self._rushing = False
-            self._level = max(1.0, self._level / 2)
-
-    def _tell(self, now: float, waited: float) -> None:
-        if waited < SLOW_S or (self._told is not None and now - self._told < TELL_S):
-            return
-        self._told = now
-        why = "it refuses more" if not self._rushing else "this client sends no more"
-        logging.info(
-            "the API server of %s is the limit now: %d requests at a time (%s), %d wait",
-            self._cluster,
-            self.now,
-            why,
-            self.waiting,
-        )
-
-
 T = TypeVar("T")
 
-ONCE = RetryPolicy(total_s=0.0)
-"""For whoever asks again by himself."""
-
 LONGEST_LINE = 64 * 1024**2
-"""No event of a watch is nearly as long: an object has 1.5 MiB at most, twice that in JSON."""
+"""The longest line of a watch, in bytes. An object has at most 1.5 MiB, twice that in JSON."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """How much is asked at a time and how long is waited; seconds.
+    """How many requests one client makes at a time, and how long it waits; in seconds.
 
-    ``idle_s`` is the silence after which a connection counts as dead. The
-    server itself ends what takes longer than a minute.
+    ``idle_s`` is the silence after which a connection counts as dead; the server
+    itself ends a request after a minute. ``rights_s`` is how long the client
+    retries when a right is missing that it had before: a server that has just
+    restarted grants nobody anything for a moment.
     """
 
-    requests: int = 256
-    first_requests: int = 16
+    requests: int = 64
     connect_s: float = 10.0
     idle_s: float = 75.0
     retry: RetryPolicy = field(default_factory=RetryPolicy)
-    rights: RetryPolicy = RIGHTS
+    rights_s: float = 15.0
 
 
 class Api:
-    """One cluster for one event loop; as many of them as there are clusters.
+    """Requests to one cluster, on one event loop.
 
-    Nothing is opened before the first request. What may pass (429, 5xx,
-    connections that fail) is asked again, with growing and random pauses or
-    those the server wishes: so whoever creates something chooses its name, and
-    takes `AlreadyThere` for what a lost reply was about.
+    It connects on the first request. It retries what may pass (429, 5xx, failed
+    connections) after growing, random pauses, or the pause that the server asks
+    for. A retried request may have succeeded before, so whoever creates an object
+    chooses its name and takes `AlreadyThere` for success.
 
-    Errors of every method: `AuthError` (the credentials, or a missing right and
-    the Role that grants it), `NotFound`, `AlreadyThere`, `Conflict`, `Expired`,
-    `Refused` (the server's own words), `Throttled` and `Unavailable`.
+    Every method raises `AuthError` (refused credentials, or a missing right with the
+    Role that grants it), `NotFound`, `AlreadyThere`, `Conflict`, `Expired`,
+    `Refused` (in the server's own words), `Throttled`, and `Unavailable`.
     """
 
     def __init__(self, access: Access, limits: Limits | None = None) -> None:
@@ -186,9 +60,8 @@ class Api:
         self.cluster = access.name
         self._access = access
         self._limits = limits or Limits()
-        self._level = AdaptiveLimit(
-            access.name, first=self._limits.first_requests, most=self._limits.requests
-        )
+        # A request keeps its turn while it waits to retry: a server that takes fewer gets fewer.
+        self._turns = asyncio.Semaphore(self._limits.requests)
         self._outage = Outage(access.name)
         self._had: set[tuple[str, ...]] = set()
         self._http = Connections(
@@ -203,33 +76,31 @@ class Api:
         query: Mapping[str, str] | None = None,
         body: Mapping[str, Any] | None = None,
         content_type: str = "application/json",
-        rights: RetryPolicy | None = None,
+        rights_s: float | None = None,
     ) -> dict[str, Any]:
-        """Send one request, e.g. ``GET /apis/batch/v1/namespaces/x/jobs``, and decode the answer.
+        """Send one request, such as ``GET /apis/batch/v1/namespaces/x/jobs``; return its JSON.
 
-        *rights* says how long to wait for a right that there was; None: as `Limits` does.
+        *rights_s* replaces the one of `Limits`.
 
         Cancelled: the request may or may not have reached the server.
         """
         ask = Request(method=method, path=path, query=query or {})
         data = None if body is None else json.dumps(body, separators=(",", ":")).encode()
-        again = False
 
-        async def once() -> dict[str, Any]:
-            nonlocal again
-            first, again = not again, True
-            return await self._try(ask, data, content_type, again=not first)
+        async def answered() -> dict[str, Any]:
+            raw = await self._http.send(ask, data, content_type, self._limits.idle_s)
+            return _decoded(raw, ask, self.cluster)
 
-        return await self._retry(once, ask, self._limits.retry, rights)
+        async with self._turns:
+            return await self._retry(answered, ask, self._limits.retry, rights_s)
 
     async def lines(
         self, path: str, *, query: Mapping[str, str] | None = None, idle: float | None = None
     ) -> AsyncGenerator[bytes]:
-        """The lines of a `stream`, without their newlines; the last needs none.
+        """Yield the lines of a `stream`, without their newlines; the last one needs none.
 
         Raises:
-            Unavailable: The connection broke, or was silent for *idle*; or what comes
-                is no line, however long one waits for its end.
+            Unavailable: The connection broke, was silent for *idle*, or sends an endless line.
         """
         rest: list[bytes] = []
         size = 0
@@ -243,8 +114,8 @@ class Api:
                     rest, size = [other], len(other)
                 if size > LONGEST_LINE:
                     raise Unavailable(
-                        f"cannot read {path} of {self.cluster}: it tells a line of more than "
-                        f"{LONGEST_LINE >> 20} MiB; check whether a proxy stands before it",
+                        f"cannot read {path} of {self.cluster}: a line is longer than "
+                        f"{LONGEST_LINE >> 20} MiB; check whether a proxy answers for the server",
                         retryable=True,
                     )
         if last := b"".join(rest):
@@ -253,14 +124,14 @@ class Api:
     async def stream(
         self, path: str, *, query: Mapping[str, str] | None = None, idle: float | None = None
     ) -> AsyncGenerator[bytes]:
-        """The content of an answer in pieces, as they come, until the server ends it.
+        """Yield the body of an answer in pieces, as they come, until the server ends it.
 
-        There are as many connections as streams, beside those of requests. It is
-        not repeated when it breaks: only the caller knows where to go on.
+        Each stream has its own connection, beside those of requests. A stream that
+        breaks isn't repeated: only the caller knows where to go on.
 
         Args:
-            idle: The silence, in seconds, that counts as a dead connection;
-                None for a server that may be silent for ever.
+            idle: The silence, in seconds, after which the connection counts as dead;
+                None for a server that may be silent forever.
 
         Raises:
             Unavailable: The connection broke, or was silent for *idle*.
@@ -270,26 +141,21 @@ class Api:
         async def begun() -> AsyncGenerator[bytes]:
             pieces = self._http.stream(ask, idle)
             await anext(pieces)
-            self._had.add(_key(ask))
             return pieces
 
-        async with aclosing(await self._retry(begun, ask, ONCE)) as pieces:
+        async with aclosing(await self._retry(begun, ask)) as pieces:
             async for piece in pieces:
                 yield piece
 
     async def tunnel(
         self, path: str, protocol: str, *, query: Mapping[str, str] | None = None
     ) -> aiohttp.ClientWebSocketResponse:
-        """A WebSocket to *path* that speaks *protocol*; whoever asks for it closes it."""
+        """Open a WebSocket to *path* that speaks *protocol*; the caller closes it."""
         ask = Request(method="GET", path=path, query=query or {})
-
-        async def begun() -> aiohttp.ClientWebSocketResponse:
-            return await self._http.upgrade(ask, protocol)
-
-        return await self._retry(begun, ask, ONCE)
+        return await self._retry(lambda: self._http.upgrade(ask, protocol), ask)
 
     async def aclose(self) -> None:
-        """Close all connections; what is under way fails."""
+        """Close all connections; requests under way fail."""
         await self._http.aclose()
         await self._access.passes.aclose()
 
@@ -297,36 +163,35 @@ class Api:
         self,
         work: Callable[[], Awaitable[T]],
         ask: Request,
-        policy: RetryPolicy,
-        rights: RetryPolicy | None = None,
+        policy: RetryPolicy | None = None,
+        rights_s: float | None = None,
     ) -> T:
-        return await retry_request(
-            work,
-            lambda refusal: explained(refusal, ask, self.cluster),
-            policy,
-            self._outage,
-            had_right=lambda: _key(ask) in self._had,
-            rights=rights or self._limits.rights,
-        )
+        """Await ``work()``, and again by *policy*; without one, only for a right that it had."""
+        patience_s = self._limits.rights_s if rights_s is None else rights_s
+        clock, missing_since = asyncio.get_running_loop().time, None
 
-    async def _try(
-        self, ask: Request, data: bytes | None, content_type: str, *, again: bool
-    ) -> dict[str, Any]:
-        async with self._level.turn(again=again) as turn:
+        async def explained_work() -> T:
             try:
-                raw = await self._http.send(ask, data, content_type, self._limits.idle_s)
+                result = await work()
             except HttpError as refusal:
-                turn.refused = is_crowded(refusal)
-                raise
-            except Unavailable as exc:
-                turn.refused = isinstance(exc.__cause__, TimeoutError)
-                raise
-        self._had.add(_key(ask))
-        return _decoded(raw, ask, self.cluster)
+                raise explained(refusal, ask, self.cluster) from None
+            self._had.add(_key(ask))
+            return result
+
+        def may_pass(failure: Exception) -> bool:
+            nonlocal missing_since
+            if isinstance(failure, Forbidden) and _key(ask) in self._had:
+                missing_since = missing_since or clock()
+                return clock() < missing_since + patience_s
+            return policy is not None and is_retryable(failure)
+
+        return await retry(
+            explained_work, policy or self._limits.retry, self._outage, is_passing=may_pass
+        )
 
 
 def _key(ask: Request) -> tuple[str, ...]:
-    """The right that a request takes, whatever the name of its object."""
+    """Return the right that a request needs, whatever the name of its object."""
     right = ask.right
     return right.verb, right.group, right.resource, right.namespace
 

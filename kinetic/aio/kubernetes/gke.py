@@ -9,8 +9,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from kinetic._tasks import bounded, release
-from kinetic.aio._net.retry import RetryPolicy, growing
-from kinetic.aio.kubernetes.api import ONCE, Api
+from kinetic.aio._net.retry import growing
+from kinetic.aio.kubernetes.api import Api
 from kinetic.aio.kubernetes.diagnosis.documents import part
 from kinetic.aio.kubernetes.diagnosis.held import refused_request
 from kinetic.aio.kubernetes.diagnosis.verdict import Outlook
@@ -79,8 +79,8 @@ async def made(
     try:
         if shared:
             await secrets.ensure(job, secret)
-        # Whoever submits a batch is patient itself, and says at once what was refused.
-        owner, new = await _created(api, paths, manifest, ONCE if shared else None)
+        # The submitter of a batch retries by itself, and reports a missing right at once.
+        owner, new = await _created(api, paths, manifest, 0.0 if shared else None)
         if not shared:
             async with _undone(api, paths, owner if new else None):
                 await secrets.give(job, secret, owner)
@@ -127,7 +127,7 @@ async def _undone(api: Api, paths: Paths, made: dict[str, Any] | None) -> AsyncG
 
 
 async def _created(
-    api: Api, paths: Paths, manifest: dict[str, Any], rights: RetryPolicy | None
+    api: Api, paths: Paths, manifest: dict[str, Any], rights_s: float | None
 ) -> tuple[dict[str, Any], bool]:
     """The Job, and whether it was made now."""
     name = str(manifest["metadata"]["name"])
@@ -135,7 +135,7 @@ async def _created(
     deadline = loop.time() + GOING_S
     while True:
         try:
-            return await api.call("POST", paths.jobs, body=manifest, rights=rights), True
+            return await api.call("POST", paths.jobs, body=manifest, rights_s=rights_s), True
         except AlreadyThere:
             pass
         try:

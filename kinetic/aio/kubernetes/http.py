@@ -1,23 +1,21 @@
-"""The connections to one API server: few for requests, and others, without number, for streams.
+"""Connections to one API server: a bounded pool for requests, and one each for streams.
 
-Limits for connecting and for silence but none for the whole; failures of the
-network become errors of ours here; and a pass that is refused is renewed once.
+Connecting and silence have timeouts; a whole request has none. Network
+failures become kinetic's errors here, and refused credentials are renewed once.
 """
 
 from __future__ import annotations
 
-import json
-import re
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import AbstractContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from kinetic.aio._net.http import HttpClient, HttpError, cut
-from kinetic.aio._net.retry import Outage, RetryPolicy, retry
 from kinetic.aio._net.tokens import with_token
 from kinetic.aio.kubernetes.credentials import Access, ClusterCredentials
+from kinetic.aio.kubernetes.rights import Right, how_to_grant
 from kinetic.errors import (
     AlreadyThere,
     AuthError,
@@ -35,127 +33,6 @@ if TYPE_CHECKING:
     from yarl import URL
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Right:
-    """One verb on one resource (``pods/log`` with its subresource); "" is the core group."""
-
-    verb: str
-    group: str
-    resource: str
-    namespace: str
-    name: str = ""
-
-
-NEEDED_BY = {
-    "leaderworkersets": "jobs on several hosts",
-    "jobsets": "jobs on several hosts with KINETIC_MULTIHOST=jobset",
-    "workloads": "jobs in a queue of Kueue",
-    "pods/portforward": "debug=True",
-    "events": "saying why a job does not start",
-    "nodes": "saying why a job does not start",
-}
-"""What is not needed for every job, and what it is needed for."""
-
-_OWN = ("create", "delete", "deletecollection", "get", "list", "patch", "watch")
-_READ = ("get", "list", "watch")
-_NEEDED: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
-    ("batch", ("jobs",), _OWN),
-    ("", ("secrets",), ("create", "delete", "deletecollection", "get", "list", "patch", "update")),
-    ("", ("pods",), ("delete", "deletecollection", *_READ)),
-    ("", ("pods/log",), ("get",)),
-    ("", ("pods/portforward",), ("create", "get")),
-    ("", ("events",), _READ),
-    ("leaderworkerset.x-k8s.io", ("leaderworkersets",), _OWN),
-    ("jobset.x-k8s.io", ("jobsets",), _OWN),
-    ("kueue.x-k8s.io", ("workloads",), _READ),
-)
-"""Group, resources, verbs: everything that kinetic does in a namespace."""
-
-_AROUND: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
-    ("", ("nodes",), ("get", "list")),
-)
-"""The same of what is in no namespace. It is only for saying better why a job does not start."""
-
-
-def rights(namespace: str) -> list[Right]:
-    """All that kinetic does: in *namespace*, and with what is in none."""
-    return [
-        Right(verb=verb, group=group, resource=resource, namespace=where)
-        for table, where in ((_NEEDED, namespace), (_AROUND, ""))
-        for group, resources, verbs in table
-        for resource in resources
-        for verb in verbs
-    ]
-
-
-def how_to_grant(right: Right, said: str) -> str:
-    """What an administrator of the cluster does about a missing *right*; *said* names the user."""
-    found = re.search(r'User "(?P<user>[^"]*)"', said)
-    user = found["user"] if found else "YOU"
-    hint = (
-        "These credentials name nobody: log in first. Else an"
-        if user == "system:anonymous"
-        else "An"
-    )
-    where = ""
-    if right.namespace:
-        where = f"If {right.namespace!r} is not the namespace you mean, set KINETIC_NAMESPACE. "
-    return (
-        f"Missing: verb {right.verb!r} on resource {right.resource!r} of API group "
-        f"{right.group!r}. {where}{hint} administrator of the cluster grants it, and all else that "
-        f"kinetic needs, with `kubectl apply -f -` and this:\n{role(right, user)}"
-    )
-
-
-def role(right: Right, user: str) -> str:
-    """YAML of the Role (of a ClusterRole, for what is in no namespace) and its binding.
-
-    It has all that kinetic needs there, so that it is applied once.
-    """
-    rules = list(_NEEDED if right.namespace else _AROUND)
-    if not any(
-        right.group == group and right.resource in resources and right.verb in verbs
-        for group, resources, verbs in rules
-    ):
-        rules.append((right.group, (right.resource,), (right.verb,)))
-    kind = "Role" if right.namespace else "ClusterRole"
-    place = f", namespace: {json.dumps(right.namespace)}" if right.namespace else ""
-    lines = [
-        "apiVersion: rbac.authorization.k8s.io/v1",
-        f"kind: {kind}",
-        f"metadata: {{name: kinetic{place}}}",
-        "rules:",
-        *(
-            f"- {{apiGroups: [{json.dumps(group)}], resources: {json.dumps(list(resources))}, "
-            f"verbs: {json.dumps(list(verbs))}}}"
-            for group, resources, verbs in rules
-        ),
-        "---",
-        "apiVersion: rbac.authorization.k8s.io/v1",
-        f"kind: {kind}Binding",
-        f"metadata: {{name: {json.dumps(_binding_name(user))}{place}}}",
-        f"roleRef: {{apiGroup: rbac.authorization.k8s.io, kind: {kind}, name: kinetic}}",
-        f"subjects: [{_subject(user)}]",
-    ]
-    return "\n".join(lines) + "\n"
-
-
-def _binding_name(user: str) -> str:
-    """Names of bindings may hold nearly everything; not a slash or a percent sign."""
-    return "kinetic-" + re.sub(r"[/%]", "-", user)
-
-
-def _subject(user: str) -> str:
-    parts = user.split(":")
-    if parts[:2] == ["system", "serviceaccount"] and len(parts) == 4:
-        return (
-            f"{{kind: ServiceAccount, namespace: {json.dumps(parts[2])}, "
-            f"name: {json.dumps(parts[3])}}}"
-        )
-    return f"{{kind: User, apiGroup: rbac.authorization.k8s.io, name: {json.dumps(user)}}}"
-
-
-CROWDED = frozenset({408, 429, 503, 504})
 MALFORMED = frozenset({400, 405, 406, 413, 415, 422})
 VERBS = {"POST": "create", "PUT": "update", "PATCH": "patch"}
 
@@ -215,11 +92,6 @@ class Forbidden(AuthError):
     """A right is missing."""
 
 
-def is_crowded(answer: HttpError) -> bool:
-    """Whether fewer requests at a time would help."""
-    return answer.status in CROWDED
-
-
 def explained(answer: HttpError, ask: Request, cluster: str) -> BackendError:
     """The error that says what failed, on what, and what to do next."""
     what = f"cannot {ask} of {cluster}"
@@ -271,43 +143,6 @@ def _wish(answer: HttpError) -> float | None:
     details: Any = answer.body.get("details")
     wish = cast("dict[str, Any]", details).get("retryAfterSeconds") if details else None
     return float(wish) if isinstance(wish, int | float) and wish > 0 else None
-
-
-T = TypeVar("T")
-
-RIGHTS = RetryPolicy(total_s=15.0)
-"""For a right that there was: a server that has just started again knows nobody's for a moment."""
-
-
-async def retry_request(
-    work: Callable[[], Awaitable[T]],
-    explain: Callable[[HttpError], BackendError],
-    policy: RetryPolicy,
-    outage: Outage,
-    *,
-    had_right: Callable[[], bool] = bool,
-    rights: RetryPolicy = RIGHTS,
-) -> T:
-    """Do *work*, again where that may help; what the server refuses is raised explained.
-
-    *had_right* says whether the right it takes was there before.
-    """
-
-    async def explained_work() -> T:
-        try:
-            return await work()
-        except HttpError as refusal:
-            raise explain(refusal) from None
-
-    async def with_right() -> T:
-        return await retry(
-            explained_work,
-            rights,
-            outage,
-            is_passing=lambda failure: isinstance(failure, Forbidden) and had_right(),
-        )
-
-    return await retry(with_right, policy, outage)
 
 
 HEARTBEAT_S = 30.0
