@@ -713,7 +713,8 @@ class BatchHandle(Generic[T, X]):
 
         Raises:
             Conflict: Another process submits the batch.
-            ConfigurationError: The batch has all its inputs, and you gave more.
+            ConfigurationError: The batch has all its inputs, and you gave more; or this process
+                lacks a variable that the batch captured.
             NotFound: The batch was cleaned up.
         """
         resume = functools.partial(self._aio.resume, inputs=inputs, seal=seal, force=force)

@@ -667,7 +667,8 @@ class BatchHandle(Generic[T, X]):
             them; when nobody does, this process resumes it.
 
         Raises:
-            ConfigurationError: *indices* are no ints.
+            ConfigurationError: *indices* are no ints, or this process lacks a variable that the
+                batch captured.
             NotFound: The batch has no such item, or was cleaned up.
         """
         wanted = check_indices(indices)
@@ -694,7 +695,8 @@ class BatchHandle(Generic[T, X]):
                 stops submitting as soon as it notices.
 
         Raises:
-            ConfigurationError: An argument is wrong, or the batch has all its inputs.
+            ConfigurationError: An argument is wrong, the batch has all its inputs, or this
+                process lacks a variable that the batch captured.
             Conflict: Somebody submits it, and is alive.
             NotFound: The batch was cleaned up.
             WireError: It was written in a format that this version does not know.

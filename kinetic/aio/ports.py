@@ -340,7 +340,8 @@ class Cluster(Protocol):
     async def keep_secret(self, name: str, content: bytes) -> None:
         """Keep *content* under *name*, a submission's id, in place of what was there.
 
-        It is no object of the store: who can read a bucket cannot read this.
+        It is no object of the store: who can read a bucket cannot read this. A platform that
+        could keep it only in plain files keeps nothing.
         """
         ...
 

@@ -65,7 +65,7 @@ async def place(
         return opened[-1]
 
     if request.param == "local":
-        made = Place(local(), local, tmp_path)
+        made = Place(local(), local, tmp_path, keeps_secrets=False)
     else:
         cluster: Cluster = MemoryCluster(MemoryStore(), lambda run: made.work(run), slots=2)
         made = Place(cluster, lambda: cluster, tmp_path)

@@ -7,6 +7,7 @@ import contextlib
 import functools
 import json
 import math
+import os
 import shutil
 import time
 from collections.abc import (
@@ -94,6 +95,7 @@ class Batch:
         self.items_removed = False
         self._taking_over = asyncio.Lock()
         self._abandonment_watch: asyncio.Task[None] | None = None
+        self._environment_here: Mapping[str, str] = {}
         self._asked: wire.Request | None = None
         submission.listen(self.wake)
         submission.batch_reader = self.reread
@@ -270,6 +272,7 @@ class Batch:
         """Submit it from now on, beginning with the *events* that `recover_state` has found."""
         submission = self.submission
         submission.closes, submission.fence = True, lease.fence
+        self._environment_here = placed.environment
         submission.reclaim()
         context = BatchContext(
             session=self.session,
@@ -379,7 +382,8 @@ class Batch:
 
         Raises:
             Conflict: Somebody submits it, and is alive.
-            ConfigurationError: *inputs* are given, and the batch has its end.
+            ConfigurationError: *inputs* are given, and the batch has its end; or this process
+                lacks a variable that the batch captured.
             NotFound: It was cleaned up.
             WireError: It is of a format that this version does not know.
         """
@@ -408,21 +412,36 @@ class Batch:
                 await release(lease.release(), what=f"releasing {self.group_id}")
                 raise
 
-    async def _environment(self) -> dict[str, str]:
+    async def _environment(self) -> Mapping[str, str]:
+        """Return the environment of the jobs: the platform's copy, ours, or one captured again."""
         try:
             secret = self.session.platform.cluster.secret
             content = await retry_forever(lambda: secret(self.group_id), "reading the environment")
-        except NotFound as exc:
+        except NotFound:
             await read_manifest(self.session, self.group_id)
             await self.look()
             if self.total is not None and self.submission.ended >= self.total:
                 return {}  # nothing will run
-            raise NotFound(
-                f"the environment of {self.group_id} is not kept by the platform any more: its "
-                "jobs would not run as the first ones did; submit what is left in a new batch"
-            ) from exc
+            return self._environment_here or self._captured_again()
         environment: dict[str, str] = json.loads(content)
         return environment
+
+    def _captured_again(self) -> dict[str, str]:
+        """Capture the variables of the batch from this process, as its first submitter did.
+
+        Raises:
+            ConfigurationError: This process lacks one of them.
+        """
+        names: list[str] = self.manifest["placed"]["captured"]
+        if lacking := [name for name in names if name not in os.environ]:
+            raise ConfigurationError(
+                f"{self.group_id} captured {', '.join(lacking)}, and the values ended with the "
+                "process that submitted it; set them in this process and call again"
+            )
+        if names:
+            logging.warning("%s: captured again: %s", self.group_id, ", ".join(names))
+        captured = {name: os.environ[name] for name in names}
+        return prepare.job_environment(self.session, captured, self.manifest["output_dir"] or "")
 
     async def _coordinate_again(
         self,

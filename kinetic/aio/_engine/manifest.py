@@ -156,9 +156,9 @@ def batch_manifest(
 ) -> dict[str, Any]:
     """What it takes to observe a batch from anywhere, and to go on submitting it.
 
-    ``total`` is None when nobody knew it when the batch began. The environment
-    is not part of it: that is a secret of the platform's. The *price* is: whoever
-    goes on counts its budget as it was begun.
+    ``total`` is None when nobody knew it when the batch began. It has the names
+    of the captured variables and no value: those are a secret of the platform's. It has
+    the *price*: a process that goes on counts the budget by the same one.
     """
     budgets = identity.budgets
     deadline = settings.batch_timeout
@@ -205,6 +205,7 @@ def _placed_fields(placed: UploadedCall) -> dict[str, Any]:
         "data": [asdict(ref) for ref in placed.data],
         "image": _image_fields(placed.image),
         "resources": _resources_fields(placed.resources),
+        "captured": list(placed.captured),
         "client": dict(placed.client),
         "project": {
             "root": str(project.root) if project.root is not None else None,
@@ -263,6 +264,7 @@ def placed_of(manifest: Mapping[str, Any], environment: Mapping[str, str]) -> Up
             image=_image_of(fields["image"]),
             resources=_resources_of(fields["resources"]),
             environment=environment,
+            captured=tuple(fields["captured"]),
             client=fields["client"],
         )
     except (KeyError, TypeError) as exc:

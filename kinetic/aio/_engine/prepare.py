@@ -83,6 +83,7 @@ class UploadedCall:
     image: Image
     resources: Resources
     environment: Mapping[str, str] = field(repr=False)
+    captured: tuple[str, ...]
     client: Mapping[str, str]
 
 
@@ -162,13 +163,11 @@ async def upload_call(session: Session, packed: PackedCall) -> UploadedCall:
     """
     store, options = session.platform.store, packed.call.options
     target = session.target
-    job_environment, output_dir = packed.environment, options.output_dir or target.output_dir
+    output_dir = options.output_dir or target.output_dir or ""
     if (machine := session.platform.capacity) is not None:
         _refuse_more_than(machine, options)
-        job_environment = {**environment.base_environment(os.environ), **job_environment}
-    if target.backend == "local" and output_dir and "://" in output_dir:
+    if _is_elsewhere(session, output_dir):
         _refuse_elsewhere(output_dir)
-        job_environment = {**environment.storage_environment(os.environ), **job_environment}
     request = ImageRequest(
         mode=options.container_image or "bundled",
         category=options.parsed_accelerator.kind,
@@ -192,9 +191,31 @@ async def upload_call(session: Session, packed: PackedCall) -> UploadedCall:
         table=packed.data,
         image=image,
         resources=_resources(options),
-        environment=job_environment,
+        environment=job_environment(session, packed.environment, output_dir),
+        captured=tuple(sorted(packed.environment)),
         client=_fingerprint(),
     )
+
+
+def job_environment(
+    session: Session, captured: Mapping[str, str], output_dir: str
+) -> dict[str, str]:
+    """Return the environment of a job: *captured* beside what the platform's jobs always get.
+
+    A job on this machine gets a small part of the environment of this process. A pod gets
+    nothing else.
+    """
+    base: dict[str, str] = {}
+    if session.platform.capacity is not None:
+        base |= environment.base_environment(os.environ)
+    if _is_elsewhere(session, output_dir):
+        base |= environment.storage_environment(os.environ)
+    return {**base, **captured}
+
+
+def _is_elsewhere(session: Session, output_dir: str) -> bool:
+    """Return whether a job on this machine writes its outputs to Cloud Storage."""
+    return session.target.backend == "local" and "://" in output_dir
 
 
 async def upload_all(

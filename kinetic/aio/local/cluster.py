@@ -9,9 +9,9 @@ import json
 import math
 import os
 import sys
-from collections.abc import AsyncGenerator, Callable, Collection, Generator, Iterator, Mapping
+from collections.abc import AsyncGenerator, Collection, Generator, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import anyio
 from absl import logging
@@ -139,54 +139,6 @@ def root_key(home: Path) -> bytes:
         raise ValueError(f"{path} is damaged: {len(key)} bytes instead of {KEY_BYTES}")
     return key
 
-
-def keep(home: Path, name: str, content: bytes) -> None:
-    """Keep *content* under *name*, for this user only; a reader sees all of it or nothing.
-
-    Raises:
-        OSError: It cannot be written.
-    """
-    path = _path(home, name)
-    make_folder(path.parent)
-    draft = path.with_name(f".{os.urandom(8).hex()}")
-    fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    try:
-        with open(fd, "wb") as file:
-            file.write(content)
-        draft.replace(path)
-    except BaseException:
-        draft.unlink(missing_ok=True)
-        raise
-
-
-def kept(home: Path, name: str) -> bytes:
-    """What is kept under *name*.
-
-    Raises:
-        FileNotFoundError: Nothing is.
-        OSError: It cannot be read.
-    """
-    return _path(home, name).read_bytes()
-
-
-def drop(home: Path, names: Collection[str]) -> None:
-    """Keep these no longer; those that are absent do not matter.
-
-    Raises:
-        OSError: One cannot be removed.
-    """
-    for name in names:
-        with contextlib.suppress(FileNotFoundError):
-            _path(home, name).unlink()
-
-
-def _path(home: Path, name: str) -> Path:
-    if not name or name.startswith(".") or "/" in name:
-        raise ValueError(f"{name!r} is no name for a secret")
-    return home / "local" / "secrets" / name
-
-
-T = TypeVar("T")
 
 ATTEMPTS = 4
 """How many supervisors a request may see die before it is given up."""
@@ -463,49 +415,25 @@ class LocalCluster:
             ) from exc
 
     async def keep_secret(self, name: str, content: bytes) -> None:
-        """Keep *content* in a file of this user's, mode 0600.
+        """Keep nothing: on this machine it would be a plain file.
 
-        Raises:
-            ConfigurationError: It cannot be written.
+        The process that submits a batch has *content* in memory, and so does the supervisor
+        for the jobs that it has accepted.
         """
-
-        await self._secretly(keep, name, content)
 
     async def secret(self, name: str) -> bytes:
-        """What `keep_secret` has kept.
+        """Say that nothing is kept.
 
         Raises:
-            NotFound: Nothing is kept under this name.
-            ConfigurationError: It cannot be read.
+            NotFound: Always.
         """
-
-        try:
-            return await self._secretly(kept, name)
-        except FileNotFoundError:
-            raise NotFound(f"there is no secret {name!r} in {self._home}") from None
+        raise NotFound(f"there is no secret {name!r}: this machine keeps none")
 
     async def drop_secret(self, names: Collection[str]) -> None:
-        """Keep these no longer.
-
-        Raises:
-            ConfigurationError: One cannot be removed.
-        """
-
-        await self._secretly(drop, names)
+        """Do nothing: no secret is kept."""
 
     async def finish(self, name: str, fence: int) -> None:
         """Nothing is kept for processes but in the memory of their warm parents."""
-
-    async def _secretly(self, work: Callable[..., T], *about: object) -> T:
-        try:
-            return await asyncio.to_thread(work, self._home, *about)
-        except FileNotFoundError:
-            raise
-        except OSError as exc:
-            raise ConfigurationError(
-                f"the secrets of this machine cannot be used: {exc}; "
-                f"repair {self._home}, or set KINETIC_HOME to another folder"
-            ) from exc
 
     async def aclose(self) -> None:
         """Let go of the supervisor; jobs go on."""

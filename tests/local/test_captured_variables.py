@@ -1,0 +1,117 @@
+"""Values of captured variables are in no file: not while a batch runs, and not afterwards."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from kinetic import aio, errors
+from tests.platforms.script import Script
+
+from .conftest import eventually, signal_supervisor
+
+SECRET = "sesame-4711-open"
+DIGESTS = [hashlib.sha256(f"{SECRET}{number}".encode()).hexdigest() for number in range(4)]
+BATCH = """
+import hashlib
+
+@remote
+def digest(folder, number):
+    pathlib.Path(folder, f"{number}.begun").touch()
+    while not os.path.exists(os.path.join(folder, "go")):
+        time.sleep(0.02)
+    assert os.path.exists(os.path.join(folder, "well")) or number
+    return hashlib.sha256((os.environ["MY_TOKEN"] + str(number)).encode()).hexdigest()
+
+batch = digest.run_async_map([(here, number) for number in range(4)], max_concurrent=3)
+print(batch.group_id)
+batch.wait()
+print("over", flush=True)
+"""
+OPTIONS = {"backend": "local", "accelerator": "cpu", "capture_env_vars": ["MY_TOKEN"]}
+
+
+@pytest.fixture
+async def submitter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Script]:
+    """Begins a batch of four: two run, one waits for a slot, and one isn't sent yet."""
+    monkeypatch.setenv("KINETIC_LOCAL_SLOTS", "2")
+    monkeypatch.setenv("MY_TOKEN", SECRET)
+    script = await Script.started(BATCH, tmp_path, OPTIONS)
+    yield script
+    await script.kill()
+
+
+async def begun(folder: Path, count: int) -> None:
+    await eventually(lambda: len([*folder.glob("*.begun")]) >= count)
+
+
+def files_with_the_secret(home: Path) -> list[Path]:
+    files = [Path(at, name) for at, _, names in os.walk(home) for name in names]
+    return [one for one in files if one.is_file() and SECRET.encode() in one.read_bytes()]
+
+
+async def test_no_file_has_a_captured_value_whoever_is_killed(
+    submitter: Script, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Jobs that were accepted go on; a process that has the variables submits the rest."""
+    group = await submitter.line()
+    await begun(tmp_path, 2)
+    assert files_with_the_secret(home) == [], "while jobs run, and wait for a slot"
+    await submitter.kill()
+    assert files_with_the_secret(home) == [], "after the submitter's death"
+    for name in ("go", "well"):
+        (tmp_path / name).touch()
+    await begun(tmp_path, 3)
+    signal_supervisor(home, signal.SIGKILL)
+    monkeypatch.delenv("MY_TOKEN")
+    async with aio.Client(backend="local") as client:
+        batch = await client.attach_batch(group)
+        with pytest.raises(errors.ConfigurationError, match="MY_TOKEN"):
+            await batch.resume()
+        assert files_with_the_secret(home) == [], "under another supervisor"
+        monkeypatch.setenv("MY_TOKEN", SECRET)
+        await batch.resume()
+        assert await batch.results(cleanup=False) == DIGESTS
+        assert files_with_the_secret(home) == [], "after the batch"
+
+
+async def test_a_failed_item_is_retried_by_another_process_that_has_the_variables(
+    submitter: Script, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group = await submitter.line()
+    (tmp_path / "go").touch()
+    await submitter.expect("over")
+    assert files_with_the_secret(home) == []
+    await submitter.kill()
+    (tmp_path / "well").touch()
+    monkeypatch.delenv("MY_TOKEN")
+    async with aio.Client(backend="local") as client:
+        batch = await client.attach_batch(group)
+        with pytest.raises(errors.ConfigurationError, match="MY_TOKEN"):
+            await batch.retry_failed()
+        monkeypatch.setenv("MY_TOKEN", SECRET)
+        assert await batch.retry_failed() in (0, 1)
+        assert await batch.results() == DIGESTS
+
+
+async def test_a_process_that_submits_a_batch_captures_once(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also for what it retries after the variable has changed."""
+    code = BATCH.replace('print("over", flush=True)', "").strip() + (
+        "\nos.environ['MY_TOKEN'] = 'another'\n"
+        "pathlib.Path(here, 'well').touch()\n"
+        "print(batch.retry_failed())\n"
+        "print(*batch.results())\n"
+    )
+    monkeypatch.setenv("MY_TOKEN", SECRET)
+    (tmp_path / "go").touch()
+    script = await Script.started(code, tmp_path, OPTIONS)
+    await script.line()
+    await script.expect("1", " ".join(DIGESTS))
+    await script.end()
