@@ -103,13 +103,17 @@ def tell_crashes() -> None:
 LEAVE_S = 8.0
 """How long the end of the interpreter may take once the function has returned."""
 
+TELL_S = 0.1
+"""After how much of this time the supervisor of the job hears that only the process is left."""
+
 
 def leave(code: int) -> None:
     """End the process as an interpreter ends, but wait for no thread of the user's.
 
-    Callbacks of `threading` come first, as pools of workers need it, then those of `atexit`.
-    After `LEAVE_S` seconds the process ends without the rest; its job's other processes are
-    killed with it.
+    Callbacks of `threading` run first, as pools of workers need it, then those of `atexit`.
+    After `TELL_S` seconds the supervisor hears that the job has ended, so that nobody waits for
+    the callbacks. After `LEAVE_S` seconds the process ends without the rest, and the other
+    processes of its job are killed with it.
     """
     try:
         callbacks = _threading_callbacks()
@@ -137,7 +141,13 @@ def _threading_callbacks() -> list[Callable[[], object]]:
 
 
 def _end_later(code: int, owner: int) -> None:
-    time.sleep(LEAVE_S)
+    time.sleep(TELL_S)
+    if os.getpid() == owner:
+        try:  # noqa: SIM105 - `suppress` would touch more of the memory
+            importlib.import_module("kinetic_runner.job.processes").tell_leaving()
+        except Exception:  # whoever waits for the job looks by itself, later
+            pass
+    time.sleep(LEAVE_S - TELL_S)
     if os.getpid() == owner:
         sys.stderr.write(
             f"kinetic: the function has ended, but its process did not end within {LEAVE_S:g} s: "

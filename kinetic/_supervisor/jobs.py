@@ -140,7 +140,8 @@ class Due(enum.Enum):
 class Job:
     """One job. ``created`` and ``ended`` are seconds since the epoch.
 
-    ``started`` is by the monotonic clock.
+    ``started`` is by the monotonic clock. ``leaving`` says that the function has ended and the
+    outcome is stored, while the process still runs and has its slots.
     """
 
     name: str
@@ -152,6 +153,7 @@ class Job:
     need: Need = field(default_factory=lambda: Need(1))
     grant: Grant | None = None
     executor: str = ""
+    leaving: bool = False
     stopping: Stop | None = None
     exit_code: int | None = None
     reason: str = ""
@@ -166,6 +168,7 @@ class Job:
             "phase": self.state.value,
             "labels": self.labels,
             "executor": self.executor,
+            "leaving": self.leaving,
             "exit_code": self.exit_code,
             "reason": self.reason,
             "message": self.message,
@@ -323,6 +326,13 @@ class Table:
         if job.order is not None and job.order.timeout is not None:
             actions.append(Arm(job.order.timeout, Due.DEADLINE, job))
         return actions
+
+    def leaving(self, executor: str) -> Job | None:
+        """Note that only the end of the process *executor* is left; its job, if it runs here."""
+        job = self._running.get(executor)
+        if job is not None:
+            job.leaving = True
+        return job
 
     def may_wait(self, job: Job) -> bool:
         """Whether *job*, which cannot start now, goes back into the queue.

@@ -130,7 +130,7 @@ class Channel:
         self._sock.close()
 
 
-VERSION = (1, 1)
+VERSION = (1, 2)
 """Major and minor. Client and supervisor have the same: a job names files of the runner.
 
 The minor is raised when those are moved; another major lives at another path.
@@ -166,6 +166,7 @@ _FIELDS: Mapping[str, Callable[[Any], bool]] = {
     "id": lambda value: isinstance(value, int),
     "place": lambda value: isinstance(value, int),
     "name": lambda value: isinstance(value, str),
+    "executor": lambda value: isinstance(value, str),
     "names": lambda value: value is None or _is_names(value),
     "labels": lambda value: value is None or _is_labels(value),
     "protocol": _is_version,

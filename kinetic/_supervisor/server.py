@@ -225,6 +225,12 @@ class Server:
         else:
             self._enders.setdefault(job.name, []).append((connection, header["id"]))
 
+    def _on_leaving(self, connection: Connection, header: dict[str, Any], body: bytes) -> None:
+        """A process says of itself that it only has to end; nothing is answered."""
+        job = self._table.leaving(header["executor"])
+        if job is not None:
+            self.notify(job)
+
     def _on_watch(self, connection: Connection, header: dict[str, Any], body: bytes) -> None:
         labels: Mapping[str, str] = header["labels"]
         connection.labels, connection.synced = labels, False
@@ -238,6 +244,7 @@ class Server:
         "delete": _on_delete,
         "find": _on_find,
         "ended": _on_ended,
+        "leaving": _on_leaving,
         "watch": _on_watch,
     }
 

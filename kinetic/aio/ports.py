@@ -252,9 +252,10 @@ class Observation:
 
     ``executor`` is the process or pod the word is about: the same id as in the
     claim. ``created_at`` is UTC, ISO 8601, or empty when unknown. ``last`` says that the
-    platform, where it replaces attempts itself, makes no other after this one. ``receipt`` is a
-    copy of the attempt's outcome, as the process that committed it has told the platform; it has
-    to be verified like the outcome itself.
+    platform, where it replaces attempts itself, makes no other after this one. ``leaving`` says
+    that the attempt has stored its outcome and only its process still runs; not every platform can
+    tell. ``receipt`` is a copy of the attempt's outcome, as the process that committed it has told
+    the platform; it has to be verified like the outcome itself.
     """
 
     name: str
@@ -266,6 +267,7 @@ class Observation:
     message: str = ""
     created_at: str = ""
     last: bool = False
+    leaving: bool = False
     receipt: Receipt | None = field(default=None, repr=False)
 
 

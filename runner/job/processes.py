@@ -14,6 +14,7 @@ import functools
 import importlib
 import os
 import signal
+import struct
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -248,6 +249,36 @@ class Mark:
         """Make ``/proc`` show *executor* for this process and what it forks."""
         if self._address is not None and len(executor) == len(NOBODY):
             _memmove(self._address, executor.encode(), len(NOBODY))
+
+
+TELLING_S = 1.0
+"""How long the supervisor may take to listen."""
+
+
+def tell_leaving() -> None:
+    """Tell the supervisor that this job has stored its outcome, and its process only has to end.
+
+    The message is framed as `kinetic._supervisor.protocol` says. In a pod, nobody is told.
+
+    Raises:
+        OSError: There is no supervisor, or it does not listen.
+    """
+    import socket  # slow to load, and few jobs need it
+
+    directory, _, executor = os.environ.get(MARK, "").rpartition(":")
+    if not directory:
+        return
+    header = f'{{"op":"leaving","executor":"{executor}"}}'.encode()
+    folder = os.open(directory, os.O_RDONLY)
+    try:
+        # The path of a socket is at most about 100 bytes, and that of a home may be longer.
+        short = f"/proc/self/fd/{folder}" if LINUX else directory
+        with socket.socket(socket.AF_UNIX) as supervisor:
+            supervisor.settimeout(TELLING_S)
+            supervisor.connect(f"{short}/socket")
+            supervisor.sendall(struct.pack("<II", len(header), 0) + header)
+    finally:
+        os.close(folder)
 
 
 def remove_if_small(folder: str, entries: int = 256) -> bool:

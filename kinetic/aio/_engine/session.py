@@ -78,7 +78,10 @@ class Ended:
 
     def is_about(self, executor: str | None) -> bool:
         """Whether what was seen is the end of the very process *executor*."""
-        return self.seen is not None and executor is not None and self.seen.executor == executor
+        seen = self.seen
+        if seen is None or executor is None or seen.phase is Phase.RUNNING:
+            return False
+        return seen.executor == executor
 
 
 @dataclass(slots=True)
@@ -1073,7 +1076,7 @@ class Session:
         last = seen.last and not (submission.identity.leased or submission.is_final(index))
         if not (last or submission.concerns(index, number)):
             return
-        if seen.phase in (Phase.ENDED, Phase.GONE):
+        if seen.leaving or seen.phase in (Phase.ENDED, Phase.GONE):
             self.resolve_attempt(submission, index, number, seen)
         else:
             submission.note(index, number, seen)

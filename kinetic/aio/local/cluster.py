@@ -550,6 +550,7 @@ def _observation(view: Mapping[str, Any]) -> Observation:
         phase=Phase(view["phase"]),
         labels=view["labels"],
         executor=view["executor"],
+        leaving=view["leaving"],
         exit_code=view["exit_code"],
         reason=Reason(view["reason"]) if view["reason"] else None,
         message=view["message"],
