@@ -1,4 +1,4 @@
-"""The accelerators that this machine has."""
+"""The processors, memory, and accelerators that this machine has."""
 
 from __future__ import annotations
 
@@ -10,6 +10,20 @@ _GPUS = "/proc/driver/nvidia/gpus"
 
 _TPUS = ("accel[0-9]*", "vfio/[0-9]*")
 """The devices of TPU chips below ``/dev``, by the driver's generation."""
+
+
+def cpus_here(environ: Mapping[str, str]) -> int:
+    """Return ``KINETIC_LOCAL_SLOTS``, or the number of processors that this process may use."""
+    asked = environ.get("KINETIC_LOCAL_SLOTS", "")
+    if asked.isdigit() and int(asked) > 0:
+        return int(asked)
+    affinity = getattr(os, "sched_getaffinity", None)  # not on macOS
+    return len(affinity(0)) if affinity is not None else os.cpu_count() or 1
+
+
+def memory_here() -> int:
+    """Return the memory of this machine in bytes."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def gpus_here(environ: Mapping[str, str]) -> tuple[str, ...]:

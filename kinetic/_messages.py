@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import re
 import urllib.parse
 from collections.abc import Iterable, Mapping
@@ -114,6 +113,8 @@ def handle_bundle(
 
     A file below the current directory, where the notebook most likely is, is linked from there.
     """
+    import html  # only a notebook needs it
+
     rows = [(name, html.escape(one_line(str(one)))) for name, one in facts.items() if one]
     if file is not None:
         near = _from_here(file)

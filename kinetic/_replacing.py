@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import secrets
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,7 +14,7 @@ def replacing(path: Path) -> Generator[Path]:
 
     Whoever reads *path* finds the old file or the new one. If the block fails, nothing is left.
     """
-    beside = path.with_name(f".{path.name[:100]}.{secrets.token_hex(4)}.tmp")
+    beside = path.with_name(f".{path.name[:100]}.{os.urandom(4).hex()}.tmp")
     try:
         yield beside
         os.replace(beside, path)

@@ -47,9 +47,50 @@ def test_import_kinetic_loads_exactly_one_module() -> None:
 
 def test_the_names_of_aio_are_there_before_what_is_behind_them_is_loaded() -> None:
     beside = loaded_by("import kinetic.aio, typing", ROOT) - loaded_by("import typing", ROOT)
-    ours = {name for name in beside if name.startswith("kinetic")}
-    assert ours == {"kinetic", "kinetic._tracebacks"} | {name for name in ours if ".aio" in name}
-    assert len(ours) <= 6 and "kinetic.aio.client" not in ours
+    own = ours(beside)
+    assert own == {"kinetic", "kinetic._tracebacks"} | {name for name in own if ".aio" in name}
+    assert len(own) <= 6 and "kinetic.aio.client" not in own
+
+
+def ours(modules: set[str]) -> set[str]:
+    return {name for name in modules if name.startswith("kinetic")}
+
+
+CLIENT = "import kinetic.aio; client = kinetic.aio.Client(backend='local')"
+
+CALL = f"""
+import asyncio
+{CLIENT}
+async def call():
+    async with client:
+        assert await client.run(abs, -3) == 3
+asyncio.run(call())
+"""
+
+UNUSED_BY_ONE_CALL = {
+    *("kinetic._collector", "kinetic._progress.display", "kinetic._report", "kinetic.aio.batch"),
+    *("kinetic.aio._engine.batches", "kinetic.aio._engine.cleanup"),
+    *("kinetic.aio._engine.coordinator", "kinetic.aio._engine.scheduler"),
+    *("kinetic.aio._engine.input_pump", "kinetic.aio._engine.inputs"),
+    *("kinetic.aio._engine.debugging", "kinetic.aio._engine.forwarder"),
+    *("kinetic.aio._engine.iteration", "kinetic.aio._engine.notebook"),
+    *("kinetic.aio._engine.listing", "kinetic._supervisor.jobs", "html"),
+}
+
+
+def test_a_client_loads_no_engine_before_its_first_operation() -> None:
+    loaded = ours(loaded_by(CLIENT, ROOT))
+    engine = {name for name in loaded if name.startswith("kinetic.aio._engine.")}
+    assert engine == {f"kinetic.aio._engine.{name}" for name in ("implicit_client", "in_flight")}
+    assert not any(name.startswith(("kinetic._packing", "kinetic._runner.job")) for name in loaded)
+    assert len(loaded) <= 26
+
+
+def test_a_first_local_call_loads_nothing_of_batches_debuggers_or_lists() -> None:
+    loaded = loaded_by(CALL, ROOT)
+    assert loaded & UNUSED_BY_ONE_CALL == set()
+    assert top_level(loaded) & (CLOUD | HEAVY) == set()
+    assert len(ours(loaded)) <= 88
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NoReturn
 
-from kinetic._devices import gpus_here
+from kinetic._devices import cpus_here, gpus_here
 from kinetic._runner.job import processes
 from kinetic._runner.protocol import private
 from kinetic._supervisor import jobs, parents, supervisor
@@ -64,7 +64,7 @@ def found(
         left = parents.end_processes_of(str(places.state))
         if left:
             say(f"processes of an earlier supervisor do not end: {left}")
-        machine = jobs.Slots(jobs.cpus_here(environ), gpus_here(environ))
+        machine = jobs.Slots(cpus_here(environ), gpus_here(environ))
         table = Table(machine, seconds(environ.get("KINETIC_JOB_TTL_S", ""), KEPT_S))
         journal = _go_on(table, places)
         _clear(places)

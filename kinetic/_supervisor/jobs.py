@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import enum
 import itertools
-import os
 import signal
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
@@ -76,20 +75,6 @@ class Slots:
     def has_gpus(self, need: Need) -> bool:
         """Whether CPUs are all that *need* may have to wait for."""
         return need.gpus <= len(self._free_gpus)
-
-
-def cpus_here(environ: Mapping[str, str]) -> int:
-    """``KINETIC_LOCAL_SLOTS``, or the processors this process may use."""
-    asked = environ.get("KINETIC_LOCAL_SLOTS", "")
-    if asked.isdigit() and int(asked) > 0:
-        return int(asked)
-    affinity = getattr(os, "sched_getaffinity", None)  # not on macOS
-    return len(affinity(0)) if affinity is not None else os.cpu_count() or 1
-
-
-def memory_here() -> int:
-    """The bytes of memory this machine has."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 KEPT_S = 24 * 3600.0

@@ -17,7 +17,6 @@ import json
 import os
 import platform
 import select
-import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -87,11 +86,6 @@ class ProcessIdentity:
             return await _ended(self, patience)
         await asyncio.sleep(patience)
         return False
-
-
-def lifetime() -> float:
-    """Seconds on a clock that counts sleep; Linux keeps that apart from the monotonic one."""
-    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
 async def _ended(owner: ProcessIdentity, patience: float) -> bool:

@@ -15,7 +15,7 @@ from absl import logging
 from kinetic import configuration
 from kinetic._progress.steps import WANTED
 from kinetic._tasks import in_thread, release
-from kinetic.aio._engine import debugging
+from kinetic.aio import _engine as engine
 from kinetic.errors import BackendError, JobError, NotFound, ResultTimeout
 
 if TYPE_CHECKING:
@@ -150,9 +150,9 @@ async def _end(job: JobHandle[Any]) -> None:
 
 
 async def _debugged(submit: Callable[[], Awaitable[JobHandle[T]]]) -> T:
-    debugging.require_person()
+    engine.debugging.require_person()
     port = configuration.debug_port()
-    debugging.require_port(port)
+    engine.debugging.require_port(port)
     job = await submit()
     try:
         forwarder = await job.debug_attach(port)
@@ -167,4 +167,4 @@ async def _debugged(submit: Callable[[], Awaitable[JobHandle[T]]]) -> T:
     try:
         return await _owned(job, stream_logs=False)
     finally:
-        await release(in_thread(debugging.end, forwarder), what="ending the forwarder")
+        await release(in_thread(engine.debugging.end, forwarder), what="ending the forwarder")

@@ -12,12 +12,14 @@ import time
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from kinetic._collector import Listed
 from kinetic._tasks import running_loop
 from kinetic.aio.ports import ObjectInfo, Store
 from kinetic.errors import NotFound
+
+if TYPE_CHECKING:
+    from kinetic._collector import Listed
 
 T = TypeVar("T")
 R = TypeVar("R")

@@ -16,139 +16,37 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
-from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
-from typing import Any, ParamSpec, Self, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, Unpack, overload
 
 import anyio.to_thread
 from absl import logging
 
-from kinetic import _collector, _log_level, configuration
+from kinetic import _log_level, configuration
 from kinetic._messages import described
-from kinetic._packing.payload import Binding
-from kinetic._progress import display
-from kinetic._runner.protocol import wire
 from kinetic._tasks import in_thread, release, running_loop, shared
 from kinetic._tracebacks import own_frames_left_out
-from kinetic.accelerators import Accelerator
-from kinetic.aio._engine import batches, beginning, cleanup, ids, job_spec, prepare
+from kinetic.aio import _engine as engine
 from kinetic.aio._engine.in_flight import CLOSED, AttemptLimit, InFlight
-from kinetic.aio._engine.manifest import job_record, read_manifest
-from kinetic.aio._engine.scratch import sweep_scratch
-from kinetic.aio._engine.session import LABEL_INDEX, LABEL_SUBMISSION, JobRef, Session, Submission
 from kinetic.aio._plain_call import run_plain_call
-from kinetic.aio._shared_objects import Blocking
-from kinetic.aio.batch import BatchHandle
-from kinetic.aio.job import JobHandle
 from kinetic.aio.platforms import BACKENDS, Platform, open_platform
-from kinetic.collection import Collection
-from kinetic.errors import AuthError, ClientClosed, ConfigurationError, NotFound, WireError
-from kinetic.job_record import JobRecord
+from kinetic.errors import ClientClosed
 from kinetic.options import MapOptions, MapSettings, Options, check, settings_of, shows
-from kinetic.outcome import X
 
-__all__ = ["Client", "implicit_client", "records", "run_async_map"]
+if TYPE_CHECKING:
+    from kinetic.accelerators import Accelerator
+    from kinetic.aio._engine.batches import Batch
+    from kinetic.aio._engine.implicit_client import Follow
+    from kinetic.aio._engine.prepare import Call
+    from kinetic.aio._engine.session import JobRef, Session, Submission
+    from kinetic.aio.batch import BatchHandle
+    from kinetic.aio.job import JobHandle
+    from kinetic.collection import Collection
+    from kinetic.job_record import JobRecord
+    from kinetic.outcome import X
 
-
-LISTING = 32
-"""Handles that are read at once."""
-
-FEW = 5
-"""Of ids that begin alike, so many are named."""
-
-
-_Jobs = dict[tuple[str, int], str]
-"""Submission and place in it → when the job was there, ISO 8601; empty where nothing says.
-
-It was made before that: a moment, or hours, as an item of a batch or what was tried again.
-"""
-
-ANY_TIME = "~"
-"""Later than every moment."""
-
-SECOND = len("2026-01-01T00:00:00")
-
-
-async def records(
-    session: Session, beside: Iterable[Session], limit: int | None = None
-) -> list[dict[str, Any]]:
-    """The records of the *limit* newest jobs, and of those of other backends in the same place."""
-    found: _Jobs = {}
-    await _look(session, found)
-    for other in beside:
-        try:
-            await _look(other, found)
-        except AuthError as exc:  # who has none of them needs no right to see them
-            logging.info("jobs of %s are not listed: %s", other.target.backend, exc)
-    if session.platform.store.url.startswith("file://"):  # a bucket's listing would be all objects
-        for one in await session.platform.store.list("jobs/"):
-            if one.name.endswith("/handle.json"):
-                made = datetime.fromtimestamp(one.used, UTC).isoformat() if one.used else ""
-                found.setdefault((one.name.split("/")[1], 0), made)
-    jobs = sorted(((when or ANY_TIME, *job) for job, when in found.items()), reverse=True)
-    listed: list[_Listed] = []
-    manifests: dict[str, Any] = {}
-    start = 0
-    while some := _worth_reading(
-        jobs[start : start + LISTING], listed, limit, absent=start - len(listed)
-    ):
-        start += len(some)
-        listed += await _read(session, some, manifests)
-        listed = sorted(listed, key=lambda one: one[:2], reverse=True)[:limit]
-    refused = [why for why in manifests.values() if isinstance(why, Exception)]
-    if refused:
-        why = refused[0]
-        logging.warning("left out, without a handle: %d jobs or batches; %s", len(refused), why)
-    return [record for _, _, record in listed]
-
-
-_Known = tuple[str, str, int]
-"""When a job was there, its submission, and its place in it."""
-
-_Listed = tuple[str, _Known, dict[str, Any]]
-"""When a job was made, what was known of it before, and its record."""
-
-
-def _worth_reading(
-    jobs: Sequence[_Known], listed: Sequence[_Listed], limit: int | None, absent: int
-) -> Sequence[_Known]:
-    """The first of *jobs* that may be among the *limit* newest; both have the newest first.
-
-    As long as there are too few, one more for each of those before that were *absent*: where
-    most objects are in another store it takes no round for each of the last.
-    """
-    if limit is None:
-        return jobs
-    if len(listed) < limit:
-        return jobs[: limit - len(listed) + absent]
-    oldest = listed[-1][0][:SECOND] if listed else ANY_TIME
-    return [job for job in jobs if job[0][:SECOND] > oldest]
-
-
-async def _look(session: Session, found: _Jobs) -> None:
-    for one in await session.platform.cluster.find(labels={"app": session.platform.app}):
-        if LABEL_SUBMISSION in one.labels:
-            job = (one.labels[LABEL_SUBMISSION], int(one.labels[LABEL_INDEX]))
-            found[job] = max(found.get(job, ""), one.created_at)
-
-
-async def _read(
-    session: Session, jobs: Iterable[_Known], manifests: dict[str, Any]
-) -> list[_Listed]:
-    """Read the records of *jobs*; *manifests* has what was read before, or why it has no handle."""
-    names = [name for name in dict.fromkeys(name for _, name, _ in jobs) if name not in manifests]
-    reading = (read_manifest(session, name) for name in names)
-    found = await asyncio.gather(*reading, return_exceptions=True)
-    for name, manifest in zip(names, found, strict=True):
-        if isinstance(manifest, BaseException) and not isinstance(
-            manifest, (AuthError, ConfigurationError, NotFound, WireError)
-        ):
-            raise manifest
-        manifests[name] = manifest
-    there = [job for job in jobs if not isinstance(manifests[job[1]], Exception)]
-    records = [job_record(manifests[name], name, index) for _, name, index in there]
-    return [(one["created_at"], job, one) for job, one in zip(there, records, strict=True)]
+__all__ = ["Client", "implicit_client", "run_async_map"]
 
 
 P = ParamSpec("P")
@@ -284,29 +182,20 @@ class Client:
         *,
         owned: bool,
     ) -> JobHandle[Any]:
-        plain, settings = settings_of(function)
-        if misfit := Binding(plain).misfit(args, kwargs):
-            raise TypeError(misfit)
-        call = prepare.Call(
-            function=plain,
-            name=_name_of(plain),
-            options=settings,
-            arguments=(args, kwargs),
-            owned=owned,
-        )
+        call = engine.prepare.single_call(function, args, kwargs, owned=owned)
         async with self._under_way.block():
             return await self._submit_single(call)
 
-    async def _submit_single(self, call: prepare.Call) -> JobHandle[Any]:
+    async def _submit_single(self, call: Call) -> JobHandle[Any]:
         async with self._packing:
             session, call = await self._settled(call)
-            packed = await prepare.pack(call)
+            packed = await engine.prepare.pack(call)
         try:
-            placed = await prepare.upload_call(session, packed)
-            record, at = await beginning.start_job(session, packed, placed)
+            placed = await engine.prepare.upload_call(session, packed)
+            record, at = await engine.beginning.start_job(session, packed, placed)
         finally:
             shutil.rmtree(packed.spool, ignore_errors=True)
-        return JobHandle[Any].from_dict(record).bound(at)
+        return _job(record, at)
 
     @overload
     async def run(
@@ -394,14 +283,16 @@ class Client:
             async with await client.run_async_map(train, [0.1, 0.2, 0.3]) as batch:
                 print(await batch.results())
         """
+        from kinetic._progress import display
+
         settings = MapSettings.of(**options)
         check(inputs=inputs)
-        call = _call_of(function, settings.project, settings.cluster)
+        call = engine.prepare.batch_call(function, settings.project, settings.cluster)
         with display.wanted(settings.progress):
             async with self._under_way.block():
                 session, call = await self._settled(call)
-                batch = await batches.start(session, call, inputs, settings)
-        return BatchHandle(batch, progress=settings.progress)
+                batch = await engine.batches.start(session, call, inputs, settings)
+        return _batch(batch, progress=settings.progress)
 
     # --- finding ---
 
@@ -416,13 +307,13 @@ class Client:
             WireError: What says what it is was not signed by who may submit here.
         """
         check(job_id=job_id, project=project, cluster=cluster)
-        item = ids.item_of(job_id)
+        item = engine.ids.item_of(job_id)
         session = await self._session_for_id(job_id, project, cluster)
         if item is not None:
             return await self._item(session, *item)
-        manifest = await read_manifest(session, job_id)
+        manifest = await engine.manifest.read_manifest(session, job_id)
         at = await self._following(session, job_id, manifest)
-        return JobHandle[Any].from_dict(manifest).bound(at)
+        return _job(manifest, at)
 
     async def attach_batch(
         self,
@@ -451,10 +342,10 @@ class Client:
         """
         check(group_id=group_id, project=project, cluster=cluster)
         check(poll_interval=poll_interval, poll_timeout=poll_timeout)
-        ids.refuse_job(group_id)
+        engine.ids.refuse_job(group_id)
         session = await self._session_for_id(group_id, project, cluster)
-        batch = await batches.attach(session, group_id)
-        return BatchHandle(batch, attached=True, poll_timeout=poll_timeout)
+        batch = await engine.batches.attach(session, group_id)
+        return _batch(batch, attached=True, poll_timeout=poll_timeout)
 
     async def full_id(self, prefix: str) -> str:
         """The id of the one job or batch in the store that begins with *prefix*.
@@ -465,18 +356,9 @@ class Client:
             ConfigurationError: It is no beginning of an id, or that of several.
             NotFound: It is the beginning of none.
         """
-        if ids.is_whole(prefix):
+        if engine.ids.is_whole(prefix):
             return prefix
-        session = await self._session_for_id(prefix, None, None)
-        place = wire.group_key("") if prefix.startswith("grp-") else "jobs/"
-        listed = await session.platform.store.list(f"{place}{prefix}")
-        found = sorted({one.name.removeprefix(place).partition("/")[0] for one in listed})
-        if not found:
-            raise NotFound(f"no id in {session.platform.store.url} begins with {prefix!r}")
-        if len(found) > 1:
-            some = ", ".join(found[:FEW]) + (", …" if len(found) > FEW else "")
-            raise ConfigurationError(f"{len(found)} ids begin with {prefix!r}: {some}; write more")
-        return found[0]
+        return await engine.listing.full_id(await self._session_for_id(prefix, None, None), prefix)
 
     async def cleanup(
         self, submission: str, project: str | None = None, cluster: str | None = None
@@ -493,18 +375,9 @@ class Client:
         Cancelled: run it again; it goes on where it was.
         """
         check(submission=submission, project=project, cluster=cluster)
-        batch = ids.is_batch(submission)
+        engine.ids.is_batch(submission)  # refuses what is no id before anything is opened
         session = await self._session_for_id(submission, project, cluster)
-        if (known := batches.known_batch(session, submission)) is not None:
-            await known.remove(jobs=True, objects=True)
-            return
-        if batch:
-            await cleanup.delete_batch(session, await beginning.identity_of(session, submission))
-        else:
-            scope, labels = ids.scope_of(submission), {LABEL_SUBMISSION: submission}
-            await job_spec.remove(session, scope, labels=labels)
-        if (followed := session.followed(submission)) is not None:
-            session.forget(followed)
+        await engine.batches.remove(session, submission)
 
     async def list_batches(
         self,
@@ -528,8 +401,8 @@ class Client:
         check(name=name, tags=tags, project=project, cluster=cluster, limit=limit)
         given = {"project": project, "cluster": cluster}
         session = await self._open({**self._where, **_given(given)})
-        found = await batches.list_batches(session, name, tags, limit)
-        return [BatchHandle(batch, attached=True) for batch in found]
+        found = await engine.batches.list_batches(session, name, tags, limit)
+        return [_batch(batch, attached=True) for batch in found]
 
     async def list_jobs(
         self,
@@ -555,8 +428,8 @@ class Client:
         session = await self._open(where)
         names = BACKENDS[session.target.backend].beside
         beside = [await self._open({**where, "backend": backend}) for backend in names]
-        found = await records(session, beside, limit)
-        return [JobHandle[Any].from_dict(one).bound(self.follow_record) for one in found]
+        found = await engine.listing.records(session, beside, limit)
+        return [_job(one, self.follow_record) for one in found]
 
     async def collect(self) -> Collection:
         """Remove what nobody uses any more from the store and from this machine's caches.
@@ -581,17 +454,20 @@ class Client:
 
         Cancelled: it ends first, and what it has removed is gone.
         """
+        from kinetic import _collector
+        from kinetic.aio._shared_objects import Blocking
+
         session = await self._open(self._where)
         platform, limits = session.platform, _collector.Limits.of(os.environ)
         store = _collector.directory_of(platform.store.url) or Blocking(platform.store)
         builds = Blocking(platform.builds) if platform.builds is not None else None
-        await in_thread(sweep_scratch)
+        await in_thread(engine.scratch.sweep_scratch)
         home = configuration.home(os.environ)
         return await in_thread(_collector.collect, home, limits, store, _collector.UNUSED, builds)
 
     async def _item(self, session: Session, group_id: str, index: int) -> JobHandle[Any]:
-        batch = await batches.attach(session, group_id)
-        return await BatchHandle[Any](batch, attached=True).job(index)
+        batch = await engine.batches.attach(session, group_id)
+        return await _batch(batch, attached=True).job(index)
 
     # --- sessions ---
 
@@ -604,24 +480,26 @@ class Client:
         where = (record.project or None, record.cluster_name or None)
         session = await self._session_for_id(record.group_id or record.job_id, *where)
         if record.group_id is not None:
-            batch = await batches.attach(session, record.group_id)
+            batch = await engine.batches.attach(session, record.group_id)
             return batch.following(record.group_index or 0)
-        manifest = await read_manifest(session, record.job_id)
+        manifest = await engine.manifest.read_manifest(session, record.job_id)
         return await self._following(session, record.job_id, manifest)
 
     async def _following(self, session: Session, job_id: str, manifest: dict[str, Any]) -> JobRef:
         submission = session.followed(job_id) or await self._observed(session, job_id, manifest)
-        return JobRef(session=session, submission=submission, index=0)
+        return engine.session.JobRef(session=session, submission=submission, index=0)
 
     async def _observed(
         self, session: Session, job_id: str, manifest: dict[str, Any]
     ) -> Submission:
-        identity = await beginning.identity_of(session, job_id, manifest)
-        submission = Submission(identity, session.platform.store, session.platform.cluster)
+        identity = await engine.beginning.identity_of(session, job_id, manifest)
+        submission = engine.session.Submission(
+            identity, session.platform.store, session.platform.cluster
+        )
         submission.relaunched = session.platform.relaunches
         return session.follow(submission, ours=False)
 
-    async def _settled(self, call: prepare.Call) -> tuple[Session, prepare.Call]:
+    async def _settled(self, call: Call) -> tuple[Session, Call]:
         """Open the platform of *call*, with the layout of its accelerator that is there."""
         session = await self._session(call.options)
         asked = call.options.parsed_accelerator
@@ -675,15 +553,15 @@ class Client:
 
     async def _opened(self, target: configuration.Target) -> Session:
         platform = self._platform or await open_platform(target)
-        await anyio.to_thread.run_sync(sweep_scratch, abandon_on_cancel=True)
-        return Session(target, platform, self._id, self.limit)
+        await anyio.to_thread.run_sync(engine.scratch.sweep_scratch, abandon_on_cancel=True)
+        return engine.session.Session(target, platform, self._id, self.limit)
 
 
 async def _close(sessions: Sequence[asyncio.Task[Session]]) -> None:
     for opening in sessions:
         opening.cancel()  # to one that is open nothing happens
     opened = await asyncio.gather(*sessions, return_exceptions=True)
-    closing = (one.aclose() for one in opened if isinstance(one, Session))
+    closing = (one.aclose() for one in opened if not isinstance(one, BaseException))
     for end in await asyncio.gather(*closing, return_exceptions=True):
         if isinstance(end, BaseException):
             logging.warning("closing the client did not work: %s", described(end))
@@ -693,20 +571,16 @@ def _given(values: Mapping[str, str | None]) -> dict[str, str | None]:
     return {name: value for name, value in values.items() if value is not None}
 
 
-def _call_of(
-    function: Callable[..., Any], project: str | None, cluster: str | None
-) -> prepare.Call:
-    """What all items of a batch share; *project* and *cluster* go before the function's own."""
-    plain, settings = settings_of(function)
-    if project is not None or cluster is not None:
-        settings = settings.changed(
-            project=project or settings.project, cluster=cluster or settings.cluster
-        )
-    return prepare.Call(function=plain, name=_name_of(plain), options=settings)
+def _job(record: dict[str, Any], follow: JobRef | Follow) -> JobHandle[Any]:
+    from kinetic.aio.job import JobHandle
+
+    return JobHandle[Any].from_dict(record).bound(follow)
 
 
-def _name_of(function: Callable[..., Any]) -> str:
-    return getattr(function, "__name__", type(function).__name__)
+def _batch(batch: Batch, **how: Any) -> BatchHandle[Any]:
+    from kinetic.aio.batch import BatchHandle
+
+    return BatchHandle(batch, **how)
 
 
 # --- the implicit client of a loop -----------------------------------------------------

@@ -22,8 +22,9 @@ from kinetic._runner.protocol import wire
 from kinetic._tasks import in_thread, release
 from kinetic._tracebacks import own_frames_left_out
 from kinetic.accelerators import parse
+from kinetic.aio import _engine as engine
 from kinetic.aio import _job_log
-from kinetic.aio._engine import debugging, implicit_client, job_spec, notebook, results
+from kinetic.aio._engine import implicit_client, job_spec, results
 from kinetic.aio._engine.meter import Meter
 from kinetic.aio._job_log import LogPrinter
 from kinetic.aio.ports import Phase
@@ -43,6 +44,7 @@ from kinetic.options import check
 from kinetic.prices import HOUR_S, Estimate, Price
 
 if TYPE_CHECKING:
+    from kinetic.aio._engine.debugging import Place
     from kinetic.aio._engine.implicit_client import Follow
     from kinetic.aio._engine.session import JobRef
 
@@ -118,7 +120,7 @@ class JobHandle(JobRecord, Generic[T]):
         It asks nobody, and follows the job only if it is called on its loop; not for users.
         """
         if self._following is not None and not self._cleaned:
-            notebook.follow_job(self._following)
+            engine.notebook.follow_job(self._following)
         return handle_bundle("JobHandle", self.facts())
 
     def facts(self) -> dict[str, object]:
@@ -683,14 +685,14 @@ class JobHandle(JobRecord, Generic[T]):
         Cancelled: nothing is forwarded; the job goes on.
         """
         self._require_debugger()
-        debugging.require_port(local_port)
+        engine.debugging.require_port(local_port)
         place = await self.debugger(worker)
-        process, port = await debugging.forward(await self._follow(), place, local_port)
-        words = debugging.instructions(place, port, working_dir)
+        process, port = await engine.debugging.forward(await self._follow(), place, local_port)
+        words = engine.debugging.instructions(place, port, working_dir)
         try:
             await anyio.to_thread.run_sync(_print, words)
         except BaseException:  # nobody will have it
-            await release(in_thread(debugging.end, process), what="ending the forwarder")
+            await release(in_thread(engine.debugging.end, process), what="ending the forwarder")
             raise
         return process
 
@@ -701,14 +703,14 @@ class JobHandle(JobRecord, Generic[T]):
                 "again with .options(debug=True)"
             )
 
-    async def debugger(self, worker: int = 0, timeout: float | None = None) -> debugging.Place:
+    async def debugger(self, worker: int = 0, timeout: float | None = None) -> Place:
         """Wait until the job's debugger listens; not for users.
 
         Raises:
             ConfigurationError, ResultTimeout, JobError: As `debug_attach`.
         """
         self._require_debugger()
-        debugging.require_worker(worker, self.accelerator, self.job_id)
+        engine.debugging.require_worker(worker, self.accelerator, self.job_id)
         at = await self._follow()
 
         async def ended(item: wire.Item) -> Exception:
@@ -717,7 +719,7 @@ class JobHandle(JobRecord, Generic[T]):
                 words += f": {await self._failure(at, item)}"
             return JobError(words, job_id=self.job_id)
 
-        return await debugging.ready(at, self.job_id, worker, ended, timeout)
+        return await engine.debugging.ready(at, self.job_id, worker, ended, timeout)
 
     @property
     def output_dir(self) -> str:

@@ -7,20 +7,22 @@ from __future__ import annotations
 
 import importlib
 import os
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import anyio.to_thread
 
 from kinetic import configuration
-from kinetic.accelerators import Accelerator
-from kinetic.aio._lease import lifetime
-from kinetic.aio.ports import Cluster, Images, Store
 from kinetic.errors import ConfigurationError
 
-__all__ = ["BACKENDS", "Backend", "Capacity", "Platform", "open_platform"]
+if TYPE_CHECKING:
+    from kinetic.accelerators import Accelerator
+    from kinetic.aio.ports import Cluster, Images, Store
+
+__all__ = ["BACKENDS", "Backend", "Capacity", "Platform", "lifetime", "open_platform"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +32,11 @@ class Capacity:
     cpus: int
     gpus: int
     memory_bytes: int
+
+
+def lifetime() -> float:
+    """Return seconds on a clock that counts sleep; Linux has one beside the monotonic clock."""
+    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
 async def _usual(accelerator: Accelerator) -> Accelerator:

@@ -12,9 +12,8 @@ from pathlib import Path
 import anyio.to_thread
 
 from kinetic import configuration
-from kinetic._devices import gpus_here
+from kinetic._devices import cpus_here, gpus_here, memory_here
 from kinetic._runner.protocol import private
-from kinetic._supervisor.jobs import cpus_here, memory_here
 from kinetic._supervisor.protocol import VERSION, Places
 from kinetic.aio.local.supervisor import running
 from kinetic.doctor.checks import Check, Finding, State

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from kinetic._devices import gpus_here
-from kinetic._supervisor.jobs import cpus_here
+from kinetic._devices import cpus_here, gpus_here
 from kinetic._supervisor.journal import SPARE_LINES, Journal, read
 from kinetic._supervisor.protocol import ChannelError, Decoder, encode
 

@@ -29,7 +29,7 @@ from kinetic._runner.protocol.frames import MALFORMED
 from kinetic._runner.protocol.retry_budgets import RetryBudgets
 from kinetic._tasks import all_or_none, in_thread, release
 from kinetic.aio import _lease
-from kinetic.aio._engine import beginning, cleanup, prepare, scheduler
+from kinetic.aio._engine import beginning, cleanup, job_spec, prepare, scheduler
 from kinetic.aio._engine.cleanup import delete_all, delete_left
 from kinetic.aio._engine.coordinator import (
     BatchCoordinator,
@@ -38,7 +38,7 @@ from kinetic.aio._engine.coordinator import (
     renewed,
     since,
 )
-from kinetic.aio._engine.ids import Identity
+from kinetic.aio._engine.ids import Identity, is_batch, scope_of
 from kinetic.aio._engine.input_pump import InputSource
 from kinetic.aio._engine.inputs import InputIndex, Source, check_there, size_of
 from kinetic.aio._engine.launcher import BatchContext
@@ -49,7 +49,7 @@ from kinetic.aio._engine.manifest import (
     read_manifest,
 )
 from kinetic.aio._engine.refusals import Pause, until_lifted
-from kinetic.aio._engine.session import JobRef, Session, Submission
+from kinetic.aio._engine.session import LABEL_SUBMISSION, JobRef, Session, Submission
 from kinetic.aio._net.retry import retry_forever
 from kinetic.errors import (
     AuthError,
@@ -827,6 +827,25 @@ def known_batch(session: Session, group_id: str) -> Batch | None:
     """The batch of this id, while somebody here holds a handle of it, waits, or submits it."""
     known = session.batches.get(group_id)
     return known if isinstance(known, Batch) else None
+
+
+async def remove(session: Session, submission: str) -> None:
+    """Remove the jobs and objects of a job or batch, and stop following it.
+
+    Raises:
+        BackendError: Its jobs don't end within 180 s, or a service doesn't answer.
+    """
+    if (known := known_batch(session, submission)) is not None:
+        await known.remove(jobs=True, objects=True)
+        return
+    if is_batch(submission):
+        identity = await beginning.identity_of(session, submission)
+        await cleanup.delete_batch(session, identity)
+    else:
+        labels = {LABEL_SUBMISSION: submission}
+        await job_spec.remove(session, scope_of(submission), labels=labels)
+    if (followed := session.followed(submission)) is not None:
+        session.forget(followed)
 
 
 async def attach(session: Session, group_id: str) -> Batch:

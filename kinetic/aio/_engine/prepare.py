@@ -34,7 +34,7 @@ from kinetic.aio.platforms import Capacity
 from kinetic.aio.ports import Image, ImageRequest, Resources, Store
 from kinetic.data import Data
 from kinetic.errors import ConfigurationError
-from kinetic.options import DEFAULT_ACCELERATOR, Options
+from kinetic.options import DEFAULT_ACCELERATOR, Options, settings_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +85,34 @@ class UploadedCall:
     environment: Mapping[str, str] = field(repr=False)
     captured: tuple[str, ...]
     client: Mapping[str, str]
+
+
+def single_call(
+    function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], *, owned: bool
+) -> Call:
+    """Return the call of a single job.
+
+    Raises:
+        TypeError: The function doesn't take these arguments.
+    """
+    plain, settings = settings_of(function)
+    if misfit := payload.Binding(plain).misfit(args, kwargs):
+        raise TypeError(misfit)
+    name, arguments = _name_of(plain), (args, kwargs)
+    return Call(function=plain, name=name, options=settings, arguments=arguments, owned=owned)
+
+
+def batch_call(function: Callable[..., Any], project: str | None, cluster: str | None) -> Call:
+    """Return what all items of a batch share; *project* and *cluster* override the function's."""
+    plain, settings = settings_of(function)
+    settings = settings.changed(
+        project=project or settings.project, cluster=cluster or settings.cluster
+    )
+    return Call(function=plain, name=_name_of(plain), options=settings)
+
+
+def _name_of(function: Callable[..., Any]) -> str:
+    return getattr(function, "__name__", type(function).__name__)
 
 
 async def pack(call: Call) -> PackedCall:

@@ -24,12 +24,12 @@ from kinetic.aio._lease import (
     ProcessIdentity,
     Record,
     Sight,
-    lifetime,
 )
 from kinetic.aio.images import recipe
 from kinetic.aio.images.cloud_build import Builder, Order
 from kinetic.aio.images.recipe import Wheel, dependencies_of, installed_wheel, runner_files
 from kinetic.aio.images.registry import Places, Registry
+from kinetic.aio.platforms import lifetime
 from kinetic.aio.ports import Image, ImageRequest, Store
 from kinetic.errors import BuildError, ClientClosed, Conflict, NotFound
 

@@ -1,0 +1,133 @@
+"""List the jobs of a platform, the newest first, and find the ID that a prefix stands for."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from absl import logging
+
+from kinetic._runner.protocol import wire
+from kinetic.aio._engine.manifest import job_record, read_manifest
+from kinetic.aio._engine.session import LABEL_INDEX, LABEL_SUBMISSION, Session
+from kinetic.errors import AuthError, ConfigurationError, NotFound, WireError
+
+LISTING = 32
+"""Handles that are read at once."""
+
+FEW = 5
+"""Of ids that begin alike, so many are named."""
+
+
+_Jobs = dict[tuple[str, int], str]
+"""Submission and place in it → when the job was there, ISO 8601; empty where nothing says.
+
+It was made before that: a moment, or hours, as an item of a batch or what was tried again.
+"""
+
+ANY_TIME = "~"
+"""Later than every moment."""
+
+SECOND = len("2026-01-01T00:00:00")
+
+
+async def records(
+    session: Session, beside: Iterable[Session], limit: int | None = None
+) -> list[dict[str, Any]]:
+    """The records of the *limit* newest jobs, and of those of other backends in the same place."""
+    found: _Jobs = {}
+    await _look(session, found)
+    for other in beside:
+        try:
+            await _look(other, found)
+        except AuthError as exc:  # who has none of them needs no right to see them
+            logging.info("jobs of %s are not listed: %s", other.target.backend, exc)
+    if session.platform.store.url.startswith("file://"):  # a bucket's listing would be all objects
+        for one in await session.platform.store.list("jobs/"):
+            if one.name.endswith("/handle.json"):
+                made = datetime.fromtimestamp(one.used, UTC).isoformat() if one.used else ""
+                found.setdefault((one.name.split("/")[1], 0), made)
+    jobs = sorted(((when or ANY_TIME, *job) for job, when in found.items()), reverse=True)
+    listed: list[_Listed] = []
+    manifests: dict[str, Any] = {}
+    start = 0
+    while some := _worth_reading(
+        jobs[start : start + LISTING], listed, limit, absent=start - len(listed)
+    ):
+        start += len(some)
+        listed += await _read(session, some, manifests)
+        listed = sorted(listed, key=lambda one: one[:2], reverse=True)[:limit]
+    refused = [why for why in manifests.values() if isinstance(why, Exception)]
+    if refused:
+        why = refused[0]
+        logging.warning("left out, without a handle: %d jobs or batches; %s", len(refused), why)
+    return [record for _, _, record in listed]
+
+
+_Known = tuple[str, str, int]
+"""When a job was there, its submission, and its place in it."""
+
+_Listed = tuple[str, _Known, dict[str, Any]]
+"""When a job was made, what was known of it before, and its record."""
+
+
+def _worth_reading(
+    jobs: Sequence[_Known], listed: Sequence[_Listed], limit: int | None, absent: int
+) -> Sequence[_Known]:
+    """The first of *jobs* that may be among the *limit* newest; both have the newest first.
+
+    As long as there are too few, one more for each of those before that were *absent*: where
+    most objects are in another store it takes no round for each of the last.
+    """
+    if limit is None:
+        return jobs
+    if len(listed) < limit:
+        return jobs[: limit - len(listed) + absent]
+    oldest = listed[-1][0][:SECOND] if listed else ANY_TIME
+    return [job for job in jobs if job[0][:SECOND] > oldest]
+
+
+async def _look(session: Session, found: _Jobs) -> None:
+    for one in await session.platform.cluster.find(labels={"app": session.platform.app}):
+        if LABEL_SUBMISSION in one.labels:
+            job = (one.labels[LABEL_SUBMISSION], int(one.labels[LABEL_INDEX]))
+            found[job] = max(found.get(job, ""), one.created_at)
+
+
+async def _read(
+    session: Session, jobs: Iterable[_Known], manifests: dict[str, Any]
+) -> list[_Listed]:
+    """Read the records of *jobs*; *manifests* has what was read before, or why it has no handle."""
+    names = [name for name in dict.fromkeys(name for _, name, _ in jobs) if name not in manifests]
+    reading = (read_manifest(session, name) for name in names)
+    found = await asyncio.gather(*reading, return_exceptions=True)
+    for name, manifest in zip(names, found, strict=True):
+        if isinstance(manifest, BaseException) and not isinstance(
+            manifest, (AuthError, ConfigurationError, NotFound, WireError)
+        ):
+            raise manifest
+        manifests[name] = manifest
+    there = [job for job in jobs if not isinstance(manifests[job[1]], Exception)]
+    records = [job_record(manifests[name], name, index) for _, name, index in there]
+    return [(one["created_at"], job, one) for job, one in zip(there, records, strict=True)]
+
+
+async def full_id(session: Session, prefix: str) -> str:
+    """Return the only ID in the store that begins with *prefix*.
+
+    Raises:
+        ConfigurationError: Several IDs begin with it.
+        NotFound: No ID begins with it.
+    """
+    store = session.platform.store
+    place = wire.group_key("") if prefix.startswith("grp-") else "jobs/"
+    listed = await store.list(f"{place}{prefix}")
+    found = sorted({one.name.removeprefix(place).partition("/")[0] for one in listed})
+    if not found:
+        raise NotFound(f"no id in {store.url} begins with {prefix!r}")
+    if len(found) > 1:
+        some = ", ".join(found[:FEW]) + (", …" if len(found) > FEW else "")
+        raise ConfigurationError(f"{len(found)} ids begin with {prefix!r}: {some}; write more")
+    return found[0]
