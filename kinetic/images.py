@@ -1,31 +1,39 @@
-"""What goes into container images: ``python -m kinetic.images runner``, or ``... base tpu FOLDER``.
+"""Write files for images that you build: ``python -m kinetic.images``.
 
-``runner`` prints the one file that an image of your own needs, at
-``/app/remote_runner.py``. ``base`` writes the folder that a base image is built
-from, for ``container_image="prebuilt"``.
+``runner FOLDER`` writes the runner, to be copied to ``/app`` of an image of your own.
+``base tpu FOLDER`` writes what a base image, for ``container_image="prebuilt"``, is built from.
 """
 
 from __future__ import annotations
 
 import argparse
-import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 from kinetic.aio.backends.image_plans import Plan, base_image, image_of, publish
 
-__all__ = ["Plan", "base_image", "image_of", "main", "publish", "runner", "write_base"]
+__all__ = ["Plan", "base_image", "image_of", "main", "publish", "write_base", "write_runner"]
 
 
-def runner() -> str:
-    """The runner of this kinetic, as the text of one file.
+def write_runner(folder: str | Path) -> None:
+    """Write the runner of this kinetic into *folder*, for ``/app`` of an image of your own.
 
-    It needs Python, of the minor version that submits, and what
-    ``pip install cloudpickle google-cloud-storage absl-py`` gives.
+    The runner needs Python, of the minor version that submits, and
+    ``pip install cloudpickle google-cloud-storage absl-py``.
+
+    Args:
+        folder: Made if it doesn't exist. ``remote_runner.py`` in it is the entry.
+
+    Raises:
+        OSError: The folder can't be written.
+
+    Example::
+
+        kinetic.images.write_runner("app")  # COPY app/ /app/
     """
-    from kinetic._version import __version__
-    from kinetic.aio.images.recipe import runner_files, single_file
+    from kinetic.aio.images.recipe import runner_files
 
-    return single_file(runner_files(), __version__)
+    _write(runner_files(), folder)
 
 
 def write_base(
@@ -35,32 +43,47 @@ def write_base(
     python: str | None = None,
     python_image: str | None = None,
 ) -> None:
-    """Write what `base_image` is built from into *folder*, to be built by other means.
+    """Write what `base_image` is built from into *folder*, to build it by other means.
+
+    Args:
+        category: ``cpu``, ``gpu``, or ``tpu``.
+        folder: Made if it doesn't exist.
+        python: A version such as ``3.12``. Default: this Python's.
+        python_image: As for `base_image`.
 
     Raises:
-        ConfigurationError: There is no such category.
-        OSError: The folder cannot be written.
+        ConfigurationError: The category doesn't exist.
+        OSError: The folder can't be written.
+
+    Example::
+
+        kinetic.images.write_base("tpu", "base-tpu")  # docker build base-tpu
     """
     plan = base_image(category, "base", python=python, python_image=python_image)
-    for name, body in plan.context.items():
+    _write(plan.context, folder)
+
+
+def _write(files: Mapping[str, bytes], folder: str | Path) -> None:
+    for name, body in files.items():
         file = Path(folder, name)
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_bytes(body)
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """The command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(prog="python -m kinetic.images", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
-    commands.add_parser("runner", help="print the runner, for an image of your own")
+    runner = commands.add_parser("runner", help="write the runner, for an image of your own")
+    runner.add_argument("folder")
     base = commands.add_parser("base", help="write what a base image is built from")
     base.add_argument("category", choices=("cpu", "gpu", "tpu"))
     base.add_argument("folder")
     base.add_argument("--python", help="the Python of the image (default: this one's)")
-    base.add_argument("--from", dest="start", help="what to begin with (python:{python}-slim)")
+    base.add_argument("--from", dest="start", help="the image to start from (python:{python}-slim)")
     parsed = parser.parse_args(arguments)
     if parsed.command == "runner":
-        sys.stdout.write(runner())
+        write_runner(parsed.folder)
     else:
         write_base(parsed.category, parsed.folder, python=parsed.python, python_image=parsed.start)
 

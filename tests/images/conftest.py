@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,7 +10,6 @@ import pytest
 
 from kinetic import configuration
 from kinetic.aio.gcs.store import GcsStore
-from kinetic.aio.images.bundled import Pace
 from kinetic.aio.images.container import ContainerImages
 from kinetic.aio.images.recipe import Wheel, wheel
 from kinetic.aio.ports import ImageRequest
@@ -22,12 +20,8 @@ from tests.images.services import BuildServer, RegistryServer
 
 __all__ = ["index"]
 
-QUICK = Pace(beat_s=0.05, look_s=0.02, patience_s=3600.0)
-IMPATIENT = dataclasses.replace(QUICK, patience_s=0.5)
-"""For markers that nobody renews: one that is renewed late would be given up, too."""
-
-METADATA = "Metadata-Version: 2.4\nName: kinetic-aio\nVersion: 7.1\n\nSome words.\n"
-OWN = wheel({"kinetic/__init__.py": b"__version__ = '7.1'\n"}, METADATA)
+ABOUT = {"METADATA": "Metadata-Version: 2.4\nName: kinetic-aio\nVersion: 7.1\n\nSome words.\n"}
+OWN = wheel({"kinetic/__init__.py": b"__version__ = '7.1'\n"}, "7.1", ABOUT)
 
 
 def small_wheel() -> Wheel:
@@ -56,7 +50,6 @@ class Cloud:
 
     def images(
         self,
-        pace: Pace | None = QUICK,
         own: Callable[[], Wheel] = small_wheel,
         patience: float = 60.0,
         **environ: str,
@@ -68,7 +61,6 @@ class Cloud:
             jobs=self.jobs,
             builds=GcsStore("gs://kn-test", environ),
             environ=environ,
-            pace=pace,
             look=(0.01, 0.02),
             patience=patience,
             wheel=own,

@@ -6,6 +6,7 @@ import asyncio
 import json
 import subprocess
 import sys
+from contextlib import aclosing
 from pathlib import Path
 
 import grpc
@@ -13,8 +14,8 @@ import pytest
 from google.cloud.devtools import cloudbuild_v1
 
 from kinetic.aio._net.tokens import Credentials
-from kinetic.aio.images.cloud_build import Builder, BuildLog, Order, explained_build
-from kinetic.aio.images.registry import Http
+from kinetic.aio.images.cloud_build import Builder, explained_build
+from kinetic.aio.images.registry import Places, Registry
 from kinetic.errors import AuthError, BackendError
 from tests.images.conftest import Cloud
 from tests.kubernetes import faults
@@ -34,34 +35,21 @@ def login(cloud: Cloud, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     cloud.bucket.tokens = set()
 
 
-ORDER = Order(project="p", uri="r/i:t", bucket="kn-test", source="s", logs="logs", account="a")
+PLACES = Places(project="p", image="r/i", service_account="a")
 
 
-async def begun(build_id: str) -> None:
-    """Nobody has to be told."""
+def builder_of(cloud: Cloud, credentials: Credentials | None) -> Builder:
+    """A builder that takes the test's server for Google's, and shows it the token."""
+    return Builder(PLACES, cloud.jobs, credentials, emulator=cloud.builds.host, look=(0.01, 0.02))
 
 
 @pytest.mark.usefixtures("login")
-async def test_calls_and_logs_carry_the_token(cloud: Cloud) -> None:
+async def test_calls_carry_the_token_and_a_refused_one_is_replaced(cloud: Cloud) -> None:
     assert cloud.bucket.tokens is not None
     cloud.builds.faults["create"] = [grpc.StatusCode.UNAUTHENTICATED]
-    credentials = Credentials()
-    http = Http(credentials)
-    builder = Builder(
-        credentials,
-        lambda bucket, name: BuildLog(http, cloud.bucket.url, bucket, name),
-        emulator=cloud.builds.host,
-        look=(0.01, 0.02),
-    )
-    lines: list[str] = []
-    try:
-        await builder.build(ORDER, begun=begun, told=lines.append)
-    finally:
-        await builder.aclose()
-        await http.aclose()
-        await credentials.aclose()
-    assert lines == ["Step 1/2 : FROM python", "Step 2/2 : RUN uv"]
-    # The first token was refused: another one came in its place.
+    async with aclosing(Credentials()) as credentials:
+        async with aclosing(builder_of(cloud, credentials)) as builder:
+            await builder.build("r/i:t", {}, print)
     assert cloud.builds.authorizations == {f"Bearer {one}" for one in cloud.bucket.tokens}
     assert len(cloud.bucket.tokens) == 2
 
@@ -69,27 +57,17 @@ async def test_calls_and_logs_carry_the_token(cloud: Cloud) -> None:
 @pytest.mark.usefixtures("login")
 async def test_a_login_that_is_refused_is_told(cloud: Cloud) -> None:
     cloud.builds.faults["create"] = [grpc.StatusCode.UNAUTHENTICATED] * 9
-    credentials = Credentials()
-    http = Http(credentials)
-    builder = Builder(
-        credentials,
-        lambda bucket, name: BuildLog(http, cloud.bucket.url, bucket, name),
-        emulator=cloud.builds.host,
-    )
-    try:
-        with pytest.raises(AuthError, match="gcloud auth application-default login"):
-            await builder.build(ORDER, begun=begun, told=print)
-    finally:
-        await builder.aclose()
-        await http.aclose()
-        await credentials.aclose()
+    async with aclosing(Credentials()) as credentials:
+        async with aclosing(builder_of(cloud, credentials)) as builder:
+            with pytest.raises(AuthError, match="gcloud auth application-default login"):
+                await builder.build("r/i:t", {}, print)
     assert cloud.builds.calls["create"] == 2
 
 
 async def test_a_client_of_cloud_build_that_is_closed_says_so(cloud: Cloud) -> None:
     cloud.builds.held["create"] = asyncio.Event()  # and it never ends
-    builders = [Builder(None, no_log, emulator=cloud.builds.host) for _ in range(2)]
-    building = asyncio.create_task(builders[0].build(ORDER, begun=begun, told=print))
+    builders = [builder_of(cloud, None) for _ in range(2)]
+    building = asyncio.create_task(builders[0].build("r/i:t", {}, print))
     async with asyncio.timeout(60):
         while not cloud.builds.calls["create"]:
             await asyncio.sleep(0.01)
@@ -99,34 +77,29 @@ async def test_a_client_of_cloud_build_that_is_closed_says_so(cloud: Cloud) -> N
             await building
         for builder in builders:
             with pytest.raises(BackendError, match="Cloud Build is closed; open another"):
-                await builder.build(ORDER, begun=begun, told=print)
+                await builder.build("r/i:t", {}, print)
     assert cloud.builds.calls["create"] == 1
 
 
-def no_log(bucket: str, name: str) -> BuildLog:
-    return BuildLog(Http(None, patience=0.1), "http://127.0.0.1:1", bucket, name)
-
-
 @pytest.mark.parametrize(
-    "trouble",
-    [faults.silence(), faults.stream(b"{", then="silent"), faults.status(503)],
-    ids=["before the answer", "within it", "between two tries"],
+    "trouble", [faults.silence(), faults.status(503)], ids=["before the answer", "between tries"]
 )
-async def test_who_asks_while_a_client_is_closed_is_told(trouble: faults.Handler) -> None:
-    async with faults.FaultServer() as server:
+async def test_who_asks_a_registry_while_the_client_is_closed_is_told(
+    trouble: faults.Handler,
+) -> None:
+    async with faults.FaultServer() as server, aclosing(Credentials()) as credentials:
         server.always = trouble
-        http, other = Http(None), Http(None)
-        asking = asyncio.create_task(http.ask("GET", server.url, {}))
+        host = server.url.partition("://")[2]
+        registry = Registry(credentials, plain=host)
+        asking = asyncio.create_task(registry.has(f"{host}/i:t"))
         async with asyncio.timeout(60):
             while not server.seen:
                 await asyncio.sleep(0)
-            for one in (http, other):
-                await one.aclose()
+            await registry.aclose()
             with pytest.raises(BackendError, match="closed"):
                 await asking
-            for one in (http, other):
-                with pytest.raises(BackendError, match="is closed; open another"):
-                    await one.ask("GET", server.url, {})
+            with pytest.raises(BackendError, match="is closed; open another"):
+                await registry.has(f"{host}/i:t")
 
 
 def test_choosing_images_loads_nothing_of_google() -> None:
@@ -146,7 +119,7 @@ def test_choosing_images_loads_nothing_of_google() -> None:
         ("FAILURE", "PUSH_NOT_AUTHORIZED", "roles/artifactregistry.writer"),
         ("FAILURE", "PUSH_FAILED", "could not be pushed"),
         ("FAILURE", "FETCH_SOURCE_FAILED", "roles/storage.objectAdmin"),
-        ("FAILURE", "LOGGING_FAILURE", "roles/logging.logWriter"),
+        ("FAILURE", "LOGGING_FAILURE", "roles/storage.objectAdmin"),
         ("FAILURE", "USER_BUILD_STEP", "failed"),
         ("TIMEOUT", "", "took too long"),
         ("EXPIRED", "", "quota"),

@@ -3,21 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
-import json
 import logging
-import random
-from collections.abc import Callable
 from pathlib import Path
 
 import grpc
 import pytest
-from google.cloud.devtools.cloudbuild_v1 import Build
 
-from kinetic.aio._lease import ProcessIdentity
-from kinetic.aio.images.bundled import COMMAND
-from kinetic.aio.images.container import ContainerImages
-from kinetic.aio.images.recipe import Wheel, wheel
+from kinetic.aio.images.container import COMMAND, ContainerImages
+from kinetic.aio.images.recipe import wheel
 from kinetic.aio.ports import Image
 from kinetic.errors import (
     AuthError,
@@ -28,8 +21,7 @@ from kinetic.errors import (
     Throttled,
     Unavailable,
 )
-from tests.gcs.server import Stored
-from tests.images.conftest import IMPATIENT, METADATA, OWN, Cloud, small_wheel
+from tests.images.conftest import ABOUT, OWN, Cloud
 from tests.images.services import BuildServer, Status, Underway
 
 
@@ -62,9 +54,8 @@ async def asked(cloud: Cloud, times: int) -> None:
 
 async def joined(images: ContainerImages, count: int) -> None:
     """Wait until so many wait here for the build that was begun."""
-    assert images._bundled is not None
     async with asyncio.timeout(60):
-        while sum(flight._waiting for flight in images._bundled._flights) < count:
+        while sum(build._waiting for build in images._running) < count:
             await asyncio.sleep(0.01)
 
 
@@ -102,7 +93,7 @@ async def test_what_is_there_is_not_built_and_is_asked_for_once(cloud: Cloud, re
 async def test_another_image_for_anything_else_that_goes_in(
     cloud: Cloud, request_of, project: Path
 ) -> None:
-    newer = wheel({"kinetic/__init__.py": b"__version__ = '7.2'\n"}, METADATA)
+    newer = wheel({"kinetic/__init__.py": b"__version__ = '7.2'\n"}, "7.2", ABOUT)
     images = cloud.images()
     uris = [
         (await images.resolve(request_of())).uri,
@@ -117,18 +108,49 @@ async def test_another_image_for_anything_else_that_goes_in(
     assert (await images.resolve(request_of())).uri not in uris
 
 
-async def test_many_that_want_it_at_once_have_it_built_once(cloud: Cloud, request_of) -> None:
+async def test_the_calls_of_one_client_share_a_build(cloud: Cloud, request_of) -> None:
     gate = cloud.builds.script = Gate()
-    clients = [cloud.images() for _ in range(4)]
-    waiting = [
-        asyncio.create_task(images.resolve(request_of())) for images in clients for _ in range(3)
-    ]
+    images = cloud.images()
+    waiting = [asyncio.create_task(images.resolve(request_of())) for _ in range(3)]
     await gate.begun.wait()
-    await asked(cloud, 2 + 3)  # the one that builds, before and after it took its turn; the others
+    await joined(images, 3)
     gate.go.set()
     assert len({image.uri for image in await asyncio.gather(*waiting)}) == 1
-    assert cloud.builds.calls["create"] == 1
+    assert cloud.builds.calls["create"] == 1 and cloud.registry.asked == {404: 1}
     assert left(cloud) == []
+
+
+async def test_two_clients_that_build_the_same_image_do_not_disturb_each_other(
+    cloud: Cloud, request_of
+) -> None:
+    gate = cloud.builds.script = Gate()
+    cancelled, other = (asyncio.create_task(cloud.images().resolve(request_of())) for _ in range(2))
+    async with asyncio.timeout(60):
+        while len(cloud.builds.builds) < 2:
+            await asyncio.sleep(0.01)
+    cancelled.cancel()
+    await asyncio.wait({cancelled})
+    states = [one.build.status for one in cloud.builds.builds.values()]
+    assert sorted(states) == sorted([Status.CANCELLED, Status.WORKING])
+    assert len(left(cloud)) == 1, "the other's context stays"
+    gate.go.set()
+    assert (await other).uri in cloud.registry.images
+    assert left(cloud) == []
+
+
+async def test_a_build_costs_a_fixed_number_of_requests(cloud: Cloud, request_of) -> None:
+    async def script(server: BuildServer, one: Underway) -> None:
+        server.log(one, "one\n")
+        server.end(one, Status.SUCCESS)
+
+    cloud.builds.script = script
+    await cloud.images().resolve(request_of())
+    assert cloud.registry.asked == {404: 1}
+    looks = cloud.builds.calls["get"]
+    assert cloud.builds.calls == {"create": 1, "get": looks}
+    # The context; a look at the log for each look at the build; its one change; the removal.
+    requests = cloud.bucket.requests
+    assert sum(requests.values()) <= 1 + looks + 2 + 1, requests
 
 
 async def test_the_log_is_told_while_it_is_written(
@@ -172,32 +194,6 @@ async def test_a_failure_shows_the_last_lines_of_the_step_that_failed(
     assert caught.value.log_url in message
 
 
-async def test_who_waited_for_a_build_that_fails_does_not_try_the_same_again(
-    cloud: Cloud, request_of
-) -> None:
-    gate = Gate()
-
-    async def script(server: BuildServer, one: Underway) -> None:
-        gate.begun.set()
-        await gate.go.wait()
-        server.end(one, Status.FAILURE, "no such package")
-
-    cloud.builds.script = script
-    first = asyncio.create_task(cloud.images().resolve(request_of()))
-    await gate.begun.wait()
-    second = asyncio.create_task(cloud.images().resolve(request_of()))
-    await asked(cloud, 2 + 2)  # the second has looked at whose turn it is, and looks again
-    gate.go.set()
-    results = await asyncio.gather(first, second, return_exceptions=True)
-    assert ["no such package" in str(one) for one in results] == [True, True]
-    assert "by another process" in str(results[1])
-    assert cloud.builds.calls["create"] == 1
-    # Who comes later may know better.
-    with pytest.raises(BuildError, match="no such package"):
-        await cloud.images().resolve(request_of())
-    assert cloud.builds.calls["create"] == 2
-
-
 async def test_cancelled_so_is_the_build_and_nothing_is_left(cloud: Cloud, request_of) -> None:
     gate = cloud.builds.script = Gate()
     resolving = asyncio.create_task(cloud.images().resolve(request_of()))
@@ -211,15 +207,48 @@ async def test_cancelled_so_is_the_build_and_nothing_is_left(cloud: Cloud, reque
 
 
 async def test_cancelled_while_it_is_ordered_so_is_the_build(cloud: Cloud, request_of) -> None:
-    images = cloud.images()
-    resolving = asyncio.create_task(images.resolve(request_of()))
-    await cloud.builds.changed.wait()  # the server has it; the reply is on its way
+    cloud.builds.script = Gate()
+    cloud.builds.held["create"] = asyncio.Event()
+    resolving = asyncio.create_task(cloud.images().resolve(request_of()))
+    await called(cloud, "create")
     resolving.cancel()
+    for _ in range(20):  # the cancellation goes from task to task and waits for nobody
+        await asyncio.sleep(0)
+    cloud.builds.held["create"].set()
     with pytest.raises(asyncio.CancelledError):
         await resolving
     (one,) = cloud.builds.builds.values()
-    assert one.build.status in (Status.CANCELLED, Status.SUCCESS)
+    assert one.build.status == Status.CANCELLED
     assert left(cloud) == []
+
+
+async def test_cancelled_so_is_a_build_whose_reply_was_lost(cloud: Cloud, request_of) -> None:
+    cloud.builds.script = Gate()
+    cloud.builds.faults["create"] = [grpc.StatusCode.UNAVAILABLE]
+    cloud.builds.late = True  # the build is there when its reply is lost
+    resolving = asyncio.create_task(cloud.images().resolve(request_of()))
+    await called(cloud, "get")
+    resolving.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await resolving
+    states = [one.build.status for one in cloud.builds.builds.values()]
+    assert states == [Status.CANCELLED] * 2
+    assert left(cloud) == []
+
+
+async def test_a_build_that_cannot_be_watched_is_cancelled(cloud: Cloud, request_of) -> None:
+    cloud.builds.script = Gate()
+    cloud.builds.faults["get"] = [grpc.StatusCode.PERMISSION_DENIED]
+    with pytest.raises(AuthError):
+        await cloud.images().resolve(request_of())
+    (one,) = cloud.builds.builds.values()
+    assert one.build.status == Status.CANCELLED
+    assert left(cloud) == []
+
+
+async def test_a_log_that_cannot_be_read_holds_nothing_up(cloud: Cloud, request_of) -> None:
+    cloud.bucket.fail("metadata", times=9, status=403)
+    assert (await cloud.images().resolve(request_of())).uri in cloud.registry.images
 
 
 async def test_one_of_two_that_wait_here_can_be_cancelled(cloud: Cloud, request_of) -> None:
@@ -248,7 +277,7 @@ async def test_who_comes_while_a_build_is_cancelled_has_another_one_built(
     await called(cloud, "cancel")
     before = cloud.registry.asked[404]
     second = asyncio.create_task(images.resolve(request_of()))
-    await asked(cloud, before + 1)  # it waits for its turn
+    await asked(cloud, before + 1)
     cloud.builds.held["cancel"].set()
     gate.go.set()
     with pytest.raises(asyncio.CancelledError):
@@ -256,173 +285,6 @@ async def test_who_comes_while_a_build_is_cancelled_has_another_one_built(
     assert (await second).uri in cloud.registry.images
     assert cloud.builds.calls["create"] == 2
     assert left(cloud) == []
-
-
-async def test_when_the_holder_is_cancelled_the_next_one_builds(cloud: Cloud, request_of) -> None:
-    gate = cloud.builds.script = Gate()
-    first = asyncio.create_task(cloud.images().resolve(request_of()))
-    await gate.begun.wait()
-    second = asyncio.create_task(cloud.images().resolve(request_of()))
-    await asked(cloud, 2 + 1)
-    first.cancel()
-    await asyncio.wait({first})
-    gate.go.set()
-    assert (await second).uri in cloud.registry.images
-    assert cloud.builds.calls["create"] == 2
-
-
-def marker_of(cloud: Cloud, uri: str, **fields: object) -> None:
-    """Another machine's marker, which nobody renews."""
-    owner = dataclasses.asdict(dataclasses.replace(ProcessIdentity.me(), host="elsewhere"))
-    content = json.dumps({"token": "x", "owner": owner, **fields}).encode()
-    name = f"builders/{uri.rpartition(':')[2]}"
-    cloud.bucket.objects[name] = Stored(content, {}, 7)
-
-
-async def uri_of(cloud: Cloud, request_of, own: Callable[[], Wheel] = small_wheel) -> str:
-    """The name of the image, without leaving a trace of it."""
-    image = await cloud.images(own=own).resolve(request_of())
-    cloud.registry.images.clear()
-    cloud.builds.calls.clear()
-    cloud.builds.builds.clear()
-    return image.uri
-
-
-async def test_a_marker_that_stands_still_is_taken_over(cloud: Cloud, request_of) -> None:
-    uri = await uri_of(cloud, request_of)
-    marker_of(cloud, uri)
-    started = asyncio.get_running_loop().time()
-    await cloud.images(IMPATIENT).resolve(request_of())
-    assert asyncio.get_running_loop().time() - started >= IMPATIENT.patience_s
-    assert cloud.builds.calls["create"] == 1
-    assert left(cloud) == []
-
-
-@pytest.mark.parametrize(("status", "created"), [(Status.SUCCESS, 0), (Status.CANCELLED, 1)])
-async def test_the_build_of_a_process_that_is_gone_is_gone_on_with(
-    cloud: Cloud, request_of, status, created: int
-) -> None:
-    uri = await uri_of(cloud, request_of)
-    gate = cloud.builds.script = Gate()
-    lost = asyncio.create_task(cloud.images().resolve(request_of()))
-    await gate.begun.wait()
-    (build_id,) = cloud.builds.builds
-    async with asyncio.timeout(60):
-        while build_id.encode() not in cloud.bucket.objects[left_marker(cloud)].body:
-            await asyncio.sleep(0.01)
-    marker_of(cloud, uri, build=build_id)  # from here on it is not `lost`'s any more
-    cloud.builds.calls.clear()
-    second = asyncio.create_task(cloud.images(IMPATIENT).resolve(request_of()))
-    async with asyncio.timeout(60):
-        while b'"token": "x"' in cloud.bucket.objects[left_marker(cloud)].body:
-            await asyncio.sleep(0.01)
-    if created:
-        gate.go.set()
-    cloud.builds.end(cloud.builds.builds[build_id], status)
-    assert (await second).uri == uri
-    assert cloud.builds.calls["create"] == created
-    gate.go.set()
-    await asyncio.gather(lost, return_exceptions=True)
-
-
-async def test_the_build_of_a_process_that_is_gone_is_cancelled_if_it_cannot_be_watched(
-    cloud: Cloud, request_of
-) -> None:
-    uri = await uri_of(cloud, request_of)
-    lost = Underway(Build(id="lost", status=Status.WORKING))
-    cloud.builds.builds["lost"] = lost
-    marker_of(cloud, uri, build="lost")
-    cloud.builds.faults["get"] = [grpc.StatusCode.PERMISSION_DENIED]
-    with pytest.raises(AuthError):
-        await cloud.images(IMPATIENT).resolve(request_of())
-    assert lost.build.status == Status.CANCELLED
-    assert cloud.builds.calls["create"] == 0
-    assert left(cloud) == []
-
-
-def large_wheel() -> Wheel:
-    """A kinetic that makes the context one that is uploaded in pieces."""
-    body = random.Random(1).randbytes(2_000_000)
-    return wheel({"kinetic/__init__.py": b"", "kinetic/large": body}, METADATA)
-
-
-@pytest.mark.parametrize("how", ["refused", "cancelled"])
-async def test_the_build_of_a_process_that_is_gone_is_cancelled_if_its_context_cannot_be_stored(
-    cloud: Cloud, request_of, how: str
-) -> None:
-    """It is ours from the moment on that we have its marker: the next one would know nothing."""
-    uri = await uri_of(cloud, request_of, large_wheel)
-    lost = Underway(Build(id="lost", status=Status.WORKING))
-    cloud.builds.builds["lost"] = lost
-    marker_of(cloud, uri, build="lost")
-    cloud.bucket.requests.clear()
-    cloud.bucket.fail("put", times=9, **({"status": 403} if how == "refused" else {"stall": True}))
-    resolving = asyncio.create_task(cloud.images(IMPATIENT, large_wheel).resolve(request_of()))
-    async with asyncio.timeout(60):
-        while not cloud.bucket.requests["put"]:
-            await asyncio.sleep(0.01)
-        if how == "cancelled":
-            resolving.cancel()
-        with pytest.raises(AuthError if how == "refused" else asyncio.CancelledError):
-            await resolving
-    assert lost.build.status == Status.CANCELLED
-    assert cloud.builds.calls["create"] == 0
-    assert left(cloud) == []
-
-
-def left_marker(cloud: Cloud) -> str:
-    return next(name for name in cloud.bucket.objects if name.startswith("builders/"))
-
-
-async def test_where_the_log_may_not_go_to_the_bucket_it_goes_elsewhere(
-    cloud: Cloud, request_of
-) -> None:
-    async def script(server: BuildServer, one: Underway) -> None:
-        if one.build.logs_bucket:
-            server.end(one, Status.FAILURE, "no access", "LOGGING_FAILURE")
-        else:
-            server.end(one, Status.SUCCESS)
-
-    cloud.builds.script = script
-    image = await cloud.images().resolve(request_of())
-    assert image.uri in cloud.registry.images
-    modes = [one.build.options.logging.name for one in cloud.builds.builds.values()]
-    assert modes == ["GCS_ONLY", "CLOUD_LOGGING_ONLY"]
-
-
-async def test_a_build_whose_reply_was_lost_is_found(cloud: Cloud, request_of) -> None:
-    cloud.builds.faults["create"] = [grpc.StatusCode.UNAVAILABLE]
-    cloud.builds.late = True
-    await cloud.images().resolve(request_of())
-    assert len(cloud.builds.builds) == 1
-
-
-async def test_a_build_is_never_ordered_again_without_a_look(cloud: Cloud, request_of) -> None:
-    cloud.builds.faults["create"] = [grpc.StatusCode.UNAVAILABLE] * 2
-    cloud.builds.held["list"] = asyncio.Event()
-    resolving = asyncio.create_task(cloud.images().resolve(request_of()))
-    await called(cloud, "list")
-    cloud.builds.late = True  # the second one is there when its reply is lost
-    cloud.builds.held["list"].set()
-    await resolving
-    assert (cloud.builds.calls["create"], len(cloud.builds.builds)) == (2, 1)
-
-
-async def test_what_is_cancelled_while_it_is_ordered_is_not_ordered_again(
-    cloud: Cloud, request_of
-) -> None:
-    cloud.builds.faults["create"] = [grpc.StatusCode.UNAVAILABLE]
-    cloud.builds.held["list"] = asyncio.Event()
-    resolving = asyncio.create_task(cloud.images().resolve(request_of()))
-    await called(cloud, "list")
-    resolving.cancel()
-    for _ in range(20):  # it goes from task to task, and waits for nobody
-        await asyncio.sleep(0)
-    cloud.builds.held["list"].set()
-    with pytest.raises(asyncio.CancelledError):
-        await resolving
-    assert cloud.builds.calls["create"] == 1
-    assert not cloud.builds.builds and left(cloud) == []
 
 
 async def test_a_call_that_fails_for_a_moment_is_repeated(cloud: Cloud, request_of) -> None:
@@ -452,7 +314,7 @@ async def test_a_refusal_says_what_to_do(
     with pytest.raises(error, match=words):
         await cloud.images(patience=1.0).resolve(request_of())
     assert not cloud.builds.builds
-    assert [name for name in left(cloud) if not name.startswith("builders/")] == []
+    assert left(cloud) == []
 
 
 @pytest.mark.parametrize(
@@ -471,7 +333,7 @@ async def test_a_registry_that_says_neither_yes_nor_no_starts_no_build(
 async def test_a_registry_in_trouble_is_asked_again(cloud: Cloud, request_of) -> None:
     cloud.registry.answers = [503, 429]
     await cloud.images().resolve(request_of())
-    assert cloud.registry.asked == {503: 1, 429: 1, 404: 2}
+    assert cloud.registry.asked == {503: 1, 429: 1, 404: 1}
 
 
 async def test_what_only_this_machine_has_is_refused_before_anybody_is_asked(
@@ -537,7 +399,8 @@ async def test_closing_waits_for_a_build_that_is_being_cancelled(cloud: Cloud, r
 async def test_making_and_watching_a_build_does_not_hold_the_loop(
     cloud: Cloud, request_of, loop_guard
 ) -> None:
-    await uri_of(cloud, request_of)  # imports
+    await cloud.images().resolve(request_of())  # imports
+    cloud.registry.images.clear()
     with loop_guard():
         await cloud.images().resolve(request_of())
 

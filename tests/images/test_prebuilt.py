@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from kinetic import __version__
-from kinetic.aio.images.bundled import COMMAND
+from kinetic.aio.images.container import COMMAND
 from kinetic.aio.ports import Image
 from kinetic.errors import ConfigurationError, PackError
 from tests.images.conftest import Cloud

@@ -59,7 +59,6 @@ async def test_cancelled_it_leaves_no_build(cloud: Cloud) -> None:
 
 
 async def test_images_that_share_a_name_or_a_content_are_built_side_by_side(cloud: Cloud) -> None:
-    """Else one would go on with the build of another, or take its context from under it."""
     go = asyncio.Event()
 
     async def held(server: BuildServer, one: Underway) -> None:
@@ -128,38 +127,6 @@ async def test_an_image_that_is_shown_is_the_one_that_is_built(cloud: Cloud, req
     built = await cloud.images(own=installed_wheel).resolve(found)
     assert shown.image.startswith("us-docker.pkg.dev/kn/kn-c1/base:tpu-")
     assert shown.image.rpartition(":")[2] == built.uri.rpartition(":")[2]
-
-
-async def test_an_image_that_a_job_waits_for_is_not_built_beside_it(
-    cloud: Cloud, request_of
-) -> None:
-    folder = Path(__file__).parent  # where the function's code is
-
-    def function() -> None: ...
-
-    plan = image_of(function, configuration.resolve(backend="local", project="kn", cluster="c1"))
-    found = request_of(
-        entry_dir=folder, root=folder.parents[1], python=platform.python_version(), category="tpu"
-    )
-    begun, go = asyncio.Event(), asyncio.Event()
-
-    async def held(server: BuildServer, one: Underway) -> None:
-        begun.set()
-        await go.wait()
-        server.end(one, Status.SUCCESS)
-
-    cloud.builds.script = held
-    resolving = asyncio.create_task(cloud.images(own=installed_wheel).resolve(found))
-    async with asyncio.timeout(30):
-        await begun.wait()
-        (one,) = cloud.builds.builds.values()
-        asked = cloud.registry.asked[404]
-        publishing = asyncio.create_task(cloud.images().publish(one.build.images[0], plan.context))
-        while cloud.registry.asked[404] < asked + 2:
-            await asyncio.sleep(0.01)
-        go.set()
-        await asyncio.gather(resolving, publishing)
-    assert len(cloud.builds.builds) == 1
 
 
 async def ran(cloud: Cloud, home: Path, *arguments: str) -> tuple[int, str, str]:

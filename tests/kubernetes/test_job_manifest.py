@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from kinetic import accelerators, configuration
 from kinetic._runner.protocol import wire
 from kinetic.aio.backends import gke
-from kinetic.aio.images.bundled import COMMAND
+from kinetic.aio.images.container import COMMAND
 from kinetic.aio.kubernetes.manifests import (
     CONTAINER,
     JOB_NAME,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kinetic.aio.images.recipe import filtered, find_dependencies
+from kinetic.aio.images.dependencies import filtered, find_dependencies
 from kinetic.errors import PackError
 
 from .conftest import Make
@@ -102,7 +102,7 @@ def test_what_the_image_has_is_dropped_with_a_notice(line: str) -> None:
 
 @pytest.mark.parametrize(
     "line",
-    ["jax==0.4 # kn:keep", "jaxlib#egg # kn:keep", "jax-md", "jaxtyping", "my.jax", "# jax", "",
+    ["jax==0.4 # kn:keep", "jaxlib # kn:keep", "jax-md", "jaxtyping", "my.jax", "# jax", "",
      "  # kn:keep", "--index-url https://example.com/simple", "-i https://example.com/simple",
      "--extra-index-url=https://example.com", "--pre", "--no-binary :all:", "--require-hashes",
      "-f https://storage.googleapis.com/jax-releases/libtpu_releases.html",

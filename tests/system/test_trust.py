@@ -23,7 +23,6 @@ from kinetic import Data, aio, errors
 from kinetic._runner.job import spares
 from kinetic._runner.protocol import pickles, signing, wire
 from kinetic.aio import _shared_objects
-from kinetic.aio.images import bundled
 from kinetic.aio.local.store import DirectoryStore
 from tests.conftest import private_home
 
@@ -471,23 +470,6 @@ def test_a_receipt_is_verified_as_the_outcome_it_copies() -> None:
         if receipt is not None:
             with pytest.raises(ValueError, match="forged"):
                 wire.Outcome.verified(receipt.metadata, b"key", scope, 0, 1)
-
-
-@pytest.mark.parametrize("damage", [emptied, nested_too_deep, a_pipe, a_device])
-async def test_a_build_marker_that_cannot_be_read_is_given_up(
-    tmp_path: Path, damage: Callable[[Case], None]
-) -> None:
-    store = DirectoryStore(tmp_path / "store")
-    case = Case(Made(tmp_path, tmp_path, "", "", "", ""), tmp_path / "store", "turn", "", "")
-    case.put(b"")
-    damage(case)
-
-    async def undone() -> bool:
-        return False
-
-    pace = bundled.Pace(beat_s=0.01, look_s=0.01, patience_s=0.05)
-    async with asyncio.timeout(DEADLINE_S), bundled.turn(store, "turn", undone, pace=pace) as held:
-        assert held is not None and held.build == ""
 
 
 @pytest.mark.parametrize("damage", FEW)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import struct
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -22,8 +21,7 @@ from kinetic._runner.protocol.wire import (
     Request,
     item_state,
 )
-from kinetic.aio._lease import Lease, Record
-from kinetic.aio.images import bundled
+from kinetic.aio._lease import Lease
 
 ERROR = Outcome(kind=Kind.ERROR, reason="user error")
 PREEMPTED = Outcome(kind=Kind.LOST, reason="preempted")
@@ -251,7 +249,6 @@ def test_no_content_stops_a_reader(body: bytes) -> None:
     with contextlib.suppress(ValueError):
         Manifest.from_bytes(body)
     assert isinstance(Lease.from_bytes(body), Lease)
-    assert isinstance(bundled._Marker.from_bytes(body), bundled._Marker)
 
 
 def test_the_only_frame_is_told_from_what_has_more_to_it() -> None:
@@ -265,23 +262,14 @@ def test_the_only_frame_is_told_from_what_has_more_to_it() -> None:
 PROCESS = {"host": "h", "boot": "b", "pid": 7, "started": "9"}
 
 
-@pytest.mark.parametrize(
-    ("kind", "fields"),
-    [
-        (Lease, {"fence": 2, "beat": 3, "held": True, "control_seen": 4, "nonce": "n"}),
-        (
-            bundled._Marker,
-            {"token": "t", "build": "b", "beat": 3, "over": False, "failure": "f", "log_url": "u"},
-        ),
-    ],
-)
-def test_a_lease_is_stored_as_it_always_was(kind: type[Record], fields: dict[str, Any]) -> None:
+def test_a_lease_is_stored_as_it_always_was() -> None:
+    fields = {"fence": 2, "beat": 3, "held": True, "control_seen": 4, "nonce": "n"}
     stored = {"owner": PROCESS, **fields}
-    lease = kind.from_bytes(json.dumps({**stored, "news": 1}).encode())
+    lease = Lease.from_bytes(json.dumps({**stored, "news": 1}).encode())
     assert lease.beat == 3 and lease.who == "process 7 on h"
     assert json.loads(lease.to_bytes()) == stored
-    damaged = kind.from_bytes(json.dumps({**stored, "beat": "3"}).encode())
-    assert damaged == kind.unreadable() and not damaged.owner.dead
+    damaged = Lease.from_bytes(json.dumps({**stored, "beat": "3"}).encode())
+    assert damaged == Lease.unreadable() and not damaged.owner.dead
 
 
 def test_headers_of_a_later_minor_version_are_read() -> None:

@@ -4,43 +4,15 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kinetic.aio.images.recipe import Plan as Plan
+
 if TYPE_CHECKING:
     from kinetic.configuration import Target
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    """An image before it is built.
-
-    ``image`` is its name, without a registry where no project is configured.
-    ``context`` is everything that it is built from, by path, ``Dockerfile`` among
-    it; empty for an image of the user's own. ``requirements`` is what the
-    project wants, as the image has it or, of a base image, as the job installs
-    it, and ``source`` the file that says so.
-    """
-
-    image: str
-    category: str
-    context: Mapping[str, bytes] = field(default_factory=dict[str, bytes], repr=False)
-    requirements: str = ""
-    source: Path | None = None
-
-    @property
-    def dockerfile(self) -> str:
-        """Its Dockerfile; empty for an image of the user's own."""
-        return self.context.get("Dockerfile", b"").decode()
-
-    @property
-    def digest(self) -> str:
-        """SHA-256 over all that it is built from; the tag of a bundled image begins it."""
-        from kinetic.aio.images import recipe
-
-        return recipe.digest(self.context) if self.context else ""
 
 
 def base_image(
@@ -52,31 +24,37 @@ def base_image(
     python: str | None = None,
     python_image: str | None = None,
 ) -> Plan:
-    """The image ``{repo}/base-{category}:{tag}``, for ``container_image="prebuilt"``.
+    """Plan the image ``{repo}/base-{category}:{tag}``, for ``container_image="prebuilt"``.
 
     Args:
-        category: ``cpu``, ``gpu`` or ``tpu``.
+        category: ``cpu``, ``gpu``, or ``tpu``.
         repo: The registry and path that base images are pushed to.
-        tag: Jobs look for the version of kinetic, which is the default.
+        tag: Default: the version of kinetic, which jobs look for.
         dockerfile: Its text, instead of kinetic's own; it finds the same files beside it.
-        python: A version such as ``3.12`` (default: this one's).
-        python_image: What it begins with, which has Debian and Python (default:
-            ``KINETIC_PYTHON_IMAGE``, or ``python:{python}-slim``).
+        python: A version such as ``3.12``. Default: this Python's.
+        python_image: The image to start from, with Debian and Python. Default:
+            ``KINETIC_PYTHON_IMAGE``, or ``python:{python}-slim``.
+
+    Returns:
+        The plan, for `publish`.
 
     Raises:
-        ConfigurationError: There is no such category, or *repo* and *tag* make no name.
+        ConfigurationError: The category doesn't exist, or *repo* and *tag* make no valid name.
+
+    Example::
+
+        plan = kinetic.images.base_image("tpu", "us-docker.pkg.dev/me/images")
+        print(plan.dockerfile)
     """
     from kinetic.aio.images import container, recipe
     from kinetic.errors import ConfigurationError
 
     if category not in recipe.CATEGORIES:
         known = ", ".join(recipe.CATEGORIES)
-        raise ConfigurationError(f"there is no category {category!r} of images; there are {known}")
-    context = recipe.base_context(
+        raise ConfigurationError(f"images have no category {category!r}; there are {known}")
+    context = recipe.image_context(
         category,
         python or platform.python_version(),
-        recipe.installed_wheel(),
-        recipe.runner_files(),
         python_image=python_image or container.started_from(os.environ),
     )
     if dockerfile is not None:
@@ -85,14 +63,25 @@ def base_image(
 
 
 def image_of(function: Callable[..., Any], target: Target) -> Plan:
-    """The image that *function* gets on the cluster of *target*; nothing is sent or built.
+    """Plan the image that *function* gets on the cluster of *target*; send and build nothing.
+
+    Args:
+        function: Plain or decorated; its ``container_image`` and accelerator decide.
+        target: What `kinetic.configuration.resolve` returned.
+
+    Returns:
+        The plan; without a context for an image of your own.
 
     Raises:
-        PackError: The dependencies cannot be read, or are on this machine only.
-        ConfigurationError: The image has no proper name, or ``prebuilt`` no place.
+        PackError: The dependencies can't be read, or exist on this machine only.
+        ConfigurationError: The image has no valid name, or no base images are configured.
+
+    Example::
+
+        print(kinetic.images.image_of(train, kinetic.configuration.resolve()).image)
     """
     from kinetic._packing.discover import find_project
-    from kinetic.aio.images import container, recipe, registry
+    from kinetic.aio.images import container, dependencies, recipe, registry
     from kinetic.aio.ports import ImageRequest
     from kinetic.options import settings_of
 
@@ -102,56 +91,53 @@ def image_of(function: Callable[..., Any], target: Target) -> Plan:
     if mode not in ("bundled", "prebuilt"):
         return Plan(image=mode, category=category)
     project = find_project(plain, environ=os.environ, cwd=Path.cwd())
-    repo = options.base_image_repo or target.base_image_repo
     request = ImageRequest(
         mode=mode,
         category=category,
-        base_image_repo=repo,
+        base_image_repo=options.base_image_repo or target.base_image_repo,
         python=platform.python_version(),
         entry_dir=project.entry_dir,
         root=project.root,
     )
-    found = recipe.dependencies_of(request, set())
+    found = dependencies.dependencies_of(request, set())
     if mode == "prebuilt":
-        base = base_image(category, container.named_repo(repo))
+        base = base_image(category, container.named_repo(request.base_image_repo))
         return replace(base, requirements=found.text, source=found.source)
-    context = recipe.bundled_context(
-        category,
-        request.python,
-        recipe.installed_wheel(),
-        recipe.runner_files(),
-        found.text,
-        python_image=container.started_from(os.environ),
-    )
-    place = f"{registry.places(target).image}:" if target.project else ""
-    return Plan(
-        image=f"{place}{recipe.tag(category, context)}",
-        category=category,
-        context=context,
-        requirements=found.text,
-        source=found.source,
-    )
+    place = registry.places(target).image if target.project else ""
+    start = container.started_from(os.environ)
+    return recipe.bundled_plan(request, found, place, python_image=start)
 
 
 async def publish(plan: Plan, target: Target, *, again: bool = False) -> bool:
-    """Have Cloud Build build *plan* in the project of *target*, and push it.
+    """Build *plan* with Cloud Build in the project of *target*, and push it.
 
-    It takes some minutes. What is there already is left as it is, unless it is to be built
-    *again*; returned is whether it was built.
+    A build takes some minutes.
+
+    Args:
+        plan: What `image_of` or `base_image` returned.
+        target: What `kinetic.configuration.resolve` returned.
+        again: Build it even if the registry has it. Default: False.
+
+    Returns:
+        Whether it was built; False if the registry had it.
 
     Raises:
-        ConfigurationError: No project is configured, or its registry is none of Google's.
-        BuildError: It cannot be built; the message has the last lines of the build's log.
-        BackendError: Somebody refused, or did not answer.
+        ConfigurationError: No project is configured, or its registry isn't Google's.
+        BuildError: The build failed; the message has the last lines of its log.
+        BackendError: A service refused, or didn't answer.
 
-    Cancelled: the build is cancelled, too.
+    Cancelled: the build is cancelled.
+
+    Example::
+
+        built = await kinetic.images.publish(plan, kinetic.configuration.resolve())
     """
     from contextlib import aclosing
 
     from kinetic.aio.backends.gke import builds_url, storage
     from kinetic.aio.images.registry import places
 
-    places(target)  # raises where no project is configured
+    places(target)  # raises without a project
     store, images = storage(target, builds_url(target), os.environ)
     async with aclosing(store), aclosing(images):
         return await images.publish(plan.image, plan.context, again=again)

@@ -2,166 +2,50 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import hashlib
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 
+from absl import logging
+
+from kinetic._messages import one_line
+from kinetic._progress.steps import Step, step
 from kinetic._runner.protocol.wire import Input
-from kinetic._tasks import in_thread
+from kinetic._tasks import in_thread, release, shared
 from kinetic.aio import _shared_objects
 from kinetic.aio._net.tokens import Credentials
-from kinetic.aio.images.bundled import COMMAND, BundledImages, Pace
-from kinetic.aio.images.cloud_build import Builder, BuildLog
-from kinetic.aio.images.recipe import PYTHON_IMAGE, USER, Wheel, dependencies_of, installed_wheel
-from kinetic.aio.images.registry import EMULATOR, Http, Registry, places, registry_of
-from kinetic.aio.ports import Image, ImageRequest, Images, Store
+from kinetic.aio.images import recipe
+from kinetic.aio.images.cloud_build import Builder
+from kinetic.aio.images.dependencies import dependencies_of
+from kinetic.aio.images.recipe import Plan, Wheel, installed_wheel
+from kinetic.aio.images.registry import Registry, places, registry_of
+from kinetic.aio.ports import Image, ImageRequest, Store
 from kinetic.configuration import Target
-from kinetic.errors import AuthError, ConfigurationError
+from kinetic.errors import AuthError, ClientClosed, ConfigurationError
 from kinetic.options import checked_image
 
-GOOGLE_REGISTRIES = ".pkg.dev"
+COMMAND = ("python3",)
+"""What starts Python in every image."""
+
 BELIEVED_S = 600.0
-"""How long dependencies that were stored are believed to be there."""
-
-
-class PrebuiltImages:
-    """`kinetic.aio.ports.Images` for ``container_image="prebuilt"``.
-
-    *jobs* is where jobs find their objects. A registry of Google's is asked
-    whether the image is there; of others the cluster will tell. *asked* names
-    one more registry that is asked.
-    """
-
-    def __init__(self, jobs: Store, registry: Registry, *, asked: str = "") -> None:
-        self._jobs = jobs
-        self._registry = registry
-        self._asked = asked
-        self._said: set[str] = set()
-        self._seen: set[str] = set()
-        self._kept: dict[str, float] = {}
-
-    async def resolve(self, request: ImageRequest) -> Image:
-        """The base image of the category, with what the job has to install.
-
-        Raises:
-            PackError: The dependencies cannot be read, or are on this machine only.
-            ConfigurationError: No place of base images is named, or this one was
-                not published there.
-            Unavailable: Its registry, or the store, does not answer.
-
-        Cancelled: the dependencies may be left in the store; they are shared.
-        """
-        uri = base_uri(named_repo(request.base_image_repo), request.category)
-        found = await in_thread(dependencies_of, request, self._said)
-        await self._check(uri)
-        requirements = None
-        if found.wanted:
-            body = found.text.encode()
-            digest = hashlib.sha256(body).hexdigest()
-            name = f"requirements/{digest}.txt"
-            await self._keep(name, body)
-            requirements = Input(name=name, start=0, stop=len(body), digest=digest)
-        return Image(uri=uri, command=COMMAND, requirements=requirements, user=USER)
-
-    async def _keep(self, name: str, body: bytes) -> None:
-        if time.monotonic() - self._kept.get(name, -BELIEVED_S) >= BELIEVED_S:
-            await _shared_objects.ensure(self._jobs, name, body)
-            self._kept[name] = time.monotonic()
-
-    async def _check(self, uri: str) -> None:
-        if uri in self._seen or not _is_google(uri, self._asked):
-            return
-        try:
-            there = await self._registry.has(uri)
-        except AuthError:  # the cluster's nodes may be allowed to
-            there = True
-        if not there:
-            raise ConfigurationError(
-                f"the base image {uri} was not published: do that with kinetic build-image --repo "
-                f"{uri.rpartition('/')[0]}, or leave container_image out to have one built"
-            )
-        self._seen.add(uri)
-
-    async def aclose(self) -> None:
-        """Nothing is held."""
-
-
-def named_repo(repo: str | None) -> str:
-    """The place of base images.
-
-    Raises:
-        ConfigurationError: Nobody names it.
-    """
-    if not repo:
-        raise ConfigurationError(
-            "nobody says where your base images are: pass base_image_repo=, or set "
-            "KINETIC_BASE_IMAGE_REPO, to the registry and path you push them to (kinetic "
-            "build-image --repo publishes them), or leave container_image out to have an image "
-            "built"
-        )
-    return repo
-
-
-def _is_google(uri: str, asked: str) -> bool:
-    """Whether *uri* is in a registry of Google's, or in the one that is *asked* in its place."""
-    host = registry_of(uri)
-    return host.endswith(GOOGLE_REGISTRIES) or bool(host and host == asked)
-
-
-def base_uri(repo: str, category: str, tag: str | None = None) -> str:
-    """The name of a base image: ``{repo}/base-{category}:{tag}``, by default kinetic's version.
-
-    Raises:
-        ConfigurationError: *repo* cannot be a place of images, or *tag* the tag of one.
-    """
-    from kinetic._version import __version__
-
-    # A local version has a "+", which no tag can have.
-    tag = tag or __version__.replace("+", "-")
-    try:
-        return checked_image(f"{repo.rstrip('/')}/base-{category}:{tag}")
-    except ConfigurationError as exc:
-        raise ConfigurationError(
-            f"base_image_repo={repo!r} and the tag {tag!r} make no name of an image; write the "
-            "first as registry/path, without a scheme, and the tag in letters, digits and _.-"
-        ) from exc
-
-
-class CustomImages:
-    """`kinetic.aio.ports.Images` for ``container_image="registry/name:tag"``.
-
-    Whether there is such an image is for the cluster to say: it may be allowed
-    to pull what this machine cannot see. Which Python it has is for the runner
-    to say, before it opens anything.
-    """
-
-    async def resolve(self, request: ImageRequest) -> Image:
-        """The image.
-
-        Raises:
-            ConfigurationError: It is no name of an image.
-        """
-        return Image(uri=request.mode, command=COMMAND)
-
-    async def aclose(self) -> None:
-        """Nothing is held."""
-
+"""How long an image or object that was there is believed to be there still."""
 
 STARTED_FROM = "KINETIC_PYTHON_IMAGE"
 BUILDS = "CLOUD_BUILD_EMULATOR_HOST"
-OBJECTS = "STORAGE_EMULATOR_HOST"
-GOOGLE_STORAGE = "https://storage.googleapis.com"
+REGISTRY = "ARTIFACT_REGISTRY_EMULATOR_HOST"
 
 
 class ContainerImages:
-    """`kinetic.aio.ports.Images` of *target*: each request names its mode.
+    """`kinetic.aio.ports.Images` of *target*; each request names its mode.
 
-    *jobs* is the store of jobs, *builds* the one of builds, which is closed with
-    this. ``CLOUD_BUILD_EMULATOR_HOST`` and ``ARTIFACT_REGISTRY_EMULATOR_HOST``
-    (``host:port``) and ``STORAGE_EMULATOR_HOST`` name servers to use instead of
-    Google's, without credentials.
+    *jobs* is the store of jobs. *builds*, a bucket or a folder of one, holds the contexts of
+    builds and their logs; `aclose` closes it. ``CLOUD_BUILD_EMULATOR_HOST`` and
+    ``ARTIFACT_REGISTRY_EMULATOR_HOST`` (``host:port``) name servers to use instead of Google's,
+    without credentials. *look* and *patience* are those of `Builder`. *wheel* makes kinetic's
+    wheel; by default that of the running kinetic.
     """
 
     def __init__(
@@ -171,109 +55,258 @@ class ContainerImages:
         jobs: Store,
         builds: Store,
         environ: Mapping[str, str] = os.environ,
-        pace: Pace | None = None,
         look: tuple[float, float] = (0.5, 5.0),
         patience: float = 60.0,
         wheel: Callable[[], Wheel] = installed_wheel,
     ) -> None:
+        self.builds = builds
         self._target = target
-        self._jobs, self.builds = jobs, builds
-        self._credentials = Credentials()
-        self._registry_host = environ.get(EMULATOR, "")
-        objects = environ.get(OBJECTS, "")
-        if objects and "://" not in objects:
-            objects = f"http://{objects}"
-        builder = environ.get(BUILDS, "")
-        self._http = Http(self._credentials, patience=patience)
-        # A log that cannot be read holds nothing up.
-        self._log_http = Http(None if objects else self._credentials, patience=min(2.0, patience))
-        self._registry = Registry(self._http, self._registry_host)
-        self._builder = Builder(
-            None if builder else self._credentials,
-            lambda bucket, name: BuildLog(self._log_http, objects or GOOGLE_STORAGE, bucket, name),
-            emulator=builder,
-            look=look,
-            patience=patience,
-        )
-        self._pace = pace
+        self._jobs = jobs
+        self._look, self._patience = look, patience
         self._wheel = wheel
         self._python_image = started_from(environ)
-        self._bundled: BundledImages | None = None
-        self._prebuilt = PrebuiltImages(jobs, self._registry, asked=self._registry_host)
-        self._custom = CustomImages()
+        self._registry_host = environ.get(REGISTRY, "")
+        self._builds_host = environ.get(BUILDS, "")
+        self._credentials = Credentials()
+        self._registry = Registry(self._credentials, plain=self._registry_host, patience=patience)
+        self._builder: Builder | None = None
+        self._said: set[str] = set()
+        self._seen: dict[str, float] = {}
+        self._running: set[_Build] = set()
+        self._closed = False
 
     async def resolve(self, request: ImageRequest) -> Image:
-        """See the port; what can go wrong is with each mode.
+        """Return the image of *request*; build a bundled one that its registry lacks.
 
         Raises:
-            ConfigurationError: The mode is no name of an image, or needs a project
-                and none is configured.
-            SubmissionError: It cannot be had.
-            BackendError: Somebody refused, or did not answer.
+            PackError: The dependencies can't be read, or exist on this machine only.
+            ConfigurationError: The image has no proper name, a base image isn't published, or a
+                bundled one has no project to build it in.
+            BuildError: The build failed.
+            AuthError: A permission is missing.
+            Unavailable: The registry, the store, or Cloud Build doesn't answer.
+            ClientClosed: This was closed.
+
+        Cancelled: the build is cancelled, unless another call here waits for the same image. The
+        dependencies of a prebuilt image may stay in the store, where jobs share them.
         """
-        return await self._of(request.mode).resolve(request)
+        match request.mode:
+            case "bundled":
+                return await self._bundled(request)
+            case "prebuilt":
+                return await self._prebuilt(request)
+            case _:  # the cluster may pull what this machine can't see
+                return Image(uri=request.mode, command=COMMAND)
 
     async def publish(self, uri: str, context: Mapping[str, bytes], *, again: bool = False) -> bool:
-        """Have Cloud Build build *context* and push it as *uri*; whether that was needed.
+        """Build *context* and push it as *uri*; return whether that was needed.
 
-        What is there already is left as it is, unless it is to be built *again*.
+        An image that is there already stays, unless *again* asks for a new build.
 
         Raises:
-            ConfigurationError: It cannot push there, or no project is configured.
-            BuildError: It cannot be built.
-            BackendError: Somebody refused, or did not answer.
+            ConfigurationError: Cloud Build can't push there, or no project is configured.
+            BuildError: The build failed.
+            BackendError: A service refused, or doesn't answer.
 
-        Cancelled: so is the build.
+        Cancelled: the build is cancelled.
         """
-        if not _is_google(uri, self._registry_host):
+        if not self._can_ask(uri):
             raise ConfigurationError(
                 "Cloud Build can push to Artifact Registry (REGION-docker.pkg.dev/…), not to "
-                f"{uri}; python -m kinetic.images base CATEGORY FOLDER writes what it is built "
-                "from: build and push that with docker"
+                f"{uri}; write its context with python -m kinetic.images base CATEGORY FOLDER, "
+                "then build and push it with docker"
             )
         if not again and await self._registry.has(uri):
             return False
-        await self._builders().publish(uri, context, again=again)
+        await self._build(uri, context)
         return True
 
-    def _of(self, mode: str) -> Images:
-        if mode == "prebuilt":
-            return self._prebuilt
-        return self._builders() if mode == "bundled" else self._custom
+    async def _bundled(self, request: ImageRequest) -> Image:
+        place = places(self._target, self._registry_host).image
+        plan = await in_thread(self._planned, request, place)
+        if not self._is_recent(plan.image):
+            await self._joined(plan)
+            self._seen[plan.image] = time.monotonic()
+        return Image(uri=plan.image, command=COMMAND, user=recipe.USER)
 
-    def _builders(self) -> BundledImages:
-        if self._bundled is None:
-            self._bundled = BundledImages(
+    def _planned(self, request: ImageRequest, place: str) -> Plan:
+        found = dependencies_of(request, self._said)
+        return recipe.bundled_plan(
+            request, found, place, wheel=self._wheel(), python_image=self._python_image
+        )
+
+    async def _joined(self, plan: Plan) -> None:
+        """Wait for the build of *plan*; all calls that want its image share one."""
+        for build in self._running:
+            if build.uri == plan.image and not build.ending:
+                break
+        else:
+            if self._closed:
+                raise ClientClosed("the client that builds images is closed; open another")
+            build = _Build(plan.image, self._ensured(plan), self._running.discard)
+            self._running.add(build)
+        await build.joined()
+
+    async def _ensured(self, plan: Plan) -> None:
+        if not await self._registry.has(plan.image):
+            await self._build(plan.image, plan.context)
+
+    async def _build(self, uri: str, context: Mapping[str, bytes]) -> None:
+        if self._builder is None:
+            self._builder = Builder(
                 places(self._target, self._registry_host),
                 self.builds,
-                self._registry,
-                self._builder,
-                pace=self._pace,
-                wheel=self._wheel,
-                python_image=self._python_image,
+                None if self._builds_host else self._credentials,
+                emulator=self._builds_host,
+                look=self._look,
+                patience=self._patience,
             )
-        return self._bundled
+        with step(f"building {uri.rpartition('/')[2]}") as building:
+            logging.info("Building %s, which takes some minutes", uri)
+            await self._builder.build(uri, context, lambda line: _show(line, building))
+        logging.info("Built %s", uri)
+
+    async def _prebuilt(self, request: ImageRequest) -> Image:
+        uri = base_uri(named_repo(request.base_image_repo), request.category)
+        found = await in_thread(dependencies_of, request, self._said)
+        await self._once(uri, lambda: self._check_published(uri))
+        requirements = None
+        if found.wanted:
+            body = found.text.encode()
+            digest = hashlib.sha256(body).hexdigest()
+            name = f"requirements/{digest}.txt"
+            await self._once(name, lambda: _shared_objects.ensure(self._jobs, name, body))
+            requirements = Input(name=name, start=0, stop=len(body), digest=digest)
+        return Image(uri=uri, command=COMMAND, requirements=requirements, user=recipe.USER)
+
+    async def _check_published(self, uri: str) -> None:
+        """Ask Google's registries for a base image; others may hide it from this machine."""
+        if not self._can_ask(uri):
+            return
+        try:
+            there = await self._registry.has(uri)
+        except AuthError:  # the cluster's nodes may have the permission
+            there = True
+        if not there:
+            raise ConfigurationError(
+                f"the base image {uri} was not published: publish it with kinetic build-image "
+                f"--repo {uri.rpartition('/')[0]}, or leave container_image out to build one"
+            )
+
+    def _can_ask(self, uri: str) -> bool:
+        host = registry_of(uri)
+        return host.endswith(".pkg.dev") or bool(host and host == self._registry_host)
+
+    def _is_recent(self, name: str) -> bool:
+        return time.monotonic() - self._seen.get(name, -BELIEVED_S) < BELIEVED_S
+
+    async def _once(self, name: str, make: Callable[[], Awaitable[object]]) -> None:
+        """Await *make*, unless it made *name* sure in the last `BELIEVED_S` seconds."""
+        if not self._is_recent(name):
+            await make()
+            self._seen[name] = time.monotonic()
 
     async def aclose(self) -> None:
-        """End what is being built, and close everything but the store of jobs."""
-        parts = (self.builds, self._credentials, self._log_http, self._http, self._builder)
-        async with contextlib.AsyncExitStack() as closing:  # the last comes first
-            for part in (*parts, self._bundled):
+        """Cancel the builds that run here, and close everything but the store of jobs."""
+        self._closed = True
+        for build in tuple(self._running):
+            await build.end()
+        async with contextlib.AsyncExitStack() as closing:
+            for part in (self.builds, self._credentials, self._registry, self._builder):
                 if part is not None:
                     closing.push_async_callback(part.aclose)
 
 
-def started_from(environ: Mapping[str, str]) -> str:
-    """What images begin with; a mirror of the public one, for instance.
+class _Build:
+    """A build that several calls wait for; it ends when the last of them is cancelled."""
+
+    def __init__(
+        self, uri: str, work: Coroutine[object, object, None], over: Callable[[_Build], object]
+    ) -> None:
+        self.uri = uri
+        self.ending = False
+        self._waiting = 0
+        self._task = asyncio.create_task(work, name=f"kinetic build {uri}")
+        self._task.add_done_callback(lambda _: over(self))
+
+    async def joined(self) -> None:
+        """Wait for the end of the build.
+
+        Raises:
+            ClientClosed: The client was closed meanwhile.
+        """
+        self._waiting += 1
+        try:
+            await shared(self._task, "the client that builds images")
+        except asyncio.CancelledError:
+            if self._waiting == 1 and not self._task.done():
+                await release(self.end(), what=f"cancelling {self.uri}", grace=60.0)
+            raise
+        finally:
+            self._waiting -= 1
+
+    async def end(self) -> None:
+        """Cancel the build and wait until it is over."""
+        self.ending = True
+        self._task.cancel()
+        await asyncio.wait({self._task})
+
+
+def _show(line: str, building: Step) -> None:
+    if shown := one_line(line):
+        logging.info("[build] %s", shown)
+        building.title = one_line(f"building: {shown}", 60)
+        building.update(0, 0)
+
+
+def named_repo(repo: str | None) -> str:
+    """Return *repo*, the place of base images.
 
     Raises:
-        ConfigurationError: It is no name of an image.
+        ConfigurationError: None is configured.
     """
-    named = environ.get(STARTED_FROM, "") or PYTHON_IMAGE
+    if not repo:
+        raise ConfigurationError(
+            "no repository of base images is configured: pass base_image_repo=, or set "
+            "KINETIC_BASE_IMAGE_REPO, to the registry and path you push them to (kinetic "
+            "build-image --repo publishes them), or leave container_image out to build an image"
+        )
+    return repo
+
+
+def base_uri(repo: str, category: str, tag: str | None = None) -> str:
+    """Return the name of a base image, ``{repo}/base-{category}:{tag}``.
+
+    *tag* is kinetic's version by default.
+
+    Raises:
+        ConfigurationError: *repo* and *tag* make no valid name.
+    """
+    from kinetic._version import __version__
+
+    tag = tag or __version__.replace("+", "-")  # a tag can't have the "+" of a local version
+    try:
+        return checked_image(f"{repo.rstrip('/')}/base-{category}:{tag}")
+    except ConfigurationError as exc:
+        raise ConfigurationError(
+            f"base_image_repo={repo!r} and the tag {tag!r} make no valid name of an image; write "
+            "the first as registry/path, without a scheme, and the tag in letters, digits, and "
+            "_.-"
+        ) from exc
+
+
+def started_from(environ: Mapping[str, str]) -> str:
+    """Return the image that images are built from, such as a mirror of the public one.
+
+    Raises:
+        ConfigurationError: ``KINETIC_PYTHON_IMAGE`` isn't a valid name of an image.
+    """
+    named = environ.get(STARTED_FROM, "") or recipe.PYTHON_IMAGE
     try:
         checked_image(named.replace("{python}", "3.12"))
     except ConfigurationError as exc:
         raise ConfigurationError(
-            f"{STARTED_FROM}={named!r} is no name of an image with Python, such as {PYTHON_IMAGE!r}"
+            f"{STARTED_FROM}={named!r} is not a valid name of an image with Python, such as "
+            f"{recipe.PYTHON_IMAGE!r}"
         ) from exc
     return named

@@ -1,4 +1,4 @@
-"""The images of the local platform: the interpreter that is running now, or one made by uv."""
+"""The images of the local platform: the running interpreter, or an environment that uv makes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,6 @@ from kinetic._messages import one_line
 from kinetic._progress.steps import Step, step
 from kinetic._runner.protocol.private import make_folder
 from kinetic._tasks import in_thread, release
-from kinetic.aio.images.recipe import Wheel, digest, installed_wheel
 from kinetic.aio.ports import Image, ImageRequest
 from kinetic.errors import BuildError, ConfigurationError
 
@@ -32,65 +31,90 @@ if TYPE_CHECKING:
     from kinetic.aio.images.recipe import Wheel
 
 READY = "kinetic-ready"
+"""The file that marks a complete environment."""
+
 LOOK_S = 0.1
+"""How often to try the lock of an environment that another process makes."""
+
 GRACE_S = 5.0
-TOLD = 20
+"""How long a cancelled uv may take to end."""
+
+SHOWN = 20
+"""How many of uv's last lines an error shows."""
 
 
-class Environments:
-    """Under *folder*, each made once; processes that want the same one wait for each other."""
+class CurrentInterpreter:
+    """`kinetic.aio.ports.Images` without containers.
+
+    *home* is the folder whose cache has the environments, `configuration.home` by default.
+    *wheel* makes kinetic's wheel, by default that of the running kinetic.
+    """
 
     def __init__(
         self,
-        folder: Path,
+        home: Path | None = None,
         environ: Mapping[str, str] = os.environ,
         *,
-        wheel: Callable[[], Wheel] = installed_wheel,
+        wheel: Callable[[], Wheel] | None = None,
     ) -> None:
-        self._folder = folder
+        self._home = home
         self._environ = environ
         self._wheel = wheel
+        self._said: set[str] = set()
 
-    async def python(self, requirements: str) -> Path:
-        """The interpreter of an environment with *requirements* and kinetic, of this Python.
+    async def resolve(self, request: ImageRequest) -> Image:
+        """Return this interpreter; for "prebuilt", one with the project's dependencies and kinetic.
+
+        Nothing else is installed there: what a cluster's base image would bring, JAX included,
+        must be among the dependencies.
 
         Raises:
-            ConfigurationError: There is no uv.
-            BuildError: They cannot be installed; the message has uv's last lines.
+            ConfigurationError: A container image was requested, or uv is missing.
+            PackError: The dependencies can't be read, or exist on this machine only.
+            BuildError: uv failed; the message has its last lines.
 
-        Cancelled: uv is ended; what it has done is done again by whoever wants it.
+        Cancelled: uv is ended; the next call starts anew.
         """
-        own = await in_thread(self._wheel)
-        place = self._folder / _name(requirements, own)
-        python = place / "bin" / "python"
+        if request.mode == "bundled":
+            return Image(uri="", command=(sys.executable,))
+        if request.mode == "prebuilt":
+            return Image(uri="", command=(str(await self._installed(request)),))
+        raise ConfigurationError(
+            "the local platform starts processes, not containers: it cannot run "
+            f"container_image={request.mode!r}; leave it out, or choose another backend"
+        )
+
+    async def _installed(self, request: ImageRequest) -> Path:
+        """Return the interpreter of an environment, made once for the same dependencies."""
+        from kinetic.aio.images.dependencies import dependencies_of
+        from kinetic.aio.images.recipe import installed_wheel
+
+        found = await in_thread(dependencies_of, request, self._said, own_accelerator=True)
+        wheel = await in_thread(self._wheel or installed_wheel)
+        home = self._home or configuration.home(self._environ)
+        place = home / "cache" / "environments" / _name(wheel, found.text)
         if not (place / READY).exists():
             async with _locked(place.with_suffix(".lock")):
                 if not (place / READY).exists():
-                    with step("installing the dependencies") as installing:
-                        await self._made(place, python, requirements, own, installing)
-        return python
+                    files = {wheel.name: wheel.content, "requirements.txt": found.text.encode()}
+                    await self._make(place, files)
+        return place / "bin" / "python"
 
-    async def _made(
-        self, place: Path, python: Path, requirements: str, own: Wheel, installing: Step
-    ) -> None:
+    async def _make(self, place: Path, files: Mapping[str, bytes]) -> None:
         uv = find_uv(self._environ)
         logging.info("Making an environment with the project's dependencies: %s", place)
-        with tempfile.TemporaryDirectory(prefix="kinetic-") as folder:
-            wheel, wanted = await in_thread(_written, Path(folder), own, requirements)
-            await self._run(
-                [uv, "venv", "--clear", "--python", sys.executable, str(place)], installing
-            )
-            await self._run(
-                [
-                    *(uv, "pip", "install", "--python", str(python)),
-                    *(str(wheel), "--requirement", str(wanted)),
-                ],
-                installing,
-            )
+        with (
+            step("installing the dependencies") as installing,
+            tempfile.TemporaryDirectory(prefix="kinetic-") as folder,
+        ):
+            wheel, wanted = await in_thread(_write, Path(folder), files)
+            venv = (uv, "venv", "--clear", "--python", sys.executable, place)
+            await self._run(venv, installing)
+            install = (uv, "pip", "install", "--python", place / "bin" / "python")
+            await self._run((*install, wheel, "--requirement", wanted), installing)
         (place / READY).touch()
 
-    async def _run(self, command: Sequence[str], installing: Step) -> None:
-        """Run uv to its end; its last words are those of the error."""
+    async def _run(self, command: Sequence[str | Path], installing: Step) -> None:
         process = await asyncio.create_subprocess_exec(
             *command,
             stdin=asyncio.subprocess.DEVNULL,
@@ -98,7 +122,7 @@ class Environments:
             stderr=asyncio.subprocess.STDOUT,
             env=dict(self._environ),
         )
-        lines: deque[str] = deque(maxlen=TOLD)
+        lines: deque[str] = deque(maxlen=SHOWN)
         try:
             assert process.stdout is not None
             async for raw in process.stdout:
@@ -113,29 +137,39 @@ class Environments:
         if code != 0:
             shown = "\n".join(f"  {line}" for line in lines)
             raise BuildError(
-                f"the environment was not made: `uv {' '.join(command[1:3])}` ended with {code}:\n"
-                f"{shown}\ncorrect the project's dependencies, or check the network"
+                f"the environment was not made: `uv {command[1]}` ended with {code}:\n{shown}\n"
+                "correct the project's dependencies, or check the network"
             )
 
+    async def aclose(self) -> None:
+        """Do nothing; this holds nothing."""
 
-def _written(folder: Path, own: Wheel, requirements: str) -> tuple[Path, Path]:
-    wheel, wanted = folder / own.name, folder / "requirements.txt"
-    wheel.write_bytes(own.content)
-    wanted.write_text(requirements)
-    return wheel, wanted
+
+def _name(wheel: Wheel, requirements: str) -> str:
+    """Return the folder of an environment; its hash covers everything that decides its content."""
+    python, version = os.path.realpath(sys.executable), platform.python_version()
+    parts = (python, version, platform.machine(), wheel.name, requirements)
+    whole = hashlib.sha256("\n".join(parts).encode() + wheel.content).hexdigest()
+    return f"py{'.'.join(version.split('.')[:2])}-{whole[:16]}"
+
+
+def _write(folder: Path, files: Mapping[str, bytes]) -> list[Path]:
+    for name, body in files.items():
+        (folder / name).write_bytes(body)
+    return [folder / name for name in files]
 
 
 def find_uv(environ: Mapping[str, str] = os.environ) -> str:
-    """The program: on the PATH, beside this interpreter, or as an installed package.
+    """Return the path of uv: on the PATH, beside this interpreter, or as an installed package.
 
     Raises:
-        ConfigurationError: It is nowhere.
+        ConfigurationError: uv isn't installed.
     """
     beside = os.path.dirname(sys.executable)
     found = shutil.which("uv", path=environ.get("PATH")) or shutil.which("uv", path=beside)
     if found is None:
         with contextlib.suppress(ImportError, FileNotFoundError):
-            package: Any = importlib.import_module("uv")  # it need not be installed
+            package: Any = importlib.import_module("uv")
             found = package.find_uv_bin()
     if found is None:
         raise ConfigurationError(
@@ -145,17 +179,9 @@ def find_uv(environ: Mapping[str, str] = os.environ) -> str:
     return found
 
 
-def _name(requirements: str, own: Wheel) -> str:
-    """What decides the environment, as a name."""
-    base = os.path.realpath(sys.executable)
-    whole = f"{base}\n{platform.python_version()}\n{platform.machine()}\n{requirements}"
-    parts = {"environment": whole.encode(), own.name: hashlib.sha256(own.content).digest()}
-    return f"py{sys.version_info[0]}.{sys.version_info[1]}-{digest(parts)[:16]}"
-
-
 @contextlib.asynccontextmanager
 async def _locked(file: Path) -> AsyncGenerator[None]:
-    """Wait for a lock that goes with the process that holds it."""
+    """Hold a lock that the kernel frees when this process ends."""
     make_folder(file.parent)
     fd = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
@@ -179,55 +205,3 @@ async def _ended(process: asyncio.subprocess.Process) -> None:
         with contextlib.suppress(ProcessLookupError):
             process.kill()
         await process.wait()
-
-
-class CurrentInterpreter:
-    """`kinetic.aio.ports.Images` where nothing runs in a container.
-
-    *home* is where environments are kept, `configuration.home` by default;
-    *wheel* makes kinetic's own, by default of what is running.
-    """
-
-    def __init__(
-        self,
-        home: Path | None = None,
-        environ: Mapping[str, str] = os.environ,
-        *,
-        wheel: Callable[[], Wheel] | None = None,
-    ) -> None:
-        self._home = home
-        self._environ = environ
-        self._wheel = wheel
-        self._said: set[str] = set()
-
-    async def resolve(self, request: ImageRequest) -> Image:
-        """This interpreter; for "prebuilt", one that has the project's dependencies and kinetic.
-
-        Nothing else is in that one: what the base image of a cluster would have
-        must be among the dependencies, JAX too.
-
-        Raises:
-            ConfigurationError: A container image was asked for, or there is no uv.
-            PackError: The dependencies cannot be read, or name what only this machine has.
-            BuildError: They cannot be installed.
-        """
-        if request.mode == "prebuilt":
-            return Image(uri="", command=(str(await self._installed(request)),))
-        if request.mode != "bundled":
-            raise ConfigurationError(
-                f"the local platform starts processes, not containers: it cannot run "
-                f"container_image={request.mode!r}; leave it out, or choose another backend"
-            )
-        return Image(uri="", command=(sys.executable,))
-
-    async def _installed(self, request: ImageRequest) -> Path:
-        from kinetic.aio.images.recipe import dependencies_of, installed_wheel
-
-        found = await in_thread(dependencies_of, request, self._said, own_accelerator=True)
-        home = self._home or configuration.home(self._environ)
-        folder = home / "cache" / "environments"
-        wheel = self._wheel or installed_wheel
-        return await Environments(folder, self._environ, wheel=wheel).python(found.text)
-
-    async def aclose(self) -> None:
-        """Nothing is held."""

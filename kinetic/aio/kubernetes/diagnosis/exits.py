@@ -62,7 +62,7 @@ _EXITS = (
     _exit(
         "can't open file '[^']*remote_runner",
         "the image was not made for kinetic, its runner is not in it: {said}",
-        "put there what `python -m kinetic.images runner` prints, make one with "
+        "copy what `python -m kinetic.images runner FOLDER` writes to /app, make one with "
         "kinetic build-image, or leave container_image out to have one built",
         Reason.SETUP,
     ),

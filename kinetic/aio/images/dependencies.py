@@ -1,0 +1,263 @@
+"""Find a project's dependencies and filter them for an image.
+
+The result is a requirements file whose lines stay as the project wrote them. `packaging` parses
+each line, only to see which package it names and where that comes from.
+"""
+
+from __future__ import annotations
+
+import codecs
+import re
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from absl import logging
+
+from kinetic.aio.ports import ImageRequest
+from kinetic.errors import PackError
+
+ACCELERATOR_PACKAGES = frozenset({"jax", "jaxlib", "libtpu", "libtpu-nightly"})
+"""Packages that the image brings, in the version of its accelerator."""
+
+KEEP = "kn:keep"
+"""A comment with this word keeps a line with one of `ACCELERATOR_PACKAGES`."""
+
+_COMMENT = re.compile(r"(^|\s)#.*$")
+_PASSWORD = re.compile(r"://[^/\s@]*:[^/\s@$]+@")
+_ARCHIVES = (".whl", ".zip", ".tgz", ".tar", ".tar.gz", ".tar.bz2", ".tar.xz")
+_INSTALLING = frozenset({"-e", "--editable", "-r", "--requirement"})
+_LOCATING = _INSTALLING | {
+    *("-c", "--constraint", "-f", "--find-links"),
+    *("-i", "--index-url", "--extra-index-url"),
+}
+"""The options whose value is a file or a URL."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dependencies:
+    """What to install: ``text`` is a requirements file, ``source`` the file it comes from.
+
+    ``notices`` has a sentence for the user about each line that was dropped or looks wrong.
+    """
+
+    source: Path | None = None
+    text: str = ""
+    notices: tuple[str, ...] = ()
+
+    @property
+    def wanted(self) -> bool:
+        """Whether there is anything to install."""
+        return any(line.installs for line in _lines(self.text))
+
+    @property
+    def brings_jax(self) -> bool:
+        """Whether the project keeps its own version of an accelerator package."""
+        return any(line.package in ACCELERATOR_PACKAGES for line in _lines(self.text))
+
+
+def dependencies_of(
+    request: ImageRequest, said: set[str], *, own_accelerator: bool = False
+) -> Dependencies:
+    """Return the dependencies of the project of *request*; log each notice that isn't in *said*.
+
+    *own_accelerator* keeps `ACCELERATOR_PACKAGES`, for a job without an image. Reads files.
+
+    Raises:
+        PackError: A file can't be read, or names what exists on this machine only.
+    """
+    if request.entry_dir is None:
+        return Dependencies()
+    found = find_dependencies(request.entry_dir, request.root, own_accelerator=own_accelerator)
+    for notice in found.notices:
+        if notice not in said:
+            said.add(notice)
+            logging.warning("%s", notice)
+    return found
+
+
+def find_dependencies(
+    entry_dir: Path, root: Path | None, *, own_accelerator: bool = False
+) -> Dependencies:
+    """Read the nearest dependency file from *entry_dir* up to *root*.
+
+    In each folder requirements.txt counts before a pyproject.toml with a ``[project]`` table.
+
+    Raises:
+        PackError: A file can't be read, or names what exists on this machine only; ``culprit``
+            is the file and the line.
+    """
+    notices: list[str] = []
+    for directory in _upwards(entry_dir, root):
+        requirements, pyproject = directory / "requirements.txt", directory / "pyproject.toml"
+        if requirements.is_file():
+            found = filtered(_decoded(requirements), requirements, own_accelerator)
+        elif pyproject.is_file() and (lines := _of_pyproject(pyproject, notices)) is not None:
+            text = "".join(f"{line}\n" for line in lines)
+            found = filtered(text, pyproject, own_accelerator)
+        else:
+            continue
+        return replace(found, notices=(*notices, *found.notices))
+    return Dependencies(notices=tuple(notices))
+
+
+def _upwards(entry_dir: Path, root: Path | None) -> Iterator[Path]:
+    yield entry_dir
+    if root is not None and entry_dir.is_relative_to(root):
+        yield from (one for one in entry_dir.parents if one.is_relative_to(root))
+
+
+def _decoded(file: Path) -> str:
+    """Return the text of a file; PowerShell writes requirements as UTF-16."""
+    try:
+        content = file.read_bytes()
+        wide = content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+        return content.decode("utf-16" if wide else "utf-8-sig")
+    except (OSError, UnicodeDecodeError) as exc:
+        raise PackError(f"{file} cannot be read: {exc}", culprit=str(file)) from exc
+
+
+def _of_pyproject(file: Path, notices: list[str]) -> list[str] | None:
+    """Return ``[project.dependencies]``; None if there is no ``[project]``."""
+    try:
+        content = tomllib.loads(_decoded(file))
+    except tomllib.TOMLDecodeError as exc:
+        raise PackError(f"{file} is not valid TOML: {exc}", culprit=str(file)) from exc
+    project: Any = content.get("project")
+    dynamic = (project or {}).get("dynamic", ())
+    if project is None and "dependencies" in content.get("tool", {}).get("poetry", {}):
+        notices.append(
+            f"The dependencies in [tool.poetry] of {file} are not read: export them to a "
+            "requirements.txt beside it, or list them in [project.dependencies]."
+        )
+    groups = ", ".join(content.get("dependency-groups", ()))
+    if groups and "dependencies" not in {*(project or ()), *dynamic}:
+        notices.append(
+            f"The [dependency-groups] of {file} ({groups}) are not installed for jobs: list what "
+            "jobs need in [project.dependencies], or in a requirements.txt beside it."
+        )
+    if project is None:
+        return None
+    lines: list[Any] = project.get("dependencies", [])
+    if type(lines) is not list or not all(isinstance(line, str) for line in lines):
+        raise PackError(
+            f"{file}: [project.dependencies] is not a list of strings", culprit=str(file)
+        )
+    if not lines and "dependencies" in dynamic:
+        notices.append(
+            f"The dependencies of {file} are dynamic and are not read: export them to a "
+            "requirements.txt beside it."
+        )
+    return lines
+
+
+def filtered(text: str, source: Path, own_accelerator: bool = False) -> Dependencies:
+    """Return what goes into an image of *text*, in the format of a requirements file; pure.
+
+    Raises:
+        PackError: A line names what exists on this machine only.
+    """
+    kept: list[str] = []
+    notices: list[str] = []
+    for line in _lines(text):
+        where = f"{source}, line {line.number}"
+        if line.package == "keras-kinetic":
+            notices.append(
+                f"{where}: keras-kinetic is not installed in the job, because it would overwrite "
+                "this package."
+            )
+        elif line.package == "kinetic-aio":
+            pass  # the job has the version that submits it
+        elif line.package in ACCELERATOR_PACKAGES and not (own_accelerator or line.keeps):
+            notices.append(
+                f"{where}: {line.bare!r} is left to the image, which has the {line.package} of "
+                f"its accelerator; write '# {KEEP}' behind it to install yours."
+            )
+        elif line.place is not None and not _is_remote(line.place):
+            raise PackError(
+                f"{where}: {line.bare!r} is neither a requirement nor a URL. A job cannot install "
+                "what exists on this machine only: the project's own code travels with it; name "
+                "packages by an index or a URL.",
+                culprit=f"{source}:{line.number}",
+            )
+        else:
+            kept += line.written
+            if _PASSWORD.search(line.bare):
+                notices.append(
+                    f"{where} contains a password, which ends up in the image and its build log."
+                )
+    return Dependencies(
+        source=source, text="".join(f"{line}\n" for line in kept), notices=tuple(notices)
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Line:
+    """A line of a requirements file, with those that backslashes join to it.
+
+    ``bare`` has no comments. ``package`` is the normalized name that the line asks for, if any.
+    ``place`` is the file or URL it points to; None if an index decides.
+    """
+
+    number: int
+    written: tuple[str, ...]
+    bare: str
+    package: str = ""
+    place: str | None = None
+    installs: bool = False
+
+    @property
+    def keeps(self) -> bool:
+        return any(KEEP in one.partition("#")[2] for one in self.written)
+
+
+def _lines(text: str) -> Iterator[_Line]:
+    joined: list[str] = []
+    for number, written in enumerate(text.splitlines(), 1):
+        joined.append(written.rstrip())
+        # A comment goes to the end of its line; a backslash in it joins nothing.
+        if written.rstrip().endswith("\\") and not written.lstrip().startswith("#"):
+            continue
+        yield _parsed(number + 1 - len(joined), joined)
+        joined = []
+    if joined:
+        yield _parsed(len(text.splitlines()) + 1 - len(joined), joined)
+
+
+def _parsed(number: int, written: list[str]) -> _Line:
+    from packaging.requirements import InvalidRequirement, Requirement
+    from packaging.utils import canonicalize_name
+
+    pieces = (_COMMENT.sub("", line).removesuffix("\\").strip() for line in written)
+    line = _Line(number=number, written=tuple(written), bare=" ".join(pieces).strip())
+    option, value = _option(line.bare)
+    if not value or (option and option not in _LOCATING):
+        return line
+    line = replace(line, installs=not option or option in _INSTALLING)
+    try:
+        asked = Requirement(re.split(r"\s--", value)[0])  # without its hashes
+    except InvalidRequirement:
+        return replace(line, place=value)
+    if option:
+        return replace(line, place=asked.url or value)
+    archive = asked.name if asked.name.endswith(_ARCHIVES) else None
+    return replace(line, package=canonicalize_name(asked.name), place=asked.url or archive)
+
+
+def _option(bare: str) -> tuple[str, str]:
+    """Split ``--name=value``, ``--name value``, or ``-nvalue``; a requirement has no option."""
+    if not bare.startswith("-"):
+        return "", bare
+    if not bare.startswith("--"):
+        return bare[:2], bare[2:].lstrip(" =")
+    name, _, value = re.sub(r"[=\s]", " ", bare, count=1).partition(" ")
+    return name, value.strip()
+
+
+def _is_remote(place: str) -> bool:
+    """Return whether *place* is a URL of another machine, such as ``git+https://…``."""
+    url = urlsplit(place.strip("'\""))
+    return bool(url.netloc) and not f"+{url.scheme}".endswith(("+", "+file"))
