@@ -7,9 +7,10 @@ import datetime
 import math
 import re
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Collection, Iterator
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
+from typing import TypeVar
 
 from kinetic.aio.kubernetes.api import Api
 from kinetic.aio.kubernetes.diagnosis.documents import Document, condition, part, uid
@@ -18,6 +19,8 @@ from kinetic.aio.kubernetes.manifests import ATTEMPT, CONTAINER, HOSTS, Paths, b
 from kinetic.aio.kubernetes.multihost import host_of
 from kinetic.aio.kubernetes.tables import Changed, Listed, Rhythm, listing, name_of, reflect
 from kinetic.errors import BackendError, NotFound, Refused, Throttled, Unavailable
+
+T = TypeVar("T")
 
 LONGEST_LINE = 1 << 20
 IDLE_S = 300.0
@@ -247,10 +250,6 @@ async def _read(contents: AsyncGenerator[bytes]) -> AsyncGenerator[Piece]:
         yield piece
 
 
-LINES = 100
-"""Lines of several pods that wait for whoever reads."""
-
-
 class _Scene:
     """An attempt called *name*, with all Jobs and pods of its item, as they are now."""
 
@@ -408,8 +407,8 @@ async def _told(
     if (count := scene.indexes) == 1:
         lines = one(api, paths, scene, None, tail)
     else:
-        streams = [(f"[{i}] ", one(api, paths, scene, i, tail)) for i in range(count)]
-        lines = _merged(streams)
+        streams = [_marked(f"[{i}] ", one(api, paths, scene, i, tail)) for i in range(count)]
+        lines = merged(streams)
     async with aclosing(lines) as told:
         async for line in told:
             yield line
@@ -487,34 +486,40 @@ async def _followed(
         tail = None
 
 
-async def _merged(streams: list[tuple[str, AsyncGenerator[str]]]) -> AsyncGenerator[str]:
-    """The lines of all, as they come, each with its stream's prefix."""
-    queue: asyncio.Queue[str | Exception | None] = asyncio.Queue(LINES)
+async def _marked(prefix: str, lines: AsyncGenerator[str]) -> AsyncGenerator[str]:
+    async with aclosing(lines):
+        async for line in lines:
+            yield prefix + line
 
-    async def pump(prefix: str, lines: AsyncGenerator[str]) -> None:
-        try:
-            async with aclosing(lines):
-                async for line in lines:
-                    await queue.put(prefix + line)
-            await queue.put(None)
-        except Exception as exc:
-            await queue.put(exc)
 
-    tasks = [
-        asyncio.create_task(pump(prefix, lines), name=f"kinetic log {prefix}")
-        for prefix, lines in streams
-    ]
+async def merged(streams: Collection[AsyncGenerator[T]]) -> AsyncGenerator[T]:
+    """Yield what any of *streams* yields, as it comes, and close them at the end.
+
+    It ends when all have ended, and fails when one does. It takes one item of each
+    at a time, so a stream that skips what is outdated goes on doing so.
+    """
+    waiting: dict[asyncio.Task[T | None], AsyncGenerator[T]] = {}
+    idle = [*streams]
     try:
-        left = len(tasks)
-        while left:
-            word = await queue.get()
-            if isinstance(word, Exception):
-                raise word
-            if word is None:
-                left -= 1
-            else:
-                yield word
+        while idle or waiting:
+            for stream in idle:
+                waiting[asyncio.create_task(_next(stream), name="kinetic merged stream")] = stream
+            idle.clear()
+            done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                stream = waiting.pop(task)
+                if (item := task.result()) is None:
+                    continue
+                yield item
+                idle.append(stream)
     finally:
-        for task in tasks:
+        for task in waiting:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*waiting, return_exceptions=True)
+        for stream in streams:
+            await stream.aclose()
+
+
+async def _next(stream: AsyncGenerator[T]) -> T | None:
+    """Return the next item; None at the end, which no item is."""
+    return await anext(stream, None)

@@ -19,16 +19,9 @@ from kinetic.aio.kubernetes.diagnosis.held import held_back
 from kinetic.aio.kubernetes.diagnosis.judge import held_fast
 from kinetic.aio.kubernetes.diagnosis.pods import Pod
 from kinetic.aio.kubernetes.diagnosis.starting import present
-from kinetic.aio.kubernetes.diagnosis.verdict import Diagnosis, Outlook, Seen, merged
+from kinetic.aio.kubernetes.diagnosis.verdict import Diagnosis, Outlook, Seen
 from kinetic.aio.kubernetes.manifests import HOSTS, JOB, Placement, job_manifest, object_name
-from kinetic.aio.kubernetes.tables import (
-    End,
-    Entry,
-    Table,
-    by_runner,
-    observations,
-    same,
-)
+from kinetic.aio.kubernetes.tables import End, Entry, Table, by_runner, observations
 from kinetic.aio.ports import JobSpec, Observation, Phase
 from kinetic.job_status import JobStatus, Reason
 
@@ -446,35 +439,22 @@ class GroupTable(Table):
         self._hints = hints
         self._hinted: dict[str, frozenset[str]] = {}
 
-    def _put(self, document: Document, *, deleted: bool, pods: bool) -> None:
+    def _name(self, document: Document, *, pods: bool) -> str:
         metadata = part(document, "metadata")
         labels = part(metadata, "labels")
-        name = str((labels.get(JOB) if pods else metadata.get("name")) or "")
-        entry = self.entries.get(name)
-        if not name or (entry is None and deleted):
-            return
         if pods and self._label and self._label not in labels:
-            return
-        if entry is None:
-            entry = self.entries[name] = Entry(name)
-        put = _put_pod if pods else _put_set
-        if put(entry, document, deleted=deleted):
-            self._dirty[name] = None
+            return ""
+        return str((labels.get(JOB) if pods else metadata.get("name")) or "")
+
+    def _is_own(self, entry: Entry, pod: Document) -> bool:
+        """Return whether the set that has the name now made *pod*, by their common annotation."""
+        of = entry.job or entry.seen.any_job
+        lives = [part(part(one, "metadata"), "annotations").get(LIFE) for one in (of, pod)]
+        return not of or lives[0] == lives[1]
 
     def _told(self, entry: Entry) -> Iterator[Observation]:
-        now = Seen(
-            job=entry.job,
-            pods=[
-                pod for pod in entry.pods.values() if _is_of(pod, entry.job or entry.seen.any_job)
-            ],
-            events=entry.facts.events,
-            nodes=entry.facts.nodes,
-            workload=entry.facts.workload,
-            absent=entry.facts.absent,
-            name=entry.name,
-            makers=self._makers(entry.name),
-        )
-        entry.seen = merged(entry.seen, now)
+        pods = [pod for pod in entry.pods.values() if self._is_own(entry, pod)]
+        entry.see(pods, self._makers(entry.name))
         if not self._is_known(entry):
             return
         news = word(entry.seen)
@@ -500,36 +480,3 @@ class GroupTable(Table):
             return False
         going = (part(pod, "metadata").get("deletionTimestamp") for pod in entry.pods.values())
         return self.orphans or any(going)
-
-
-def _is_of(pod: Document, of: Document) -> bool:
-    """Whether the set *of* has made it, and not one that had the name before."""
-    lives = [part(part(one, "metadata"), "annotations").get(LIFE) for one in (of, pod)]
-    return not of or lives[0] == lives[1]
-
-
-def _put_set(entry: Entry, found: Document, *, deleted: bool) -> bool:
-    """Take the set; whether that may be news."""
-    known = uid(entry.job) or uid(entry.seen.any_job)
-    if deleted:
-        if uid(found) != known:
-            return False  # of one that had the name before
-        entry.seen = replace(entry.seen, job=found, name=entry.name)
-        entry.job = None
-        return True
-    if known and uid(found) != known:
-        entry.begin_anew()
-    before, entry.job = entry.job, found
-    return before is None or not same(before, found)
-
-
-def _put_pod(entry: Entry, pod: Document, *, deleted: bool) -> bool:
-    if deleted:
-        known = entry.pods.pop(uid(pod), None)
-        if known is not None and _is_of(pod, entry.seen.any_job):
-            others = [one for one in entry.seen.pods if uid(one) != uid(pod)]
-            entry.seen = replace(entry.seen, pods=[*others, pod])
-        return True
-    before = entry.pods.get(uid(pod))
-    entry.pods[uid(pod)] = pod
-    return before is None or not same(before, pod)

@@ -8,14 +8,14 @@ from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Seque
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any
 
 from absl import logging
 
 from kinetic._tasks import bounded
 from kinetic.aio.kubernetes.api import Api
-from kinetic.aio.kubernetes.gke import made
-from kinetic.aio.kubernetes.logs import job_log
+from kinetic.aio.kubernetes.gke import AT_ONCE, GkeCluster, made
+from kinetic.aio.kubernetes.logs import job_log, merged
 from kinetic.aio.kubernetes.manifests import Paths, Placement, by_labels
 from kinetic.aio.kubernetes.multihost import (
     HOST,
@@ -25,50 +25,11 @@ from kinetic.aio.kubernetes.multihost import (
     jobset_manifest,
     lws_manifest,
 )
-from kinetic.aio.kubernetes.port_forward import dialled
-from kinetic.aio.kubernetes.secrets import Secrets, submission_secret
+from kinetic.aio.kubernetes.secrets import submission_secret
 from kinetic.aio.kubernetes.tables import Rhythm
 from kinetic.aio.kubernetes.watch import Diagnostics, Patience, observed, sought
 from kinetic.aio.ports import JobSpec, Observation
 from kinetic.errors import AuthError, LaunchError, NotFound
-
-if TYPE_CHECKING:
-    from anyio.abc import ByteStream
-
-T = TypeVar("T")
-
-
-async def merged(streams: Collection[AsyncGenerator[T]]) -> AsyncGenerator[T]:
-    """What any of *streams* gives, as it comes; ends when all have, fails when one does.
-
-    Nothing is awaited between two items, so that a stream which only tells the
-    latest goes on doing that. They are closed with it.
-    """
-    waiting: dict[asyncio.Task[T | None], AsyncGenerator[T]] = {}
-    idle = [*streams]
-    try:
-        while idle or waiting:
-            for stream in idle:
-                waiting[asyncio.create_task(_next(stream), name="kinetic merged stream")] = stream
-            idle.clear()
-            done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                stream = waiting.pop(task)
-                if (item := task.result()) is None:
-                    continue
-                yield item
-                idle.append(stream)
-    finally:
-        for task in waiting:
-            task.cancel()
-        await asyncio.gather(*waiting, return_exceptions=True)
-        for stream in streams:
-            await stream.aclose()
-
-
-async def _next(stream: AsyncGenerator[T]) -> T | None:
-    """The next item; none of them is None."""
-    return await anext(stream, None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,9 +80,6 @@ KINDS: Mapping[str, Kind] = {
 """By the word for it in ``KINETIC_MULTIHOST``."""
 
 
-AT_ONCE = 16
-
-
 class _Sets:
     """The sets of one kind in a namespace."""
 
@@ -140,13 +98,12 @@ class _Sets:
         return f"{self.paths.jobs}/{group_name(name)}"
 
 
-class PathwaysCluster:
+class PathwaysCluster(GkeCluster):
     """`kinetic.aio.ports.Cluster` on one namespace, with a set of pods for each job.
 
-    As `kinetic.aio.kubernetes.gke.GkeCluster`, which see; *kind* names the one of
-    `KINDS` that new jobs get. Those of the others, where the cluster has them,
-    are found, watched and deleted as well. Nothing is started again by
-    Kubernetes: an attempt is a set of its own.
+    *kind* names the one of `KINDS` that new jobs get; the rest is as for `GkeCluster`. Sets
+    of the other kinds, where the cluster has them, are found, watched, and deleted alike.
+    Kubernetes starts nothing again: each attempt is a set of its own.
     """
 
     def __init__(
@@ -158,20 +115,15 @@ class PathwaysCluster:
         patience: Patience | None = None,
         rhythm: Rhythm | None = None,
     ) -> None:
-        placement = at or Placement(namespace="", restarts=0)
-        namespace = placement.namespace or api.default_namespace
-        patience = patience or Patience()
-        self._api = api
+        super().__init__(api, at, patience=patience, rhythm=rhythm)
         self._kind = KINDS[kind]
-        self._at = replace(placement, namespace=namespace)
-        self._own = _Sets(api, self._kind, namespace, patience)
-        self._paths = self._own.paths
+        every = {
+            name: _Sets(api, one, self._at.namespace, patience or Patience())
+            for name, one in KINDS.items()
+        }
+        self._own = every.pop(kind)
+        self._candidates = [*every.values()]
         self._others: Sequence[_Sets] | None = None
-        self._candidates = [
-            _Sets(api, one, namespace, patience) for one in KINDS.values() if one is not self._kind
-        ]
-        self._secrets = Secrets(api, self._paths)
-        self._rhythm = rhythm or Rhythm()
 
     async def launch(self, job: JobSpec) -> None:
         """Start *job*; one with this name already there is success.
@@ -190,7 +142,7 @@ class PathwaysCluster:
         own = {**self._at.annotations, LIFE: secrets.token_hex(8)}
         manifest = self._kind.manifest(job, replace(self._at, secret=secret, annotations=own))
         try:
-            await made(self._api, self._paths, self._secrets, job, secret, manifest)
+            await made(self._api, self._own.paths, self._secrets, job, secret, manifest)
         except NotFound as exc:
             kind, where = self._kind, f"namespace {self._at.namespace} of {self._api.cluster}"
             raise LaunchError(
@@ -309,37 +261,4 @@ class PathwaysCluster:
             with suppress(NotFound):
                 await self._api.call("GET", sets.path(name))
                 return sets.paths
-        return self._paths
-
-    async def dial(self, name: str, port: int, *, host: int = 0) -> ByteStream:
-        """A connection to *port* of the loopback of one host's pod; see `GkeCluster.dial`."""
-        return await dialled(self._api, self._paths, name, port, host)
-
-    async def root_key(self) -> bytes:
-        """The namespace's secret; see `GkeCluster.root_key`."""
-        return await self._secrets.root_key()
-
-    async def keep_secret(self, name: str, content: bytes) -> None:
-        """Keep *content* in a Secret, in place of what was there."""
-        await self._secrets.keep(name, content)
-
-    async def secret(self, name: str) -> bytes:
-        """What `keep_secret` has kept.
-
-        Raises:
-            NotFound: Nothing is kept under this name.
-        """
-        return await self._secrets.kept(name)
-
-    async def drop_secret(self, names: Collection[str]) -> None:
-        """Keep these no longer, nor what the pods of these batches read."""
-        await self._secrets.drop(names)
-
-    async def finish(self, name: str, fence: int) -> None:
-        """Remove the Secret that the pods of a batch read."""
-        await self._secrets.finish(name, fence)
-
-    async def aclose(self) -> None:
-        """Close the connections; jobs go on."""
-        await self._secrets.aclose()
-        await self._api.aclose()
+        return self._own.paths

@@ -16,6 +16,7 @@ from absl import logging
 
 from kinetic._messages import one_line
 from kinetic._runner.protocol import wire
+from kinetic.aio._net.http import json_object
 from kinetic.aio._net.retry import growing
 from kinetic.aio.kubernetes.api import Api
 from kinetic.aio.kubernetes.diagnosis.documents import Document, condition, part, parts, uid
@@ -25,7 +26,7 @@ from kinetic.aio.kubernetes.diagnosis.pods import Pod
 from kinetic.aio.kubernetes.diagnosis.verdict import Diagnosis, Outlook, Seen, merged
 from kinetic.aio.kubernetes.manifests import ATTEMPT, HOSTS, JOB, LABELS, NAME, other_attempt_name
 from kinetic.aio.ports import Observation, Phase
-from kinetic.errors import BackendError, Expired, Throttled, Unavailable
+from kinetic.errors import Expired, Throttled, Unavailable
 from kinetic.job_status import JobStatus, Reason
 
 OUTCOME = "kinetic"
@@ -387,17 +388,20 @@ PAGE = 250
 
 GONE = 410
 TRIES = 3
-"""So often a list begins anew, or a watch goes on that the server refuses to carry on."""
+"""How often a list that expires begins anew, and how many errors of a watch end in a new list."""
+
+WARN_AFTER = 5
+"""Failures in a row before a watch warns: some seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rhythm:
-    """How a watch is kept alive; seconds.
+    """How a watch stays alive; in seconds.
 
-    ``idle_s`` is the silence that counts as a dead connection. ``life_s`` is
-    how long the server shall keep one watch open. What ends within ``brief_s``
-    and said nothing is asked for again only after a pause, which grows; a server may wish for a
-    longer one.
+    ``idle_s`` is the silence after which a connection counts as dead. ``life_s`` is
+    how long the server keeps one watch open. After a watch that ended within
+    ``brief_s`` and brought nothing, the pause grows. The server's own wish for a
+    pause counts up to ``longest_wish_s``: a sleeping watch is blind.
     """
 
     page: int = PAGE
@@ -409,13 +413,13 @@ class Rhythm:
     longest_wish_s: float = 30.0
 
     def pauses(self) -> Iterator[float]:
-        """Growing, and half of each random."""
+        """Yield growing pauses, half of each random."""
         return growing(self.first_pause_s, self.longest_pause_s, jitter=0.5)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listed:
-    """Everything there is now."""
+    """Everything that exists now."""
 
     items: list[Document]
     version: str
@@ -430,9 +434,9 @@ class Changed:
 
 
 async def listing(api: Api, path: str, selector: str, page: int = PAGE) -> Listed:
-    """A consistent read of all that *selector* finds.
+    """Read all that *selector* finds, as of one moment.
 
-    A list that takes so long that the server forgets its beginning begins anew.
+    A list that takes longer than the server remembers its beginning starts over.
     """
     for _ in range(TRIES):
         try:
@@ -453,139 +457,100 @@ async def _pages(api: Api, path: str, selector: str, page: int) -> Listed:
         items += (trimmed(one) for one in answer.get("items") or ())
         metadata = part(answer, "metadata")
         if not (more := str(metadata.get("continue") or "")):
-            return Listed(items=items, version=str(metadata.get("resourceVersion") or ""))
+            return Listed(items=items, version=_version(answer))
         query["continue"] = more
 
 
 async def reflect(
     api: Api, path: str, selector: str, rhythm: Rhythm
 ) -> AsyncGenerator[Listed | Changed]:
-    """What is there, then every change, for ever; a further `Listed` replaces all before.
+    """Yield what exists, then every change, forever; a further `Listed` replaces all before.
+
+    A watch resumes where it stopped, for as long as the server remembers that version.
+    After that, and after errors that repeat, everything is listed anew.
 
     Raises:
-        BackendError: The server will not let it be read, however often it is asked.
+        BackendError: The server refuses the read for good.
     """
-    loop, pauses = asyncio.get_running_loop(), _Pauses(rhythm)
+    loop = asyncio.get_running_loop()
+    version: str | None = None  # of what was told last; None to list everything anew
+    refusals, failures, pauses = 0, 0, rhythm.pauses()
     while True:
+        begun, before, why = loop.time(), version, "the server ended it at once"
+        wish = 0.0
         try:
-            found = await listing(api, path, selector, rhythm.page)
+            if version is None:
+                found = await listing(api, path, selector, rhythm.page)
+                version, refusals = found.version, 0
+                yield found
+                continue
+            async with aclosing(_events(api, path, selector, version, rhythm)) as events:
+                async for event in events:
+                    document: dict[str, Any] = event.get("object") or {}
+                    version = _version(document) or version
+                    if event.get("type") in ("ADDED", "MODIFIED", "DELETED"):  # else a bookmark
+                        refusals = 0
+                        deleted = event["type"] == "DELETED"
+                        yield Changed(document=trimmed(document), deleted=deleted)
+        except Expired as exc:
+            version, why = None, str(exc)
         except (Unavailable, Throttled) as exc:
-            await pauses.wait(f"listing {path}", exc)
-            continue
-        begun = loop.time()
-        yield found
-        watch = _Watch(api, path, selector, found.version, pauses)
-        async with aclosing(watch.changes()) as changes:
-            async for change in changes:
-                yield change
-        if loop.time() - begun < rhythm.brief_s:  # a server that forgets what it has just told
-            await pauses.wait(f"watching {path}", "the server has forgotten what was listed")
+            why, wish = str(exc), min(exc.retry_after or 0.0, rhythm.longest_wish_s)
+            refusals += isinstance(exc, _ErrorEvent)
+            if refusals >= TRIES:
+                version = None
+        lasted = loop.time() - begun >= rhythm.brief_s
+        if before is not None and (lasted or version not in (None, before)):
+            failures, pauses = 0, rhythm.pauses()
+        failures += 1
+        if failures == WARN_AFTER:
+            what = "listing" if before is None else "watching"
+            logging.warning("%s %s was interrupted: %s; retrying", what, path, why)
+        await asyncio.sleep(max(wish, next(pauses)))
 
 
-class _Pauses:
-    """How long to wait after failures that follow each other."""
-
-    def __init__(self, rhythm: Rhythm) -> None:
-        self.rhythm = rhythm
-        self.reset()
-
-    def reset(self) -> None:
-        self._failures = 0
-        self._growing = self.rhythm.pauses()
-
-    async def wait(self, what: str, why: object) -> None:
-        self._failures += 1
-        if self._failures == 5:  # some seconds of it
-            logging.warning("%s was interrupted: %s; trying again", what, why)
-        wish = (why.retry_after if isinstance(why, BackendError) else None) or 0.0
-        wish = min(wish, self.rhythm.longest_wish_s)
-        await asyncio.sleep(
-            max(wish, next(self._growing))
-        )  # a watch that sleeps for an hour is blind for an hour
+class _ErrorEvent(Unavailable):
+    """An event of a watch tells that the server can't go on now."""
 
 
-class _Watch:
-    """Connections one after the other, as long as the server remembers where they stopped."""
+async def _events(
+    api: Api, path: str, selector: str, version: str, rhythm: Rhythm
+) -> AsyncGenerator[dict[str, Any]]:
+    """Yield the events of one connection, from *version* on.
 
-    def __init__(self, api: Api, path: str, selector: str, version: str, pauses: _Pauses) -> None:
-        self._api = api
-        self._path = path
-        self._selector = selector
-        self._version = version
-        self._pauses = pauses
-        self._refusals = 0
-
-    async def changes(self) -> AsyncGenerator[Changed]:
-        """Every change, until the server says that it has forgotten some."""
-        loop = asyncio.get_running_loop()
-        while True:
-            begun, before = loop.time(), self._version
-            why: object = "the server ended it at once"
-            try:
-                async with aclosing(self._connection()) as events:
-                    async for event in events:
-                        if (change := self._understood(event)) is not None:
-                            self._refusals = 0
-                            yield change
-            except Expired:
-                return
-            except (Unavailable, Throttled) as exc:
-                why = exc
-            if self._refusals >= TRIES:
-                return
-            if self._version != before or loop.time() - begun >= self._pauses.rhythm.brief_s:
-                self._pauses.reset()
-            await self._pauses.wait(f"watching {self._path}", why)
-
-    async def _connection(self) -> AsyncGenerator[dict[str, Any]]:
-        rhythm = self._pauses.rhythm
-        query = {
-            "watch": "1",
-            "labelSelector": self._selector,
-            "resourceVersion": self._version,
-            "allowWatchBookmarks": "true",
-            "timeoutSeconds": str(int(rhythm.life_s * random.uniform(0.8, 1.0)) or 1),
-        }
-        lines = self._api.lines(self._path, query=query, idle=rhythm.idle_s)
-        async with aclosing(lines) as stream:
-            async for line in stream:
-                if line.strip():
-                    yield _decoded(line, self._path)
-
-    def _understood(self, event: dict[str, Any]) -> Changed | None:
-        """The change that *event* tells; None for a bookmark.
-
-        Raises:
-            Expired: The version to go on from is forgotten.
-            Unavailable: The server cannot go on now.
-        """
-        document: dict[str, Any] = event.get("object") or {}
-        kind = event.get("type")
-        if kind == "ERROR":
-            said = str(document.get("message") or document.get("reason") or "no reason given")
-            if document.get("code") == GONE or document.get("reason") in ("Expired", "Gone"):
-                raise Expired(f"watching {self._path}: {said}")
-            self._refusals += 1
-            raise Unavailable(f"watching {self._path}: {said}", retryable=True)
-        version = str(part(document, "metadata").get("resourceVersion") or "")
-        self._version = version or self._version
-        if kind not in ("ADDED", "MODIFIED", "DELETED"):
-            return None
-        return Changed(document=trimmed(document), deleted=kind == "DELETED")
+    Raises:
+        Expired: The server no longer remembers *version*.
+        Unavailable: The server can't go on now, or something else answers for it.
+    """
+    query = {
+        "watch": "1",
+        "labelSelector": selector,
+        "resourceVersion": version,
+        "allowWatchBookmarks": "true",
+        "timeoutSeconds": str(int(rhythm.life_s * random.uniform(0.8, 1.0)) or 1),
+    }
+    async with aclosing(api.lines(path, query=query, idle=rhythm.idle_s)) as lines:
+        async for line in lines:
+            if not line.strip():
+                continue
+            event = json_object(line.decode(errors="replace"))
+            if not event:
+                raise Unavailable(
+                    f"watching {path}: {line[:100]!r} is no event of a Kubernetes API server; "
+                    "check whether a proxy answers for the server",
+                    retryable=True,
+                )
+            if event.get("type") == "ERROR":
+                status = part(event, "object")
+                said = str(status.get("message") or status.get("reason") or "no reason given")
+                if status.get("code") == GONE or status.get("reason") in ("Expired", "Gone"):
+                    raise Expired(f"watching {path}: {said}")
+                raise _ErrorEvent(f"watching {path}: {said}", retryable=True)
+            yield event
 
 
-def _decoded(line: bytes, path: str) -> dict[str, Any]:
-    try:
-        event: Any = json.loads(line)
-    except ValueError:
-        event = None
-    if not isinstance(event, dict):
-        raise Unavailable(
-            f"watching {path}: {line[:100]!r} is no event of a Kubernetes API server; check "
-            "whether a proxy stands before it",
-            retryable=True,
-        )
-    return cast("dict[str, Any]", event)
+def _version(document: Document) -> str:
+    return str(part(document, "metadata").get("resourceVersion") or "")
 
 
 class Entry:
@@ -651,18 +616,53 @@ class Entry:
                 pods = [_going(pod) for pod in pods]  # that is told a moment later
         elif not any((orphans or _leaving(pod)) and _is_process(pod) for pod in pods):
             return None  # its Job is about to be told, or was told as gone
+        self.see(sorted(pods, key=_born))
+        self.verdict = judged(self.seen)
+        return self.verdict
+
+    def see(self, pods: Sequence[Document], makers: Sequence[tuple[str, str]] = ()) -> None:
+        """Add what is known now, with *pods* of the present Job, to what was seen before."""
         now = Seen(
             job=self.job,
-            pods=sorted(pods, key=_born),
+            pods=pods,
             events=self.facts.events,
             nodes=self.facts.nodes,
             workload=self.facts.workload,
             absent=self.facts.absent,
             name=self.name,
+            makers=makers,
         )
         self.seen = merged(self.seen, now)
-        self.verdict = judged(self.seen)
-        return self.verdict
+
+    def put_job(self, job: Document, *, deleted: bool) -> bool:
+        """Take the Job as it is now; return whether that may be news."""
+        known = uid(self.job) or uid(self.seen.any_job) or self.over
+        if deleted:
+            if uid(job) != known:
+                return False  # it is an earlier Job of this name
+            if not self.over:  # its last state may say how it ended
+                self.seen = replace(self.seen, job=job, name=self.name)
+            self.job = None
+            return True
+        if known and uid(job) != known:
+            self.begin_anew()
+        if self.over:
+            return False
+        before, self.job = self.job, job
+        return before is None or not same(before, job)
+
+    def put_pod(self, pod: Document, *, deleted: bool, own: bool) -> bool:
+        """Take a pod, *own* if the present Job made it; return whether that may be news."""
+        if self.over and self.over == owner(pod):
+            return False
+        before = self.pods.get(uid(pod))
+        if deleted:
+            if self.pods.pop(uid(pod), None) is not None and own:
+                others = [one for one in self.seen.pods if uid(one) != uid(pod)]
+                self.seen = replace(self.seen, pods=[*others, pod])
+            return True
+        self.pods[uid(pod)] = pod
+        return before is None or not same(before, pod)
 
     def finish(self) -> None:
         """Only its removal can still be news."""
@@ -761,20 +761,31 @@ class Table:
             self._dirty[name] = None
 
     def _put(self, document: Document, *, deleted: bool, pods: bool) -> None:
-        metadata = part(document, "metadata")
-        name = str(metadata.get("name") or "")
-        if pods:  # one that was orphaned has no owner any more
-            name = owner_name(document) or str(part(metadata, "labels").get(JOB) or "")
-        if not name or HOSTS in part(metadata, "annotations"):
+        name = self._name(document, pods=pods)
+        if not name or (deleted and name not in self.entries):
             return
-        entry = self.entries.get(name)
-        if entry is None:
-            if deleted:
-                return
-            entry = self.entries[name] = Entry(name)
-        put = _put_pod if pods else _put_job
-        if put(entry, document, deleted=deleted):
+        entry = self.entries.setdefault(name, Entry(name))
+        news = (
+            entry.put_pod(document, deleted=deleted, own=self._is_own(entry, document))
+            if pods
+            else entry.put_job(document, deleted=deleted)
+        )
+        if news:
             self._dirty[name] = None
+
+    def _name(self, document: Document, *, pods: bool) -> str:
+        """Return the name of the Job that *document* is, or is a pod of; "" for others."""
+        metadata = part(document, "metadata")
+        if HOSTS in part(metadata, "annotations"):
+            return ""
+        if not pods:
+            return str(metadata.get("name") or "")
+        # A pod that was orphaned has no owner any more.
+        return owner_name(document) or str(part(metadata, "labels").get(JOB) or "")
+
+    def _is_own(self, entry: Entry, pod: Document) -> bool:
+        """Return whether the Job that has the name now made *pod*."""
+        return owner(pod) == uid(entry.job)
 
     def news(self, most: int = 10**9) -> Iterator[Observation]:
         """What is to be told of at most so many jobs with changes; `dirty` says if there are more.
@@ -854,37 +865,6 @@ class Table:
         else:
             self.waiting.pop(entry.name, None)
         entry.since, entry.hopeless, entry.asked = None, None, 0
-
-
-def _put_job(entry: Entry, job: Document, *, deleted: bool) -> bool:
-    """Take the Job; whether that may be news."""
-    known = uid(entry.job) or uid(entry.seen.any_job) or entry.over
-    if deleted:
-        if uid(job) != known:
-            return False  # of one that had the name before
-        if not entry.over:  # its last state may say how it ended
-            entry.seen = replace(entry.seen, job=job, name=entry.name)
-        entry.job = None
-        return True
-    if known and uid(job) != known:
-        entry.begin_anew()
-    if entry.over:
-        return False
-    before, entry.job = entry.job, job
-    return before is None or not same(before, job)
-
-
-def _put_pod(entry: Entry, pod: Document, *, deleted: bool) -> bool:
-    if entry.over and entry.over == owner(pod):
-        return False
-    if deleted:
-        if (last := entry.pods.pop(uid(pod), None)) is not None and owner(pod) == uid(entry.job):
-            pods = [one for one in entry.seen.pods if uid(one) != uid(last)]
-            entry.seen = replace(entry.seen, pods=[*pods, pod])
-        return True
-    before = entry.pods.get(uid(pod))
-    entry.pods[uid(pod)] = pod
-    return before is None or not same(before, pod)
 
 
 def _is_news(before: Observation | None, said: Observation) -> bool:
