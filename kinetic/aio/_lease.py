@@ -1,12 +1,11 @@
-"""Leases: objects of the store that say which one process does something, for as long as it lives.
+"""The lease of a batch: the object of the store that names the one process that submits it.
 
-Their holder renews them. An observer never compares clocks with the holder, it
-only sees that the beat has stood still on a clock of its own, one that goes on
-while a laptop sleeps. On the holder's own machine its death is seen at once.
+Its holder renews it. An observer never compares clocks with the holder: it measures how long
+the beat stands still, on its own clock, which also runs while a laptop sleeps. On the holder's
+machine an observer sees its death at once.
 
-Leases are the only objects that are ever overwritten. That of a batch says who
-submits it; being fenced out ends nothing but the right to start attempts.
-Whoever builds an image has one, too.
+A lease is the only object that is ever overwritten. A holder that is fenced out loses the right
+to start attempts, and nothing else.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ import select
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Self
 
 from absl import logging
 
@@ -140,13 +139,19 @@ def _started(pid: int) -> str:
 
 
 RENEW_S = 10.0
+"""How often a holder renews its lease."""
+
 START_S = 30.0
-"""While the last renewal that was acknowledged is older, its holder starts nothing."""
+"""How old the last acknowledged renewal may be; with an older one the holder starts nothing."""
 
 EXPIRY_S = 45.0
-"""An observer who has seen the beat of a lease stand still for so long takes it as expired."""
+"""How long the beat of a lease must stand still until an observer takes the lease as expired."""
 
-LOOK_S, AGAIN_S = 5.0, 2.0
+LOOK_S = 5.0
+"""How long an observer waits between two looks at a lease."""
+
+AGAIN_S = 2.0
+"""How soon a holder tries again after a renewal that failed."""
 
 Clock = Callable[[], float]
 
@@ -154,29 +159,29 @@ UNKNOWN = ProcessIdentity("an unknown machine", "", 0, "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Record:
-    """The content of a lease; ``beat`` counts what its holder has written.
+class Lease:
+    """The content of a batch's lease: the process that submits it.
 
-    A kind of lease adds fields of its own, each with a default of its type.
+    ``beat`` counts what the holder has written. ``nonce`` tells one holding from every other.
+    ``control_seen`` is how many requests the holder had read when it released the lease.
     """
 
     owner: ProcessIdentity
     beat: int = 0
-
-    @property
-    def holding(self) -> str:
-        """What tells one holding of it from every other."""
-        raise NotImplementedError
+    fence: int = 1
+    held: bool = True
+    control_seen: int = 0
+    nonce: str = ""
 
     def to_bytes(self) -> bytes:
-        """As the object's content."""
+        """Return the content of the object."""
         return json.dumps(asdict(self)).encode()
 
     @classmethod
     def from_bytes(cls, content: bytes) -> Self:
-        """The inverse of `to_bytes`; unknown fields are ignored.
+        """Read the content of an object; unknown fields are ignored.
 
-        What cannot be read, whether it is damaged or forged, is `unreadable`.
+        Damaged or forged content gives `unreadable`.
         """
         try:
             given: dict[str, Any] = dict(json.loads(content))
@@ -191,8 +196,8 @@ class Record:
 
     @classmethod
     def unreadable(cls) -> Self:
-        """What stands for it when it cannot be read: an owner that nobody knows."""
-        return cls(owner=UNKNOWN)
+        """Return a lease that nobody holds, so that anybody can take it."""
+        return cls(owner=UNKNOWN, held=False)
 
     @property
     def who(self) -> str:
@@ -200,67 +205,63 @@ class Record:
         return f"process {self.owner.pid} on {self.owner.host}"
 
 
-R = TypeVar("R", bound=Record)
+def name_of(scope: str) -> str:
+    """Return the name of a batch's lease."""
+    return f"{scope}lease"
 
 
-@dataclass(frozen=True, slots=True)
-class Place(Generic[R]):
-    """Where a lease lies, and of which kind it is."""
+async def read(store: Store, scope: str) -> tuple[Lease, int] | None:
+    """Return the lease as it is now, with its generation; None if there is none."""
+    try:
+        there = await store.get(name_of(scope))
+    except NotFound:
+        return None
+    return Lease.from_bytes(there.body), there.generation
 
-    store: Store
-    name: str
-    kind: type[R]
 
-    async def read(self) -> tuple[R, int] | None:
-        """The lease as it is now, with its generation; None when there is none."""
+async def _write_over(store: Store, scope: str, mine: Lease, over: int | None) -> int | None:
+    """Write *mine* where no lease is, or *over* this generation of one.
+
+    Return the new generation; None if another process was faster.
+
+    Raises:
+        WireError: Something that is no object lies in its place.
+    """
+    name = name_of(scope)
+    if over is None:
+        made = await store.begin(name, mine.to_bytes())
+        if made is not None:
+            return made
+    else:
         try:
-            there = await self.store.get(self.name)
+            return await store.replace(name, mine.to_bytes(), generation=over)
         except NotFound:
             return None
-        return self.kind.from_bytes(there.body), there.generation
-
-    async def claim(self, mine: R, over: int | None) -> int | None:
-        """Write *mine* where no lease is, or *over* this generation of one.
-
-        Returns the new generation; None when somebody else was faster.
-
-        Raises:
-            WireError: Something that is no object lies in its place.
-        """
-        if over is None:
-            made = await self.store.begin(self.name, mine.to_bytes())
-            if made is not None:
-                return made
-        else:
-            try:
-                return await self.store.replace(self.name, mine.to_bytes(), generation=over)
-            except NotFound:
-                return None
-            except Conflict:
-                pass
-        there = await self.read()  # it may be ours, and only the reply was lost
-        if there is None and over is None:
-            # Removed since, or no object at all: then nobody can ever take it.
-            if (made := await self.store.begin(self.name, mine.to_bytes())) is not None:
-                return made
-            if (there := await self.read()) is None:
-                raise displaced(self.name, self.store)
-        return there[1] if there is not None and there[0].holding == mine.holding else None
+        except Conflict:
+            pass
+    there = await read(store, scope)  # it may be ours, and only the reply was lost
+    if there is None and over is None:
+        # It was removed since, or is no object at all: then nobody can ever take it.
+        if (made := await store.begin(name, mine.to_bytes())) is not None:
+            return made
+        if (there := await read(store, scope)) is None:
+            raise displaced(name, store)
+    return there[1] if there is not None and there[0].nonce == mine.nonce else None
 
 
-class Sight(Generic[R]):
-    """What one who does not hold a lease sees of it."""
+class Sight:
+    """What a process that doesn't hold a lease sees of it."""
 
-    def __init__(self, place: Place[R], clock: Clock, expiry: float = EXPIRY_S) -> None:
-        self.seen: tuple[R, int] | None = None
-        self._place = place
+    def __init__(self, store: Store, scope: str, clock: Clock) -> None:
+        self.seen: tuple[Lease, int] | None = None
+        self._store = store
+        self._scope = scope
         self._clock = clock
-        self._expiry = expiry
         self._since = clock()
 
     async def look(self) -> bool:
-        """Read it; whether it has changed."""
-        now = await self._place.read()
+        """Read the lease; return whether it has changed."""
+        now = await read(self._store, self._scope)
         if now == self.seen:
             return False
         self.seen, self._since = now, self._clock()
@@ -268,138 +269,37 @@ class Sight(Generic[R]):
 
     @property
     def expired(self) -> bool:
-        """Whether nobody has written it for so long that its holder may be taken for gone."""
-        return self._clock() - self._since >= self._expiry
+        """Whether the lease has stood still for so long that its holder counts as dead."""
+        return self._clock() - self._since >= EXPIRY_S
 
 
-class Holding(Generic[R]):
-    """A lease in the hands of this process, until it lets go of it or somebody else takes it."""
-
-    def __init__(
-        self, place: Place[R], record: R, generation: int, clock: Clock, sent: float
-    ) -> None:
-        self._place = place
-        self._record = record
-        self._generation = generation
-        self._clock = clock
-        self._sent = sent  # the last writing that was acknowledged
-        self._turn = asyncio.Lock()
-
-    async def keep(self, period: float = RENEW_S) -> None:
-        """Renew it every *period* seconds until cancelled; after a failure, sooner."""
-        pause = period
-        while True:
-            await asyncio.sleep(pause)
-            pause = period
-            try:
-                await self.renew()
-            except BackendError as exc:
-                logging.warning("the lease %s could not be renewed: %s", self._place.name, exc)
-                pause = min(period, AGAIN_S)
-
-    async def renew(self) -> None:
-        """Say that this process is there.
-
-        Raises:
-            BackendError: The store does not answer.
-        """
-        async with self._turn:
-            await self._write()
-
-    async def _write(self, **changes: Any) -> R | None:
-        """Replace the object; None when it is not this process's any more.
-
-        If its generation has moved on only because an earlier try of our own arrived
-        without a reply, try again over that.
-
-        Raises:
-            Exception: Whatever the subclass's `_lost_to` raises, if it raises.
-        """
-        record = replace(self._record, beat=self._record.beat + 1, **changes)
-        while True:
-            sent = self._clock()
-            try:
-                generation = await self._place.store.replace(
-                    self._place.name, record.to_bytes(), generation=self._generation
-                )
-            except (Conflict, NotFound):
-                there = await self._place.read()
-                if there is None or there[0].holding != record.holding:
-                    self._lost_to(there[0] if there is not None else None)
-                    return None
-                self._generation = there[1]  # it was our own, and its reply was lost
-                continue
-            self._record, self._generation, self._sent = record, generation, sent
-            return record
-
-    def _lost_to(self, now: R | None) -> None:
-        """Another process holds it *now*, or it was removed."""
-        raise NotImplementedError
-
-
-# --- the lease of a batch ----------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Lease(Record):
-    """Who submits a batch.
-
-    ``nonce`` tells one holding of it from every other, ``control_seen`` is how
-    many requests the holder had read when it released the lease.
-    """
-
-    fence: int = 1
-    held: bool = True
-    control_seen: int = 0
-    nonce: str = ""
-
-    @property
-    def holding(self) -> str:
-        """As `Record.holding`."""
-        return self.nonce
-
-    @classmethod
-    def unreadable(cls) -> Self:
-        """Nobody holds it: it can be taken."""
-        return cls(owner=UNKNOWN, held=False)
-
-
-def name_of(scope: str) -> str:
-    """Where the lease of a batch lies."""
-    return f"{scope}lease"
-
-
-def _place(store: Store, scope: str) -> Place[Lease]:
-    return Place(store, name_of(scope), Lease)
-
-
-async def read(store: Store, scope: str) -> tuple[Lease, int] | None:
-    """The lease as it is now, with its generation; None when there is none."""
-    return await _place(store, scope).read()
-
-
-class HeldLease(Holding[Lease]):
-    """The right to submit a batch."""
+class HeldLease:
+    """The right to submit a batch, until this process releases it or another takes it."""
 
     def __init__(
         self, store: Store, scope: str, lease: Lease, generation: int, clock: Clock, sent: float
     ) -> None:
-        super().__init__(_place(store, scope), lease, generation, clock, sent)
         self.scope = scope
+        self.lost: SubmitterLost | None = None
+        self._store = store
+        self._lease = lease
+        self._generation = generation
+        self._clock = clock
+        self._sent = sent  # when the last acknowledged write was sent
+        self._turn = asyncio.Lock()
         self._changed = asyncio.Event()
         self._behind = False
-        self.lost: SubmitterLost | None = None
 
     @property
     def fence(self) -> int:
-        """The number of this holding; a later one has a greater."""
-        return self._record.fence
+        """The number of this holding; each later one has a greater number."""
+        return self._lease.fence
 
     @property
     def may_start(self) -> bool:
-        """Whether an attempt may be started now; to be asked right before each."""
+        """Whether an attempt may start now; ask right before each."""
         young = self._clock() - self._sent < START_S
-        return young and self._record.held and not self._behind and self.lost is None
+        return young and self._lease.held and not self._behind and self.lost is None
 
     async def until_may_start(self) -> None:
         """Return when `may_start`.
@@ -413,33 +313,45 @@ class HeldLease(Holding[Lease]):
             self._changed.clear()
             await self._changed.wait()
 
+    async def keep(self, period: float = RENEW_S) -> None:
+        """Renew the lease every *period* seconds until cancelled; sooner after a failure."""
+        pause = period
+        while True:
+            await asyncio.sleep(pause)
+            pause = period
+            try:
+                await self.renew()
+            except BackendError as exc:
+                logging.warning("the lease %s could not be renewed: %s", name_of(self.scope), exc)
+                pause = min(period, AGAIN_S)
+
     async def renew(self) -> None:
-        """Say that this process is there.
+        """Write that this process is alive.
 
         Raises:
             SubmitterLost: As `until_may_start`.
             BackendError: The store does not answer.
         """
         async with self._turn:
-            if self._record.held:
+            if self._lease.held:
                 await self._write()
 
     async def release(self, control_seen: int = 0) -> None:
-        """Let go of it; whoever wants the batch need not wait.
+        """Release the lease, so that the next process need not wait.
 
         Raises:
             SubmitterLost: As `until_may_start`.
-            BackendError: The store does not answer; the lease will run out.
+            BackendError: The store does not answer; the lease will expire.
         """
         async with self._turn:
-            if self._record.held and self.lost is None:
+            if self._lease.held and self.lost is None:
                 await self._write(held=False, control_seen=control_seen)
 
     async def retake(self) -> None:
-        """Take it again after `release`, with the next fence; start nothing before `catch_up`.
+        """Take the lease again after `release`, with the next fence; `catch_up` before a start.
 
         Raises:
-            SubmitterLost: Somebody else was faster.
+            SubmitterLost: Another process was faster.
             BackendError: The store does not answer.
         """
         async with self._turn:
@@ -447,19 +359,38 @@ class HeldLease(Holding[Lease]):
             await self._write(fence=self.fence + 1, held=True)
 
     def catch_up(self) -> None:
-        """The requests that came while nobody had the lease were read: attempts may start again."""
+        """Allow starts again: the requests that came while nobody had the lease were read."""
         self._behind = False
         self._changed.set()
 
-    async def _write(self, **changes: Any) -> Lease | None:
+    async def _write(self, **changes: Any) -> None:
+        """Replace the object.
+
+        If its generation has moved on only because an earlier write of our own arrived
+        without a reply, write over that.
+
+        Raises:
+            SubmitterLost: As `until_may_start`.
+            BackendError: The store does not answer.
+        """
+        lease = replace(self._lease, beat=self._lease.beat + 1, **changes)
         try:
-            return await super()._write(**changes)
+            while True:
+                sent = self._clock()
+                try:
+                    generation = await self._store.replace(
+                        name_of(self.scope), lease.to_bytes(), generation=self._generation
+                    )
+                    break
+                except (Conflict, NotFound):
+                    there = await read(self._store, self.scope)
+                    if there is None or there[0].nonce != lease.nonce:
+                        self.lost = self._fenced_out(there[0] if there is not None else None)
+                        raise self.lost from None
+                    self._generation = there[1]
+            self._lease, self._generation, self._sent = lease, generation, sent
         finally:
             self._changed.set()
-
-    def _lost_to(self, now: Lease | None) -> None:
-        self.lost = self._fenced_out(now)
-        raise self.lost from None
 
     def _fenced_out(self, now: Lease | None) -> SubmitterLost:
         batch = self.scope.strip("/").rpartition("/")[2]
@@ -506,7 +437,7 @@ async def acquire(
         WireError: Something that is no object lies in the lease's place.
     """
     batch = scope.strip("/").rpartition("/")[2]
-    sight = Sight(_place(store, scope), clock)
+    sight = Sight(store, scope, clock)
     await sight.look()
     while True:
         seen = sight.seen
@@ -534,7 +465,7 @@ async def until_abandoned(
     """Wait until nobody submits the batch any more; returns the last lease, if there was one."""
     # The submitter stands in for the lease until one exists.
     lease = Lease(owner=submitter) if submitter is not None else None
-    sight = Sight(_place(store, scope), clock)
+    sight = Sight(store, scope, clock)
     if await sight.look():
         lease = sight.seen[0] if sight.seen is not None else None
     while lease is not None and lease.held and not sight.expired:
@@ -553,5 +484,5 @@ async def _claim(
     if seen is not None:
         there, over = seen
         lease = replace(lease, fence=there.fence + 1, control_seen=there.control_seen)
-    generation = await _place(store, scope).claim(lease, over)
+    generation = await _write_over(store, scope, lease, over)
     return None if generation is None else HeldLease(store, scope, lease, generation, clock, sent)
