@@ -59,6 +59,7 @@ def project(scratch: Path, files: int = 5) -> Iterator[None]:
     finally:
         os.chdir(before)
         sys.path.remove(str(root))
+        sys.modules.pop("work", None)  # the next project has its own; this one's folder is gone
 
 
 @contextlib.contextmanager
