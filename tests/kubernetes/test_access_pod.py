@@ -50,7 +50,7 @@ async def test_addresses_may_be_of_version_6(account: Path) -> None:
 async def test_what_a_pod_lacks_is_told(account: Path, missing: str) -> None:
     if missing != "variables":
         (account / missing).unlink()
-    with pytest.raises(ConfigurationError, match=r"there is none: .*mounts its token"):
+    with pytest.raises(ConfigurationError, match=r"there is none: .*mounts the token"):
         await open_pod({} if missing == "variables" else environ(account))
 
 

@@ -63,11 +63,11 @@ def test_the_container_starts_the_runner_once() -> None:
 # --- the Job ------------------------------------------------------------------------------
 
 
-def test_the_job_is_an_indexed_one_that_retries_as_the_protocol_says() -> None:
+def test_the_job_is_an_indexed_one_that_only_replaces_a_disrupted_pod() -> None:
     spec = job_manifest(order(), AT)["spec"]
     assert (spec["completionMode"], spec["completions"], spec["parallelism"]) == ("Indexed", 1, 1)
     assert spec["podReplacementPolicy"] == "Failed"
-    assert spec["backoffLimitPerIndex"] == 2
+    assert spec["backoffLimitPerIndex"] == 0
     assert spec["ttlSecondsAfterFinished"] == 24 * 3600
     final, disruption = spec["podFailurePolicy"]["rules"]
     assert final["action"] == "FailIndex"
@@ -75,11 +75,6 @@ def test_the_job_is_an_indexed_one_that_retries_as_the_protocol_says() -> None:
     assert final["onExitCodes"]["containerName"] == CONTAINER
     assert disruption["action"] == "Ignore"
     assert disruption["onPodConditions"] == [{"type": "DisruptionTarget", "status": "True"}]
-
-
-def test_nobody_but_the_submitter_retries_where_that_is_wished() -> None:
-    at = Placement(secret="s", restarts=0)
-    assert job_manifest(order(), at)["spec"]["backoffLimitPerIndex"] == 0
 
 
 def test_the_attempt_number_comes_from_the_pod() -> None:

@@ -48,7 +48,6 @@ def placement(target: configuration.Target, environ: Mapping[str, str]) -> Place
     own = Placement()
     return Placement(
         namespace=target.namespace,
-        restarts=0,
         service_account=environ.get("KINETIC_SERVICE_ACCOUNT") or own.service_account,
         ttl_s=configuration.number("KINETIC_JOB_TTL_S", environ, own.ttl_s),
         queue=environ.get("KINETIC_QUEUE", own.queue),

@@ -23,8 +23,8 @@ from kinetic.aio.kubernetes.credentials import (
     Access,
     Certificates,
     ClusterCredentials,
-    Contexts,
     Pool,
+    context_of,
     trusting,
 )
 from kinetic.aio.kubernetes.exec_plugin import Plugin, Reply
@@ -189,7 +189,6 @@ class _Source:
     def __init__(self, first: Context, environ: Mapping[str, str]) -> None:
         self._first = first
         self._environ = environ
-        self._contexts = Contexts()
 
     async def renew(self) -> Fresh[ClusterCredentials]:
         first, asked = self._first, time.time()
@@ -227,7 +226,7 @@ class _Source:
             header = _header(context.user, reply)
             if not context.server.startswith("https:"):
                 return ClusterCredentials(authorization=header)
-            tls = self._contexts.context(_certificates(context, reply))
+            tls = context_of(_certificates(context, reply))
         except (OSError, ValueError) as exc:
             raise ConfigurationError(
                 f"the context {context.name!r} cannot be used: {exc}; mend the kubeconfig"
@@ -297,50 +296,36 @@ def _impersonation(user: Section) -> tuple[tuple[str, str], ...]:
 
 
 IN_CLUSTER = "in-cluster"
-"""What KINETIC_KUBE_CONTEXT says to mean this, instead of a context of a kubeconfig."""
+"""The value of KINETIC_KUBE_CONTEXT that means the cluster of this pod, not a kubeconfig's."""
 
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
-"""Where Kubernetes mounts it; without a container, KINETIC_POD_ACCOUNT_FOLDER says where it is."""
+"""Where Kubernetes mounts the account; outside a container, KINETIC_POD_ACCOUNT_FOLDER names it."""
 
 ACCOUNT_REREAD_S = 60.0
-"""The kubelet renews the token's file when a fifth of its life is left: an hour's, mostly."""
+"""How often its token is read again: the kubelet renews it when a fifth of its life is left."""
 
 
 async def open_pod(environ: Mapping[str, str]) -> Access:
-    """Access by the service account that Kubernetes mounted.
+    """Return access by the service account that Kubernetes mounted.
 
     Raises:
-        ConfigurationError: This is no pod, or it has no service account.
+        ConfigurationError: This isn't a pod, or it has no service account.
     """
     account = Path(environ.get("KINETIC_POD_ACCOUNT_FOLDER") or ACCOUNT)
-    server = await anyio.to_thread.run_sync(_server, environ, account)
-    contexts = Contexts()
-
-    def read() -> ClusterCredentials:
-        _, token, ca = _loaded(environ, account)
-        return ClusterCredentials(authorization=token, tls=contexts.context(Certificates(ca=ca)))
 
     async def renew() -> Fresh[ClusterCredentials]:
         early = time.time() + ACCOUNT_REREAD_S
-        return Fresh(value=await anyio.to_thread.run_sync(read), early=early)
+        _, _, shown = await anyio.to_thread.run_sync(_mounted, account, environ)
+        return Fresh(value=shown, early=early)
 
-    name = "the cluster of this pod"
-    passes = TokenCache(renew, name)
+    server, namespace, _ = await anyio.to_thread.run_sync(_mounted, account, environ)
+    passes = TokenCache(renew, "the cluster of this pod")
     await passes.first()
-    return Access(
-        server=server,
-        name=name,
-        passes=passes,
-        namespace=await anyio.to_thread.run_sync(_namespace, account),
-    )
+    return Access(server=server, name="the cluster of this pod", passes=passes, namespace=namespace)
 
 
-def _server(environ: Mapping[str, str], account: Path) -> str:
-    return _loaded(environ, account)[0]
-
-
-def _loaded(environ: Mapping[str, str], account: Path) -> tuple[str, str, str]:
-    """The server, the header and the CA."""
+def _mounted(account: Path, environ: Mapping[str, str]) -> tuple[str, str, ClusterCredentials]:
+    """Read the server, the namespace, and the credentials."""
     from kubernetes_asyncio.client import Configuration
     from kubernetes_asyncio.config import ConfigException
     from kubernetes_asyncio.config.incluster_config import InClusterConfigLoader
@@ -357,18 +342,17 @@ def _loaded(environ: Mapping[str, str], account: Path) -> tuple[str, str, str]:
         ca = (account / "ca.crt").read_text()
     except (ConfigException, OSError) as exc:
         raise ConfigurationError(
-            f"KINETIC_KUBE_CONTEXT={IN_CLUSTER} means the service account of the pod this runs "
-            f"in, and there is none: {exc}; run it in a pod that mounts its token, or name a "
-            "context of a kubeconfig"
+            f"KINETIC_KUBE_CONTEXT={IN_CLUSTER} means the service account of the pod that this "
+            f"process runs in, and there is none: {exc}; run it in a pod that mounts the token, "
+            "or name a context of a kubeconfig"
         ) from exc
-    return str(configuration.host), str(configuration.api_key["BearerToken"]).strip(), ca
-
-
-def _namespace(account: Path) -> str:
     try:
-        return (account / "namespace").read_text().strip() or "default"
+        namespace = (account / "namespace").read_text().strip()
     except OSError:
-        return "default"
+        namespace = ""
+    header = str(configuration.api_key["BearerToken"]).strip()
+    shown = ClusterCredentials(authorization=header, tls=context_of(Certificates(ca=ca)))
+    return str(configuration.host), namespace or "default", shown
 
 
 ENDPOINT = "https://container.googleapis.com"

@@ -1,10 +1,11 @@
-"""Where a cluster's API server is, and what shows it who asks."""
+"""Where a cluster's API server is, and the credentials for it."""
 
 from __future__ import annotations
 
 import ssl
 import tempfile
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 
 from kinetic.aio._net.tokens import TokenSource
@@ -12,7 +13,7 @@ from kinetic.aio._net.tokens import TokenSource
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Certificates:
-    """PEM: the CAs to trust (None for the system's), and one's own certificate and key."""
+    """PEM of the CAs to trust (None for the system's), and of the client's certificate and key."""
 
     ca: str | None = None
     verify: bool = True
@@ -20,33 +21,25 @@ class Certificates:
     key: str | None = field(default=None, repr=False)
 
 
-class Contexts:
-    """Makes contexts; the same certificates have the same one, so that connections stay."""
+@lru_cache(4)
+def context_of(certificates: Certificates) -> ssl.SSLContext:
+    """Return the TLS context of *certificates*: the same one again, so connections are reused.
 
-    def __init__(self) -> None:
-        self._last: tuple[Certificates, ssl.SSLContext] | None = None
-
-    def context(self, certificates: Certificates) -> ssl.SSLContext:
-        """The context of *certificates*.
-
-        Raises:
-            ValueError: They are none, or the key is not that of the certificate.
-        """
-        last = self._last
-        if last is None or last[0] != certificates:
-            context = trusting(certificates.ca, verify=certificates.verify)
-            _show(context, certificates)
-            last = self._last = certificates, context
-        return last[1]
+    Raises:
+        ValueError: They aren't certificates, or the key belongs to another one.
+    """
+    context = trusting(certificates.ca, verify=certificates.verify)
+    _show(context, certificates)
+    return context
 
 
 def trusting(ca: str | None, *, verify: bool = True) -> ssl.SSLContext:
-    """A context that trusts the certificates *ca* (PEM), or the system's if that is None.
+    """Return a context that trusts the certificates *ca* (PEM), or the system's if it is None.
 
-    Takes some 30 ms of a processor for the system's.
+    Loading the system's takes 30 ms of CPU.
 
     Raises:
-        ValueError: These are no certificates.
+        ValueError: *ca* isn't a certificate.
     """
     if not verify:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -58,7 +51,7 @@ def trusting(ca: str | None, *, verify: bool = True) -> ssl.SSLContext:
     except ssl.SSLError as exc:
         raise ValueError(f"the CA is not a certificate in PEM ({exc})") from exc
     if ca is not None:
-        # Python 3.13 and later ask for extensions that the CAs of many clusters do not have.
+        # Python 3.13 and later require extensions that the CAs of many clusters lack.
         context.verify_flags &= ~ssl.VERIFY_X509_STRICT
     return context
 
@@ -66,7 +59,7 @@ def trusting(ca: str | None, *, verify: bool = True) -> ssl.SSLContext:
 def _show(context: ssl.SSLContext, certificates: Certificates) -> None:
     if certificates.certificate is None:
         return
-    # Python reads them from files only: these are there for a moment, for this user alone.
+    # Python reads them from files only: these exist for a moment, readable by this user alone.
     with tempfile.TemporaryDirectory(prefix="kinetic-") as folder:
         chain, key = Path(folder, "certificate"), Path(folder, "key")
         chain.write_text(certificates.certificate)
@@ -78,18 +71,17 @@ def _show(context: ssl.SSLContext, certificates: Certificates) -> None:
 
 
 def _no_password() -> str:
-    """Without it the key of a password would be asked for on the terminal."""
+    """Keep OpenSSL from asking for a key's password on the terminal."""
     raise ValueError("the client's key has a password; give one without")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ClusterCredentials:
-    """What one request shows: a header, and the certificates of its connection.
+    """What one request presents: a header, and the certificates of its connection.
 
-    Those of two renewals are not equal, even if they say the same: who was
-    refused with the older ones shall not take the newer ones for refused.
-    ``tls`` is the same object as long as its certificates are the same, so
-    that connections are used again; None for a server without TLS.
+    Credentials of two renewals are never equal, even with the same content: a
+    refusal of the older ones says nothing about the newer. ``tls`` is None for a
+    server without TLS.
     """
 
     authorization: str = field(default="", repr=False)
@@ -98,7 +90,7 @@ class ClusterCredentials:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pool:
-    """A node pool of GKE; ``topology`` is empty where each machine is a slice."""
+    """A node pool of GKE; ``topology`` is empty if each machine is a slice by itself."""
 
     machine: str
     topology: str
@@ -106,13 +98,12 @@ class Pool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Access:
-    """One cluster, as one client reaches it.
+    """How one client reaches one cluster.
 
-    ``server`` is its URL, without a slash at its end; it may have a path.
-    ``name`` is how people call the cluster, for messages. ``namespace`` is
-    what is meant when none is named. ``tls_name`` is the name in the server's
-    certificate, where that is not the one in its URL. ``headers`` go with each
-    request. ``pools`` are those that GKE named when this was opened.
+    ``server`` is its URL, without a slash at the end; it may have a path.
+    ``name`` describes the cluster in messages. ``namespace`` is the default one.
+    ``tls_name`` is the name in the server's certificate, if it differs from the URL's.
+    Each request carries ``headers``. ``pools`` are the node pools that GKE named on opening.
     """
 
     server: str

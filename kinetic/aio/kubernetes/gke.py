@@ -192,7 +192,7 @@ class GkeCluster:
         patience: Patience | None = None,
         rhythm: Rhythm | None = None,
     ) -> None:
-        placement = at or Placement(namespace="", restarts=0)
+        placement = at or Placement(namespace="")
         namespace = placement.namespace or api.default_namespace
         self._api = api
         self._at = replace(placement, namespace=namespace)

@@ -292,7 +292,6 @@ class Placement:
     service_account: str = "kinetic"
     ttl_s: int = DAY_S
     start_allowance_s: float = 600.0
-    restarts: int | None = None
     queue: str = ""
     priority_class: str = ""
     run_as_user: int | None = None
@@ -325,7 +324,7 @@ def job_manifest(spec: JobSpec, at: Placement) -> dict[str, Any]:
             "completionMode": "Indexed",
             "completions": 1,
             "parallelism": 1,
-            "backoffLimitPerIndex": _restarts(spec, at),
+            "backoffLimitPerIndex": 0,  # whoever submitted it retries; Kubernetes replaces a pod
             "podReplacementPolicy": "Failed",
             "podFailurePolicy": {"rules": _failure_rules()},
             "ttlSecondsAfterFinished": at.ttl_s,
@@ -348,14 +347,6 @@ def _failure_rules() -> list[dict[str, Any]]:
             "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}],
         },
     ]
-
-
-def _restarts(spec: JobSpec, at: Placement) -> int:
-    """At most the budget: the runner, which sees the attempts so far, ends it with exit code 42."""
-    if at.restarts is not None:
-        return at.restarts
-    budgets: Mapping[str, int] = spec.assignment.get("budgets") or {}
-    return max(0, int(budgets.get("user", 0)))
 
 
 def _labels(spec: JobSpec, at: Placement) -> dict[str, str]:
