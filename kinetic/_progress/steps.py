@@ -53,6 +53,11 @@ class Step:
             show, self._show = self._show, None
             self._hide = show(self)
 
+    def say(self, title: str) -> None:
+        """Change the title of a step whose size nobody knows."""
+        self.title = one_line(title, 60)
+        self.update(0, 0)
+
     def end(self) -> None:
         """Take it off the display."""
         self._show = None

@@ -64,23 +64,6 @@ async def test_a_login_that_is_refused_is_told(cloud: Cloud) -> None:
     assert cloud.builds.calls["create"] == 2
 
 
-async def test_a_client_of_cloud_build_that_is_closed_says_so(cloud: Cloud) -> None:
-    cloud.builds.held["create"] = asyncio.Event()  # and it never ends
-    builders = [builder_of(cloud, None) for _ in range(2)]
-    building = asyncio.create_task(builders[0].build("r/i:t", {}, print))
-    async with asyncio.timeout(60):
-        while not cloud.builds.calls["create"]:
-            await asyncio.sleep(0.01)
-        for builder in builders:
-            await builder.aclose()
-        with pytest.raises(BackendError, match="was closed meanwhile"):
-            await building
-        for builder in builders:
-            with pytest.raises(BackendError, match="Cloud Build is closed; open another"):
-                await builder.build("r/i:t", {}, print)
-    assert cloud.builds.calls["create"] == 1
-
-
 @pytest.mark.parametrize(
     "trouble", [faults.silence(), faults.status(503)], ids=["before the answer", "between tries"]
 )

@@ -15,10 +15,9 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-import anyio.to_thread
 from absl import logging
 
-from kinetic._tasks import asked_to_end, in_thread, release
+from kinetic._tasks import in_thread, release
 from kinetic.aio._net.retry import Outage, RetryPolicy, growing, retry
 from kinetic.aio._net.tokens import Credentials, with_token
 from kinetic.aio.images import recipe
@@ -28,7 +27,6 @@ from kinetic.errors import (
     AuthError,
     BackendError,
     BuildError,
-    ClientClosed,
     KineticError,
     Throttled,
     Unavailable,
@@ -239,7 +237,6 @@ class Builder:
         self._policy = RetryPolicy(total_s=patience)
         self._outage = Outage("Cloud Build")
         self._client: Any = None  # the library doesn't type all of its methods
-        self._closed = False
 
     async def build(
         self, uri: str, context: Mapping[str, bytes], show: Callable[[str], None]
@@ -352,12 +349,7 @@ class Builder:
             return await retry(call, self._policy, self._outage, is_passing=passing)
         except KineticError:
             raise
-        except asyncio.CancelledError:  # gRPC raises this for a closed channel
-            if not asked_to_end():
-                self._check("was closed meanwhile")
-            raise
         except Exception as exc:
-            self._check("was closed meanwhile")
             raise explained_call(exc, self._places.project) from exc
 
     async def _authorized(self, method: str, request: dict[str, Any]) -> Any:
@@ -373,21 +365,13 @@ class Builder:
         return await with_token(self._credentials, once, refuses_token)
 
     async def _opened(self) -> Any:
-        self._check("is closed")
         if self._client is None:
-            library = await anyio.to_thread.run_sync(_library)
-            self._check("is closed")
-            if self._client is None:
-                self._client = _connected(library, self._emulator)
+            library = await in_thread(_library)
+            self._client = self._client or _connected(library, self._emulator)
         return self._client
 
-    def _check(self, closed: str) -> None:
-        if self._closed:
-            raise ClientClosed(f"the client of Cloud Build {closed}; open another")
-
     async def aclose(self) -> None:
-        """Close the connection; builds go on."""
-        self._closed = True
+        """Close the connection; end all calls of `build` first."""
         if self._client is not None:
             await self._client.transport.close()
 

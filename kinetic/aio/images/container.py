@@ -124,9 +124,7 @@ class ContainerImages:
     async def _bundled(self, request: ImageRequest) -> Image:
         place = places(self._target, self._registry_host).image
         plan = await in_thread(self._planned, request, place)
-        if not self._is_recent(plan.image):
-            await self._joined(plan)
-            self._seen[plan.image] = time.monotonic()
+        await self._once(plan.image, lambda: self._joined(plan))
         return Image(uri=plan.image, command=COMMAND, user=recipe.USER)
 
     def _planned(self, request: ImageRequest, place: str) -> Plan:
@@ -197,12 +195,9 @@ class ContainerImages:
         host = registry_of(uri)
         return host.endswith(".pkg.dev") or bool(host and host == self._registry_host)
 
-    def _is_recent(self, name: str) -> bool:
-        return time.monotonic() - self._seen.get(name, -BELIEVED_S) < BELIEVED_S
-
     async def _once(self, name: str, make: Callable[[], Awaitable[object]]) -> None:
         """Await *make*, unless it made *name* sure in the last `BELIEVED_S` seconds."""
-        if not self._is_recent(name):
+        if time.monotonic() - self._seen.get(name, -BELIEVED_S) >= BELIEVED_S:
             await make()
             self._seen[name] = time.monotonic()
 
@@ -255,8 +250,7 @@ class _Build:
 def _show(line: str, building: Step) -> None:
     if shown := one_line(line):
         logging.info("[build] %s", shown)
-        building.title = one_line(f"building: {shown}", 60)
-        building.update(0, 0)
+        building.say(f"building: {shown}")
 
 
 def named_repo(repo: str | None) -> str:

@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any
 from absl import logging
 
 from kinetic import configuration
-from kinetic._messages import one_line
 from kinetic._progress.steps import Step, step
 from kinetic._runner.protocol.private import make_folder
 from kinetic._tasks import in_thread, release
@@ -128,8 +127,7 @@ class CurrentInterpreter:
             async for raw in process.stdout:
                 line = raw.decode("utf-8", "replace").rstrip()
                 lines.append(line)
-                installing.title = one_line(f"installing: {line}", 60)
-                installing.update(0, 0)
+                installing.say(f"installing: {line}")
             code = await process.wait()
         except BaseException:
             await release(_ended(process), what="ending uv")
