@@ -500,6 +500,7 @@ CASES: dict[str, Callable[[], Any]] = {
     "two million integers": lambda: list(range(2_000_000)),
     "bytes of 100 MB": lambda: b"x" * 100_000_000,
     "many small objects": lambda: [Holder(n=n) for n in range(30_000)],
+    "half a million strings": lambda: [str(n) for n in range(500_000)],
     "many arrays": lambda: [np.ones(20_000) for _ in range(300)],
 }
 
