@@ -44,7 +44,7 @@ class ProcessIdentity:
 
     @classmethod
     def named(cls, fields: dict[str, Any] | None) -> ProcessIdentity | None:
-        """The one a manifest names; those of earlier versions name nobody.
+        """Return the process that a manifest names; None if it names nobody.
 
         Raises:
             ValueError: That is no process.

@@ -293,7 +293,7 @@ class JobHandle(JobRecord, Generic[T]):
         """The numbers and short texts of its result, by their names; nothing is unpickled.
 
         At most 1 KiB of them were noted when it ended; see `BatchHandle.report`. Empty for
-        what has not ended, has no such, or ended with an earlier version; of a failure
+        what has not ended, or has none; of a failure
         ``error`` is its type and the beginning of its message.
         """
         at = await self._follow()
@@ -305,8 +305,6 @@ class JobHandle(JobRecord, Generic[T]):
 
     async def estimate(self) -> Estimate:
         """What its attempts that have ended cost by list prices: an estimate.
-
-        Without a price what was submitted by an earlier version.
 
         Raises:
             NotFound: The job was cleaned up.

@@ -74,11 +74,8 @@ def parse(text: str) -> Receipt | None:
         return None
 
 
-VERSION = (1, 1)
-"""Major and minor of the format; a reader refuses an unknown major."""
-
-MIN_READER = 1
-"""The least minor version that can read what this one writes: one before signs no requests."""
+VERSION = 1
+"""The version of the formats in a store; a reader refuses every other."""
 
 BLOCK = 500
 INLINE_BYTES = 256 * 1024
@@ -187,23 +184,16 @@ def claim_metadata(executor: str, fence: int) -> dict[str, str]:
 # --- the version -------------------------------------------------------------------------
 
 
-def version_fields() -> dict[str, int]:
-    """The format that this version writes, for a manifest."""
-    return {"major": VERSION[0], "minor": VERSION[1], "min_reader": MIN_READER}
-
-
-def check_version(fields: Mapping[str, Any], what: str) -> None:
-    """Refuse a format that this version cannot read; later minor ones it can.
+def check_version(version: object, what: str) -> None:
+    """Refuse a format that this version of kinetic can't read.
 
     Raises:
-        ValueError: The major version is another, or the writer asks for a later reader.
+        ValueError: It is another one.
     """
-    major, least = fields.get("major"), fields.get("min_reader", 0)
-    if major != VERSION[0] or least > VERSION[1]:
+    if version != VERSION:
         raise ValueError(
-            f"{what} was written in format {major}.{fields.get('minor')}, which needs a reader of "
-            f"{major}.{least}; this kinetic reads format {VERSION[0]}.{VERSION[1]}: use the "
-            "version that submitted it, or a later one"
+            f"{what} was written in format {version!r}, and this kinetic reads format {VERSION}: "
+            "use the version that submitted it"
         )
 
 
@@ -256,7 +246,7 @@ class Assignment:
     the caller's working directory.
     """
 
-    version: tuple[int, int] = VERSION
+    version: int = VERSION
     store: str
     scope: str
     job_id: str
@@ -307,15 +297,10 @@ class Assignment:
         """Read an order; unknown fields are ignored.
 
         Raises:
-            ValueError: It is of an unknown major version.
+            ValueError: It is of another version.
         """
         known = _known(cls, order)
-        known["version"] = tuple(known["version"])
-        if known["version"][0] != VERSION[0]:
-            raise ValueError(
-                f"the job was submitted in format {known['version'][0]}, this runner reads "
-                f"format {VERSION[0]}; use the runner of the submitting kinetic"
-            )
+        check_version(known.get("version"), "the job")
         for name, read in _READERS.items():
             if name in known:
                 known[name] = read(known[name])
@@ -333,7 +318,7 @@ class Orders:
         """The one that has *own* beside, or in place of, what is common.
 
         Raises:
-            ValueError: It is of an unknown major version.
+            ValueError: It is of another version.
         """
         if self._read is not None and self._read[0] == frozenset(own):
             return self._read[1].altered(own)
@@ -372,7 +357,6 @@ def _budgets(fields: Mapping[str, Any]) -> RetryBudgets:
 
 
 _READERS: Mapping[str, Callable[[Any], Any]] = {
-    "version": tuple,
     "budgets": _budgets,
     "function": _input,
     "arguments": _input,

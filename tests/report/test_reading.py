@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import pickle
 import stat
@@ -16,7 +15,7 @@ import pytest
 from kinetic import aio
 from kinetic._progress.tally import State
 from kinetic._report.facts import BatchReport
-from kinetic._runner.protocol import frames, signing, wire
+from kinetic._runner.protocol import frames, wire
 from kinetic.aio._engine import report
 from kinetic.aio.platforms import Platform
 from kinetic.errors import ConfigurationError, NotFound, WireError
@@ -146,40 +145,6 @@ async def test_what_was_cancelled_and_what_was_lost() -> None:
         other = await client.run_async_map(never, [1.0, 2.0], max_concurrent=1)
         await other.cancel()
         assert {item.state for item in (await read(other)).items} == {State.CANCELLED}
-
-
-async def test_a_batch_that_an_earlier_version_has_written(client: aio.Client, platform) -> None:
-    """It has no notes: its failures are read in full, and there is nothing to plot."""
-    batch = await client.run_async_map(train, [1.0, 7.0, 8.0])
-    await batch.wait()
-    store: MemoryStore = platform.store
-    key, scope = batch._batch.submission.identity.key, batch._batch.submission.identity.scope
-    for one in await store.list(f"{scope}attempts/"):
-        if one.name.endswith(".outcome"):
-            index = int(one.name[-len("00000000.0001.outcome") :][:8])
-            content = await store.get(one.name)
-            header = json.loads(one.metadata["header"])
-            del header["note"]
-            text = json.dumps(header)
-            metadata = {"header": text, "mac": signing.seal_of(key, scope, index, 1, text)}
-            await store.delete([one.name])
-            await store.create(one.name, content.body, metadata)
-        else:
-            await store.delete([one.name])
-            kept = {"executor": one.metadata["executor"], "fence": "1"}
-            await store.create(one.name, b"", kept)
-    async with aio.Client(backend="local", platform=platform) as other:
-        again = await other.attach_batch(batch.group_id)
-        found = await read(again)
-        assert [item.state for item in found.items] == [
-            State.SUCCEEDED,
-            State.FAILED,
-            State.FAILED,
-        ]
-        assert found.items[2].message == "ValueError: rate 8.0 is too large"
-        assert found.items[0].result == {}
-        assert found.items[0].last.begun is not None
-        assert "in train" in found.examples[1].traceback
 
 
 async def test_a_forged_outcome_is_a_failure_and_ends_nothing(client: aio.Client, platform) -> None:

@@ -159,7 +159,7 @@ def test_a_missing_module_is_named_with_what_to_do(bench, tmp_path: Path) -> Non
 
 
 def test_an_order_of_another_format_is_refused(bench) -> None:
-    code, output = bench.run(replace(bench.order(add, 1), version=(9, 0)))
+    code, output = bench.run(replace(bench.order(add, 1), version=9))
     assert code == 1
     assert "format 9" in output
 

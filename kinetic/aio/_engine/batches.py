@@ -291,7 +291,7 @@ class Batch:
             for news in since(submission, event):
                 coordinator.post(news)
         self.session.spawn(self._submitting(coordinator), name=f"batch {self.group_id}")
-        if (deadline := self.manifest.get("deadline")) is not None:
+        if (deadline := self.manifest["deadline"]) is not None:
             if submission.requests.reopened:  # what is tried again has the whole time again
                 deadline = time.time() + (settings.batch_timeout or 0.0)
             self.session.spawn(
@@ -301,7 +301,7 @@ class Batch:
     @property
     def price(self) -> Price | None:
         """What the batch's accelerator costs, as it was when the batch began."""
-        fields = self.manifest.get("price")
+        fields = self.manifest["price"]
         return Price(**fields) if fields else None
 
     def _budget_s(self, settings: MapSettings) -> float:

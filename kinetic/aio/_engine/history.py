@@ -28,7 +28,7 @@ async def read(batch: Batch) -> list[Item]:
         return [*_unpacked(await batch.submission.read_history())]
     if not batch.submits and batch.inputs.total is None:
         await batch.inputs.read()
-    inputs = await batch.inputs.notes(batch.manifest.get("parameters", ()))
+    inputs = await batch.inputs.notes(batch.manifest["parameters"])
     # The requests before the attempts: what a stop says of an item holds for what comes after it.
     await batch.submission.requests.read()
     known = range(batch.known)

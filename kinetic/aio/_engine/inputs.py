@@ -211,8 +211,7 @@ class InputIndex:
     async def notes(self, parameters: Sequence[str]) -> dict[int, notes.Note]:
         """Item → the scalars of its input, by the names of the function's *parameters*.
 
-        One request a chunk, for its footer only where it is large. Inputs that an earlier version
-        has stored have no notes.
+        One request a chunk, for its footer only where it is large.
 
         Raises:
             WireError: A chunk is not what its submitter signed; nothing of it was used.

@@ -312,7 +312,7 @@ class ItemStates:
         if not signing.is_signed(content.metadata, self.identity.key, scope, name, content.body):
             raise WireError(f"{name} is forged or damaged; nothing of it was used")
         fields: dict[str, Any] = json.loads(content.body)
-        self.meter.restore(fields.get("spent"))
+        self.meter.restore(fields["spent"])
         return fields
 
     async def write_done(self, total: int) -> None:

@@ -52,7 +52,7 @@ async def read_manifest(session: Session, identity: str) -> dict[str, Any]:
     except MALFORMED as exc:
         raise WireError(f"{name} is damaged: {exc}; remove {identity} with its objects") from exc
     try:
-        wire.check_version(manifest.get("version", {}), identity)
+        wire.check_version(manifest.get("version"), identity)
     except MALFORMED as exc:
         raise WireError(str(exc)) from exc
     return manifest
@@ -62,14 +62,13 @@ async def _verified(session: Session, content: Object, identity: str) -> bytes:
     """A description as who may submit *identity* here has signed it."""
     name, store = content.name, session.platform.store.url
     scope = f"{name.rpartition('/')[0]}/"
-    key, removal = await session.key(scope), f"kinetic.cleanup({identity!r}) takes it away"
+    key, removal = await session.key(scope), f"kinetic.cleanup({identity!r}) removes it"
     try:
         return signing.verified_json(key, scope, name, content.body)
     except KeyError as exc:
         raise WireError(
-            f"{name} in {store} is not signed: it was written by a kinetic of an earlier format, "
-            "which signed none, or by somebody else; nothing of it was used. Ask for results with "
-            f"the version that submitted it; {removal}"
+            f"{name} in {store} is not signed, so kinetic didn't submit it, or it was changed; "
+            f"kinetic used nothing of it. {removal}"
         ) from exc
     except ValueError as exc:
         raise WireError(
@@ -129,7 +128,7 @@ def manifest_of(record: dict[str, Any], identity: Identity, placed: UploadedCall
         "infrastructure": identity.budgets.infrastructure,
     }
     more = {
-        "version": wire.version_fields(),
+        "version": wire.VERSION,
         "budgets": budgets,
         "created": identity.created,
         "output_dir": identity.output_base,
@@ -163,7 +162,7 @@ def batch_manifest(
     budgets = identity.budgets
     deadline = settings.batch_timeout
     return {
-        "version": wire.version_fields(),
+        "version": wire.VERSION,
         "group_id": identity.id,
         "name": settings.name,
         "tags": settings.tags or {},
@@ -189,9 +188,9 @@ def _parameters_of(placed: UploadedCall) -> list[str]:
 
 
 def map_settings_of(manifest: Mapping[str, Any]) -> MapSettings:
-    """The options that a batch was begun with; those of a later version are ignored."""
+    """Return the options that the batch was begun with."""
     terms = manifest["terms"]
-    return MapSettings(**{name: terms[name] for name in KEPT_OPTIONS if name in terms})
+    return MapSettings(**{name: terms[name] for name in KEPT_OPTIONS})
 
 
 def _placed_fields(placed: UploadedCall) -> dict[str, Any]:
@@ -242,7 +241,7 @@ def placed_of(manifest: Mapping[str, Any], environment: Mapping[str, str]) -> Up
     further inputs cannot share that, and bring their own.
 
     Raises:
-        WireError: The manifest does not say it: it was written by an early version.
+        WireError: The manifest lacks a part.
     """
     try:
         fields = manifest["placed"]

@@ -59,11 +59,10 @@ class Meter:
         """As it is kept with how everything has ended."""
         return {"all": self._all, "items": {str(index): one for index, one in self._items.items()}}
 
-    def restore(self, fields: Mapping[str, Any] | None) -> None:
-        """Take over what `to_fields` gave; nothing where an earlier version kept nothing."""
-        if fields is not None:
-            self._all = _Reading(*fields["all"])
-            self._items = {int(index): _Reading(*one) for index, one in fields["items"].items()}
+    def restore(self, fields: Mapping[str, Any]) -> None:
+        """Take over what `to_fields` returned."""
+        self._all = _Reading(*fields["all"])
+        self._items = {int(index): _Reading(*one) for index, one in fields["items"].items()}
 
 
 def _read(attempts: Mapping[int, wire.Attempt]) -> _Reading:

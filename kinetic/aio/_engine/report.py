@@ -25,9 +25,6 @@ from kinetic.errors import ConfigurationError, NotFound, WireError
 QUOTED = 20
 """Groups of failures of which one is read in full, the largest first."""
 
-UNNOTED = 200
-"""Failures of an earlier version, whose headers do not say why, that are read in full."""
-
 AT_ONCE = 8
 
 
@@ -79,11 +76,8 @@ async def read(batch: Batch) -> BatchReport:
         raise batch.submission.identity.gone
     items = await history.read(batch)
     manifest = batch.manifest
-    full = await _read_in_full(batch, [one for one in items if _is_unexplained(one)][:UNNOTED])
-    items = [_explained(item, full[item.index]) if item.index in full else item for item in items]
     quoted = [group.example for group in (await in_thread(grouped, items))[:QUOTED]]
-    missing = [items[index] for index in quoted if index not in full]
-    full |= await _read_in_full(batch, missing)
+    full = await _read_in_full(batch, [items[index] for index in quoted])
     record, terms = manifest.get("record", {}), manifest.get("terms", {})
     return BatchReport(
         group_id=batch.group_id,
@@ -97,25 +91,13 @@ async def read(batch: Batch) -> BatchReport:
         read_at=time.time(),
         total=batch.total,
         items=tuple(items),
-        examples={index: full[index] for index in quoted if index in full},
+        examples=full,
     )
 
 
 def _where(record: Mapping[str, str]) -> str:
     place = [record.get(name, "") for name in ("project", "zone", "cluster_name", "namespace")]
     return " / ".join([record.get("backend", ""), *(one for one in place if one)])
-
-
-def _is_unexplained(item: Item) -> bool:
-    return item.failure is not None and not item.failure.message
-
-
-def _explained(item: Item, example: Example) -> Item:
-    told = [
-        replace(one, message=example.message) if one is item.failure else one
-        for one in item.attempts
-    ]
-    return replace(item, attempts=tuple(told))
 
 
 async def _read_in_full(batch: Batch, items: Iterable[Item]) -> dict[int, Example]:
