@@ -45,7 +45,7 @@ _SUBMISSION = re.compile(r"(?:job|grp)-[A-Za-z0-9-]+")
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How long what nobody uses is kept, in seconds, and how many bytes of it at most.
+    """How long unused contents are kept, in seconds, and how many bytes at most.
 
     The bytes are those of the store's shared content, and again those of the caches.
     """
@@ -65,12 +65,12 @@ class Limits:
 
 
 UNUSED = Limits(age_s=DAY_S, size=math.inf)
-"""What ``kinetic gc`` removes: what nobody has used for a day."""
+"""The limits of ``kinetic gc``: it removes contents that are unused for a day."""
 
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """What goes together or not at all; *used* is in seconds since 1970."""
+    """Files that are removed together or not at all; *used* is in seconds since 1970."""
 
     kind: str
     name: str
@@ -113,7 +113,7 @@ R = TypeVar("R")
 
 
 class Listed(Protocol):
-    """What a listing tells of an object; see `kinetic.aio.ports.ObjectInfo`."""
+    """An object in a listing; see `kinetic.aio.ports.ObjectInfo`."""
 
     @property
     def name(self) -> str: ...
@@ -126,7 +126,7 @@ class Listed(Protocol):
 
 
 class Objects(Protocol):
-    """A store, as far as it is collected."""
+    """The parts of a store that a collection reads and removes."""
 
     def list(self, prefix: str) -> Sequence[Listed]:
         """List the objects whose name begins with *prefix*."""
@@ -183,7 +183,7 @@ def collect(
     store_limits: Limits,
     builds: Objects | None = None,
 ) -> Collection:
-    """Remove what *limits* say from the caches of *home*, and what nobody needs from stores.
+    """Remove contents beyond *limits* from the caches of *home*, and unneeded ones from stores.
 
     Of *store*, and of *builds*, that is what *store_limits* say of shared content, and what was
     left of batches. It may take long where much goes. What cannot be removed in a directory is
@@ -288,7 +288,7 @@ class _Store:
                 yield Unit("store/batches", identity, len(left), sum(one.size for one in left), 0)
 
     def needed(self, batches: Sequence[Listed], *, data: bool) -> set[str]:
-        """What batches name that were not collected, and jobs without an outcome.
+        """Return the names that uncollected batches, and jobs without an outcome, refer to.
 
         The `Data` in inputs only if *data* is asked for.
         """
@@ -356,7 +356,7 @@ def _is_closed(one: Listed) -> bool:
 
 
 def _outcome_of(one: Listed) -> wire.Outcome | None:
-    """What the header of an outcome says, unverified; None if it is none."""
+    """Read the unverified header of an outcome; None if it isn't one."""
     try:
         return wire.Outcome.parse(one.metadata["header"])
     except frames.MALFORMED:

@@ -301,7 +301,7 @@ TPUS: Mapping[str, Tpu] = {
 }
 
 BARE_GPUS: Mapping[int, str] = {1: "h100", 2: "h100", 4: "h100", 8: "h100", 16: "a100"}
-"""What a number of GPUs without a model means; newer hardware never changes it."""
+"""The GPU model for a bare number of GPUs; newer hardware never changes it."""
 
 BARE_TPUS: Mapping[int, str] = {
     1: "v5litepod",
@@ -317,7 +317,7 @@ BARE_TPUS: Mapping[int, str] = {
     2048: "v4",
     4096: "v4",
 }
-"""What a number of TPU chips without a generation means; newer hardware never changes it."""
+"""The TPU generation for a bare number of chips; newer hardware never changes it."""
 
 
 Kind: TypeAlias = Literal["cpu", "gpu", "tpu"]
@@ -337,7 +337,7 @@ TPU_NAMES = {alias: tpu for tpu in TPUS.values() for alias in (tpu.name, *tpu.al
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Accelerator:
-    """What a job runs on; `parse` makes it, and ``str()`` gives a name that parses back.
+    """The hardware of a job; `parse` makes it, and ``str()`` gives a name that parses back.
 
     ``count`` is how many GPUs or TPU chips there are in all, over ``hosts``
     machines of the type ``machine``; for ``cpu`` it is the number of cores asked

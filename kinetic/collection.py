@@ -1,4 +1,4 @@
-"""What a collection has removed: caches and shared content that nobody has used for long."""
+"""The result of a collection: which unused caches and shared contents it removed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Freed:
 
 @dataclass(frozen=True, slots=True)
 class Collection:
-    """What went, by the folder that it was in: ``store/code``, ``cache/data``, ….
+    """The removed contents, by their folder: ``store/code``, ``cache/data``, ….
 
     A folder of which nothing went is not in ``freed``.
     """

@@ -87,7 +87,7 @@ VARIABLES: Mapping[str, str] = MappingProxyType(
         "KINETIC_LOCAL_SLOTS": "how many CPUs local jobs may take together (all there are)",
         "KINETIC_LOCAL_IDLE_S": "after how many seconds without a job the supervisor ends",
         "KINETIC_LOCAL_FRESH": "1: a fresh interpreter for each local job (off; on for macOS)",
-        "KINETIC_CACHE_AGE_S": "how long caches keep what nobody uses, in seconds (2592000)",
+        "KINETIC_CACHE_AGE_S": "how long caches keep unused contents, in seconds (2592000)",
         "KINETIC_CACHE_SIZE_MB": "how large the caches may be, in MB (20000)",
         "KINETIC_PRICES": "a JSON file with prices of your own: accelerator to US dollars an hour",
         "KINETIC_LOG_LEVEL": "how much of kinetic's own log is seen (what your program says)",
@@ -315,7 +315,7 @@ _NUMBERS: Mapping[str, tuple[type[int | float], int]] = MappingProxyType(
 
 
 def _check_numbers(environ: Mapping[str, str]) -> None:
-    """What reads them later is in other processes, or comes to them rarely: refuse them here."""
+    """Refuse wrong values here, because other processes read them later, or seldom."""
     for name, (kind, least) in _NUMBERS.items():
         text = environ.get(name) or str(least)
         try:

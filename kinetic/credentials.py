@@ -10,7 +10,7 @@ def ensure_credentials(project: str, zone: str | None = None, cluster: str | Non
 
     They are looked for as a job looks for them: application-default credentials
     of Google, or what the context of KINETIC_KUBE_CONTEXT names. No program is
-    run, nobody is asked to log in, and no kubeconfig is written.
+    run, the user needn't log in, and no kubeconfig is written.
 
     Args:
         project: The GCP project.
@@ -20,7 +20,7 @@ def ensure_credentials(project: str, zone: str | None = None, cluster: str | Non
     Raises:
         ConfigurationError: There is no such cluster, or no way to it from here.
         AuthError: There are no credentials, or they are refused.
-        Unavailable: Whoever has to be asked does not answer.
+        Unavailable: The credentials server does not answer.
     """
     from kinetic import configuration
     from kinetic._sync.portal import PORTAL

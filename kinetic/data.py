@@ -31,7 +31,7 @@ class Data:
     there; nothing it writes reaches the store or another job.
 
     A local path is read once, when it is first hashed or shipped: from then on
-    this object stands for what was there. Make another one after a change.
+    this object stands for the contents at that time. Make another one after a change.
     Directories that are symbolic links are left out; files that are links
     arrive as what they point to. The permission to execute is kept, and so are
     empty directories.
@@ -123,7 +123,7 @@ class Data:
         return self.__kinetic_snapshot__().digest
 
     def __kinetic_snapshot__(self, stop: threading.Event | None = None) -> Snapshot:
-        """What a local path stands for, for the engine; walks and hashes it the first time.
+        """Return the contents of a local path for the engine; walk and hash it the first time.
 
         Raises:
             DataError: Something in it cannot be read, is no file, or changes meanwhile.

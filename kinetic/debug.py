@@ -1,4 +1,4 @@
-"""What belongs to debugging a job, step by step; `JobHandle.debug_attach` does it all.
+"""The single steps of debugging a job; `JobHandle.debug_attach` does them all.
 
 ::
 
@@ -72,9 +72,9 @@ def start_port_forward(
 
     Args:
         pod_name: The job's name on its platform: `JobHandle.k8s_name`.
-        namespace: Where it runs; the rest of that is told by environment and profile.
+        namespace: Its namespace; environment and profile say the rest.
         local_port: 0 for any that is free.
-        remote_port: What `wait_for_debug_server` has returned.
+        remote_port: The port that `wait_for_debug_server` returned.
 
     Raises:
         ConfigurationError: The port is taken (a ``ValueError``).

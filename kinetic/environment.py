@@ -58,7 +58,7 @@ def capture(patterns: Iterable[str], environ: Mapping[str, str]) -> dict[str, st
 
 
 def storage_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """How *environ* says that Cloud Storage is reached, for a job here that writes there."""
+    """Return the variables of *environ* by which a local job reaches Cloud Storage."""
     return {name: environ[name] for name in _STORAGE if name in environ}
 
 

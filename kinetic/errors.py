@@ -11,8 +11,8 @@ KineticError
 ├── JobError(RuntimeError)             .job_id: it was accepted and gave no value
 │   ├── JobFailed                      it raised, and the exception cannot be rebuilt here
 │   ├── JobLost                        it died without a word: .reason  .exit_code
-│   ├── JobCancelled                   somebody cancelled it
-│   ├── SubmitterLost                  nobody submits the rest of its batch any more
+│   ├── JobCancelled                   it was cancelled
+│   ├── SubmitterLost                  its batch's submitter has ended
 │   └── ResultTimeout(TimeoutError)    it goes on; only the waiting ended
 ├── InputsUnfinished                   a batch whose inputs ended with their process: .stored
 ├── BackendError                       store or platform answered badly: .retryable  .retry_after
@@ -21,7 +21,7 @@ KineticError
 │   ├── StoreFull                      no room for what has to be stored
 │   ├── NotFound(FileNotFoundError)    no such job, batch or object
 │   │   └── NoLog(RuntimeError)        a job that has no log yet, or none any more
-│   ├── Conflict                       somebody else was faster
+│   ├── Conflict                       another process was faster
 │   │   └── AlreadyThere               what was to be created exists
 │   ├── Refused                        the platform will not take it: .answer
 │   ├── Expired                        what was asked for is too old to be told
@@ -161,7 +161,7 @@ class JobFailed(JobError):
 
 
 class JobLost(JobError):
-    """The job's process is gone and left no outcome."""
+    """The job's process ended and left no outcome."""
 
     def __init__(
         self, message: str, *, job_id: str = "", reason: str = "", exit_code: int | None = None
@@ -176,7 +176,7 @@ class JobCancelled(JobError):
 
 
 class SubmitterLost(JobError):
-    """The process that submitted the batch is gone, and items were left behind."""
+    """The process that submitted the batch has ended, and items are left."""
 
 
 class InputsUnfinished(KineticError):
@@ -233,7 +233,7 @@ class Conflict(BackendError):
 
 
 class AlreadyThere(Conflict):
-    """Something of this name exists: somebody else's, or what a lost reply was about."""
+    """An object of this name exists: another process made it, or a lost reply was about it."""
 
 
 class Refused(BackendError):
@@ -266,7 +266,7 @@ class Unavailable(BackendError):
 
 
 class WireError(KineticError):
-    """What came back does not match what was agreed: version, digest or signature."""
+    """A reply does not match the protocol: its version, digest, or signature differs."""
 
 
 class PortalError(KineticError, RuntimeError):

@@ -172,7 +172,7 @@ class RemoteFunction(_Look[R_co], Generic[P, R_co]):
             retries: How often a failed item runs again.
             fail_fast: Start nothing more after the first failure.
             cancel_running_on_fail: With *fail_fast*, also stop what runs.
-            name, tags: What `list_batches` finds the batch by.
+            name, tags: `list_batches` finds the batch by these.
             project, cluster: Where it runs, instead of the function's own.
             window: How many items may be submitted and not yet read by your loop. None: no limit
                 for inputs of known length, else twice *max_concurrent*.
@@ -262,7 +262,7 @@ RemoteCallable = RemoteFunction
 
 
 class Decorator(Protocol):
-    """What ``run(...)`` returns: give it the function."""
+    """The decorator that ``run(...)`` returns."""
 
     def __call__(self, function: Callable[P, R], /) -> RemoteFunction[P, R]: ...
 
@@ -326,7 +326,7 @@ def run(*args: Any, **settings: Any) -> Any:
 
     Raises:
         ConfigurationError: A value is wrong.
-        TypeError: What is decorated is no function, or ``volumes`` no dict of `Data`.
+        TypeError: You don't decorate a function, or ``volumes`` isn't a dict of `Data`.
 
     Example::
 

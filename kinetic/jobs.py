@@ -92,7 +92,7 @@ class JobHandle(JobRecord, Generic[T]):
         project, cluster_name, zone, namespace, bucket_name, k8s_name: Where the job and its
             objects are.
         image_uri: The container image it runs in; empty on this machine.
-        accelerator: What it runs on, such as ``tpu-v6e-8``.
+        accelerator: The hardware that it runs on, such as ``tpu-v6e-8``.
         func_name, display_name: The function's name, and the name to show.
         created_at: When it was submitted: UTC, ISO 8601.
         group_id, group_kind, group_index: The batch it belongs to, and its item's index.
@@ -124,7 +124,7 @@ class JobHandle(JobRecord, Generic[T]):
 
     @property
     def _shown(self) -> aio.JobHandle[T]:
-        # The handle that is there, of whichever loop it is: to be shown, it asks nobody.
+        # The handle of any loop: showing it sends no request.
         return self._twin or aio.JobHandle[T].from_dict(self.to_dict())
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -231,7 +231,7 @@ class JobHandle(JobRecord, Generic[T]):
             cleanup_timeout: Seconds that the removal may take.
             cleanup_poll_interval: Accepted for compatibility; has no effect.
             stream_logs: Print the job's output while you wait.
-            on_status_change: A function to call with each new status. What it raises is logged.
+            on_status_change: A function to call with each new status. Its exceptions are logged.
 
         Raises:
             ResultTimeout: *timeout* is over (a ``TimeoutError``).
@@ -277,7 +277,7 @@ class JobHandle(JobRecord, Generic[T]):
 
         Raises:
             ConfigurationError: *attempt* is no int of at least 1, or None.
-            NoLog: The job has not started, or its log is gone (a ``RuntimeError``).
+            NoLog: The job has not started, or its log was removed (a ``RuntimeError``).
         """
         if not follow:
             return PORTAL.call(_text_of, self._aio, attempt)
@@ -369,7 +369,7 @@ class BatchHandle(Generic[T, X]):
 
     Attributes:
         group_id: Names the batch; `attach_batch` finds it by this from any process.
-        name, tags: What you called it.
+        name, tags: The name and tags that you gave it.
         created_at: When it was submitted: UTC, ISO 8601.
 
     Example::
@@ -480,7 +480,7 @@ class BatchHandle(Generic[T, X]):
 
     @property
     def finished(self) -> bool:
-        """Whether every item has its outcome, as far as this process has looked.
+        """Whether every item has its outcome, by what this process has read.
 
         A handle from `list_batches` looks when you ask it something else, such as `status_counts`.
         """
@@ -488,7 +488,7 @@ class BatchHandle(Generic[T, X]):
 
     @property
     def stored(self) -> int:
-        """How many inputs are stored, as far as this process has looked."""
+        """How many inputs are stored, by what this process has read."""
         return self._aio.stored
 
     @property
@@ -509,7 +509,7 @@ class BatchHandle(Generic[T, X]):
 
         Raises:
             ResultTimeout: *timeout* is over (a ``TimeoutError``).
-            SubmitterLost: The process that submitted the batch is gone; `resume` goes on.
+            SubmitterLost: The process that submitted the batch has ended; `resume` continues it.
         """
         with self._waiting():
             PORTAL.call(self._aio.wait, timeout=timeout)
@@ -528,7 +528,7 @@ class BatchHandle(Generic[T, X]):
 
         Raises:
             ResultTimeout: *timeout* is over (a ``TimeoutError``).
-            SubmitterLost: The process that submitted the batch is gone; `resume` goes on.
+            SubmitterLost: The process that submitted the batch has ended; `resume` continues it.
 
         Example::
 
@@ -553,7 +553,7 @@ class BatchHandle(Generic[T, X]):
 
         Raises:
             ResultTimeout: *timeout* is over (a ``TimeoutError``).
-            SubmitterLost: The process that submitted the batch is gone; `resume` goes on.
+            SubmitterLost: The process that submitted the batch has ended; `resume` continues it.
 
         Example::
 
@@ -606,7 +606,7 @@ class BatchHandle(Generic[T, X]):
         Raises:
             BatchError: Some items have no value, and *return_exceptions* is false.
             ResultTimeout: *timeout* is over (a ``TimeoutError``).
-            SubmitterLost: The process that submitted the batch is gone; `resume` goes on.
+            SubmitterLost: The process that submitted the batch has ended; `resume` continues it.
 
         Example::
 
@@ -704,10 +704,10 @@ class BatchHandle(Generic[T, X]):
         seal: bool = False,
         force: bool = False,
     ) -> Self:
-        """Submit the rest of a batch whose submitter is gone. Items that ended don't run again.
+        """Submit the rest of a batch whose submitter has ended. Ended items don't run again.
 
         Args:
-            inputs: What comes after the `stored` inputs, if an iterator died with its process.
+            inputs: The inputs after the `stored` ones, if an iterator died with its process.
             seal: There are no more inputs than those stored.
             force: Don't wait up to 45 s for a sign of life of the old submitter.
 
@@ -765,7 +765,7 @@ def submit(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> JobHan
     Returns once the platform has accepted the job; it may not run yet.
 
     Args:
-        function: What to run, plain or decorated.
+        function: The function to run, plain or decorated.
         args, kwargs: Its arguments; kinetic pickles them.
 
     Raises:
@@ -832,7 +832,7 @@ def run_async_map(
         retries: How often a failed item runs again.
         fail_fast: Start nothing more after the first failure.
         cancel_running_on_fail: With *fail_fast*, also stop what runs.
-        name, tags: What `list_batches` finds the batch by.
+        name, tags: `list_batches` finds the batch by these.
         project, cluster: Where it runs, instead of the function's own.
         window: How many items may be submitted and not yet read by your loop. None: no limit
             for inputs of known length, else twice *max_concurrent*.
@@ -893,7 +893,7 @@ def attach_batch(
 
 @own_frames_left_out
 def cleanup(submission: str, project: str | None = None, cluster: str | None = None) -> None:
-    """Take a batch, or a job of its own, away by its id; see `Client.cleanup`."""
+    """Remove a batch or a single job by its ID; see `Client.cleanup`."""
     PORTAL.call(aio.cleanup, submission, project, cluster)
 
 
@@ -931,7 +931,7 @@ def list_jobs(
 
 @own_frames_left_out
 def collect() -> Collection:
-    """Remove what nobody uses any more from the store and from this machine's caches.
+    """Remove unused contents from the store and from this machine's caches.
 
     See `kinetic.aio.Client.collect`.
     """

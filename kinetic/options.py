@@ -47,7 +47,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What a value ``must be``, and how one tells."""
+    """A rule for a value: how to check it, and what the message says it ``must be``."""
 
     words: str
     holds: Callable[[Any], bool]
@@ -229,7 +229,7 @@ _SYSTEM_ROOTS = {
 
 
 class RunOptions(TypedDict, total=False):
-    """What `RemoteFunction.options` changes; see `run` for what each means."""
+    """The options that `RemoteFunction.options` changes; see `run` for their meaning."""
 
     accelerator: str
     container_image: str | None

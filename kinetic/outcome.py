@@ -75,7 +75,7 @@ class Lost(_Unsuccessful):
 
 
 Outcome: TypeAlias = Succeeded[T] | Failed | Cancelled | Lost
-"""What an item came to: ``match`` it, ask ``.ok``, or take the value by ``.unwrap()``."""
+"""How an item ended: ``match`` it, ask ``.ok``, or take the value by ``.unwrap()``."""
 
 
 class Completion(NamedTuple, Generic[T, X]):
@@ -84,7 +84,7 @@ class Completion(NamedTuple, Generic[T, X]):
     The input is None if it cannot be pickled, or not rebuilt in this process.
     """
 
-    # A tuple has a method of that name, which nobody asks of this one.
+    # A tuple has a method of that name, which this field replaces.
     index: int  # type: ignore[assignment]  # pyright: ignore[reportIncompatibleMethodOverride]
     input: X
     outcome: Outcome[T]

@@ -1,4 +1,4 @@
-"""What accelerators cost an hour, and what that makes of a submission: estimates, all of it.
+"""Estimate what accelerators cost per hour, and what a submission costs.
 
 The figures of ``prices.json``, beside this file, are list prices in US dollars, each with its
 source and date; what no source is known for has no figure. KINETIC_PRICES names a JSON file with
@@ -25,12 +25,12 @@ __all__ = ["HOUR_S", "Estimate", "Price", "Row", "budget_price", "estimate", "pr
 
 VARIABLE = "KINETIC_PRICES"
 HOUR_S = 3600.0
-"""Prices are by the hour, attempts are told in seconds."""
+"""Seconds per hour: prices are per hour, durations of attempts in seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Price:
-    """What one accelerator, with all its hosts, costs: ``usd_per_hour`` is US dollars.
+    """The price of one accelerator with all its hosts: ``usd_per_hour`` is in US dollars.
 
     ``source`` is a URL, or the file of KINETIC_PRICES; ``date`` is that of the source,
     ISO 8601, or empty for a file of your own.
@@ -56,7 +56,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """What has been used and may come: an estimate by list prices, never a bill.
+    """The cost so far and to come: an estimate by list prices, not a bill.
 
     ``hours`` are accelerator-hours (of all chips and hosts together) that attempts
     which ended took, ``expected_hours`` those of the whole once it has ended, None
@@ -169,7 +169,7 @@ def estimate(
     spot: bool = False,
     environ: Mapping[str, str] = os.environ,
 ) -> Estimate:
-    """What *items* calls of *seconds* each would take on *accelerator*, before any is made.
+    """Estimate the cost of *items* calls of *seconds* each on *accelerator*, before any is made.
 
     Raises:
         ConfigurationError: There is no such accelerator, or the file of KINETIC_PRICES cannot

@@ -44,7 +44,7 @@ SETTINGS = (
     "output_dir",
     "run_as_user",
 )
-"""What a profile may say; the first four are in every profile that is written."""
+"""The settings that a profile may have; kinetic writes the first four into every profile."""
 
 ALWAYS_WRITTEN = 4
 NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_-]{0,63}", re.ASCII)

@@ -1,4 +1,4 @@
-"""An event loop on a thread of its own, which a forked child leaves alone.
+"""An event loop on a separate thread, which a forked child leaves alone.
 
 A signal may interrupt the main thread between any two steps of Python code, and
 with it whatever it was doing to a lock of `threading`. What the main thread does
@@ -61,14 +61,14 @@ def receive(mail: queue.SimpleQueue[T], timeout: float = math.inf) -> T:
 
 @dataclass(frozen=True, slots=True)
 class Hook:
-    """What is awaited before a loop is closed; *patient*: for as long as it takes."""
+    """Work to await before a loop is closed; if *patient*, without a time limit."""
 
     function: Callable[[], Awaitable[None]]
     patient: bool
 
 
 class Outcome(Generic[T]):
-    """What a call returned or raised; settled once, in the thread of the loop."""
+    """The return value or exception of a call; set once, in the thread of the loop."""
 
     __slots__ = ("_error", "_tell", "_value", "done")
 

@@ -38,7 +38,7 @@ def _nothing() -> None:
 
 
 class Portal:
-    """An event loop on a thread of its own, started when it is first needed.
+    """An event loop on a separate thread, started when it is first needed.
 
     Any number of threads may call. A forked child gets a loop of its own: what
     the parent's loop was doing goes on in the parent, and there only.
@@ -225,7 +225,7 @@ class Crossing:
         settled: asyncio.Future[None] = loop.create_future()
 
         def tell() -> None:
-            with contextlib.suppress(RuntimeError):  # that loop was closed: nobody waits there
+            with contextlib.suppress(RuntimeError):  # that loop was closed, so nothing waits on it
                 loop.call_soon_threadsafe(_settle, settled)
 
         outcome: Outcome[T] = Outcome(tell)
@@ -280,7 +280,7 @@ class Crossing:
         self._task.add_done_callback(end)
 
     def _wait(self) -> None:
-        """Do what is asked of this thread until the outcome is there."""
+        """Run the requests to this thread until the outcome is set."""
         while True:
             work = receive(self._mail)
             if work is None:
@@ -381,7 +381,7 @@ class Iteration(Generic[S, T]):
         if self._items is None:
             self._home, self._items = self._portal.current, self._function()
         if self._home is not self._portal.current:
-            raise PortalError("this iteration belongs to a loop that is gone; start a new one")
+            raise PortalError("this iteration belongs to a closed loop; start a new one")
         return await self._items.__anext__()
 
 

@@ -97,7 +97,7 @@ async def submit(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> 
     Returns once the platform has accepted the job; it may not run yet.
 
     Args:
-        function: What to run, plain or decorated.
+        function: The function to run, plain or decorated.
         args, kwargs: Its arguments; kinetic pickles them.
 
     Raises:
@@ -155,7 +155,7 @@ async def attach_batch(
 
 
 async def cleanup(submission: str, project: str | None = None, cluster: str | None = None) -> None:
-    """Take a batch, or a job of its own, away by its id; see `Client.cleanup`."""
+    """Remove a batch or a single job by its ID; see `Client.cleanup`."""
     await (await _client()).cleanup(submission, project, cluster)
 
 
@@ -196,7 +196,7 @@ async def load_result(path: str | os.PathLike[str]) -> Any:
 
 
 async def collect() -> Collection:
-    """Remove what nobody uses any more from store and caches; see `Client.collect`."""
+    """Remove unused contents from the store and caches; see `Client.collect`."""
     return await (await _client()).collect()
 
 
@@ -293,7 +293,7 @@ async def build_image(plan: Plan, *, again: bool = False) -> bool:
     A build takes some minutes.
 
     Args:
-        plan: What `image_of` or `kinetic.images.base_image` returned.
+        plan: The plan that `image_of` or `kinetic.images.base_image` returned.
         again: Build it even if the registry has it. Default: False.
 
     Returns:
@@ -304,7 +304,7 @@ async def build_image(plan: Plan, *, again: bool = False) -> bool:
         BuildError: The build failed; the message has the last lines of its log.
         BackendError: A service refused, or didn't answer.
 
-    Cancelled: the build is cancelled as well.
+    Cancelled: kinetic also cancels the build.
 
     Example::
 

@@ -54,7 +54,7 @@ class BatchHandle(Generic[T, X]):
 
     Attributes:
         group_id: Names the batch; `Client.attach_batch` finds it by this from any process.
-        name, tags: What you called it.
+        name, tags: The name and tags that you gave it.
         created_at: When it was submitted: UTC, ISO 8601.
 
     Example::
@@ -86,7 +86,7 @@ class BatchHandle(Generic[T, X]):
         self._failed: list[int] | None = None  # as the last `results` has found
         self._detached = attached
         self._progress = progress
-        # Until then, who waits also waits for items that another process has yet to submit.
+        # Until then, a wait includes items that another process has not submitted yet.
         self._search_until = None
         if poll_timeout is not None:
             self._search_until = asyncio.get_running_loop().time() + poll_timeout
@@ -99,9 +99,9 @@ class BatchHandle(Generic[T, X]):
         return self.bundle()
 
     def bundle(self) -> dict[str, str]:
-        """What a notebook shows of it: what is known, and from now on how far it is.
+        """Return what a notebook shows: the facts known now, updated as items end.
 
-        It asks nobody, and follows the batch only if it is called on its loop; not for users.
+        It sends no request, and follows the batch only if it is called on its loop; not for users.
         """
         if self._progress is not False:
             notebook.follow_batch(self._batch)
@@ -109,7 +109,7 @@ class BatchHandle(Generic[T, X]):
         return handle_bundle("BatchHandle", self.facts(), counts, self._report)
 
     def facts(self) -> dict[str, object]:
-        """What is known of it without asking anybody; for people, not for programs."""
+        """Return what is known without a request; for display, not for programs."""
         batch = self._batch
         of = f" of {batch.total}" if batch.total is not None else ""
         ended = f"{batch.submission.ended}{of}" if batch.followed else f"?{of}, not looked yet"
@@ -379,7 +379,7 @@ class BatchHandle(Generic[T, X]):
 
     @property
     def max_concurrent(self) -> int | None:
-        """How many of its jobs may be unfinished at once; None where nobody bounds them."""
+        """How many of its jobs may be unfinished at once; None without a limit."""
         found = self._batch.manifest["terms"].get("max_concurrent")
         return int(found) if found is not None else None
 
@@ -494,7 +494,7 @@ class BatchHandle(Generic[T, X]):
             SubmitterLost: Nobody submits the rest of it any more.
             InputsUnfinished: All that is stored has ended, and more was to come.
             NotFound: The batch was cleaned up, or another process has collected its results.
-            Exception: What the iterator of the inputs has raised, which ended the
+            Exception: The iterator of the inputs raised it, which ended the
                 submitting; a note says how to go on.
 
         Cancelled: the batch goes on. If the removal has begun, this handle keeps the values:
@@ -521,7 +521,7 @@ class BatchHandle(Generic[T, X]):
         return [one.value if isinstance(one := found[i], Succeeded) else one.error for i in order]
 
     async def _tidy(self, found: dict[int, Outcome[T]], deadline: float | None) -> None:
-        """Remove what nobody needs once the caller has what was *found*, as far as that works."""
+        """Remove what is unneeded once the caller has *found*; log what cannot be removed."""
         values = {i: one.value for i, one in found.items() if isinstance(one, Succeeded)}
         whole = len(values) == len(found) == self._batch.total and self._batch.sealed
         try:
@@ -552,7 +552,7 @@ class BatchHandle(Generic[T, X]):
             one.value if isinstance(one := found[i], Succeeded) else None for i in sorted(found)
         ]
         cancelled = {i for i in failed if isinstance(found[i], Cancelled)}
-        # What was cancelled for a failure is not the first that anybody wants to know of.
+        # Report the failure itself before the items that were cancelled because of it.
         bad = {i for i in found if not found[i].ok}
         first = min(bad - cancelled or bad, default=0)
         error = found[first].error
@@ -568,7 +568,7 @@ class BatchHandle(Generic[T, X]):
         )
 
     async def estimate(self, *, look: bool = True) -> Estimate:
-        """What the batch has cost by list prices, and may cost in the end: an estimate.
+        """Estimate what the batch has cost by list prices, and what it may cost in the end.
 
         With *look* it looks at what has not ended, as `statuses` does, and at nothing
         else; without, it tells what this handle has seen so far.
@@ -663,8 +663,8 @@ class BatchHandle(Generic[T, X]):
             indices: Only those among them.
 
         Returns:
-            How many items will run again. Whoever submits the batch starts
-            them; when nobody does, this process resumes it.
+            How many items will run again. The batch's submitter starts
+            them; without one, this process resumes the batch.
 
         Raises:
             ConfigurationError: *indices* are no ints, or this process lacks a variable that the
@@ -682,13 +682,13 @@ class BatchHandle(Generic[T, X]):
         seal: bool = False,
         force: bool = False,
     ) -> Self:
-        """Submit the rest of a batch whose submitter is gone: from now on this process does.
+        """Take over a batch whose submitter has ended, and submit the rest from this process.
 
         Nothing that has its outcome runs again. A submitter that may be alive
         is given 45 s to show it; one that died on this machine is known to.
 
         Args:
-            inputs: What comes after the inputs that are `stored`, when those
+            inputs: The inputs after those that are `stored`, when those
                 came from an iterator that died with its process.
             seal: There are no more inputs than those stored.
             force: Wait for no sign of life. Should the other one be alive, it

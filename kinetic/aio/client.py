@@ -145,7 +145,7 @@ class Client:
         Returns once the platform has accepted the job; it may not run yet.
 
         Args:
-            function: What to run, plain or decorated.
+            function: The function to run, plain or decorated.
             args, kwargs: Its arguments; kinetic pickles them.
 
         Raises:
@@ -261,7 +261,7 @@ class Client:
             retries: How often a failed item runs again.
             fail_fast: Start nothing more after the first failure.
             cancel_running_on_fail: With *fail_fast*, also stop what runs.
-            name, tags: What `list_batches` finds the batch by.
+            name, tags: `list_batches` finds the batch by these.
             project, cluster: Where it runs, instead of the function's own.
             window: How many items may be submitted and not yet read by your loop. None: no limit
                 for inputs of known length, else twice *max_concurrent*.
@@ -304,7 +304,7 @@ class Client:
         Raises:
             ConfigurationError: That is no job's id.
             NotFound: There is no such job in the store.
-            WireError: What says what it is was not signed by who may submit here.
+            WireError: Its description is not signed by anyone who may submit here.
         """
         check(job_id=job_id, project=project, cluster=cluster)
         item = engine.ids.item_of(job_id)
@@ -393,7 +393,7 @@ class Client:
             name: Only those of this name.
             tags: Only those that carry all of these.
             project, cluster: Where to look, instead of the client's own.
-            limit: So many at most.
+            limit: The maximum number of jobs.
 
         Raises:
             ConfigurationError: An argument is wrong.
@@ -432,7 +432,7 @@ class Client:
         return [_job(one, self.follow_record) for one in found]
 
     async def collect(self) -> Collection:
-        """Remove what nobody uses any more from the store and from this machine's caches.
+        """Remove unused contents from the store and from this machine's caches.
 
         From the store (a bucket as well as a directory) it removes code, functions, requirements
         and `Data` that nothing refers to and nobody has used for a day, and what a process that
@@ -452,7 +452,7 @@ class Client:
             AuthError: You may not list or delete objects of the bucket.
             BackendError: The store does not answer.
 
-        Cancelled: it ends first, and what it has removed is gone.
+        Cancelled: the removal under way ends first; what was removed stays removed.
         """
         from kinetic import _collector
         from kinetic.aio._shared_objects import Blocking
@@ -638,7 +638,7 @@ async def run_async_map(
         retries: How often a failed item runs again.
         fail_fast: Start nothing more after the first failure.
         cancel_running_on_fail: With *fail_fast*, also stop what runs.
-        name, tags: What `list_batches` finds the batch by.
+        name, tags: `list_batches` finds the batch by these.
         project, cluster: Where it runs, instead of the function's own.
         window: How many items may be submitted and not yet read by your loop. None: no limit
             for inputs of known length, else twice *max_concurrent*.

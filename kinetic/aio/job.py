@@ -59,7 +59,7 @@ NOWHERE = (
 )
 
 LEAVING_S = 5
-"""So many seconds the processes of a job may take to end once its outcome is there."""
+"""Seconds that a job's processes may take to end after its outcome is stored."""
 
 SILENCE_S = 10.0
 """How long the log of a job that has ended may bring nothing before it is given up."""
@@ -79,7 +79,7 @@ class JobHandle(JobRecord, Generic[T]):
         project, cluster_name, zone, namespace, bucket_name, k8s_name: Where the job and its
             objects are.
         image_uri: The container image it runs in; empty on this machine.
-        accelerator: What it runs on, such as ``tpu-v6e-8``.
+        accelerator: The hardware that it runs on, such as ``tpu-v6e-8``.
         func_name, display_name: The function's name, and the name to show.
         created_at: When it was submitted: UTC, ISO 8601.
         group_id, group_kind, group_index: The batch it belongs to, and its item's index.
@@ -115,16 +115,16 @@ class JobHandle(JobRecord, Generic[T]):
         return self.bundle()
 
     def bundle(self) -> dict[str, str]:
-        """What a notebook shows of it: what is known, and from now on when it has ended.
+        """Return what a notebook shows: the facts known now, updated when the job ends.
 
-        It asks nobody, and follows the job only if it is called on its loop; not for users.
+        It sends no request, and follows the job only if it is called on its loop; not for users.
         """
         if self._following is not None and not self._cleaned:
             engine.notebook.follow_job(self._following)
         return handle_bundle("JobHandle", self.facts())
 
     def facts(self) -> dict[str, object]:
-        """What is known of it without asking anybody, the status seen last; for people."""
+        """Return what is known without a request, such as the last status; for display."""
         at = self._following
         seen = at.submission.status(at.index) if at is not None else None
         if self._cleaned and not (seen is not None and seen.terminal):
@@ -137,7 +137,7 @@ class JobHandle(JobRecord, Generic[T]):
         }
 
     def began_at(self) -> str:
-        """Return when its last attempt began, in UTC, as far as this process knows; not for users.
+        """Return when its last attempt began, in UTC, if this process knows; not for users.
 
         For an item that waits, that is when its batch was submitted.
         """
@@ -174,7 +174,7 @@ class JobHandle(JobRecord, Generic[T]):
         return self._following
 
     async def status(self) -> JobStatus:
-        """What is true now: read from the store, and from the platform while it is open.
+        """Return the status, read now from the store, and from the platform while the job is open.
 
         ``NOT_FOUND`` is a job that was cancelled, or that this process has cleaned up.
         """
@@ -190,7 +190,7 @@ class JobHandle(JobRecord, Generic[T]):
         if not item.state.final:
             try:
                 await at.submission.reconcile(at.index)
-            except NotFound:  # somebody has removed it in this moment
+            except NotFound:  # another process has just removed it
                 return JobStatus.NOT_FOUND
         return at.submission.status(at.index)
 
@@ -280,7 +280,7 @@ class JobHandle(JobRecord, Generic[T]):
 
         Raises:
             ResultTimeout: *timeout* seconds are over; the job goes on.
-            KineticError: What became of it cannot be found out.
+            KineticError: kinetic cannot find out how it ended.
 
         Cancelled: only the waiting ends.
         """
@@ -304,7 +304,7 @@ class JobHandle(JobRecord, Generic[T]):
         return {**(outcome.note or {})}
 
     async def estimate(self) -> Estimate:
-        """What its attempts that have ended cost by list prices: an estimate.
+        """Estimate what its ended attempts cost by list prices.
 
         Raises:
             NotFound: The job was cleaned up.
@@ -413,7 +413,7 @@ class JobHandle(JobRecord, Generic[T]):
         """Why not all of the output was printed, though there may be more."""
         try:
             await printing.run(self.logs(follow=True))
-        except (NotFound, AuthError) as exc:  # nobody here can read it later, either
+        except (NotFound, AuthError) as exc:  # this process cannot read it later either
             logging.warning("the output of %s cannot be shown: %s", self.job_id, exc)
         except BrokenPipeError:
             return "nobody reads it any more"
@@ -504,7 +504,7 @@ class JobHandle(JobRecord, Generic[T]):
         """All that the platform may know: what was cancelled is at an attempt that never was."""
         submission, item = at.submission, at.submission.item(at.index)
         last = item.attempt if item is not None else 1
-        if submission.relaunched:  # each is a job of its own, and this process may know of none
+        if submission.relaunched:  # each is a separate job, which this process may not know
             last = max(last, 1 + submission.identity.budgets.infrastructure)
         return [submission.identity.attempt_name(at.index, one) for one in range(1, last + 1)]
 
@@ -597,7 +597,7 @@ class JobHandle(JobRecord, Generic[T]):
         with suppress(NotFound):  # as of a job that is removed in this moment
             await self._stop(at, cleanup_timeout)
         if self.group_id is None and not await self._exists(at):
-            # It was removed before the stop was stored, which nobody reads any more.
+            # It was removed before the stop was stored, and nothing reads the stop now.
             store, scope = at.session.platform.store, at.submission.identity.scope
             await store.delete([one.name for one in await store.list(f"{scope}control/")])
 
@@ -689,7 +689,7 @@ class JobHandle(JobRecord, Generic[T]):
         words = engine.debugging.instructions(place, port, working_dir)
         try:
             await anyio.to_thread.run_sync(_print, words)
-        except BaseException:  # nobody will have it
+        except BaseException:  # no process reads it
             await release(in_thread(engine.debugging.end, process), what="ending the forwarder")
             raise
         return process
@@ -752,7 +752,7 @@ class JobHandle(JobRecord, Generic[T]):
             ConfigurationError: As `outputs`.
             OSError: They cannot be written.
 
-        Cancelled: some of them may be there.
+        Cancelled: some files may already be written.
         """
         at = self._following or await self._follow()
         store, names = at.session.platform.store, await self.outputs()
