@@ -74,7 +74,7 @@ class Place:
         self, patience: Patience = IMPATIENT, rhythm: Rhythm | None = None, **placement: Any
     ) -> GkeCluster:
         """One more client."""
-        at = Placement(namespace=self.namespace.name, restarts=0, **placement)
+        at = Placement(namespace=self.namespace.name, **placement)
         made = GkeCluster(await self._api(), at, patience=patience, rhythm=rhythm)
         self._opened.append(made)
         return made
@@ -83,7 +83,7 @@ class Place:
         self, kind: str, namespace: str = "", patience: Patience = IMPATIENT, **placement: Any
     ) -> PathwaysCluster:
         """One more client, for jobs on several hosts."""
-        at = Placement(namespace=namespace or self.namespace.name, restarts=0, **placement)
+        at = Placement(namespace=namespace or self.namespace.name, **placement)
         made = PathwaysCluster(await self._api(), at, kind=kind, patience=patience)
         self._opened.append(made)
         return made

@@ -28,7 +28,7 @@ from tests.kubernetes.orders import order
 from tests.kubernetes.places import watching
 
 SPEC = order(resources=Resources(accelerator=parse("cpu:hosts=2")))
-AT = Placement(namespace="ns", secret="s", restarts=0, annotations={LIFE: "a"})
+AT = Placement(namespace="ns", secret="s", annotations={LIFE: "a"})
 OTHER = {"lws": "jobset", "jobset": "lws"}
 
 

@@ -16,7 +16,7 @@ from kinetic.aio.ports import Resources
 from kinetic.errors import ConfigurationError
 from tests.kubernetes.orders import order
 
-AT = Placement(namespace="ns", secret="grp-1", restarts=0)
+AT = Placement(namespace="ns", secret="grp-1")
 LABEL = 63
 Json = dict[str, Any]
 

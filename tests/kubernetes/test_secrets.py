@@ -62,7 +62,7 @@ async def test_a_job_whose_client_was_killed_before_it_made_the_secret_is_ended(
     patience = Patience(asked_s=0.5, slow_s=1.0, told_s=0.5, orphaned_s=1.5)
     cluster = await place.open(patience)
     job = place.job("one", environment={"TOKEN": "geheim"})
-    at = Placement(namespace=place.namespace.name, restarts=0, secret=submission_secret(job))
+    at = Placement(namespace=place.namespace.name, secret=submission_secret(job))
     made: dict[str, Any] = job_manifest(job, at)
     await place.call("POST", "batch/v1/jobs", made)
     seen = await until(cluster, "one")

@@ -14,7 +14,7 @@ from tests.kubernetes.faults import cut
 from tests.kubernetes.orders import order
 
 Json = dict[str, Any]
-AT = Placement(namespace="ns", secret="grp-1", restarts=0)
+AT = Placement(namespace="ns", secret="grp-1")
 
 
 class World:

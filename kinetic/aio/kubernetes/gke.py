@@ -1,10 +1,10 @@
-"""A Kubernetes cluster, on GKE or anywhere, as the place where jobs run: a Job for each."""
+"""Run jobs on a Kubernetes cluster, on GKE or anywhere: a Kubernetes Job for each attempt."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Collection, Mapping
-from contextlib import aclosing, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -38,20 +38,20 @@ if TYPE_CHECKING:
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 2.0
 LEAVING_S = 10.0
-"""How long after its grace a pod of the attempt before may take to be gone."""
+"""How long a pod of the previous attempt may take to vanish after its grace period; seconds."""
 
 GOING_S = 120.0
-"""How long is waited for a Job of this name that is being deleted."""
+"""How long to wait for the deletion of an earlier Job of this name; seconds."""
 
 
 async def launched(api: Api, paths: Paths, secrets: Secrets, at: Placement, job: JobSpec) -> None:
-    """Start *job*; one with this name already there is success, but not one that is going.
+    """Start *job*. A Job of this name that exists already is success, unless it is being deleted.
 
-    A batch's Secret comes before its first Job. A single job's comes after it,
-    because the Job owns it: the pod waits for it in between.
+    A batch's Secret is made before its first Job. A single job's Secret is made after the
+    Job, which owns it: the pod waits for it.
 
     Raises:
-        LaunchError: It was refused.
+        LaunchError: The API server refuses the job.
         Throttled: A quota is used up.
         AuthError: A right is missing.
         Unavailable: The API server does not answer.
@@ -70,10 +70,10 @@ async def launched(api: Api, paths: Paths, secrets: Secrets, at: Placement, job:
 async def made(
     api: Api, paths: Paths, secrets: Secrets, job: JobSpec, secret: str, manifest: dict[str, Any]
 ) -> None:
-    """Make *manifest*, and *secret* for its pods; see `launched`.
+    """Create *manifest*, and *secret* for its pods; see `launched`.
 
     Raises:
-        LaunchError: It was refused.
+        LaunchError: The API server refuses it.
     """
     shared = bool(job.assignment.get("group_id"))
     try:
@@ -89,10 +89,9 @@ async def made(
 
 
 async def _comes_by_itself(api: Api, paths: Paths, job: JobSpec) -> bool:
-    """Whether the Job of an earlier attempt makes a pod for this one.
+    """Return whether the Job of an earlier attempt makes a pod for this one.
 
-    It does when the platform ended its last one. While that one is on its way
-    out this is not decided, and waited for.
+    It does if Kubernetes disrupted the earlier pod. Wait while that pod is still terminating.
     """
     number = job.labels.get(ATTEMPT, "")
     if not number.isdecimal() or int(number) < 2:
@@ -111,7 +110,7 @@ async def _comes_by_itself(api: Api, paths: Paths, job: JobSpec) -> bool:
 
 @asynccontextmanager
 async def _undone(api: Api, paths: Paths, made: dict[str, Any] | None) -> AsyncGenerator[None]:
-    """Remove the Job that was just made when it does not get what it needs."""
+    """Delete the Job that was *made* if the block fails, which gives it what it needs."""
     try:
         yield
     except BaseException:
@@ -129,7 +128,7 @@ async def _undone(api: Api, paths: Paths, made: dict[str, Any] | None) -> AsyncG
 async def _created(
     api: Api, paths: Paths, manifest: dict[str, Any], rights_s: float | None
 ) -> tuple[dict[str, Any], bool]:
-    """The Job, and whether it was made now."""
+    """Return the Job, and whether this call created it."""
     name = str(manifest["metadata"]["name"])
     loop, pauses = asyncio.get_running_loop(), growing(FIRST_PAUSE_S, LONGEST_PAUSE_S, 1.5)
     deadline = loop.time() + GOING_S
@@ -146,15 +145,15 @@ async def _created(
             return there, False
         if loop.time() > deadline:
             raise Unavailable(
-                f"Job {name} is being deleted for more than {GOING_S:g} s, so none can be made in "
-                "its place; see what holds it (its finalizers)",
+                f"Job {name} has been terminating for more than {GOING_S:g} s, so it can't be "
+                "made anew; see which finalizers hold it",
                 retryable=True,
             )
         await asyncio.sleep(next(pauses))
 
 
 def _explained(refused: Refused, name: str) -> Exception:
-    """What the server said, in the user's words: a quota may have room, a policy may change."""
+    """Return the error for a refusal: a used-up quota passes, a policy doesn't."""
     found = refused_request(refused.answer)
     words = f"{name} was refused: {found.text}" if refused.answer else str(refused)
     if found.outlook is Outlook.OPEN:
@@ -167,21 +166,19 @@ def _explained(refused: Refused, name: str) -> Exception:
 
 
 AT_ONCE = 16
-"""Requests that one call of the port makes at a time."""
+"""How many requests one call of the port makes at a time."""
 
 MOST_ATTEMPTS = 100
-"""What ends with a larger number than this is not taken for the name of a later attempt."""
+"""A name that ends with a larger number isn't taken for a later attempt's."""
 
 
 class GkeCluster:
-    """`kinetic.aio.ports.Cluster` on one namespace of the cluster that *api* speaks to.
+    """`kinetic.aio.ports.Cluster` on one namespace of the cluster that *api* connects to.
 
-    *at* is where and how jobs are placed: its namespace, if it names one, else
-    the one of *api*; its Secret is chosen for each submission. Nothing is asked
-    before the first call. Closing it closes *api*; jobs go on.
+    *at* says where and how jobs are placed; without a namespace of its own, the one of
+    *api* counts. The first call is the first request. Closing it closes *api*; jobs go on.
 
-    A job is retried by whoever submitted it. Kubernetes itself only replaces a
-    pod that it disrupted.
+    The submitter retries a job. Kubernetes only replaces a pod that it disrupted.
     """
 
     def __init__(
@@ -202,12 +199,12 @@ class GkeCluster:
         self._rhythm = rhythm or Rhythm()
 
     async def launch(self, job: JobSpec) -> None:
-        """Start *job*; one with this name already there is success.
+        """Start *job*; one of this name that exists already is success.
 
-        Two requests that write, for a job of a batch one.
+        This takes two requests that write; for a job of a batch, one.
 
         Raises:
-            LaunchError: It was refused, in the API server's words.
+            LaunchError: The API server refuses it; the message has its words.
             Throttled: A quota is used up now.
             AuthError: A right is missing.
             Unavailable: The API server does not answer.
@@ -219,7 +216,7 @@ class GkeCluster:
     async def delete(
         self, *, names: Collection[str] = (), labels: Mapping[str, str] | None = None
     ) -> None:
-        """Stop and forget jobs by name, or all that carry *labels*; their pods get their grace."""
+        """Delete jobs by name, or all that carry *labels*; their pods get their grace period."""
         for name in names if len(names) == 1 else ():
             await self._delete_one(name)
         if len(names) > 1:
@@ -236,7 +233,7 @@ class GkeCluster:
             await self._delete_around(name)
 
     async def _delete_around(self, name: str) -> None:
-        """A later attempt may be a pod in an earlier one's Job."""
+        """Delete the Jobs of earlier attempts: this attempt may be a pod in one of them."""
         _, _, number = name.rpartition("-")
         if number.isdecimal() and 1 < int(number) <= MOST_ATTEMPTS:
             await self._delete_all(before(name, int(number)))
@@ -252,54 +249,47 @@ class GkeCluster:
         labels: Mapping[str, str] | None = None,
         explained: bool = False,
     ) -> list[Observation]:
-        """A consistent read; without *names* and *labels*, everything of kinetic's.
+        """Read jobs as of one moment; without *names* and *labels*, all of kinetic's.
 
-        A job that is deleted is there until no pod of it can run any more. *explained*
-        asks as well why jobs wait, of the first few.
+        A deleted job exists until none of its pods can run. *explained* also asks why the
+        first few of those that wait do so.
         """
         inquiry = self._inquiry if explained else None
         return await sought(self._api, self._paths, names, labels, inquiry=inquiry)
 
-    async def watch(self, labels: Mapping[str, str]) -> AsyncGenerator[Observation]:
-        """What is there now, then every change, for ever; reconnects by itself.
+    def watch(self, labels: Mapping[str, str]) -> AsyncGenerator[Observation]:
+        """Yield what exists now, then every change, forever; it reconnects by itself.
 
-        A job that does not start is explained in the log. One that can never
-        start, or waits for longer than its ``start_timeout``, is ended: by
-        whoever watches it.
+        The log explains why a job doesn't start. A job that can never start, or waits
+        longer than its ``start_timeout``, is ended by whoever watches it.
 
         Raises:
-            BackendError: It may not be read.
+            BackendError: You may not read it.
         """
-        news = observed(self._api, self._paths, by_labels(labels), self._inquiry, self._rhythm)
-        async with aclosing(news) as told:
-            async for seen in told:
-                yield seen
+        return observed(self._api, self._paths, by_labels(labels), self._inquiry, self._rhythm)
 
-    async def logs(
+    def logs(
         self, name: str, *, follow: bool = False, tail: int | None = None
     ) -> AsyncGenerator[str]:
-        """Lines of the job's output; see `kinetic.aio.kubernetes.logs.job_log`.
+        """Yield lines of the job's output; see `kinetic.aio.kubernetes.logs.job_log`.
 
         Raises:
-            NotFound: There is no such job, or its log is gone.
+            NotFound: The job doesn't exist, or its log is gone.
         """
-        lines = job_log(self._api, self._paths, name, self._rhythm, follow=follow, tail=tail)
-        async with aclosing(lines) as told:
-            async for line in told:
-                yield line
+        return job_log(self._api, self._paths, name, self._rhythm, follow=follow, tail=tail)
 
     async def dial(self, name: str, port: int, *, host: int = 0) -> ByteStream:
-        """A connection to *port* of the pod's loopback, by way of the API server.
+        """Connect to *port* of the pod's loopback through the API server.
 
         Raises:
-            NotFound: No pod of the job is running.
+            NotFound: No pod of the job runs.
             AuthError: A right is missing.
             Unavailable: The API server does not answer.
         """
         return await dialled(self._api, self._paths, name, port, host)
 
     async def root_key(self) -> bytes:
-        """The namespace's secret, in a Secret of its own; made on first use, 32 bytes.
+        """Return the namespace's 32-byte root key, made on first use and kept in a Secret.
 
         Raises:
             ConfigurationError: The Secret holds something else.
@@ -307,27 +297,27 @@ class GkeCluster:
         return await self._secrets.root_key()
 
     async def keep_secret(self, name: str, content: bytes) -> None:
-        """Keep *content* in a Secret, in place of what was there.
+        """Keep *content* in a Secret, replacing what it held.
 
         Raises:
-            ConfigurationError: It is larger than a Secret may be.
+            ConfigurationError: It is larger than a Secret allows.
         """
         await self._secrets.keep(name, content)
 
     async def secret(self, name: str) -> bytes:
-        """What `keep_secret` has kept.
+        """Return what `keep_secret` has kept.
 
         Raises:
-            NotFound: Nothing is kept under this name.
+            NotFound: This name has nothing.
         """
         return await self._secrets.kept(name)
 
     async def drop_secret(self, names: Collection[str]) -> None:
-        """Keep these no longer, nor what the pods of these batches read."""
+        """Delete these, and the Secrets that the pods of these batches read."""
         await self._secrets.drop(names)
 
     async def finish(self, name: str, fence: int) -> None:
-        """Remove the Secret that the pods of a batch read."""
+        """Delete the Secret that the pods of a batch read."""
         await self._secrets.finish(name, fence)
 
     async def aclose(self) -> None:

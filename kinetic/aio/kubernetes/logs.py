@@ -1,4 +1,4 @@
-"""The output of a job: of its pod, of the pods that came after it, or of several at once."""
+"""The output of a job: of its pod, of the pods that replace it, or of several at once."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ T = TypeVar("T")
 
 LONGEST_LINE = 1 << 20
 IDLE_S = 300.0
-"""A program may be silent for ever; a dead connection is noticed after so many seconds."""
+"""Seconds of silence after which kinetic reconnects: a silent program looks like a dead peer."""
 
 TRIES = 5
-"""Connections in a row that bring nothing, before a log that has ended is given up."""
+"""Connections in a row that bring nothing before kinetic gives up on the log of an ended pod."""
 
 _GONE = re.compile(
     rb"unable to retrieve container logs for |failed to try resolving symlinks in path "
 )
-"""What a kubelet says in place of a log that it has no more; what programs write has a time."""
+"""What a kubelet answers for a log that it has removed. Lines of a program begin with a time."""
 
 _STAMP = re.compile(rb"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.\d+)?(?:Z|\+00:00) ?")
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A line, or a part of one that is too long to be held; ``first`` and ``last`` of its line."""
+    """A line, or a part of one that is too long to hold: maybe its ``first``, or its ``last``."""
 
     content: bytes
     first: bool
@@ -47,9 +47,9 @@ class Piece:
 
 
 class Pieces:
-    """Cuts a stream into lines: the same stream into the same pieces, however it comes.
+    """Cut a stream into lines, independent of the chunks it arrives in.
 
-    No more is held than the longest piece, and what was fed last.
+    It holds no more than one piece of the longest length and the last chunk.
     """
 
     def __init__(self, longest: int = LONGEST_LINE) -> None:
@@ -58,7 +58,7 @@ class Pieces:
         self._first = True
 
     def feed(self, content: bytes) -> Iterator[Piece]:
-        """What *content* completes."""
+        """Yield the pieces that *content* completes."""
         *lines, rest = content.split(b"\n")
         for line in lines:
             self._rest += line
@@ -68,7 +68,7 @@ class Pieces:
         yield from self._parts()
 
     def end(self) -> Iterator[Piece]:
-        """What is left when nothing more comes: the last line needs no newline."""
+        """Yield the rest at the end of the stream: the last line needs no newline."""
         if self._rest:
             yield self._taken(len(self._rest), last=True)
 
@@ -87,11 +87,10 @@ class Pieces:
 
 
 class _Memory:
-    """Which lines of the last two seconds were told already.
+    """Remember which lines of the last two seconds were yielded, to skip them on reconnect.
 
-    Of a log that was *cut* to its last lines, those before them are not told either.
-    Of a line that comes in pieces it is known how many of them were told when the
-    connection broke: the same will come again.
+    If the log was *cut* to its last lines, earlier lines are skipped too. For a line in
+    pieces it counts the pieces yielded before the connection broke: they come again.
     """
 
     def __init__(self, *, cut: bool) -> None:
@@ -100,7 +99,7 @@ class _Memory:
         self._last = ""
         self._cut = cut
         self.gone = False
-        """Whether the kubelet has said that it has the log no more."""
+        """Whether the kubelet has answered that it removed the log."""
         self._first: tuple[str, int] | None = None
         self._skipping = False
         self._line: tuple[str, int] | None = None  # whose pieces come
@@ -110,17 +109,17 @@ class _Memory:
 
     @property
     def since(self) -> str:
-        """The time to go on from; empty if there was no line."""
+        """The time to continue from; "" before the first line."""
         return _before(self._last) if self._last else ""
 
     def reconnect(self) -> None:
-        """What was told will come again."""
+        """Expect the lines of the last two seconds once more."""
         self.gone = False
         self._again = {second: Counter(lines) for second, lines in self._told.items()}
         self._skipping = self._first is not None and self._first[0] in self._told
 
     def text(self, piece: Piece) -> bytes | None:
-        """What the program wrote; None when it was told before."""
+        """Return what the program wrote; None if it was yielded before."""
         content: bytes | None = piece.content
         if piece.first:
             self._line = None
@@ -135,7 +134,7 @@ class _Memory:
         return content
 
     def _begun(self, line: bytes) -> bytes | None:
-        """The same, of a whole line or the first piece of one."""
+        """Do the same for a whole line, or the first piece of one."""
         found = _STAMP.match(line)
         if found is None:
             self.gone = self.gone or _GONE.match(line) is not None
@@ -166,7 +165,7 @@ def _before(second: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """One container's log: where it is, and whether the container has ended by now."""
+    """Where one container's log is, and whether the container has ended by now."""
 
     api: Api
     path: str
@@ -178,19 +177,19 @@ class Source:
 async def container_log(
     source: Source, *, follow: bool, tail: int | None = None
 ) -> AsyncGenerator[str]:
-    """The lines so far; with *follow*, until the container has ended and all is read.
+    """Yield the lines so far; with *follow*, until the container has ended and all is read.
 
-    What is no UTF-8 is replaced; a line of more than 1 MiB comes in pieces.
-    Nothing is told twice and nothing is left out when a connection breaks.
+    Bytes that aren't UTF-8 are replaced. A line of more than 1 MiB comes in pieces.
+    A broken connection neither repeats nor drops lines.
 
     Raises:
         NotFound: The pod, or its log, is gone.
-        Unavailable: The log cannot be read, and the container has ended.
+        Unavailable: The container has ended, and its log can't be read.
     """
     begun, barren, pauses = asyncio.get_running_loop().time(), 0, source.rhythm.pauses()
     memory = _Memory(cut=tail is not None)
     while True:
-        over = source.ended()  # asked before reading: what it wrote before its end is there then
+        over = source.ended()  # before reading: all that it wrote by then is in the log
         query = _query(source, memory, begun, tail, follow=follow and not over)
         whole, told = False, False
         failure: BackendError | None = None
@@ -205,7 +204,7 @@ async def container_log(
             whole = not memory.gone
             if memory.gone and (over or not follow):
                 if memory.since:
-                    return  # it has told what it had
+                    return  # it has answered all that it had
                 raise NotFound("its node has removed the log")
         except (Unavailable, Throttled) as exc:
             failure = exc
@@ -251,7 +250,7 @@ async def _read(contents: AsyncGenerator[bytes]) -> AsyncGenerator[Piece]:
 
 
 class _Scene:
-    """An attempt called *name*, with all Jobs and pods of its item, as they are now."""
+    """The attempt called *name*, with all Jobs and pods of its item as they are now."""
 
     def __init__(self, name: str, rhythm: Rhythm) -> None:
         self.name = name
@@ -281,7 +280,7 @@ class _Scene:
 
     @property
     def there(self) -> bool:
-        """Whether there is such an attempt, or will be."""
+        """Whether the attempt exists, or will."""
         jobs = self.jobs.values()
         return (
             (bool(jobs) and bool(self.of(None)))
@@ -291,7 +290,7 @@ class _Scene:
 
     @property
     def has_job(self) -> bool:
-        """Whether there is a Job that was made for this very attempt."""
+        """Whether some Job was made for this attempt, not an earlier one."""
         return any(self.name == name_of(job) for job in self.jobs.values())
 
     @property
@@ -312,13 +311,13 @@ class _Scene:
 
     @property
     def _hosts(self) -> int:
-        """How many hosts it has, which are pods of one set."""
+        """How many hosts it has: pods of one set."""
         known = [part(part(one, "metadata"), "annotations") for one in self.jobs.values()]
         known += [part(part(one, "metadata"), "annotations") for one in self.of(None)]
         return max((int(one.get(HOSTS) or 1) for one in known), default=1)
 
     def of(self, index: int | None) -> list[Document]:
-        """Its pods of one index, or of any, in the order in which they were made."""
+        """Return its pods of one index, or of any, oldest first."""
         pods = [
             pod
             for pod in self.pods.values()
@@ -326,13 +325,13 @@ class _Scene:
         ]
         return sorted(pods, key=lambda pod: str(part(pod, "metadata").get("creationTimestamp")))
 
-    async def change(self, timeout: float | None = None) -> None:
-        """Wait until something is different, *timeout* seconds at most."""
-        try:
-            async with asyncio.timeout(timeout):
-                await self._changed.wait()
-        except TimeoutError:
-            return
+    async def change(self) -> None:
+        """Wait until something changes.
+
+        Raises:
+            BackendError: The watch has failed.
+        """
+        await self._changed.wait()
         self._changed.clear()
         if self._failure is not None:
             raise self._failure
@@ -343,10 +342,17 @@ def _is_over(job: Document) -> bool:
 
 
 @asynccontextmanager
-async def _live(api: Api, paths: Paths, name: str, rhythm: Rhythm) -> AsyncGenerator[_Scene]:
-    """The scene, kept as it is by a watch of the Jobs and one of their pods."""
+async def _opened(
+    api: Api, paths: Paths, name: str, rhythm: Rhythm, *, follow: bool
+) -> AsyncGenerator[_Scene]:
+    """Give the scene as it is now; with *follow*, two watches keep it up to date."""
     scene = _Scene(name, rhythm)
     (selector,) = by_items([name])
+    if not follow:
+        scene.feed(await listing(api, paths.jobs, selector), pods=False)
+        scene.feed(await listing(api, paths.pods, selector), pods=True)
+        yield scene
+        return
 
     async def pump(path: str, *, pods: bool) -> None:
         try:
@@ -372,46 +378,28 @@ async def _live(api: Api, paths: Paths, name: str, rhythm: Rhythm) -> AsyncGener
 async def job_log(
     api: Api, paths: Paths, name: str, rhythm: Rhythm, *, follow: bool, tail: int | None
 ) -> AsyncGenerator[str]:
-    """Lines of an attempt's output, without their newline; *follow* waits until it has ended.
+    """Yield the lines of an attempt's output; with *follow*, until the attempt has ended.
 
-    Of several pods that ran one after the other the last one's are told, and
-    with *follow* those of the pods to come. Where several run at once, each
-    line begins with the pod's index.
+    If several pods ran one after the other, these are the last one's, and with
+    *follow* those of the pods to come. If several run at once, each line begins
+    with its pod's index.
 
     Raises:
-        NotFound: There is no such job, or its log is gone.
+        NotFound: The job doesn't exist, or its log is gone.
     """
-    if follow:
-        async with (
-            _live(api, paths, name, rhythm) as scene,
-            aclosing(_told(api, paths, scene, tail, follow=True)) as lines,
-        ):
+    one = _followed if follow else _last
+    async with _opened(api, paths, name, rhythm, follow=follow) as scene:
+        if not scene.there:
+            raise _absent(api, paths, scene)
+        if (count := scene.indexes) == 1:
+            lines = one(api, paths, scene, None, tail)
+        else:
+            lines = merged(
+                [_marked(f"[{i}] ", one(api, paths, scene, i, tail)) for i in range(count)]
+            )
+        async with aclosing(lines):
             async for line in lines:
                 yield line
-        return
-    scene = _Scene(name, rhythm)
-    (selector,) = by_items([name])
-    scene.feed(await listing(api, paths.jobs, selector), pods=False)
-    scene.feed(await listing(api, paths.pods, selector), pods=True)
-    async with aclosing(_told(api, paths, scene, tail, follow=False)) as lines:
-        async for line in lines:
-            yield line
-
-
-async def _told(
-    api: Api, paths: Paths, scene: _Scene, tail: int | None, *, follow: bool
-) -> AsyncGenerator[str]:
-    if not scene.there:
-        raise _absent(api, paths, scene)
-    one = _followed if follow else _last
-    if (count := scene.indexes) == 1:
-        lines = one(api, paths, scene, None, tail)
-    else:
-        streams = [_marked(f"[{i}] ", one(api, paths, scene, i, tail)) for i in range(count)]
-        lines = merged(streams)
-    async with aclosing(lines) as told:
-        async for line in told:
-            yield line
 
 
 def _absent(api: Api, paths: Paths, scene: _Scene) -> NotFound:
@@ -439,7 +427,7 @@ def _source(api: Api, paths: Paths, scene: _Scene, pod: Document) -> Source:
 
 
 def _begun(pod: Document) -> bool:
-    """Whether its program was started, so that it has a log."""
+    """Return whether its program has started, so that it has a log."""
     programs = Pod(pod).programs
     return any(one.state("running") is not None or one.ended is not None for one in programs)
 
@@ -447,7 +435,7 @@ def _begun(pod: Document) -> bool:
 async def _last(
     api: Api, paths: Paths, scene: _Scene, index: int | None, tail: int | None
 ) -> AsyncGenerator[str]:
-    """The log of the last pod that has one."""
+    """Yield the log of the last pod that has one."""
     pods = [pod for pod in scene.of(index) if _begun(pod)]
     if not pods:
         return
@@ -460,13 +448,13 @@ async def _last(
 async def _followed(
     api: Api, paths: Paths, scene: _Scene, index: int | None, tail: int | None
 ) -> AsyncGenerator[str]:
-    """The log of the last pod, and of each that comes after it, until the job has ended."""
+    """Yield the log of the last pod and of each that follows, until the job has ended."""
     read = {uid(pod) for pod in scene.of(index)[:-1]}
     while True:
         pods = [pod for pod in scene.of(index) if uid(pod) not in read]
         if not pods and scene.over:
             if not (read or scene.has_job):
-                raise _absent(api, paths, scene)  # its Job is about to come, or never will
+                raise _absent(api, paths, scene)  # its Job may still come, or never will
             return
         if not pods or not (_begun(pods[0]) or Pod(pods[0]).ended):
             await scene.change()
@@ -474,7 +462,7 @@ async def _followed(
         pod = pods[0]
         read.add(uid(pod))
         if not _begun(pod):
-            continue  # it ended without ever running
+            continue  # it ended before it ran
         try:
             lines = container_log(_source(api, paths, scene, pod), follow=True, tail=tail)
             async with aclosing(lines) as told:

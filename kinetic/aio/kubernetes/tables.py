@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import json
 import random
+import sys
 from collections.abc import AsyncGenerator, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
@@ -84,22 +84,43 @@ def trimmed(document: Document) -> Document:
                     {key: one[key] for key in _CONTAINER if key in one} for one in spec[field]
                 ]
     else:
-        kept = {key: value for key, value in spec.items() if key not in ("selector", "template")}
+        kept = {key: value for key, value in spec.items() if key != "template"}
     return {
-        "metadata": {key: metadata[key] for key in _METADATA if key in metadata},
-        "spec": _shared(json.dumps(kept)),
-        "status": _with_receipts(part(document, "status")),
+        "metadata": _shared({key: metadata[key] for key in _METADATA if key in metadata}),
+        "spec": _shared(kept),
+        "status": _shared(_with_receipts(part(document, "status"))),
     }
 
 
-@functools.lru_cache(1024)
-def _shared(spec: str) -> Document:
-    """Return the spec in this JSON, one object for all jobs of a batch that have the same one.
+MEMO = 2048
+"""Parts that are remembered; those that all jobs of a batch have in common are a few hundred."""
 
-    The documents of every live job are kept: 10 KiB a job, 15 without this.
+_memo: dict[Any, Any] = {}
+
+
+def _shared(value: Any) -> Any:
+    """*value*, or what it equals and was seen shortly before; so with each part of it.
+
+    Documents of a batch differ in little, and those of thousands of live jobs are kept.
     """
-    parsed: Document = json.loads(spec)
-    return parsed
+    key: Any
+    if isinstance(value, dict):
+        pairs = cast("dict[str, Any]", value).items()
+        value = {sys.intern(name): _shared(one) for name, one in pairs}
+        key = (dict, *value, *map(_known, value.values()))
+    elif isinstance(value, list):
+        value = [*map(_shared, cast("Iterable[Any]", value))]
+        key = (list, *map(_known, value))
+    else:
+        key = _known(value)
+    if len(_memo) >= MEMO:
+        _memo.clear()
+    return _memo.setdefault(key, value)
+
+
+def _known(one: Any) -> Any:
+    """What stands for a part in a key; the part that has the key keeps it alive."""
+    return (type(one), one) if isinstance(one, (str, int, float)) else id(one)
 
 
 def same(before: Document, now: Document) -> bool:
