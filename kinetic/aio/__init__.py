@@ -72,8 +72,8 @@ async def _client() -> Client:
     return await implicit_client()
 
 
-async def _follow(record: JobRecord) -> JobRef:
-    return await (await _client()).follow_record(record)
+async def _follow(record: JobRecord, *, whole: bool) -> JobRef:
+    return await (await _client()).follow_record(record, whole=whole)
 
 
 implicit_client.follow = _follow

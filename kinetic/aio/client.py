@@ -471,8 +471,10 @@ class Client:
 
     # --- sessions ---
 
-    async def follow_record(self, record: JobRecord) -> JobRef:
-        """Where the job of an unbound handle is followed.
+    async def follow_record(self, record: JobRecord, *, whole: bool = True) -> JobRef:
+        """Return where the job of an unbound handle is followed.
+
+        Without *whole*, an item's batch is neither read nor followed: one look costs one item.
 
         Raises:
             NotFound: There is no such job in the store.
@@ -480,7 +482,8 @@ class Client:
         where = (record.project or None, record.cluster_name or None)
         session = await self._session_for_id(record.group_id or record.job_id, *where)
         if record.group_id is not None:
-            batch = await engine.batches.attach(session, record.group_id)
+            find = engine.batches.attach if whole else engine.batches.unread
+            batch = await find(session, record.group_id)
             return batch.following(record.group_index or 0)
         manifest = await engine.manifest.read_manifest(session, record.job_id)
         return await self._following(session, record.job_id, manifest)

@@ -96,6 +96,7 @@ class JobHandle(JobRecord, Generic[T]):
     def __post_init__(self) -> None:
         self._find: Follow | None = None
         self._following: JobRef | None = None
+        self._looked: JobRef | None = None
         self._value: Any = _UNSET
         self._reading = asyncio.Lock()
         self._cleaned = False
@@ -125,7 +126,7 @@ class JobHandle(JobRecord, Generic[T]):
 
     def facts(self) -> dict[str, object]:
         """Return what is known without a request, such as the last status; for display."""
-        at = self._following
+        at = self._found
         seen = at.submission.status(at.index) if at is not None else None
         if self._cleaned and not (seen is not None and seen.terminal):
             seen = JobStatus.NOT_FOUND
@@ -141,7 +142,7 @@ class JobHandle(JobRecord, Generic[T]):
 
         For an item that waits, that is when its batch was submitted.
         """
-        if (at := self._following) is not None:
+        if (at := self._found) is not None:
             if (seen := at.submission.observation(at.index)) is not None and seen.created_at:
                 return seen.created_at
             item = at.submission.item(at.index)
@@ -170,8 +171,25 @@ class JobHandle(JobRecord, Generic[T]):
         if self._following is not None:
             self._following.submission.refuse_removed()
         if self._following is None:
-            self._following = await (self._find or implicit_client.follow)(self)
+            self._following = await (self._find or implicit_client.follow)(self, whole=True)
         return self._following
+
+    @property
+    def _found(self) -> JobRef | None:
+        return self._following or self._looked
+
+    async def _look(self) -> JobRef:
+        """Find the job for one look at it, which must not cost its whole batch.
+
+        Raises:
+            NotFound: There is no such job.
+        """
+        if self._following is not None or self.group_id is None:
+            return await self._follow()
+        if self._looked is None:
+            self._looked = await (self._find or implicit_client.follow)(self, whole=False)
+        self._looked.submission.refuse_removed()
+        return self._looked
 
     async def status(self) -> JobStatus:
         """Return the status, read now from the store, and from the platform while the job is open.
@@ -181,7 +199,7 @@ class JobHandle(JobRecord, Generic[T]):
         if self._cleaned:
             return JobStatus.NOT_FOUND
         try:
-            at = await self._follow()
+            at = await self._look()
         except NotFound:
             return JobStatus.NOT_FOUND
         item = await at.submission.look(at.index)
@@ -203,7 +221,7 @@ class JobHandle(JobRecord, Generic[T]):
         Of one that waits the platform is asked why: it says what it would say in the log.
         Nothing is unpickled for it.
         """
-        at = await self._follow()
+        at = await self._look()
         item = await at.submission.look(at.index)
         if not item.state.final:
             with suppress(BackendError):  # what was heard before is told then
@@ -309,7 +327,7 @@ class JobHandle(JobRecord, Generic[T]):
         Raises:
             NotFound: The job was cleaned up.
         """
-        at = await self._follow()
+        at = await self._look()
         attempts = (await at.submission.all_attempts([at.index])).get(at.index, {})
         if not attempts and not await self._exists(at):
             raise at.submission.identity.gone
@@ -722,7 +740,7 @@ class JobHandle(JobRecord, Generic[T]):
     @property
     def output_dir(self) -> str:
         """What the job sees as ``KINETIC_OUTPUT_DIR``; empty until it was followed once."""
-        return self._following.output_dir if self._following is not None else ""
+        return self._found.output_dir if self._found is not None else ""
 
     async def outputs(self) -> list[str]:
         """The files under `output_dir`, relative to it, sorted.

@@ -57,7 +57,8 @@ async def _row(handle: aio.JobHandle[Any]) -> dict[str, Any]:
         known["age"] = output.age(handle.began_at())
         found = await handle.estimate()
         cost = {"cost": output.dollars(found.cost), "estimate": found.to_dict()}
-        return {**known, "status": status, "reason": await handle.reason(), **cost}
+        reason = "" if status == "SUCCEEDED" else await handle.reason()
+        return {**known, "status": status, "reason": reason, **cost}
     except KineticError as exc:  # the others are to be shown
         return {**known, "status": "UNKNOWN", "reason": str(exc), "cost": None}
 

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from kinetic import aio, errors
+from kinetic import aio, configuration, errors
 from kinetic.aio._engine.session import LABEL_SUBMISSION
-from kinetic.aio.ports import Object, Observation
+from kinetic.aio.local.store import DirectoryStore
+from kinetic.aio.platforms import open_platform
+from kinetic.aio.ports import Object, ObjectInfo, Observation
 from kinetic.job_record import utc_now
+from kinetic.job_status import JobStatus
 from kinetic.testing import MemoryCluster, MemoryStore, carry_out, memory_platform
 
 
@@ -37,6 +41,63 @@ async def test_only_the_handles_that_are_returned_are_read(limit: int | None) ->
     assert len({job.job_id for job in found} & made) == len(found) == wanted
     assert [job.created_at for job in found] == sorted(one.created_at for one in found)[::-1]
     assert read <= wanted
+
+
+class Listed(MemoryStore):
+    """Counts the objects that listings return, and the bytes that reads do."""
+
+    objects = size = 0
+
+    async def list(self, prefix: str) -> list[ObjectInfo]:
+        found = await super().list(prefix)
+        self.objects += len(found)
+        return found
+
+    async def get(self, *args: Any, **kwargs: Any) -> Object:
+        found = await super().get(*args, **kwargs)
+        self.size += len(found.body) if "done/" in found.name else 0
+        return found
+
+
+async def test_a_look_at_an_item_reads_nothing_of_the_others() -> None:
+    cost: list[tuple[int, int]] = []
+    for items in (3, 60):
+        store = Listed()
+        platform = replace(memory_platform(), store=store, cluster=MemoryCluster(store, carry_out))
+        async with aio.Client(platform=platform) as client:
+            batch = await client.run_async_map(add, [(1, number) for number in range(items)])
+            await batch.wait()
+        async with aio.Client(platform=platform) as other:
+            before = store.objects, store.size
+            for job in await other.list_jobs(limit=3):
+                assert await job.status() is JobStatus.SUCCEEDED
+                assert await job.reason() == "" and (await job.estimate()).hours >= 0
+            cost.append((store.objects - before[0], store.size - before[1]))
+            assert await (await other.list_jobs(limit=1))[0].result(cleanup=False) > 0
+    assert cost[0] == cost[1]
+
+
+class OnDisk(DirectoryStore):
+    """Counts the objects that listings return."""
+
+    objects = 0
+
+    async def list(self, prefix: str) -> list[ObjectInfo]:
+        found = await super().list(prefix)
+        self.objects += len(found)
+        return found
+
+
+async def test_single_jobs_on_this_machine_are_found_without_a_listing(tmp_path: Path) -> None:
+    store = OnDisk(tmp_path / "store")
+    local = await open_platform(configuration.resolve(backend="local"))
+    async with aio.Client(platform=replace(local, store=store)) as client:
+        jobs = [await client.submit(add, 1, number) for number in range(4)]
+        for job in jobs:
+            await job.wait()
+        before = store.objects
+        assert {*await client.list_jobs()} == {*jobs}
+        assert store.objects == before
 
 
 class Late(MemoryCluster):

@@ -915,26 +915,31 @@ async def _listed(
     group_id: str,
     refused: dict[str, KineticError],
 ) -> Batch | None:
-    if (known := known_batch(session, group_id)) is not None:
-        return known
     try:
-        manifest = await read_manifest(session, group_id)
+        batch = await unread(session, group_id)
+        if not batch.followed:  # `resume` needs to know how many inputs are stored
+            await read_inputs(batch.submission, batch.inputs)
     except NotFound:
         return None
     except (WireError, AuthError) as exc:
         refused[group_id] = exc
         return None
-    identity = await beginning.identity_of(session, group_id, manifest)
+    return batch
+
+
+async def unread(session: Session, group_id: str) -> Batch:
+    """Return a batch of which only the manifest is read; it's followed once it's used.
+
+    Raises:
+        NotFound: There is no such batch.
+        WireError: Nobody who may submit here has signed it, or its format is unknown.
+    """
     if (known := known_batch(session, group_id)) is not None:
         return known
-    submission = Submission(identity, session.platform.store, session.platform.cluster)
-    batch = Batch(session, submission, manifest, followed=False)
-    try:
-        await read_inputs(submission, batch.inputs)  # whoever resumes it needs to know how many
-    except (WireError, AuthError) as exc:
-        refused[group_id] = exc
-        return None
+    manifest = await read_manifest(session, group_id)
+    identity = await beginning.identity_of(session, group_id, manifest)
     if (known := known_batch(session, group_id)) is not None:
-        return known  # somebody else has listed or attached it meanwhile
-    session.batches[group_id] = batch
+        return known  # found, or attached, meanwhile
+    submission = Submission(identity, session.platform.store, session.platform.cluster)
+    batch = session.batches[group_id] = Batch(session, submission, manifest, followed=False)
     return batch

@@ -6,15 +6,20 @@ import the client, which makes handles.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
     from kinetic.aio._engine.session import JobRef
     from kinetic.job_record import JobRecord
 
-    Follow = Callable[[JobRecord], Awaitable[JobRef]]
+
+class Follow(Protocol):
+    """Find the job of a record; *whole* also reads and follows the rest of its batch."""
+
+    async def __call__(self, record: JobRecord, *, whole: bool) -> JobRef:
+        """Return where the job is followed, or where one look at it is possible."""
+        ...
+
 
 follow: Follow
-"""Follows the job of a record."""
+"""Finds the job of a record that no client's handle has."""

@@ -164,6 +164,9 @@ class ItemStates:
         """What the store holds of items, read now, also of those that are final."""
         found: dict[int, dict[int, wire.Attempt]] = {}
         for prefix, members in self._blocks(indices).items():
+            if len(members) == 1:  # don't list the 499 items beside it
+                found[members[0]] = await self._list_one(members[0])
+                continue
             for index, listed in (await self._listed(prefix, members)).items():
                 found[index] = self._parsed(listed).get(index, {})
             await asyncio.sleep(0)

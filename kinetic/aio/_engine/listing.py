@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 from absl import logging
 
+from kinetic._collector import directory_of
 from kinetic._runner.protocol import wire
+from kinetic._tasks import in_thread
 from kinetic.aio._engine.manifest import job_record, read_manifest
 from kinetic.aio._engine.session import LABEL_INDEX, LABEL_SUBMISSION, Session
 from kinetic.errors import AuthError, ConfigurationError, NotFound, WireError
@@ -44,11 +49,10 @@ async def records(
             await _look(other, found)
         except AuthError as exc:  # who has none of them needs no right to see them
             logging.info("jobs of %s are not listed: %s", other.target.backend, exc)
-    if session.platform.store.url.startswith("file://"):  # a bucket's listing would be all objects
-        for one in await session.platform.store.list("jobs/"):
-            if one.name.endswith("/handle.json"):
-                made = datetime.fromtimestamp(one.used, UTC).isoformat() if one.used else ""
-                found.setdefault((one.name.split("/")[1], 0), made)
+    # Of a bucket, only a listing of all objects would tell.
+    if (directory := directory_of(session.platform.store.url)) is not None:
+        for job_id, made in (await in_thread(_forgotten, directory.objects.root)).items():
+            found.setdefault((job_id, 0), made)
     jobs = sorted(((when or ANY_TIME, *job) for job, when in found.items()), reverse=True)
     listed: list[_Listed] = []
     manifests: dict[str, Any] = {}
@@ -87,6 +91,17 @@ def _worth_reading(
         return jobs[: limit - len(listed) + absent]
     oldest = listed[-1][0][:SECOND] if listed else ANY_TIME
     return [job for job in jobs if job[0][:SECOND] > oldest]
+
+
+def _forgotten(store: Path) -> dict[str, str]:
+    """Return the single jobs in a directory, and when each was made; a look at one file each."""
+    found: dict[str, str] = {}
+    with contextlib.suppress(FileNotFoundError):
+        for folder in os.listdir(store / "jobs"):
+            with contextlib.suppress(OSError):
+                made = os.stat(store / "jobs" / folder / "handle.json").st_mtime
+                found[folder] = datetime.fromtimestamp(made, UTC).isoformat()
+    return found
 
 
 async def _look(session: Session, found: _Jobs) -> None:
