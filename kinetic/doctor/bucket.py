@@ -9,7 +9,8 @@ from collections.abc import Mapping
 import anyio
 
 from kinetic.aio._net.retry import RetryPolicy
-from kinetic.aio.gcs.store import GcsStore, Limits
+from kinetic.aio.gcs.http import Limits
+from kinetic.aio.gcs.store import GcsStore
 from kinetic.doctor.checks import Check, Finding, State
 
 GROUP = "store"

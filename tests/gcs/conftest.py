@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 
 from kinetic.aio._net.retry import RetryPolicy
-from kinetic.aio.gcs.http import EMULATOR
-from kinetic.aio.gcs.store import GcsStore, Limits
+from kinetic.aio.gcs.http import EMULATOR, Limits
+from kinetic.aio.gcs.store import GcsStore
 from tests.gcs.server import GcsServer
 
 QUICK = Limits(
@@ -17,7 +17,6 @@ QUICK = Limits(
     connect_s=10.0,
     retry=RetryPolicy(total_s=30.0, first_s=0.005, longest_s=0.02),
     piece_bytes=64 * 1024,
-    part_bytes=1024 * 1024,
 )
 """The server is in this very process: when that stands still, both do, and it counts as silence."""
 

@@ -14,7 +14,7 @@ import json
 import re
 import urllib.parse
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -83,11 +83,17 @@ def error(status: int, message: str, reason: str = "") -> web.Response:
     return web.json_response({"error": body}, status=status)
 
 
+def _range_of(request: web.Request) -> str:
+    """What part of the content a request of an upload brings; without the header, the whole."""
+    size = request.content_length or 0
+    return request.headers.get("Content-Range", f"bytes 0-{size - 1}/{size}")
+
+
 class GcsServer:
     """``async with GcsServer() as server``: listens on ``server.url``, has the bucket ``kn-test``.
 
-    ``requests`` counts them by kind: create, begin, put, ask, cancel, metadata, media, list,
-    delete, renew, batch, token. ``tokens`` are those accepted; None accepts requests without one.
+    ``requests`` counts them by kind: create, begin, put, ask, metadata, media, list, delete,
+    renew, token. ``tokens`` are those accepted; None accepts requests without one.
     """
 
     def __init__(self, host: str = "127.0.0.1") -> None:
@@ -178,15 +184,11 @@ class GcsServer:
         path, method = request.rel_url.raw_path, request.method
         if path == "/token":
             return "token"
-        if path == "/batch/storage/v1":
-            return "batch"
         if path.startswith("/upload/"):
             if method == "POST":
                 multipart = request.query["uploadType"] == "multipart"
                 return "create" if multipart else "begin"
-            if method == "DELETE":
-                return "cancel"
-            return "ask" if "*" in request.headers["Content-Range"].split("/")[0] else "put"
+            return "ask" if "*" in _range_of(request).split("/")[0] else "put"
         if path.endswith("/o"):
             return "list"
         if method in ("DELETE", "PATCH"):
@@ -293,7 +295,7 @@ class GcsServer:
         upload = self.uploads.get(request.query["upload_id"])
         if upload is None:
             return error(404, "No such upload")
-        stated = request.headers["Content-Range"]
+        stated = _range_of(request)
         self.ranges.append(stated)
         first, size = int(re.findall(r"\d+", stated)[0]), int(stated.rpartition("/")[2])
         if upload.done is not None:
@@ -313,10 +315,6 @@ class GcsServer:
                     await self._ended.wait()
                 raise Cut
         return self._state(upload, size, fault)
-
-    async def _on_cancel(self, request: web.Request, fault: Fault) -> web.Response:
-        gone = self.uploads.pop(request.query["upload_id"], None)
-        return web.Response(status=499 if gone is not None else 404)
 
     async def _on_metadata(self, request: web.Request, fault: Fault) -> web.Response:
         name = self._object(request.rel_url.raw_path)
@@ -412,34 +410,3 @@ class GcsServer:
 
     async def _on_renew(self, request: web.Request, fault: Fault) -> web.Response:
         return self._renewed(self._object(request.rel_url.raw_path), await request.text())
-
-    async def _on_batch(self, request: web.Request, fault: Fault) -> web.Response:
-        text = (await request.read()).decode()
-        calls = re.findall(
-            r"Content-ID: <(\S+)>\r\n\r\n(DELETE|PATCH) (\S+) HTTP/1.1\r\n"
-            r"(?:\S+: \S+\r\n)*\r\n(.*)\r\n",
-            text,
-        )
-        assert 0 < len(calls) <= 100
-        return web.Response(
-            body="".join(self._batched(calls, fault)).encode(),
-            headers={"Content-Type": "multipart/mixed; boundary=batch_x"},
-        )
-
-    def _batched(self, calls: list[tuple[str, str, str, str]], fault: Fault) -> Iterator[str]:
-        for place, (number, method, path, content) in enumerate(calls):
-            path, _, query = path.partition("?")
-            name = self._object(path)
-            if fault.crc32c and place % 2:  # every second one, when the fault says so
-                answer = error(503, "injected")
-            elif method == "PATCH":
-                answer = self._renewed(name, content)
-            else:
-                answer = self._deleted(name, dict(urllib.parse.parse_qsl(query)))
-            yield (
-                "--batch_x\r\nContent-Type: application/http\r\n"
-                f"Content-ID: <response-{number}>\r\n\r\n"
-                f"HTTP/1.1 {answer.status} X\r\nContent-Length: 0\r\n\r\n"
-                f"{answer.text or ''}\r\n"
-            )
-        yield "--batch_x--\r\n"

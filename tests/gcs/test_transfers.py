@@ -5,17 +5,19 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
-from kinetic.aio.gcs.http import EMULATOR
-from kinetic.aio.gcs.store import GcsStore, Limits
-from kinetic.errors import BackendError, Unavailable
+from kinetic.aio.gcs.http import EMULATOR, Limits
+from kinetic.aio.gcs.store import GcsStore
+from kinetic.errors import BackendError
 from tests.gcs.conftest import QUICK
-from tests.gcs.server import PERSISTED, GcsServer
+from tests.gcs.server import GcsServer
 
 MIB = 1024 * 1024
 BODY = b"".join(number.to_bytes(4, "big") for number in range(3 * MIB // 4))
@@ -29,37 +31,39 @@ def source(tmp_path: Path) -> Path:
     return path
 
 
-async def test_an_upload_that_is_cut_goes_on_from_what_was_kept(
-    server: GcsServer, store: GcsStore, source: Path
+@pytest.mark.parametrize(
+    "how", [{"at": MIB + 1}, {"at": MIB, "status": 308}, {"status": 410}], ids=["cut", "308", "410"]
+)
+async def test_an_upload_that_was_not_taken_whole_starts_again(
+    server: GcsServer, store: GcsStore, source: Path, how: dict[str, Any]
 ) -> None:
-    server.fail("put", times=2, at=MIB + 1)
+    server.fail("put", times=2, **how)
     assert await store.create("x", source)
     assert server.objects["x"].body == BODY
-    starts = [int(sent.removeprefix("bytes ").split("-")[0]) for sent in server.ranges]
-    assert starts[0] == 0
-    assert starts[1] + PERSISTED > MIB and starts[1] + MIB < starts[2] + PERSISTED
-    assert (server.requests["begin"], server.requests["ask"]) == (1, 2)
-
-
-async def test_an_upload_of_which_only_a_part_was_taken_goes_on(
-    server: GcsServer, store: GcsStore, source: Path
-) -> None:
-    server.fail("put", times=1, at=MIB, status=308)
-    assert await store.create("x", source)
-    assert server.objects["x"].body == BODY
+    assert server.requests["put"] == 3
+    assert server.requests["begin"] > 1
 
 
 async def test_a_service_that_takes_nothing_is_not_asked_for_ever(
+    server: GcsServer, store: GcsStore, source: Path
+) -> None:
+    nothing = server.fail("put", times=10**6, at=0, status=308)
+    with pytest.raises(BackendError, match="308"):
+        await store.create("x", source)
+    assert nothing.seen == 3
+
+
+async def test_patience_restarts_when_an_upload_comes_further(
     server: GcsServer, source: Path
 ) -> None:
-    hasty = replace(QUICK, retry=replace(QUICK.retry, total_s=3.0))
-    store = GcsStore("gs://kn-test", {EMULATOR: server.url}, limits=hasty)
-    nothing = server.fail("put", times=10**6, at=0, status=308)
-    with pytest.raises(Unavailable, match="takes nothing"):
-        await store.create("x", source)
-    await store.aclose()
-    assert 3 < nothing.seen < 2000
-    assert server.uploads == {}
+    """Each of two tries lasts longer than patience, and the second comes further."""
+    hasty = replace(QUICK, idle_s=0.5, retry=replace(QUICK.retry, total_s=0.3))
+    source.write_bytes(BODY * 8)
+    for taken in (1, 12):  # further apart than the buffers between the two are long
+        server.fail("put", at=taken * MIB, stall=True)
+    async with aclosing(GcsStore("gs://kn-test", {EMULATOR: server.url}, limits=hasty)) as store:
+        assert await store.create("x", source)
+    assert server.requests["put"] == 3
 
 
 async def test_an_upload_that_is_not_taken_on_is_given_up_and_resumed(
@@ -73,30 +77,21 @@ async def test_an_upload_that_is_not_taken_on_is_given_up_and_resumed(
 async def test_an_upload_whose_last_reply_is_lost_is_found_complete(
     server: GcsServer, store: GcsStore, source: Path
 ) -> None:
-    server.fail("put", late=True)
+    server.fail("put", times=2, late=True)  # aiohttp repeats what fails on an old connection
     assert await store.create("x", source, {"k": "v"})
-    assert (server.requests["put"], server.requests["ask"]) == (1, 1)
+    assert server.requests["metadata"] == 1
     assert dict((await store.get("x")).metadata) == {"k": "v"}
 
 
-async def test_an_upload_that_the_service_lost_starts_again(
-    server: GcsServer, store: GcsStore, source: Path
-) -> None:
-    server.fail("put", at=MIB)
-    server.fail("ask", status=410)
-    assert await store.create("x", source)
-    assert server.requests["begin"] == 2
-    assert server.objects["x"].body == BODY
-
-
+@pytest.mark.parametrize("cut", [True, False], ids=["second try", "first try"])
 async def test_an_upload_that_comes_second_at_its_end_does_not_overwrite(
-    server: GcsServer, store: GcsStore, source: Path
+    server: GcsServer, store: GcsStore, source: Path, cut: bool
 ) -> None:
-    fault = server.fail("put", at=MIB)
-    held = server.fail("ask", times=10**6, status=503)  # it goes on only after the other
+    fault = server.fail("put", at=MIB) if cut else server.fail("begin", late=True)
     slow = asyncio.create_task(store.create("x", source))
     while not fault.seen:
         await asyncio.sleep(0)
+    held = server.fail("begin", times=10**6, status=503)  # it goes on only after the other
     assert await store.create("x", b"faster")
     held.times = 0
     assert not await slow
@@ -104,7 +99,7 @@ async def test_an_upload_that_comes_second_at_its_end_does_not_overwrite(
 
 
 @pytest.mark.parametrize("after", ["begin", "put"])
-async def test_a_cancelled_upload_leaves_neither_object_nor_session(
+async def test_a_cancelled_upload_leaves_no_object(
     server: GcsServer, store: GcsStore, source: Path, after: str
 ) -> None:
     if after == "put":
@@ -116,7 +111,7 @@ async def test_a_cancelled_upload_leaves_neither_object_nor_session(
     with pytest.raises(asyncio.CancelledError):
         await uploading
     assert server.objects == {}
-    assert (server.requests["cancel"], server.uploads) == (1, {})
+    assert server.requests["put"] <= 1
 
 
 async def test_a_file_that_shrinks_meanwhile_is_told_and_nothing_is_left(
@@ -127,9 +122,9 @@ async def test_a_file_that_shrinks_meanwhile_is_told_and_nothing_is_left(
     while not fault.seen:
         await asyncio.sleep(0)
     source.write_bytes(b"short")
-    with pytest.raises(BackendError, match=r"source became shorter"):
+    with pytest.raises(BackendError, match=r"source changed"):
         await uploading
-    assert (server.objects, server.uploads) == ({}, {})
+    assert server.objects == {}
 
 
 async def test_a_file_that_is_not_there_is_told(store: GcsStore, tmp_path: Path) -> None:
@@ -151,7 +146,7 @@ async def test_a_download_that_is_cut_goes_on_where_it_was(
     else:
         await store.fetch("x", tmp_path / "copy")
         assert (tmp_path / "copy").read_bytes() == BODY
-        assert len(server.ranges) == 3 + 3
+        assert len(server.ranges) == 3
 
 
 async def test_a_cancelled_download_leaves_no_file(
@@ -160,7 +155,7 @@ async def test_a_cancelled_download_leaves_no_file(
     await store.create("x", source)
     stalled = server.fail("media", times=10, at=700_000, stall=True)
     fetching = asyncio.create_task(store.fetch("x", tmp_path / "copy"))
-    while stalled.seen < 3:
+    while not stalled.seen:
         await asyncio.sleep(0)
     fetching.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -192,17 +187,6 @@ async def test_a_cancelled_transfer_leaves_no_file_open(
     with pytest.raises(asyncio.CancelledError):
         await moving
     assert not open_below(tmp_path)
-
-
-async def test_a_large_object_comes_in_several_streams(
-    server: GcsServer, store: GcsStore, tmp_path: Path, source: Path
-) -> None:
-    await store.create("x", source)
-    server.most = 0
-    server.fail("media", times=3, at=500_000, among=3)
-    await store.fetch("x", tmp_path / "copy")
-    assert server.most == 3
-    assert server.requests["media"] == 3 + 3
 
 
 async def test_large_and_small_pass_each_other(server: GcsServer, source: Path) -> None:

@@ -217,8 +217,11 @@ class HttpClient:
         if loop is not self._loop:
             raise BackendError(f"{self._owner} belongs to another event loop; open one of its own")
 
-    def session(self, limit: int = 0) -> aiohttp.ClientSession:
-        """The session of at most *limit* connections; 0 is without number."""
+    def session(self, limit: int = 0, *, refusals: bool = False) -> aiohttp.ClientSession:
+        """Return the session of at most *limit* connections; 0 means no limit.
+
+        With *refusals* its requests raise `HttpError` by themselves, for a library that makes them.
+        """
         import aiohttp
 
         self.check()
@@ -235,6 +238,7 @@ class HttpClient:
                 read_bufsize=READ_BYTES,
                 proxy=self._proxy,
                 trust_env=self._trust_env,
+                raise_for_status=self._examined if refusals else False,
             )
         return self._sessions[limit]
 
@@ -255,17 +259,23 @@ class HttpClient:
     async def answered(
         self, request: Awaitable[aiohttp.ClientResponse], accepted: Collection[int] = ()
     ) -> aiohttp.ClientResponse:
-        """The answer to *request*, whose content is still to be read; `cut` it afterwards.
+        """Return the answer to *request*, whose content is still to be read; `cut` it afterwards.
 
         Raises:
-            HttpError: Its status is 300 or more, and not among *accepted*.
+            HttpError: Its status is 300 or more, and not in *accepted*.
         """
         answer = await request
+        await self._examined(answer, accepted)
+        return answer
+
+    async def _examined(
+        self, answer: aiohttp.ClientResponse, accepted: Collection[int] = ()
+    ) -> None:
         self._sockets.read(answer)
         if answer.status < 300 or answer.status in accepted:
-            return answer
+            return
         try:
-            said = b""  # as much as is needed to explain it; its parts come one by one
+            said = b""  # as much as an explanation needs; it arrives in parts
             while len(said) < ERROR_BYTES and (
                 piece := await answer.content.read(ERROR_BYTES - len(said))
             ):

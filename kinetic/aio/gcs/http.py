@@ -1,8 +1,7 @@
-"""The connections of one store, and what every request over them has in common.
+"""Requests to one bucket through gcloud-aio-storage, and what they have in common.
 
-A bounded number at a time, limits for connecting and for silence but none for
-the whole, one place where failures of the network become errors of ours, and
-one more try with a fresh token when a token is refused.
+The library builds the requests. This module bounds how many run at once, retries them, renews a
+token that Google refuses, and turns what the server answers into kinetic's errors.
 """
 
 from __future__ import annotations
@@ -11,14 +10,13 @@ import asyncio
 import datetime
 import enum
 import itertools
-import urllib.parse
-from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager, nullcontext
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from kinetic._runner.protocol.gcs_names import Place
-from kinetic.aio._net.http import HttpClient, HttpError, cut, proxy_for
+from kinetic.aio._net.http import HttpClient, HttpError, proxy_for
 from kinetic.aio._net.retry import Outage, RetryPolicy, is_retryable, retry
 from kinetic.aio._net.tokens import Credentials, with_token
 from kinetic.aio.ports import ObjectInfo
@@ -34,12 +32,25 @@ from kinetic.errors import (
 )
 
 if TYPE_CHECKING:
-    import aiohttp
     from gcloud.aio.storage import Storage
+
+T = TypeVar("T")
+
+ENDPOINT = "https://storage.googleapis.com"
+EMULATOR = "STORAGE_EMULATOR_HOST"
+
+RATE_LIMITS = ("rateLimitExceeded", "userRateLimitExceeded")
+
+DAMAGED_TRIES = 3
+"""How often kinetic transfers content that arrives damaged, or whose upload session is lost, or
+that another process replaces while kinetic reads it."""
+
+LOST = frozenset({308, 410})
+"""An upload session took only a part of the content, or has ended: the upload starts again."""
 
 
 class Verb(enum.Enum):
-    """What was to be done, and the permissions it takes."""
+    """An operation, and the permissions that it takes."""
 
     CREATE = ("create", ("storage.objects.create",))
     REPLACE = ("replace", ("storage.objects.create", "storage.objects.delete"))
@@ -50,19 +61,183 @@ class Verb(enum.Enum):
 
 
 class Damaged(WireError):
-    """Content arrived, here or there, as something else than was sent."""
+    """Content differs between here and the bucket."""
 
 
-RATE_LIMITS = ("rateLimitExceeded", "userRateLimitExceeded")
+class Location(Place):
+    """A bucket, or a folder of one."""
+
+    __slots__ = ()
+
+    @classmethod
+    def from_url(cls, url: str) -> Self:
+        """Parse ``gs://bucket`` or ``gs://bucket/folder``.
+
+        Raises:
+            ConfigurationError: *url* names no bucket.
+        """
+        try:
+            return super().from_url(url)
+        except ValueError as exc:
+            raise ConfigurationError(f"{exc}, as in gs://my-project-jobs") from None
+
+    def object_name(self, name: str) -> str:
+        """Return the bucket's name for the object *name*, or for a prefix of names.
+
+        Raises:
+            BackendError: The name is too long for Cloud Storage.
+        """
+        try:
+            return super().object_name(name)
+        except OSError as exc:
+            raise BackendError(f"{exc}; use a shorter one") from None
 
 
-def is_passing(failure: Exception) -> bool:
-    """Whether the same request may succeed a little later."""
-    return _is_limited(failure) or is_retryable(failure)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """How much a store does at once and how long it waits; in seconds and bytes.
+
+    A connection that stays silent for ``idle_s`` counts as dead, in either direction.
+    Content of at most ``piece_bytes`` is uploaded in one request. At most ``transfers``
+    larger ones run at once.
+    """
+
+    connections: int = 64
+    transfers: int = 16
+    connect_s: float = 10.0
+    idle_s: float = 60.0
+    piece_bytes: int = 1024 * 1024
+    retry: RetryPolicy = field(default_factory=RetryPolicy)
+
+
+class Http:
+    """Requests to one bucket, on the event loop that makes the first one.
+
+    Importing the libraries takes half a second. Construct this in a worker thread to spare the
+    loop that time.
+    """
+
+    def __init__(
+        self, place: Location, endpoint: str | None, limits: Limits, *, authorized: bool
+    ) -> None:
+        import gcloud.aio.storage
+
+        self.place = place
+        self.limits = limits
+        self._authorized = authorized
+        self._endpoint = (endpoint or ENDPOINT).rstrip("/")
+        self._http = HttpClient(
+            f"the store {place.url}",
+            connect_s=limits.connect_s,
+            idle_s=limits.idle_s,
+            proxy=proxy_for(self._endpoint) if authorized else None,
+        )
+        self.timeout: Any = self._http.timeout(limits.idle_s)  # the library's types want an int
+        self._new_storage = gcloud.aio.storage.Storage
+        self._credentials = Credentials()
+        self._storage: Storage | None = None
+        self._outage = Outage("Cloud Storage")
+        self._slots = asyncio.Semaphore(limits.connections)
+        self._transfers = asyncio.Semaphore(limits.transfers)
+
+    @property
+    def storage(self) -> Storage:
+        """The library's client, on our connections. It changes the dicts that you pass.
+
+        `Credentials` replaces the library's cache of tokens, which retries a wrong password five
+        times and passes one caller's cancellation on to all who wait. `HttpError` takes the place
+        of aiohttp's error, so the library doesn't retry uploads on its own.
+        """
+        if self._storage is None:
+            session: Any = self._http.session(self.limits.connections, refusals=True)
+            token: Any = self._credentials  # the library calls only get()
+            self._storage = self._new_storage(
+                token=token,
+                session=session,
+                api_root=self._endpoint,
+                api_is_dev=not self._authorized,
+            )
+        return self._storage
+
+    async def do(
+        self,
+        verb: Verb,
+        name: str,
+        work: Callable[[], Awaitable[T]],
+        *,
+        known: Collection[int] = (),
+        progress: Callable[[], int] | None = None,
+        large: bool = False,
+    ) -> T:
+        """Await ``work()``, and retry it where that may help. A *large* transfer waits its turn.
+
+        Raises:
+            HttpError: The server answered with a status in *known*.
+            NotFound: The object, or the bucket, doesn't exist.
+            AuthError: Credentials or a permission are missing.
+            Unavailable: The service didn't answer in time.
+        """
+        self._http.check()
+        what = f"cannot {verb.value[0]} {name!r} in {self.place.url}"
+
+        async def once(_token: object = None) -> T:
+            async with self._transfers if large else nullcontext(), self._slots:
+                with self._http.translated(what, self._endpoint):
+                    return await work()
+
+        async def authorized() -> T:  # the library itself asks for the token
+            return await with_token(self._credentials, once)
+
+        try:
+            return await retry(
+                authorized if self._authorized else once,
+                self.limits.retry,
+                self._outage,
+                is_passing=forgiving(),
+                progress=progress,
+            )
+        except HttpError as refusal:
+            if refusal.status in known:
+                raise
+            raise explained(refusal, verb, self.place.bucket, name) from None
+
+    async def described(self, name: str) -> Described:
+        """Look at an object.
+
+        Raises:
+            NotFound: It doesn't exist.
+        """
+        object_name = self.place.object_name(name)
+
+        async def work() -> Described:
+            resource = await self.storage.download_metadata(
+                self.place.bucket, object_name, timeout=self.timeout
+            )
+            return Described.from_resource(name, resource)
+
+        return await self.do(Verb.GET, name, work)
+
+    async def aclose(self) -> None:
+        """Close all connections; requests under way fail."""
+        await self._http.aclose()
+        await self._credentials.aclose()
+
+
+def forgiving() -> Callable[[Exception], bool]:
+    """Return a test for one operation: retry what may pass, and damaged content twice."""
+    damaged = itertools.count(1)
+
+    def may_pass(failure: Exception) -> bool:
+        lost = isinstance(failure, HttpError) and failure.status in LOST
+        if lost or _is_damage(failure):
+            return next(damaged) < DAMAGED_TRIES
+        return _is_limited(failure) or is_retryable(failure)
+
+    return may_pass
 
 
 def _is_limited(failure: Exception) -> bool:
-    """Whether it is a limit of requests that forbids."""
+    """Return whether a refusal is about the rate of requests, not about a permission."""
     if not isinstance(failure, HttpError) or failure.status != 403:
         return False
     try:
@@ -71,8 +246,7 @@ def _is_limited(failure: Exception) -> bool:
         return False
 
 
-def is_damage(failure: Exception) -> bool:
-    """Whether a content was not the same on both sides."""
+def _is_damage(failure: Exception) -> bool:
     if isinstance(failure, HttpError):
         said = failure.text.lower()
         return failure.status == 400 and ("crc32c" in said or "md5" in said)
@@ -80,13 +254,13 @@ def is_damage(failure: Exception) -> bool:
 
 
 def explained(refusal: HttpError, verb: Verb, bucket: str, name: str) -> BackendError | WireError:
-    """The error that says what failed, on what, and what to do next."""
+    """Return the error that says what failed, on what, and what to do next."""
     word, permissions = verb.value
     said = refusal.said
     what = f"cannot {word} {name!r} in gs://{bucket}"
     match refusal.status:
-        case 400 if is_damage(refusal):
-            return Damaged(f"{what}: what arrived there differs from what was sent ({said})")
+        case 400 if _is_damage(refusal):
+            return Damaged(f"{what}: checksum mismatch on upload ({said}); check the network")
         case 401:
             return AuthError(
                 f"{what}: Google does not accept the access token ({said}); run "
@@ -106,7 +280,7 @@ def explained(refusal: HttpError, verb: Verb, bucket: str, name: str) -> Backend
         case 404:
             return NotFound(f"there is no {name!r} in gs://{bucket}")
         case 409 | 412:
-            return Conflict(f"{what}: somebody else changed it first")
+            return Conflict(f"{what}: another process changed it first")
         case 429 | 403:
             return Throttled(
                 f"{what}: too many requests for Cloud Storage ({said}); try again later, with "
@@ -124,281 +298,36 @@ def explained(refusal: HttpError, verb: Verb, bucket: str, name: str) -> Backend
             return BackendError(f"{what}: Cloud Storage answered {status} ({said})")
 
 
-class Location(Place):
-    """A bucket, or a folder of one."""
-
-    __slots__ = ()
-
-    @classmethod
-    def from_url(cls, url: str) -> Self:
-        """The place of ``gs://bucket`` or ``gs://bucket/folder``.
-
-        Raises:
-            ConfigurationError: It is no such URL.
-        """
-        try:
-            return super().from_url(url)
-        except ValueError as exc:
-            raise ConfigurationError(f"{exc}, as in gs://my-project-jobs") from None
-
-    def object_name(self, name: str) -> str:
-        """What the object of *name*, or a prefix of names, is called in the bucket.
-
-        Raises:
-            BackendError: Cloud Storage allows no name of this length.
-        """
-        try:
-            return super().object_name(name)
-        except OSError as exc:
-            raise BackendError(f"{exc}; use a shorter one") from None
-
-
-T = TypeVar("T")
-
-DAMAGED_TRIES = 3
-
-
-def forgiving() -> Callable[[Exception], bool]:
-    """For one piece of work: what may pass, and content that was damaged on its way, twice."""
-    damaged = itertools.count(1)
-
-    def may_pass(failure: Exception) -> bool:
-        return next(damaged) < DAMAGED_TRIES if is_damage(failure) else is_passing(failure)
-
-    return may_pass
-
-
-ENDPOINT = "https://storage.googleapis.com"
-EMULATOR = "STORAGE_EMULATOR_HOST"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """How much a store does at a time and how long it waits; seconds and bytes.
-
-    ``idle_s`` is the silence after which a connection counts as dead: no answer,
-    or none of the next ``piece_bytes`` taken. A content of up to one piece goes
-    in one request; a download of more than one part comes in ``parts`` streams.
-    """
-
-    connections: int = 64
-    transfers: int = 16
-    parts: int = 4
-    connect_s: float = 10.0
-    idle_s: float = 60.0
-    piece_bytes: int = 1024 * 1024
-    part_bytes: int = 32 * 1024 * 1024
-    page: int = 1000
-    retry: RetryPolicy = field(default_factory=RetryPolicy)
-
-
-class Http:
-    """Requests about one bucket, on the event loop that made the first of them.
-
-    Made in a worker thread it spares the loop the imports, which take 0.2 s.
-    """
-
-    def __init__(
-        self, place: Location, endpoint: str | None, limits: Limits, *, authorized: bool
-    ) -> None:
-        import gcloud.aio.storage
-
-        self.place = place
-        self.limits = limits
-        self._authorized = authorized
-        self.endpoint = (endpoint or ENDPOINT).rstrip("/")
-        self._http = HttpClient(
-            f"the store {place.url}",
-            connect_s=limits.connect_s,
-            idle_s=limits.idle_s,
-            proxy=proxy_for(self.endpoint) if authorized else None,
-        )
-        self.timeout: Any = self._http.timeout(limits.idle_s)
-        self._new_storage = gcloud.aio.storage.Storage
-        self._credentials = Credentials()
-        self._storage: Storage | None = None
-        self._outage = Outage("Cloud Storage")
-        self._slots = asyncio.Semaphore(limits.connections)
-        self._transfers = asyncio.Semaphore(limits.transfers)
-
-    @property
-    def storage(self) -> Storage:
-        """The client library on our connections; pass it ``timeout`` and fresh dicts each time."""
-        if self._storage is None:
-            session: Any = self._session()  # the library's types say that it wants another one
-            self._storage = self._new_storage(
-                token=self._credentials,  # type: ignore[arg-type] # all it calls is get()
-                session=session,
-                api_root=self.endpoint,
-                api_is_dev=not self._authorized,
-            )
-        return self._storage
-
-    async def do(
-        self,
-        verb: Verb,
-        name: str,
-        work: Callable[[], Awaitable[T]],
-        *,
-        progress: Callable[[], int] | None = None,
-        transfer: bool = False,
-    ) -> T:
-        """Do *work*, again where that may help; its `HttpError`s are the caller's to explain.
-
-        A *transfer* also waits until few enough others are under way.
-        """
-        self._http.check()
-        what = f"cannot {verb.value[0]} {name!r} in {self.place.url}"
-
-        async def once(_token: object = None) -> T:
-            async with self._transfers if transfer else nullcontext(), self._slots:
-                with self._http.translated(what, self.endpoint):
-                    return await work()
-
-        async def authorized() -> T:  # the token is for the library, which asks for it itself
-            return await with_token(self._credentials, once)
-
-        return await retry(
-            authorized if self._authorized else once,
-            self.limits.retry,
-            self._outage,
-            is_passing=forgiving(),
-            progress=progress,
-        )
-
-    def explained(self, refusal: HttpError, verb: Verb, name: str) -> Exception:
-        """What users see of *refusal*."""
-        return explained(refusal, verb, self.place.bucket, name)
-
-    def object_url(self, object_name: str) -> str:
-        """Where the JSON API has an object."""
-        return f"{self.endpoint}{self.object_path(object_name)}"
-
-    def object_path(self, object_name: str) -> str:
-        """The same without the server."""
-        quoted = urllib.parse.quote(object_name, safe="")
-        return f"/storage/v1/b/{self.place.bucket}/o/{quoted}"
-
-    @asynccontextmanager
-    async def response(
-        self,
-        method: str,
-        url: str,
-        *,
-        params: Mapping[str, str] | None = None,
-        headers: Mapping[str, str] | None = None,
-        data: bytes | AsyncIterable[bytes] | None = None,
-        accepted: tuple[int, ...] = (),
-    ) -> AsyncGenerator[aiohttp.ClientResponse]:
-        """The answer to one request, for what the client library has no method.
-
-        Raises:
-            HttpError: Its status is 300 or more, and not among *accepted*.
-        """
-        from yarl import URL
-
-        sent = {"Accept-Encoding": "identity", **(headers or {})}
-        if self._authorized:
-            sent["Authorization"] = f"Bearer {await self._credentials.get()}"
-        # aiohttp repeats what failed on an old connection. A stream cannot be repeated.
-        unrepeated = (_not_again,) if isinstance(data, AsyncIterable) else None
-        request = self._session().request(
-            method,
-            URL(url, encoded=True),
-            headers=sent,
-            params=params,
-            data=data,
-            allow_redirects=False,
-            middlewares=unrepeated,
-        )
-        answer = await self._http.answered(request, accepted)
-        try:
-            yield answer
-        finally:
-            cut(answer)
-
-    def _session(self) -> aiohttp.ClientSession:
-        return self._http.session(self.limits.connections)
-
-    async def aclose(self) -> None:
-        """Close all connections; what is under way fails."""
-        await self._http.aclose()
-        await self._credentials.aclose()
-
-
-async def _not_again(
-    request: aiohttp.ClientRequest, send: aiohttp.ClientHandlerType
-) -> aiohttp.ClientResponse:
-    import aiohttp
-
-    try:
-        return await send(request)
-    except (aiohttp.ClientOSError, aiohttp.ServerDisconnectedError) as exc:
-        raise aiohttp.ClientConnectionError(str(exc) or type(exc).__name__) from exc
-
-
 NONCE = "kinetic-nonce"
-"""The key of the metadata that says whose write an object is; users never see it."""
+"""The metadata key that identifies the write that made an object; users never see it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Described:
-    """What the bucket says of one object; ``size`` in bytes, ``used`` in seconds since 1970."""
+    """What the bucket says about one object."""
 
-    size: int
-    generation: int
+    info: ObjectInfo
     crc32c: str
-    metadata: Mapping[str, str]
     nonce: str
-    used: float | None
-    metageneration: int
 
     @classmethod
-    def from_resource(cls, resource: Mapping[str, Any]) -> Described:
+    def from_resource(cls, name: str, resource: Mapping[str, Any]) -> Described:
         """Read an object resource of the JSON API."""
         metadata = dict(resource.get("metadata") or {})
         nonce = metadata.pop(NONCE, "")
-        return cls(
+        info = ObjectInfo(
+            name=name,
             size=int(resource.get("size", 0)),
-            generation=int(resource["generation"]),
-            crc32c=resource.get("crc32c", ""),
             metadata=metadata,
-            nonce=nonce,
+            generation=int(resource["generation"]),
             used=_seconds(resource.get("customTime")),
             metageneration=int(resource.get("metageneration", 1)),
         )
-
-    def info(self, name: str) -> ObjectInfo:
-        """The same in the port's words."""
-        return ObjectInfo(
-            name=name,
-            size=self.size,
-            metadata=self.metadata,
-            generation=self.generation,
-            used=self.used,
-            metageneration=self.metageneration,
-        )
+        return cls(info=info, crc32c=resource.get("crc32c", ""), nonce=nonce)
 
 
 def _seconds(text: str | None) -> float | None:
     if not text:
         return None
     moment = datetime.datetime.fromisoformat(text)
-    return moment.timestamp() if moment.year > 1 else None  # some servers have a time of nothing
-
-
-async def described(http: Http, name: str) -> Described:
-    """What there is under *name*.
-
-    Raises:
-        HttpError: There is nothing, or it may not be read.
-    """
-    object_name = http.place.object_name(name)
-
-    async def work() -> Described:
-        resource = await http.storage.download_metadata(
-            http.place.bucket, object_name, timeout=http.timeout
-        )
-        return Described.from_resource(resource)
-
-    return await http.do(Verb.GET, name, work)
+    return moment.timestamp() if moment.year > 1 else None  # some servers send year 1 for no time
