@@ -10,6 +10,7 @@ import asyncio
 import base64
 import contextlib
 import io
+import itertools
 import os
 import secrets
 import tempfile
@@ -140,12 +141,10 @@ async def write(
     content = await Content.of(body, http.limits.piece_bytes)
     object_name, nonce = http.place.object_name(name), secrets.token_hex(8)
     large = content.size > http.limits.piece_bytes
-    tries: int = 0
-    furthest: int = 0
+    tries, furthest = itertools.count(), 0
 
     async def once() -> int:
-        nonlocal tries
-        tries += 1
+        next(tries)
         with content.open() as stream:
 
             def sent() -> int:
@@ -173,7 +172,7 @@ async def write(
     try:
         return await http.do(verb, name, once, known=(412,), progress=lambda: furthest, large=large)
     except HttpError:
-        if tries == 1:
+        if next(tries) == 1:  # there was one
             return None
     try:  # an earlier try may have written it, and its reply was lost
         there = await http.described(name)
