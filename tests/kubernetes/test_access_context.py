@@ -319,12 +319,12 @@ async def test_a_proxy_passes_on_what_only_the_cluster_can_read(
     [
         (None, "there is no kubeconfig at"),
         ("", "there is no kubeconfig at"),
-        ("{", r"is no kubeconfig \(ParserError: while parsing .* line 1, column 2\); mend it"),
-        ("just words", "is no kubeconfig"),
-        ("clusters: 7", "is no kubeconfig"),
+        ("{", r"isn.t a valid kubeconfig \(ParserError: .* line 1, column 2\); fix it"),
+        ("just words", "isn't a valid kubeconfig"),
+        ("clusters: 7", "isn't a valid kubeconfig"),
         ("{}", "names 'c', which is none of the contexts in the kubeconfig; there are none"),
         ("contexts: [{name: cc, context: {cluster: a}}]", "contexts in the kubeconfig.*'cc'"),
-        ("contexts: [{name: c}]", "is no kubeconfig"),
+        ("contexts: [{name: c}]", "isn't a valid kubeconfig"),
         (
             "contexts: [{name: c, context: {cluster: a}}]",
             "its context 'c' names 'a', which is none of the clusters",

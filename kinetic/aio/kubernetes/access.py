@@ -1,10 +1,11 @@
-"""How a target's cluster is reached: a context, the pod's own cluster, or GKE."""
+"""Ways to a cluster: a context of a kubeconfig, the pod's own cluster, or GKE."""
 
 from __future__ import annotations
 
 import base64
 import importlib
 import ipaddress
+import math
 import os
 import time
 import urllib.parse
@@ -48,20 +49,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Section:
-    """What a kubeconfig says of one cluster or user, and the folder its paths start from."""
+    """What a kubeconfig says of one cluster or user; its paths are relative to ``folder``."""
 
     values: Mapping[str, Any] = field(repr=False)
     folder: Path
 
     def text(self, name: str) -> str:
-        """A value that is text, or ""."""
+        """Return the text under *name*, or ""."""
         return str(self.values.get(name) or "")
 
     def pem(self, name: str) -> str | None:
-        """Certificates or a key: there in base64, or in a file; None if neither.
+        """Return certificates or a key, inline in base64 or from a file; None without either.
 
         Raises:
-            ValueError: The base64 is none, or the file cannot be read.
+            ValueError: The base64 is broken, or the file can't be read.
         """
         if encoded := self.text(f"{name}-data"):
             try:
@@ -78,26 +79,22 @@ class Section:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Context:
-    """One context; ``namespace`` is ``default`` where it names none."""
+    """One context of a kubeconfig; ``server`` is a URL without a slash at its end."""
 
     name: str
     namespace: str
+    server: str
     cluster: Section
     user: Section
 
-    @property
-    def server(self) -> str:
-        """The URL of the API server, without a slash at its end."""
-        return self.cluster.text("server").rstrip("/")
-
 
 def read_context(name: str, environ: Mapping[str, str]) -> Context:
-    """The context *name* of the files in KUBECONFIG, else ``~/.kube/config``. Blocks.
+    """Read the context *name* from the files in KUBECONFIG, else ``~/.kube/config``. Blocks.
 
     Raises:
-        ConfigurationError: There is none, or the files are no kubeconfig.
+        ConfigurationError: No such context exists, or a file isn't a kubeconfig.
     """
-    # Here the client library does the merging. It takes 0.3 s to import.
+    # The library merges the files. Its import takes 0.3 s.
     from kubernetes_asyncio.config.kube_config import ENV_KUBECONFIG_PATH_SEPARATOR as SEPARATOR
     from kubernetes_asyncio.config.kube_config import KubeConfigMerger
 
@@ -116,43 +113,42 @@ def read_context(name: str, environ: Mapping[str, str]) -> Context:
         raise
     except OSError as exc:
         raise ConfigurationError(f"the kubeconfig {exc.filename} cannot be read: {exc}") from exc
-    except Exception as exc:  # what YAML and the library raise for what they did not expect
+    except Exception as exc:  # YAML and the library raise many types for malformed files
         words = f"{type(exc).__name__}: {one_line(str(exc))}"
-        raise ConfigurationError(f"{named} is no kubeconfig ({words}); mend it") from exc
+        raise ConfigurationError(f"{named} isn't a valid kubeconfig ({words}); fix it") from exc
 
 
 def _found(merged: ConfigNode, name: str) -> Context:
-    context = _entry(merged, "contexts", name, "KINETIC_KUBE_CONTEXT").value["context"]
-    whose = f"its context {name!r}"
-    cluster = _section(merged, "clusters", "cluster", context["cluster"], whose)
-    found = Context(
+    def entry(kind: str, wanted: object, whose: str) -> ConfigNode:
+        known: dict[object, ConfigNode] = {one.value["name"]: one for one in merged.value[kind]}
+        if wanted not in known:
+            names = sorted(str(one) for one in known)
+            hint = suggest(str(wanted), names, otherwise=f"there are {', '.join(names) or 'none'}")
+            raise ConfigurationError(
+                f"{whose} names {wanted!r}, which is none of the {kind} in the kubeconfig; {hint}"
+            )
+        return known[wanted]
+
+    def section(kind: str, key: str) -> Section:
+        found = entry(kind, context[key], f"its context {name!r}")
+        folder = Path(found.path or ".").absolute().parent
+        return Section(values=found.value[key] or {}, folder=folder)
+
+    context: Mapping[str, Any] = entry("contexts", name, "KINETIC_KUBE_CONTEXT").value["context"]
+    cluster = section("clusters", "cluster")
+    nobody = Section(values={}, folder=cluster.folder)
+    server = cluster.text("server").rstrip("/")
+    if not server.startswith(("https://", "http://")):
+        raise ConfigurationError(
+            f"the cluster of the context {name!r} has no usable server: {server!r}; set it"
+        )
+    return Context(
         name=name,
         namespace=context.get("namespace") or "default",
+        server=server,
         cluster=cluster,
-        user=_section(merged, "users", "user", context["user"], whose)
-        if context.get("user")
-        else Section(values={}, folder=cluster.folder),
+        user=section("users", "user") if context.get("user") else nobody,
     )
-    if not found.server.startswith(("https://", "http://")):
-        raise ConfigurationError(
-            f"the cluster of the context {name!r} has no usable server: {found.server!r}; set it"
-        )
-    return found
-
-
-def _section(merged: ConfigNode, kind: str, key: str, name: object, whose: str) -> Section:
-    entry = _entry(merged, kind, str(name), whose)
-    return Section(values=entry.value[key] or {}, folder=Path(entry.path or ".").absolute().parent)
-
-
-def _entry(merged: ConfigNode, kind: str, name: str, whose: str) -> ConfigNode:
-    entries: dict[str, ConfigNode] = {str(one.value["name"]): one for one in merged.value[kind]}
-    if name not in entries:
-        hint = suggest(name, entries, otherwise=f"there are {', '.join(sorted(entries)) or 'none'}")
-        raise ConfigurationError(
-            f"{whose} names {name!r}, which is none of the {kind} in the kubeconfig; {hint}"
-        )
-    return entries[name]
 
 
 REREAD_S = 60.0
@@ -160,17 +156,21 @@ REREAD_S = 60.0
 
 
 async def open_context(name: str, environ: Mapping[str, str]) -> Access:
-    """Access by the context *name* of the files in KUBECONFIG, else ``~/.kube/config``.
+    """Return access by the context *name* of the files in KUBECONFIG, else ``~/.kube/config``.
 
-    They are read again when the credentials in them end, or are refused.
+    The files are read again when their credentials expire or are refused.
 
     Raises:
-        ConfigurationError: There is no such context, or something in it is wrong.
-        AuthError: Its credentials cannot be had.
+        ConfigurationError: No such context exists, or something in it is wrong.
+        AuthError: It gives no credentials.
     """
     first = await anyio.to_thread.run_sync(read_context, name, environ)
+
+    async def renew() -> Fresh[ClusterCredentials]:
+        return await _renewed(first, environ)
+
     proxy, headers = _proxy(first), _impersonation(first.user)
-    passes = TokenCache(_Source(first, environ).renew, f"the context {name!r}")
+    passes = TokenCache(renew, f"the context {name!r}")
     await passes.first()
     return Access(
         server=first.server,
@@ -183,55 +183,44 @@ async def open_context(name: str, environ: Mapping[str, str]) -> Access:
     )
 
 
-class _Source:
-    """Gets passes of one context, for the server that it named first and for no other."""
-
-    def __init__(self, first: Context, environ: Mapping[str, str]) -> None:
-        self._first = first
-        self._environ = environ
-
-    async def renew(self) -> Fresh[ClusterCredentials]:
-        first, asked = self._first, time.time()
-        context = await anyio.to_thread.run_sync(read_context, first.name, self._environ)
-        if context.server != first.server:
-            raise Revoked(
-                f"the context {context.name!r} names the server {context.server} now, and this "
-                f"client was opened for {first.server}; open another"
-            )
-        if "auth-provider" in context.user.values:
-            raise ConfigurationError(
-                f"the context {context.name!r} logs in with an auth-provider, which Kubernetes "
-                "removed in 1.26; change its user to a credential plugin (exec), on GKE "
-                "gke-gcloud-auth-plugin: run `gcloud container clusters get-credentials`"
-            )
-        reply = await self._plugin(context) if context.user.values.get("exec") else None
-        shown = await anyio.to_thread.run_sync(self._pass, context, reply)
-        if reply is not None and reply.until is not None:
-            return lasting(shown, asked, reply.until)
-        if context.user.text("tokenFile"):
-            return Fresh(value=shown, early=asked + REREAD_S)
-        return Fresh(value=shown)
-
-    async def _plugin(self, context: Context) -> Reply:
+async def _renewed(first: Context, environ: Mapping[str, str]) -> Fresh[ClusterCredentials]:
+    """Get credentials of a context anew, for the server that it named *first* and no other."""
+    asked = time.time()
+    context = await anyio.to_thread.run_sync(read_context, first.name, environ)
+    user = context.user
+    if context.server != first.server:
+        raise Revoked(
+            f"the context {context.name!r} names the server {context.server} now, and this "
+            f"client was opened for {first.server}; open another"
+        )
+    if "auth-provider" in user.values:
+        raise ConfigurationError(
+            f"the context {context.name!r} logs in with an auth-provider, which Kubernetes "
+            "removed in 1.26; change its user to a credential plugin (exec), on GKE "
+            "gke-gcloud-auth-plugin: run `gcloud container clusters get-credentials`"
+        )
+    reply: Reply | None = None
+    if section := user.values.get("exec"):
         told = await anyio.to_thread.run_sync(_told, context)
-        return await Plugin(
-            section=context.user.values["exec"],
-            folder=context.user.folder,
-            cluster=told,
-            environ=self._environ,
-        ).run()
+        plugin = Plugin(section=section, folder=user.folder, cluster=told, environ=environ)
+        reply = await plugin.run()
+    shown = await anyio.to_thread.run_sync(_shown, context, reply)
+    if reply is not None and reply.until is not None:
+        return lasting(shown, asked, reply.until)
+    return Fresh(value=shown, early=asked + REREAD_S if user.text("tokenFile") else math.inf)
 
-    def _pass(self, context: Context, reply: Reply | None) -> ClusterCredentials:
-        try:
-            header = _header(context.user, reply)
-            if not context.server.startswith("https:"):
-                return ClusterCredentials(authorization=header)
-            tls = context_of(_certificates(context, reply))
-        except (OSError, ValueError) as exc:
-            raise ConfigurationError(
-                f"the context {context.name!r} cannot be used: {exc}; mend the kubeconfig"
-            ) from exc
-        return ClusterCredentials(authorization=header, tls=tls)
+
+def _shown(context: Context, reply: Reply | None) -> ClusterCredentials:
+    """Return what a user's section, or the *reply* of its plugin, presents to the server."""
+    try:
+        header = _header(context.user, reply)
+        secure = context.server.startswith("https:")
+        tls = context_of(_certificates(context, reply)) if secure else None
+    except (OSError, ValueError) as exc:
+        raise ConfigurationError(
+            f"the context {context.name!r} cannot be used: {exc}; fix the kubeconfig"
+        ) from exc
+    return ClusterCredentials(authorization=header, tls=tls)
 
 
 def _header(user: Section, reply: Reply | None) -> str:
@@ -259,14 +248,14 @@ def _certificates(context: Context, reply: Reply | None) -> Certificates:
 
 
 def _told(context: Context) -> dict[str, Any]:
-    """What a plugin with ``provideClusterInfo`` learns of the cluster."""
+    """Return what a plugin with ``provideClusterInfo`` learns about the cluster."""
     values = context.cluster.values
     known = ("server", "tls-server-name", "insecure-skip-tls-verify", "proxy-url")
     told: dict[str, Any] = {name: values[name] for name in known if name in values}
     try:
         ca = context.cluster.pem("certificate-authority")
     except ValueError:
-        ca = None  # told when it is needed
+        ca = None  # `_shown` reports it
     if ca:
         told["certificate-authority-data"] = base64.b64encode(ca.encode()).decode()
     for extension in values.get("extensions") or ():
@@ -286,7 +275,7 @@ def _proxy(context: Context) -> str | None:
 
 
 def _impersonation(user: Section) -> tuple[tuple[str, str], ...]:
-    """The headers of those who act as somebody else."""
+    """Return the headers of a user who acts as somebody else."""
     headers = [("Impersonate-User", user.text("as")), ("Impersonate-Uid", user.text("as-uid"))]
     headers += [("Impersonate-Group", str(one)) for one in user.values.get("as-groups") or ()]
     extra: Mapping[str, list[str]] = user.values.get("as-user-extra") or {}
@@ -357,13 +346,13 @@ def _mounted(account: Path, environ: Mapping[str, str]) -> tuple[str, str, Clust
 
 ENDPOINT = "https://container.googleapis.com"
 ENDPOINT_VARIABLE = "CLOUDSDK_API_ENDPOINT_OVERRIDES_CONTAINER"
-"""As for gcloud: another address of the API, of a private endpoint or of a test."""
+"""gcloud's variable for another address of the API, such as a private endpoint."""
 
 CONNECT_S, IDLE_S = 10.0, 60.0
 
 
 class _Google:
-    """Passes of application-default credentials."""
+    """Credentials for a cluster from application-default credentials."""
 
     def __init__(self, credentials: Credentials, tls: Any) -> None:
         self._credentials = credentials
@@ -386,14 +375,14 @@ class _Google:
 async def open_gke(
     target: Target, environ: Mapping[str, str], policy: RetryPolicy | None = None
 ) -> Access:
-    """Access to the cluster of project, zone and name that *target* has.
+    """Return access to the GKE cluster that *target* names by project, zone, and name.
 
     Raises:
-        ConfigurationError: There is no such cluster, or no way to it from here.
-        AuthError: There are no credentials, or they may not look at it.
-        Unavailable: Google's API does not answer, or the cluster is not up yet.
+        ConfigurationError: No such cluster exists, or it can't be reached from here.
+        AuthError: There are no credentials, or they may not read the cluster.
+        Unavailable: Google's API doesn't answer, or the cluster isn't up yet.
     """
-    for module in ("aiohttp", "gcloud.aio.auth"):  # 0.2 s, which the loop is spared
+    for module in ("aiohttp", "gcloud.aio.auth"):  # 0.2 s, off the event loop
         await anyio.to_thread.run_sync(importlib.import_module, module)
     credentials = Credentials()
     try:
@@ -413,7 +402,7 @@ async def open_gke(
 
 
 def _pools(described: Mapping[str, Any]) -> tuple[Pool, ...]:
-    """The node pools of a cluster, also those that have no node now."""
+    """Return the node pools of a cluster, with those that have no node now."""
     every: list[dict[str, dict[str, str] | None]] = described.get("nodePools") or []
     pools: list[Pool] = []
     for one in every:
@@ -452,7 +441,7 @@ async def _described(
 
 
 class _Missing(BackendError):
-    """There is no such cluster; stays here."""
+    """The cluster doesn't exist; stays in this module."""
 
 
 async def _asked(
@@ -473,7 +462,7 @@ async def _asked(
 async def _no_such(
     http: Connections, path: str, target: Target, policy: RetryPolicy
 ) -> ConfigurationError:
-    """Say which clusters there are: mostly it is the zone, or a name nearly right."""
+    """List the clusters that exist: most often the zone is wrong, or a letter of the name."""
     try:
         answer = await _asked(http, path, target, policy)
         found: list[dict[str, Any]] = answer.get("clusters") or []
@@ -522,10 +511,9 @@ def _explained(answer: HttpError, target: Target) -> BackendError:
 
 
 def _address(described: Mapping[str, Any], target: Target) -> tuple[str, str | None]:
-    """The server and its CA; None where its certificate is one of the public's.
+    """Return the server and its CA, which is None for a publicly trusted certificate.
 
-    By its address where that can be reached from anywhere, else by its name in
-    the DNS where the cluster has one, else by its private address.
+    The server is the public address, else the DNS endpoint, else the private address.
     """
     status = described.get("status")
     if status in ("PROVISIONING", "STOPPING", "ERROR"):
@@ -559,7 +547,7 @@ def _address(described: Mapping[str, Any], target: Target) -> tuple[str, str | N
 
 
 def _address_of(endpoint: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    """The address that *endpoint* is, or None for a name."""
+    """Return the IP address that *endpoint* is; None for a name."""
     try:
         return ipaddress.ip_address(endpoint)
     except ValueError:
@@ -571,19 +559,19 @@ async def open_access(
     environ: Mapping[str, str] = os.environ,
     policy: RetryPolicy | None = None,
 ) -> Access:
-    """Access to the cluster of *target*, bound to it: what others change later does not move it.
+    """Return access to the cluster of *target*; later changes elsewhere don't redirect it.
 
-    KINETIC_KUBE_CONTEXT names a context of the kubeconfig, or is ``in-cluster``
-    for the service account of the pod this runs in. Without it, it is the GKE
-    cluster of project, zone and name, whose API is asked again by *policy*.
-    Neither gcloud nor kubectl is needed, and nothing is written.
+    KINETIC_KUBE_CONTEXT names a context of the kubeconfig, or is ``in-cluster`` for
+    the service account of this pod. Without it, the GKE cluster of project, zone, and
+    name counts; *policy* says how to retry Google's API. It needs neither gcloud nor
+    kubectl, and writes nothing.
 
-    Close it with the `Api` that is made of it, or by ``access.passes.aclose()``.
+    Close the `Api` that uses it, or call ``access.passes.aclose()``.
 
     Raises:
-        ConfigurationError: There is no such context or cluster.
-        AuthError: The credentials cannot be had, or are refused.
-        Unavailable: Whoever has to be asked does not answer.
+        ConfigurationError: No such context or cluster exists.
+        AuthError: There are no credentials, or they are refused.
+        Unavailable: A server that must be asked doesn't answer.
     """
     if target.kube_context == IN_CLUSTER:
         return await open_pod(environ)

@@ -1,7 +1,7 @@
-"""Credentials from a program that a kubeconfig names: its ``exec`` section.
+"""Credentials from a program that the ``exec`` section of a kubeconfig names.
 
-The client library runs such programs too, but for as long as they please, and
-does not tell them about the cluster.
+The client library runs such programs without a timeout, leaves them behind when
+the caller is cancelled, and doesn't tell them about the cluster.
 """
 
 from __future__ import annotations
@@ -25,14 +25,15 @@ from kinetic._messages import one_line
 from kinetic.errors import AuthError
 
 TIMEOUT_S = 300.0
-"""Some wait for a login in a browser."""
+"""Timeout of a plugin in seconds; some wait for a login in a browser."""
 
 LAST_BYTES = 2000
+"""How much of a plugin's last output on stderr an error quotes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
-    """What a plugin says: a token or a certificate with its key, and until when (`time.time`)."""
+    """A token, or a certificate with its key; valid ``until`` then (`time.time`)."""
 
     token: str = field(repr=False)
     certificate: str | None
@@ -42,7 +43,7 @@ class Reply:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plugin:
-    """The ``exec`` section of a user, the folder of its file, and the cluster it is for."""
+    """The ``exec`` section of a user, the folder of its kubeconfig, and the cluster it is for."""
 
     section: Mapping[str, Any] = field(repr=False)
     folder: Path
@@ -50,10 +51,10 @@ class Plugin:
     environ: Mapping[str, str] = field(repr=False)
 
     async def run(self, timeout_s: float = TIMEOUT_S) -> Reply:
-        """Run it and read its answer.
+        """Run the plugin and parse its reply; a cancelled call kills it and its children.
 
         Raises:
-            AuthError: It is not there, fails, or says something else.
+            AuthError: It isn't installed, fails, times out, or replies something else.
         """
         command = self._command()
         interactive = self._interactive()
@@ -82,11 +83,11 @@ class Plugin:
                 *[str(one) for one in self.section.get("args") or ()],
                 env=self._environment(interactive),
                 stdin=None if interactive else asyncio.subprocess.DEVNULL,
-                start_new_session=not interactive,  # then what it starts can be ended with it
+                start_new_session=not interactive,  # so that its children can be killed with it
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.PIPE,
             )
-        except OSError as exc:  # it is of another kind of machine, or its interpreter is gone
+        except OSError as exc:  # built for another machine, or its interpreter is missing
             raise AuthError(f"{self} cannot be run: {exc}; install it for this machine") from exc
 
     def __str__(self) -> str:
@@ -123,7 +124,7 @@ class Plugin:
         return str(self.section.get("apiVersion") or "client.authentication.k8s.io/v1")
 
     async def _hear(self, stream: asyncio.StreamReader | None) -> str:
-        """What it tells the user, such as where to log in; the last of it is kept."""
+        """Log what the plugin tells the user, such as where to log in; return the last of it."""
         said = ""
         while stream is not None and (piece := await stream.read(4096)):
             text = piece.decode(errors="replace")

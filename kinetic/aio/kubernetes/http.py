@@ -39,7 +39,7 @@ VERBS = {"POST": "create", "PUT": "update", "PATCH": "patch"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """One request; ``words`` say what it does where its path does not."""
+    """One request; ``words`` say what it does if its path doesn't."""
 
     method: str
     path: str
@@ -48,7 +48,7 @@ class Request:
 
     @property
     def right(self) -> Right:
-        """The permission it takes: what its path is about, and what is done to that."""
+        """Return the permission it needs: a verb on the resource of its path."""
         watches = self.query.get("watch") in ("1", "true")
         return _right(self.method.upper(), self.path, watches)
 
@@ -93,7 +93,7 @@ class Forbidden(AuthError):
 
 
 def explained(answer: HttpError, ask: Request, cluster: str) -> BackendError:
-    """The error that says what failed, on what, and what to do next."""
+    """Return the error for an *answer* of refusal: what failed, on what, what to do next."""
     what = f"cannot {ask} of {cluster}"
     said = answer.said
     match answer.status:
@@ -102,7 +102,7 @@ def explained(answer: HttpError, ask: Request, cluster: str) -> BackendError:
                 f"{what}: the API server does not accept the credentials ({said}); log in again, "
                 "and check that they are those of this very cluster"
             )
-        case 403 if "cannot" in said or not answer.body:  # a quota and the like forbid as well
+        case 403 if "cannot" in said or not answer.body:  # a used-up quota is a 403 as well
             return Forbidden(f"{what}: {said}\n{how_to_grant(ask.right, said)}")
         case 403:
             return Refused(f"{what}: {said}", answer=answer.body)
@@ -137,7 +137,7 @@ def explained(answer: HttpError, ask: Request, cluster: str) -> BackendError:
 
 
 def _wish(answer: HttpError) -> float | None:
-    """How long the server wants us to wait, if it says so, in seconds."""
+    """Return the pause that the server asks for, in seconds, if it does."""
     if answer.retry_after is not None:
         return answer.retry_after
     details: Any = answer.body.get("details")
@@ -146,13 +146,13 @@ def _wish(answer: HttpError) -> float | None:
 
 
 HEARTBEAT_S = 30.0
-"""After so much silence a WebSocket is asked whether the other side is there."""
+"""Seconds of silence after which a WebSocket is pinged."""
 
 IDLE_S = 75.0
 
 
 class Connections:
-    """To one API server: few for requests, and others, without number, for streams."""
+    """The connections to one API server: a pool for requests, an unbounded one for streams."""
 
     def __init__(self, access: Access, *, connect_s: float, most: int) -> None:
         self._access = access
@@ -166,29 +166,29 @@ class Connections:
         self.aclose = self._http.aclose
 
     async def send(self, ask: Request, data: bytes | None, content_type: str, idle: float) -> bytes:
-        """The body of the answer.
+        """Return the body of the answer.
 
         Raises:
-            HttpError: Its status is not one of success.
-            Unavailable: There is none.
+            HttpError: The status is not one of success.
+            Unavailable: No answer came.
         """
         headers = {"Content-Type": content_type} if data is not None else {}
         async with self._answer(self._most, ask, idle, data, headers) as answer:
             return await answer.read()
 
     async def stream(self, ask: Request, idle: float | None) -> AsyncGenerator[bytes]:
-        """The body of the answer in pieces, as they come; first an empty one when it begins."""
+        """Yield the body in pieces, as they come; an empty one first, when the answer begins."""
         async with self._answer(0, ask, idle, None, {}) as answer:
             yield b""
             async for piece in answer.content.iter_any():
                 yield piece
 
     async def upgrade(self, ask: Request, protocol: str) -> aiohttp.ClientWebSocketResponse:
-        """A WebSocket that speaks *protocol*; whoever asks for it closes it.
+        """Open a WebSocket that speaks *protocol*; the caller closes it.
 
         Raises:
-            HttpError: There is none.
-            Unavailable: Nobody answers.
+            HttpError: The server refuses it.
+            Unavailable: No answer came.
         """
 
         async def upgraded(shown: ClusterCredentials) -> aiohttp.ClientWebSocketResponse:
@@ -207,7 +207,7 @@ class Connections:
             return await with_token(self._access.passes, upgraded)
         except HttpError as exc:
             refused = exc
-        # Its words are lost there. They are the same for whoever does not ask for a WebSocket.
+        # aiohttp drops the body of the refusal. The same request without an upgrade brings it.
         try:
             await self.send(ask, None, "", IDLE_S)
         except HttpError as refusal:
@@ -246,7 +246,7 @@ class Connections:
                 cut(answer)
 
     def _shown(self, shown: ClusterCredentials, headers: dict[str, str]) -> dict[str, Any]:
-        """What each request shows: aiohttp's arguments for it."""
+        """Return aiohttp's arguments for the credentials of a request."""
         sent = [*headers.items(), *self._access.headers]
         if shown.authorization:
             sent.append(("Authorization", shown.authorization))

@@ -1,4 +1,4 @@
-"""Jobs on several hosts of a Kubernetes cluster: for each a set of pods that start together."""
+"""Run jobs on several hosts of a Kubernetes cluster: a set of pods for each attempt."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ from kinetic.errors import AuthError, LaunchError, NotFound
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
-    """A kind of sets: where the API server keeps them, and how one is made or stopped.
+    """A kind of sets: where the API server keeps them, and how to make or stop one.
 
-    ``stop`` is what to change in the spec of one, so that its pods are ended and it stays.
-    ``label`` is one that its controller puts on the pods of these sets and of no others.
-    ``makers`` gives kind and name of what makes the pods of the set of a name, the set among them.
+    ``stop`` is the change to a set's spec that ends its pods and keeps the set.
+    ``label`` is a label that only this kind's controller puts on pods.
+    ``makers`` gives kind and name of the objects that make the pods of a set, by the set's name.
     """
 
     name: str
@@ -77,7 +77,7 @@ KINDS: Mapping[str, Kind] = {
         home="https://jobset.sigs.k8s.io",
     ),
 }
-"""By the word for it in ``KINETIC_MULTIHOST``."""
+"""The kinds, by their names in ``KINETIC_MULTIHOST``."""
 
 
 class _Sets:
@@ -90,11 +90,11 @@ class _Sets:
         self.inquiry = Diagnostics(api, self.paths, patience, stop=kind.stop, makers=kind.makers)
 
     def table(self, *, hints: bool = True) -> GroupTable:
-        """An empty one."""
+        """Return an empty table."""
         return GroupTable(label=self.kind.label, hints=hints, makers=self.kind.makers)
 
     def path(self, name: str) -> str:
-        """Where the set of the attempt *name* is."""
+        """Return where the set of the attempt *name* is."""
         return f"{self.paths.jobs}/{group_name(name)}"
 
 
@@ -126,11 +126,11 @@ class PathwaysCluster(GkeCluster):
         self._others: Sequence[_Sets] | None = None
 
     async def launch(self, job: JobSpec) -> None:
-        """Start *job*; one with this name already there is success.
+        """Start *job*; a set of this name that exists already is success.
 
         Raises:
-            LaunchError: It was refused, or the cluster knows no such sets.
-            Throttled: A quota is used up now.
+            LaunchError: The API server refuses it, or the cluster has no such kind of sets.
+            Throttled: A quota is used up.
             AuthError: A right is missing.
             Unavailable: The API server does not answer.
 
@@ -155,7 +155,7 @@ class PathwaysCluster(GkeCluster):
     async def delete(
         self, *, names: Collection[str] = (), labels: Mapping[str, str] | None = None
     ) -> None:
-        """Stop and forget jobs by name, or all that carry *labels*; their pods get their grace."""
+        """Delete jobs by name, or all that carry *labels*; their pods get their grace period."""
         kinds = await self._kinds()
         query = {"propagationPolicy": "Background"}
 
@@ -169,11 +169,11 @@ class PathwaysCluster(GkeCluster):
         if labels is not None:
             query["labelSelector"] = by_labels(labels)
             for sets in kinds:
-                with suppress(NotFound):  # the cluster has no sets of its own kind
+                with suppress(NotFound):  # the cluster lacks its own kind of sets
                     await self._api.call("DELETE", sets.paths.jobs, query=query)
 
     async def _kinds(self) -> Sequence[_Sets]:
-        """Its own kind of sets, and what others the cluster has and lets it see."""
+        """Return its own kind of sets, and the other kinds that the cluster has and lets it see."""
         if self._others is None:
             self._others = [one for one in self._candidates if await self._has(one)]
         return [self._own, *self._others]
@@ -195,31 +195,27 @@ class PathwaysCluster(GkeCluster):
         labels: Mapping[str, str] | None = None,
         explained: bool = False,
     ) -> list[Observation]:
-        """A consistent read; without *names* and *labels*, everything of kinetic's.
-
-        A job that is deleted is there until no pod of it can run any more. *explained*
-        asks as well why jobs wait, of the first few.
-        """
+        """Read jobs as of one moment; see `GkeCluster.find`."""
         found: list[Observation] = []
         for sets in await self._kinds():
             empty, inquiry = partial(sets.table, hints=False), sets.inquiry if explained else None
-            with suppress(NotFound):  # the cluster has no sets of its own kind
+            with suppress(NotFound):  # the cluster lacks its own kind of sets
                 found += await sought(self._api, sets.paths, names, labels, empty, inquiry)
         return found
 
     async def watch(self, labels: Mapping[str, str]) -> AsyncGenerator[Observation]:
-        """What is there now, then every change, for ever; reconnects by itself.
+        """Yield what exists now, then every change, forever; it reconnects by itself.
 
-        The end of each host, and the deletion of the set, are told as the end
-        of another executor than the one that claimed: an outcome may be there.
+        The end of each host, and the deletion of the set, come as the end of another
+        executor than the one that claimed: the store may have an outcome then.
 
         Raises:
-            BackendError: It may not be read.
+            BackendError: You may not read it.
         """
         selector = by_labels(labels)
         own, *others = await self._kinds()
         news = self._observed(own, selector)
-        if others:  # which are told even where there are none of its own kind
+        if others:  # followed even if the cluster lacks its own kind
             streams = [self._observed(sets, selector) for sets in others]
             news = merged([self._awaited(own, selector), *streams])
         async with aclosing(news) as told:
@@ -232,7 +228,7 @@ class PathwaysCluster(GkeCluster):
         )
 
     async def _awaited(self, sets: _Sets, selector: str) -> AsyncGenerator[Observation]:
-        """As `_observed`, as soon as the cluster has such sets."""
+        """Do as `_observed`, once the cluster has such sets."""
         while True:
             with suppress(NotFound):
                 async with aclosing(self._observed(sets, selector)) as told:
@@ -243,10 +239,10 @@ class PathwaysCluster(GkeCluster):
     async def logs(
         self, name: str, *, follow: bool = False, tail: int | None = None
     ) -> AsyncGenerator[str]:
-        """Lines of all hosts, each with the number of its host in brackets before it.
+        """Yield lines of all hosts, each after the number of its host in brackets.
 
         Raises:
-            NotFound: There is no such job, or its log is gone.
+            NotFound: The job doesn't exist, or its log is gone.
         """
         paths = await self._paths_of(name)
         lines = job_log(self._api, paths, name, self._rhythm, follow=follow, tail=tail)
@@ -255,7 +251,7 @@ class PathwaysCluster(GkeCluster):
                 yield line
 
     async def _paths_of(self, name: str) -> Paths:
-        """Of the kind of sets that the attempt is one of."""
+        """Return the paths of the kind of sets that the attempt is one of."""
         kinds = await self._kinds()
         for sets in kinds if len(kinds) > 1 else ():
             with suppress(NotFound):

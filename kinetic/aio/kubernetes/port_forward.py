@@ -1,8 +1,8 @@
 """A connection to a port of a pod's loopback, carried by a WebSocket to the API server.
 
-Each message begins with the number of its channel: one of the port's data, one
-of what is to be said when the port cannot be reached. Both begin with the
-port's number. Neither direction can end before the other.
+Each message begins with the number of its channel: the port's data, or errors
+such as a port that can't be reached. The first message of each channel begins
+with the port's number. Neither direction can end before the other.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ PIECE = 32 * 1024
 
 
 async def dialled(api: Api, paths: Paths, name: str, port: int, host: int) -> ByteStream:
-    """A connection to *port* in the pod of host number *host* of the attempt called *name*.
+    """Connect to *port* in the pod of host number *host* of the attempt called *name*.
 
     Raises:
-        NotFound: No such pod is running.
+        NotFound: No such pod runs.
         AuthError: A right is missing.
         Unavailable: The API server does not answer.
     """
@@ -52,7 +52,7 @@ async def dialled(api: Api, paths: Paths, name: str, port: int, host: int) -> By
 
 
 def _running(pods: Sequence[Document], name: str, host: int) -> str | None:
-    """The name of the pod; the last, where there were others before it."""
+    """Return the name of the pod: the newest, if it replaced others."""
     named = [pod for pod in pods if name_of(pod) == name and (host_of(pod) or 0) == host]
     alive = [
         part(pod, "metadata")
@@ -70,11 +70,11 @@ class _Tunnel(ByteStream):
         self._begun: set[int] = set()
 
     async def receive(self, max_bytes: int = 65536) -> bytes:
-        """What comes next; a message is not divided.
+        """Return the next message, whole.
 
         Raises:
-            Unavailable: The pod's side has no connection to the port.
-            EndOfStream: It has ended.
+            Unavailable: The pod can't reach the port.
+            EndOfStream: The connection has ended.
         """
         import aiohttp
 
@@ -94,7 +94,7 @@ class _Tunnel(ByteStream):
                 return rest
 
     async def send(self, item: bytes) -> None:
-        """Send it.
+        """Send *item*, in pieces of 32 KiB.
 
         Raises:
             BrokenResourceError: The connection is gone.
@@ -106,8 +106,8 @@ class _Tunnel(ByteStream):
             raise anyio.BrokenResourceError from exc
 
     async def send_eof(self) -> None:
-        """Nothing: there is no such message."""
+        """Do nothing: the protocol has no such message."""
 
     async def aclose(self) -> None:
-        """End it, in both directions."""
+        """End both directions."""
         await self._socket.close()

@@ -32,21 +32,21 @@ FIELD = "key"
 CONTENT = "content"
 SUBMISSION = "kinetic.dev/submission"
 FENCE = "kinetic.dev/fence"
-"""The annotation with who launches the jobs that read a Secret: the batch's fence then."""
+"""The annotation with the fence of the batch that launches the jobs that read a Secret."""
 
 AT_ONCE = 16
 
 
 def submission_secret(job: JobSpec) -> str:
-    """The name of the Secret that the pods of *job* read: its batch's, or its own."""
+    """Return the name of the Secret that the pods of *job* read: its batch's, or its own."""
     group = job.assignment.get("group_id")
     return object_name(str(group) if group else job.name, longest=LABEL)
 
 
 def lacks_own_secret(job: Document | None, message: str) -> str:
-    """The Secret of a job, if *message* says that it is not there; else nothing.
+    """Return the name of the job's Secret if *message* says that it doesn't exist; else "".
 
-    A single job's is made after the job, by the next request of its client.
+    The client makes a single job's Secret after the job, by its next request.
     """
     metadata = part(job, "metadata")
     about = (part(metadata, "annotations").get(NAME), part(metadata, "labels").get(SUBMISSION))
@@ -63,12 +63,12 @@ def _kept(name: str) -> str:
 
 
 class Secrets:
-    """What is secret in a namespace. Nothing is remembered but what was made for batches.
+    """The Secrets of a namespace. It remembers only those that it made for batches.
 
-    A batch has one Secret for its pods. It is made before the first job that
-    somebody launches under a fence, or marked with that fence, and removed when
-    its last holder has seen all end: one that was superseded, however late its
-    request arrives, finds another fence and leaves it.
+    A batch has one Secret for its pods. Whoever launches its first job under a fence
+    makes the Secret, or marks it with that fence. The last holder of the batch's lease
+    deletes it at the end. A superseded holder finds a later fence and leaves it alone,
+    however late its request arrives.
     """
 
     def __init__(self, api: Api, paths: Paths) -> None:
@@ -77,10 +77,10 @@ class Secrets:
         self._made: dict[str, tuple[int, asyncio.Task[None]]] = {}
 
     async def root_key(self) -> bytes:
-        """The namespace's root key; made on first use, by one of all that ask.
+        """Return the namespace's root key, which the first of all clients makes.
 
         Raises:
-            ConfigurationError: It is there and is no key.
+            ConfigurationError: The Secret holds something else.
         """
         try:
             return _root(await self._read(ROOT_KEY))
@@ -94,7 +94,7 @@ class Secrets:
         return _root(made)
 
     async def keep(self, name: str, content: bytes) -> None:
-        """Keep *content* under *name*, in place of what was there.
+        """Keep *content* under *name*, replacing what it held.
 
         Raises:
             ConfigurationError: It is too large.
@@ -118,10 +118,10 @@ class Secrets:
                 continue
 
     async def kept(self, name: str) -> bytes:
-        """What is kept under *name*.
+        """Return what is kept under *name*.
 
         Raises:
-            NotFound: Nothing is.
+            NotFound: Nothing is kept under it.
         """
         try:
             return _bytes(await self._read(_kept(name)), CONTENT)
@@ -132,7 +132,7 @@ class Secrets:
             ) from exc
 
     async def drop(self, names: Collection[str]) -> None:
-        """Remove what is kept under *names*, and what the pods of these batches read."""
+        """Delete what is kept under *names*, and what the pods of these batches read."""
 
         async def drop(name: str) -> None:
             await self._until_made(name)
@@ -142,7 +142,7 @@ class Secrets:
         await bounded(drop, names, at_once=AT_ONCE)
 
     async def finish(self, name: str, fence: int) -> None:
-        """Remove what the pods of a batch read, unless somebody launches it under a later fence."""
+        """Delete what the pods of a batch read, unless it was launched under a later fence."""
         await self._until_made(name)
         path = self._path(object_name(name, longest=LABEL))
         try:
@@ -152,16 +152,16 @@ class Secrets:
             known = {key: metadata[key] for key in ("uid", "resourceVersion")}
             await self._api.call("DELETE", path, body={"preconditions": known})
         except (NotFound, Conflict):
-            return  # it is gone, or somebody else's since this moment
+            return  # it is gone, or has another holder since this moment
 
     async def _until_made(self, name: str) -> None:
-        """What is under way would come after its removal."""
+        """Wait for a creation under way, which would follow the deletion."""
         _, making = self._made.pop(object_name(name, longest=LABEL), (0, None))
         if making is not None:
             await asyncio.wait({making})
 
     async def ensure(self, job: JobSpec, name: str) -> None:
-        """Make the Secret of a batch before its first job here; at once for many that ask."""
+        """Make the Secret of a batch before its first job here; once for all who ask."""
         fence = _fence_of(job)
         before, making = self._made.get(name, (0, None))
         failed = making is not None and making.done() and (making.cancelled() or making.exception())
@@ -172,7 +172,7 @@ class Secrets:
         await asyncio.shield(making)
 
     async def give(self, job: JobSpec, name: str, owner: Mapping[str, Any]) -> None:
-        """Make the Secret of a single job, which goes with *owner*, its Job."""
+        """Make the Secret of a single job; Kubernetes deletes it with *owner*, the Job."""
         labels = self._labels(job)
         manifest = secret_manifest(job, name, self._paths.namespace, labels=labels, owner=owner)
         while True:
@@ -187,21 +187,21 @@ class Secrets:
                 owners = {str(one.get("uid")) for one in parts(metadata, "ownerReferences")}
                 if owners == {str(owner["metadata"]["uid"])}:
                     return
-                # Of a Job that had the name before: it would go at any moment.
+                # It belongs to an earlier Job of this name, and vanishes with that at any moment.
                 options = {"preconditions": {"uid": metadata["uid"]}}
                 await self._api.call("DELETE", self._path(name), body=options)
             except NotFound:
                 continue
 
     async def aclose(self) -> None:
-        """End what is under way."""
+        """Cancel what is under way."""
         tasks = [task for _, task in self._made.values()]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _make(self, job: JobSpec, name: str) -> None:
-        """Its content is immutable, and another submission has another name."""
+        """Create it, or mark it: its content is immutable, and belongs to one submission."""
         mark = {FENCE: str(_fence_of(job))}
         manifest = secret_manifest(job, name, self._paths.namespace, labels=self._labels(job))
         manifest["metadata"]["annotations"] = mark
@@ -257,7 +257,7 @@ class Secrets:
 
 def _noted(task: asyncio.Task[None]) -> None:
     if not task.cancelled():
-        task.exception()  # all who waited may have been cancelled
+        task.exception()  # fetched here: everyone who waited may have been cancelled
 
 
 def _bytes(secret: Document, field: str) -> bytes:
