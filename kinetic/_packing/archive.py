@@ -10,9 +10,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
-import json
 import os
-import shutil
 import stat
 import tempfile
 import time
@@ -20,7 +18,7 @@ import weakref
 import zipfile
 import zlib
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from absl import logging
@@ -42,21 +40,26 @@ from kinetic._runner.protocol.private import make_folder
 from kinetic.errors import PackError
 
 MAX_AGE = 14 * 24 * 3600.0
-"""Seconds after which an archive that nobody used goes."""
+"""How long (seconds) the cache keeps an archive that no submission uses."""
 
 MAX_BYTES = 4 * 1024**3
-"""Together the archives have at most so many bytes; the least recently used goes first."""
+"""How many bytes the cache keeps; above that, the least recently used archives go."""
 
 IN_USE = 3600.0
-"""Seconds after its last use in which an archive is left alone: somebody may be uploading it."""
+"""How long (seconds) after its last use an archive stays: a process may be uploading it."""
 
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
-"""What a file system says when there is no space left for us."""
+"""The errors of a file system without space for us."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Kept:
-    """An archive on the shelf."""
+@dataclass(frozen=True, slots=True, kw_only=True, weakref_slot=True)
+class Archive:
+    """An archive on this machine.
+
+    ``digest`` is the SHA-256 of the file at ``path``, ``size`` its bytes,
+    ``files`` the number of files in it. An archive that is not kept in the
+    cache lives as long as this object.
+    """
 
     path: Path
     digest: str
@@ -65,137 +68,77 @@ class Kept:
 
 
 class ArchiveCache:
-    """The archives under *directory*, which is private to the user."""
+    """The archives in *directory*, which is private to the user.
 
-    def __init__(self, directory: Path, clock: Callable[[], float] = time.time) -> None:
-        self._directory = directory
-        self._clock = clock
+    A file's name says which tree it is of, and what `Archive` says of it. It gets that name
+    by a rename when it is whole. Its time of modification is that of its last use.
+    """
 
-    def find(self, fingerprint: str) -> Kept | None:
-        """The archive of a tree, if it is there and whole."""
-        note = self._note(fingerprint)
-        try:
-            facts = json.loads(note.read_bytes())
-            digest, size, files = str(facts["digest"]), int(facts["size"]), int(facts["files"])
-            path = self._directory / f"{digest}.zip"
-            if not _is_sealed(path, digest, size):
-                return None
-        except (OSError, ValueError, KeyError, TypeError):
-            return None
-        with contextlib.suppress(OSError):  # on a read-only disk it cannot be marked as used
-            os.utime(note)
-        return Kept(path=path, digest=digest, size=size, files=files)
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+
+    def find(self, fingerprint: str) -> Archive | None:
+        """Return the archive of a tree; None if it is not here."""
+        for path in self.directory.glob(f"{fingerprint}.*.zip"):
+            with contextlib.suppress(OSError, ValueError):
+                _, digest, size, files, _ = path.name.split(".")
+                if path.stat().st_size != int(size):  # a power cut can cut a file
+                    continue
+                with contextlib.suppress(OSError):  # a read-only disk keeps no time of use
+                    os.utime(path)
+                return Archive(path=path, digest=digest, size=int(size), files=int(files))
+        return None
 
     def draft(self) -> Path:
-        """A new, empty, private file for an archive; here, or where temporary files go.
+        """Make an empty, private file for an archive, in the cache if it can be written.
 
         Raises:
             OSError: No file can be made anywhere.
         """
         try:
-            make_folder(self._directory)
-            return _new_file(self._directory)
+            make_folder(self.directory)
+            return _new_file(self.directory)
         except OSError as exc:
             if exc.errno in FULL:
                 raise
             logging.warning(
                 "Archives are not kept, every submission packs again: %s cannot be written (%s).",
-                self._directory,
+                self.directory,
                 exc.strerror,
             )
-            return _new_file(Path(tempfile.mkdtemp(prefix="kinetic-pack-")))
+            return _new_file(None)
 
-    def put(self, draft: Path, *, digest: str, size: int, files: int, fingerprint: str) -> Kept:
-        """Keep a finished draft, as the archive of *fingerprint* unless that is empty.
+    def put(self, draft: Archive, fingerprint: str) -> Archive:
+        """Keep *draft* as the archive of a tree; remove archives that nobody uses.
 
         Raises:
-            OSError: It cannot be moved.
+            OSError: It cannot be renamed.
         """
-        if draft.parent != self._directory:
-            return Kept(path=draft, digest=digest, size=size, files=files)
-        seal = _seal(digest)
-        os.utime(draft, ns=(seal, seal))
-        path = self._directory / f"{digest}.zip"
-        draft.replace(path)
-        if fingerprint:
-            self._write_note(fingerprint, {"digest": digest, "size": size, "files": files})
-        self._prune(keep=path)
-        return Kept(path=path, digest=digest, size=size, files=files)
+        name = f"{fingerprint}.{draft.digest}.{draft.size}.{draft.files}.zip"
+        kept = replace(draft, path=self.directory / name)
+        draft.path.replace(kept.path)
+        self.prune(time.time())
+        return kept
 
-    def discard(self, draft: Path) -> None:
-        """Remove a draft, or an archive that is not kept; never raises."""
-        with contextlib.suppress(OSError):
-            draft.unlink()
-        if draft.parent != self._directory:
-            shutil.rmtree(draft.parent, ignore_errors=True)
-
-    def _write_note(self, fingerprint: str, facts: dict[str, str | int]) -> None:
-        with contextlib.suppress(OSError):  # without it, the next one packs again
-            note = _new_file(self._directory)
-            try:
-                note.write_text(json.dumps(facts))
-                note.replace(self._note(fingerprint))
-            except OSError:
-                note.unlink()
-
-    def _note(self, fingerprint: str) -> Path:
-        return self._directory / f"{fingerprint}.tree"
-
-    def _prune(self, keep: Path) -> None:
-        now = self._clock()
-        used: dict[Path, float] = {}
-        for note in self._listed("*.tree"):
-            with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-                last = note.stat().st_mtime
-                archive = self._directory / f"{json.loads(note.read_bytes())['digest']}.zip"
-                if now - last > MAX_AGE or not archive.exists():
-                    note.unlink()
-                    continue
-                used[archive] = max(last, used.get(archive, 0.0))
-        for leftover in self._listed("*.new"):
-            with contextlib.suppress(OSError):
-                # Not the time of modification: a sealed one is about to get its name.
-                if now - leftover.stat().st_ctime > 24 * IN_USE:
-                    leftover.unlink()
-        self._drop(used, now, keep)
-
-    def _drop(self, used: dict[Path, float], now: float, keep: Path) -> None:
-        """Remove archives that are old, or too many; *used* is when each was used last."""
+    def prune(self, now: float) -> None:
+        """Remove what was not used for long, then the least recently used; drafts too."""
+        known: list[tuple[float, int, Path]] = []
+        for path in self.directory.iterdir():
+            with contextlib.suppress(OSError):  # another process removed it
+                status = path.stat()
+                known.append((status.st_mtime, status.st_size, path))
         total = 0
-        aged: list[tuple[float, Path, int]] = []
-        for archive in self._listed("*.zip"):
-            with contextlib.suppress(OSError):
-                status = archive.stat()
-                # When it was put here; without a note nothing else is known.
-                aged.append((used.get(archive, status.st_ctime), archive, status.st_size))
-                total += status.st_size
-        for last, archive, size in sorted(aged):
-            unused = now - last
-            if archive == keep or unused < IN_USE or (unused < MAX_AGE and total <= MAX_BYTES):
-                continue
-            with contextlib.suppress(OSError):
-                archive.unlink()
-                total -= size
-
-    def _listed(self, pattern: str) -> Iterator[Path]:
-        with contextlib.suppress(OSError):
-            yield from sorted(self._directory.glob(pattern))
+        for used, size, path in sorted(known, reverse=True):
+            total += size
+            if now - used > IN_USE and (now - used > MAX_AGE or total > MAX_BYTES):
+                with contextlib.suppress(OSError):
+                    path.unlink()
 
 
-def _new_file(directory: Path) -> Path:
-    descriptor, name = tempfile.mkstemp(suffix=".new", dir=directory)
+def _new_file(directory: Path | None) -> Path:
+    descriptor, name = tempfile.mkstemp(prefix="kinetic-", suffix=".new", dir=directory)
     os.close(descriptor)
     return Path(name)
-
-
-def _seal(digest: str) -> int:
-    """A time in 2001 that follows from the content; nothing written today has it by chance."""
-    return (1_000_000_000 + int(digest[:6], 16)) * 1_000_000_000
-
-
-def _is_sealed(path: Path, digest: str, size: int) -> bool:
-    status = path.stat()
-    return status.st_size == size and status.st_mtime_ns == _seal(digest)
 
 
 FRESH_NS = 50_000_000
@@ -214,21 +157,6 @@ PERMISSIONS = 0o777  # set-id bits do not travel
 READS = 3
 LARGE_BYTES = 1 << 31
 """From here on the sizes that follow a file in the archive take 8 bytes each."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, weakref_slot=True)
-class Archive:
-    """An archive on this machine.
-
-    ``digest`` is the SHA-256 of the file at ``path``, ``size`` its bytes,
-    ``files`` the number of files in it. When nothing can be kept, the file
-    lives as long as this object does.
-    """
-
-    path: Path
-    digest: str
-    size: int
-    files: int
 
 
 def pack(
@@ -254,10 +182,10 @@ def pack(
     tree = scan(root, ignore.read_rules(root, environ), [*exclude, *own])
     shelf = ArchiveCache(cache)
     if (kept := shelf.find(tree.fingerprint)) is not None:
-        return _archive(shelf, kept, cache)
+        return kept
     for notice in about(tree, root, environ):
         logging.warning("%s", notice)
-    return _archive(shelf, _packed(tree, root, shelf, progress), cache)
+    return _packed(tree, root, shelf, progress)
 
 
 def _own_places(environ: Mapping[str, str]) -> list[Path]:
@@ -266,21 +194,14 @@ def _own_places(environ: Mapping[str, str]) -> list[Path]:
     return [configuration.home(environ), *([] if not store or "://" in store else [Path(store)])]
 
 
-def _archive(shelf: ArchiveCache, kept: Kept, cache: Path) -> Archive:
-    archive = Archive(path=kept.path, digest=kept.digest, size=kept.size, files=kept.files)
-    if kept.path.parent != cache:
-        weakref.finalize(archive, _discard, shelf, kept.path, os.getpid())
-    return archive
-
-
-def _discard(shelf: ArchiveCache, path: Path, owner: int) -> None:
+def _discard(path: Path, owner: int) -> None:
     if os.getpid() == owner:  # a forked process ends with a copy of this, not with the file
-        shelf.discard(path)
+        path.unlink(missing_ok=True)
 
 
 def _packed(
     tree: Tree, root: Path, shelf: ArchiveCache, progress: Callable[[int, int], None] | None
-) -> Kept:
+) -> Archive:
     draft: Path | None = None
     try:
         draft = shelf.draft()
@@ -297,16 +218,15 @@ def _packed(
         if written.unsteady:
             what = f"Changed in {root} while it was packed, shipped as last read:"
             logging.warning("%s", listed(what, written.unsteady))
-        return shelf.put(
-            draft,
-            digest=digest,
-            size=size,
-            files=written.files,
-            fingerprint="" if written.unsteady or written.vanished or fresh else tree.fingerprint,
-        )
+        made = Archive(path=draft, digest=digest, size=size, files=written.files)
+        is_sure = not (written.unsteady or written.vanished or fresh)
+        if is_sure and draft.parent == shelf.directory:
+            return shelf.put(made, tree.fingerprint)
+        weakref.finalize(made, _discard, draft, os.getpid())
+        return made
     except BaseException as exc:
         if draft is not None:
-            shelf.discard(draft)
+            draft.unlink(missing_ok=True)
         if isinstance(exc, _Ended):
             raise exc.cause from None
         if isinstance(exc, OSError):

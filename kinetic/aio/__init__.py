@@ -234,7 +234,10 @@ async def pack(function: Callable[..., Any]) -> Archive | None:
         ConfigurationError: `KINETIC_PACKAGE_ROOT` is wrong.
         PackError: The project can't be read, ``.kineticignore`` is invalid, or the disk is full.
 
-    Cancelled: the thread finishes first; the archive stays in the cache.
+    Cancelled: the thread finishes first; the archive stays in the cache, if it is kept there.
+
+    The cache doesn't keep an archive of files that changed less than 50 ms ago, or meanwhile: its
+    file goes with the `Archive` object.
 
     Example::
 
