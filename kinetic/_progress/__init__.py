@@ -1,4 +1,4 @@
-"""What a person sees of work under way: steps, tallies, and where they are shown.
+"""The progress that users see: steps, tallies, and where they are drawn.
 
 May import the public values and the runner's protocol.
 """

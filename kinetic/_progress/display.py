@@ -1,4 +1,4 @@
-"""The thread that draws what is under way in this process, on one surface."""
+"""The thread that draws the progress of this process."""
 
 from __future__ import annotations
 
@@ -28,21 +28,22 @@ __all__ = [
 
 
 TICK_S = 0.1
+"""How often the thread draws."""
+
 BATCH_DELAY_S = 0.5
-"""A batch that is over sooner is not worth a line."""
+"""How long a batch must run until it gets a line."""
 
 LAST_S = 1.0
-"""How long the end of the interpreter waits for the last lines, whatever the terminal does."""
+"""How long the interpreter, at its end, waits until the last lines are drawn."""
 
 _Order = tuple[Entry | None, Callable[[], object] | None]
-"""An entry to begin with, or one to end with, if any, and what to call then."""
+"""An entry to begin; or, with a function to call afterwards, one to end or none."""
 
 
 class Display:
-    """What is shown of this process's progress; any thread may call, and none waits.
+    """Show the progress of this process; any thread may call, and only `settle` waits.
 
-    The thread is started when it is first needed and sleeps while there is
-    nothing to show.
+    The first entry starts the drawing thread, which sleeps while there is nothing to show.
     """
 
     def __init__(self) -> None:
@@ -51,18 +52,20 @@ class Display:
         self._drawer: _Drawer | None = None
 
     def open(self, title: str) -> Entry | None:
-        """Show a batch from now on; set the entry's ``value`` as it goes. None: nothing is shown.
+        """Show a batch from now on, and return the entry whose ``value`` its owner sets.
+
+        Return None if progress is off.
 
         Raises:
-            ConfigurationError: ``KINETIC_PROGRESS`` has a value that means nothing.
+            ConfigurationError: ``KINETIC_PROGRESS`` has an invalid value.
         """
         return self._open(title, None, BATCH_DELAY_S)
 
     def show_step(self, step: Step) -> Callable[[], None]:
-        """Show *step* until what is returned is called.
+        """Show *step* until the returned function is called.
 
         Raises:
-            ConfigurationError: ``KINETIC_PROGRESS`` has a value that means nothing.
+            ConfigurationError: ``KINETIC_PROGRESS`` has an invalid value.
         """
         entry = self._open(step.title, step, 0.0)
         if entry is None:
@@ -70,11 +73,11 @@ class Display:
         return lambda: self.close(entry, lambda: None)
 
     def close(self, entry: Entry, told: Callable[[], object]) -> None:
-        """Show *entry* no more; *told* is called in the thread that has drawn its last line."""
+        """Stop showing *entry*; the drawing thread calls *told* after its last line."""
         self._orders.put((entry, told))
 
     def settle(self) -> None:
-        """Wait for a moment until all that was ordered is drawn: nobody draws later."""
+        """Wait up to `LAST_S` until everything is drawn."""
         if self._started:
             drawn = threading.Event()
             self._orders.put((None, drawn.set))
@@ -82,7 +85,7 @@ class Display:
                 drawn.wait(LAST_S)
 
     def forget(self) -> None:
-        """In a forked child: what was shown goes on in the parent."""
+        """Show nothing in a forked child; the parent goes on."""
         if self._drawer is not None:
             self._drawer.abandon()
         self._orders = queue.SimpleQueue()
@@ -111,7 +114,7 @@ class Display:
 
 
 class _Drawer:
-    """Lives in the thread."""
+    """What the drawing thread does and owns."""
 
     def __init__(self, orders: queue.SimpleQueue[_Order]) -> None:
         self._orders = orders
@@ -136,7 +139,7 @@ class _Drawer:
                 done()
 
     def abandon(self) -> None:
-        """Take the hands off the streams, and write nothing."""
+        """Release the streams and write nothing."""
         if self._surface is not None:
             with contextlib.suppress(Exception):
                 self._surface.close(quietly=True)
@@ -148,7 +151,7 @@ class _Drawer:
             return None, None
 
     def _safely(self, do: Callable[[Surface], None]) -> None:
-        """A display that cannot draw is silent; the work goes on."""
+        """Draw; after a failure show nothing more, because the work must go on."""
         if self._broken:
             return
         try:
@@ -158,10 +161,10 @@ class _Drawer:
         except Exception as exc:
             self._broken = True
             self.abandon()
-            # A stream that is closed, or that nobody reads any more, is no news.
+            # A closed stream, or a pipe without a reader, is nothing to warn about.
             expected = isinstance(exc, (OSError, ValueError))
             say = logging.debug if expected else logging.warning
-            say("progress is not shown any more: %s: %s", type(exc).__name__, exc)
+            say("can't show progress: %s: %s", type(exc).__name__, exc)
 
 
 def _finish(entry: Entry, surface: Surface) -> None:
@@ -192,17 +195,17 @@ if hasattr(os, "register_at_fork"):
 
 
 def shower() -> Show | None:
-    """What puts a step on the display; None: nothing is shown.
+    """Return what puts a step on the display; None if progress is off.
 
     Raises:
-        ConfigurationError: ``KINETIC_PROGRESS`` has a value that means nothing.
+        ConfigurationError: ``KINETIC_PROGRESS`` has an invalid value.
     """
     return None if requested(os.environ) == "off" else DISPLAY.show_step
 
 
 @contextlib.contextmanager
 def wanted(answer: bool | None) -> Generator[None]:
-    """What the block begins shows how far it is, or does not; None: as it was before."""
+    """Show the steps that the block begins, or don't; None changes nothing."""
     token = None if answer is None else WANTED.set(shower if answer else None)
     try:
         yield

@@ -1,4 +1,4 @@
-"""One thing whose progress is shown, as its owner and the drawing thread share it."""
+"""What is drawn, and how: entries, surfaces, and the choice of a surface."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ Manner = Literal["live", "plain", "notebook", "off"]
 
 
 def requested(environ: Mapping[str, str]) -> str:
-    """The value of ``KINETIC_PROGRESS``: auto, live, plain or off.
+    """Return the value of ``KINETIC_PROGRESS``: auto, live, plain, or off.
 
     Raises:
-        ConfigurationError: It is something else.
+        ConfigurationError: It has another value.
     """
     named = (environ.get(VARIABLE) or "auto").strip().lower()
     if named not in VALUES:
@@ -32,10 +32,10 @@ def requested(environ: Mapping[str, str]) -> str:
 
 
 def choose(environ: Mapping[str, str], stream: TextIO | None) -> Manner:
-    """The manner for a process with this environment, whose error stream is *stream*.
+    """Return how a process with this environment, and the error stream *stream*, shows progress.
 
     Raises:
-        ConfigurationError: ``KINETIC_PROGRESS`` has a value that means nothing.
+        ConfigurationError: ``KINETIC_PROGRESS`` has an invalid value.
     """
     named = requested(environ)
     if named == "off" or stream is None or getattr(stream, "closed", False):
@@ -49,7 +49,7 @@ def choose(environ: Mapping[str, str], stream: TextIO | None) -> Manner:
 
 
 def is_terminal(stream: TextIO | None) -> bool:
-    """Whether a person may be looking at it; a closed stream has nobody."""
+    """Return whether *stream* is an open terminal."""
     try:
         return stream is not None and stream.isatty()
     except (OSError, ValueError):
@@ -57,7 +57,7 @@ def is_terminal(stream: TextIO | None) -> bool:
 
 
 def in_notebook() -> bool:
-    """Whether this is the kernel of a notebook, which shows what cells display."""
+    """Return whether this process is the kernel of a notebook."""
     if "IPython" not in sys.modules:
         return False
     ipython = cast("Any", sys.modules["IPython"])
@@ -66,11 +66,11 @@ def in_notebook() -> bool:
 
 
 class Entry:
-    """A batch or a step; the owner sets ``value``, the drawing thread reads it when it draws.
+    """A batch or a step: its owner sets ``value``, and the drawing thread reads it.
 
-    ``due`` is when it is worth a line. ``drawn`` tells that it was shown, ``stays`` whether
-    the last line of a batch is kept although the batch goes on.
-    ``context`` is its owner's: the output of a notebook's cell belongs to it.
+    The entry gets a line from the time ``due`` on; ``drawn`` says whether it had one. ``stays``
+    keeps the last line of a batch that goes on. ``context`` is its owner's, so that a
+    notebook shows the entry below the owner's cell.
     """
 
     __slots__ = ("begun", "context", "drawn", "due", "stays", "title", "value")
@@ -88,27 +88,27 @@ class Entry:
 
     @property
     def kept(self) -> bool:
-        """Whether its last line is worth keeping; a step's never is."""
+        """Whether its last line stays on the screen; a step's never does."""
         return isinstance(self.value, Progress) and (self.stays or self.value.finished)
 
     def line(self) -> str:
-        """As one plain line."""
+        """Return it as one plain line."""
         if isinstance(self.value, Progress):
             return f"{self.title}: {self.value.line()}"
         return self.value.line() if self.value is not None else self.title
 
 
 class Surface(Protocol):
-    """Where entries are drawn; all its methods are called by the drawing thread."""
+    """Where entries are drawn; only the drawing thread calls it."""
 
     def draw(self, entries: list[Entry], now: float) -> None:
         """Show *entries* as they are at *now*, at most ten times a second."""
         ...
 
     def finish(self, entry: Entry, now: float) -> None:
-        """*entry* is over and will not be drawn again."""
+        """Draw the last state of *entry*."""
         ...
 
     def close(self, *, quietly: bool = False) -> None:
-        """Nothing is left to draw: let go of what is held; *quietly*: write nothing."""
+        """Release the streams; *quietly* writes nothing."""
         ...

@@ -1,4 +1,4 @@
-"""The progress line on a terminal: its parts, and which give way where it is narrow."""
+"""Compose the progress line on a terminal; a narrow terminal drops parts of it."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ BAR, SHORTEST_BAR = 24, 8
 
 
 def compose(title: str, value: Progress | Step | None, width: int) -> list[Text]:
-    """The lines of one entry, at most *width* cells wide: what matters least goes first."""
+    """Return the lines of one entry, at most *width* cells wide; drop what matters least first."""
     from rich.text import Text
 
     parts = _parts_of_step(value) if isinstance(value, Step) else _parts(value or Progress())
-    over = max(0, TITLE + 2 + _wide(parts) - width)  # the name gives way before a count does
+    over = max(0, TITLE + 2 + _wide(parts) - width)  # shorten the title before dropping a count
     parts = [(0, _cut(title, max(SHORTEST_TITLE, TITLE - over))), *parts]
     bar = SHORTEST_BAR if value is not None and value.fraction is not None else 0
     while len(parts) > 1 and (bar + 2 if bar else 0) + _wide(parts) > width:
@@ -45,11 +45,11 @@ def _wide(parts: list[tuple[int, Text]]) -> int:
 
 
 BAR_RANK = 7
-"""Parts of a higher rank make room for the bar, those of a lower one get its room."""
+"""The bar displaces parts of a higher rank, and parts of a lower rank displace the bar."""
 
 
 def _parts(value: Progress) -> list[tuple[int, Text]]:
-    """Each with its rank: the highest is left out first where there is no room."""
+    """Return the parts with their ranks; the highest rank is dropped first."""
     from rich.text import Text
 
     ended = f"{value.ended:,}" + (f"/{value.total:,}" if value.total is not None else " ended")

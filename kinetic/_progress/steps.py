@@ -1,6 +1,6 @@
-"""Long single steps of this process, such as packing: who shows progress can see them here.
+"""Report long steps of this process, such as packing, to whatever shows progress.
 
-Who does the work reports to `step` and need not know whether anybody looks.
+The code that works calls `step` and doesn't know whether anything shows it.
 """
 
 from __future__ import annotations
@@ -13,20 +13,19 @@ from contextvars import ContextVar
 from kinetic._messages import amount, one_line
 
 SHORT_S = 1.0
-"""A step that takes less is not worth a word."""
+"""How long a step must take until it is shown."""
 
 Show = Callable[["Step"], Callable[[], None]]
-"""Puts a step on a display; what it returns takes the step away."""
+"""Puts a step on a display, and returns a function that removes it."""
 
 WANTED: ContextVar[Callable[[], Show | None] | None] = ContextVar("kinetic_progress", default=None)
-"""Where what runs in this context shows how far it is; None: nobody asked. The sync face asks."""
+"""Returns what shows the steps of this context; None shows none. The sync API sets it."""
 
 
 class Step:
-    """One step: `update` it from any thread, as often as you like.
+    """One step; any thread may call `update`, at any rate.
 
-    With *show* it is put on the display, by the first update after a second;
-    what *show* returns takes it away.
+    The first update after a second calls *show*; `end` calls the function that *show* returned.
     """
 
     __slots__ = ("_clock", "_hide", "_show", "begun", "done", "title", "total")
@@ -47,7 +46,7 @@ class Step:
         self._hide: Callable[[], None] | None = None
 
     def update(self, done: int, total: int) -> None:
-        """*done* of *total* bytes are done."""
+        """Report that *done* of *total* bytes are done."""
         self.done, self.total = done, total
         if self._show is not None and self._clock() - self.begun > SHORT_S:
             show, self._show = self._show, None
@@ -59,18 +58,18 @@ class Step:
         self.update(0, 0)
 
     def end(self) -> None:
-        """Take it off the display."""
+        """Remove it from the display."""
         self._show = None
         if self._hide is not None:
             self._hide()
 
     @property
     def fraction(self) -> float | None:
-        """Which part is done, 0 to 1; None while that is not known."""
+        """How much is done, from 0 to 1; None while the total isn't known."""
         return min(1.0, max(0.0, self.done / self.total)) if self.total > 0 else None
 
     def line(self) -> str:
-        """As one plain line."""
+        """Return it as one plain line."""
         fraction = self.fraction
         if fraction is None:
             return self.title
@@ -82,10 +81,10 @@ _RUNNING: dict[int, Step] = {}
 
 @contextlib.contextmanager
 def step(title: str, *, clock: Callable[[], float] = time.monotonic) -> Generator[Step, None, None]:
-    """Do a step that may take long; it is shown only once it has taken more than a second.
+    """Run a step in the block; it is shown once it has taken more than a second.
 
     Raises:
-        ConfigurationError: ``KINETIC_PROGRESS`` has a value that means nothing.
+        ConfigurationError: ``KINETIC_PROGRESS`` has an invalid value.
     """
     shower = WANTED.get()
     one = Step(title, clock=clock, show=shower() if shower is not None else None)
@@ -98,7 +97,7 @@ def step(title: str, *, clock: Callable[[], float] = time.monotonic) -> Generato
 
 
 def current(*, clock: Callable[[], float] = time.monotonic) -> str:
-    """The line of the longest-running step that is worth a word, or nothing."""
+    """Return the line of the longest-running step of more than `SHORT_S` seconds, or ""."""
     now = clock()
     for one in tuple(_RUNNING.values()):
         if now - one.begun > SHORT_S:

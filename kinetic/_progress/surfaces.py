@@ -1,4 +1,4 @@
-"""Progress as live lines on a terminal: a line an entry, and one for its first failure."""
+"""Draw progress: live lines on a terminal, an output in a notebook, or plain log lines."""
 
 from __future__ import annotations
 
@@ -24,15 +24,16 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 PATIENCE_S = 0.5
-"""Nobody's own text waits longer for us, whatever the terminal does."""
+"""How long another thread's text waits for our lines to be drawn."""
 
 _PLAINER = str.maketrans({"━": "=", "─": "-", "·": "-", "…": "~", "“": '"', "”": '"'})
 
 
 class Screen:
-    """The lines of one terminal; *streams* lead there. `draw` and `keep` are of one thread.
+    """Keep lines at the bottom of the terminal that all of *streams* write to.
 
-    What others write waits for these lines for *patience* seconds at most.
+    One thread calls `draw` and `keep`. What others write to *streams* appears above the lines,
+    after waiting for them for *patience* seconds at most.
     """
 
     def __init__(
@@ -43,14 +44,14 @@ class Screen:
         self._lock = threading.RLock()
         self._lines: list[str] = []
         self._height = 0  # how many of them are on the terminal now
-        self._unended: bool | None = None  # whose text came before us, and how did it end?
+        self._unended: bool | None = None  # whether others' last text lacks a newline
         self._guarded: list[Any] = []
         for one in streams:
             if not any(one is other for other in self._guarded):
                 self._guard(one)
 
     def draw(self, lines: list[str]) -> None:
-        """Show *lines*, each no wider than the terminal, in place of those before."""
+        """Replace the lines by *lines*, each no wider than the terminal."""
         with self._lock:
             if lines != self._lines or (lines and not self._height):
                 self._lines = lines
@@ -58,7 +59,7 @@ class Screen:
                     self._put()
 
     def keep(self, lines: list[str]) -> None:
-        """Write *lines* for good, in place of those that were drawn; `draw` the others below."""
+        """Replace the lines by *lines* and leave these on the terminal."""
         with self._lock:
             start = "\n" if self._unended else self._erasing()
             self._send(self._at_a_line() + start + "".join(f"{line}\n" for line in lines))
@@ -66,8 +67,8 @@ class Screen:
             self._lines = []
 
     def close(self, *, quietly: bool = False) -> None:
-        """Take the lines away, and the hands off the streams."""
-        if quietly:  # in a forked child the lock may be held by nobody
+        """Erase the lines and release the streams."""
+        if quietly:  # a forked child may inherit a lock that nothing releases
             self._lock = threading.RLock()
         for stream in self._guarded:
             with contextlib.suppress(AttributeError):
@@ -86,7 +87,7 @@ class Screen:
         original = stream.write
         try:
             stream.write = write
-        except AttributeError:  # it cannot be guarded: what is written to it may mix with ours
+        except AttributeError:  # its text may mix with our lines
             return
         self._guarded.append(stream)
 
@@ -117,23 +118,23 @@ class Screen:
         return "\r\x1b[K" + "\x1b[A\x1b[K" * (height - 1)
 
     def _put(self) -> None:
-        """One write for all, so that nothing flickers."""
+        """Draw all lines with one write, so that nothing flickers."""
         up = f"\x1b[{self._height - 1}A" if self._height > 1 else ""
         before = f"\r{up}" if self._height else self._at_a_line()
         self._height = len(self._lines)
         self._send(before + "\n".join(f"{line}\x1b[K" for line in self._lines) + "\x1b[J")
 
     def _at_a_line(self) -> str:
-        """At first nobody knows whether the cursor is at the beginning of a line: make it so.
+        """Return what moves the cursor to the start of a line, if its place isn't known yet.
 
-        As many blanks as the terminal is wide reach into the next line only if it is not.
+        As many blanks as the terminal is wide wrap only if the cursor isn't at the start.
         """
         if self._unended is not None:
             return ""
         self._unended = False
         try:
             columns = os.get_terminal_size(self._stream.fileno()).columns
-        except OSError:  # no terminal at all: somebody insists on live lines
+        except OSError:  # KINETIC_PROGRESS=live without a terminal
             return ""
         return " " * columns + "\r"
 
@@ -149,8 +150,8 @@ class Screen:
             left = memoryview(text.encode(encoding))
         except UnicodeEncodeError:
             left = memoryview(text.translate(_PLAINER).encode(encoding, "replace"))
-        # Not through the stream's buffer: a thread that is stopped while it holds the lock of one
-        # takes the interpreter's end down with it.
+        # Don't use the stream's buffer: the interpreter can't end if it stops this daemon thread
+        # while the thread holds the buffer's lock.
         descriptor = self._stream.fileno()
         while left:
             try:
@@ -160,21 +161,23 @@ class Screen:
 
 
 EVERY_S = 0.5
+"""How often a notebook's output is updated."""
+
 _NUMBERS = itertools.count(1)
 
 
 class Notebook:
-    """One output an entry: a bar and the line; a batch's stays, a step's goes."""
+    """Give each entry an output with a bar and a line; only that of a batch stays."""
 
     def __init__(self) -> None:
-        # by name: whoever has a notebook has it, and type checkers need not
+        # by name, because type checkers need not have IPython
         ipython: Any = importlib.import_module("IPython.display")
         self._display = ipython.display
         self._update = ipython.update_display
         self._names: dict[Entry, tuple[str, float]] = {}
 
     def draw(self, entries: list[Entry], now: float) -> None:
-        """Show what is due, twice a second."""
+        """Show the entries that are due, twice a second."""
         for entry in entries:
             name, last = self._names.get(entry, ("", 0.0))
             if entry.value is None or now < entry.due or now - last < EVERY_S:
@@ -188,7 +191,7 @@ class Notebook:
             self._names[entry] = (name, now)
 
     def finish(self, entry: Entry, now: float) -> None:
-        """Show its last state, or take it away."""
+        """Show the last state of a batch; remove a step."""
         name, _ = self._names.pop(entry, ("", 0.0))
         if name:
             last = _bundle(entry) if entry.kept else {"text/plain": "", "text/html": ""}
@@ -198,7 +201,7 @@ class Notebook:
         entry.context.run(how, bundle, raw=True, display_id=name)
 
     def close(self, *, quietly: bool = False) -> None:
-        """Nothing is held."""
+        """Do nothing; this holds no stream."""
 
 
 def _bundle(entry: Entry) -> dict[str, str]:
@@ -213,12 +216,12 @@ FIRST_S, LONGEST_S = 10.0, 60.0
 
 
 def next_line(said: int) -> float:
-    """Seconds until the next line, when *said* lines were written: 10, 20, 40, 60, 60…"""
+    """Return the seconds until the next line, after *said* lines: 10, 20, 40, 60, 60…"""
     return min(LONGEST_S, FIRST_S * float(1 << min(said, 10)))
 
 
 class Plain:
-    """Writes a line of each entry after 10 s, then ever more rarely, and a last one at its end."""
+    """Write a line for each entry after 10 s, then less and less often, and one at its end."""
 
     def __init__(self) -> None:
         self._said: dict[Entry, tuple[int, float]] = {}
@@ -233,16 +236,16 @@ class Plain:
                 say(entry.line())
 
     def finish(self, entry: Entry, now: float) -> None:
-        """Write the last line, if there was a first one."""
+        """Write the last line, if the entry had one before."""
         if self._said.pop(entry, None) is not None:
             say(entry.line())
 
     def close(self, *, quietly: bool = False) -> None:
-        """Nothing is held."""
+        """Do nothing; this holds no stream."""
 
 
 def say(line: str) -> None:
-    """Log *line*; where nobody listens to INFO, write it where the live line would be."""
+    """Log *line*; if INFO isn't logged, write it to standard error."""
     if logging.get_absl_logger().isEnabledFor(20):
         logging.info("%s", line)
     elif sys.stderr is not None:
@@ -250,22 +253,22 @@ def say(line: str) -> None:
         sys.stderr.flush()
 
 
-MOST_LINES = 8
-WIDEST = 120
+MOST_LINES, WIDEST = 8, 120
+"""At most this many lines are drawn, of this many columns."""
 
 
 class Live:
-    """Draws on the terminal behind *stream*; rich knows its width and its colours."""
+    """Draw on the terminal behind *stream*; rich knows its width and its colours."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
         self._screen: Screen | None = None
 
     def draw(self, entries: list[Entry], now: float) -> None:
-        """Show those that are worth a line."""
+        """Show the entries that are due."""
         if not entries and self._screen is None:
             return
-        screen = self._on_screen()  # also while there is nothing to draw: to see what others write
+        screen = self._on_screen()  # even with nothing to draw, to see what others write
         shown = [one for one in entries if one.value is not None and now >= one.due]
         if not shown:
             screen.draw([])
@@ -281,36 +284,36 @@ class Live:
         screen.draw(lines)
 
     def finish(self, entry: Entry, now: float) -> None:
-        """Leave the last line of a batch; the line of a step goes."""
+        """Leave the last line of a batch; remove that of a step."""
         if entry.drawn and entry.kept:
             self._on_screen().keep(self._lines(entry))
 
     def close(self, *, quietly: bool = False) -> None:
-        """Clear the lines."""
+        """Erase the lines."""
         if self._screen is not None:
             screen, self._screen = self._screen, None
             screen.close(quietly=quietly)
 
     @functools.cached_property
     def _console(self) -> Console:
-        from rich.console import Console  # it takes a while: only when there is something to draw
+        from rich.console import Console  # a slow import, only for something to draw
 
         return Console(file=self._stream, force_terminal=True, highlight=False)
 
     @property
     def _size(self) -> os.terminal_size:
-        """What is set in COLUMNS and LINES may be another terminal's: never more than there is."""
+        """The size by COLUMNS and LINES, but never more than the terminal has."""
         wanted = self._console.size
         try:
             there = os.get_terminal_size(self._stream.fileno())
-        except (OSError, ValueError):  # no terminal: somebody insists on live lines
+        except (OSError, ValueError):  # KINETIC_PROGRESS=live without a terminal
             return os.terminal_size(wanted)
         width, height = there.columns or wanted.width, there.lines or wanted.height
         return os.terminal_size((min(wanted.width, width), min(wanted.height, height)))
 
     @property
     def _width(self) -> int:
-        return max(1, min(WIDEST, self._size.columns - 1))  # in the last column, lines wrap
+        return max(1, min(WIDEST, self._size.columns - 1))  # a line wraps in the last column
 
     def _on_screen(self) -> Screen:
         if self._screen is None:

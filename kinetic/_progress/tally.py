@@ -1,4 +1,4 @@
-"""Counts items by what became of them, and says how fast and how far: no batch, no loop."""
+"""Count the items of a batch by their state, and measure how fast they end."""
 
 from __future__ import annotations
 
@@ -9,18 +9,20 @@ from kinetic.progress import Progress
 
 WINDOW_S = 30.0
 WINDOW_ITEMS = 20
-"""The rate is that of the last 30 s, or of the last 20 items where that reaches further back."""
+"""The rate covers the last 30 s or the last 20 items, whichever is longer."""
 
 MARK_S = 0.5
+"""How far apart the marks of the window are at least, in seconds."""
+
 SHORTEST_S = 1.0
-"""What ended within less than a second says little about the second."""
+"""A shorter window, in seconds, counts as this long, because it predicts little."""
 
 
 class Pace:
-    """Ends of items, on a sliding window; *begun* is when somebody began to count.
+    """Measure the rate at which items end, on a sliding window that starts at *begun*.
 
-    Times are seconds of any clock. One that steps back is taken to stand still,
-    so no rate is negative and nothing is counted twice.
+    Times are seconds of any clock. A clock that steps back counts as standing still, so no rate
+    is negative.
     """
 
     __slots__ = ("_ended", "_marks", "_now")
@@ -32,7 +34,7 @@ class Pace:
         self._marks: deque[tuple[float, int]] = deque([(begun, 0)])
 
     def end(self, now: float, count: int = 1) -> None:
-        """*count* items ended just now."""
+        """Count *count* items that ended at *now*."""
         now = self._at(now)
         self._ended += count
         if now - self._marks[-1][0] >= MARK_S:
@@ -40,14 +42,14 @@ class Pace:
             self._trim(now)
 
     def rate(self, now: float) -> float:
-        """Items a second; a pause lowers it while it lasts, and is forgotten after it."""
+        """Return items per second; a pause lowers the rate only while it lasts."""
         now = self._at(now)
         self._trim(now)
         begun, before = self._marks[0]
         return (self._ended - before) / max(SHORTEST_S, now - begun)
 
     def eta(self, now: float, left: int | None) -> float | None:
-        """Seconds until *left* more items end; None when that is not known."""
+        """Return the seconds until *left* more items end; None if that isn't known."""
         if left is None:
             return None
         if left <= 0:
@@ -69,7 +71,7 @@ class Pace:
 
 
 class State(IntEnum):
-    """Where an item is; what is at or above ``SUCCEEDED`` has ended."""
+    """The state of an item; from ``SUCCEEDED`` on it has ended."""
 
     WAITING = 0
     RUNNING = 1
@@ -80,19 +82,19 @@ class State(IntEnum):
 
     @property
     def bad(self) -> bool:
-        """Whether it ended as nobody wished it to."""
+        """Whether the item failed or was lost."""
         return self in (State.FAILED, State.LOST)
 
 
 class Tally:
-    """A byte an item, and the same small work an event however many items there are.
+    """Count items by state, in one byte per item and constant time per event.
 
-    Nothing depends on how often one is told of an item, or in which order.
-    Times are seconds of any clock; one that steps back stands still.
+    Repeated or reordered events change nothing. Times are seconds of any clock; a clock that
+    steps back counts as standing still.
     """
 
     def __init__(self, begun: float, *, age: float = 0.0) -> None:
-        """*begun* is now; the batch itself is *age* seconds old."""
+        """Start counting at *begun*; the batch is *age* seconds old."""
         self._states = bytearray()  # by index
         self._counts = [0] * len(State)
         self._retries: dict[int, int] = {}
@@ -104,13 +106,13 @@ class Tally:
         self._age = max(0.0, age)
 
     def start(self, now: float) -> None:
-        """What ended so far says nothing of the speed; what ends from now on does."""
+        """Measure the rate from now on; what ended before doesn't count."""
         self._pace = Pace(now)
 
     def put(self, index: int, state: State, retries: int, now: float, after: str = "") -> None:
-        """The item is in *state* now, after *retries* attempts that were not its last.
+        """Set an item's *state*, and how often it was retried.
 
-        *after* is why the last one of these failed: those that were not looked at count as it.
+        *after* is why the last retried attempt failed; retries that were missed count as this.
         """
         if index >= len(self._states):
             self._states.extend(bytes(index + 1 - len(self._states)))
@@ -137,7 +139,7 @@ class Tally:
 
     @property
     def first_bad(self) -> int | None:
-        """The item that failed or was lost first, of those that are so now."""
+        """The first item to fail or be lost, of those that still count as such."""
         return next(iter(self._bad), None)
 
     def value(
@@ -150,7 +152,7 @@ class Tally:
         stopped: str = "",
         step: str = "",
     ) -> Progress:
-        """The numbers at *now*, of *known* items so far and *total* in the end."""
+        """Return the numbers at *now*, of *known* items so far and *total* in the end."""
         now = self._now = max(self._now, now)
         known = max(known, total or 0, len(self._states))
         counts = self._counts

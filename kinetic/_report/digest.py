@@ -1,4 +1,4 @@
-"""The statistics of a batch: pure functions from what was read of it to numbers to be drawn."""
+"""Compute the statistics of a batch that its report draws; pure functions."""
 
 from __future__ import annotations
 
@@ -14,13 +14,16 @@ from kinetic._progress.tally import State
 from kinetic._report.facts import BatchReport, Item
 
 POINTS = 160
-"""Of a line over time: more than the eye tells apart in a chart."""
+"""How many points a line over time has; more aren't visible in a chart."""
 
 BINS = 24
+"""At most this many bars show the durations."""
+
 SLOWEST = 20
+"""How many of the slowest items the report lists."""
 
 WIDE = 50.0
-"""Durations of which the longest is so many times the shortest are binned by their logarithm."""
+"""From this ratio of the longest to the shortest duration on, bins are logarithmic."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +36,7 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Bin:
-    """So many items took at least ``start`` and less than ``stop`` seconds."""
+    """How many items took at least ``start`` and less than ``stop`` seconds."""
 
     start: float
     stop: float
@@ -42,7 +45,10 @@ class Bin:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Durations:
-    """Of the attempts that returned a value, in seconds; quantiles are durations that occurred."""
+    """The durations, in seconds, of attempts that returned a value.
+
+    Each quantile is a duration that occurred.
+    """
 
     count: int
     least: float
@@ -55,7 +61,7 @@ class Durations:
 
 @dataclass(frozen=True, slots=True)
 class Retries:
-    """So many attempts after the first were made for this ``reason``, of so many items."""
+    """How many retries had this ``reason``, and of how many items."""
 
     reason: str
     attempts: int
@@ -64,7 +70,7 @@ class Retries:
 
 @dataclass(frozen=True, slots=True)
 class FailureGroup:
-    """Items that failed with the same message but for its numbers; ``example`` is one of them."""
+    """Items whose messages differ in numbers only; ``example`` is one of the items."""
 
     message: str
     reason: str
@@ -74,7 +80,7 @@ class FailureGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Digest:
-    """Everything that is drawn or tabled of all items together. Seconds count from ``begun``."""
+    """What the report shows about all items together. Seconds count from ``begun``."""
 
     begun: float
     seconds: float
@@ -90,7 +96,7 @@ class Digest:
 
 
 def digest(report: BatchReport) -> Digest:
-    """The statistics of what was read."""
+    """Compute the statistics of *report*."""
     items = report.items
     moments = [
         moment
@@ -128,7 +134,7 @@ def digest(report: BatchReport) -> Digest:
 
 
 def _concurrency(items: Iterable[Item], begun: float, end: float) -> list[tuple[float, int]]:
-    """How many attempts ran: (seconds, number) at each change, the first at 0."""
+    """Return how many attempts ran, as (seconds, number) at each change; the first is at 0."""
     deltas: Counter[float] = Counter()
     for item in items:
         for attempt in item.attempts:
@@ -150,7 +156,7 @@ def _concurrency(items: Iterable[Item], begun: float, end: float) -> list[tuple[
 
 
 def _thinned(changes: Sequence[tuple[float, int]]) -> tuple[tuple[float, int], ...]:
-    """At most about 2 * `POINTS` of them: of each stretch its least and its most."""
+    """Keep at most about 2 * `POINTS` changes: the lowest and the highest of each stretch."""
     if len(changes) <= 2 * POINTS:
         return tuple(changes)
     step = changes[-1][0] / POINTS or 1.0
@@ -169,14 +175,14 @@ def _count(change: tuple[float, int]) -> int:
 
 
 def _states(items: Sequence[Item], begun: float, end: float) -> tuple[Point, ...]:
-    """Where the items were, at evenly spaced times."""
+    """Return how many items were in each state, at evenly spaced times."""
     length = end - begun
     if length <= 0:
         return ()
     steps = [[0] * (POINTS + 2) for _ in State]
 
     def at(moment: float) -> int:
-        """The first point at or after *moment*."""
+        """Return the first point at or after *moment*."""
         return min(POINTS + 1, max(0, math.ceil((moment - begun) / length * POINTS - 1e-9)))
 
     for item in items:
@@ -189,11 +195,13 @@ def _states(items: Sequence[Item], begun: float, end: float) -> tuple[Point, ...
                     place = max(since, at(moment))
                     steps[state][place] -= 1
                     state, since = then, place
-        if item.state is State.CANCELLED and not begun_at_all:  # nobody knows when: it waited
+        if (
+            item.state is State.CANCELLED and not begun_at_all
+        ):  # its time isn't known; show it as waiting
             steps[state][since] += 1
             steps[state][POINTS] -= 1
             since = POINTS
-        state = item.state  # its last change says what became of it
+        state = item.state  # its last change shows how it ended
         steps[state][since] += 1
     points: list[Point] = []
     running = [0] * len(State)
@@ -226,7 +234,7 @@ def _durations(items: Iterable[Item], now: float) -> Durations | None:
 
 
 def _quantile(ordered: Sequence[float], share: float) -> float:
-    """The least of them that is not exceeded by that *share* (nearest rank)."""
+    """Return a quantile by nearest rank."""
     return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
 
 
@@ -252,7 +260,7 @@ def _bins(ordered: Sequence[float]) -> tuple[Bin, ...]:
 
 
 def _retries(items: Iterable[Item]) -> tuple[Retries, ...]:
-    """Why attempts after the first were made: for the reason that the one before it ended with."""
+    """Count retries by the reason why the attempt before ended."""
     attempts: Counter[str] = Counter()
     concerned: Counter[str] = Counter()
     for item in items:
@@ -266,15 +274,15 @@ _VARIES = re.compile(r"0x[0-9a-fA-F]+|\b[0-9a-f]{12,}\b|(?<!\w)\d+(?:\.\d+)?(?:[
 
 
 def pattern(message: str) -> str:
-    """*message* without what differs from item to item: numbers, addresses and hashes.
+    """Replace numbers, addresses, and hashes in *message*, which differ from item to item.
 
-    A number in a name stays: ``float32`` is not ``float64``.
+    A number in a name stays, because ``float32`` is not ``float64``.
     """
     return _VARIES.sub("N", message)
 
 
 def grouped(items: Iterable[Item]) -> list[FailureGroup]:
-    """Those that failed or were lost, by message and reason, the largest group first."""
+    """Group failed and lost items by message and reason, the largest group first."""
     groups: dict[tuple[str, str], list[Item]] = {}
     for item in items:
         if item.state.bad:

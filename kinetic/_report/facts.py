@@ -1,4 +1,4 @@
-"""What a report is made of: one batch as its objects tell of it, read once."""
+"""What a report shows of a batch, read once from the store."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ Direction = Literal["minimize", "maximize"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
-    """One try at an item. Times are seconds since the epoch, by the clock of the job.
+    """One attempt of an item. Times are seconds since 1970, by the clock of the job.
 
-    ``kind`` is value, error, lost or cancelled, and empty while it has no outcome.
+    ``kind`` is value, error, lost, or cancelled; empty while the attempt has no outcome.
     """
 
     number: int
@@ -30,7 +30,7 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Item:
-    """One call: its attempts in order, and the scalars of its input and its result."""
+    """One item: its attempts in order, and the scalars of its input and its result."""
 
     index: int
     state: State = State.WAITING
@@ -40,28 +40,28 @@ class Item:
 
     @property
     def last(self) -> Attempt | None:
-        """The attempt that runs, or was its last; None while it waits for one."""
+        """The running or last attempt; None while the item waits for one."""
         return self.attempts[-1] if self.attempts and self.state is not State.WAITING else None
 
     @property
     def before(self) -> tuple[Attempt, ...]:
-        """The attempts before that."""
+        """The attempts before `last`."""
         return self.attempts if self.state is State.WAITING else self.attempts[:-1]
 
     @property
     def failure(self) -> Attempt | None:
-        """By which attempt it failed or was lost: one that was cancelled after it is none."""
+        """The attempt by which the item failed or was lost, whatever was cancelled after it."""
         ended = (one for one in reversed(self.attempts) if one.kind in ("error", "lost"))
         return next(ended, None) if self.state.bad else None
 
     @property
     def message(self) -> str:
-        """Why it has no value; empty while that is not known."""
+        """Why the item has no value; empty while that isn't known."""
         failure = self.failure
         return (failure.message or failure.reason) if failure is not None else ""
 
     def seconds(self, now: float) -> float | None:
-        """How long its last attempt took, or takes until *now*; None: nobody knows."""
+        """Return how long the last attempt took, or runs at *now*; None if that isn't known."""
         if (last := self.last) is None or (begun := last.begun) is None:
             return None
         if (ended := last.ended) is None and self.state is not State.RUNNING:
@@ -71,7 +71,7 @@ class Item:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Example:
-    """A failure in full: what the body of its outcome says."""
+    """A failure in full, from the body of its outcome."""
 
     message: str
     traceback: str = ""
@@ -80,10 +80,10 @@ class Example:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchReport:
-    """A batch at one moment, ``read_at``.
+    """A batch at the moment ``read_at``, in seconds since 1970.
 
-    ``total`` is None while nobody knows it; ``examples`` has failures in full, by item: one of
-    each group. ``metric`` names the result that ranks the items; None lets the page choose.
+    ``total`` is None while it isn't known. ``examples`` has one full failure of each group, by
+    item. ``metric`` names the result that ranks the items; None lets the page choose.
     """
 
     group_id: str

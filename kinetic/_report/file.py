@@ -1,4 +1,4 @@
-"""The file of a report: whether it can be written, and how it is, whole or not at all."""
+"""Write the file of a report, whole or not at all."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from kinetic.errors import ConfigurationError
 
 
 def place_for(path: str | os.PathLike[str]) -> Path:
-    """The absolute path of the file at *path*, once it is certain that it can be there.
+    """Return the absolute path of *path*, after checking that a report can be written there.
 
     Raises:
-        ConfigurationError: It cannot.
+        ConfigurationError: The folder doesn't exist or isn't writable, or *path* is a folder.
     """
     place = Path(path).expanduser().absolute()
     folder = place.parent
@@ -29,17 +29,17 @@ def place_for(path: str | os.PathLike[str]) -> Path:
         )
     if not os.access(folder, os.W_OK | os.X_OK):
         raise ConfigurationError(
-            f"the report cannot be written to {place}: {folder} is not writable for you; name "
+            f"the report cannot be written to {place}: you may not write to {folder}; name "
             "another folder"
         )
     return place
 
 
 def write(place: Path, page: str) -> None:
-    """Put *page* at *place*, in one step: whoever reads the file finds the old one or this.
+    """Replace the file at *place* by *page* in one step, so that readers see one or the other.
 
     Raises:
-        ConfigurationError: The file system refuses it; what was there is as it was.
+        ConfigurationError: The file system refuses it; the old file stays.
     """
     try:
         with replacing(place) as beside:

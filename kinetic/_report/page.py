@@ -1,10 +1,10 @@
-"""From a batch to one HTML page that needs no server and no network.
+"""Render a batch as one HTML page that needs no server and no network.
 
-Whatever a name, an input or a message says is text there: it travels as JSON in which no character
-means anything to HTML, the page's script makes text nodes of it, and the page's own policy lets
-nothing run but that script.
+Names, inputs, and messages are text on the page. They travel as JSON without any character that
+HTML interprets, the page's script makes text nodes of them, and the page's own policy lets only
+that script run.
 
-The page stays below `limit` bytes: what matters least is left out, and the page says so.
+The page stays below `limit` bytes: it leaves out what matters least, and says so.
 """
 
 from __future__ import annotations
@@ -28,25 +28,26 @@ from kinetic._runner.protocol.notes import Scalar
 from kinetic._version import __version__
 
 LISTED = 10_000
-"""Items that are listed one by one; the statistics are of all."""
+"""How many items the page lists; its statistics cover all."""
 
 GROUPS = 100
-"""Groups of failures that are listed."""
+"""How many groups of failures the page lists."""
 
 NAME, VALUE, MESSAGE, QUOTE = 100, 100, 300, 4000
-"""Characters that are shown of a name, a value, a message and a traceback."""
+"""How many characters the page shows of a name, a value, a message, and a traceback."""
 
 SHORT = 24
-"""Characters of the values of a column that does not fit otherwise."""
+"""How many characters of each value the page shows if a column doesn't fit otherwise."""
 
 EXACT = 1 << 53
-"""A number of JavaScript has no more digits: a longer one is shown as text."""
+"""JavaScript can't hold greater numbers exactly; the page shows them as text."""
 
-FEWER_S = 1e-3
+STEP_S = 1e-3
+"""The least unit of times on the page, in seconds; greater for long batches, to save digits."""
 
 
 def limit(items: int) -> int:
-    """How many bytes the page of a batch of so many items has at most.
+    """Return the maximum size, in bytes, of the page for a batch of *items* items.
 
     300 kB up to 1,000 items, 2 MB from 10,000 on.
     """
@@ -55,7 +56,7 @@ def limit(items: int) -> int:
 
 
 def render(report: BatchReport) -> str:
-    """The page. It takes a second for 10,000 items: call it in a worker thread."""
+    """Return the page. It takes a second for 10,000 items: call it in a worker thread."""
     style, script = _part("page.css"), _part("page.js")
     title = one_line(report.name or report.function or report.group_id, NAME)
     policy = (
@@ -80,7 +81,7 @@ def _part(name: str) -> str:
 
 
 def _filled(page: str, parts: dict[str, str]) -> str:
-    """In one pass: what is put in is not looked at again."""
+    """Fill the places of *page* in one pass, so that no part can name another."""
     return re.sub(r"\{\{(\w+)\}\}", lambda place: parts[place[1]], page)
 
 
@@ -92,20 +93,20 @@ _UNSAFE = str.maketrans({"<": "\\u003c", ">": "\\u003e", "&": "\\u0026"})
 
 
 def _json(value: Any) -> str:
-    """JSON of ASCII only, in which nothing ends a script or begins a comment of HTML."""
+    """Return JSON in ASCII that can't end a script or begin a comment of HTML."""
     text = json.dumps(value, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
     return text.translate(_UNSAFE)
 
 
 class _Room:
-    """The bytes that are left for the facts."""
+    """How many bytes are left for the facts."""
 
     def __init__(self, size: int) -> None:
         self.left = size
         self._size = size
 
     def take(self, value: Any) -> bool:
-        """Whether *value*, which is kept if so, still fits."""
+        """Reserve the bytes of *value* if they fit; return whether they do."""
         size = len(_json(value)) + 1
         if size > self.left:
             return False
@@ -113,23 +114,23 @@ class _Room:
         return True
 
     def take_all(self, value: Any) -> Any:
-        """Count what is kept in any case."""
+        """Reserve the bytes of *value*, which the page can't do without."""
         self.left -= len(_json(value)) + 20
         return value
 
     def part(self, share: float) -> _Room:
-        """Room for at most a *share* of all, from what is left; `give_back` returns the rest."""
+        """Split off at most a *share* of all; `give_back` returns what it doesn't use."""
         part = _Room(int(min(self.left, self._size * share)))
         self.left -= part.left
         return part
 
     def give_back(self, part: _Room) -> None:
-        """What *part* has not used is there for others."""
+        """Take back what *part* didn't use."""
         self.left += max(0, part.left)
 
 
 def _facts(report: BatchReport, found: Digest, room: _Room) -> dict[str, Any]:
-    """What the page is drawn from, as it fits into *room*."""
+    """Return what the page's script draws, as far as it fits into *room*."""
     listed = _listed(report, found)
     facts: dict[str, Any] = {
         "group": report.group_id,
@@ -180,7 +181,7 @@ def _durations(found: Digest) -> dict[str, Any] | None:
 
 
 def _brief(number: float, digits: int = 5) -> float | int:
-    """With so many significant digits; a whole number without its point."""
+    """Round to *digits* significant digits; a whole number has no point."""
     brief = float(f"{number:.{digits}g}")
     return int(brief) if brief.is_integer() and abs(brief) < EXACT else brief
 
@@ -191,7 +192,7 @@ def _brief(number: float, digits: int = 5) -> float | int:
 def _failures(
     report: BatchReport, found: Digest, room: _Room
 ) -> tuple[list[dict[str, Any]], dict[int, int]]:
-    """The groups, and the number of its group by item."""
+    """Return the groups of failures, and the number of each failed item's group."""
     shown: list[dict[str, Any]] = []
     of_item: dict[int, int] = {}
     for number, group in enumerate(found.failures[:GROUPS]):
@@ -218,7 +219,7 @@ def _failures(
 
 
 def _quote(text: str) -> str:
-    """Some lines: the end of them, where the error is."""
+    """Return the last `QUOTE` characters, because the error is at the end."""
     text = unstyled(text[-8 * QUOTE :]).rstrip()
     return text if len(text) <= QUOTE else f"…{text[-QUOTE:]}"
 
@@ -227,7 +228,7 @@ def _quote(text: str) -> str:
 
 
 def _listed(report: BatchReport, found: Digest) -> list[Item]:
-    """The items that are listed: of very many those that failed, the slowest, and every nth."""
+    """Return the items to list; above `LISTED`, the failed, the slowest, and every nth."""
     items = report.items
     if len(items) <= LISTED:
         return [*items]
@@ -246,11 +247,11 @@ def _items(
     groups: dict[int, int],
     room: _Room,
 ) -> dict[str, Any]:
-    """Columns of what every item has. Times are seconds since the first began."""
+    """Return the columns that every item has. Times count from the begin of the batch."""
     whole = len(listed) == len(report.items)
     begun = [item.last.begun if item.last is not None else None for item in listed]
     taken = [item.seconds(report.read_at) for item in listed]
-    step = max(FEWER_S, 10.0 ** math.floor(math.log10(max(found.seconds, 1.0) / 50_000)))
+    step = max(STEP_S, 10.0 ** math.floor(math.log10(max(found.seconds, 1.0) / 50_000)))
     items: dict[str, Any] = {
         "index": None if whole else [item.index for item in listed],
         "state": "".join(str(int(item.state)) for item in listed),
@@ -271,7 +272,10 @@ def _items(
 def _tries(
     listed: Sequence[Item], begun: float, step: float, room: _Room
 ) -> tuple[dict[str, Any], int]:
-    """Row → the attempts before its last: when, how long, how and why they ended."""
+    """Return the attempts before the last, by row, and how many rows don't fit.
+
+    An attempt is its begin, its duration, and how and why it ended.
+    """
     tries: dict[str, Any] = {}
     untold = 0
     for row, item in enumerate(listed):
@@ -298,7 +302,7 @@ def _tries(
 def _whys(
     listed: Sequence[Item], groups: dict[int, int], room: _Room
 ) -> tuple[dict[str, int], list[list[Any]]]:
-    """Row → the number of its message; and the messages, each with its group."""
+    """Return the number of each row's message, and the messages with their groups."""
     why: dict[str, int] = {}
     messages: list[list[Any]] = []
     known: dict[tuple[str, int], int] = {}
@@ -306,7 +310,10 @@ def _whys(
         if not item.state.bad:
             continue
         group = groups.get(item.index, -1)
-        for words in (one_line(item.message, MESSAGE), ""):  # without, that of the group is shown
+        for words in (
+            one_line(item.message, MESSAGE),
+            "",
+        ):  # "" makes the page show the group's message
             key = (words, group)
             if key in known or room.take([*key]):
                 if key not in known:
@@ -321,13 +328,13 @@ def _whys(
 # --- inputs and results --------------------------------------------------------------------
 
 _Column = tuple[str, str]
-"""Whether it is of an ``input`` or a ``result``, and its name."""
+"""``input`` or ``result``, and the name of the value."""
 
 
 def _columns(
     listed: Sequence[Item], room: _Room
 ) -> tuple[list[dict[str, Any]], list[list[Any]], list[str]]:
-    """What differs, what is the same for all, and the names of what does not fit."""
+    """Return the columns, the values that all items share, and the names that don't fit."""
     values: dict[_Column, dict[int, Scalar]] = {}
     for row, item in enumerate(listed):
         for of, note in (("input", item.input), ("result", item.result)):
@@ -340,7 +347,7 @@ def _columns(
     order: dict[_Column, int] = {}
     for of in ("result", "input"):
         order |= {one: place for place, one in enumerate(one for one in values if one[0] == of)}
-    # What is plotted comes first: numbers, and of results as many as of inputs.
+    # Numbers come first, because the page plots them; inputs and results take turns.
     for column in sorted(
         values, key=lambda one: (not _is_numeric(values[one].values()), order[one])
     ):
@@ -367,7 +374,7 @@ _NO_NUMBERS = ("nan", "inf", "-inf")
 
 
 def _is_numeric(values: Iterable[Scalar]) -> bool:
-    """Whether there is a number, and nothing but numbers and what stands for one."""
+    """Return whether all values are numbers, or stand for one as "nan" does."""
     numbers = False
     for value in values:
         if isinstance(value, bool) or (isinstance(value, str) and value not in _NO_NUMBERS):
@@ -381,7 +388,7 @@ def _is_numeric(values: Iterable[Scalar]) -> bool:
 def _column(
     of: str, name: str, by_row: dict[int, Scalar], rows: int, characters: int
 ) -> dict[str, Any]:
-    """Numbers as they are; texts by their number in a list of all."""
+    """Return a column: numbers as they are, texts as numbers in a list of all texts."""
     if _is_numeric(by_row.values()):
         numbers = [by_row.get(row) for row in range(rows)]
         brief = [_brief(one, 6) if isinstance(one, float) else one for one in numbers]
@@ -398,7 +405,7 @@ def _column(
 
 
 def _shown(value: Scalar) -> str | int | float:
-    """As a person of Python would write it."""
+    """Return *value* as Python writes it."""
     if value is None or isinstance(value, bool):
         return str(value)
     if isinstance(value, float):

@@ -1,4 +1,4 @@
-"""Adapters for tests: they keep the same contract as the real ones, in memory.
+"""Adapters in memory, for tests; they pass the same contract suite as the real ones.
 
 May import the ports, the values and the runner; nothing of the engine or of another adapter.
 """

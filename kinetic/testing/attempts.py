@@ -1,4 +1,4 @@
-"""What the runner does in a job, without a process: claim, check, run, commit."""
+"""Do what the runner does in a job, without a process: claim, check, run, commit."""
 
 from __future__ import annotations
 
@@ -23,11 +23,19 @@ __all__ = ["carry_out", "commit"]
 
 
 async def carry_out(run: Run) -> int:
-    """Do what a job of kinetic does: the work of `MemoryCluster` that needs no test of its own.
+    """Carry out a job as the runner does; the default work of `memory_platform`.
 
-    A coroutine function runs in the loop, any other in a thread, which cannot
-    be stopped. The project is not extracted, the environment not applied, and
-    a call with `Data` fails.
+    A coroutine function runs in the loop, any other function in a thread, which can't be
+    stopped. The project isn't extracted, the environment isn't applied, and a call with `Data`
+    fails.
+
+    Args:
+        run: The job.
+
+    Returns:
+        The exit code.
+
+    Cancelled: the job commits that it was cancelled, preempted, or out of time.
     """
     order = wire.Assignment.from_json(run.spec.assignment)
     claim = wire.attempt_key(order.scope, order.index, order.attempt, "claim")
@@ -52,7 +60,7 @@ async def carry_out(run: Run) -> int:
 
 
 async def commit(run: Run, order: wire.Assignment, outcome: wire.Outcome, body: bytes) -> int:
-    """Create the signed outcome of the attempt and return the exit code that goes with it."""
+    """Create the signed outcome of the attempt, and return the exit code that belongs to it."""
     place = (order.scope, order.index, order.attempt)
     outcome = outcome._replace(
         executor=run.executor,
@@ -62,7 +70,7 @@ async def commit(run: Run, order: wire.Assignment, outcome: wire.Outcome, body: 
     )
     name = wire.attempt_key(*place, "outcome")
     if not await run.store.create(name, body, outcome.signed(run.spec.key, *place)):
-        run.print("kinetic: this attempt was closed by somebody else")
+        run.print("kinetic: another process has ended this attempt")
     if outcome.kind is wire.Kind.VALUE:
         return wire.EXIT_VALUE
     if outcome.kind is wire.Kind.CANCELLED:
@@ -73,7 +81,7 @@ async def commit(run: Run, order: wire.Assignment, outcome: wire.Outcome, body: 
 
 
 async def _standing(run: Run, order: wire.Assignment) -> wire.Item:
-    """What the objects say of our item, now."""
+    """Return the state of the item by its objects."""
     listed = await run.store.list(wire.item_prefix(order.scope, order.index))
     key, scope = run.spec.key, order.scope
     requests = [
@@ -139,7 +147,7 @@ def _failed(run: Run, error: Exception, phase: str) -> tuple[wire.Outcome, bytes
 
 
 def _stopped(run: Run, unwanted: bool) -> tuple[wire.Outcome, bytes]:
-    """The outcome of a job that was asked to end while its function ran."""
+    """Return the outcome of a job that was asked to end while its function ran."""
     if unwanted:
         outcome = wire.Outcome(kind=wire.Kind.CANCELLED, reason="cancelled", phase="cancelled")
         return outcome, b""

@@ -1,4 +1,4 @@
-"""A cluster in the running event loop: what a job does is a coroutine of the test's."""
+"""A cluster in the running event loop; the test supplies the coroutine that a job runs."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ EXIT_SOFTWARE = 70
 """The exit code of a job that raised instead of returning one, as on the local platform."""
 
 EXIT_TERMINATED = -15
-"""That of a job which ends when it is asked to, and says nothing."""
+"""The exit code of a job that ends when it is asked to."""
 
 
 class Run:
-    """One job while it runs, as its own code sees it.
+    """One running job, as its own code sees it.
 
-    ``executor`` is who it is: claims and outcomes carry it, as the platform's
-    word does. ``cause`` says why the job was asked to end, once it was.
+    ``executor`` is its ID, which claims, outcomes, and observations carry. ``cause`` is why the
+    job was asked to end; None before.
     """
 
     def __init__(self, spec: JobSpec, store: Store, executor: str) -> None:
@@ -52,7 +52,7 @@ class Run:
         self._written.set()
 
     async def lines(self, tail: int | None, ended: Callable[[], bool]) -> AsyncGenerator[str]:
-        """The log, and whatever is added until *ended*."""
+        """Yield the lines of the log, and those added until *ended*."""
         at = 0 if tail is None else max(0, len(self._lines) - tail)
         while True:
             while at < len(self._lines):
@@ -64,7 +64,7 @@ class Run:
             await self._written.wait()
 
     def wake(self) -> None:
-        """Something other than a line is new to those who follow the log."""
+        """Wake the readers of the log, which then see that the job has ended."""
         self._written.set()
 
 
@@ -72,7 +72,7 @@ Work = Callable[[Run], Coroutine[Any, Any, int | None]]
 
 
 class _Job:
-    """What the cluster knows of a job."""
+    """What the cluster knows about a job."""
 
     def __init__(self, spec: JobSpec, seen: Observation, run: Run) -> None:
         self.seen = seen
@@ -92,7 +92,7 @@ class _Job:
 
 
 class _Watch:
-    """What one watcher has not been told yet: the latest state of each job."""
+    """What a watcher hasn't seen yet: the latest state of each changed job."""
 
     def __init__(self, labels: Mapping[str, str]) -> None:
         self.labels = labels
@@ -107,15 +107,19 @@ class _Watch:
 class MemoryCluster:
     """`kinetic.aio.ports.Cluster` in one event loop; ``requests`` counts calls by verb.
 
-    *work* is what every job does: it gets a `Run` and returns the exit code,
-    None for 0. A job that is deleted, or out of time, has its task cancelled,
-    and once more when its grace is over. At most *slots* jobs run at once, all
-    of them with None; the others wait in order. *key* is the root key; clusters
-    that share a store share it, too.
+    Jobs are coroutines, not processes: they share this interpreter, ``os.environ``, and the
+    working directory. They live as long as the loop; `aclose` doesn't end them. A job that is
+    deleted or out of time has its task cancelled, and again when its grace is over.
 
-    Jobs live as long as the loop, whoever closes the cluster. They are
-    coroutines, not processes: they share this interpreter, ``os.environ`` and
-    the working directory.
+    Args:
+        store: Where jobs find their objects.
+        work: What every job does: it gets a `Run` and returns the exit code, None for 0.
+        slots: How many jobs run at once; the others wait in order. Default: any number.
+        key: The root key. Give clusters that share a store the same. Default: a random one.
+
+    Example::
+
+        cluster = MemoryCluster(MemoryStore(), carry_out, slots=2)
     """
 
     def __init__(
@@ -145,7 +149,7 @@ class MemoryCluster:
                 return
             await there.gone.wait()
             if job.name in self._jobs:
-                return  # somebody else has waited for the same name
+                return  # another caller waited for the same name
         self._begin(job)
 
     async def delete(
@@ -167,7 +171,7 @@ class MemoryCluster:
         labels: Mapping[str, str] | None = None,
         explained: bool = False,
     ) -> list[Observation]:
-        """See the port; without *names* and *labels*, everything there is."""
+        """See the port; without *names* and *labels*, return all jobs."""
         self.requests["find"] += 1
         everything = not names and labels is None
         return [job.seen for job in self._selected(names, {} if everything else labels)]
@@ -200,7 +204,7 @@ class MemoryCluster:
             yield line
 
     async def dial(self, name: str, port: int, *, host: int = 0) -> ByteStream:
-        """See the port; jobs have this process's loopback."""
+        """See the port; jobs share this process's loopback."""
         self.requests["dial"] += 1
         job = self._jobs.get(name)
         if host or job is None or job.seen.phase is not Phase.RUNNING:
@@ -216,33 +220,29 @@ class MemoryCluster:
         return self._key
 
     async def keep_secret(self, name: str, content: bytes) -> None:
-        """Keep *content* under *name*, in place of what was there."""
+        """See the port."""
         self.requests["keep_secret"] += 1
         self._secrets[name] = content
 
     async def secret(self, name: str) -> bytes:
-        """What is kept under *name*.
-
-        Raises:
-            NotFound: Nothing is.
-        """
+        """See the port."""
         self.requests["secret"] += 1
         if name not in self._secrets:
             raise NotFound(f"there is no secret {name!r} in this cluster")
         return self._secrets[name]
 
     async def drop_secret(self, names: Collection[str]) -> None:
-        """Keep these no longer; those that are absent do not matter."""
+        """See the port."""
         self.requests["drop_secret"] += 1
         for name in names:
             self._secrets.pop(name, None)
 
     async def finish(self, name: str, fence: int) -> None:
-        """Nothing is kept for jobs."""
+        """See the port; nothing is kept for jobs."""
         self.requests["finish"] += 1
 
     async def aclose(self) -> None:
-        """Nothing is held; jobs go on."""
+        """Do nothing; jobs go on."""
 
     # --- for tests ---
 
@@ -254,10 +254,16 @@ class MemoryCluster:
         reason: Reason | None = Reason.LOST,
         message: str = "killed by SIGKILL",
     ) -> None:
-        """End a job this instant, as a platform does that loses it: it commits nothing more.
+        """End a job at once, as a platform that loses it: the job commits nothing more.
+
+        Args:
+            name: The job.
+            exit_code: What the platform reports. Default: that of SIGKILL.
+            reason: What the platform reports. Default: lost.
+            message: What the platform reports.
 
         Raises:
-            KeyError: There is no such job, or it has ended.
+            KeyError: The job doesn't exist, or has ended.
         """
         job = self._jobs[name]
         if job.ended:
@@ -307,7 +313,7 @@ class MemoryCluster:
         self._over(job, exit_code=code, reason=Reason.DEADLINE if late else None, message=words)
 
     def _ask(self, job: _Job, cause: Reason) -> None:
-        """Ask a job that runs to end; it has its grace for that."""
+        """Ask a running job to end within its grace."""
         job.run.cause = job.run.cause or cause
         assert job.task is not None
         job.task.cancel()

@@ -1,11 +1,11 @@
-"""A store in memory that counts what it is asked for."""
+"""A store in memory that counts its requests."""
 
 from __future__ import annotations
 
 import bisect
 import time
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,21 +16,24 @@ __all__ = ["MemoryStore"]
 
 
 class MemoryStore:
-    """`kinetic.aio.ports.Store` without a place; ``requests`` counts calls by verb.
+    """`kinetic.aio.ports.Store` in memory; ``requests`` counts calls by verb.
 
-    A listing looks at the names of its folder and at no others.
+    Example::
+
+        store = MemoryStore()
+        await store.create("a/b", b"content")
+        assert store.requests == {"create": 1}
     """
 
     def __init__(self) -> None:
         self.requests: Counter[str] = Counter()
         self._objects: dict[str, Object] = {}
         self._used: dict[str, float] = {}
-        self._folders: dict[str, set[str]] = {}
-        self._sorted_folders: list[str] = []
+        self._names: list[str] = []  # sorted, so that a listing needn't look at all of them
 
     @property
     def url(self) -> str:
-        """No runner can find it."""
+        """A place that no runner finds."""
         return "memory:"
 
     async def create(
@@ -51,11 +54,7 @@ class MemoryStore:
         )
         if shared:
             self._used[name] = time.time()
-        folder = name.rpartition("/")[0]
-        if folder not in self._folders:
-            self._folders[folder] = set()
-            bisect.insort(self._sorted_folders, folder)
-        self._folders[folder].add(name)
+        bisect.insort(self._names, name)
         return True
 
     async def begin(self, name: str, body: bytes) -> int | None:
@@ -86,7 +85,12 @@ class MemoryStore:
     async def list(self, prefix: str) -> list[ObjectInfo]:
         """See the port."""
         self.requests["list"] += 1
-        return [self._info(name) for name in sorted(self._names(prefix))]
+        found: list[ObjectInfo] = []
+        for at in range(bisect.bisect_left(self._names, prefix), len(self._names)):
+            if not self._names[at].startswith(prefix):
+                break
+            found.append(self._info(self._names[at]))
+        return found
 
     async def look(self, name: str) -> ObjectInfo | None:
         """See the port."""
@@ -112,17 +116,12 @@ class MemoryStore:
         """See the port."""
         self.requests["delete"] += 1
         for name in names:
-            if self._objects.pop(name, None) is None:
-                continue
-            self._used.pop(name, None)
-            folder = name.rpartition("/")[0]
-            self._folders[folder].discard(name)
-            if not self._folders[folder]:
-                del self._folders[folder]
-                del self._sorted_folders[bisect.bisect_left(self._sorted_folders, folder)]
+            if self._objects.pop(name, None) is not None:
+                self._used.pop(name, None)
+                del self._names[bisect.bisect_left(self._names, name)]
 
     async def aclose(self) -> None:
-        """Nothing is held."""
+        """Do nothing; this holds nothing."""
 
     def _info(self, name: str) -> ObjectInfo:
         one = self._objects[name]
@@ -138,12 +137,3 @@ class MemoryStore:
         if name not in self._objects:
             raise NotFound(f"there is no {name}")
         return self._objects[name]
-
-    def _names(self, prefix: str) -> Iterator[str]:
-        own = prefix.rpartition("/")[0]
-        yield from (name for name in self._folders.get(own, ()) if name.startswith(prefix))
-        at = bisect.bisect_left(self._sorted_folders, prefix)
-        while at < len(self._sorted_folders) and self._sorted_folders[at].startswith(prefix):
-            if (folder := self._sorted_folders[at]) != own:
-                yield from self._folders[folder]
-            at += 1

@@ -1,4 +1,4 @@
-"""A whole platform in memory, to hand to a client."""
+"""A whole platform in memory, for a client."""
 
 from __future__ import annotations
 
@@ -12,23 +12,33 @@ __all__ = ["MemoryImages", "memory_platform"]
 
 
 class MemoryImages:
-    """`kinetic.aio.ports.Images` where nothing runs in an image."""
+    """`kinetic.aio.ports.Images` for jobs that run in no image."""
 
     async def resolve(self, request: ImageRequest) -> Image:
         """See the port."""
         return Image(uri="", command=())
 
     async def aclose(self) -> None:
-        """Nothing is held."""
+        """Do nothing; this holds nothing."""
 
 
 def memory_platform(work: Work = carry_out, *, slots: int | None = None) -> Platform:
-    """A platform without processes and files, for tests of code that uses kinetic.
+    """Make a platform without processes and files, for tests of code that uses kinetic.
 
-    ``Client(platform=memory_platform())`` runs functions in the test's own
-    event loop. Several clients may share it, one after the other as well: what
-    one has submitted, the next can attach to. *work* replaces what a job does,
-    *slots* bounds how many run at once.
+    A client on it runs functions in the test's own event loop. Several clients may share it, also
+    one after the other: one attaches to what another has submitted.
+
+    Args:
+        work: What a job does. Default: carry out its function, as `carry_out`.
+        slots: How many jobs run at once. Default: any number.
+
+    Returns:
+        The platform.
+
+    Example::
+
+        async with kinetic.aio.Client(platform=memory_platform()) as client:
+            assert await client.run(train, 0.1) == 1
     """
     store = MemoryStore()
     cluster = MemoryCluster(store, work, slots=slots)

@@ -127,7 +127,7 @@ def _of_pyproject(file: Path, notices: list[str]) -> list[str] | None:
     except tomllib.TOMLDecodeError as exc:
         raise PackError(f"{file} is not valid TOML: {exc}", culprit=str(file)) from exc
     project: Any = content.get("project")
-    dynamic = (project or {}).get("dynamic", ())
+    dynamic: Any = () if project is None else project.get("dynamic", ())
     if project is None and "dependencies" in content.get("tool", {}).get("poetry", {}):
         notices.append(
             f"The dependencies in [tool.poetry] of {file} are not read: export them to a "
