@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
-import urllib.parse
 from collections.abc import Iterable, Mapping
-from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 LONGEST_NAME = 80
 """A longer word resembles no name of ours, and comparing costs its length squared."""
@@ -113,7 +115,8 @@ def handle_bundle(
 
     A file below the current directory, where the notebook most likely is, is linked from there.
     """
-    import html  # only a notebook needs it
+    import html  # only a notebook needs these
+    import urllib.parse
 
     rows = [(name, html.escape(one_line(str(one)))) for name, one in facts.items() if one]
     if file is not None:
@@ -135,7 +138,7 @@ def handle_bundle(
 def _from_here(file: Path) -> str:
     """Its path from the current directory; empty if it lies elsewhere."""
     try:
-        return file.relative_to(Path.cwd()).as_posix()
+        return file.relative_to(file.cwd()).as_posix()
     except (ValueError, OSError):  # the directory may be gone
         return ""
 

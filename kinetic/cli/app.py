@@ -13,10 +13,10 @@ from kinetic.cli import (
     batches,
     completion,
     doctor,
-    functions,
     images,
     jobs,
     machine,
+    running,
     settings,
 )
 from kinetic.cli.output import note
@@ -73,7 +73,7 @@ def cli(context: click.Context, profile: str | None) -> None:
 
 
 for command in (
-    functions.run,
+    running.run,
     jobs.jobs,
     batches.batches,
     jobs.outputs,

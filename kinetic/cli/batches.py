@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from contextlib import aclosing
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import click
@@ -12,9 +11,11 @@ import click
 from kinetic._messages import one_line
 from kinetic.cli import output
 from kinetic.cli.jobs import SHOWN, rows_of
-from kinetic.cli.where import Where, carry_out, json_option, placed
+from kinetic.cli.where import FilePath, Where, carry_out, json_option, placed
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from kinetic import aio
     from kinetic.job_status import JobStatus
     from kinetic.progress import Progress
@@ -175,7 +176,7 @@ def _end(*, failed: bool) -> None:
     "-o",
     "--output",
     "path",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=FilePath(dir_okay=False),
     help="The file to write. Default: ID.html in the current directory.",
 )
 @click.option(
@@ -195,6 +196,8 @@ def _report(
     metric: str | None,
 ) -> None:
     """Write a page about a batch: one HTML file that needs nothing else."""
+
+    from pathlib import Path
 
     async def work() -> Path:
         async with where.client() as client:

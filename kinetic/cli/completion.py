@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import click
-from click.shell_completion import get_completion_class
 
 
 @click.command(short_help="Print what a shell needs to complete all this.")
@@ -11,6 +10,8 @@ from click.shell_completion import get_completion_class
 @click.pass_context
 def completion(context: click.Context, shell: str) -> None:
     """Print a script for SHELL: eval "$(kinetic completion bash)" in its start-up file."""
+    from click.shell_completion import get_completion_class
+
     kind = get_completion_class(shell)
     assert kind is not None
     made = kind(context.find_root().command, {}, "kinetic", "_KINETIC_COMPLETE")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -29,8 +28,10 @@ def doctor(where: Where, run: bool, image: str | None, manifest: bool, as_json: 
     Nothing is changed that lasts. Ends with 1 when something has failed.
     """
     if manifest:
-        folder = Path(__file__).parents[1] / "doctor"
-        output.lines([(folder / "namespace.yaml").read_text(encoding="utf-8").rstrip()])
+        from importlib import resources
+
+        manifests = resources.files("kinetic.doctor") / "namespace.yaml"
+        output.lines([manifests.read_text(encoding="utf-8").rstrip()])
         return 0
     if image is not None and not run:
         raise click.UsageError("--image names the image of the job of --run: give both")

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from kinetic.cli import output
-from kinetic.cli.functions import load_function
-from kinetic.cli.where import Where, carry_out, json_option, placed
+from kinetic.cli.where import FilePath, Where, carry_out, json_option, placed
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from kinetic.configuration import Target
     from kinetic.errors import KineticError
     from kinetic.images import Plan
@@ -27,7 +27,7 @@ CATEGORIES = ("cpu", "gpu", "tpu")
 @click.option("--tag", metavar="TEXT", help="Another tag than the version, which jobs look for.")
 @click.option(
     "--dockerfile",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    type=FilePath(exists=True, dir_okay=False),
     help="A Dockerfile of yours; it finds the same files beside it.",
 )
 @click.option("--print", "printed", is_flag=True, help="Print the Dockerfile; build nothing.")
@@ -127,6 +127,7 @@ def _show(where: Where, function: str, as_json: bool) -> None:
 
     Nothing is sent, and nothing is built.
     """
+    from kinetic.cli.functions import load_function
     from kinetic.images import image_of
 
     plan = image_of(load_function(function), _target(where))

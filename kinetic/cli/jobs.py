@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import aclosing
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from kinetic.cli import output
-from kinetic.cli.where import Where, carry_out, json_option, placed
+from kinetic.cli.where import FilePath, Where, carry_out, json_option, placed
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from kinetic import aio
 
 SHOWN = 50
@@ -149,7 +150,7 @@ def _logs(where: Where, job_id: str, follow: bool, tail: int | None) -> None:
     "-o",
     "--output",
     "file",
-    type=click.Path(dir_okay=False, writable=True, path_type=Path),
+    type=FilePath(dir_okay=False, writable=True),
     help="Write the pickled value to a file, without rebuilding it.",
 )
 @click.option("--cleanup/--no-cleanup", default=False, help="Remove the job once it was shown.")
@@ -287,7 +288,7 @@ def _list_outputs(where: Where, job_id: str, as_json: bool) -> None:
 
 @outputs.command("get")
 @click.argument("job_id")
-@click.argument("folder", type=click.Path(file_okay=False, path_type=Path), default=".")
+@click.argument("folder", type=FilePath(file_okay=False), default=".")
 @placed
 def _get_outputs(where: Where, job_id: str, folder: Path) -> None:
     """Copy the files of a job into FOLDER (here)."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import sys
@@ -51,6 +50,8 @@ def items(count: int) -> str:
 
 def json_line(schema: str, content: Mapping[str, Any], *, indent: int | None = None) -> None:
     """One JSON object; ``schema`` names its form and the version of that."""
+    import json  # `kinetic --help` prints none
+
     document = {"schema": f"kinetic.{schema}/1", **content}
     click.echo(json.dumps(document, indent=indent, ensure_ascii=False, default=str))
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 import click
 
@@ -17,9 +16,18 @@ T = TypeVar("T")
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Where:
-    """What the shared options say; None leaves it to the environment and the profile."""
+class FilePath(click.Path):
+    """A path that a command gets as `Path`; `kinetic --help` need not import `pathlib`."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Check the path as click does, and return it as `Path`."""
+        from pathlib import Path
+
+        return Path(os.fsdecode(super().convert(value, param, ctx)))
+
+
+class Where(NamedTuple):
+    """The values of the shared options; None leaves a setting to environment and profile."""
 
     project: str | None = None
     zone: str | None = None
@@ -30,9 +38,8 @@ class Where:
     kube_context: str | None = None
 
     def given(self) -> dict[str, str]:
-        """The options that were given, by their names."""
-        named = {name: getattr(self, name) for name in self.__slots__}
-        return {name: value for name, value in named.items() if value is not None}
+        """Return the options that were given, by their names."""
+        return {name: value for name, value in self._asdict().items() if value is not None}
 
     def point(self) -> None:
         """Let the environment say what is no argument of anything."""
