@@ -1,4 +1,4 @@
-"""``kinetic build-image`` and ``kinetic image``: what jobs on a cluster start from."""
+"""``kinetic build-image`` and ``kinetic image``: build and show the images of jobs."""
 
 from __future__ import annotations
 
@@ -19,20 +19,26 @@ if TYPE_CHECKING:
 CATEGORIES = ("cpu", "gpu", "tpu")
 
 
-@click.command("build-image", short_help='Build the base images that "prebuilt" takes.')
-@click.option("--repo", metavar="TEXT", help="Where base images are pushed (the configured one).")
+@click.command("build-image", short_help='Build the base images for container_image="prebuilt".')
 @click.option(
-    "--category", "categories", type=click.Choice(CATEGORIES), multiple=True, help="Only these."
+    "--repo", metavar="TEXT", help="Registry and path to push to (default: the configured one)."
 )
-@click.option("--tag", metavar="TEXT", help="Another tag than the version, which jobs look for.")
+@click.option(
+    "--category",
+    "categories",
+    type=click.Choice(CATEGORIES),
+    multiple=True,
+    help="Build only this category; repeatable.",
+)
+@click.option("--tag", metavar="TEXT", help="Tag (default: the version, which jobs look for).")
 @click.option(
     "--dockerfile",
     type=FilePath(exists=True, dir_okay=False),
-    help="A Dockerfile of yours; it finds the same files beside it.",
+    help="Your Dockerfile; it finds the same files beside it.",
 )
 @click.option("--print", "printed", is_flag=True, help="Print the Dockerfile; build nothing.")
 @click.option("--dry-run", is_flag=True, help="Print the names of the images; build nothing.")
-@click.option("--force", is_flag=True, help="Build those that are there already, too.")
+@click.option("--force", is_flag=True, help="Also build images that exist.")
 @click.option("-y", "--yes", is_flag=True, hidden=True, help="Nothing is asked.")
 @json_option
 @placed
@@ -50,7 +56,7 @@ def build_image(
 ) -> None:
     """Build the base images for container_image="prebuilt", and push them.
 
-    Cloud Build does it, in some minutes; images that are there already are left as they are.
+    Cloud Build needs some minutes. Images that exist stay unchanged.
     """
     from kinetic.images import base_image
 
@@ -61,7 +67,7 @@ def build_image(
     try:
         text = dockerfile.read_text(encoding="utf-8") if dockerfile is not None else None
     except UnicodeDecodeError as exc:
-        raise click.UsageError(f"{dockerfile} is no Dockerfile: {exc}") from exc
+        raise click.UsageError(f"{dockerfile} is not a Dockerfile: {exc}") from exc
     wanted = dict.fromkeys(categories or CATEGORIES)
     plans = [base_image(one, place or "images", tag=tag, dockerfile=text) for one in wanted]
     if printed:
@@ -86,7 +92,7 @@ def build_image(
 async def _built(
     plans: list[Plan], target: Target, force: bool
 ) -> list[bool | KineticError | None]:
-    """Whether each was built, or why it could not be: one that fails does not end the others."""
+    """Return for each plan whether it was built, or its error, which doesn't end the others."""
     import asyncio
 
     from kinetic.errors import KineticError
@@ -115,7 +121,7 @@ def _row(plan: Plan, found: bool | KineticError | None) -> dict[str, Any]:
 
 @click.group()
 def image() -> None:
-    """Look at the images of functions."""
+    """Show the images of functions."""
 
 
 @image.command("show", short_help="Show the image that a function gets on a cluster.")
@@ -123,9 +129,9 @@ def image() -> None:
 @json_option
 @placed
 def _show(where: Where, function: str, as_json: bool) -> None:
-    """Show the image that a function gets on a cluster, and what goes into it.
+    """Show the image that a function gets on a cluster, and its content.
 
-    Nothing is sent, and nothing is built.
+    Sends and builds nothing.
     """
     from kinetic.cli.functions import load_function
     from kinetic.images import image_of
@@ -145,7 +151,7 @@ def _show(where: Where, function: str, as_json: bool) -> None:
 
 
 def _target(where: Where) -> Target:
-    """Where images are built; whether jobs run there does not matter."""
+    """Return the target that images are built in; jobs need not run there."""
     from kinetic import configuration
 
     return configuration.resolve(

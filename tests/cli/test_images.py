@@ -55,4 +55,4 @@ def test_a_tag_and_a_dockerfile_that_are_none_are_refused(kinetic: Kinetic, tmp_
     (tmp_path / "Dockerfile").write_bytes(b"\xff")
     order = ("build-image", "--repo", "r.io/me", "--dry-run")
     said = kinetic(*order, "--dockerfile", str(tmp_path / "Dockerfile"))
-    assert said.code == 2 and "is no Dockerfile" in said.err
+    assert said.code == 2 and "not a Dockerfile" in said.err
