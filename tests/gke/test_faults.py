@@ -76,8 +76,8 @@ ROLES = "rbac.authorization.k8s.io/v1"
 
 def granted(namespace: Namespace) -> dict[str, Any]:
     """Let ``dev`` do what kinetic needs there; the binding, which can be made again."""
-    printed = role(Right(verb="create", group="batch", resource="jobs", namespace="x"), "dev")
-    made, binding = yaml.safe_load_all(printed.replace('"x"', json.dumps(namespace.name)))
+    right = Right(verb="create", group="batch", resource="jobs", namespace=namespace.name)
+    made, binding = yaml.safe_load_all(role(right, "dev"))
     namespace.call("POST", f"{ROLES}/roles", made)
     namespace.call("POST", f"{ROLES}/rolebindings", binding)
     await_granted(namespace, {"rules": made["rules"][:1]}, "dev")
