@@ -255,7 +255,8 @@ class Observation:
     platform, where it replaces attempts itself, makes no other after this one. ``leaving`` says
     that the attempt has stored its outcome and only its process still runs; not every platform can
     tell. ``receipt`` is a copy of the attempt's outcome, as the process that committed it has told
-    the platform; it has to be verified like the outcome itself.
+    the platform; it has to be verified like the outcome itself. ``host`` is
+    the host that failed first, for a job on several hosts.
     """
 
     name: str
@@ -265,6 +266,7 @@ class Observation:
     exit_code: int | None = None
     reason: Reason | None = None
     message: str = ""
+    host: int = 0
     created_at: str = ""
     last: bool = False
     leaving: bool = False

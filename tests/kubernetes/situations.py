@@ -11,8 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from kinetic.aio.kubernetes.diagnosis.causes import Diagnosis, Outlook
+from kinetic.aio.kubernetes.diagnosis.facts import Seen
 from kinetic.aio.kubernetes.diagnosis.judge import judge
-from kinetic.aio.kubernetes.diagnosis.verdict import Diagnosis, Outlook, Seen
 from kinetic.job_status import JobStatus, Reason
 
 Json = dict[str, Any]
@@ -232,7 +233,18 @@ def row(verdict: Diagnosis) -> list[object]:
 
 
 def changed(seen: Seen, **fields: Any) -> Seen:
-    names = ("job", "pods", "events", "nodes", "workload", "gone", "earlier", "scenes", "name")
+    names = (
+        "job",
+        "pods",
+        "events",
+        "nodes",
+        "workload",
+        "gone",
+        "earlier",
+        "scenes",
+        "name",
+        "absent",
+    )
     return Seen(**{**{name: getattr(seen, name) for name in names}, **fields})
 
 

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from kinetic import accelerators
-from kinetic.aio.kubernetes.diagnosis.held import refused_request
+from kinetic.aio.kubernetes.diagnosis.causes import Outlook
+from kinetic.aio.kubernetes.diagnosis.judge import refused_request
 from kinetic.aio.kubernetes.manifests import Placement, job_manifest, object_name, secret_manifest
 from kinetic.aio.ports import Resources
 from kinetic.job_status import Reason
@@ -76,5 +77,9 @@ def test_what_it_refuses_is_told(control_plane: ControlPlane) -> None:
     with pytest.raises(Refused) as caught:
         tried(control_plane, JOBS, manifest)
     verdict = refused_request(caught.value.status)
-    assert (caught.value.code, verdict.reason, verdict.definite) == (422, Reason.REFUSED, True)
+    assert (caught.value.code, verdict.reason, verdict.outlook) == (
+        422,
+        Reason.REFUSED,
+        Outlook.FINAL,
+    )
     assert "limits" in verdict.message

@@ -14,9 +14,8 @@ from typing import Any
 
 import pytest
 
-from kinetic.aio.kubernetes.diagnosis.held import refused_request
-from kinetic.aio.kubernetes.diagnosis.judge import judge
-from kinetic.aio.kubernetes.diagnosis.verdict import Seen, merged
+from kinetic.aio.kubernetes.diagnosis.facts import Seen, merged
+from kinetic.aio.kubernetes.diagnosis.judge import judge, refused_request
 from tests.kubernetes.situations import check_any_order
 
 RECORDED = {

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 from kinetic._tasks import bounded, release
 from kinetic.aio._net.retry import growing
 from kinetic.aio.kubernetes.api import Api
+from kinetic.aio.kubernetes.diagnosis.causes import Outlook
 from kinetic.aio.kubernetes.diagnosis.documents import part
-from kinetic.aio.kubernetes.diagnosis.held import refused_request
-from kinetic.aio.kubernetes.diagnosis.verdict import Outlook
+from kinetic.aio.kubernetes.diagnosis.judge import refused_request
 from kinetic.aio.kubernetes.logs import job_log
 from kinetic.aio.kubernetes.manifests import (
     ATTEMPT,

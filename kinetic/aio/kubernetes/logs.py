@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from kinetic.aio.kubernetes.api import Api
 from kinetic.aio.kubernetes.diagnosis.documents import Document, condition, part, uid
-from kinetic.aio.kubernetes.diagnosis.pods import Pod
+from kinetic.aio.kubernetes.diagnosis.facts import Pod
 from kinetic.aio.kubernetes.manifests import ATTEMPT, CONTAINER, HOSTS, Paths, by_items
 from kinetic.aio.kubernetes.multihost import host_of
 from kinetic.aio.kubernetes.tables import Changed, Listed, Rhythm, listing, name_of, reflect

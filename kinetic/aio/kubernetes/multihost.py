@@ -12,16 +12,20 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from kinetic.aio.kubernetes.diagnosis.causes import (
+    Cause,
+    Diagnosis,
+    State,
+    ended,
+    running,
+    tell,
+    waiting,
+)
 from kinetic.aio.kubernetes.diagnosis.documents import Document, condition, part, parts, uid
-from kinetic.aio.kubernetes.diagnosis.ending import ending
-from kinetic.aio.kubernetes.diagnosis.finished import past
-from kinetic.aio.kubernetes.diagnosis.held import held_back
-from kinetic.aio.kubernetes.diagnosis.judge import held_fast
-from kinetic.aio.kubernetes.diagnosis.pods import Pod
-from kinetic.aio.kubernetes.diagnosis.starting import present
-from kinetic.aio.kubernetes.diagnosis.verdict import Diagnosis, Outlook, Seen
+from kinetic.aio.kubernetes.diagnosis.facts import Pod, Seen
+from kinetic.aio.kubernetes.diagnosis.judge import held_fast, no_pod, pod_state
 from kinetic.aio.kubernetes.manifests import HOSTS, JOB, Placement, job_manifest, object_name
-from kinetic.aio.kubernetes.tables import End, Entry, Table, by_runner, observations
+from kinetic.aio.kubernetes.tables import End, Entry, Table, observations
 from kinetic.aio.ports import JobSpec, Observation, Phase
 from kinetic.job_status import JobStatus, Reason
 
@@ -220,17 +224,17 @@ class _End:
     pod: str
     moment: str
     ran: bool
-    verdict: Diagnosis
+    state: State
 
 
 def host_of(pod: Document) -> int | None:
-    """Which host a pod is, if it is one of several."""
+    """Return which host a pod is, if it is one of several."""
     text = str(part(part(pod, "metadata"), "labels").get(WORKER_INDEX, ""))
     return int(text) if text.isdecimal() else Pod(pod).index
 
 
 def word(seen: Seen) -> Word:
-    """What is to be told, by everything that was seen of the set and its pods."""
+    """Return what is to be told, by everything that was seen of the set and its pods."""
     verdict = judge_group(seen)
     nothing: Document = {}
     about = seen.any_job or next(iter((*seen.pods, *seen.gone)), nothing)
@@ -243,32 +247,34 @@ def word(seen: Seen) -> Word:
 
 def judge_group(seen: Seen) -> Diagnosis:
     """Judge the attempt; give what `merged` made, so that a cause outlives its pod."""
-    return held_fast(seen, _judged(seen))
+    return tell(replace(_state(seen), held=held_fast(seen)))
 
 
-def _judged(seen: Seen) -> Diagnosis:
+def _state(seen: Seen) -> State:
     alive, ends = _alive(seen), _ends(seen)
-    if (end := End.of(seen.any_job)) is not None and not any(
-        Pod(one).ran for one in (*seen.pods, *seen.gone)
-    ):
-        return _never(end, alive=bool(alive))
+    pods = (*seen.pods, *seen.gone)
+    if (end := End.of(seen.any_job)) is not None and not any(Pod(one).ran for one in pods):
+        words = Cause(what=end.message, reason=end.reason, advice="")  # the advice is in them
+        return waiting(words) if alive else ended(words)
     first = next((pod for pod in _pods(seen) if host_of(pod) == 0 and not _vanished(pod)), None)
     own = next((one for one in ends if one.pod == uid(first)), None)
     cause = _cause(seen, ends)
     if own is not None:
-        verdict = own.verdict
-        if cause is not None and verdict.status is JobStatus.FAILED:
-            verdict = replace(cause, executor=own.pod)
+        state = own.state
+        if cause is not None and state.status is JobStatus.FAILED:
+            state = replace(cause, executor=own.pod)
         over = seen.job is None and not alive
-        return replace(verdict, phase=Phase.GONE) if over else verdict
+        return replace(state, phase=Phase.GONE) if over else state
     if alive:
         return _going_on(seen, alive, first, cause)
     if seen.job is None:
-        return _gone(seen, cause)
+        gone = Cause(what="the set of its pods was deleted")
+        state = cause or ended(gone, status=JobStatus.NOT_FOUND)
+        return replace(state, phase=Phase.GONE)
     if (target := condition(seen.job, "Failed")) is not None:
-        words = str(target.get("message") or "the set failed")
-        return cause or _failed(Reason.LOST, words)
-    return held_back(seen)
+        said = str(target.get("message") or "the set failed")
+        return cause or ended(Cause(what=said, reason=Reason.LOST))
+    return waiting(no_pod(seen))
 
 
 def _vanished(pod: Document) -> bool:
@@ -280,7 +286,7 @@ def _vanished(pod: Document) -> bool:
 
 
 def _pods(seen: Seen) -> list[Document]:
-    """All there were, in the order in which they were made."""
+    """Return all there were, in the order in which they were made."""
     pods = (*seen.gone, *seen.pods)
     return sorted(pods, key=lambda pod: str(part(pod, "metadata").get("creationTimestamp") or ""))
 
@@ -294,31 +300,27 @@ def _is_going(seen: Seen) -> bool:
 
 
 def _ends(seen: Seen) -> list[_End]:
-    """Which programs have ended, the earliest first."""
-    there = {uid(pod) for pod in seen.pods}
+    """Return which programs have ended, the earliest first."""
     found: list[_End] = []
-    for pod in _pods(seen):
-        before = _before_restart(pod)
-        if before is not None or Pod(pod).ended:
-            verdict = by_runner(ending(Pod(before or pod, seen)), before or pod)
-        elif uid(pod) not in there:
-            verdict = past(Pod(pod, seen))
-        else:
+    for document in _pods(seen):
+        restarted = _before_restart(document)
+        pod = Pod(restarted or document, seen)
+        if restarted is None and not (pod.ended or pod.gone):
             continue
         found.append(
             _End(
-                host=host_of(pod) or 0,
-                pod=uid(pod),
-                moment=_moment(before or pod),
-                ran=Pod(before or pod).ran,
-                verdict=verdict,
+                host=host_of(document) or 0,
+                pod=pod.uid,
+                moment=_moment(pod.document),
+                ran=pod.ran,
+                state=pod_state(pod),
             )
         )
     return sorted(found, key=lambda one: one.moment or "~")  # those of unknown time at last
 
 
 def _before_restart(pod: Document) -> Document | None:
-    """A pod whose container runs again, as it was when that had ended the first time."""
+    """Return a pod whose container runs again as it was when that ended the first time."""
     statuses = parts(part(pod, "status"), "containerStatuses")
     if not any(one.get("restartCount") for one in statuses):
         return None
@@ -336,86 +338,46 @@ def _moment(pod: Document) -> str:
     return str(next((one for one in ends if one), ""))
 
 
-def _cause(seen: Seen, ends: Sequence[_End]) -> Diagnosis | None:
-    """The first failure that is not the answer to another one."""
-    failed = [one for one in ends if one.verdict.status is JobStatus.FAILED]
-    own = [one for one in failed if one.verdict.exit_code not in (None, *TERMINATED)]
-    own += [one for one in failed if _is_evidence(one.verdict) and one not in own]
+def _cause(seen: Seen, ends: Sequence[_End]) -> State | None:
+    """Return the first failure that is not the answer to another one."""
+    failed = [one for one in ends if one.state.status is JobStatus.FAILED]
+    own = [one for one in failed if one.state.exit_code not in (None, *TERMINATED)]
+    own += [one for one in failed if _is_evidence(one.state) and one not in own]
     if not own:
         return None
     first = own[0]
     hosts = part(part(seen.any_job, "metadata"), "annotations").get(HOSTS)
-    where = f"host {first.host} of {hosts}" if hosts else f"host {first.host}"
     if hosts == "1":
-        return first.verdict
-    return replace(first.verdict, message=f"{where}: {first.verdict.message}")
+        return first.state
+    where = f"host {first.host} of {hosts}" if hosts else f"host {first.host}"
+    return replace(first.state, lead=(where, *first.state.lead), host=first.host)
 
 
-def _is_evidence(verdict: Diagnosis) -> bool:
+def _is_evidence(state: State) -> bool:
     """Whether its reason says more than that the pod was deleted."""
-    return verdict.reason not in (None, Reason.LOST, Reason.USER_ERROR)
-
-
-def _never(end: End, *, alive: bool) -> Diagnosis:
-    """A client has ended it, for it could not start."""
-    if alive:
-        return Diagnosis(
-            status=JobStatus.PENDING, phase=Phase.PENDING, reason=end.reason, message=end.message
-        )
-    return _failed(end.reason, end.message)
-
-
-def _failed(reason: Reason, message: str) -> Diagnosis:
-    return Diagnosis(
-        status=JobStatus.FAILED,
-        phase=Phase.ENDED,
-        reason=reason,
-        message=message,
-        outlook=Outlook.FINAL,
-    )
+    return state.cause.reason not in (None, Reason.LOST, Reason.USER_ERROR)
 
 
 def _going_on(
-    seen: Seen, alive: Sequence[Document], first: Document | None, cause: Diagnosis | None
-) -> Diagnosis:
-    """Some pod is there that runs, or will: what the first one does, and what keeps the others."""
+    seen: Seen, alive: Sequence[Document], first: Document | None, cause: State | None
+) -> State:
+    """Some pod runs, or will: what the first one does, and what keeps the others."""
     leaders = [pod for pod in alive if host_of(pod) == 0]
     if leaders:
-        now = replace(present(Pod(leaders[0], seen)), executor=uid(first))
+        now = replace(pod_state(Pod(leaders[0], seen)), executor=uid(first))
     else:
         started = any(Pod(one).ran for one in alive)
-        now = Diagnosis(
-            status=JobStatus.RUNNING if started else JobStatus.PENDING,
-            phase=Phase.RUNNING if started else Phase.PENDING,
-            message="the first host's pod is not there",
-        )
+        now = (running if started else waiting)(Cause(what="the first host's pod is not there"))
     if _is_going(seen):
-        return replace(now, message="is being stopped", outlook=Outlook.OPEN)
+        return replace(now, lead=("is being stopped",), cause=Cause())
     if cause is not None:
-        return replace(now, reason=cause.reason, message=cause.message, advice=cause.advice)
-    if now.reason is None:
+        return replace(now, lead=cause.lead, cause=cause.cause, host=cause.host)
+    if now.cause.reason is None:
         for pod in alive:
-            if (held := present(Pod(pod, seen))).reason is not None and held.phase is Phase.PENDING:
-                words = f"host {host_of(pod)}: {held.message}"
-                return replace(
-                    now,
-                    message=words,
-                    reason=held.reason,
-                    advice=held.advice,
-                    outlook=held.outlook,
-                )
+            held = pod_state(Pod(pod, seen))
+            if held.cause.reason is not None and held.phase is Phase.PENDING:
+                return replace(now, lead=(f"host {host_of(pod)}", *held.lead), cause=held.cause)
     return now
-
-
-def _gone(seen: Seen, cause: Diagnosis | None) -> Diagnosis:
-    if cause is not None:
-        return replace(cause, phase=Phase.GONE)
-    return Diagnosis(
-        status=JobStatus.NOT_FOUND,
-        phase=Phase.GONE,
-        message="the set of its pods was deleted",
-        outlook=Outlook.FINAL,
-    )
 
 
 class GroupTable(Table):

@@ -15,7 +15,7 @@ from anyio.abc import ByteStream
 
 from kinetic.aio.kubernetes.api import Api
 from kinetic.aio.kubernetes.diagnosis.documents import Document, part
-from kinetic.aio.kubernetes.diagnosis.pods import Pod
+from kinetic.aio.kubernetes.diagnosis.facts import Pod
 from kinetic.aio.kubernetes.manifests import Paths, by_items
 from kinetic.aio.kubernetes.multihost import host_of
 from kinetic.aio.kubernetes.tables import listing, name_of

@@ -43,15 +43,15 @@ def submission_secret(job: JobSpec) -> str:
     return object_name(str(group) if group else job.name, longest=LABEL)
 
 
-def lacks_own_secret(job: Document | None, message: str) -> str:
-    """Return the name of the job's Secret if *message* says that it doesn't exist; else "".
+def lacks_own_secret(job: Document | None, missing: str) -> str:
+    """Return *missing* if it is the Secret of this job; else an empty text.
 
     The client makes a single job's Secret after the job, by its next request.
     """
     metadata = part(job, "metadata")
     about = (part(metadata, "annotations").get(NAME), part(metadata, "labels").get(SUBMISSION))
     own = (object_name(str(one), longest=LABEL) for one in about if one)
-    return next((one for one in own if f"Secret {one!r} " in message), "")
+    return missing if missing in own else ""
 
 
 def _fence_of(job: JobSpec) -> int:

@@ -19,18 +19,14 @@ from kinetic._runner.protocol import wire
 from kinetic.aio._net.http import json_object
 from kinetic.aio._net.retry import growing
 from kinetic.aio.kubernetes.api import Api
+from kinetic.aio.kubernetes.diagnosis.causes import Diagnosis, Outlook
 from kinetic.aio.kubernetes.diagnosis.documents import Document, condition, part, parts, uid
-from kinetic.aio.kubernetes.diagnosis.finished import past
+from kinetic.aio.kubernetes.diagnosis.facts import OUTCOME, Pod, Seen, merged
 from kinetic.aio.kubernetes.diagnosis.judge import judge, judge_pod
-from kinetic.aio.kubernetes.diagnosis.pods import Pod
-from kinetic.aio.kubernetes.diagnosis.verdict import Diagnosis, Outlook, Seen, merged
 from kinetic.aio.kubernetes.manifests import ATTEMPT, HOSTS, JOB, LABELS, NAME, other_attempt_name
 from kinetic.aio.ports import Observation, Phase
 from kinetic.errors import Expired, Throttled, Unavailable
 from kinetic.job_status import JobStatus, Reason
-
-OUTCOME = "kinetic"
-"""Where the end of a container has the reason of the outcome that its runner committed."""
 
 RECEIPT = "receipt"
 """Where it has the receipt."""
@@ -42,7 +38,6 @@ _POD = frozenset(
         "nodeName",
         "nodeSelector",
         "overhead",
-        "resourceClaims",
         "resources",
         "restartPolicy",
         "schedulerName",
@@ -50,7 +45,6 @@ _POD = frozenset(
         "tolerations",
     }
 )
-_CLAIMS = frozenset({"persistentVolumeClaim", "ephemeral"})
 _CONTAINER = ("name", "image", "command", "resources", "restartPolicy")
 _METADATA = (
     "name",
@@ -76,8 +70,6 @@ def trimmed(document: Document) -> Document:
     spec = part(document, "spec")
     if "containers" in spec:
         kept: dict[str, Any] = {key: spec[key] for key in _POD & spec.keys()}
-        if claims := [one for one in parts(spec, "volumes") if _CLAIMS & one.keys()]:
-            kept["volumes"] = claims
         for field in ("initContainers", "containers"):
             if field in spec:
                 kept[field] = [
@@ -276,17 +268,12 @@ def observations(seen: Seen, verdict: Diagnosis) -> list[Observation]:
     if first is None:
         name = str(part(about, "annotations").get(NAME) or seen.job_name)
         pod = next(reversed([*seen.gone, *seen.pods]), None)
-        said, last = by_runner(verdict, pod), _is_last(seen, verdict)
-        word = _observation(about, labels, name, said, last=last)
+        word = _observation(about, labels, name, verdict, last=_is_last(seen, verdict))
         return [replace(word, receipt=_receipt_of(pod))]
     pods = {first + _starts_before(pod): pod for pod in (*seen.gone, *seen.pods)}
     now = _current(seen, verdict, pods, first)
-    verdict = by_runner(verdict, pods.get(now))
-    there = {uid(pod) for pod in seen.pods}
     told = {
-        number: by_runner(
-            judge_pod(Pod(pod, seen)) if uid(pod) in there else past(Pod(pod, seen)), pod
-        )
+        number: judge_pod(Pod(pod, seen))
         for number, pod in pods.items()
         if number != now  # that is what the verdict says
     }
@@ -300,19 +287,6 @@ def observations(seen: Seen, verdict: Diagnosis) -> list[Observation]:
         word = _observation(about, whose, its_name, said, last=last)
         found.append(replace(word, receipt=_receipt_of(pods.get(number))))
     return found
-
-
-def by_runner(verdict: Diagnosis, pod: Document | None) -> Diagnosis:
-    """*verdict*, with the reason of the outcome that the runner in *pod* committed itself."""
-    if verdict.status is not JobStatus.FAILED or verdict.executor != uid(pod):
-        return verdict
-    ends = (one.state("terminated") or {} for one in Pod(pod or {}).programs)
-    told = next((str(end[OUTCOME]) for end in ends if end.get(OUTCOME)), "")
-    if told == Reason.DEADLINE.value:
-        words = "the function ran longer than its timeout"
-        return replace(verdict, reason=Reason.DEADLINE, message=words, advice="raise timeout=")
-    known = told in {one.value for one in Reason}
-    return replace(verdict, reason=Reason(told)) if known else verdict
 
 
 def name_of(document: Document) -> str:
@@ -359,6 +333,7 @@ def _observation(
         exit_code=verdict.exit_code,
         reason=verdict.reason,
         message=verdict.text,
+        host=verdict.host,
         created_at=created.replace("Z", "+00:00"),
         last=last,
     )

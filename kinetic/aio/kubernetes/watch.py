@@ -23,11 +23,11 @@ from typing import Any, TypeAlias
 from absl import logging
 
 from kinetic.aio.kubernetes.api import Api
+from kinetic.aio.kubernetes.diagnosis.causes import Diagnosis, Outlook
 from kinetic.aio.kubernetes.diagnosis.documents import Document, condition, part, parts, uid
-from kinetic.aio.kubernetes.diagnosis.held import is_gated
-from kinetic.aio.kubernetes.diagnosis.pods import Pod
-from kinetic.aio.kubernetes.diagnosis.preparing import LACKS_DRIVER
-from kinetic.aio.kubernetes.diagnosis.verdict import Diagnosis, Outlook
+from kinetic.aio.kubernetes.diagnosis.facts import Pod
+from kinetic.aio.kubernetes.diagnosis.queues import is_gated
+from kinetic.aio.kubernetes.diagnosis.starting import LACKS_DRIVER
 from kinetic.aio.kubernetes.manifests import START_TIMEOUT, Paths, by_items, by_labels
 from kinetic.aio.kubernetes.secrets import lacks_own_secret
 from kinetic.aio.kubernetes.tables import (
@@ -363,7 +363,7 @@ def _vain(entry: Entry, verdict: Diagnosis, now: float, patience: Patience) -> E
         if waited >= max(limit, patience.least_s):
             words = f"waited longer than its start_timeout of {limit:g} s: {verdict.text}"
             return End(reason=verdict.reason or Reason.UNSCHEDULABLE, message=words)
-    if waited >= patience.orphaned_s and (secret := lacks_own_secret(entry.job, verdict.message)):
+    if waited >= patience.orphaned_s and (secret := lacks_own_secret(entry.job, verdict.secret)):
         words = (
             f"the Secret {secret!r} that it reads was never made, or is removed: who submitted it "
             "ended at that very moment, or its batch was over; submit it again"

@@ -1,4 +1,7 @@
-"""What Kubernetes says of a job, in the words of its user: status, reason and what to do.
+"""Say what Kubernetes knows of a job: its status, the reason, and what to do next.
 
-Pure: JSON as the API returns it goes in, a `Diagnosis` comes out. May import the values.
+Pure, in three steps. `facts` holds what the API returned, every other module finds a
+`causes.Cause` in it, and `causes.tell` words it once. Covered is what kinetic's own Jobs,
+JobSets and LeaderWorkerSets can meet; anything else is quoted, with one piece of advice for
+each reason. May import the values.
 """

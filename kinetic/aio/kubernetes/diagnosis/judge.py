@@ -1,54 +1,71 @@
-"""From what Kubernetes says of a job to what its user is told: one pure function."""
+"""From everything that was seen of a job to what its user sees: facts, then causes, then words."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from dataclasses import replace
+from functools import cached_property
 
 from kinetic._messages import one_line
-from kinetic.aio.kubernetes.diagnosis.documents import Document, condition, part, parts
-from kinetic.aio.kubernetes.diagnosis.ending import ending, removal
-from kinetic.aio.kubernetes.diagnosis.finished import Course, End, held_up, past, until_then
-from kinetic.aio.kubernetes.diagnosis.held import held_back, is_suspended, refused_pods
-from kinetic.aio.kubernetes.diagnosis.pods import Pod, unseen
-from kinetic.aio.kubernetes.diagnosis.starting import NATIVE, obstacle, present
-from kinetic.aio.kubernetes.diagnosis.verdict import Diagnosis, Outlook, Seen, pending
+from kinetic.aio.kubernetes.diagnosis.admission import refusal
+from kinetic.aio.kubernetes.diagnosis.causes import (
+    ADVICE,
+    Cause,
+    Diagnosis,
+    Outlook,
+    State,
+    ended,
+    running,
+    tell,
+    waiting,
+)
+from kinetic.aio.kubernetes.diagnosis.documents import Document, condition, part, parts, uid
+from kinetic.aio.kubernetes.diagnosis.ending import exit_cause, failure, removal, sidecar_memory
+from kinetic.aio.kubernetes.diagnosis.facts import Pod, Seen
+from kinetic.aio.kubernetes.diagnosis.placing import placing
+from kinetic.aio.kubernetes.diagnosis.queues import QUEUE, queued
+from kinetic.aio.kubernetes.diagnosis.starting import hindrance, unstarted
 from kinetic.aio.ports import Phase
 from kinetic.job_status import JobStatus, Reason
 
-_SHOWN = 5
-"""Of many indexes so many are named."""
-
-_CAUSES = 3
-"""So many are told of pods of many indexes which wait."""
-
 _OWN_FINALIZERS = ("batch.kubernetes.io/job-tracking", "orphan", "foregroundDeletion")
-"""Those that Kubernetes sets and removes by itself."""
+"""Finalizers that Kubernetes sets and removes by itself."""
 
-_KILLED = "did not react to SIGTERM and was killed after its grace"
+_STOPPING = "is being stopped"
+_IGNORED_SIGTERM = "the program did not react to SIGTERM and was killed after its grace"
 
 
 def judge(seen: Seen) -> Diagnosis:
-    """What is to be told of a job, by everything that was seen of it so far.
+    """Return what a user sees of a job, by everything that was seen of it so far.
 
-    A pod's end precedes its Job's by a second and explains it; when no other
-    pod will follow it is told at once. But Jobs and pods come by different
-    watches, either of which may be late. Give the result of `merged`, so that a
-    cause outlives the pod it stood on.
+    A pod's end precedes its Job's by a second and explains it; when no other pod follows
+    it counts at once. Jobs and pods come by different watches, either of which may be
+    late. Give the result of `merged`, so that a cause outlives its pod.
     """
-    verdict = held_fast(seen, _judged(seen))
+    state = replace(_Course(seen).state(), held=held_fast(seen))
     there = seen.job is not None or seen.pods
+    verdict = tell(state)
     return verdict if there else replace(verdict, phase=Phase.GONE)
 
 
 def judge_pod(pod: Pod) -> Diagnosis:
-    """What is to be told of one pod: evidence about it, whatever becomes of its Job."""
-    return ending(pod) if pod.ended else present(pod)
+    """Return what a user sees of one pod, whatever becomes of its Job."""
+    return tell(pod_state(pod))
 
 
-def held_fast(seen: Seen, verdict: Diagnosis) -> Diagnosis:
-    """*verdict*, with what is deleted and cannot go, for somebody has not let go of it."""
+def refused_request(answer: Document) -> Diagnosis:
+    """Return what a user sees when the API server refuses (a ``Status``) to create a Job.
+
+    Words that no rule knows are about the Job itself, unless its creation is forbidden (403).
+    """
+    unknown = Outlook.BLOCKED if answer.get("code") == 403 else Outlook.FINAL
+    cause = refusal(str(answer.get("message") or answer.get("reason") or ""), unknown)
+    state = replace(waiting(cause), status=JobStatus.FAILED)
+    return replace(tell(state), phase=Phase.GONE)
+
+
+def held_fast(seen: Seen) -> Cause | None:
+    """Return what holds an object of the job that is deleted, if a finalizer does."""
     owner = seen.makers[0][0] if seen.makers else "Job"
     idle = [("Pod", pod) for pod in seen.pods if not Pod(pod).runs]
     for kind, one in [(owner, seen.job), *idle]:
@@ -56,373 +73,413 @@ def held_fast(seen: Seen, verdict: Diagnosis) -> Diagnosis:
         held = [name for name in parts(metadata, "finalizers") if name not in _OWN_FINALIZERS]
         if held and metadata.get("deletionTimestamp"):
             patch = '{"metadata":{"finalizers":null}}'
-            advice = (
-                f"whoever set finalizer {held[0]!r} must remove it; if nothing will: kubectl patch "
-                f"{kind.lower()} {metadata.get('name')} --type=merge -p '{patch}'"
+            return Cause(
+                what=f"the {kind} is deleted and stays, held by finalizer {held[0]!r}",
+                advice=f"remove finalizer {held[0]!r}, or ask who set it; if nothing else does: "
+                f"kubectl patch {kind.lower()} {metadata.get('name')} --type=merge -p '{patch}'",
             )
-            words = f"the {kind} is deleted and stays, held by finalizer {held[0]!r}"
-            return replace(
-                verdict,
-                message=f"{verdict.message}; {words}",
-                advice=f"{verdict.advice}; {advice}" if verdict.advice else advice,
-            )
-    return verdict
+    return None
 
 
-def _judged(seen: Seen) -> Diagnosis:
-    course, job = Course(seen), seen.any_job
-    if done := condition(job, "Complete") or condition(job, "SuccessCriteriaMet"):
-        return _succeeded(course, done)
-    if target := condition(job, "Failed") or condition(job, "FailureTarget"):
-        return _failed(course, target)
-    if seen.job is None or part(job, "metadata").get("deletionTimestamp"):
-        return _succeeded(course, {}) if _gone_at_once(course) else _deleted(course)
-    if is_suspended(job):
-        return _parked(course, "the Job was suspended")
-    if seen.spec.get("parallelism") == 0 and all(pod.swept for pod, _ in course.over):
-        return _parked(course, "its parallelism was set to 0")
-    return _going_on(course)
+# --- one pod ------------------------------------------------------------------------------
 
 
-def _gone_at_once(course: Course) -> bool:
-    """Whether it was removed when all its pods had succeeded, before it could say so."""
-    well = [pod for pod, _ in course.settled[0] if not (pod.swept or pod.answered)]
-    at_once = course.seen.spec.get("ttlSecondsAfterFinished") == 0 and not course.alive
-    return at_once and len(well) >= course.seen.completions
+def pod_state(pod: Pod) -> State:
+    """Return the state of *pod*."""
+    if pod.ended or pod.gone:
+        return _ended_pod(pod)
+    if pod.leaving:
+        cause = removal(pod) or Cause()
+        return (running if pod.ran else waiting)(cause, _STOPPING, executor=pod.uid)
+    if not pod.ran:
+        return waiting(obstacle(pod), executor=pod.uid)
+    if pod.runs:
+        return running(_worry(pod), "running", executor=pod.uid)
+    state = running(_worry(pod), "its container is started again", executor=pod.uid)
+    return replace(state, exit_code=pod.end.get("exitCode"))
 
 
-def _parked(course: Course, why: str) -> Diagnosis:
-    """A Job that may have no pods; those that it had are being stopped."""
-    held = held_back(course.seen)
-    for _, last in [(pod, one) for pod, one in course.bad if not pod.swept][-1:]:
-        held = replace(held, message=f"{held.message}; before that: {last.message}")
-    if not any(pod.ran for pod in course.alive):
-        return held
-    message = f"is being stopped, because {why}; then: {held.message}"
-    now = _foremost(course.alive)
-    return replace(now, reason=held.reason, message=message, advice=held.advice)
+def obstacle(pod: Pod) -> Cause:
+    """Return what keeps a pod from running that never ran."""
+    if not pod.spec.get("nodeName"):
+        return placing(pod)
+    return unstarted(pod) or Cause(what="its container is being made")
 
 
-def _foremost(alive: Sequence[Pod]) -> Diagnosis:
-    """Of the pod that got furthest; one that is on its way out only if there is no other."""
-    return present(
-        max(alive, key=lambda pod: (not pod.leaving, pod.ran, bool(pod.spec.get("nodeName"))))
-    )
+def _ended_pod(pod: Pod) -> State:
+    cause = failure(pod)
+    if cause is None:
+        return ended(_success(pod), "succeeded", executor=pod.uid, exit_code=0, status=_SUCCEEDED)
+    if not pod.ran and not (pod.bad is not None and not pod.stopped):
+        cause = _held_up(cause, pod)
+    return ended(cause, executor=pod.uid, exit_code=pod.end.get("exitCode"))
 
 
-def _going_on(course: Course) -> Diagnosis:
-    """A Job that is not over, by its own word: what runs or waits, after what happened before."""
-    seen, alive, (done, failures) = course.seen, course.alive, course.settled
-    if not alive and not course.over:
-        return held_back(seen)
-    if not alive and len(done) + len(failures) >= seen.completions:
-        well = len(done) >= seen.completions
-        verdict = _succeeded(course, {}) if well else _failed(course, {})
-        pod, _ = (done if well else failures)[-1]
-        if not pod.swept or (pod.ran and not (well and pod.answered)):
-            return verdict
-        # Somebody deleted the pod. What that counts as, the Job says next: it may have done that
-        # itself, for a reason that only it knows.
-        return pending(verdict.message, verdict.advice, verdict.reason)
-    now, status = _foremost(alive) if alive else held_back(seen), seen.status
-    if alive and all(pod.leaving for pod in alive):
-        pods = [*(pod for pod, _ in course.bad), alive[-1]]
-        if course.replaced(pods):
-            now = replace(now, advice="wait: Kubernetes makes another pod when it has ended")
-    if not course.several:
-        return _after(course, now)
-    now = _after(course, _with_others(course, now) if alive else now)
-    counts = f"{status.get('active') or len(alive)} active, {status.get('ready') or 0} ready"
-    succeeded = len(done) or int(status.get("succeeded") or 0)
-    counts += f", {succeeded} of {seen.completions} done" if succeeded else ""
-    counts += f", {len(failures)} failed" if failures else ""
-    return replace(now, message=f"{now.message} ({counts})")
+_SUCCEEDED = JobStatus.SUCCEEDED
 
 
-def _after(course: Course, now: Diagnosis) -> Diagnosis:
-    """*now*, after what happened to the pods before."""
-    others = [pod for pod in course.alive if pod.disruption and pod.uid != now.executor]
-    before = [*course.bad, *((pod, judge_pod(pod)) for pod in others)]
-    if not before:
-        return now
-    pod, last = before[-1]
-    words = last.message.removeprefix("is being stopped: ")
-    if course.several and pod.index is not None:
-        words = f"index {pod.index}: {words}"
-    words += f" ({last.advice.partition(':')[0]})" if now.advice and "fault" in last.advice else ""
-    if pod.disruption is None and course.action(pod) == "Ignore":
-        words += "; such failures are not counted, so it goes on retrying for ever"
-    what = "another pod runs" if now.phase is Phase.RUNNING else "a new pod waits"
-    runs = now.message.startswith("running")
-    what += now.message.removeprefix("running") if runs else f": {now.message}"
-    if not course.alive and now.reason is None:
-        what = "Kubernetes starts another pod after a pause"
-        now = replace(now, executor=last.executor, exit_code=last.exit_code)
-    keep = now.outlook is Outlook.FINAL or now.reason not in (None, Reason.UNSCHEDULABLE)
+def _success(pod: Pod) -> Cause:
+    """Return what may surprise a user who looks at a pod that succeeded."""
+    code = "its program ended with exit code 0"
+    if pod.disruption is not None:
+        return Cause(what=f"{code} while the platform stopped it")
+    if pod.answered:
+        return Cause(what=f"{code} while the pod was being deleted")
+    if any((one.ended or {}).get("reason") == "OOMKilled" for one in pod.programs):
+        return Cause(what="a child process was killed, because it ran out of memory")
+    return Cause()
+
+
+def _held_up(cause: Cause, pod: Pod) -> Cause:
+    """Return the end of a *pod* that never ran, with what would keep it from starting again."""
+    late = cause.reason is Reason.DEADLINE
+    held = obstacle(pod) if late or pod.swept else Cause()
+    if held.reason is None or (held.outlook is Outlook.OPEN and not late):
+        return replace(cause, more=(*cause.more, *(held.clauses if late else ())))
+    blocked = held.outlook is not Outlook.OPEN
     return replace(
-        now,
-        message=f"{words}; {what}",
-        reason=now.reason if keep else last.reason,
-        advice=now.advice or last.advice.replace("run it again", "wait"),
+        cause,
+        more=(*cause.more, *held.clauses),
+        advice=held.next_step if blocked else cause.next_step,
+        reason=held.reason if late else cause.reason,
+        outlook=held.outlook,
+        secret=held.secret,
     )
 
 
-def _with_others(course: Course, now: Diagnosis) -> Diagnosis:
-    """*now*, with what keeps other pods from running or from being made, each cause once."""
-    held: dict[str, tuple[Diagnosis, list[Pod]]] = {}
-    for pod in course.alive:
-        one = present(pod)
-        if one.phase is Phase.PENDING and one.reason is not None and one.message not in now.message:
-            held.setdefault(one.message, (one, []))[1].append(pod)
-    told: list[tuple[str, Diagnosis]] = []
-    for one, pods in [*held.values()][:_CAUSES]:
-        known = sorted(pod.index for pod in pods if pod.index is not None)
-        who = _named(known) if known else f"{len(pods)} of the other pods"
-        told.append((f"{who} wait{'s' if len(pods) == 1 else ''}", one))
-    if (refused := refused_pods(course.seen)) is not None:
-        told.append(("no further pod is made", refused))
-    if not told:
-        return now
-    return replace(
-        now,
-        message="; ".join([now.message, *(f"{who}: {one.message}" for who, one in told)]),
-        reason=now.reason or told[0][1].reason,
-        advice=now.advice or told[0][1].advice,
-    )
-
-
-def _succeeded(course: Course, done: Document) -> Diagnosis:
-    """Judge a Job whose success is certain: *done* is the condition that says so."""
-    seen, several = course.seen, course.several
-    good = [one for _, one in course.over if one.status is JobStatus.SUCCEEDED]
-    bad = [(pod, one) for pod, one in course.bad if pod.ended]
-    message = good[-1].message if good else "succeeded"
-    if done.get("reason") == "SuccessPolicy":
-        complete, failures = course.indexes
-        others = sorted({*range(seen.completions)}.difference(complete, failures))
-        message = f"succeeded: {_named(complete)} {_were(complete)} enough"
-        message += f"; {_of_indexes(course, bad, '')}" if failures else ""
-        message += f"; {_named(others)} {_were(others)} stopped and did not fail" if others else ""
-    elif several:
-        message = f"succeeded, all {seen.completions} indexes"
-    elif good and bad:
-        attempts = "1 failed attempt" if len(bad) == 1 else f"{len(bad)} failed attempts"
-        message += f", after {attempts} (the last: {bad[-1][1].message})"
-    if condition(seen.any_job, "Suspended", "False") is not None:
-        message = f"was suspended and resumed; {message}"
-    if seen.job is None:
-        message += f"; {_removed(seen)}, which is not a loss"
-    elif not seen.pods:
-        message += "; its pod and log were removed since, which is no loss of the job"
-    # The pod that must have succeeded may be told later than its Job: the last, of one.
-    late = [] if several else [pod.uid for pod in course.pods if not pod.ended]
-    who = [one.executor for one in good] or late or [""]
-    return pending(message).ended(who[-1], 0, JobStatus.SUCCEEDED)
-
-
-def _removed(seen: Seen) -> str:
-    ttl = seen.spec.get("ttlSecondsAfterFinished")
-    return "the Job was removed" if ttl is None else f"removed by its own time-to-live of {ttl} s"
-
-
-def _failed(course: Course, target: Document) -> Diagnosis:
-    """Judge a Job whose failure is certain: *target* is the condition that says so."""
-    seen, cause = course.seen, _cause(course, target)
-    if cause.reason is Reason.LOST:
-        cause = _with_namespace(seen) or cause
-    if course.alive:  # what is being stopped may still commit what it has done
-        return course.still(replace(cause, message=f"is being stopped: {cause.message}"))
-    if seen.job is not None:
-        return cause
-    if cause.reason is Reason.LOST and course.pods and all(pod.swept for pod in course.pods):
-        name = part(seen.any_job, "metadata").get("namespace") or ""
-        words = f"the whole namespace {name!r} was deleted with the Job in it"
-        return _cancelled(f"{words}, or first its pod and then the Job")
-    return replace(cause, message=f"{cause.message}; {_removed(seen)} since")
-
-
-def _cause(course: Course, target: Document) -> Diagnosis:
-    """The Job's own reason is a consequence: the cause is with its pods."""
-    why, said = target.get("reason"), one_line(str(target.get("message") or ""))
-    if why == "DeadlineExceeded":
-        return _out_of_time(course)
-    own = _failures(course)
-    if not own:
-        found = re.search(r"exit code (\d+)", said)
-        words = f"the Job failed ({why})" + ("" if course.there else ", and its pods are gone")
-        told = pending(f"{words}: {said}" if said else words, "see its log, if one was kept")
-        reason = Reason.USER_ERROR if found else Reason.LOST
-        return replace(told, reason=reason).ended(exit_code=int(found[1]) if found else None)
-    pod, last = own[-1]
-    code, message, advice = last.exit_code, last.message, last.advice
-    if pod.starts and why != "PodFailurePolicy":
-        message = f"failed in each of {pod.starts} starts; the last: {message}"
-    elif len(own) > 1 and why != "PodFailurePolicy" and not course.several:
-        message, advice = _of_attempts(own)
-    if pod.disruption is not None and course.action(pod) == "Count":
-        advice += "; what the platform ends counts against backoffLimit here: raise it"
-    if course.several:
-        message = _of_indexes(course, own, message)
-    if why == "PodFailurePolicy":
-        by_code = code and "has condition" not in said
-        means = f"exit code {code} means" if by_code else "by the Job's policy that means"
-        message += f"; {means} 'do not retry', so the Job failed at once"
-    if why == "MaxFailedIndexesExceeded":
-        others = sorted({*range(course.seen.completions)}.difference(*course.indexes))
-        stopped = f"; {_named(others)} did not come to an end" if others else ""
-        most = f"more than {course.seen.spec.get('maxFailedIndexes')} of the indexes failed"
-        message = f"{most}, so the Job was stopped{stopped}; {message}"
-    return replace(last, message=message, advice=advice)
-
-
-def _of_attempts(own: Sequence[End]) -> tuple[str, str]:
-    """What several attempts at the same thing ended of, and what to do: they may differ."""
-    pod, last = own[-1]
-    before = [(pod, one) for pod, one in own if one.message != last.message]
-    if before:
-        told = "; ".join(dict.fromkeys(one.message for _, one in before))
-        by_itself = [one.advice for pod, one in before if pod.disruption is None]
-        advice = "; ".join(dict.fromkeys([last.advice, *by_itself]))
-        return (
-            f"failed in {len(own)} attempts; the last: {last.message}; before that: {told}",
-            advice,
+def _worry(pod: Pod) -> Cause:
+    """Return what may yet end or delay a program that ran."""
+    if not pod.runs and pod.bad is not None:
+        return replace(exit_cause(pod.bad), outlook=Outlook.OPEN)
+    name = pod.spec.get("nodeName")
+    if pod.node_silent:
+        return Cause(
+            what=f"its node {name} does not answer; whether the program still runs is unknown",
+            advice="wait: Kubernetes replaces the pod when the node stays away",
+            reason=Reason.NODE_LOST,
         )
-    if pod.disruption is not None or last.reason is Reason.LOST:
-        return f"failed in {len(own)} attempts, each of them so: {last.message}", last.advice
-    same = last.exit_code is not None and {one.exit_code for _, one in own} == {last.exit_code}
-    each = f", each with exit code {last.exit_code}" if same else ""
-    return f"failed in {len(own)} attempts{each}; the last: {last.message}", last.advice
+    if pod.taken_back:  # documents: GKE, 'Spot VMs', and 'Manage disruption in GPU nodes'
+        spot = "takes its spot machine back within 30 s"
+        what = spot if pod.on_spot else "shuts its machine down soon, for maintenance"
+        advice = "it is not the program's fault: let it save what it has"
+        return Cause(what=f"the cloud {what}", advice=advice, reason=Reason.PREEMPTED)
+    found = (hindrance(pod, one) for one in pod.containers)
+    beside = next((one for one in found if one is not None), None) or sidecar_memory(pod)
+    return replace(beside, outlook=Outlook.OPEN) if beside is not None else Cause()
 
 
-def _failures(course: Course) -> list[End]:
-    """The pods that the Job failed of, by the strongest evidence that there is of any."""
-    bad, (_, wanted) = course.bad, course.indexes
-    return (
-        [pair for pair in bad if pair[0].index in wanted]
-        or [pair for pair in bad if not pair[0].swept]
-        or bad
-        or [(pod, one) for pod in course.there if (one := ending(pod)).exit_code]
-        # A program that answered a deletion with exit code 0, which its Job counts as a failure;
-        # or the last pod is on its way out, and that is what its Job failed of.
-        or [
-            (pod, why.ended(pod.uid, 0 if pod.ended else None))
-            for pod in course.pods
-            if (pod.answered if pod.ended else pod.leaving) and (why := removal(pod))
+# --- all pods of a Job --------------------------------------------------------------------
+
+
+class _Course:
+    """What became of the pods of a Job, the oldest first. One of them at a time is alive."""
+
+    def __init__(self, seen: Seen) -> None:
+        self.seen, self.job = seen, seen.any_job
+        pods = sorted((Pod(one, seen) for one in (*seen.gone, *seen.pods)), key=_age)
+        there = {uid(one) for one in seen.pods}
+        self.pods = pods
+        self.there = [pod for pod in pods if pod.uid in there]
+        self.alive = [pod for pod in self.there if not pod.ended]
+
+    @cached_property
+    def over(self) -> list[tuple[Pod, State]]:
+        """Pods that don't run any more, and how they ended."""
+        alive = {pod.uid for pod in self.alive}
+        resumed = condition(self.job, "Suspended", "False") and not self.failed
+        return [
+            (pod, _ended_pod(pod))
+            for pod in self.pods
+            if pod.uid not in alive and not (resumed and pod.swept)  # that did not fail
         ]
-    )
+
+    @property
+    def bad(self) -> list[tuple[Pod, State]]:
+        """Those of them that failed."""
+        return [(pod, one) for pod, one in self.over if one.status is JobStatus.FAILED]
+
+    @property
+    def good(self) -> list[tuple[Pod, State]]:
+        """Those of them that succeeded."""
+        return [(pod, one) for pod, one in self.over if one.status is JobStatus.SUCCEEDED]
+
+    @property
+    def failed(self) -> Document | None:
+        """The condition which says that the Job failed."""
+        return condition(self.job, "Failed") or condition(self.job, "FailureTarget")
+
+    @property
+    def ran(self) -> bool:
+        """Whether a program of any of them ever started."""
+        return any(pod.ran for pod in self.pods)
+
+    def state(self) -> State:
+        """Return the state of the Job."""
+        if condition(self.job, "Complete") or condition(self.job, "SuccessCriteriaMet"):
+            return self._succeeded()
+        if (target := self.failed) is not None:
+            return self._failed(target)
+        if self.seen.job is None or part(self.job, "metadata").get("deletionTimestamp"):
+            return self._deleted()
+        if _is_suspended(self.job):
+            return self._parked()
+        if not self.alive and not self.over:
+            return waiting(no_pod(self.seen))
+        if not self.alive and (self.good or not self._replaced()):
+            return self._settled()
+        return self._going_on()
+
+    def _settled(self) -> State:
+        """Its last pod ended, and no other follows; the Job says so a moment later."""
+        pod, _ = (self.good or self.over)[-1]
+        state = self._succeeded() if self.good else self._failed({})
+        if not pod.swept or (pod.ran and not (self.good and pod.answered)):
+            return state
+        # Its Job may have deleted the pod itself, for a reason that only the Job says next.
+        return replace(state, status=JobStatus.PENDING, phase=Phase.PENDING, executor="")
+
+    def _going_on(self) -> State:
+        """A Job that is not over: what runs or waits, and what happened before."""
+        now = pod_state(self.alive[-1]) if self.alive else waiting(no_pod(self.seen))
+        stopping = [one for one in self.alive if one.leaving]
+        if self.alive and len(stopping) == len(self.alive) and self._replaced():
+            now = replace(now, cause=replace(now.cause, advice=_ANOTHER))
+        before = [one.cause for _, one in self.bad]
+        before += [pod_state(pod).cause for pod in self.alive[:-1] if pod.disruption]
+        if not before:
+            return now
+        if not self.alive and now.cause.reason is None:
+            last = self.bad[-1][1]
+            cause = Cause(what="Kubernetes starts another pod after a pause")
+            now = waiting(cause, executor=last.executor)
+            now = replace(now, exit_code=last.exit_code)
+        if self.alive and not stopping:
+            lead = "another pod runs" if now.phase is Phase.RUNNING else "a new pod waits"
+            now = replace(now, lead=(lead, *(one for one in now.lead if one != "running")))
+        return replace(now, before=before[-1])
+
+    def _replaced(self) -> bool:
+        """Whether the Job makes another pod after the last of these failed."""
+        # One that is on its way out counts as if it had ended.
+        pods = [pod for pod, _ in self.bad] + self.alive[-1:]
+        actions = [self._action(pod) for pod in pods]
+        if "FailJob" in actions or "FailIndex" in actions:
+            return False
+        spec = self.seen.spec
+        limits = (spec.get("backoffLimitPerIndex"), spec.get("backoffLimit"), 6)
+        limit = next(one for one in limits if one is not None)
+        told = int(part(pods[-1].metadata, "annotations").get(_FAILURES) or 0) if pods else 0
+        counted = actions.count("Count")
+        return max(counted, told + 1 if counted else 0) <= int(limit)
+
+    def _action(self, pod: Pod) -> str:
+        """Return what the Job's pod failure policy says about the failure of *pod*."""
+        for rule in parts(part(self.seen.spec, "podFailurePolicy"), "rules"):
+            codes = part(rule, "onExitCodes")
+            code = pod.end.get("exitCode")
+            inside = code in parts(codes, "values")
+            if codes and code and inside == (codes.get("operator") == "In"):
+                return str(rule.get("action"))
+            for one in parts(rule, "onPodConditions"):
+                if condition(pod.document, str(one.get("type")), str(one.get("status") or "True")):
+                    return str(rule.get("action"))
+        return "Count"
+
+    def _parked(self) -> State:
+        """A suspended Job may have no pods; those that it had are being stopped."""
+        held = no_pod(self.seen)
+        before = [one.cause for pod, one in self.bad if not pod.swept][-1:]
+        state = waiting(held)
+        if any(pod.ran for pod in self.alive):
+            state = running(held, _STOPPING, executor=self.alive[-1].uid)
+        return replace(state, before=before[-1] if before else None)
+
+    def _succeeded(self) -> State:
+        """The success of the Job is certain."""
+        last = self.good[-1][1] if self.good else None
+        cause = last.cause if last is not None else Cause()
+        lead = "succeeded"
+        failures = [one for pod, one in self.bad if pod.ended]
+        if last is not None and failures:
+            lead += f" after {len(failures)} failed attempt{'s' if failures[1:] else ''}"
+        # The pod that must have succeeded may come later than its Job.
+        late = [pod.uid for pod in self.pods if not pod.ended] or [""]
+        who = last.executor if last is not None else late[-1]
+        state = ended(cause, lead, executor=who, exit_code=0, status=JobStatus.SUCCEEDED)
+        return replace(state, before=failures[-1].cause if failures else None)
+
+    def _failed(self, target: Document) -> State:
+        """The failure of the Job is certain: *target* is the condition that says so."""
+        late = target.get("reason") == "DeadlineExceeded"
+        state = self._out_of_time() if late else self._cause(target)
+        if self.alive:  # what is being stopped may still commit what it has done
+            return self._still(state, _STOPPING)
+        if self.seen.job is not None:
+            return state
+        swept = self.pods and all(pod.swept for pod in self.pods)
+        if state.cause.reason is Reason.LOST and swept:
+            name = part(self.job, "metadata").get("namespace") or ""
+            words = f"the whole namespace {name!r} was deleted with the Job in it"
+            return _cancelled(f"{words}, or first its pod and then the Job")
+        cause = state.cause
+        return replace(state, cause=replace(cause, more=(*cause.more, "the Job was removed since")))
+
+    def _cause(self, target: Document) -> State:
+        """The Job's own reason is a consequence: the cause is with its pods."""
+        own = self._failures()
+        if not own:
+            why, said = target.get("reason"), one_line(str(target.get("message") or ""))
+            found = re.search(r"exit code (\d+)", said)
+            what = f"the Job failed ({why})" + ("" if self.there else ", and its pods are gone")
+            reason = Reason.USER_ERROR if found else Reason.LOST
+            cause = Cause(
+                what=what, more=[said], reason=reason, advice="see its log, if it was kept"
+            )
+            return ended(cause, exit_code=int(found[1]) if found else None)
+        _, last = own[-1]
+        if len(own) == 1:
+            return last
+        others = [one.cause for _, one in own if one.cause.what != last.cause.what]
+        lead = f"failed in {len(own)} attempts{', the last' if others else ', each time'}"
+        return replace(last, lead=(lead,), before=others[-1] if others else None)
+
+    def _failures(self) -> list[tuple[Pod, State]]:
+        """The pods that the Job failed of, by the strongest evidence that there is of any."""
+        return (
+            [(pod, one) for pod, one in self.bad if not pod.swept]
+            or self.bad
+            # A program that answered a deletion with exit code 0, which its Job counts as a
+            # failure; or the last pod is on its way out, and that is what its Job failed of.
+            or [
+                (pod, ended(why, executor=pod.uid, exit_code=0 if pod.ended else None))
+                for pod in self.pods
+                if (pod.answered if pod.ended else pod.leaving) and (why := removal(pod))
+            ]
+        )
+
+    def _out_of_time(self) -> State:
+        """The Job's time was over: what it did until then."""
+        limit = self.seen.spec.get("activeDeadlineSeconds")
+        what = f"the Job's time limit{f' of {limit} s' if limit else ''} passed"
+        pod = next(reversed(self.pods), None)
+        held = obstacle(pod) if pod is not None and not pod.ran else Cause()
+        held = no_pod(self.seen) if pod is None else held
+        last = _ended_pod(pod) if pod is not None and pod not in self.alive else None
+        own = [one.cause for each, one in self.bad if each.ended and not each.swept]
+        state = ended(Cause(what=what, reason=Reason.DEADLINE))
+        if last is not None:
+            state = replace(state, executor=last.executor, exit_code=last.exit_code)
+        if held.reason is not None or (pod is not None and not pod.ran):
+            when = "while a new pod waited" if self.ran else "before the program ever ran"
+            blocked = held.reason is not None and held.outlook is not Outlook.OPEN
+            late = replace(
+                held,
+                advice=held.next_step if blocked else ADVICE[Reason.DEADLINE],
+                reason=held.reason if held.reason and not self.ran else Reason.DEADLINE,
+            )
+            before = own[-1] if own else None
+            return replace(state, cause=late, lead=(f"{what} {when}",), before=before)
+        if own:
+            advice = f"{own[-1].next_step}; more time alone (timeout=) does not help"
+            cause = Cause(what=what, advice=advice, reason=Reason.DEADLINE)
+        else:
+            killed = [_IGNORED_SIGTERM] if state.exit_code == 137 else []
+            stopped = ["the program was stopped", *killed]
+            cause = Cause(what=what, more=stopped, reason=Reason.DEADLINE)
+        return replace(state, cause=cause, before=own[-1] if own else None)
+
+    def _deleted(self) -> State:
+        """A Job that is on its way out, or gone, before it was over; or that was never made."""
+        seen, alive = self.seen, self.alive
+        if not seen.any_job and not self.pods:
+            name = f" {seen.job_name!r}" if seen.job_name else ""
+            return replace(_cancelled(""), cause=Cause(what=f"there is no Job{name}"))
+        going = seen.job is not None and (alive or not self.there)
+        if alive and not going and not alive[-1].leaving:
+            does, cause = "still runs, and costs", Cause()
+            if not alive[-1].ran:
+                does, cause = "waits to start", obstacle(alive[-1])
+            words = f"the Job object is gone, but its pod {does}"
+            cause = replace(cause, advice="delete the pod", reason=Reason.CANCELLED)
+            return self._still(ended(cause, words))
+        when = "by somebody while it ran" if self.ran else "before it ever ran"
+        told = _cancelled(
+            "the Job is being deleted by somebody" if going else f"the Job was deleted {when}"
+        )
+        if alive and alive[-1].node_silent:
+            node = alive[-1].spec.get("nodeName")
+            cause = replace(
+                told.cause,
+                more=[f"its pod cannot go, because its node {node!r} does not answer"],
+                advice="bring that node back or delete it, or force-delete the pod",
+            )
+            return self._still(replace(told, cause=cause))
+        if alive or going:
+            return self._still(told)
+        for pod in (self.there or self.pods)[-1:]:
+            last = _ended_pod(pod)
+            well = last.status is JobStatus.SUCCEEDED and not pod.answered
+            if self.there and (well or (seen.job is None and not pod.leaving)):
+                return replace(last, lead=("the Job was deleted, its pod ran on", *last.lead))
+            told = replace(told, executor=last.executor, exit_code=last.exit_code)
+            if last.status is JobStatus.FAILED and pod.ended and not pod.swept:
+                return replace(told, before=last.cause)
+            if not self.ran:
+                return replace(told, cause=_held_up(told.cause, pod))
+            if last.exit_code == 137:
+                return replace(told, cause=replace(told.cause, more=[_IGNORED_SIGTERM]))
+        return told
+
+    def _still(self, state: State, *lead: str) -> State:
+        """Return *state*, which ends the Job, while a pod of it may still run."""
+        now = running if any(pod.ran for pod in self.alive) else waiting
+        there = self.seen.job is not None
+        at = now(replace(state.cause, outlook=Outlook.OPEN), *lead, *state.lead)
+        who = state.executor or next((pod.uid for pod in reversed(self.alive)), "")
+        status = at.status if there else JobStatus.NOT_FOUND
+        return replace(at, status=status, before=state.before, executor=who)
 
 
-def _of_indexes(course: Course, bad: Sequence[End], otherwise: str) -> str:
-    """Which indexes of a Job failed, and which did not; *otherwise* where none is told."""
-    complete, failures = course.indexes
-    told = {pod.index: one.message for pod, one in bad}
-    if len(told) == 1 and not failures:  # its Job ended before it had counted that
-        failures = [index for index in told if index is not None]
-    causes = {one: [index for index in failures if told.get(index) == one] for one in told.values()}
-    unknown = [index for index in failures if index not in told]
-    words = "; ".join(f"{_named(of)} failed for good: {one}" for one, of in causes.items() if of)
-    words += f"; {_named(unknown)} failed, too" if words and unknown else ""
-    done = f"; {_named(complete)} succeeded" if complete else ""
-    return (words or otherwise) + done
+_FAILURES = "batch.kubernetes.io/job-index-failure-count"
+_ANOTHER = "wait: Kubernetes makes another pod when it has ended"
 
 
-def _named(indexes: Sequence[int]) -> str:
-    told = [str(one) for one in indexes[:_SHOWN]]
-    more = len(indexes) - _SHOWN
-    last = f"{more} others" if more > 0 else told.pop()
-    return f"index {', '.join(told)} and {last}" if told else f"index {last}"
+def _age(pod: Pod) -> tuple[str, str]:
+    """The API lists pods by name."""
+    metadata = pod.metadata
+    return str(metadata.get("creationTimestamp") or ""), str(metadata.get("name") or "")
 
 
-def _were(indexes: Sequence[int]) -> str:
-    return "was" if len(indexes) == 1 else "were"
+def _cancelled(what: str) -> State:
+    return ended(Cause(what=what, reason=Reason.CANCELLED), status=JobStatus.NOT_FOUND)
 
 
-def _out_of_time(course: Course) -> Diagnosis:
-    """The Job's time was over: what did it do until then?"""
-    limit, held = course.seen.spec.get("activeDeadlineSeconds"), held_back(course.seen)
-    message = f"the Job's time limit{f' of {limit} s' if limit else ''} passed"
-    end = pending(message, "give it more time (timeout=)", Reason.DEADLINE)
-    traces = [] if held.reason else [pod for pod in unseen(course.seen) if not pod.ended]
-    pod = next(reversed(course.pods or traces), None)
-    last = past(pod) if pod is not None and course.pods else end
-    own = [(pod, one) for pod, one in course.bad if pod.ended and not pod.swept]
-    if pod is not None and not pod.ran:
-        held = last if pod.ended and not pod.swept else obstacle(pod)
-        before = " while a new pod waited" if course.ran else " before the program ever ran"
-        late = held_up(end, before, held)
-        earlier = [one for other, one in course.bad if other is not pod and not other.swept]
-        for one in earlier[-1:]:
-            words = f"{late.message}; before that: {one.message}"
-            late = replace(late, message=words, advice=f"{late.advice}; {one.advice}")
-        end = replace(late, reason=end.reason) if course.ran else late
-    elif pod is None and held.reason:
-        end = held_up(end, " before any pod could be made", held)
-    elif own:
-        starts = sum(max(pod.starts - 1, 1) for pod, _ in own)
-        words = f"{starts} of its starts had failed by then, the last: {own[-1][1].message}"
-        advice = f"{own[-1][1].advice}; more time alone (timeout=) does not help"
-        end = replace(end, message=f"{message}; {words}", advice=advice)
-    elif pod is not None and (beside := pod.kept_from_ending):
-        words = f"its program had ended with exit code 0, but container {beside!r} ran on"
-        end = replace(end, message=f"{message}; {words}", advice=NATIVE)
-    else:
-        killed = f": it {_KILLED}" if last.exit_code == 137 else ""
-        end = replace(end, message=f"{message}; the program was stopped{killed}")
-    if course.several:
-        end = replace(end, message=_of_indexes(course, [], end.message))
-    return end.ended(last.executor, last.exit_code)
+# --- no pod -------------------------------------------------------------------------------
+
+_REFUSED = ("FailedCreate", "JobCreationFailed")
+"""Events which say that the API server refused a pod, or a JobSet's Job."""
 
 
-def _cancelled(message: str, advice: str = "submit again if that was not meant") -> Diagnosis:
-    return pending(message, advice, Reason.CANCELLED).ended(status=JobStatus.NOT_FOUND)
+def _is_suspended(job: Document) -> bool:
+    return bool(part(job, "spec").get("suspend")) or condition(job, "Suspended") is not None
 
 
-def _with_namespace(seen: Seen) -> Diagnosis | None:
-    """The end of a Job whose namespace ends."""
-    going = part(seen.namespace, "metadata").get("deletionTimestamp")
-    if not going and part(seen.namespace, "status").get("phase") != "Terminating":
-        return None
-    name = part(seen.any_job, "metadata").get("namespace") or ""
-    return _cancelled(f"the namespace {name!r} was deleted, with the Job in it")
-
-
-def _deleted(course: Course) -> Diagnosis:
-    """Judge a Job that is on its way out, or gone, before it was over; or that was never made."""
-    seen, alive = course.seen, course.alive
-    if not seen.any_job and not course.pods:
-        words = f"there is no Job {seen.job_name!r}" if seen.job_name else "there is no Job"
-        return replace(_cancelled(words, ""), reason=None)
-    going = seen.job is not None and (alive or not course.there)
-    if alive and not going and not alive[-1].leaving:
-        does = "still runs, and costs"
-        if not alive[-1].ran:
-            does = f"is there and waits to start: {obstacle(alive[-1]).message}"
-        words = f"the Job object is gone, but its pod {does}"
-        return course.still(_cancelled(words, "delete the pod"))
-    when = "by somebody while it ran" if course.ran else "before it ever ran"
-    words = "the Job is being deleted by somebody" if going else f"the Job was deleted {when}"
-    told = _with_namespace(seen) or _cancelled(words)
-    if alive and alive[-1].leaving:
-        node, does = alive[-1].spec.get("nodeName"), "its pod is being stopped"
-        if condition(alive[-1].node, "Ready", "Unknown"):
-            does = f"its pod cannot go, for its node {node!r} does not answer"
-            mend = f"bring that node back or delete it, or force-delete the pod; {told.advice}"
-            told = replace(told, advice=mend)
-        told = replace(told, message=f"{told.message}; {does}")
-    if alive or going:
-        return course.still(told)
-    for pod in (course.there or course.pods)[-1:]:
-        last, more = past(pod), ""
-        well = last.status is JobStatus.SUCCEEDED and not pod.answered
-        if course.there and (well or (seen.job is None and not pod.leaving)):
-            words = f"the Job was deleted, its pod ran on: {last.message}"
-            return replace(last, message=words, advice="delete the pod when its log is not needed")
-        if last.status is JobStatus.FAILED and pod.ended and not pod.swept:
-            more = f"; before that: {last.message}"
-        elif not course.ran:
-            return until_then(told, pod)
-        elif last.exit_code == 137:
-            more = f"; the program {_KILLED}"
-        told = replace(told, message=told.message + more)
-        return told.ended(last.executor, last.exit_code, JobStatus.NOT_FOUND)
-    return told
+def no_pod(seen: Seen) -> Cause:
+    """Return why a Job that is not over has no pod."""
+    if _is_suspended(seen.any_job):
+        if seen.workload is not None or QUEUE in part(part(seen.any_job, "metadata"), "labels"):
+            return queued(seen)
+        return Cause(
+            what="the Job is suspended: its pods are made only after it is resumed",
+            advice="resume it, or see which controller suspended it",
+            reason=Reason.QUEUED,
+            outlook=Outlook.BLOCKED,
+        )
+    attempts = seen.about(None, *_REFUSED, "SuccessfulCreate")
+    if attempts and attempts[-1].get("reason") in _REFUSED:
+        return refusal(str(attempts[-1].get("message") or ""))
+    status = part(seen.any_job, "status")
+    if status.get("failed"):
+        return Cause(what="a pod failed and is gone; Kubernetes makes another one after a pause")
+    late = "" if status else ": the Job controller has not looked at it yet"
+    return Cause(what=f"no pod has been made yet{late}")

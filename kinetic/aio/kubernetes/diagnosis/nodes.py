@@ -65,7 +65,8 @@ def offers(spec: Document, nodes: Sequence[Document]) -> list[Offer]:
 
 def labels(node: Document) -> Mapping[str, str]:
     """The node's labels."""
-    return part(part(node, "metadata"), "labels")
+    found = part(part(node, "metadata"), "labels")
+    return {key: value for key, value in found.items() if value is not None}
 
 
 def allocatable(node: Document, resource: str) -> float:
@@ -105,44 +106,20 @@ def _tolerates(toleration: Mapping[str, Any], taint: Mapping[str, Any]) -> bool:
 
 
 def matches(spec: Document, node: Document) -> bool:
-    """Whether the node has the labels that the pod selects, and its required affinity allows."""
-    given, terms = labels(node), _allowed(spec)
-    fields = {"metadata.name": part(node, "metadata").get("name")}
-    return part(spec, "nodeSelector").items() <= given.items() and (
-        not terms
-        or any(
-            all(_holds(one, given) for one in parts(term, "matchExpressions"))
-            and all(_holds(one, fields) for one in parts(term, "matchFields"))
-            for term in terms
-        )
+    """Whether the node has the labels that the pod selects, and one of each that it accepts."""
+    given = labels(node)
+    return part(spec, "nodeSelector").items() <= given.items() and all(
+        given.get(key) in values for key, values in accepted(spec).items()
     )
 
 
-def _allowed(spec: Document) -> Sequence[Document]:
-    """The terms of a pod's required node affinity, of which one is enough."""
+def accepted(spec: Document) -> dict[str, Sequence[str]]:
+    """Return the values that the pod's required node affinity accepts, by label."""
     affinity: Document = part(part(spec, "affinity"), "nodeAffinity")
     required: Document = part(affinity, "requiredDuringSchedulingIgnoredDuringExecution")
-    return parts(required, "nodeSelectorTerms")
-
-
-def wanted(spec: Document) -> list[str]:
-    """What the first term of a required affinity wants, as one says it."""
-    return [
-        f"{one.get('key')} {one.get('operator')} {' or '.join(parts(one, 'values'))}".strip()
-        for term in _allowed(spec)[:1]
-        for one in (*parts(term, "matchExpressions"), *parts(term, "matchFields"))
-    ]
-
-
-def _holds(expression: Mapping[str, Any], given: Mapping[str, Any]) -> bool:
-    value, values = given.get(str(expression.get("key"))), parts(expression, "values")
-    bound = number(next(iter(values), 0))
-    checks = {
-        "In": value in values,
-        "NotIn": value not in values,
-        "Exists": value is not None,
-        "DoesNotExist": value is None,
-        "Gt": value is not None and number(value) > bound,
-        "Lt": value is not None and number(value) < bound,
+    return {
+        str(one.get("key")): parts(one, "values")
+        for term in parts(required, "nodeSelectorTerms")[:1]
+        for one in parts(term, "matchExpressions")
+        if one.get("operator") == "In"
     }
-    return checks.get(str(expression.get("operator")), True)

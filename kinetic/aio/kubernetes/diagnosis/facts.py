@@ -1,0 +1,345 @@
+"""Facts about one job and its pods, as the API returned them. Nothing here is worded."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+from functools import cached_property
+
+from kinetic.aio.kubernetes.diagnosis.documents import Document, condition, part, parts, uid
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """Everything known of one job, as the API returned it.
+
+    ``nodes`` None means that they are not known. ``workload`` is Kueue's object for the
+    Job. ``gone`` and ``earlier`` are the last versions of pods and of the Job that no
+    longer exist: `merged` keeps them, because a cause is often deleted a second later.
+    ``scenes`` are nodes by pod uid, as they were when the pod was first disrupted.
+    ``makers`` are kind and name of what makes the pods of a set. ``absent`` are storage
+    drivers that the cluster doesn't have.
+    """
+
+    job: Document | None = None
+    pods: Sequence[Document] = ()
+    events: Sequence[Document] = ()
+    nodes: Sequence[Document] | None = None
+    workload: Document | None = None
+    gone: Sequence[Document] = ()
+    earlier: Document | None = None
+    scenes: Mapping[str, Document] = field(default_factory=dict[str, Document])
+    name: str = ""
+    makers: Sequence[tuple[str, str]] = ()
+    absent: Collection[str] = ()
+
+    @property
+    def any_job(self) -> Document:
+        """The Job, or its last version."""
+        return self.job or self.earlier or {}
+
+    @property
+    def spec(self) -> Document:
+        """The Job's specification."""
+        return part(self.any_job, "spec")
+
+    @property
+    def job_name(self) -> str:
+        """The Job's name."""
+        return self.name or str(part(self.any_job, "metadata").get("name", ""))
+
+    def about(self, document: Document | None, *reasons: str) -> list[Document]:
+        """Events on a pod (for None: the Job, or its makers) with one of *reasons*, in order.
+
+        Events outlive their objects. One with another uid, or older than the object,
+        belongs to an earlier object of the same name.
+        """
+        metadata: Document = part(document if document is not None else self.any_job, "metadata")
+        named: Sequence[tuple[str, str]] = [("Pod", metadata.get("name") or "")]
+        own, born = metadata.get("uid"), str(metadata.get("creationTimestamp") or "")[:19]
+        if document is None:
+            named = self.makers or [("Job", metadata.get("name") or self.job_name)]
+            own = None if self.makers else own  # only the names of makers are known
+        found: list[Document] = []
+        for event in self.events:
+            target = _subject(event)
+            if (target.get("kind"), target.get("name")) not in named:
+                continue
+            moment, other = _moment(event)[:19], target.get("uid")
+            alike = other == own if other and own else not (born and moment) or moment >= born
+            if alike and (not reasons or event.get("reason") in reasons):
+                said = str(event.get("message") or event.get("note") or "")
+                said = said.removeprefix("(combined from similar events): ")
+                found.append({**event, "message": said})
+        return sorted(found, key=_moment)  # stable: without times the order stays
+
+
+def _subject(event: Document) -> Document:
+    """Return kind, name and uid of what an event is about."""
+    return event.get("involvedObject") or part(event, "regarding")
+
+
+def _moment(event: Document) -> str:
+    """Return when the event was last seen, as ISO 8601 text, or an empty text."""
+    found = (
+        part(event, "series").get("lastObservedTime")
+        or event.get("lastTimestamp")
+        or event.get("eventTime")
+        or event.get("firstTimestamp")
+        or part(event, "metadata").get("creationTimestamp")
+    )
+    return str(found or "").removesuffix("Z")
+
+
+def merged(before: Seen, now: Seen) -> Seen:
+    """Return *now* with the last versions of what has gone since *before*."""
+    present = {uid(pod) for pod in now.pods}
+    left = {uid(pod): pod for pod in (*before.gone, *before.pods)}
+    told = {_identity(event) for event in now.events}
+    same = now.job is None or before.any_job == {} or uid(now.job) == uid(before.any_job)
+    now = replace(
+        now,
+        pods=[_as_first_asked(left.get(uid(pod)), pod) for pod in now.pods],
+        events=(*(one for one in before.events if _identity(one) not in told), *now.events),
+        nodes=now.nodes if now.nodes is not None else before.nodes,
+        workload=now.workload or before.workload,
+        name=now.name or before.name,
+        gone=tuple(pod for key, pod in left.items() if key not in present) if same else (),
+        earlier=(before.job or before.earlier) if same else None,
+    )
+    return replace(now, scenes={**_scenes(now), **before.scenes} if same else {})
+
+
+def _as_first_asked(before: Document | None, now: Document) -> Document:
+    """Return *now* with its first deletion time: a node asks for deletion again at the end."""
+    first, asked = part(before, "metadata"), ("deletionTimestamp", "deletionGracePeriodSeconds")
+    if not first.get("deletionTimestamp"):
+        return now
+    kept = {key: first[key] for key in asked if key in first}
+    return {**now, "metadata": {**part(now, "metadata"), **kept}}
+
+
+def _scenes(now: Seen) -> dict[str, Document]:
+    nodes = {part(node, "metadata").get("name"): node for node in now.nodes or ()}
+    disrupted = (pod for pod in now.pods if condition(pod, "DisruptionTarget"))
+    hosts = {uid(pod): part(pod, "spec").get("nodeName") for pod in disrupted}
+    return {pod: nodes[host] for pod, host in hosts.items() if host in nodes}
+
+
+def _identity(event: Document) -> tuple[object, ...]:
+    if own := part(event, "metadata").get("uid"):
+        return (own,)
+    target = _subject(event)
+    return (target.get("kind"), target.get("name"), event.get("reason"), event.get("message"))
+
+
+OUTCOME = "kinetic"
+"""Where the end of a container has the reason of the outcome that its runner committed."""
+
+START_ERRORS = frozenset({"StartError", "ContainerCannotRun", "RunContainerError"})
+"""Reasons of a container's end which say that its program never began."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Container:
+    """One container: its part of the pod's spec beside its status."""
+
+    name: str
+    spec: Document
+    status: Document
+    init: bool = False
+
+    def state(self, kind: str) -> Document | None:
+        """Its state *kind* (waiting, running, terminated), if it is in that state."""
+        found: Document | None = part(self.status, "state").get(kind)
+        return found
+
+    @property
+    def ended(self) -> Document | None:
+        """How it ended: now, or the last time if it waits to be started again."""
+        last: Document | None = part(self.status, "lastState").get("terminated")
+        waits = self.state("waiting") is not None
+        return self.state("terminated") or (last if waits else None)
+
+    @property
+    def unmade(self) -> bool:
+        """Whether its node never had its image, and gave it an end because the pod has one."""
+        unknown = (self.ended or {}).get("reason") == "ContainerStatusUnknown"
+        return unknown and self.status.get("imageID") == ""
+
+    @property
+    def memory(self) -> str:
+        """Its memory limit as written, or an empty text."""
+        return str(part(part(self.spec, "resources"), "limits").get("memory", ""))
+
+
+_SPOT = ("cloud.google.com/gke-spot", "cloud.google.com/gke-preemptible")
+_INDEX = "batch.kubernetes.io/job-completion-index"
+
+
+class Pod:
+    """A pod: its last version, and what else was *seen*."""
+
+    def __init__(self, document: Document, seen: Seen | None = None) -> None:
+        self.document, self.seen = document, seen or Seen()
+        self.metadata, self.spec = part(document, "metadata"), part(document, "spec")
+        self.status, self.uid = part(document, "status"), uid(document)
+
+    @property
+    def index(self) -> int | None:
+        """Its index in its Job."""
+        given = {**part(self.metadata, "labels"), **part(self.metadata, "annotations")}
+        text = str(given.get(_INDEX))
+        return int(text) if text.isdecimal() else None
+
+    @cached_property
+    def containers(self) -> Sequence[Container]:
+        """All of them, init containers first: GKE puts the sidecar that mounts buckets there."""
+        found: list[Container] = []
+        for init, kind in ((True, "initContainers"), (False, "containers")):
+            told = parts(self.status, "initContainerStatuses" if init else "containerStatuses")
+            statuses = {one.get("name"): one for one in told}
+            named = {one.get("name"): one for one in parts(self.spec, kind)}
+            found += [
+                Container(
+                    name=str(name),
+                    spec=named.get(name) or {},
+                    status=statuses.get(name) or {},
+                    init=init,
+                )
+                for name in {**named, **statuses}
+            ]
+        return found
+
+    @cached_property
+    def programs(self) -> Sequence[Container]:
+        """Those that do the work; the first one decides."""
+        return [one for one in self.containers if not one.init]
+
+    @property
+    def ended(self) -> bool:
+        """Whether none of its programs runs or will run."""
+        if self.status.get("phase") in ("Succeeded", "Failed"):
+            return True
+        if not self.status.get("containerStatuses"):
+            return False  # most pods, and this is asked often
+        never = self.spec.get("restartPolicy") == "Never"
+        return never and all(one.state("terminated") is not None for one in self.programs)
+
+    @property
+    def gone(self) -> bool:
+        """Whether it no longer exists."""
+        return any(self.uid == uid(one) for one in self.seen.gone)
+
+    @property
+    def ran(self) -> bool:
+        """Whether a program of it ever started."""
+        return any(
+            one.state("running") is not None
+            or (one.ended or {}).get("reason") not in (None, *START_ERRORS)
+            for one in self.programs
+            if not one.unmade
+        )
+
+    @property
+    def runs(self) -> bool:
+        """Whether a program of it runs now."""
+        return any(one.state("running") is not None for one in self.programs)
+
+    @property
+    def leaving(self) -> bool:
+        """Whether its deletion was requested."""
+        return bool(self.metadata.get("deletionTimestamp"))
+
+    @property
+    def disruption(self) -> Document | None:
+        """The condition which says that the platform ended it."""
+        return condition(self.document, "DisruptionTarget")
+
+    @property
+    def bad(self) -> Container | None:
+        """The program that made it fail, or a container that kept the program from starting."""
+        return next((one for one in reversed(self.containers) if self._failed(one)), None)
+
+    def _failed(self, one: Container) -> bool:
+        return bool((one.ended or {}).get("exitCode")) and not (one.init and self.ran)
+
+    @property
+    def end(self) -> Document:
+        """How its program ended."""
+        one = self.bad or next(iter(self.programs), None)
+        return (one.ended if one is not None else None) or {}
+
+    @property
+    def answered(self) -> bool:
+        """Whether its program ended in its own way after the pod's deletion was requested."""
+        try:
+            until = datetime.fromisoformat(self.metadata["deletionTimestamp"])
+            asked = until - timedelta(seconds=int(self.metadata["deletionGracePeriodSeconds"]))
+            since = datetime.fromisoformat(self.end["finishedAt"]) >= asked
+        except (KeyError, ValueError, TypeError):  # not every pod has these
+            return False
+        return since and self.end.get("reason") not in ("OOMKilled", *START_ERRORS)
+
+    @property
+    def stopped(self) -> bool:
+        """Whether its end may be the answer to a request to stop, by exit code or moment."""
+        code, reason = self.end.get("exitCode"), self.end.get("reason")
+        by_signal = code in (137, 143) and reason in (None, "Error")
+        return self.bad is None or self.bad.unmade or by_signal or self.answered
+
+    @property
+    def swept(self) -> bool:
+        """Whether its Job or a user stopped it."""
+        return self.leaving and self.stopped and self.disruption is None
+
+    @cached_property
+    def node(self) -> Document | None:
+        """Its node: as it was when the pod was first disrupted, else as it is."""
+        name = self.spec.get("nodeName")
+        found = (one for one in self.seen.nodes or () if part(one, "metadata").get("name") == name)
+        return self.seen.scenes.get(self.uid) or next(found, None)
+
+    @property
+    def node_removed(self) -> bool:
+        """Whether its node is not among those that exist."""
+        name = self.spec.get("nodeName")
+        there = {part(one, "metadata").get("name") for one in self.seen.nodes or ()}
+        return bool(name and there) and name not in there
+
+    @property
+    def node_silent(self) -> bool:
+        """Whether its node does not answer; its containers still say that they run."""
+        if self.status.get("phase") == "Unknown":
+            return True
+        if condition(self.node, "Ready", "Unknown") is not None:
+            return True
+        unready = condition(self.document, "Ready", "False") or {"reason": "no such condition"}
+        return not unready.get("reason") and bool(self.events("NodeNotReady"))
+
+    @property
+    def on_spot(self) -> bool:
+        """Whether the cloud may take its machine back."""
+        labels = part(part(self.node, "metadata"), "labels")
+        return any(key in part(self.spec, "nodeSelector") or key in labels for key in _SPOT)
+
+    @property
+    def taints(self) -> Sequence[Document]:
+        """The taints of its node."""
+        return parts(part(self.node, "spec"), "taints")
+
+    @property
+    def taken_back(self) -> bool:
+        """Whether the cloud has announced the end of its node (documents: GKE, Spot VMs)."""
+        notice = "cloud.google.com/impending-node-termination"
+        return any(one.get("key") == notice for one in self.taints)
+
+    def events(self, *reasons: str) -> list[Document]:
+        """Events on it with one of *reasons*, in order."""
+        return self.seen.about(self.document, *reasons)
+
+    def last_said(self, *reasons: str) -> str:
+        """The message of the last such event, or an empty text."""
+        found = self.events(*reasons)
+        return str(found[-1].get("message") or "") if found else ""

@@ -1,0 +1,281 @@
+# ruff: noqa: E501 - what Kubernetes says is one line each
+"""What a user is told of states that no recording has: one table of objects, cause, fragment."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from kinetic.aio.kubernetes.diagnosis.facts import Seen
+from kinetic.aio.kubernetes.diagnosis.judge import judge
+from kinetic.job_status import Reason
+from tests.kubernetes.situations import (
+    BLOCKED,
+    BORN,
+    FINAL,
+    NAME,
+    OPEN,
+    RUNS,
+    Json,
+    a_container,
+    a_job,
+    a_node,
+    a_pod,
+    check_any_order,
+    disrupted,
+    ended,
+    event,
+    failed_job,
+    failed_pod,
+    not_placed,
+    waiting,
+)
+
+IMAGE = "reg.example/team/train:1"
+
+
+# --- how objects come about ---------------------------------------------------------------
+
+
+def image(said: str, name: str = IMAGE) -> Seen:
+    """An image that cannot be pulled, in these words of containerd."""
+    text = f'Back-off pulling image "{name}": ErrImagePull: failed to pull and unpack image "{name}": {said}'
+    pod = a_pod(waiting("ImagePullBackOff", text), containers=[a_container(image=name)])
+    return Seen(job=a_job(), pods=[pod])
+
+
+def refused(said: str) -> Seen:
+    """A pod that the API server does not make."""
+    return Seen(
+        job=a_job(), events=[event("FailedCreate", f"Error creating: {PODS}{said}", kind="Job")]
+    )
+
+
+def queued(*conditions: Json, checks: Any = (), **spec: Any) -> Seen:
+    """A Job that Kueue holds, with the conditions of its Workload."""
+    status = {"conditions": [*conditions], "admissionChecks": [*checks]}
+    workload = {"spec": {"queueName": "research", **spec}, "status": status}
+    labels = {"kueue.x-k8s.io/queue-name": "research"}
+    job = a_job({}, metadata={"labels": labels}, suspend=True)
+    return Seen(job=job, workload=workload)
+
+
+def reserved(reason: str, message: str = "", status: str = "False") -> Json:
+    return {"type": "QuotaReserved", "status": status, "reason": reason, "message": message}
+
+
+def unmounted(*said: str, **more: Any) -> Seen:
+    """A pod whose volumes are not mounted."""
+    creating = a_pod({"waiting": {"reason": "ContainerCreating"}})
+    events = [event("FailedMount", one) for one in said]
+    return Seen(job=a_job(), pods=[creating], events=events, **more)
+
+
+def unstarted(said: str, reason: str = "CreateContainerError") -> Seen:
+    """A container that cannot be made."""
+    return Seen(job=a_job(), pods=[a_pod(waiting(reason, said))])
+
+
+def unplaced(
+    said: str, *nodes: Json, asks: Json | None = None, events: Any = (), **spec: Any
+) -> Seen:
+    """A pod that the scheduler refuses in these words."""
+    pod = not_placed(said, asks=asks, **spec)
+    return Seen(job=a_job(), pods=[pod], nodes=nodes or None, events=events)
+
+
+def scaled(*told: tuple[str, str], nodes: Any = ()) -> Seen:
+    """A pod that wants 16 TPU chips where nodes have 8, and what the autoscaler said."""
+    events = [
+        event(reason, said, lastTimestamp=f"2026-01-01T00:0{second}:00Z")
+        for second, (reason, said) in enumerate(told)
+    ]
+    there = nodes or [a_node("a", {"pool": "tpu"}, tpu="8")]
+    said = "0/1 nodes are available: 1 Insufficient google.com/tpu."
+    return unplaced(said, *there, asks={"google.com/tpu": "16"}, events=events)
+
+
+def exited(code: int, reason: str = "", said: str = "", **pod: Any) -> Seen:
+    """A Job that failed with its only pod."""
+    return Seen(job=failed_job(), pods=[failed_pod(code, reason, said, **pod)])
+
+
+def removed(
+    reason: str = "", message: str = "", by: str = "", nodes: Any = None, **more: Any
+) -> Seen:
+    """A Job that failed because something was done to its pod: its status, or *by* whom."""
+    status: Json = {"reason": reason, "message": message} if reason else {}
+    status |= disrupted(by, message) if by else {}
+    return Seen(job=failed_job(), pods=[failed_pod(143, status=status)], nodes=nodes, **more)
+
+
+def running(*taints: str, labels: Json | None = None, **node: Any) -> Seen:
+    """A pod that runs on a node with these taints."""
+    return Seen(
+        job=a_job(),
+        pods=[a_pod(RUNS, phase="Running")],
+        nodes=[a_node("n1", labels, *taints, **node)],
+    )
+
+
+PODS = f'pods "{NAME}-x" is forbidden: '
+HOOK = 'Internal error occurred: failed calling webhook "pods.policy.example.com": failed to call webhook: Post "https://policy.ml.svc:443/check?timeout=10s": '
+RUNC = "failed to create containerd task: failed to create shim task: OCI runtime create failed: runc create failed: unable to start container process: error during container init: "
+UNFIT = "couldn't assign flavors to pod set main: "
+HELPLESS = " preemption: 0/2 nodes are available: 2 Preemption is not helpful for scheduling."
+NO_VICTIM = " preemption: 0/2 nodes are available: 1 No preemption victims found for incoming pod."
+TAINTED = f"0/2 nodes are available: 2 node(s) had untolerated taint(s).{HELPLESS}"
+NO_POOL = "pod didn't trigger scale-up: 2 node(s) didn't match Pod's node affinity/selector"
+FAILED_UP = "Node scale up in zones us-central1-a associated with this pod failed: {}. Pod is at risk of not being scheduled."
+DRIVER = 'MountVolume.SetUp failed for volume "data" : rpc error: code = '
+PRESSED = "The node was low on resource: memory. Threshold quantity: 100Mi, available: 51200Ki. Container main was using 1567440Ki, request is 0, has larger consumption of memory. "
+GPU = {"nvidia.com/gpu": "1"}
+TPU = {"google.com/tpu": "8"}
+L4 = {"cloud.google.com/gke-accelerator": "nvidia-l4"}
+SPOT = {"cloud.google.com/gke-spot": "true"}
+NOTICE = "cloud.google.com/impending-node-termination=:NoSchedule"
+SLICE = {
+    "cloud.google.com/gke-tpu-accelerator": "tpu-v6e-slice",
+    "cloud.google.com/gke-tpu-topology": "2x4",
+}
+GPU_TAINT = "nvidia.com/gpu=present:NoSchedule"
+SIDECAR = a_container(
+    "gke-gcsfuse-sidecar", restartPolicy="Always", resources={"limits": {"memory": "256Mi"}}
+)
+SMALL = a_container(resources={"limits": {"memory": "64Mi"}})
+
+# --- the table ------------------------------------------------------------------------------
+
+TABLE: list[tuple[str, Seen, Reason | None, Any, tuple[str, ...]]] = [
+    # Images.
+    ("the registry's name is unknown", image("dial tcp: lookup reg.example on 10.0.0.10:53: no such host"), Reason.IMAGE_PULL, BLOCKED, ("reg.example cannot be reached", "no such host")),
+    ("a registry limits pulls", image("429 Too Many Requests - Server message: toomanyrequests: pull rate limit.", "team/train:1"), Reason.IMAGE_PULL, OPEN, ("docker.io limits how often",)),
+    ("private or absent", image('denied: Permission "artifactregistry.repositories.downloadArtifacts" denied on resource "r" (or it may not exist)'), Reason.IMAGE_PULL, BLOCKED, ("does not exist, or the nodes may not read it",)),
+    ("the nodes may not read it", image("unexpected status from HEAD request to https://reg.example/v2/: 403 Forbidden"), Reason.IMAGE_PULL, BLOCKED, ("may not read", "reader role")),
+    ("the repository is not there", image("failed to authorize: failed to fetch oauth token: unexpected status: 404 Not Found"), Reason.IMAGE_PULL, FINAL, ("its repository is not in", "make the repository")),
+    ("the name is not there", image("unexpected status: 404 Not Found: NAME_UNKNOWN: repository name not known to registry"), Reason.IMAGE_PULL, FINAL, ("does not exist in its registry (reg.example)",)),
+    ("another architecture", image("no match for platform in manifest: not found"), Reason.IMAGE_PULL, FINAL, ("no variant for linux/amd64",)),
+    ("a name like an error", image("x/not-found/forbidden-403:timeout: manifest unknown", "x/not-found/forbidden-403:timeout"), Reason.IMAGE_PULL, FINAL, ("does not exist",)),
+    ("words that nobody knows are quoted", image("something nobody has seen yet"), Reason.IMAGE_PULL, BLOCKED, (IMAGE, "something nobody has seen yet")),
+    # Admission.
+    ("a quota that is in use", refused("exceeded quota: gpus, requested: requests.nvidia.com/gpu=2,pods=1, used: requests.nvidia.com/gpu=7,pods=4, limited: requests.nvidia.com/gpu=8,pods=10"), Reason.QUOTA, OPEN, ("requests.nvidia.com/gpu 7 of 8", "wait")),
+    ("a quota that never fits", refused("exceeded quota: gpus, requested: requests.nvidia.com/gpu=4, used: requests.nvidia.com/gpu=0, limited: requests.nvidia.com/gpu=2"), Reason.QUOTA, FINAL, ("allows requests.nvidia.com/gpu 2", "can never fit")),
+    ("too many Jobs", refused("exceeded quota: gke-resource-quotas, requested: count/jobs.batch=1, used: count/jobs.batch=5k, limited: count/jobs.batch=5k"), Reason.QUOTA, OPEN, ("'gke-resource-quotas' is used up", "delete finished jobs")),
+    ("a quota wants a limit", refused("failed quota: team: must specify limits.memory for: main; requests.cpu for: main"), Reason.QUOTA, FINAL, ("'team'", "limits.memory", "memory=")),
+    ("a LimitRange", refused("[minimum memory usage per Container is 256Mi, but request is 64Mi, maximum cpu usage per Pod is 4, but limit is 8]"), Reason.REFUSED, FINAL, ("LimitRange", "256Mi", "limit is 8")),
+    ("Pod Security, restricted", refused('violates PodSecurity "restricted:latest": runAsNonRoot != true (pod or container "main" must set securityContext.runAsNonRoot=true)'), Reason.REFUSED, FINAL, ("'restricted'", "KINETIC_RUN_AS_USER")),
+    ("Pod Security, baseline", refused('violates PodSecurity "baseline:latest": hostPath volumes (volume "v")'), Reason.REFUSED, FINAL, ("'baseline'", "hostPath volumes")),
+    ("a webhook takes too long", refused(HOOK + "context deadline exceeded"), Reason.REFUSED, BLOCKED, ("'pods.policy.example.com'", "context deadline exceeded", "nothing is wrong with the job")),
+    ("a webhook has no service", refused(HOOK + 'service "policy" not found'), Reason.REFUSED, BLOCKED, ('service "policy" not found',)),
+    ("a webhook says no", refused('admission webhook "policy.example.com" denied the request: images must come from us'), Reason.REFUSED, BLOCKED, ("'policy.example.com'", "images must come from us")),
+    ("Autopilot says no", refused('admission webhook "warden-validating.common-webhooks.networking.gke.io" denied the request: GKE Warden rejected the request because it violates one or more constraints: hostPath is not allowed'), Reason.REFUSED, BLOCKED, ("GKE Warden", "hostPath is not allowed")),
+    ("a policy says no", refused("ValidatingAdmissionPolicy 'no-latest' with binding 'b' denied request: image tag latest is not allowed"), Reason.REFUSED, BLOCKED, ("'no-latest'", "image tag latest is not allowed")),
+    ("the namespace is being deleted", refused("unable to create new content in namespace ml because it is being terminated"), Reason.CANCELLED, FINAL, ("namespace ml is being deleted",)),
+    ("a right is missing", refused('User "ada@example.com" cannot create resource "pods" in API group "" in the namespace "ml"'), Reason.REFUSED, BLOCKED, ("ada@example.com may not create pods",)),
+    ("a service account is missing", refused('error looking up service account ml/trainer: serviceaccount "trainer" not found'), Reason.SETUP, BLOCKED, ("'trainer'", "KINETIC_SERVICE_ACCOUNT", "starts by itself")),
+    ("etcd is slow", refused("etcdserver: request timed out"), Reason.REFUSED, OPEN, ("etcdserver: request timed out", "nothing is wrong with the job")),
+    ("a refusal that nobody knows", refused("never heard of"), Reason.REFUSED, BLOCKED, ("never heard of", "administrator")),
+    # Queues: reasons of Kueue 0.18 and later.
+    ("quota is in use", queued(reserved("WaitingForQuota", UNFIT + "insufficient unused quota for nvidia.com/gpu in flavor h100, 3 more needed")), Reason.QUEUED, OPEN, ("3 more GPUs of quota needed (flavor h100)",)),
+    ("quota that never fits", queued(reserved("ExceedsMaxQuota", UNFIT + "insufficient quota for cpu in flavor f, request > maximum capacity (8 > 2)")), Reason.QUOTA, FINAL, ("can never hold it", "8 > 2")),
+    ("no such queue", queued(reserved("Misconfigured", "LocalQueue nosuch doesn't exist")), Reason.QUEUED, BLOCKED, ("nosuch", "KINETIC_QUEUE")),
+    ("no flavor", queued(reserved("NoMatchingFlavor", UNFIT + "flavor l4 doesn't match node affinity")), Reason.QUEUED, BLOCKED, ("flavor l4 doesn't match", "accelerator=")),
+    ("the queue is stopped", queued(reserved("Suspended", "ClusterQueue research is stopped")), Reason.QUEUED, BLOCKED, ("is stopped", "administrator")),
+    ("a reason of later versions", queued(reserved("TopologyPlacementFailed", "no rack has room")), Reason.QUEUED, OPEN, ("no rack has room", "not an error")),
+    ("others are before it", queued(), Reason.QUEUED, OPEN, ("'research'", "others are before it")),
+    ("the queue took it back", queued(reserved("WaitingForQuota"), {"type": "Evicted", "status": "True", "reason": "Preempted", "message": "to accommodate a workload"}), Reason.QUEUED, OPEN, ("took it back (Preempted", "to accommodate a workload")),
+    ("deactivated", queued({"type": "Evicted", "status": "True", "reason": "Deactivated", "message": "exceeding the maximum number of re-queuing retries"}, active=False), Reason.QUEUED, BLOCKED, ("deactivated", "re-queuing retries")),
+    ("machines are asked for", queued(reserved("QuotaReserved", status="True"), checks=[{"name": "dws", "state": "Pending", "message": "ETA: 2026-01-01T01:00:00Z"}]), Reason.QUEUED, OPEN, ("waits for dws", "ETA: 2026-01-01T01:00:00Z")),
+    ("a check refused it", queued(reserved("QuotaReserved", status="True"), checks=[{"name": "dws", "state": "Rejected", "message": "Capacity is not available"}]), Reason.QUEUED, BLOCKED, ("check 'dws'", "Capacity is not available")),
+    # Nodes.
+    ("one node is unwell, one has a taint", unplaced(TAINTED, a_node("a", L4, "node.kubernetes.io/not-ready=:NoSchedule", gpu="1"), a_node("b", L4, "team=other:NoSchedule", gpu="1"), asks=GPU, nodeSelector=L4), Reason.UNSCHEDULABLE, OPEN, ("(a) is closed for now (not-ready)",)),
+    ("one node is cordoned, one has a taint", unplaced(TAINTED, a_node("a", L4, cordoned=True, gpu="1"), a_node("b", L4, GPU_TAINT, gpu="1"), asks=GPU, nodeSelector=L4), Reason.UNSCHEDULABLE, BLOCKED, ("(b) is kept for others by taint nvidia.com/gpu=present", "a would fit, but is cordoned", "add the toleration")),
+    ("the autoscaler removes the node", unplaced(TAINTED, a_node("a", {}, "ToBeDeletedByClusterAutoscaler=1:NoSchedule")), Reason.UNSCHEDULABLE, OPEN, ("closed for now (ToBeDeletedByClusterAutoscaler)",)),
+    ("the larger node has a taint", unplaced(TAINTED, a_node("a"), a_node("b", {}, "google.com/tpu=present:NoSchedule", memory="192Gi"), asks={"memory": "100Gi"}), Reason.UNSCHEDULABLE, BLOCKED, ("asked for 100Gi of memory, the largest matching node has 32Gi", "192Gi of memory", "google.com/tpu=present")),
+    ("the GPU is in use", unplaced("0/2 nodes are available: 2 Insufficient nvidia.com/gpu.", a_node("a", gpu="1"), a_node("b"), asks=GPU), Reason.UNSCHEDULABLE, OPEN, ("1 GPU, but it is in use", "wait")),
+    ("a GPU has no driver yet", unplaced("0/1 nodes are available: 1 Insufficient nvidia.com/gpu.", a_node("n1", L4), asks=GPU), Reason.UNSCHEDULABLE, OPEN, ("nvidia-l4", "its driver is not ready")),
+    ("one host of eight chips where two of four share the slice", unplaced(TAINTED, a_node("a", SLICE, tpu="4"), a_node("b", SLICE, tpu="4"), asks=TPU, nodeSelector=SLICE), Reason.UNSCHEDULABLE, BLOCKED, ("asked for 8 TPU chips, the largest matching node has 4", "accelerator='tpu-v6e-8:hosts=2'")),
+    ("no pool has the accelerator", unplaced(TAINTED, a_node("a", SLICE, tpu="4"), asks=GPU, nodeSelector=L4), Reason.UNSCHEDULABLE, BLOCKED, ("no node has gke-accelerator=nvidia-l4", "1 GPU", "accelerator=")),
+    ("it fits by now", unplaced("0/1 nodes are available: 1 node(s) had untolerated taint(s).", a_node("a")), Reason.UNSCHEDULABLE, OPEN, ("a node that fits (a) is there now", "untolerated taint(s)")),
+    ("something else than room", unplaced("0/1 nodes are available: 1 Too many pods.", a_node("a")), Reason.UNSCHEDULABLE, OPEN, ("Too many pods",)),
+    ("the scheduler failed itself", unplaced("binding volumes: context deadline exceeded", a_node("a"), reason="SchedulerError"), Reason.UNSCHEDULABLE, BLOCKED, ("context deadline exceeded",)),
+    ("unknown nodes, in use", unplaced("0/2 nodes are available: 2 Insufficient nvidia.com/gpu." + NO_VICTIM, asks=GPU), Reason.UNSCHEDULABLE, OPEN, ("in use (it asks for 1 GPU)",)),
+    ("unknown nodes, never", unplaced("0/2 nodes are available: 2 Insufficient nvidia.com/gpu." + HELPLESS, asks=GPU), Reason.UNSCHEDULABLE, BLOCKED, ("no node can take it (it asks for 1 GPU)",)),
+    # The autoscaler.
+    ("a pool grows", scaled(("TriggeredScaleUp", "pod triggered scale-up: [{https://x/zones/us-central1-a/instanceGroups/gke-c-tpu-16-grp 0->1 (max: 4)}]")), Reason.UNSCHEDULABLE, OPEN, ("a node is being added", "gke-c-tpu-16-grp 0->1")),
+    ("no stock", scaled(("FailedScaleUp", FAILED_UP.format("ZONE_RESOURCE_POOL_EXHAUSTED"))), Reason.UNSCHEDULABLE, OPEN, ("none of this machine left", "us-central1-a", "another zone")),
+    ("no stock, then a pause", scaled(("FailedScaleUp", FAILED_UP.format("GCE out of resources")), ("NotTriggerScaleUp", "pod didn't trigger scale-up: 1 in backoff after failed scale-up")), Reason.UNSCHEDULABLE, OPEN, ("out of resources", "pauses before it tries again")),
+    ("the project's quota", scaled(("FailedScaleUp", FAILED_UP.format("GCE quota exceeded"))), Reason.QUOTA, OPEN, ("the project's quota is used up",)),
+    ("no address left", scaled(("FailedScaleUp", FAILED_UP.format("IP space exhausted"))), Reason.UNSCHEDULABLE, OPEN, ("no address left", "subnet")),
+    ("a pool at its limit", scaled(("NotTriggerScaleUp", "pod didn't trigger scale-up: 1 max node group size reached")), Reason.UNSCHEDULABLE, OPEN, ("max node group size reached", "let the node pool grow")),
+    ("no pool could hold it", scaled(("NotTriggerScaleUp", NO_POOL)), Reason.UNSCHEDULABLE, FINAL, ("asked for 16 TPU chips", "it can never start as asked")),
+    ("no pool grows, the node is cordoned", scaled(("NotTriggerScaleUp", NO_POOL), nodes=[a_node("a", {}, cordoned=True, tpu="16")]), Reason.UNSCHEDULABLE, BLOCKED, ("(a) is cordoned", "no node is added now")),
+    # Starting.
+    ("the FUSE driver is not in the cluster", unmounted(DRIVER + "driver name gcsfuse.csi.storage.gke.io not found", absent=["gcsfuse.csi.storage.gke.io"]), Reason.SETUP, FINAL, ("gcsfuse.csi.storage.gke.io", "leave out fuse=True")),
+    ("the FUSE driver is not on the node yet", unmounted(DRIVER + "driver name gcsfuse.csi.storage.gke.io not found"), Reason.SETUP, BLOCKED, ("gcsfuse.csi.storage.gke.io", "add-on")),
+    ("no FUSE sidecar", unmounted(DRIVER + "FailedPrecondition desc = failed to find the sidecar container in Pod spec"), Reason.SETUP, BLOCKED, ("no gcsfuse sidecar",)),
+    ("the FUSE sidecar is killed", unmounted(DRIVER + "ResourceExhausted desc = the sidecar container failed with error: signal: killed"), Reason.SETUP, BLOCKED, ("out of memory", "gke-gcsfuse/memory-limit")),
+    ("the bucket is not there", unmounted(DRIVER + 'NotFound desc = failed to get GCS bucket "b": storage: bucket doesn\'t exist'), Reason.SETUP, BLOCKED, ("bucket of a volume does not exist",)),
+    ("the bucket may not be read", unmounted(DRIVER + 'PermissionDenied desc = failed to get GCS bucket "b": googleapi: Error 403: x@y.iam does not have storage.objects.list access'), Reason.SETUP, BLOCKED, ("may not read", "roles/storage.objectUser")),
+    ("a Secret is missing", unmounted('MountVolume.SetUp failed for volume "key" : secret "s" not found', "Unable to attach or mount volumes: unmounted volumes=[key]"), Reason.SETUP, BLOCKED, ("Secret 's' does not exist", "starts by itself")),
+    ("a mount that nobody knows", unmounted(DRIVER + "InvalidArgument desc = flag provided but not defined: -xxx"), Reason.SETUP, BLOCKED, ("flag provided but not defined: -xxx",)),
+    ("no driver of the GPU", unstarted("OCI runtime create failed: nvidia-container-cli: initialization error: nvml error: driver not loaded: unknown"), Reason.SETUP, BLOCKED, ("GPU driver is not ready",)),
+    ("no such user", unstarted(RUNC + "unable to find user trainer: no matching entries in passwd file"), Reason.SETUP, BLOCKED, ("user 'trainer' is not in the image",)),
+    ("root is forbidden", unstarted("Error: container has runAsNonRoot and image will run as root", "CreateContainerConfigError"), Reason.SETUP, FINAL, ("must not run as root", "KINETIC_RUN_AS_USER")),
+    ("the node is slow", unstarted("failed to sync secret cache: timed out waiting for the condition", "CreateContainerConfigError"), None, OPEN, ("has not made container 'main' yet",)),
+    ("its node is silent", Seen(job=a_job(), pods=[a_pod(phase="Unknown")]), Reason.NODE_LOST, OPEN, ("its node n1 does not answer",)),
+    # Ends.
+    ("out of memory", exited(137, "OOMKilled", containers=[SMALL]), Reason.OUT_OF_MEMORY, FINAL, ("memory limit of 64Mi", "memory=")),
+    ("out of memory without a limit", exited(137, "OOMKilled"), Reason.OUT_OF_MEMORY, FINAL, ("has no memory limit", "larger machine")),
+    ("a sidecar ran out of memory", Seen(job=failed_job(), pods=[failed_pod(1, init=[(SIDECAR, ended(137, "OOMKilled"))])]), Reason.USER_ERROR, FINAL, ("exit code 1", "gke-gcsfuse-sidecar")),
+    ("another processor", exited(255, "Error", "exec /app/train: exec format error"), Reason.SETUP, FINAL, ("'/app/train' is built for another processor",)),
+    ("containerd was restarted", exited(255, "Unknown"), Reason.NODE_LOST, FINAL, ("restarted under the program",)),
+    ("killed, with the last lines of its log", exited(137, "Error", "step 41: loss 0.3"), Reason.LOST, FINAL, ("signal 9", "step 41: loss 0.3")),
+    ("aborted", exited(134), Reason.USER_ERROR, FINAL, ("SIGABRT",)),
+    ("interrupted", exited(130), Reason.LOST, FINAL, ("SIGINT",)),
+    ("no right on the bucket", exited(1, said="403 POST https://storage.googleapis.com/upload/storage/v1/b/x/o: train@p.iam.gserviceaccount.com does not have storage.objects.create access"), Reason.SETUP, FINAL, ("may not use Cloud Storage (403)", "give train@p.iam.gserviceaccount.com roles/storage.objectUser")),
+    ("a critical pod of the system", removed("Preempting", "Preempted in order to admit critical pod", "TerminationByKubelet"), Reason.PREEMPTED, FINAL, ("critical pod of the system",)),
+    ("short of memory", removed("Evicted", PRESSED, "TerminationByKubelet"), Reason.EVICTED, FINAL, ("container main used 1.49Gi, its request is 0",)),
+    ("short of process numbers", removed("Evicted", "The node was low on resource: pids. ", "TerminationByKubelet"), Reason.EVICTED, FINAL, ("short of pids",)),
+    ("its own storage limit", removed("Evicted", 'Container main exceeded its local ephemeral storage limit "20Mi". '), Reason.OUT_OF_DISK, FINAL, ("ephemeral-storage limit of 20Mi",)),
+    ("the spot machine is taken back", removed(by="TerminationByKubelet", message="Pod was terminated in response to imminent node shutdown.", nodes=[a_node("n1", SPOT)]), Reason.PREEMPTED, FINAL, ("took its spot machine back",)),
+    ("the node is removed", removed(by="DeletionByPodGC", message="PodGC: node no longer exists"), Reason.NODE_LOST, FINAL, ("node was removed from the cluster",)),
+    ("the node does not answer", removed(by="DeletionByTaintManager", message="x", nodes=[a_node("n1", {}, "node.kubernetes.io/unreachable=:NoExecute")]), Reason.NODE_LOST, FINAL, ("node n1 was lost",)),
+    ("an operator's taint", removed(by="DeletionByTaintManager", message="x", nodes=[a_node("n1", {}, "maintenance=true:NoExecute")]), Reason.EVICTED, FINAL, ("taint 'maintenance'",)),
+    ("the autoscaler removes the node of a pod", removed(by="EvictionByEvictionAPI", events=[event("ScaleDown", "deleting pod for node scale down")]), Reason.EVICTED, FINAL, ("the autoscaler removed its node",)),
+    ("a refusal of the node", removed("TopologyAffinityError", "Pod was rejected: Resources cannot be allocated with Topology locality"), Reason.UNSCHEDULABLE, FINAL, ("Topology locality",)),
+    # Running.
+    ("a notice of a spot machine", running(NOTICE, labels=SPOT), Reason.PREEMPTED, OPEN, ("takes its spot machine back",)),
+    ("a notice before maintenance", running(NOTICE), Reason.PREEMPTED, OPEN, ("for maintenance",)),
+    ("its node does not answer", running(ready="Unknown"), Reason.NODE_LOST, OPEN, ("its node n1 does not answer",)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("row", TABLE, ids=[row[0] for row in TABLE])
+def test_the_cause_is_told_with_its_reason(row: Any) -> None:
+    _, seen, reason, outlook, words = row
+    verdict = judge(seen)
+    assert (verdict.reason, verdict.outlook) == (reason, outlook), verdict.text
+    for one in words:
+        assert one in verdict.text, verdict.text
+    check_any_order(seen)
+
+
+def test_names_in_the_table_are_unique() -> None:
+    assert len({row[0] for row in TABLE}) == len(TABLE)
+
+
+@pytest.mark.parametrize(
+    "beside",
+    [
+        {"eventTime": "2026-01-01T00:00:01.000000Z", "series": {"lastObservedTime": BORN}},
+        {"lastTimestamp": "2025-12-31T23:59:50Z"},
+    ],
+)
+def test_an_event_of_a_clock_that_is_behind_counts_by_its_uid(beside: Json) -> None:
+    (told,) = refused('serviceaccount "trainer" not found').events
+    told = {**told, **beside, "involvedObject": {**told["involvedObject"], "uid": "job-uid"}}
+    assert "'trainer'" in judge(Seen(job=a_job(), events=[told])).message
+    other = {**told, "involvedObject": {**told["involvedObject"], "uid": "another"}}
+    assert "'trainer'" not in judge(Seen(job=a_job(), events=[other])).message
