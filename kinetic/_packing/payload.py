@@ -30,30 +30,17 @@ from kinetic._packing.culprit import Part
 from kinetic._packing.discover import Project
 from kinetic._packing.pickler import (
     CallPickler,
-    DataTable,
     Fate,
     Fates,
     importable_there,
     refuse_hidden,
 )
+from kinetic._packing.pickler import (
+    DataTable as DataTable,
+)
 from kinetic._runner.protocol import frames, pickles
 from kinetic._tracebacks import without_own_frames
 from kinetic.errors import KineticError, PackError
-
-__all__ = [
-    "MEMORY_BYTES",
-    "Binding",
-    "Counter",
-    "DataTable",
-    "Pickled",
-    "Spool",
-    "SpoolError",
-    "dump_arguments",
-    "dump_function",
-    "plain_call",
-    "signature_of",
-]
-
 
 MEMORY_BYTES = 1024 * 1024
 """Content that is larger than this goes to a file."""

@@ -1,9 +1,9 @@
 """A private view of the file system for this process and its children (Linux).
 
-In a mount namespace of its own a job can have volumes at any path, also at one
-that does not exist: nobody else sees them, and they are gone with its last
-process. Root makes one directly, other users inside a user namespace that
-keeps their ids, where the kernel allows that.
+In its own mount namespace a job can have volumes at any path, also at one that
+doesn't exist. No other process sees them, and they end with the job's last
+process. Root makes the namespace directly. Other users make it inside a user
+namespace that keeps their ids, if the kernel allows that.
 """
 
 from __future__ import annotations
@@ -36,30 +36,24 @@ MS_PRIVATE = 0x40000
 MS_RELATIME = 0x200000
 MNT_DETACH = 0x2
 PIVOT_ROOT = {"x86_64": 155, "aarch64": 41, "riscv64": 41, "ppc64le": 203, "s390x": 217}
-INHERITED = {
-    os.ST_NOSUID: MS_NOSUID,
-    getattr(os, "ST_NODEV", 4): MS_NODEV,
-    getattr(os, "ST_NOEXEC", 8): MS_NOEXEC,
-    getattr(os, "ST_NOATIME", 1024): MS_NOATIME,
-    getattr(os, "ST_NODIRATIME", 2048): MS_NODIRATIME,
-    getattr(os, "ST_RELATIME", 4096): MS_RELATIME,
-}
-"""Flags that a user namespace may not take off a mount: a remount names them again."""
+KEPT = MS_NOSUID | MS_NODEV | MS_NOEXEC | MS_NOATIME | MS_NODIRATIME
+"""Flags of a mount that `statvfs` reports by the same numbers."""
+
+ST_RELATIME = 0x1000
 
 _entered = ""
 
 
 def entered() -> str:
-    """How this process came into its own namespace: ``root``, ``user``, or not: empty."""
+    """Return how this process got its own namespace, ``root`` or ``user``; empty without one."""
     return _entered
 
 
 @functools.cache
 def available() -> str:
-    """How a process of this user can get a namespace: ``root``, ``user``, or not: empty.
+    """Return how a process of this user can get a namespace: ``root``, ``user``, or empty.
 
-    Tries it in a short-lived child (about a millisecond); the answer is kept.
-    Call it before threads are started: it forks.
+    A forked child tries it, once, in about a millisecond. Call this before you start threads.
     """
     if not SUPPORTED:
         return ""
@@ -73,7 +67,7 @@ def available() -> str:
     os.close(writing)
     with open(reading, "rb") as answer:
         found = answer.read().decode()
-    with contextlib.suppress(ChildProcessError):  # somebody may wait for all children
+    with contextlib.suppress(ChildProcessError):  # the program may collect all its children
         os.waitpid(child, 0)
     return found
 
@@ -92,7 +86,7 @@ def _probe() -> str:
 
 
 def enter() -> str:
-    """Give this process its own mount namespace, once; return how: ``root`` or ``user``.
+    """Give this process its own mount namespace, once; return ``root`` or ``user``.
 
     Raises:
         OSError: The kernel does not allow it, or the process has threads.
@@ -112,7 +106,7 @@ def enter() -> str:
         else:
             _entered = "root"
             return _entered
-    # In a user namespace that cannot mount there is no way back, so it is tried first.
+    # A process can't leave a user namespace that can't mount, so a child tries it first.
     if available() != "user":
         raise OSError(errno.EPERM, "the kernel allows this user no mount namespace")
     _unshare(user=True)
@@ -125,7 +119,7 @@ def _unshare(*, user: bool) -> None:
     flags = CLONE_NEWNS | (CLONE_NEWUSER if user else 0)
     _call("unshare", flags, what="unshare")
     if user:
-        # The same ids inside and outside; groups can only be mapped when none can be dropped.
+        # Ids are the same inside and outside. The kernel maps groups only if none can be dropped.
         for file, content in (
             ("setgroups", b"deny"),
             ("uid_map", b"%d %d 1" % (uid, uid)),
@@ -137,27 +131,27 @@ def _unshare(*, user: bool) -> None:
 
 
 def bind(source: str, target: str, *, read_only: bool = False) -> None:
-    """Show *source*, a file or directory, at *target*, which is one too."""
+    """Show *source* at *target*; both are files, or both are directories."""
     _mount(source, target, flags=MS_BIND | MS_REC)
     if read_only:
         _make_read_only(target)
 
 
 def overlay(lower: str, upper: str, work: str, target: str) -> None:
-    """Show *lower* at *target*, with everything that is written there going to *upper*.
+    """Show *lower* at *target*; what a process writes there goes to *upper*.
 
     *work* is an empty directory beside *upper*.
 
     Raises:
-        OSError: The kernel cannot, or not with these file systems.
+        OSError: The kernel can't do it, or not with these file systems.
     """
-    # By descriptor: the options have no room for long paths, nor for commas and colons.
+    # Name them by descriptor: the options take no long path, no comma, and no colon.
     opened = [os.open(path, os.O_PATH | os.O_CLOEXEC) for path in (lower, upper, work)]
     try:
         places = [f"/proc/self/fd/{fd}" for fd in opened]
         layers = "lowerdir={},upperdir={},workdir={}".format(*places)
-        # Volatile: nothing of it outlives the job, and without it the end of the
-        # job would wait until all that is unwritten on the disk is written.
+        # Without "volatile" the job's end waits until the kernel has written all its files
+        # to the disk. None of them outlives the job.
         ways = ("redirect_dir=on,volatile", "volatile", "")
         if _entered == "user":
             ways = ("userxattr,volatile", "userxattr", "")
@@ -171,8 +165,7 @@ def overlay(lower: str, upper: str, work: str, target: str) -> None:
     finally:
         for fd in opened:
             os.close(fd)
-    # The kernel's own directories in there have no permissions, which a plain
-    # removal of the tree would stumble over.
+    # The kernel makes directories without permissions there, which nobody could remove.
     for folder, inside, _ in os.walk(work):
         for name in inside:
             os.chmod(os.path.join(folder, name), 0o700)
@@ -181,13 +174,15 @@ def overlay(lower: str, upper: str, work: str, target: str) -> None:
 def place(volumes: Mapping[str, str], scratch: str) -> None:
     """Show each view at its point: ``{point: view}``, both absolute paths.
 
-    A point that does not exist is made in a mirror of its nearest existing
-    ancestor: a memory file system that shows all that is there, and the point.
-    The ancestor's own list of names is read-only in this process, because what
-    is created there would be lost with it; a directory for temporary files
-    (with the sticky bit) stays writable. *scratch* is a directory of the job.
+    If a point doesn't exist, this replaces its nearest ancestor by a mirror: a
+    memory file system that shows everything in the ancestor, and the point. A
+    process can't create files directly in a mirror, because they would be lost
+    with it. A directory for temporary files (with the sticky bit) stays
+    writable. *scratch* is a directory of the job.
     """
-    here = _cwd()
+    here = "/"
+    with contextlib.suppress(OSError):  # somebody may have deleted it
+        here = os.getcwd()
     points = {os.path.realpath(point): view for point, view in volumes.items()}
     if len(points) != len(volumes):
         raise RuntimeError(f"two volumes have the same place: {', '.join(sorted(volumes))}")
@@ -199,11 +194,14 @@ def place(volumes: Mapping[str, str], scratch: str) -> None:
             _create_within(point, points[point], scratch)
         _check_kind(point, points[point])
         bind(points[point], point)
-    _return(here)
+    try:
+        os.chdir(here)  # into what is mounted there now
+    except OSError:
+        os.chdir("/")
 
 
 def _create_within(point: str, view: str, scratch: str) -> None:
-    """Make a point inside another volume, which is the job's own and so may be written to."""
+    """Make a point inside another volume, which belongs to the job, so it can write there."""
     try:
         _make_like(view, point)
     except OSError as exc:
@@ -222,7 +220,7 @@ def _mirror_missing(points: Mapping[str, str], scratch: str) -> None:
 
 
 def _nearest(point: str) -> str:
-    """The nearest ancestor that exists."""
+    """Return the nearest ancestor that exists."""
     while not os.path.lexists(point):
         point = os.path.dirname(point)
     if not os.path.isdir(point):
@@ -235,7 +233,7 @@ def _mirror(ancestor: str, points: Mapping[str, str], scratch: str) -> None:
     stage = f"{scratch}/mirror-{len(os.listdir(scratch))}"
     os.mkdir(stage, 0o700)
     _mount("tmpfs", stage, "tmpfs", options=f"mode={mode:o}")
-    _mount(None, stage, flags=MS_UNBINDABLE)  # it may lie in what it shows
+    _mount(None, stage, flags=MS_UNBINDABLE)  # *ancestor* may contain it
     with os.scandir(ancestor) as entries:
         for entry in entries:
             _show(entry, f"{stage}/{entry.name}")
@@ -260,7 +258,7 @@ def _show(entry: os.DirEntry[str], target: str) -> None:
         os.close(os.open(target, os.O_CREAT | os.O_CLOEXEC, 0o600))
     try:
         bind(entry.path, target)
-    except FileNotFoundError:  # it went meanwhile
+    except FileNotFoundError:  # another process removed it
         (os.rmdir if os.path.isdir(target) else os.unlink)(target)
 
 
@@ -287,7 +285,7 @@ def _change_root(root: str) -> None:
             raise OSError(errno.ENOSYS, "pivot_root")
         _call("syscall", number, b".", b".", what="pivot_root")
     except OSError:
-        # The first root of a kernel cannot be pivoted, nor one that is no mount.
+        # The kernel's first root can't be pivoted, nor a root that isn't a mount.
         _mount(".", "/", flags=MS_MOVE)
         os.chroot(".")
     else:
@@ -296,30 +294,17 @@ def _change_root(root: str) -> None:
 
 
 def _make_read_only(target: str) -> None:
-    kept = os.statvfs(target).f_flag
-    flags = functools.reduce(
-        lambda all_flags, one: all_flags | (INHERITED[one] if kept & one else 0), INHERITED, 0
-    )
-    _mount(None, target, flags=MS_REMOUNT | MS_BIND | MS_RDONLY | flags)
+    """Make the mount at *target* read-only.
+
+    A user namespace may not take flags off a mount, so the call repeats those that it has.
+    """
+    flags = os.statvfs(target).f_flag
+    kept = flags & KEPT | (MS_RELATIME if flags & ST_RELATIME else 0)
+    _mount(None, target, flags=MS_REMOUNT | MS_BIND | MS_RDONLY | kept)
 
 
 def _inside(path: str, other: str) -> bool:
     return path != other and path.startswith(other.rstrip("/") + "/")
-
-
-def _cwd() -> str | None:
-    try:
-        return os.getcwd()
-    except OSError:
-        return None
-
-
-def _return(folder: str | None) -> None:
-    """Stand where we stood, in what is mounted there now."""
-    try:
-        os.chdir(folder or "/")
-    except OSError:
-        os.chdir("/")
 
 
 def _mount(
@@ -331,28 +316,28 @@ def _mount(
 
 
 def _call(name: str, *args: Any, what: str) -> None:
-    """Call the C library; what fails is an OSError that says what and where."""
+    """Call a function of the C library.
+
+    Raises:
+        OSError: It failed; the message says *what*.
+    """
     import ctypes
 
-    if _libc is None:
-        _load()
     ctypes.set_errno(0)
-    if getattr(_libc, name)(*args) != 0:
+    if getattr(_library(), name)(*args) != 0:
         number = ctypes.get_errno()
         raise OSError(number, f"{what}: {os.strerror(number)}")
 
 
-_libc: Any = None
-
-
-def _load() -> None:
-    """ctypes costs three milliseconds, so only who mounts something pays them."""
-    global _libc
+@functools.cache
+def _library() -> Any:
+    """Load the C library; ctypes takes 3 ms, so only a job that mounts something loads it."""
     import ctypes
 
-    _libc = ctypes.CDLL(None, use_errno=True)
+    library = ctypes.CDLL(None, use_errno=True)
     text, number = ctypes.c_char_p, ctypes.c_ulong
-    _libc.mount.argtypes = [text, text, text, number, text]
-    _libc.umount2.argtypes = [text, ctypes.c_int]
-    _libc.unshare.argtypes = [ctypes.c_int]
-    _libc.syscall.argtypes = [ctypes.c_long, text, text]
+    library.mount.argtypes = [text, text, text, number, text]
+    library.umount2.argtypes = [text, ctypes.c_int]
+    library.unshare.argtypes = [ctypes.c_int]
+    library.syscall.argtypes = [ctypes.c_long, text, text]
+    return library
