@@ -228,9 +228,15 @@ class Parent:
         self._children.close()
 
     def kill(self) -> None:
-        """End a parent that does not end by itself."""
+        """Kill the parent if it doesn't end by itself."""
         if self.status is None:
             os.kill(self.pid, signal.SIGKILL)
+
+    def kill_jobs(self) -> None:
+        """Kill the jobs of a parent that has died, where the kernel doesn't do so."""
+        for pid in self._mains:
+            with contextlib.suppress(OSError):
+                os.killpg(pid, signal.SIGKILL)
 
     def _exited(self, serial: int, pid: int, status: int) -> None:
         self._mains.pop(pid, None)
@@ -281,15 +287,29 @@ class Parent:
 
 
 def processes_of(directory: str) -> list[int]:
-    """The processes that carry the mark of the state *directory*, but for this one."""
-    found = _by_proc(directory) if LINUX else _by_ps(directory)
-    return [pid for pid in found if pid != os.getpid()]
+    """Find the processes that carry the mark of the state *directory*, except this one.
+
+    macOS doesn't show marks. There, a parent ends its jobs when its supervisor dies.
+    """
+    if not LINUX:
+        return []
+    found: list[int] = []
+    for entry in os.scandir("/proc"):
+        try:
+            if not entry.name.isdigit() or entry.stat().st_uid != os.getuid():
+                continue
+        except OSError:
+            continue  # it ended meanwhile
+        pid = int(entry.name)
+        if pid != os.getpid() and mark_of(pid)[0] == directory:
+            found.append(pid)
+    return found
 
 
 def end_processes_of(directory: str, patience: float = 10.0) -> list[int]:
-    """Kill them until none is left; those that did not go within *patience* seconds.
+    """Kill these processes until none is left; return those that remain after *patience* seconds.
 
-    Nobody may be starting such processes meanwhile: the caller holds the lock.
+    The caller holds the lock, so that nobody starts such processes meanwhile.
     """
     until = time.monotonic() + patience
     while (pids := processes_of(directory)) and time.monotonic() < until:
@@ -298,42 +318,8 @@ def end_processes_of(directory: str, patience: float = 10.0) -> list[int]:
     return pids
 
 
-def _by_proc(directory: str) -> Iterator[int]:
-    mine = os.getuid()
-    for entry in os.scandir("/proc"):
-        try:
-            if not entry.name.isdigit() or entry.stat().st_uid != mine:
-                continue
-        except OSError:
-            continue  # it ended meanwhile
-        if mark_of(int(entry.name))[0] == directory:
-            yield int(entry.name)
-
-
-def _by_ps(directory: str) -> Iterator[int]:
-    """Where there is no ``/proc``: ``ps`` shows the environment of one's own processes."""
-    import subprocess  # slow to load, and not needed on Linux
-
-    listing = subprocess.run(
-        ["ps", "-A", "-E", "-ww", "-o", "pid=,command="],
-        capture_output=True,
-        text=True,
-        errors="replace",
-        check=False,
-    ).stdout
-    for line in listing.splitlines():
-        pid, _, words = line.strip().partition(" ")
-        if f" {MARK}={directory}:" in words and pid.isdigit():
-            yield int(pid)
-
-
 def _kill(pid: int, directory: str, until: float) -> None:
-    """Kill one process and see it go, without ever meeting another that got its number."""
-    if not LINUX:
-        with contextlib.suppress(OSError):
-            os.kill(pid, signal.SIGKILL)
-        time.sleep(0.01)  # the next look says whether it is gone
-        return
+    """Kill one process and wait until it is gone; never kill another that got its number."""
     try:
         fd = os.pidfd_open(pid)
     except OSError:
@@ -674,8 +660,8 @@ class Parents:
             if late:
                 parent.kill()
             if parent.status is not None and (not orphans or late):
-                if not LINUX and parent.jobs:
-                    end_processes_of(self._directory)
+                if not LINUX:  # Linux has a parent-death signal
+                    parent.kill_jobs()
                 self._dead.remove(parent)
                 finished.append((parent, parent.jobs))
         return finished
