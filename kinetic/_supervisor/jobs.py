@@ -1,7 +1,7 @@
-"""The table of jobs: queued, running, ended, gone. Decisions only; others carry them out.
+"""The table of jobs: queued, running, ended, gone. It decides; the supervisor carries out.
 
-Each method changes the table and returns what has to be done, in this order:
-write it down, do it, tell those who watch.
+Each method changes the table and returns actions in this order: write to the
+journal, act, tell the clients that watch.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from kinetic.job_status import Reason
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """What a job wants."""
+    """The CPUs and GPUs that a job asks for."""
 
     cpus: int
     gpus: int = 0
@@ -28,14 +28,14 @@ class Need:
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """What a job has got; given back as it is."""
+    """The CPUs and GPUs that a job has; `Slots.give` takes the same value back."""
 
     cpus: int
     gpus: tuple[str, ...]
 
 
 class Slots:
-    """The free and the taken slots of one machine."""
+    """Free and taken slots of one machine."""
 
     def __init__(self, cpus: int, gpus: tuple[str, ...] = ()) -> None:
         self.cpus = max(1, cpus)
@@ -44,12 +44,12 @@ class Slots:
         self._free_gpus = list(gpus)
 
     def fit(self, need: Need) -> Need:
-        """*need*, cut down to what the machine has."""
+        """Limit *need* to what the machine has."""
         cpus = min(max(1, need.cpus), self.cpus)
         return Need(cpus, min(need.gpus, len(self.gpus)))
 
     def take(self, need: Need) -> Grant | None:
-        """Take what *need* asks for, or nothing."""
+        """Take all that *need* asks for; None if it isn't free."""
         if need.cpus > self._free_cpus or need.gpus > len(self._free_gpus):
             return None
         self._free_cpus -= need.cpus
@@ -57,12 +57,12 @@ class Slots:
         return Grant(need.cpus, tuple(gpus))
 
     def give(self, grant: Grant) -> None:
-        """Give back what was taken."""
+        """Free the slots of a grant."""
         self._free_cpus += grant.cpus
         self._free_gpus = sorted([*self._free_gpus, *grant.gpus], key=self.gpus.index)
 
     def taken(self, need: Need) -> str:
-        """How much is taken of what *need* waits for, in words."""
+        """Say how many of the slots that *need* waits for are busy."""
         if need.gpus > len(self._free_gpus):
             what, free, there = "GPU", len(self._free_gpus), len(self.gpus)
             wanted = need.gpus
@@ -73,31 +73,31 @@ class Slots:
         return f"waiting for {wish}: {there - free} of {there} busy"
 
     def has_gpus(self, need: Need) -> bool:
-        """Whether CPUs are all that *need* may have to wait for."""
+        """Return whether the GPUs that *need* asks for are free."""
         return need.gpus <= len(self._free_gpus)
 
 
 KEPT_S = 24 * 3600.0
-"""How long an ended job is remembered; its log stays until the job is deleted."""
+"""How long to remember an ended job; its log stays until the job is deleted."""
 
 KEPT = 4096
-"""So many jobs that have ended are remembered; beyond that, the first that ended is forgotten.
+"""How many ended jobs to remember; above that, forget the one that ended first.
 
-Nothing hangs on it: what became of a job is in the store, and one whose name is launched again
-finds the claim of the first.
+This is safe: the store has the outcome of a job, and a second job of the same name finds the
+claim of the first.
 """
 
 
 TOLD_S = 3.0
-"""After how many seconds a job that waits is told what for."""
+"""After how many seconds to say what a queued job waits for."""
 
 NAMED = 3
 TOLD_AT_ONCE = 100
-"""So many of those that wait are told; the others would hear the same."""
+"""For how many queued jobs to say it; the others wait for the same slots."""
 
 
 class State(enum.StrEnum):
-    """What is told of a job; the values are those of `kinetic.aio.ports.Phase`."""
+    """The state of a job; the values are those of `kinetic.aio.ports.Phase`."""
 
     QUEUED = "pending"
     RUNNING = "running"
@@ -106,7 +106,7 @@ class State(enum.StrEnum):
 
 
 class Stop(enum.Enum):
-    """Why a job was told to end."""
+    """Why the supervisor ends a job."""
 
     DELETED = "deleted"
     DEADLINE = "deadline"
@@ -114,7 +114,7 @@ class Stop(enum.Enum):
 
 
 class Due(enum.Enum):
-    """What a moment was waited for."""
+    """What a timer is for."""
 
     START = "start"
     DEADLINE = "deadline"
@@ -147,7 +147,7 @@ class Job:
     ended: float = 0.0
 
     def view(self) -> dict[str, Any]:
-        """What is told of it."""
+        """Return what a client hears of the job."""
         return {
             "name": self.name,
             "phase": self.state.value,
@@ -161,13 +161,13 @@ class Job:
         }
 
     def carries(self, labels: Mapping[str, str]) -> bool:
-        """Whether it has all of *labels*."""
+        """Return whether the job has all of *labels*."""
         return labels.items() <= self.labels.items()
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """Write a line into the journal; what is ``vital`` must not happen unwritten."""
+    """Write a line to the journal; a ``vital`` one before anything else happens."""
 
     line: Mapping[str, Any]
     vital: bool = False
@@ -199,14 +199,14 @@ class Arm:
 
 @dataclass(frozen=True, slots=True)
 class Tell:
-    """The job is something else now."""
+    """Tell the clients that watch that the job has changed."""
 
     job: Job
 
 
 @dataclass(frozen=True, slots=True)
 class Discard:
-    """Nothing of the job is wanted any more."""
+    """Remove the log of a deleted job."""
 
     name: str
 
@@ -215,7 +215,7 @@ Action = Record | Start | Send | Arm | Tell | Discard
 
 
 class Table:
-    """All jobs that are known, and the queue for *slots*."""
+    """All known jobs, and the queue for *slots*."""
 
     def __init__(self, slots: Slots, kept_s: float = KEPT_S) -> None:
         self.jobs: dict[str, Job] = {}
@@ -228,7 +228,7 @@ class Table:
 
     @property
     def busy(self) -> bool:
-        """Whether a job is queued or running."""
+        """Return whether a job is queued or running."""
         return bool(self._running or self._queued)
 
     @property
@@ -236,13 +236,8 @@ class Table:
         """Whether a job waits for its slots."""
         return self._queued > 0
 
-    @property
-    def running(self) -> list[Job]:
-        """The jobs that have a process."""
-        return [*self._running.values()]
-
     def add(self, order: Order, body: bytes, now: float) -> list[Action]:
-        """A new job joins the queue; its name is not in the table."""
+        """Queue a new job, whose name is not in the table."""
         need = self._slots.fit(Need(order.cpus, order.gpus))
         job = Job(
             name=order.name, labels=order.labels, created=now, order=order, body=body, need=need
@@ -257,15 +252,15 @@ class Table:
         return actions
 
     def forget_unwritten(self, job: Job) -> None:
-        """Undo `add`: the journal did not take it."""
+        """Undo `add` of a job that could not be written to the journal."""
         del self.jobs[job.name]
         self._leave_queue(job)
 
     def next(self) -> Job | None:
-        """The job that starts now, with its slots taken; None when nothing can.
+        """Take slots for the job that starts next, and return it; None if no job can start.
 
-        First come, first served, in two queues: jobs that wait for a GPU do
-        not hold those up that need none. A job that only lacks CPUs does.
+        There are two queues, each in order of arrival. A job that waits for a GPU doesn't hold up
+        jobs without GPUs; a job that lacks only CPUs does.
         """
         for with_gpus in (True, False):
             queue = self._waiting[with_gpus]
@@ -283,14 +278,14 @@ class Table:
         return None
 
     def coming(self, count: int) -> Iterator[Job]:
-        """The next *count* jobs of each queue, which wait for their slots."""
+        """Yield the first *count* jobs of each queue."""
         for queue in self._waiting.values():
             for job in itertools.islice(queue, count):
                 if job.state is State.QUEUED:
                     yield job
 
     def held_up(self, now: float) -> Iterator[Action]:
-        """Tell the first of those that have waited for some seconds what they wait for."""
+        """Say what the first queued jobs wait for, once they have waited `TOLD_S` seconds."""
         for job in self.coming(TOLD_AT_ONCE):
             if now - job.created < TOLD_S:
                 continue
@@ -302,7 +297,7 @@ class Table:
                 yield Tell(job)
 
     def start(self, job: Job, executor: str, now: float) -> list[Action]:
-        """*job*, which has its slots, becomes the process *executor*."""
+        """Start *job*, which has its slots, as the process *executor*."""
         self._queued -= 1
         job.state, job.executor, job.message = State.RUNNING, executor, ""
         self._running[executor] = job
@@ -313,16 +308,16 @@ class Table:
         return actions
 
     def leaving(self, executor: str) -> Job | None:
-        """Note that only the end of the process *executor* is left; its job, if it runs here."""
+        """Note that the process *executor* only has to end; return its job, None if unknown."""
         job = self._running.get(executor)
         if job is not None:
             job.leaving = True
         return job
 
     def may_wait(self, job: Job) -> bool:
-        """Whether *job*, which cannot start now, goes back into the queue.
+        """Return whether *job*, which cannot start now, goes back into the queue.
 
-        It does if it is an item of a batch that has started another one.
+        An item does if its batch has started another item.
         """
         submission = job.labels.get(SUBMISSION, job.name)
         return job.stopping is None and any(
@@ -331,7 +326,7 @@ class Table:
         )
 
     def postpone(self, job: Job, why: str) -> list[Action]:
-        """Put *job*, which has no process, back to the head of its queue."""
+        """Put *job*, which has no process, back at the head of its queue."""
         self._queued += job.state is State.RUNNING
         self._release(job)
         job.state, job.executor, job.message = State.QUEUED, "", why
@@ -341,9 +336,9 @@ class Table:
     def ended(
         self, job: Job, now: float, *, status: int, out_of_memory: bool, meaning: str = ""
     ) -> list[Action]:
-        """The process of *job* is gone, with exit code *status* (negative: a signal).
+        """End *job*, whose process has left with exit code *status* (negative: a signal).
 
-        *meaning* is what its runner says by that code.
+        *meaning* is what that exit code of a runner says.
         """
         job.exit_code = status
         reason, message = _verdict(job, status, out_of_memory=out_of_memory)
@@ -351,13 +346,13 @@ class Table:
         return self._end(job, now, reason, message + more)
 
     def failed(self, job: Job, now: float, reason: Reason, message: str) -> list[Action]:
-        """*job* has no process (any more), and nobody knows an exit code."""
+        """End *job*, which has no process and no exit code."""
         if job.stopping in (Stop.DEADLINE, Stop.DELETED):  # it was to end anyway
             return self._end(job, now, *_verdict(job, -signal.SIGKILL, out_of_memory=False))
         return self._end(job, now, reason, message)
 
     def delete(self, job: Job) -> list[Action]:
-        """Somebody wants *job* away; a running one gets its grace first."""
+        """Delete *job*; a running one gets its grace period first."""
         if job.state is State.RUNNING:
             if job.stopping is Stop.DELETED:
                 return []
@@ -370,7 +365,7 @@ class Table:
         return [Record({"was": "gone", "name": job.name}), *self._gone(job)]
 
     def shut_down(self, now: float, grace: float, why: str) -> list[Action]:
-        """End everything: what runs gets *grace* seconds."""
+        """End all jobs; a running one gets *grace* seconds."""
         actions: list[Action] = []
         for job in [*self.jobs.values()]:
             if job.state is State.QUEUED:
@@ -382,7 +377,7 @@ class Table:
         return actions
 
     def due(self, what: Due, job: Job, now: float) -> list[Action]:
-        """The time of an `Arm` has come; often the job is over it already."""
+        """Act on an `Arm` whose time has come; nothing is left to do if the job has moved on."""
         match what:
             case Due.START if job.state is State.QUEUED and job.order is not None:
                 limit = job.order.start_timeout or 0.0
@@ -397,7 +392,7 @@ class Table:
                 return []
 
     def expired(self, now: float) -> list[Action]:
-        """Forget what ended long ago."""
+        """Forget jobs that ended long ago."""
         actions: list[Action] = []
         for job in [*self._ended.values()]:
             if job.ended < now - self._kept_s:
@@ -405,7 +400,7 @@ class Table:
         return actions
 
     def _ask(self, job: Job, number: signal.Signals = signal.SIGTERM) -> list[Action]:
-        """Ask the job to end; SIGXCPU tells its runner that the time is over."""
+        """Ask the job to end; SIGXCPU says that its timeout is over."""
         grace = job.order.grace if job.order is not None else 0.0
         return [Send(job, number), Arm(grace, Due.KILL, job)]
 
@@ -424,7 +419,7 @@ class Table:
         return actions
 
     def _forget(self, job: Job) -> list[Action]:
-        """Drop what is known of a job that has ended; its log stays."""
+        """Forget an ended job; its log stays."""
         job.state = State.GONE
         del self.jobs[job.name], self._ended[job.name]
         return [Record({"was": "forgotten", "name": job.name}), Tell(job)]
@@ -450,9 +445,9 @@ class Table:
     # --- what another supervisor has left behind -------------------------------------------
 
     def restore(self, lines: Iterable[Mapping[str, Any]], now: float) -> list[str]:
-        """Read a journal; the names of jobs that were deleted, whose logs can go.
+        """Read a journal, and return the names of deleted jobs, whose logs can go.
 
-        Of jobs that had not ended, nothing runs any more: they are lost.
+        Jobs that had not ended are lost: none of their processes runs any more.
         """
         unfinished: set[str] = set()
         deleted: set[str] = set()
@@ -503,7 +498,7 @@ class Table:
         return [name for name in dropped if name not in self.jobs]
 
     def lines(self) -> Iterator[Mapping[str, Any]]:
-        """A journal that says what is known now, and nothing else."""
+        """Yield the lines of a journal that says what is known now, and nothing else."""
         for job in self.jobs.values():
             yield {"was": "created", "name": job.name, "labels": job.labels, "at": job.created}
             if job.executor:
@@ -515,7 +510,7 @@ class Table:
 
 
 def ended_line(job: Job) -> Mapping[str, Any]:
-    """The journal's line about the end of *job*."""
+    """Return the journal's line about the end of *job*."""
     return {
         "was": "ended",
         "name": job.name,
@@ -534,7 +529,7 @@ def _read_end(job: Job, line: Mapping[str, Any]) -> None:
 
 
 def _verdict(job: Job, status: int, *, out_of_memory: bool) -> tuple[str, str]:
-    """Why it ended, in a word and in a sentence; both empty when it ended well."""
+    """Return why the job ended, as a reason and a sentence; both empty for exit code 0."""
     if status == 0:
         return "", ""
     limit = job.order.timeout if job.order is not None else None

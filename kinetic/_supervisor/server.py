@@ -1,4 +1,4 @@
-"""Where clients ask and are answered: requests, and watches over the table of jobs."""
+"""Serve clients: their requests, and their watches over the table of jobs."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from kinetic._supervisor.protocol import (
 
 
 class Owner:
-    """A process, held by a descriptor that can be read from when it has ended.
+    """A client process that owns jobs, as a descriptor that is readable when the process ends.
 
     Raises:
-        ProcessLookupError: It has.
-        OSError: This system cannot tell.
+        ProcessLookupError: The process has ended.
+        OSError: This system has no such descriptors.
     """
 
     def __init__(self, pid: int) -> None:
@@ -36,16 +36,16 @@ class Owner:
         self._descriptor = os.pidfd_open(pid)
 
     def fileno(self) -> int:
-        """For a selector."""
+        """Return the descriptor, for a selector."""
         return self._descriptor
 
     def close(self) -> None:
-        """Hold it no longer."""
+        """Close the descriptor."""
         os.close(self._descriptor)
 
 
 def peer_process(sock: socket.socket) -> int:
-    """The process at the other end, as it was when it connected; 0 if its end cannot be seen."""
+    """Return the process that has connected; 0 where this system cannot watch its end."""
     if not hasattr(os, "pidfd_open"):
         return 0
     packed = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
@@ -53,23 +53,22 @@ def peer_process(sock: socket.socket) -> int:
 
 
 AHEAD_BYTES = 1 << 18
-"""With this much unread, a watching client gets what it missed as one state a job."""
+"""Above this many unread bytes, a slow client gets only the latest state of each job."""
 
 JOBS_A_MESSAGE = 200
 PAUSE_S = 0.02
-"""While jobs are open, a watching client hears of them as often as this: each time costs it, and
-us, the more the less it hears at once."""
+"""How often a client that watches hears of open jobs; many changes in one message cost less."""
 
 PLACES = 64
-"""How many different things the orders of one connection can have in common at once."""
+"""How many `Shared` parts of orders a connection can have at once."""
 
 
 class Ending(Exception):
-    """No job is taken on any more: the next supervisor is to be asked."""
+    """This supervisor takes no more jobs; ask the next one."""
 
 
 class Connection:
-    """A client, the process ``process``; it may watch jobs beside its requests."""
+    """A connected client, the process ``process``, which may also watch jobs."""
 
     def __init__(self, sock: socket.socket) -> None:
         self.process = peer_process(sock)
@@ -80,20 +79,20 @@ class Connection:
         self.synced = True
         self.closed = False
         self.next_word = 0.0
-        """The moment before which no news of jobs are sent, unless no job is open."""
+        """When to send the next changes, if a job is open."""
 
     def pump(self, now: float, *, hurry: bool) -> bool:
-        """Send what there is, as far as the client keeps reading; False: some is kept for later.
+        """Send what the client reads now; return False if some is kept for later.
 
         Raises:
-            OSError: It is gone.
+            OSError: The client is gone.
         """
         self.channel.flush()
         if self.changes and self.synced and not hurry and now < self.next_word:
             return False
         if self.changes:
             self.next_word = now + PAUSE_S
-        # Whoever leaves with changes left leaves bytes unsent, too: room for them wakes it again.
+        # With changes left, bytes are unsent as well: the selector reports when there is room.
         while self.changes and self.channel.unsent < AHEAD_BYTES:
             changed = [*itertools.islice(self.changes, JOBS_A_MESSAGE)]
             for job in changed:
@@ -108,7 +107,7 @@ class Connection:
 
 
 class Server:
-    """Answers requests; *launch*, *delete* and *discard* carry out what they ask."""
+    """Answer requests; *launch*, *delete* and *discard* carry them out."""
 
     def __init__(
         self,
@@ -127,10 +126,10 @@ class Server:
         self._held: dict[str, list[tuple[Connection, dict[str, Any], bytes, Shared]]] = {}
 
     def handle(self, connection: Connection, message: Message) -> None:
-        """One message of a client.
+        """Handle one message of a client.
 
         Raises:
-            ChannelError: It makes no sense; the connection is of no use any more.
+            ChannelError: The message makes no sense; close the connection.
         """
         header, body = message
         answer = self._requests.get(str(header.get("op")))
@@ -141,10 +140,10 @@ class Server:
         answer(self, connection, header, body)
 
     def notify(self, job: Job) -> None:
-        """*job* has changed: those who watch it hear of it."""
+        """Tell the clients that watch *job* that it has changed."""
         for connection in self.connections:
             if connection.labels is not None and job.carries(connection.labels):
-                connection.changes[job] = None  # what is told is its state when that is sent
+                connection.changes[job] = None  # the message has the state at the time it is sent
                 self.dirty.add(connection)
         if job.state in (State.ENDED, State.GONE):
             for connection, number in self._enders.pop(job.name, ()):
@@ -154,7 +153,7 @@ class Server:
                 self._admit(connection, header, body, shared)
 
     def close(self, connection: Connection) -> None:
-        """The client is gone."""
+        """Forget a client that is gone."""
         connection.closed = True
         connection.channel.close()
         self.connections.discard(connection)
@@ -188,7 +187,7 @@ class Server:
                 raise OrderError("the job's own part is missing")
             there = self._table.jobs.get(order.name)
             if there is not None and there.stopping is Stop.DELETED:
-                # Its successor is born when it is gone, which its grace bounds.
+                # Its successor starts when it is gone, which its grace period bounds.
                 held = (connection, header, body, shared)
                 self._held.setdefault(order.name, []).append(held)
                 return
@@ -226,7 +225,7 @@ class Server:
             self._enders.setdefault(job.name, []).append((connection, header["id"]))
 
     def _on_leaving(self, connection: Connection, header: dict[str, Any], body: bytes) -> None:
-        """A process says of itself that it only has to end; nothing is answered."""
+        """Note that the process which sends this only has to end; it gets no answer."""
         job = self._table.leaving(header["executor"])
         if job is not None:
             self.notify(job)
@@ -262,7 +261,7 @@ class Server:
 
 
 def peer_uid(sock: socket.socket) -> int:
-    """The user at the other end."""
+    """Return the user at the other end."""
     peer_credentials: int | None = getattr(socket, "SO_PEERCRED", None)
     if peer_credentials is not None:
         packed = sock.getsockopt(socket.SOL_SOCKET, peer_credentials, 12)

@@ -308,7 +308,7 @@ class Machine(RuleBasedStateMachine):
 
     @invariant()
     def slots_add_up(self) -> None:
-        running = self.table.running
+        running = [one for one in self.table.jobs.values() if one.state is State.RUNNING]
         assert sum(job.need.cpus for job in running) <= 3
         gpus = [gpu for job in running if job.grant for gpu in job.grant.gpus]
         assert len(gpus) == len(set(gpus)) <= 2
