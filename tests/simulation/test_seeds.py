@@ -102,7 +102,7 @@ def each_notification(seed: int, what: str) -> int:
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("what", FAULTS)
-@pytest.mark.parametrize("seeds", [range(1), pytest.param(range(1, 20), marks=pytest.mark.slow)])
+@pytest.mark.parametrize("seeds", [range(2), pytest.param(range(2, 20), marks=pytest.mark.slow)])
 def test_no_single_notification_is_needed(seeds: range, what: str) -> None:
     cases = sum(each_notification(seed, what) for seed in seeds)
     print(f"cases: {cases}")
