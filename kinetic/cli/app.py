@@ -1,4 +1,4 @@
-"""The root of all commands, and what a command's end means for who called it."""
+"""The root command, and the exit code of each kind of error."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ EXIT_CODES = (
     ("ResultTimeout", TIMED_OUT),
     ("ConfigurationError", USAGE),
 )
-"""The first class of `kinetic.errors` that an error is of; any other failed."""
+"""Exit codes by class of `kinetic.errors`; the first match counts, any other error is `FAILED`."""
 
 HELPS = {
     NOT_FOUND: "kinetic jobs list, kinetic batches list",
     NO_ACCESS: "kinetic doctor",
 }
-"""The command that helps after an end with this code."""
+"""Commands to suggest after an exit code."""
 
 
 def _version(context: click.Context, _: click.Parameter, wanted: bool) -> None:
@@ -50,7 +50,7 @@ def _version(context: click.Context, _: click.Parameter, wanted: bool) -> None:
 @click.group(
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
-@click.option("--profile", metavar="NAME", help="The profile to use, instead of the current one.")
+@click.option("--profile", metavar="NAME", help="Use this profile instead of the current one.")
 @click.option(
     "--version",
     is_flag=True,
@@ -61,10 +61,10 @@ def _version(context: click.Context, _: click.Parameter, wanted: bool) -> None:
 )
 @click.pass_context
 def cli(context: click.Context, profile: str | None) -> None:
-    """Run functions on TPUs, GPUs and this machine, and look after what runs."""
+    """Run functions on TPUs, GPUs, or this machine, and manage their jobs."""
     from kinetic import configuration
 
-    configuration.log_level()  # a wrong one is an error of every command
+    configuration.log_level()  # an invalid level is an error in every command
     if profile is None:
         return
     if context.invoked_subcommand == "profile":
@@ -91,10 +91,7 @@ for command in (
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Carry out one command and end the process.
-
-    Exits with 0 only when it worked; `exit_code` says what else there is.
-    """
+    """Run one command and exit: with 0 if it succeeded, else with `exit_code` of its error."""
     sys.exit(_ended(arguments))
 
 
@@ -113,18 +110,18 @@ def _ended(arguments: Sequence[str] | None) -> int:
         note("interrupted")
         return INTERRUPTED
     except BrokenPipeError:
-        # Else the interpreter would say so once more when it flushes what is left.
+        # Otherwise the interpreter reports the error again when it flushes the rest.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return FAILED  # as click does where it notices first
+        return FAILED  # as click does when it notices first
     except Exception as exc:
         return _failed(exc)
 
 
 def _failed(error: Exception) -> int:
-    """Say why, and what helps.
+    """Print why a command failed and what helps, and return its exit code.
 
     Raises:
-        Exception: It is none of kinetic's or the user's: a defect, with its traceback.
+        Exception: *error* is a defect of kinetic; the user sees its traceback.
     """
     from kinetic import errors
 
@@ -136,7 +133,7 @@ def _failed(error: Exception) -> int:
 
 
 def exit_code(error: BaseException) -> int:
-    """What the command ends with that failed so."""
+    """Return the exit code of a command that failed with *error*."""
     from kinetic import errors
 
     if isinstance(error, TimeoutError):

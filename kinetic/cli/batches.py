@@ -1,4 +1,4 @@
-"""``kinetic batches``: what batches are doing, and what is to become of them."""
+"""``kinetic batches``: list, watch, and manage batches."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from kinetic.progress import Progress
 
 AT_ONCE = 64
-"""Items whose ends are read side by side."""
+"""Maximum number of items whose results are read at once."""
 
 AT_ONCE_BATCHES = 8
 
@@ -30,11 +30,11 @@ COLUMNS = ("group_id", "name", "status", "items", "age", "cost", "reason")
 
 @click.group()
 def batches() -> None:
-    """List batches, and look after one of them."""
+    """List batches, and manage one of them."""
 
 
 async def attached(client: aio.Client, group_id: str) -> aio.BatchHandle[Any]:
-    """The handle of the batch whose id begins so."""
+    """Return the handle of the batch whose ID starts with *group_id*."""
     return await client.attach_batch(await client.full_id(group_id))
 
 
@@ -75,15 +75,23 @@ def status_of(counts: dict[str, int], *, finished: bool) -> str:
 
 
 @batches.command("list")
-@click.option("--name", help="Only those of this name.")
-@click.option("--tag", "tags", multiple=True, metavar="KEY=VALUE", help="Only those that have it.")
-@click.option("--all", "everything", is_flag=True, help=f"Not only the newest {SHOWN}.")
+@click.option("--name", help="Show only batches with this name.")
+@click.option(
+    "--tag",
+    "tags",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Show only batches with this tag. Repeatable.",
+)
+@click.option(
+    "--all", "everything", is_flag=True, help=f"Show all batches, not only the newest {SHOWN}."
+)
 @json_option
 @placed
 def _list(
     where: Where, name: str | None, tags: tuple[str, ...], everything: bool, as_json: bool
 ) -> None:
-    """List the batches there are, the newest first, with their status."""
+    """List batches with their status, newest first."""
 
     async def work() -> tuple[list[dict[str, Any]], bool]:
         from kinetic._tasks import bounded
@@ -116,11 +124,11 @@ def _tags(given: tuple[str, ...]) -> dict[str, str] | None:
 
 @batches.command("status")
 @click.argument("group_id")
-@click.option("--items", "show_items", is_flag=True, help="Each item, too.")
+@click.option("--items", "show_items", is_flag=True, help="Also show each item.")
 @json_option
 @placed
 def _status(where: Where, group_id: str, show_items: bool, as_json: bool) -> None:
-    """Show what is known of a batch."""
+    """Show what is known about a batch."""
 
     async def work() -> dict[str, Any]:
         async with where.client() as client:
@@ -143,15 +151,15 @@ def _status(where: Where, group_id: str, show_items: bool, as_json: bool) -> Non
 HIDDEN = ("each", "counts", "estimate")
 
 
-@batches.command("watch", short_help="Show a batch as it goes on, until it has ended.")
+@batches.command("watch", short_help="Show a batch's progress until it ends.")
 @click.argument("group_id")
 @json_option
 @placed
 def _watch(where: Where, group_id: str, as_json: bool) -> None:
-    """Show a batch as it goes on, until it has ended; q leaves it, and the batch goes on.
+    """Show a batch's progress until it ends. Press q to leave; the batch goes on.
 
-    Without a terminal a line now and then; with --json one object a line. Exits with 1 if it has
-    ended and an item failed.
+    Without a terminal, prints a line at intervals; with --json, one object per line. Exits with 1
+    if the batch ends and an item failed.
     """
 
     async def work() -> Progress:
@@ -165,12 +173,12 @@ def _watch(where: Where, group_id: str, as_json: bool) -> None:
 
 
 def _end(*, failed: bool) -> None:
-    """End the command with 1 if what it has waited for *failed*."""
+    """Exit with 1 if the batch that the command waited for *failed*."""
     if failed:
         raise click.exceptions.Exit(1)
 
 
-@batches.command("report", short_help="Write a page about a batch.")
+@batches.command("report", short_help="Write an HTML report about a batch.")
 @click.argument("group_id")
 @click.option(
     "-o",
@@ -195,7 +203,7 @@ def _report(
     direction: Literal["minimize", "maximize"],
     metric: str | None,
 ) -> None:
-    """Write a page about a batch: one HTML file that needs nothing else."""
+    """Write an HTML report about a batch: one self-contained file."""
 
     from pathlib import Path
 
@@ -209,19 +217,20 @@ def _report(
     output.lines([str(carry_out(work()))])
 
 
-@batches.command("results", short_help="Wait for a batch and show how each item ended.")
+@batches.command("results", short_help="Wait for a batch, and show how each item ended.")
 @click.argument("group_id")
-@click.option("--timeout", type=float, help="Seconds to wait for it; exits with 5 after them.")
-@click.option("--failed", is_flag=True, help="Only what failed.")
-@click.option("--unpickle", is_flag=True, help="Rebuild the values here, and show their repr.")
+@click.option("--timeout", type=float, help="Seconds to wait. Exits with 5 if they pass.")
+@click.option("--failed", is_flag=True, help="Show only items without a value.")
+@click.option("--unpickle", is_flag=True, help="Unpickle the values here, and show their repr.")
 @json_option
 @placed
 def _results(
     where: Where, group_id: str, timeout: float | None, failed: bool, unpickle: bool, as_json: bool
 ) -> None:
-    """Wait for a batch and show how each item ended, in their order; exits with 1 if one failed.
+    """Wait for a batch, and show how each item ended, in input order.
 
-    With --json one object a line. Nothing is unpickled unless --unpickle says so.
+    With --json, prints one object per line. Unpickling can run code, so values are unpickled only
+    with --unpickle. Exits with 1 if an item failed.
     """
 
     async def work() -> Counter[str]:
@@ -261,14 +270,18 @@ def _tell(row: dict[str, Any], *, as_json: bool) -> None:
     output.lines([f"{row['index']}\t{row['status']}\t{told}"])
 
 
-@batches.command("logs", short_help="Print the last lines of each job of a batch.")
+@batches.command("logs", short_help="Print the last output lines of each item.")
 @click.argument("group_id")
-@click.option("--item", type=int, help="Only of this item; else of all, each line with its number.")
-@click.option("-f", "--follow", is_flag=True, help="Go on until it has ended; of one item.")
+@click.option(
+    "--item", type=int, help="Show only this item. Default: all, each line with its item's number."
+)
+@click.option(
+    "-f", "--follow", is_flag=True, help="Follow the log until the item ends. Requires --item."
+)
 @click.option("-n", "--tail", type=click.IntRange(min=0), default=20, show_default=True)
 @placed
 def _logs(where: Where, group_id: str, item: int | None, follow: bool, tail: int) -> None:
-    """Print what the jobs of a batch have written: of each its last lines."""
+    """Print the last output lines of each item of a batch."""
     if follow and item is None:
         raise click.UsageError("--follow follows one item: name it with --item")
 
@@ -296,9 +309,9 @@ def _logs(where: Where, group_id: str, item: int | None, follow: bool, tail: int
     carry_out(work())
 
 
-@batches.command("resume", short_help="Go on submitting a batch whose submitter died.")
+@batches.command("resume", short_help="Continue a batch whose submitter died.")
 @click.argument("group_id")
-@click.option("--timeout", type=float, help="Seconds to wait for its end; exits with 5 after them.")
+@click.option("--timeout", type=float, help="Seconds to wait. Exits with 5 if they pass.")
 @placed
 def _resume(where: Where, group_id: str, timeout: float | None) -> None:
     """Submit the rest of a batch whose submitter died, and wait until all items end.
@@ -320,7 +333,7 @@ def _resume(where: Where, group_id: str, timeout: float | None) -> None:
 
 
 async def _until_ended(batch: aio.BatchHandle[Any], timeout: float | None) -> None:
-    """Wait until *batch* has ended, and show on standard error how far it is."""
+    """Wait until *batch* ends, and show its progress on standard error."""
     from kinetic._progress.display import wanted
 
     with wanted(True):
@@ -328,7 +341,7 @@ async def _until_ended(batch: aio.BatchHandle[Any], timeout: float | None) -> No
 
 
 def _next_step(group_id: str, counts: dict[str, int]) -> str:
-    """Name the command that runs what has no value again, if anything has none."""
+    """Name the command that reruns items without a value; empty if all have one."""
     bad = counts.get("FAILED", 0) + counts.get("NOT_FOUND", 0)
     return f"; to run the {bad:,} again: kinetic batches retry {group_id}" if bad else ""
 
@@ -336,7 +349,7 @@ def _next_step(group_id: str, counts: dict[str, int]) -> str:
 @batches.command("retry", short_help="Run failed and cancelled items again.")
 @click.argument("group_id")
 @click.option("--item", "items", type=int, multiple=True, help="Only this item; repeatable.")
-@click.option("--timeout", type=float, help="Seconds to wait for its end; exits with 5 after them.")
+@click.option("--timeout", type=float, help="Seconds to wait. Exits with 5 if they pass.")
 @placed
 def _retry(where: Where, group_id: str, items: tuple[int, ...], timeout: float | None) -> None:
     """Run the items that failed or were cancelled again, and wait until they end.
@@ -369,7 +382,7 @@ def _counts(counts: dict[str, int]) -> str:
 
 
 def _confirmed(where: Where, group_id: str, question: str, *, yes: bool) -> str:
-    """The batch, whose whole id stands in the *question* that was answered."""
+    """Ask *question* about the batch, with its full ID, and return the ID."""
 
     async def work() -> str:
         async with where.client() as client:
@@ -384,10 +397,10 @@ def _confirmed(where: Where, group_id: str, question: str, *, yes: bool) -> str:
 
 @batches.command("cancel")
 @click.argument("group_id")
-@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+@click.option("-y", "--yes", is_flag=True, help="Don't ask for confirmation.")
 @placed
 def _cancel(where: Where, group_id: str, yes: bool) -> None:
-    """End all jobs of a batch; what has ended keeps its result."""
+    """Stop all jobs of a batch. Items that ended keep their results."""
     group_id = _confirmed(where, group_id, "End all jobs of {}?", yes=yes)
 
     async def work() -> tuple[str, dict[str, int]]:
@@ -405,10 +418,10 @@ def _cancel(where: Where, group_id: str, yes: bool) -> None:
 @click.argument("group_id")
 @click.option("--k8s/--no-k8s", default=True, help="Remove its jobs from the platform.")
 @click.option("--gcs/--no-gcs", default=True, help="Remove its objects from the store.")
-@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+@click.option("-y", "--yes", is_flag=True, help="Don't ask for confirmation.")
 @placed
 def _cleanup(where: Where, group_id: str, k8s: bool, gcs: bool, yes: bool) -> None:
-    """Take a batch away, with all its jobs and results; outputs stay."""
+    """Remove a batch with all its jobs and results. Output directories stay."""
     group_id = _confirmed(where, group_id, "Remove {} with all its results?", yes=yes)
 
     async def work() -> str:

@@ -1,4 +1,4 @@
-"""``kinetic doctor``: what is amiss, and what to do about it."""
+"""``kinetic doctor``: find problems, and how to fix them."""
 
 from __future__ import annotations
 
@@ -16,16 +16,18 @@ if TYPE_CHECKING:
 MARKS = {"ok": "ok", "warning": "WARNING", "failed": "FAILED", "skipped": "skipped"}
 
 
-@click.command(short_help="Look at all that jobs need, and say what is amiss.")
-@click.option("--run", is_flag=True, help="Run a tiny job at the end, and time its steps.")
-@click.option("--image", metavar="IMAGE", help="The container image of that job (bundled).")
-@click.option("--manifest", is_flag=True, help="Print what a namespace needs, for kubectl apply.")
+@click.command(short_help="Check everything that jobs need, and show how to fix problems.")
+@click.option("--run", is_flag=True, help="Finally run a tiny job and time its steps.")
+@click.option("--image", metavar="IMAGE", help="The container image for --run. Default: bundled.")
+@click.option(
+    "--manifest", is_flag=True, help="Print the objects a namespace needs, for kubectl apply."
+)
 @json_option
 @placed
 def doctor(where: Where, run: bool, image: str | None, manifest: bool, as_json: bool) -> int:
-    """Look at all that jobs need, and say what to do where something is amiss.
+    """Check everything that jobs need, and show how to fix each problem.
 
-    Nothing is changed that lasts. Ends with 1 when something has failed.
+    The checks leave nothing behind. Exits with 1 if a check fails.
     """
     if manifest:
         from importlib import resources
@@ -58,7 +60,7 @@ def doctor(where: Where, run: bool, image: str | None, manifest: bool, as_json: 
 
 
 def _told(report: Report) -> list[str]:
-    """A heading for each group, a line for each check, and below it what to do."""
+    """Return a heading per group, a line per check, and its advice below it."""
     width = max(len(one.name) for one in report.results)
     told: list[str] = []
     group = ""

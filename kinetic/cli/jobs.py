@@ -1,4 +1,4 @@
-"""``kinetic jobs`` and ``kinetic outputs``: what single jobs, and those of batches, are doing."""
+"""``kinetic jobs`` and ``kinetic outputs``: single jobs and items of batches."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ if TYPE_CHECKING:
     from kinetic import aio
 
 SHOWN = 50
-"""Rows of a list, unless all are asked for."""
+"""Rows in a list without ``--all``."""
 
 AT_ONCE = 16
 HIDDEN = ("estimate", "price")
-"""Of one job, what only JSON has."""
+"""Facts about one job that only JSON shows."""
 
 COLUMNS = ("job_id", "function", "status", "age", "accelerator", "cost", "reason")
 
 
 @click.group()
 def jobs() -> None:
-    """List jobs, and look after one of them."""
+    """List jobs, and manage one of them."""
 
 
 async def rows_of(handles: Sequence[aio.JobHandle[Any]]) -> list[dict[str, Any]]:
-    """What is true of each now, in their order."""
+    """Return a row for each handle, in their order, read now."""
     from kinetic._tasks import bounded
 
     rows: dict[str, dict[str, Any]] = {}
@@ -75,7 +75,9 @@ def _by_number(handles: Sequence[aio.JobHandle[Any]]) -> list[aio.JobHandle[Any]
 
 
 @jobs.command("list")
-@click.option("--all", "everything", is_flag=True, help=f"Not only the newest {SHOWN}.")
+@click.option(
+    "--all", "everything", is_flag=True, help=f"Show all jobs, not only the newest {SHOWN}."
+)
 @json_option
 @placed
 def _list(where: Where, everything: bool, as_json: bool) -> None:
@@ -98,7 +100,7 @@ def _list(where: Where, everything: bool, as_json: bool) -> None:
 @json_option
 @placed
 def _status(where: Where, job_id: str, as_json: bool) -> None:
-    """Show what is known of a job."""
+    """Show what is known about a job."""
 
     async def work() -> dict[str, Any]:
         async with where.client() as client:
@@ -110,7 +112,7 @@ def _status(where: Where, job_id: str, as_json: bool) -> None:
 
 
 def _for_people(known: dict[str, Any]) -> dict[str, Any]:
-    """What is asked for first, and nothing that is not known, or is only a default."""
+    """Order the facts for people, and leave out unknown ones and defaults."""
     hidden = {*HIDDEN, "func_name"}
     if not known["project"]:
         hidden |= {"cluster_name", "zone"}
@@ -121,11 +123,11 @@ def _for_people(known: dict[str, Any]) -> dict[str, Any]:
 
 @jobs.command("logs")
 @click.argument("job_id")
-@click.option("-f", "--follow", is_flag=True, help="Go on until the job has ended.")
-@click.option("-n", "--tail", type=click.IntRange(min=0), help="Only so many of the last lines.")
+@click.option("-f", "--follow", is_flag=True, help="Follow the log until the job ends.")
+@click.option("-n", "--tail", type=click.IntRange(min=0), help="Show only this many last lines.")
 @placed
 def _logs(where: Where, job_id: str, follow: bool, tail: int | None) -> None:
-    """Print what a job has written."""
+    """Print a job's output."""
     if follow and tail is not None:
         raise click.UsageError("--follow shows all of it, and --tail its end: give one of them")
 
@@ -142,18 +144,20 @@ def _logs(where: Where, job_id: str, follow: bool, tail: int | None) -> None:
     carry_out(work())
 
 
-@jobs.command("result", short_help="Wait for a job and show its value, or why it failed.")
+@jobs.command("result", short_help="Wait for a job, and show its value or why it failed.")
 @click.argument("job_id")
-@click.option("--timeout", type=float, help="Seconds to wait for it; exits with 5 after them.")
-@click.option("--unpickle", is_flag=True, help="Rebuild the value here, and show its repr.")
+@click.option("--timeout", type=float, help="Seconds to wait. Exits with 5 if they pass.")
+@click.option("--unpickle", is_flag=True, help="Unpickle the value here, and show its repr.")
 @click.option(
     "-o",
     "--output",
     "file",
     type=FilePath(dir_okay=False, writable=True),
-    help="Write the pickled value to a file, without rebuilding it.",
+    help="Write the pickled value to a file, without unpickling it.",
 )
-@click.option("--cleanup/--no-cleanup", default=False, help="Remove the job once it was shown.")
+@click.option(
+    "--cleanup/--no-cleanup", default=False, help="Remove the job after showing its value."
+)
 @json_option
 @placed
 def _result(
@@ -165,9 +169,9 @@ def _result(
     cleanup: bool,
     as_json: bool,
 ) -> None:
-    """Wait for a job and show its value: of a failed one, why; exits with 1 then.
+    """Wait for a job, and show its value. If it failed, show why and exit with 1.
 
-    Nothing is unpickled, and so run, unless --unpickle says so.
+    Unpickling can run code, so the value is unpickled only with --unpickle.
     """
 
     if file is not None and not file.parent.is_dir():
@@ -208,7 +212,7 @@ def _result(
 def _cancel(
     where: Where, job_id: str, cleanup_timeout: float, cleanup_poll_interval: float
 ) -> None:
-    """End a job; what it has written stays until it is cleaned up."""
+    """Stop a job. Its output stays until you clean it up."""
 
     async def work() -> None:
         async with where.client() as client:
@@ -223,7 +227,7 @@ def _cancel(
 
 @jobs.command("cleanup")
 @click.argument("job_id")
-@click.option("--k8s/--no-k8s", default=True, help="Remove it from the platform.")
+@click.option("--k8s/--no-k8s", default=True, help="Remove the job from the platform.")
 @click.option("--gcs/--no-gcs", default=True, help="Remove its objects from the store.")
 @click.option("--cleanup-timeout", type=float, default=180, show_default=True, metavar="SECONDS")
 @click.option("--cleanup-poll-interval", type=float, default=2, hidden=True)
@@ -236,7 +240,7 @@ def _cleanup(
     cleanup_timeout: float,
     cleanup_poll_interval: float,
 ) -> None:
-    """Take a job and its objects away; its outputs stay."""
+    """Remove a job and its objects. Its output directory stays."""
 
     async def work() -> None:
         async with where.client() as client:
@@ -247,12 +251,12 @@ def _cleanup(
     carry_out(work())
 
 
-@jobs.command("debug", short_help="Forward a port to the debugger of a job.")
+@jobs.command("debug", short_help="Forward a local port to a job's debugger.")
 @click.argument("job_id")
 @click.option("--port", type=int, default=5678, show_default=True, help="The port to forward.")
 @placed
 def _debug(where: Where, job_id: str, port: int) -> None:
-    """Forward a port of this machine to the debugger that a job waits for; Ctrl-C ends it."""
+    """Forward a local port to the debugger that a job waits for. Press Ctrl-C to stop."""
 
     async def work() -> None:
         async with where.client() as client:
@@ -267,7 +271,7 @@ def _debug(where: Where, job_id: str, port: int) -> None:
 
 @click.group()
 def outputs() -> None:
-    """Look at what a job has written to its output directory."""
+    """List or copy the files in a job's output directory."""
 
 
 @outputs.command("ls")
@@ -275,7 +279,7 @@ def outputs() -> None:
 @json_option
 @placed
 def _list_outputs(where: Where, job_id: str, as_json: bool) -> None:
-    """List the files of a job."""
+    """List the files in a job's output directory."""
 
     async def work() -> list[dict[str, Any]]:
         async with where.client() as client:
@@ -291,7 +295,7 @@ def _list_outputs(where: Where, job_id: str, as_json: bool) -> None:
 @click.argument("folder", type=FilePath(file_okay=False), default=".")
 @placed
 def _get_outputs(where: Where, job_id: str, folder: Path) -> None:
-    """Copy the files of a job into FOLDER (here)."""
+    """Copy a job's output files to FOLDER. Default: the current directory."""
 
     async def work() -> int:
         async with where.client() as client:
