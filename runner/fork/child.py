@@ -65,7 +65,7 @@ def preload() -> None:
 
 
 class Terms:
-    """What the jobs of a batch share, read once by their parent.
+    """The shared part of a batch's jobs, read once by their parent.
 
     *message* is a JSON object: the client's part (``assignment``,
     ``environment``, ``key``) and the supervisor's (the rest).

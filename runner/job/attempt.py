@@ -386,7 +386,7 @@ def main(order: Mapping[str, Any], key: bytes, executor: str, site: Site) -> int
 
 
 class Terms:
-    """What the assignments of a batch share: read once, by the parent of their processes."""
+    """The shared part of a batch's assignments, read once by the parent of their processes."""
 
     def __init__(self, order: Mapping[str, Any], key: bytes) -> None:
         self._orders = wire.Orders(order)
@@ -521,7 +521,7 @@ class Attempt:
         except OSError as exc:
             return self._uncommitted(outcome, exc)
         if not created:
-            print("kinetic: this attempt was closed by somebody else", file=sys.stderr)
+            print("kinetic: another process closed this attempt", file=sys.stderr)
         return self._code(outcome, metadata if created else None, content)
 
     def _create(
@@ -552,7 +552,7 @@ class Attempt:
     def _code(
         self, outcome: wire.Outcome, metadata: Mapping[str, str] | None, content: bytes
     ) -> int:
-        """What to leave with; *metadata* and *content* are those of what was committed here."""
+        """Return the exit code; *metadata* and *content* are the outcome committed here."""
         return exit_code(outcome, self._order)
 
     def _uncommitted(self, outcome: wire.Outcome, exc: OSError) -> int:
@@ -615,7 +615,7 @@ def _tell_full(exc: OSError) -> None:
 
 
 def exit_code(outcome: wire.Outcome, order: wire.Assignment) -> int:
-    """What the platform is told: done, may be tried again, or final."""
+    """The exit code for the platform: done, may be retried, or final."""
     if outcome.kind is wire.Kind.VALUE:
         return wire.EXIT_VALUE
     if outcome.kind is wire.Kind.CANCELLED:

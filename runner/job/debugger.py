@@ -2,7 +2,7 @@
 
 It listens on the loopback of the job's own machine, or pod, alone, on a port
 that the system chooses, and says where in an object beside the claim. Where
-several hosts run one call, all of them wait until somebody has attached to one.
+several hosts run one call, all of them wait until a debugger has attached to one.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from .workspace import Site
 
 LOOK_S = 1.0
-"""How often it is looked whether somebody has attached to another host."""
+"""Seconds between checks whether a debugger has attached to another host."""
 
 LOOPBACK = "127.0.0.1"
 BEGUN = "debug-begun"
-"""What the host leaves that a debugger has attached to, for the others; see `wire.attempt_key`."""
+"""The object by which a host tells the others that a debugger is attached; `wire.attempt_key`."""
 
 PACKAGE = "debugpy"
 CLOUDPICKLE = "cloudpickle.cloudpickle"
@@ -53,7 +53,7 @@ class Waiting:
 
         Raises:
             RuntimeError: There is no debugger to be had.
-            OSError: The store does not take what is said.
+            OSError: The store refuses the message.
         """
         self._debugpy = _debugpy(self._site)
         _, port = self._debugpy.listen((LOOPBACK, 0))

@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from ..stores.objects import Objects
 
 REQUEST_BYTES = 64 * 1024 * 1024
-"""No request is longer; one that is said to be is read so far, and not signed."""
+"""Maximum bytes of a request; a longer one is cut here, so that its signature fails."""
 
 
 class Opening:
-    """The objects of one attempt, as far as they are there before it."""
+    """The objects of one attempt that exist before it starts."""
 
     def __init__(self, order: wire.Assignment, key: bytes, executor: str, objects: Objects) -> None:
         self._order = order
@@ -30,14 +30,14 @@ class Opening:
         self._made_claim = False
 
     def claim(self) -> bool:
-        """Create the claim; False when it is somebody else's."""
+        """Create the claim; False when another process has it."""
         claim = wire.claim_metadata(self._executor, self._order.fence)
         name = self._name("claim")
         self._made_claim = self._objects.create(name, b"", claim)
         return self._made_claim or self._claimant() == self._executor
 
     def is_void(self) -> bool:
-        """Whether nobody may run this attempt: it was given up before it began."""
+        """Whether this attempt was given up before it began, so that it must not run."""
         try:
             return self._claimant() == wire.VOID
         except KeyError:
@@ -51,7 +51,7 @@ class Opening:
         self._objects.delete([self._name("claim")])
 
     def standing(self) -> wire.Item:
-        """What the objects say of our item, now."""
+        """Read the state of our item from its objects."""
         return self._standing_of_first() or self.item()
 
     def item(self) -> wire.Item:
@@ -75,7 +75,7 @@ class Opening:
         return self._objects.exists(self._order.arguments.name)
 
     def _standing_of_first(self) -> wire.Item | None:
-        """By the shortest way: a first attempt, and nobody else was there."""
+        """Open in the fewest requests: for a first attempt that no other process has claimed."""
         if self._order.attempt != 1 or self._is_closed():
             return None
         if self._objects.holds(f"{self._order.scope}control"):
@@ -143,7 +143,7 @@ def content(objects: Objects, part: wire.Input) -> bytes:
     """The bytes of an input.
 
     Raises:
-        KeyError: The object is gone.
+        KeyError: The object does not exist.
         ValueError: It is not what was submitted.
     """
     found, _ = objects.get(part.name, part.start, part.stop)
@@ -153,7 +153,7 @@ def content(objects: Objects, part: wire.Input) -> bytes:
 
 
 def out_of_time(order: wire.Assignment, called: bool) -> str:
-    """What to say of a job whose time is over, whether or not its function was *called*."""
+    """Return the message of a job whose time is over, with its function *called* or not."""
     if called:
         return f"ran longer than its timeout of {order.timeout:g} s"
     limit = wire.start_allowance(order.debug_s) + (order.timeout or 0.0)

@@ -3,7 +3,7 @@
 Where that place is a path, it is the directory itself. Of a prefix in a bucket
 the job has a folder: what is in the bucket is there at its beginning, and what
 is written there goes to the bucket, a file as soon as two looks find it
-unchanged, and all of them at the end. What is deleted here stays in the bucket.
+unchanged, and all of them at the end. A file that is deleted here stays in the bucket.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ NAMED = 5
 """How many of the files that were not uploaded are named."""
 
 SHARE = 0.5
-"""What of a job's grace its uploads may take; the rest is for its outcome."""
+"""The share of a job's grace that uploads may take; the rest is for its outcome."""
 
 
 def begin(order: Assignment, host: int, hosts: int, work: str | os.PathLike[str]) -> Mirror | None:
@@ -45,7 +45,7 @@ def begin(order: Assignment, host: int, hosts: int, work: str | os.PathLike[str]
 
     Raises:
         OSError: It cannot be made, or what is there cannot be had.
-        RuntimeError: What is there cannot be files.
+        RuntimeError: Something other than files is in the way.
     """
     place = f"{order.output_dir}/hosts/{host}" if hosts > 1 else order.output_dir
     os.environ.pop(VARIABLE, None)
@@ -58,7 +58,7 @@ def begin(order: Assignment, host: int, hosts: int, work: str | os.PathLike[str]
         mirror = Mirror(place, folder)
         own = f"{order.store}/outputs/{order.group_id or order.job_id}"
         if order.attempt > 1 or not order.output_dir.startswith(own):
-            mirror.fetch()  # else nobody can have written there before
+            mirror.fetch()  # else no process has written there before
         os.environ[VARIABLE] = folder
         mirror.start()
         return mirror
@@ -66,7 +66,7 @@ def begin(order: Assignment, host: int, hosts: int, work: str | os.PathLike[str]
 
 
 class _Seen(NamedTuple):
-    """What tells one state of a file from another."""
+    """The fields that tell one state of a file from another."""
 
     number: int
     size: int

@@ -1,4 +1,4 @@
-"""What the kernel offers to keep a job's processes together: death signals, orphans, marks.
+"""Keep a job's processes together by means of the kernel: death signals, orphans, marks.
 
 A process that forks keeps the environment it was executed with in ``/proc``.
 `Mark` writes a job's id into that memory, so that every process of the job
@@ -242,7 +242,7 @@ class Mark:
         self._address: int | None = address and address + len(os.fsencode(f"{self.directory}:"))
 
     def value(self, executor: str) -> str:
-        """What the variable holds in the job's own environment."""
+        """Return the variable's value in the job's own environment."""
         return f"{self.directory}:{executor}"
 
     def write(self, executor: str) -> None:
@@ -258,7 +258,7 @@ TELLING_S = 1.0
 def tell_leaving() -> None:
     """Tell the supervisor that this job has stored its outcome, and its process only has to end.
 
-    The message is framed as `kinetic._supervisor.protocol` says. In a pod, nobody is told.
+    The message is framed as `kinetic._supervisor.protocol` says. In a pod, no message is sent.
 
     Raises:
         OSError: There is no supervisor, or it does not listen.

@@ -25,7 +25,7 @@ def install(part: wire.Input, objects: Objects, folder: str) -> None:
     What uv says goes to the job's log.
 
     Raises:
-        KeyError: The object is gone.
+        KeyError: The object does not exist.
         ValueError: It is not what was submitted.
         RuntimeError: It cannot be installed; the message has the last lines of uv.
     """
@@ -62,7 +62,7 @@ def _install(what: str, *how: str) -> None:
             for line in installing.stdout:
                 sys.stderr.write(line)
                 lines.append(line)
-        except BaseException:  # this job is to end: whoever installs for it is not waited for
+        except BaseException:  # this job must end: do not wait for the process that installs for it
             installing.kill()
             raise
     if installing.returncode:

@@ -160,7 +160,7 @@ def _remove(folder: str) -> None:
 
 
 def _seen(status: os.stat_result) -> list[int]:
-    """What tells one state of a file from another; the last is its ``ctime``."""
+    """The fields that tell one state of a file from another; the last is its ``ctime``."""
     return [
         status.st_ino,
         status.st_mode,

@@ -1,4 +1,4 @@
-"""What a job sees of its Data: private files and directories, and volumes.
+"""A job's views of its Data: private files and directories, and volumes.
 
 A view is a copy, or an overlay where the content is large; what a job writes
 there stays in the job. ``fuse`` content is shown read-only where mounts are
@@ -284,6 +284,6 @@ def _build_file(target: str, entry: manifest.Entry, name: str, objects: Objects)
 
 def _gone(name: str) -> RuntimeError:
     return RuntimeError(
-        f"{name} is gone from the store; delete what is left of it there "
+        f"{name} is no longer in the store; delete its remains there "
         f"({'/'.join(name.split('/')[:2])}/) and submit again, which uploads the Data anew"
     )

@@ -42,7 +42,7 @@ class Weight:
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """A tree that nobody may write to."""
+    """A read-only tree."""
 
     path: str
     weight: Weight
@@ -62,7 +62,7 @@ def shared(place: str, build: Callable[[str], Weight]) -> Shared:
 
 
 def _made(place: str, build: Callable[[str], Weight]) -> Shared | None:
-    """Make the tree, unless somebody else has; None: the place was discarded meanwhile."""
+    """Make the tree, unless another process has; None: the place was discarded meanwhile."""
     make_folder(place)
     try:
         lock = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -75,7 +75,7 @@ def _made(place: str, build: Callable[[str], Weight]) -> Shared | None:
         if (found := find(place)) is not None:
             return found
         part = os.path.join(place, "part")
-        if os.path.isdir(part):  # somebody died over it: we hold the lock
+        if os.path.isdir(part):  # its builder died: we hold the lock
             _discard(part)
         os.mkdir(part, 0o700)
         try:
@@ -296,14 +296,14 @@ class Site:
             time_limit.tell_called(self.work)
 
     def getting(self, library: str) -> str:
-        """What to do that *library* is there when the job runs."""
+        """Return the steps that make *library* available to the job."""
         if self.alone:
             return f"add {library} to the dependencies in pyproject.toml or requirements.txt"
         return f"install {library} for {sys.executable}, which runs local jobs"
 
 
 class Objects(Protocol):
-    """What is read here of a store; a missing object is a ``KeyError``."""
+    """The reading half of a store; a missing object is a ``KeyError``."""
 
     def get(
         self, name: str, start: int | None = None, stop: int | None = None
@@ -325,7 +325,7 @@ def prepare(code: Code | None, objects: Objects, site: Site) -> Path:
     ``sys.path`` and the working directory of this process.
 
     Raises:
-        RuntimeError: The archive is gone from the store.
+        RuntimeError: The archive is no longer in the store.
         ValueError: It is not the one that was submitted, or not a sound one.
     """
     work = os.fspath(site.work)
@@ -391,7 +391,7 @@ def _unpack(code: Code, objects: Objects, place: str, part: str) -> Weight:
             archive.unlink(missing_ok=True)
             objects.fetch(code.name, archive)
     except KeyError:
-        words = f"the project's archive {code.name} is gone from the store; submit the job again"
+        words = f"the project's archive {code.name} is no longer in the store; submit the job again"
         raise RuntimeError(words) from None
     with open(archive, "rb") as file:
         if hashlib.file_digest(file, "sha256").hexdigest() != code.digest:
@@ -440,7 +440,7 @@ def _under(root: str, relative: str) -> str:
     """A path in the workspace.
 
     Raises:
-        ValueError: It would not be in there.
+        ValueError: It would lie outside.
     """
     if relative in ("", "."):
         return root

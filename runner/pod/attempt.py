@@ -1,4 +1,4 @@
-"""What an attempt in a pod does besides: earlier pods' ends, the receipt, a silent death."""
+"""The extra work of an attempt in a pod: earlier pods' ends, the receipt, a silent death."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ KEPT_BYTES = 8192
 KEPT_LINES = 20
 READ_BYTES = 65536
 WRITE_BYTES = 4096
-"""So much goes into a pipe that is ready, at once: it never keeps us waiting."""
+"""Bytes that a ready pipe takes at once, without blocking."""
 
 HELD_BYTES = 1 << 20
-"""Output that nobody takes; then the job has to wait."""
+"""Maximum bytes of unread output; beyond it the job waits."""
 
 ASKING_S = 10.0
 LEAVING_S = 30.0
@@ -69,7 +69,7 @@ class Ended:
 
 
 class Line:
-    """What the job tells its guard, and asks it; made before the fork, used on both sides.
+    """The messages between a job and its guard; made before the fork, used on both sides.
 
     ``sheet`` is a file without a name that the guard writes a long answer into.
     """
@@ -140,7 +140,7 @@ class Guard:
         while status is None:
             self._wait()
             status = self._reaped()
-            if status is None:  # once it is reaped, its number may be anybody's
+            if status is None:  # once it is reaped, another process may get its number
                 self._watch_the_time()
         self._read_all()
         self._flush()
@@ -246,7 +246,7 @@ class Guard:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
             except ChildProcessError:
-                return -signal.SIGKILL  # somebody else has collected it
+                return -signal.SIGKILL  # another process has collected it
             if pid == 0:
                 return None
             if pid == self._pid:
@@ -285,7 +285,7 @@ class Guard:
         except BlockingIOError:
             pass
         except OSError:
-            waiting.clear()  # nobody reads it any more; the job goes on
+            waiting.clear()  # no process reads it any more; the job goes on
 
     def _flush(self) -> None:
         for out, waiting in self._waiting.items():
@@ -321,7 +321,7 @@ class Restarts:
 
 
 READ_AHEAD = 1024 * 1024
-"""Arguments of up to so many bytes are read to see whether the submission is still there."""
+"""Maximum bytes of arguments that are read to check that the submission still exists."""
 
 
 class _PodOpening(Opening):
@@ -343,7 +343,7 @@ class _PodOpening(Opening):
         except KeyError:
             return False
         except ValueError:
-            pass  # they are damaged: whoever reads them again says so
+            pass  # they are damaged: the next reader reports it
         return True
 
 
@@ -388,7 +388,7 @@ class PodAttempt(Attempt):
 def keep_log(
     order: wire.Assignment, key: bytes, host: int, output: bytes, objects: Objects
 ) -> None:
-    """Keep what the job on *host* has written, for when its pod is gone; of one that wrote."""
+    """Store the output of the job on *host*, which outlives its pod, if there is any."""
     if not output:
         return
     name = wire.log_key(order.scope, order.index, order.attempt, host)
@@ -417,7 +417,7 @@ def _leave_with(
 
 
 def code_of(opening: Opening) -> int:
-    """What to leave with, by what the objects say of the item."""
+    """Return the exit code for the state of the item's objects."""
     try:
         item = opening.item()
     except (OSError, ValueError) as exc:
@@ -516,7 +516,7 @@ def close_restarted(
 
 
 def death_of(ended: Ended, order: wire.Assignment, *, memory: bool) -> Death:
-    """What is to be said of a process that *ended* so; *memory* says that it ran out of that."""
+    """Describe how a process *ended*; *memory* says that it ran out of memory."""
     status = ended.status
     if ended.killed and ended.out_of_time:
         words = f"{out_of_time(order, ended.called)}, and did not end when asked to"

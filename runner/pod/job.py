@@ -184,12 +184,12 @@ class Watch:
 
 
 def host_done(index: int) -> str:
-    """What a host leaves when its part has ended well; see `wire.attempt_key`."""
+    """The object of a host whose part has ended well; see `wire.attempt_key`."""
     return f"host-{index}.done"
 
 
 def claimant(name: str, objects: Objects, patience: float = CLAIM_S) -> str:
-    """Who has made the claim *name*; waits until somebody has. Empty: nobody did in time."""
+    """Wait for the claim *name*, and return its executor; empty if there is none in time."""
     end, pause = time.monotonic() + patience, 0.1
     while True:
         try:
@@ -261,7 +261,7 @@ def read_order(environ: Mapping[str, str]) -> Order:
 
 
 AGAIN = "again"
-"""What a host leaves in its place that was here before: it has run nothing now."""
+"""Return the exit code of a host whose earlier pod did the work: it has run nothing now."""
 
 
 def become(order: Order, place: str, line: Line, parent: int) -> NoReturn:
@@ -413,7 +413,7 @@ def _flush() -> None:
 
 
 def _stream(fd: int) -> io.TextIOWrapper:
-    """What is printed goes out at once, and no character of it may end the job."""
+    """Write printed text at once, and let no character of it end the job."""
     raw = open(fd, "wb", buffering=0, closefd=False)  # noqa: SIM115 - it lives as long as the job
     return io.TextIOWrapper(raw, encoding="utf-8", errors="backslashreplace", write_through=True)
 

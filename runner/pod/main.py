@@ -55,7 +55,7 @@ subjects: [{{kind: ServiceAccount, name: {account}, namespace: {namespace}}}]"""
 def delete(name: str, environ: Mapping[str, str] = os.environ) -> bool:
     """Delete the LeaderWorkerSet *name* of the pod's own namespace; whether it is going.
 
-    Tries for ten minutes; what cannot be done is said in the log.
+    Tries for ten minutes, and logs a failure.
     """
     account = Path(environ.get("KINETIC_POD_ACCOUNT_FOLDER", ACCOUNT))
     try:
@@ -164,7 +164,7 @@ def _settle_in(place: str) -> None:
 
 
 def _lacking(store: str) -> str:
-    """The library that is not there, and that the store needs: this is told once, and is final."""
+    """A library that the store needs is missing: reported once, and final."""
     for name in ("requests", "google.auth", "google_crc32c") if store.startswith("gs://") else ():
         try:
             found = importlib.util.find_spec(name)

@@ -1,4 +1,4 @@
-"""Exceptions as themselves, on the way from a job to whoever waits for it.
+"""Carry exceptions from a job to its client, as instances of their own classes.
 
 Pickled the usual way, an exception is made by calling its class with ``args``, which many an
 ``__init__`` does not take; and it loses what caused it. So one goes as its class says only where
@@ -150,7 +150,7 @@ def _text(value: Any) -> str:
 
 
 def _links(error: BaseException, kept: Callable[[Any], bool]) -> dict[str, Any]:
-    """What a traceback would tell before *error*."""
+    """Return the exception that a traceback shows before *error*."""
     hidden = error.__suppress_context__
     found = {"__cause__": error.__cause__, "__context__": None if hidden else error.__context__}
     links: dict[str, Any] = {

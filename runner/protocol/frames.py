@@ -25,7 +25,7 @@ MALFORMED = (
     OverflowError,
     RecursionError,
 )
-"""What reading JSON raises that somebody else may have written, and taking apart what it says."""
+"""The exceptions of reading JSON that another party wrote, and of using its values."""
 
 
 class FramesError(ValueError):
@@ -60,7 +60,7 @@ def pack(frames: Iterable[bytes | memoryview], fields: Mapping[str, Any] | None 
 
 
 def pack_one(frame: bytes) -> bytes:
-    """What `pack` makes of a single frame, in a quarter of the time: most containers are this."""
+    """Pack a single frame as `pack` does, in a quarter of the time; most containers have one."""
     footer = b'{"frames":[%d]}' % len(frame)
     return frame + footer + TAIL.pack(len(footer), MAGIC)
 

@@ -46,7 +46,7 @@ class Place:
         return f"{SCHEME}{self.bucket}/{self.folder}".rstrip("/")
 
     def object_name(self, name: str) -> str:
-        """What the object of *name*, or a prefix of names, is called in the bucket.
+        """Return the name in the bucket of the object *name*, or of a prefix of names.
 
         Raises:
             OSError: Cloud Storage allows no name of this length.

@@ -42,7 +42,7 @@ def carried(function: types.FunctionType) -> types.FunctionType:
 
 
 def completed(defined: type, reduced: Any) -> Any:
-    """What cloudpickle makes of a class that goes by value, with the annotations of the class."""
+    """Reduce a class by value as cloudpickle does, with its annotations."""
     match reduced:
         case (_, _, (dict(), _), *_) if LAZY and "__annotate_func__" in vars(defined):
             found = _computed(defined)
@@ -63,7 +63,7 @@ def is_found(one: Any) -> bool:
 
 
 def _alias(alias: Any) -> Any:
-    """Its value is computed when asked for: it may name itself, or what is not there."""
+    """Compute its value on access: it may name itself, or a name that does not exist."""
     value: Any = ForwardRef(alias.__name__)
     with contextlib.suppress(Exception):
         if not _is_within(alias, alias.__value__, []):

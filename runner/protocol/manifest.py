@@ -1,4 +1,4 @@
-"""What one Data holds: its files by digest, and the names they have in the store.
+"""The contents of one Data: its files by digest, and their names in the store.
 
 Everything here is pure and shared: the client writes a manifest after the last
 of the files it names, so that its presence means that all are there; a runner

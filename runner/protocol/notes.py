@@ -25,7 +25,7 @@ DEPTH, ELEMENTS, ENTRIES = 3, 16, 64
 entries."""
 
 RESULT = "result"
-"""What a result is called that is a scalar itself."""
+"""The name of a result that is a scalar itself."""
 
 ERROR = "error"
 
@@ -34,7 +34,7 @@ _TEXTUAL = {math.inf: "inf", -math.inf: "-inf"}
 
 
 def note_of_result(value: Any) -> Note | None:
-    """What is noted of what a function returned, whatever that is; None: nothing.
+    """Return the note of a function's result, of any type; None for no note.
 
     A scalar is called ``result``; those of a dict, a dataclass or a named tuple by their names,
     those of a short list or tuple ``[0]``, ``[1]``, …
@@ -43,13 +43,13 @@ def note_of_result(value: Any) -> Note | None:
 
 
 def note_of_call(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Note | None:
-    """What is noted of arguments: the positional ones are called ``[0]``, ``[1]``, …"""
+    """Return the notes of arguments; positional ones are named ``[0]``, ``[1]``, …"""
     named = {f"[{place}]": value for place, value in enumerate(args[:ENTRIES])}
     return _bounded(named | dict(kwargs))
 
 
 def note_of_error(qualname: str, message: str) -> Note:
-    """What is noted of an exception: its type and the beginning of its message, in one text."""
+    """Return the note of an exception: its type and the start of its message, in one string."""
     words = f"{qualname}: {message}" if qualname and message else qualname or message
     note: Note = {ERROR: words[:ERROR_TEXT]}
     # A character may take six bytes, or twelve.
@@ -111,7 +111,7 @@ def _gather(note: dict[str, Scalar], path: str, value: Any, depth: int) -> None:
 
 
 def _parts(kind: Any, value: Any) -> Iterable[tuple[str, Any]]:
-    """What is in a container, by name."""
+    """Return the elements of a container by name."""
     if issubclass(kind, dict):
         entries = dict[Any, Any].items(value)  # whatever a subclass makes of them
         return [(key[:TEXT], one) for key, one in entries if isinstance(key, str)]

@@ -1,4 +1,4 @@
-"""What an attempt leaves behind: a value, or an error told in text.
+"""The outcome of an attempt: a value, or an error as text.
 
 Both are the body of an outcome, one `frames` container. The text of an error
 lies in the container's fields, outside any pickle, so that it can be read
@@ -51,7 +51,7 @@ class ErrorText:
 
     @property
     def note(self) -> notes.Note:
-        """What the header of its outcome says of it."""
+        """The header of an outcome."""
         return notes.note_of_error(self.qualname if self.phase == "execute" else "", self.message)
 
 
@@ -71,7 +71,7 @@ class Death:
 def closed(
     death: Death, item: wire.Item, executor: str, fence: int, log: str = ""
 ) -> tuple[wire.Outcome, bytes]:
-    """The outcome by which somebody else closes an attempt of *executor*, and its body.
+    """Build the outcome by which another process closes an attempt of *executor*, and its body.
 
     *item* was looked at after the claim of *executor* was seen: if it was stopped by then,
     the attempt is cancelled, whatever it died of. *log* are the last lines of its log.

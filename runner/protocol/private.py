@@ -11,13 +11,13 @@ def make_folder(path: str | os.PathLike[str]) -> None:
     """Make a folder, and those above it that are missing, for this user alone.
 
     Raises:
-        OSError: It cannot be made, or something else is there.
+        OSError: It cannot be created, or its path is taken by something else.
     """
     try:
         os.mkdir(path, 0o700)  # nearly always its parent is there
     except FileNotFoundError:
         make_folder(os.path.dirname(os.path.abspath(path)))
-        with contextlib.suppress(FileExistsError):  # somebody else was quicker
+        with contextlib.suppress(FileExistsError):  # another process was quicker
             os.mkdir(path, 0o700)
     except FileExistsError:
         if not os.path.isdir(path):
@@ -28,7 +28,7 @@ def objection(path: str | os.PathLike[str], *, secret: bool = False) -> str:
     """Why what is at *path* must not be believed, with what to type; empty if all is well.
 
     Somebody else could plant jobs in a folder that others may write to. A
-    *secret* may not even be read by others. What is not there is fine.
+    *secret* may not even be read by others. A missing file is fine.
     """
     try:
         status = os.stat(path)

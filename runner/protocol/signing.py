@@ -1,4 +1,4 @@
-"""Signatures: who has no key of the submission can neither make an object nor move it."""
+"""Signatures: without a submission's key, nobody can make its objects or move them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _SIGNED = re.compile(rb', "mac": "([0-9a-f]{64})"\}\Z')
 
 
 def submission_key(root: bytes, scope: str) -> bytes:
-    """What one submission signs its objects with; a pod never sees the root."""
+    """The keys that one submission signs with; a pod never sees the root key."""
     return hmac.new(root, b"kinetic submission " + scope.encode(), hashlib.sha256).digest()
 
 
@@ -43,7 +43,7 @@ def signed_json(key: bytes, scope: str, name: str, content: bytes) -> bytes:
 
 
 def verified_json(key: bytes, scope: str, name: str, content: bytes) -> bytes:
-    """What `signed_json` was given; nothing of it is parsed before.
+    """Return the value that `signed_json` was given; verify it before parsing.
 
     Raises:
         KeyError: It is not signed.
@@ -66,5 +66,5 @@ def seal_of(key: bytes, scope: str, index: int, attempt: int, header: str) -> st
 
 @functools.lru_cache(64)
 def _begun(key: bytes, scope: str) -> hmac.HMAC:
-    """What all seals of a submission begin with; beginning takes twice the time of the rest."""
+    """The shared start of a submission's seals; computing it takes twice as long as the rest."""
     return hmac.new(key, f"{scope}\n".encode(), hashlib.sha256)

@@ -1,4 +1,4 @@
-"""What a job has in place of what only the client has: decorated functions, `Data`, source files.
+"""A job's replacements for objects of the client: decorated functions, `Data`, source files.
 
 Pickles of calls name them.
 """
@@ -42,7 +42,7 @@ def source_of(file: str, text: str) -> str:
 
 
 _OF_THE_FUNCTION = frozenset({"__doc__", "__module__"})
-"""What every instance would have from its class."""
+"""The attributes that every instance would get from its class."""
 
 
 class Decorated(functools.partial[Any]):

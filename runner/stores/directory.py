@@ -49,7 +49,7 @@ HEADER_BYTES = 4 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """What a listing tells of one object.
+    """An object, as a listing shows it.
 
     ``size`` is that of its content, in bytes; ``used`` when it was written or
     renewed last, in seconds since 1970.
@@ -163,7 +163,7 @@ class DirectoryObjects:
             _copy(file, copy)
 
     def stat(self, name: str) -> Stored:
-        """What a listing tells, of one object."""
+        """Return the entry of one object, as a listing has it."""
         with self._open(name) as file:
             return _described(name, file)[0]
 
@@ -203,7 +203,7 @@ class DirectoryObjects:
         return found
 
     def renew(self, names: Iterable[str]) -> set[str]:
-        """These are in use now; those of them that are not there."""
+        """Mark these objects as used now; return the names that do not exist."""
         absent: set[str] = set()
         with self._collecting(fcntl.LOCK_SH):
             for name in names:
@@ -253,7 +253,7 @@ class DirectoryObjects:
                 if not name.endswith(".lock") and os.stat(path).st_mtime < now - age:
                     os.unlink(path)
             except OSError:
-                continue  # somebody else was faster, or may do that
+                continue  # another process was faster, or does that later
 
     def _names(self, folder: str, start: str) -> Iterator[str]:
         quoted = urllib.parse.quote(start, safe=SAFE, errors="surrogateescape")
@@ -417,7 +417,7 @@ def _copy(source: BinaryIO, target: BinaryIO) -> None:
 
 
 def _described(name: str, file: BinaryIO) -> tuple[Stored, int]:
-    """What a listing tells of an object, and the offset of its content."""
+    """Read an object's entry of a listing, and the offset of its content."""
     if isinstance(file, io.BytesIO):
         return Stored(name, 0, {}, 1, 0.0), 0
     metadata, generation, offset = _head(file)

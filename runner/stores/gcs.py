@@ -261,7 +261,7 @@ class Bucket:
             return request(self._how(what))
 
     def _how(self, what: str) -> dict[str, Any]:
-        """What every call of the library gets: how long it waits, and what it tries again."""
+        """The timeout and the retry policy of every call of the library."""
         patience, began = self._patience, time.monotonic()
         said = False
 
@@ -395,7 +395,7 @@ class GcsObjects:
         return None
 
     def stat(self, name: str) -> Stored:
-        """What a listing says of one object."""
+        """Return the entry of one object in a listing."""
         blob = self._bucket.find(self._place.object_name(name))
         if blob is None:
             raise KeyError(name)

@@ -55,7 +55,7 @@ def opened(url: str) -> Objects:
 
     Raises:
         ValueError: It is of another kind.
-        OSError: What is needed for it is not installed.
+        OSError: A library that the store needs is not installed.
     """
     if url.startswith("file://"):
         return DirectoryObjects.from_url(url)
