@@ -289,7 +289,7 @@ async def test_what_is_gone_is_named_with_what_to_do(
     (place.store / "data" / ref.digest / "files" / "a").unlink()
     answer = place.run("", ref)
     assert answer["error"].startswith(
-        f"RuntimeError: data/{ref.digest}/files/a is gone from the store"
+        f"RuntimeError: data/{ref.digest}/files/a is no longer in the store"
     )
     assert "submit again" in answer["error"]
     place.objects.delete([ref.uri])

@@ -183,7 +183,7 @@ def test_an_archive_that_is_not_the_submitted_one_is_refused(place: Place) -> No
     assert "its SHA-256 differs" in str(refused(place, other))
     gone = wire.Code(name="code/gone.zip", digest="1" * 64)
     assert str(refused(place, gone)) == (
-        "the project's archive code/gone.zip is gone from the store; submit the job again"
+        "the project's archive code/gone.zip is no longer in the store; submit the job again"
     )
     odd = wire.Code(name=code.name, digest="../" * 21 + "x")
     assert "is no SHA-256" in str(refused(place, odd))

@@ -196,7 +196,7 @@ def test_the_receipt_of_a_larger_value_is_its_header(pods: Pods) -> None:
     ("own", "words"),
     [
         ({"KINETIC_ASSIGNMENT": "{"}, "cannot be run"),
-        ({"KINETIC_ASSIGNMENT": "{}"}, "incomplete"),
+        ({"KINETIC_ASSIGNMENT": "{}"}, "format None"),
         ({"KINETIC_POD_UID": ""}, "KINETIC_POD_UID"),
         ({"KINETIC_KEY_FILE": "/nowhere/key"}, "/nowhere/key"),
     ],
@@ -209,7 +209,7 @@ def test_an_order_that_cannot_be_read_is_final(pods: Pods, own: dict[str, str], 
 
 
 def test_an_order_of_another_format_is_final(pods: Pods) -> None:
-    pod = pods.run(replace(pods.order(add, 1), version=(9, 0)))
+    pod = pods.run(replace(pods.order(add, 1), version=9))
     assert (pod.code, "format 9" in pod.output) == (wire.EXIT_FINAL, True)
 
 
