@@ -293,7 +293,7 @@ async def test_what_is_gone_is_named_with_what_to_do(
     )
     assert "submit again" in answer["error"]
     place.objects.delete([ref.uri])
-    assert f"RuntimeError: {ref.uri} is gone" in place.run("", ref)["error"]
+    assert f"RuntimeError: {ref.uri} is no longer in the store" in place.run("", ref)["error"]
 
 
 @pytest.mark.parametrize("uri", ["hf://imdb", "hf://imdb?split=train"])

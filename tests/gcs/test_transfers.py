@@ -115,10 +115,10 @@ async def test_a_cancelled_upload_leaves_no_object(
 
 
 async def test_a_file_that_shrinks_meanwhile_is_told_and_nothing_is_left(
-    server: GcsServer, store: GcsStore, source: Path
+    server: GcsServer, wary: GcsStore, source: Path
 ) -> None:
     fault = server.fail("put", at=MIB)
-    uploading = asyncio.create_task(store.create("x", source))
+    uploading = asyncio.create_task(wary.create("x", source))
     while not fault.seen:
         await asyncio.sleep(0)
     source.write_bytes(b"short")

@@ -505,7 +505,7 @@ def test_caches_and_keys_are_private_to_the_user(made: Made) -> None:
         assert place.stat().st_mode & 0o077 == 0
 
 
-ELSEWHERE = {"handle", "code", "function", "data", "log", "receipt", "build marker", "caches"}
+ELSEWHERE = {"handle", "code", "function", "data", "log", "receipt", "caches"}
 """Kinds that have a test of their own above."""
 
 
