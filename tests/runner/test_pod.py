@@ -104,6 +104,7 @@ def test_a_large_value_is_streamed_to_the_bucket(in_bucket: Pods) -> None:
     assert in_bucket.value() == b"x" * 10_000_000
 
 
+@pytest.mark.full
 def test_of_two_pods_of_an_attempt_one_runs(in_bucket: Pods) -> None:
     def mark(folder: str) -> int:
         import os
