@@ -13,6 +13,8 @@ import pytest
 from kinetic import aio
 
 MB = 1_000_000
+PICKLED_S = 0.25
+"""A thread pickles large values, and holds the interpreter for part of that time."""
 
 
 @pytest.fixture
@@ -40,9 +42,9 @@ async def undisturbed(loop_guard: Any, work: Callable[[], Awaitable[Any]]) -> An
     """What *work* returns once it has not held the loop; others may disturb two of three runs."""
     for _ in range(2):
         with contextlib.suppress(pytest.fail.Exception):
-            with loop_guard():
+            with loop_guard(PICKLED_S):
                 return await work()
-    with loop_guard():
+    with loop_guard(PICKLED_S):
         return await work()
 
 
