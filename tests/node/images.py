@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from kinetic import images
 from tests.node.parts import MissingParts, Parts
@@ -39,7 +40,7 @@ OF_SANDBOX = f"FROM {PYTHON}\n" + 'CMD ["sleep", "infinity"]\n'
 OF_JOBS = f"""\
 FROM {PYTHON}
 RUN python3 -m pip install --no-cache-dir cloudpickle google-cloud-storage absl-py
-COPY remote_runner.py /app/remote_runner.py
+COPY app/ /app/
 """
 """Written as the documentation tells users to write theirs."""
 
@@ -83,6 +84,7 @@ class Kitchen:
         shutil.rmtree(context, ignore_errors=True)
         context.mkdir(parents=True)
         for file, body in files.items():
+            (context / file).parent.mkdir(parents=True, exist_ok=True)
             if isinstance(body, Path):
                 (context / file).hardlink_to(body)
             else:
@@ -134,12 +136,17 @@ def archives(kitchen: Kitchen) -> list[Path]:
         kitchen.build(PYTHON, {"Dockerfile": first, "root.tar": root})
         kitchen.build(SANDBOX, {"Dockerfile": OF_SANDBOX})
         kitchen.save(SANDBOX, sandbox)
-    runner = images.runner()
-    jobs = kitchen.folder / f"jobs-{_digest(sandbox.name, OF_JOBS, runner)}.tar"
+    with TemporaryDirectory() as app:
+        images.write_runner(app)
+        runner = {f"app/{one.relative_to(app)}": one.read_text() for one in Path(app).rglob("*.py")}
+    made_of = _digest(
+        sandbox.name, OF_JOBS, *(word for one in sorted(runner.items()) for word in one)
+    )
+    jobs = kitchen.folder / f"jobs-{made_of}.tar"
     if not jobs.exists():
         for old in kitchen.folder.glob("jobs-*.tar"):
             old.unlink()
-        kitchen.build(JOBS, {"Dockerfile": OF_JOBS, "remote_runner.py": runner})
+        kitchen.build(JOBS, {"Dockerfile": OF_JOBS, **runner})
         kitchen.save(JOBS, jobs)
     return [sandbox, jobs]
 
