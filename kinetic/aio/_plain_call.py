@@ -112,7 +112,7 @@ async def run_plain_call(
         try:
             if debug:
                 return await _debugged(submit)
-            return await _owned(await submit(), stream_logs=stream_logs)
+            return await _owned(await _submitted(submit), stream_logs=stream_logs)
         finally:
             if sigterm is not None:
                 await sigterm.all_ready()
@@ -123,6 +123,14 @@ def _cancel_this() -> Callable[[], object]:
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     assert task is not None
     return lambda: loop.call_soon_threadsafe(task.cancel)
+
+
+async def _submitted(submit: Callable[[], Awaitable[JobHandle[T]]]) -> JobHandle[T]:
+    try:
+        return await submit()
+    except asyncio.CancelledError:  # the submission has undone itself
+        _report("interrupted during submission: the job was cancelled and removed")
+        raise
 
 
 async def _owned(job: JobHandle[T], *, stream_logs: bool) -> T:
@@ -136,8 +144,12 @@ async def _owned(job: JobHandle[T], *, stream_logs: bool) -> T:
 
 async def _ended(job: JobHandle[Any]) -> None:
     await _end(job)
-    level = logging.WARNING if WANTED.get() else logging.INFO  # does somebody sit and wait?
-    logging.log(level, "interrupted: %s was cancelled and removed", job.job_id)
+    _report(f"interrupted: {job.job_id} was cancelled and removed")
+
+
+def _report(message: str) -> None:
+    """Log *message*: as a warning if a person waits, for a program reports its cancellations."""
+    logging.log(logging.WARNING if WANTED.get() else logging.INFO, "%s", message)
 
 
 async def _end(job: JobHandle[Any]) -> None:
@@ -153,7 +165,7 @@ async def _debugged(submit: Callable[[], Awaitable[JobHandle[T]]]) -> T:
     engine.debugging.require_person()
     port = configuration.debug_port()
     engine.debugging.require_port(port)
-    job = await submit()
+    job = await _submitted(submit)
     try:
         forwarder = await job.debug_attach(port)
     except (JobError, NotFound) as exc:

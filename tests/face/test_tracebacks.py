@@ -69,11 +69,13 @@ def test_an_error_of_kinetic_shows_the_line_of_the_script_alone(
 @pytest.mark.parametrize(
     ("wait", "line", "becomes"),
     [
-        ("waits_for(here + '/never')", "waits_for(here", "was cancelled and removed"),
-        ("batch.results()", "batch.results()", "goes on"),
-        ("for one in batch.outcomes(): pass", "for one in batch", "goes on"),
-        ("until(lambda: False)", "until(lambda: False)", "goes on"),
+        ("waits(here)", "waits(here)", "was cancelled and removed"),
+        ("waits(Interrupts())", "waits(Interrupts())", "was cancelled and removed"),
+        ("start().results()", "start().results()", "goes on"),
+        ("for one in start().outcomes(): pass", "for one in start()", "goes on"),
+        ("batch = start(); until(lambda: False)", "until(lambda: False)", "goes on"),
     ],
+    ids=["call", "submission", "results", "outcomes", "elsewhere"],
 )
 def test_ctrl_c_shows_the_line_of_the_script_and_what_became_of_its_work(
     script, tmp_path: Path, wait: str, line: str, becomes: str
@@ -82,16 +84,24 @@ def test_ctrl_c_shows_the_line_of_the_script_and_what_became_of_its_work(
 @remote
 def waits(folder):
     pathlib.Path(folder, "started").touch()
-    while True:
-        time.sleep(0.01)
+    until(lambda: False)
 
-waits_for = waits
-batch = waits.run_async_map([here]) if "call" not in {wait!r} else None
+class Interrupts:  # the call while its arguments are pickled
+    def __reduce__(self):
+        os.kill(os.getpid(), signal.SIGINT)
+        return str, (here,)
+
+def start():
+    batch = waits_for.run_async_map(["never"])
+    pathlib.Path("started").touch()  # from here on Ctrl-C leaves the batch
+    return batch
+
 {wait}
 """
     with script(code) as process:
-        until_exists(tmp_path / "started")
-        process.interrupt()
+        if "Interrupts" not in wait:
+            until_exists(tmp_path / "started")
+            process.interrupt()
         _, _, err = process.end()
     assert OURS not in err, err
     assert line in err and "\nKeyboardInterrupt\n" in err, err
