@@ -35,7 +35,7 @@ from kinetic._sync.portal import PORTAL, Iteration
 from kinetic._tasks import release
 from kinetic._tracebacks import own_frames_left_out
 from kinetic.aio import _plain_call
-from kinetic.aio._job_log import LogPrinter
+from kinetic.aio._log_printer import LogPrinter
 from kinetic.aio._plain_call import run_plain_call
 from kinetic.aio.client import implicit_client
 from kinetic.collection import Collection

@@ -26,7 +26,7 @@ from kinetic.aio import _engine as engine
 from kinetic.aio import _job_log
 from kinetic.aio._engine import implicit_client, job_spec, results
 from kinetic.aio._engine.meter import Meter
-from kinetic.aio._job_log import LogPrinter
+from kinetic.aio._log_printer import LogPrinter
 from kinetic.aio.ports import Phase
 from kinetic.errors import (
     AuthError,
@@ -53,16 +53,16 @@ __all__ = ["JobHandle"]
 T = TypeVar("T")
 _UNSET = object()
 
-NOWHERE = (
-    "nothing of it is on the platform: it is about to be submitted, or was deleted, which is "
-    "certain a minute after its submission"
+NOT_ON_PLATFORM = (
+    "the platform has nothing of it: it is being submitted, or was deleted (certain one minute "
+    "after its submission)"
 )
 
 LEAVING_S = 5
-"""Seconds that a job's processes may take to end after its outcome is stored."""
+"""How many seconds a job's processes may take to end after its outcome is stored."""
 
 SILENCE_S = 10.0
-"""How long the log of a job that has ended may bring nothing before it is given up."""
+"""How long to wait for the next line of an ended job's log before giving up on it; seconds."""
 
 
 @dataclass(eq=False, repr=False)
@@ -101,7 +101,7 @@ class JobHandle(JobRecord, Generic[T]):
         self._reading = asyncio.Lock()
         self._cleaned = False
         self.log_owed = False
-        """Whether it has ended, and a log of it is kept that was to be shown; not for users."""
+        """Whether the job has ended and its log, to be printed, is not printed whole; internal."""
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, JobHandle) and other.job_id == self.job_id
@@ -116,9 +116,9 @@ class JobHandle(JobRecord, Generic[T]):
         return self.bundle()
 
     def bundle(self) -> dict[str, str]:
-        """Return what a notebook shows: the facts known now, updated when the job ends.
+        """Return what a notebook shows: the known facts, updated when the job ends; internal.
 
-        It sends no request, and follows the job only if it is called on its loop; not for users.
+        Sends no request. Follows the job only if called on its loop.
         """
         if self._following is not None and not self._cleaned:
             engine.notebook.follow_job(self._following)
@@ -138,10 +138,7 @@ class JobHandle(JobRecord, Generic[T]):
         }
 
     def began_at(self) -> str:
-        """Return when its last attempt began, in UTC, if this process knows; not for users.
-
-        For an item that waits, that is when its batch was submitted.
-        """
+        """Return when the last known attempt began, or when the job was submitted; internal."""
         if (at := self._found) is not None:
             if (seen := at.submission.observation(at.index)) is not None and seen.created_at:
                 return seen.created_at
@@ -155,7 +152,7 @@ class JobHandle(JobRecord, Generic[T]):
         return self.result().__await__()
 
     def bound(self, at: JobRef | Follow) -> Self:
-        """Tie the handle to where its job is followed, or to what finds that; not for users."""
+        """Tie the handle to where its job is followed, or to a function that finds it; internal."""
         if callable(at):
             self._find = at
         else:
@@ -163,15 +160,14 @@ class JobHandle(JobRecord, Generic[T]):
         return self
 
     async def _follow(self) -> JobRef:
-        """Find the job's platform and follow it, once.
+        """Find the job's platform and follow the job from now on.
 
         Raises:
             NotFound: There is no such job.
         """
-        if self._following is not None:
-            self._following.submission.refuse_removed()
         if self._following is None:
             self._following = await (self._find or implicit_client.follow)(self, whole=True)
+        self._following.submission.refuse_removed()
         return self._following
 
     @property
@@ -179,7 +175,7 @@ class JobHandle(JobRecord, Generic[T]):
         return self._following or self._looked
 
     async def _look(self) -> JobRef:
-        """Find the job for one look at it, which must not cost its whole batch.
+        """Find the job for one look: following an item reads its whole batch.
 
         Raises:
             NotFound: There is no such job.
@@ -192,9 +188,9 @@ class JobHandle(JobRecord, Generic[T]):
         return self._looked
 
     async def status(self) -> JobStatus:
-        """Return the status, read now from the store, and from the platform while the job is open.
+        """Return the status now, as the store and the platform tell it.
 
-        ``NOT_FOUND`` is a job that was cancelled, or that this process has cleaned up.
+        ``NOT_FOUND`` means that the job was cancelled, or that this process cleaned it up.
         """
         if self._cleaned:
             return JobStatus.NOT_FOUND
@@ -216,15 +212,14 @@ class JobHandle(JobRecord, Generic[T]):
         return bool(await at.session.platform.store.list(at.submission.identity.entry))
 
     async def reason(self) -> str:
-        """Why the job is in its state, in words; empty when there is nothing to say.
+        """Say in words why the job is in its state; empty when there is nothing to say.
 
-        Of one that waits the platform is asked why: it says what it would say in the log.
-        Nothing is unpickled for it.
+        Asks the platform why a waiting job waits. Unpickles nothing.
         """
         at = await self._look()
         item = await at.submission.look(at.index)
         if not item.state.final:
-            with suppress(BackendError):  # what was heard before is told then
+            with suppress(BackendError):  # then use what is known
                 item = await at.submission.reconcile(at.index, explained=True)
         seen = at.submission.observation(at.index)
         if item.outcome is None:
@@ -232,14 +227,14 @@ class JobHandle(JobRecord, Generic[T]):
                 return "cancelled"
             if (why := at.submission.error(at.index)) is not None:
                 return str(why)
-            nowhere = NOWHERE if self.group_id is None else ""
-            return seen.message if seen is not None else nowhere
+            unseen = NOT_ON_PLATFORM if self.group_id is None else ""
+            return seen.message if seen is not None else unseen
         if item.outcome.kind is wire.Kind.VALUE:
             return ""
         outcome, body = await at.submission.outcome(at.index, item.attempt)
-        told = f"{item.outcome.reason}: {results.words_of(outcome, body, self.job_id)}"
+        words = f"{item.outcome.reason}: {results.words_of(outcome, body, self.job_id)}"
         cause = await self._host_cause(at, item)
-        return f"{told}; {cause}" if cause not in told else told
+        return f"{words}; {cause}" if cause not in words else words
 
     @own_frames_left_out
     async def result(
@@ -254,27 +249,28 @@ class JobHandle(JobRecord, Generic[T]):
         """Wait for the job and return its value.
 
         Args:
-            timeout: Seconds to wait; the job goes on after them.
-            cleanup: Remove the job and its objects once the value has arrived;
-                None means yes, unless it is a debug job. A failed job is kept, and
-                so is one whose output was to be printed and could not be, whole.
-            cleanup_timeout: Seconds the removal may take.
-            cleanup_poll_interval: Accepted for compatibility; nothing is polled.
-            stream_logs: Print the job's output while waiting, and all of it
-                before returning; where that does not work, it is logged.
-            on_status_change: Called with each new status, the first and the
-                last included; what it raises is logged.
+            timeout: Seconds to wait; the job goes on after them. None: no limit.
+            cleanup: Remove the job and its objects once the value is here. None: yes, unless it is
+                a debug job. A failed job stays, and so does one whose output could not be printed.
+            cleanup_timeout: Seconds that the removal may take.
+            cleanup_poll_interval: Accepted for compatibility; has no effect.
+            stream_logs: Print the job's output while you wait. Default: no.
+            on_status_change: A function to call with each new status. Its exceptions are logged.
 
         Raises:
-            ConfigurationError: *timeout* is no number of at least 0, or None.
+            ConfigurationError: *timeout* isn't a number of at least 0, or None.
             ResultTimeout: *timeout* is over (a ``TimeoutError``).
-            JobCancelled: It was cancelled.
-            JobLost: It died without an outcome.
-            JobFailed: It failed, and its exception cannot be rebuilt here.
-            Exception: Whatever the function raised, with the remote traceback
-                as a note.
+            JobCancelled: The job was cancelled.
+            JobLost: The job died without an outcome.
+            JobFailed: The job failed, and its exception can't be rebuilt here.
+            Exception: The exception that the function raised, with the remote traceback as a note.
 
-        Cancelled: only the waiting ends.
+        Cancelled: ends the wait; the job goes on.
+
+        Example::
+
+            job = await client.submit(train, 0.1)
+            loss = await job.result(timeout=3600, stream_logs=True)
         """
         check(timeout=timeout)
         if self._value is _UNSET:
@@ -294,13 +290,16 @@ class JobHandle(JobRecord, Generic[T]):
         return cast("T", self._value)
 
     async def wait(self, timeout: float | None = None) -> JobStatus:
-        """Wait until it has ended, and say how; its value stays where it is.
+        """Wait until the job ends, and return its status; its value stays in the store.
+
+        Args:
+            timeout: Seconds to wait; the job goes on after them. None: no limit.
 
         Raises:
-            ResultTimeout: *timeout* seconds are over; the job goes on.
-            KineticError: kinetic cannot find out how it ended.
+            ResultTimeout: *timeout* is over (a ``TimeoutError``).
+            KineticError: kinetic can't find out how the job ended.
 
-        Cancelled: only the waiting ends.
+        Cancelled: ends the wait; the job goes on.
         """
         check(timeout=timeout)
         at = await self._follow()
@@ -308,11 +307,10 @@ class JobHandle(JobRecord, Generic[T]):
         return at.submission.status(at.index)
 
     async def noted(self) -> dict[str, bool | int | float | str | None]:
-        """The numbers and short texts of its result, by their names; nothing is unpickled.
+        """Return the numbers and short texts of the result by name, without unpickling it.
 
-        At most 1 KiB of them were noted when it ended; see `BatchHandle.report`. Empty for
-        what has not ended, or has none; of a failure
-        ``error`` is its type and the beginning of its message.
+        At most 1 KiB of them is noted when the job ends. For a failure, ``error`` is its type and
+        the beginning of its message. Empty before the job ends.
         """
         at = await self._follow()
         item = await at.submission.look(at.index)
@@ -322,7 +320,7 @@ class JobHandle(JobRecord, Generic[T]):
         return {**(outcome.note or {})}
 
     async def estimate(self) -> Estimate:
-        """Estimate what its ended attempts cost by list prices.
+        """Estimate by list prices what the attempts that ended cost.
 
         Raises:
             NotFound: The job was cleaned up.
@@ -343,20 +341,20 @@ class JobHandle(JobRecord, Generic[T]):
         )
 
     async def save_result(self, path: str | os.PathLike[str], timeout: float | None = None) -> int:
-        """Wait for the job and write its value to a file, pickled as it is; its size in bytes.
+        """Wait for the job, write its pickled value to a file, and return the size in bytes.
 
-        Nothing is rebuilt: `kinetic.jobs.load_result` does that. The job stays.
+        `kinetic.aio.load_result` reads the file. The job stays.
 
         Args:
             path: The file to write.
             timeout: Seconds to wait; the job goes on after them. None: no limit.
 
         Raises:
-            ResultTimeout, JobCancelled, JobLost, JobFailed: As `result`; a failure is told in
-                words, and its exception not rebuilt.
-            OSError: The file cannot be written; what was there is as it was.
+            ResultTimeout: *timeout* is over (a ``TimeoutError``).
+            JobError: The job has no value.
+            OSError: The file can't be written; what was there stays.
 
-        Cancelled: the file is as it was.
+        Cancelled: the file stays as it was.
         """
         check(timeout=timeout)
         at = await self._follow()
@@ -375,29 +373,31 @@ class JobHandle(JobRecord, Generic[T]):
         stream_logs: bool | None,
         on_status_change: Callable[[JobStatus], None] | None,
     ) -> wire.Item:
-        """Wait for its end, and tell meanwhile what was asked for."""
-        stop_telling = self._notify(at, on_status_change)
-        printing = LogPrinter()
-        shown = at.session.spawn(self._print(printing), name="print logs") if stream_logs else None
+        """Wait for the end; meanwhile print the log and report statuses if asked to."""
+        stop_notifying = self._notify(at, on_status_change)
+        printer = LogPrinter()
+        printing = (
+            at.session.spawn(self._print(printer), name="print logs") if stream_logs else None
+        )
         try:
             item = await self._closed(at, timeout)
-            if shown is not None:
-                await self._shown_whole(printing, shown)
+            if printing is not None:
+                await self._print_rest(printer, printing)
             return item
         finally:
-            stop_telling()
-            if shown is not None:
-                shown.cancel()
+            stop_notifying()
+            if printing is not None:
+                printing.cancel()
 
-    async def _shown_whole(self, printing: LogPrinter, shown: asyncio.Task[str]) -> None:
-        """Wait until the output of the job, which has ended, is printed; else keep its log."""
+    async def _print_rest(self, printer: LogPrinter, printing: asyncio.Task[str]) -> None:
+        """Wait until the log of the ended job is printed; if that fails, warn and keep the log."""
         why, lines = "", -1
-        self.log_owed = True  # if it is cancelled here
+        self.log_owed = True  # also if this is cancelled
         try:
-            while not shown.done() and (printing.behind or printing.lines != lines):
-                lines = printing.lines
-                await asyncio.wait({shown}, timeout=SILENCE_S)
-            why = shown.result() if shown.done() else f"nothing came for {SILENCE_S:g} s"
+            while not printing.done() and (printer.behind or printer.lines != lines):
+                lines = printer.lines
+                await asyncio.wait({printing}, timeout=SILENCE_S)
+            why = printing.result() if printing.done() else f"no line came for {SILENCE_S:g} s"
         except asyncio.CancelledError:
             why = "interrupted"
             raise
@@ -405,19 +405,34 @@ class JobHandle(JobRecord, Generic[T]):
             self.log_owed = bool(why)
             if why:
                 logging.warning(
-                    "not all of the output of %s is shown, but %d lines: %s; its log is kept: "
+                    "printed only %d lines of the output of %s: %s; its log is kept: "
                     "kinetic.attach(%r).logs() reads it, cleanup() removes it",
+                    printer.lines,
                     self.job_id,
-                    printing.lines,
                     why,
                     self.job_id,
                 )
 
+    async def _print(self, printer: LogPrinter) -> str:
+        """Print the log; return why it isn't whole although there may be more."""
+        try:
+            await printer.run(self.logs(follow=True))
+        except (NotFound, AuthError) as exc:  # this process can't read it later either
+            logging.warning("can't show the output of %s: %s", self.job_id, exc)
+        except BrokenPipeError:
+            return "standard output was closed"
+        except Exception as exc:  # result() raises what is wrong with the job itself
+            return str(exc)
+        return ""
+
     async def _end_processes(self, at: JobRef) -> None:
-        """End what outlives the outcome, as the pods of a set may: the end of its log is stored."""
+        """End processes that outlive the outcome: the runner stores the end of the log by then.
+
+        Deleting the job instead would delete the log that is to be kept.
+        """
         cluster, alive = at.session.platform.cluster, list[str]()
         try:
-            for _ in range(LEAVING_S):  # with its job goes the whole log of what is about to end
+            for _ in range(LEAVING_S):
                 found = await cluster.find(names=self._attempt_names(at))
                 alive = [one.name for one in found if one.phase in (Phase.PENDING, Phase.RUNNING)]
                 if not alive:
@@ -427,20 +442,8 @@ class JobHandle(JobRecord, Generic[T]):
         except BackendError as exc:
             logging.warning("%s may still run; its cleanup() ends it: %s", self.job_id, exc)
 
-    async def _print(self, printing: LogPrinter) -> str:
-        """Why not all of the output was printed, though there may be more."""
-        try:
-            await printing.run(self.logs(follow=True))
-        except (NotFound, AuthError) as exc:  # this process cannot read it later either
-            logging.warning("the output of %s cannot be shown: %s", self.job_id, exc)
-        except BrokenPipeError:
-            return "nobody reads it any more"
-        except Exception as exc:  # of the job itself result() tells
-            return str(exc)
-        return ""
-
     async def _take(self, at: JobRef, item: wire.Item, cleanup_timeout: float | None) -> Any:
-        """Read the value, and clean up if there is a time for it; what one call took, all get."""
+        """Read the value once for all callers; then clean up, unless *cleanup_timeout* is None."""
         async with self._reading:
             if self._value is not _UNSET:
                 return self._value
@@ -473,23 +476,24 @@ class JobHandle(JobRecord, Generic[T]):
     ) -> Callable[[], None]:
         if on_status_change is None:
             return lambda: None
-        told: list[JobStatus] = []
+        last: JobStatus | None = None
 
-        def tell(index: int, item: wire.Item | None) -> None:
+        def notify(index: int, item: wire.Item | None) -> None:
+            nonlocal last
             if index != at.index:
-                return  # first of all: with every handle of a batch there is one of these
+                return  # first, because each handle of a batch has such a listener
             status = at.submission.status(index)
-            if told and told[-1] is status:
+            if status is last:
                 return
-            told.append(status)
+            last = status
             try:
                 on_status_change(status)
             except Exception:
                 logging.exception("on_status_change of %s raised", self.job_id)
 
         if at.submission.item(at.index) is not None or at.submission.observation(at.index):
-            tell(at.index, None)
-        return at.submission.listen(tell)
+            notify(at.index, None)
+        return at.submission.listen(notify)
 
     async def _read_value(self, at: JobRef, item: wire.Item) -> Any:
         submission = at.submission
@@ -505,7 +509,7 @@ class JobHandle(JobRecord, Generic[T]):
         return await anyio.to_thread.run_sync(results.failure_of, outcome, body, self.job_id, cause)
 
     async def _host_cause(self, at: JobRef, item: wire.Item) -> str:
-        """Which other host has ended it, and how, if it is on several and the platform knows."""
+        """Return how another host ended the job, if it has several hosts and the platform knows."""
         if not parse(self.accelerator).multi_host:
             return ""
         with suppress(BackendError):
@@ -519,41 +523,47 @@ class JobHandle(JobRecord, Generic[T]):
         await release(cleaning, what=f"cleaning {self.job_id} up", grace=timeout)
 
     def _attempt_names(self, at: JobRef) -> list[str]:
-        """All that the platform may know: what was cancelled is at an attempt that never was."""
+        """Return the names of all attempts that the platform may have.
+
+        A cancelled item's last attempt was never launched, so the names begin at the first.
+        """
         submission, item = at.submission, at.submission.item(at.index)
         last = item.attempt if item is not None else 1
-        if submission.relaunched:  # each is a separate job, which this process may not know
+        if submission.relaunched:  # each is a separate job that this process may not know
             last = max(last, 1 + submission.identity.budgets.infrastructure)
         return [submission.identity.attempt_name(at.index, one) for one in range(1, last + 1)]
 
     async def logs(
         self, follow: bool = False, *, attempt: int | None = None
     ) -> AsyncGenerator[str]:
-        """The lines of the job's output; with *follow* also those to come, until it ends.
+        """Yield the lines of the job's output so far.
 
-        *follow* goes on with the next attempt when the platform replaces the
-        job's process, or when it is tried again. Without it, the lines are
-        those of the last attempt. With *attempt*, counted from 1, they are those
-        of that attempt only. Where the platform has lost them with the pod, they are
-        the last MiB, which the runner has kept in the store, until `cleanup`.
+        If the platform lost the log with the pod, yields the last MiB, which the runner keeps in
+        the store until `cleanup`.
+
+        Args:
+            follow: Wait for more lines until the job ends, also from later attempts.
+            attempt: Only the output of this attempt, counted from 1. None: of the last one, or
+                with *follow* also of those that come after it.
 
         Raises:
-            ConfigurationError: *attempt* is no int of at least 1, or None.
-            NoLog: The job has not started, there was no such attempt, or it was removed with its
-                log (a ``RuntimeError``).
+            ConfigurationError: *attempt* isn't an int of at least 1, or None.
+            NoLog: The job has not started, has no such attempt, or its log was removed (a
+                ``RuntimeError``).
+
+        Example::
+
+            async for line in job.logs(follow=True):
+                print(line)
         """
         check(attempt=attempt)
         at = await self._follow_log()
-        if attempt is not None:
-            told = _job_log.of_attempt(at, attempt, follow=follow)
-        else:
-            told = _job_log.followed(at) if follow else _job_log.latest(at)
         try:
-            async with aclosing(told) as lines:
+            async with aclosing(_job_log.lines(at, follow=follow, attempt=attempt)) as lines:
                 async for line in lines:
                     yield line
         except NotFound as exc:
-            raise (exc if attempt is not None else await self._without_log(at)) from exc
+            raise await self._no_log(at, exc, attempt) from exc
 
     async def _follow_log(self) -> JobRef:
         try:
@@ -561,47 +571,56 @@ class JobHandle(JobRecord, Generic[T]):
         except NotFound as exc:
             raise NoLog(str(exc)) from exc
 
-    async def _without_log(self, at: JobRef) -> NoLog:
+    async def _no_log(self, at: JobRef, error: NotFound, attempt: int | None = None) -> NoLog:
+        if isinstance(error, NoLog):
+            return error
         item = at.submission.item(at.index) or await at.submission.look(at.index)
+        if attempt is not None:
+            return NoLog(
+                f"attempt {attempt} of {self.job_id} has no log: it never started, or the platform "
+                f"no longer keeps it; logs() returns that of attempt {item.attempt}"
+            )
         if item.state.final:
             return NoLog(
-                f"{self.job_id} has no log any more: its job was removed, as cancel(), results() "
-                "and result() do (with cleanup=False the latter keep it); or its pod is gone, and "
-                "kept none: it was killed, or wrote nothing"
+                f"{self.job_id} no longer has a log: cancel(), results(), or result() removed its "
+                "job (result() and results() keep it with cleanup=False), or its pod was killed or "
+                "wrote nothing"
             )
         return NoLog(
-            f"{self.job_id} has no log: it has not started yet, or its job was removed; status() "
-            "and reason() tell"
+            f"{self.job_id} has no log: it has not started yet, or its job was removed; see "
+            "status() and reason()"
         )
 
     async def tail(self, n: int = 100) -> str:
-        """Return the last *n* lines of the job's output so far, at most 1 MiB of them.
+        """Return the last lines of the job's output so far, at most 1 MiB.
+
+        Args:
+            n: How many lines.
 
         Raises:
-            ConfigurationError: *n* is no int of at least 0.
-            NoLog: The job has not started, or was removed with its log (a ``RuntimeError``).
+            ConfigurationError: *n* isn't an int of at least 0.
+            NoLog: The job has not started, or its log was removed (a ``RuntimeError``).
         """
         check(n=n)
         at = await self._follow_log()
         try:
             return "\n".join(await _job_log.last(at, n))
         except NotFound as exc:
-            raise await self._without_log(at) from exc
+            raise await self._no_log(at, exc) from exc
 
     async def cancel(self, cleanup_timeout: float = 180, cleanup_poll_interval: float = 2) -> None:
         """Stop the job and all its processes; its status becomes ``NOT_FOUND``.
 
-        A value that the job committed before stays. Returns when the job has ended, or
-        another process has removed it.
+        A value that the job committed before stays. Returns when the job has ended.
 
         Args:
             cleanup_timeout: Seconds to wait for the job's end.
             cleanup_poll_interval: Accepted for compatibility; has no effect.
 
         Raises:
-            ResultTimeout: It has not ended within *cleanup_timeout* seconds.
+            ResultTimeout: The job did not end within *cleanup_timeout*.
 
-        Cancelled: the request stays; the job ends all the same.
+        Cancelled: the request stays, and the job ends.
         """
         if self._cleaned:
             return
@@ -612,7 +631,7 @@ class JobHandle(JobRecord, Generic[T]):
         item = await at.submission.look(at.index)
         if item.state.final:
             return
-        with suppress(NotFound):  # as of a job that is removed in this moment
+        with suppress(NotFound):  # another process has just removed it
             await self._stop(at, cleanup_timeout)
         if self.group_id is None and not await self._exists(at):
             # It was removed before the stop was stored, and nothing reads the stop now.
@@ -621,7 +640,7 @@ class JobHandle(JobRecord, Generic[T]):
 
     async def _stop(self, at: JobRef, timeout: float) -> None:
         """Ask the job to end, and wait until it has."""
-        names = self._attempt_names(at)  # those that the stop is for: it may be tried again since
+        names = self._attempt_names(at)  # before the stop: a retry may add others
         await at.submission.requests.stop_items((at.index,), "cancel")
         await at.session.platform.cluster.delete(names=names)
         await at.submission.look(at.index)
@@ -642,7 +661,7 @@ class JobHandle(JobRecord, Generic[T]):
         cleanup_timeout: float = 180,
         cleanup_poll_interval: float = 2,
     ) -> None:
-        """Stop the job if it runs, and remove it; ``KINETIC_OUTPUT_DIR`` stays.
+        """Stop the job if it runs, and remove it; its output directory stays.
 
         Args:
             k8s: Remove the job from the platform.
@@ -650,7 +669,7 @@ class JobHandle(JobRecord, Generic[T]):
             cleanup_timeout: Seconds to wait for the job's end.
             cleanup_poll_interval: Accepted for compatibility; has no effect.
 
-        Cancelled: run it again; it goes on where it stopped.
+        Cancelled: part of it may be removed; call it again to remove the rest.
         """
         try:
             at = await self._follow()
@@ -679,24 +698,23 @@ class JobHandle(JobRecord, Generic[T]):
     async def debug_attach(
         self, local_port: int = 5678, working_dir: str | None = None, worker: int = 0
     ) -> subprocess.Popen[bytes]:
-        """Wait for the job's debugger, forward it to *local_port*, and print what VS Code needs.
+        """Wait for the job's debugger and forward it to a port of this machine.
 
-        The process that forwards ends with the job, or with this process; end
-        it earlier with `kinetic.debug.cleanup_port_forward`.
+        Prints the configuration for VS Code. The returned process forwards the port until the job
+        or this process ends; `kinetic.debug.cleanup_port_forward` ends it earlier.
 
         Args:
-            local_port: The port of this machine's loopback; 0 for any that is free.
-            working_dir: The folder on this machine that the editor finds the
-                project's files in; None for the one the job was submitted from.
-            worker: Which host, from 0, of a job on several.
+            local_port: The port on this machine's loopback; 0 for any free one.
+            working_dir: The folder where your editor finds the project's files. None: the folder
+                that the job was submitted from.
+            worker: Which host, from 0, of a job on several hosts.
 
         Raises:
-            ConfigurationError: The job was not submitted with ``debug=True``,
-                the port is taken, or there is no such worker.
-            ResultTimeout: The job is not ready in the time that KINETIC_DEBUG_WAIT_S
-                says; it goes on.
-            JobError: It has ended.
-            AuthError: A right is missing.
+            ConfigurationError: The job has no debugger (``debug=True``), the port is taken, or
+                there is no such worker.
+            ResultTimeout: The job isn't ready after KINETIC_DEBUG_WAIT_S seconds; it goes on.
+            JobError: The job has ended.
+            AuthError: You lack a permission.
 
         Cancelled: nothing is forwarded; the job goes on.
         """
@@ -707,7 +725,7 @@ class JobHandle(JobRecord, Generic[T]):
         words = engine.debugging.instructions(place, port, working_dir)
         try:
             await anyio.to_thread.run_sync(_print, words)
-        except BaseException:  # no process reads it
+        except BaseException:  # the caller gets no process to end
             await release(in_thread(engine.debugging.end, process), what="ending the forwarder")
             raise
         return process
@@ -720,7 +738,7 @@ class JobHandle(JobRecord, Generic[T]):
             )
 
     async def debugger(self, worker: int = 0, timeout: float | None = None) -> Place:
-        """Wait until the job's debugger listens; not for users.
+        """Wait until the job's debugger listens; internal.
 
         Raises:
             ConfigurationError, ResultTimeout, JobError: As `debug_attach`.
@@ -739,11 +757,11 @@ class JobHandle(JobRecord, Generic[T]):
 
     @property
     def output_dir(self) -> str:
-        """What the job sees as ``KINETIC_OUTPUT_DIR``; empty until it was followed once."""
+        """What the job sees as ``KINETIC_OUTPUT_DIR``; empty before the handle's first request."""
         return self._found.output_dir if self._found is not None else ""
 
     async def outputs(self) -> list[str]:
-        """The files under `output_dir`, relative to it, sorted.
+        """List the files in the output directory, relative to it and sorted.
 
         Raises:
             ConfigurationError: The directory is neither in this platform's store nor on a disk.
@@ -756,19 +774,20 @@ class JobHandle(JobRecord, Generic[T]):
             return [name.removeprefix(prefix) for name in names if not name.endswith("/")]
         if "://" in folder:
             raise ConfigurationError(
-                f"{folder} cannot be listed from the {self.backend} platform; "
-                "list it with the tools of its own storage"
+                f"can't list {folder} from the {self.backend} platform; use the tools of its own "
+                "storage"
             )
         return await anyio.to_thread.run_sync(_files_under, folder)
 
     async def fetch_outputs(self, folder: str | os.PathLike[str]) -> int:
-        """Copy the files under `output_dir` to *folder*, which is made; how many there are.
+        """Copy the files of the output directory here, and return how many there are.
 
-        What is there already is written over.
+        Args:
+            folder: Where to copy them. kinetic makes it, and overwrites files of the same name.
 
         Raises:
             ConfigurationError: As `outputs`.
-            OSError: They cannot be written.
+            OSError: The files can't be written.
 
         Cancelled: some files may already be written.
         """
@@ -776,7 +795,7 @@ class JobHandle(JobRecord, Generic[T]):
         store, names = at.session.platform.store, await self.outputs()
         prefix = f"{at.output_dir.removeprefix(f'{store.url}/')}/"
         for name in names:
-            path = await anyio.to_thread.run_sync(_made_for, Path(folder), name)
+            path = await anyio.to_thread.run_sync(_prepared, Path(folder), name)
             if at.output_dir.startswith(f"{store.url}/"):
                 await store.fetch(f"{prefix}{name}", path)
             else:
@@ -789,15 +808,15 @@ def _print(line: str) -> None:
     sys.stdout.flush()
 
 
-def _made_for(folder: Path, name: str) -> Path:
-    """Where the file *name* goes under *folder*: nothing is there, but its own folder is.
+def _prepared(folder: Path, name: str) -> Path:
+    """Return where the file *name* goes under *folder*: its folder exists, the file does not.
 
     Raises:
-        ConfigurationError: The name leads out of it.
+        ConfigurationError: The name leads out of *folder*, as a job can write any name.
     """
     path = Path(os.path.realpath(folder / name))
     if not path.is_relative_to(os.path.realpath(folder)):
-        raise ConfigurationError(f"the output {name!r} leads out of {folder}: it is not copied")
+        raise ConfigurationError(f"the output {name!r} leads out of {folder}; it isn't copied")
     path.parent.mkdir(parents=True, exist_ok=True)
     path.unlink(missing_ok=True)
     return path

@@ -388,7 +388,7 @@ async def test_cancelling_what_has_ended_keeps_the_logs(client: aio.Client) -> N
     await batch.cancel()
     assert await job.tail() == before
     await batch.results(return_exceptions=True)
-    with pytest.raises(errors.NotFound, match="with cleanup=False the latter keep it"):
+    with pytest.raises(errors.NotFound, match="cleanup=False"):
         await job.tail()
     with pytest.raises(errors.NotFound, match="cleanup=False"):
         async for _ in job.logs():

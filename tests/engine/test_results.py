@@ -114,7 +114,7 @@ async def test_output_that_cannot_be_shown_is_told_and_costs_no_result(
     async with aio.Client(platform=opened) as client:
         job = await client.submit(listed, 1)
         assert await job.result(stream_logs=True) == [1]
-    words = f"the output of {job.job_id} cannot be shown: you may not get pods/log"
+    words = f"can't show the output of {job.job_id}: you may not get pods/log"
     assert words in caplog.text
 
 
@@ -127,7 +127,7 @@ async def test_output_that_has_no_end_is_told_and_costs_no_result(
         job = await client.submit(listed, 1)
         assert await job.result(stream_logs=True) == [1]
         assert [one.name for one in await platform.cluster.find()] == [f"kinetic-{job.job_id}"]
-    assert f"not all of the output of {job.job_id} is shown" in caplog.text
+    assert f"lines of the output of {job.job_id}" in caplog.text
 
 
 class Lasting(Endless):

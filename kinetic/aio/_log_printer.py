@@ -1,0 +1,144 @@
+"""Print the lines of a log as they come, and no faster than standard output is read."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import select
+import stat
+import sys
+import threading
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import TextIO
+
+import anyio.to_thread
+
+from kinetic._messages import shown
+from kinetic._progress.entry import is_terminal
+from kinetic._tasks import all_or_none
+
+AHEAD = 1 << 20
+"""Limit of characters that wait to be printed before no more lines are read."""
+
+PIECE = 4096
+"""Bytes that a pipe or a terminal with any room takes at once, without blocking."""
+
+POLL_S = 0.2
+"""How long a thread that waits for room in a pipe may ignore that it should stop."""
+
+
+class LogPrinter:
+    """Print lines in blocks: one write for all that wait.
+
+    ``lines`` counts the printed lines; ``behind`` says whether more wait to be printed.
+    A terminal gets colors and no other control sequence; files and pipes get what the job wrote.
+    """
+
+    def __init__(self) -> None:
+        self.lines = 0
+        self.behind = False
+        self._block: list[str] = []
+        self._size = 0
+        self._over = False
+        self._news = asyncio.Event()
+        self._room = asyncio.Event()
+
+    async def run(self, lines: AsyncGenerator[str]) -> None:
+        """Print *lines* until there are no more.
+
+        Raises:
+            BrokenPipeError: The reader of standard output has closed it.
+            Exception: As *lines*; the lines before are printed.
+
+        Cancelled: returns within a fraction of a second, even if standard output is blocked.
+        """
+        failures: list[Exception] = []
+        async with aclosing(lines):
+            await all_or_none(self._read(lines, failures), self._write())
+        for failure in failures:
+            raise failure
+
+    async def _read(self, lines: AsyncGenerator[str], failures: list[Exception]) -> None:
+        try:
+            async for line in lines:
+                self._block.append(line)
+                self._size += len(line) + 1
+                self._news.set()
+                if self._size > AHEAD:
+                    self._room.clear()
+                    await self._room.wait()
+        except Exception as exc:
+            failures.append(exc)
+        finally:
+            self._over = True
+            self._news.set()
+
+    async def _write(self) -> None:
+        while not (self._over and not self._block):
+            await self._news.wait()
+            self._news.clear()
+            block, self._block, self._size = self._block, [], 0
+            self._room.set()
+            if block:
+                self.behind = True
+                await self._print_in_thread(block)
+                self.behind = bool(self._block)
+
+    async def _print_in_thread(self, block: list[str]) -> None:
+        stop = threading.Event()
+        writing = asyncio.ensure_future(anyio.to_thread.run_sync(self._print, block, stop))
+        try:
+            await asyncio.shield(writing)
+        except asyncio.CancelledError:
+            stop.set()
+            await asyncio.wait({writing})
+            if not writing.cancelled():
+                writing.exception()
+            raise
+
+    def _print(self, block: list[str], stop: threading.Event) -> None:
+        stream, text = sys.stdout, "\n".join(block) + "\n"
+        if is_terminal(stream):
+            text = shown(text)
+        descriptor = _blocking_descriptor(stream)
+        # A character has at most four bytes.
+        step = len(text) if descriptor < 0 else PIECE if text.isascii() else PIECE // 4
+        for start in range(0, len(text), step):
+            while descriptor >= 0 and not select.select([], [descriptor], [], POLL_S)[1]:
+                if stop.is_set():
+                    return
+            if stop.is_set():
+                return
+            piece = text[start : start + step]
+            try:
+                stream.write(piece)
+                stream.flush()
+            except BrokenPipeError:
+                _drop_buffer(stream)
+                raise
+            self.lines += piece.count("\n")
+
+
+def _blocking_descriptor(stream: TextIO) -> int:
+    """Return the descriptor of a pipe or terminal, whose writes can block; -1 for others."""
+    try:
+        descriptor = stream.fileno()
+        file = stat.S_ISREG(os.fstat(descriptor).st_mode)
+    except (OSError, ValueError, AttributeError):
+        return -1  # no file at all: a notebook, or a test that collects the output
+    # `select` takes descriptors below 1024 only, and only sockets on Windows.
+    return -1 if file or sys.platform == "win32" or descriptor >= 1024 else descriptor
+
+
+def _drop_buffer(stream: TextIO) -> None:
+    """Drop what the stream still holds: the interpreter would report an error at its exit."""
+    descriptor = stream.fileno()
+    kept, null = os.dup(descriptor), os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(null, descriptor)
+        stream.flush()
+    finally:
+        os.dup2(kept, descriptor)
+        os.close(kept)
+        os.close(null)
