@@ -1,25 +1,27 @@
-"""Makes the archive of a project: a zip file that depends on the tree and on nothing else.
+"""Make the archive of a project: a zip file that depends on the tree and on nothing else.
 
-The same files give the same bytes wherever and whenever they are packed (with
-the same Python and zlib: others may choose other bytes). Times and owners are
-not in it; permissions are, and so are empty directories.
+The same files give the same bytes wherever and whenever they are packed, with the same Python and
+zlib. The archive has permissions and empty directories, but neither times nor owners.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import errno
+import functools
 import hashlib
 import os
+import shutil
 import stat
 import tempfile
 import time
-import weakref
 import zipfile
 import zlib
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import BinaryIO
 
 from absl import logging
 
@@ -27,7 +29,6 @@ from kinetic import configuration
 from kinetic._packing import ignore
 from kinetic._packing.tree import (
     Entry,
-    Stamp,
     Tree,
     about,
     about_credentials,
@@ -52,13 +53,12 @@ FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 """The errors of a file system without space for us."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, weakref_slot=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Archive:
     """An archive on this machine.
 
-    ``digest`` is the SHA-256 of the file at ``path``, ``size`` its bytes,
-    ``files`` the number of files in it. An archive that is not kept in the
-    cache lives as long as this object.
+    ``digest`` is the SHA-256 of the file at ``path``, ``size`` its bytes, ``files`` the number of
+    files in it.
     """
 
     path: Path
@@ -70,15 +70,15 @@ class Archive:
 class ArchiveCache:
     """The archives in *directory*, which is private to the user.
 
-    A file's name says which tree it is of, and what `Archive` says of it. It gets that name
-    by a rename when it is whole. Its time of modification is that of its last use.
+    The name of a file has the fingerprint of its tree and the fields of its `Archive`; a rename
+    gives that name to a complete file. Its modification time is the time of its last use.
     """
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
 
     def find(self, fingerprint: str) -> Archive | None:
-        """Return the archive of a tree; None if it is not here."""
+        """Return the archive of a tree; None if the cache lacks it."""
         for path in self.directory.glob(f"{fingerprint}.*.zip"):
             with contextlib.suppress(OSError, ValueError):
                 _, digest, size, files, _ = path.name.split(".")
@@ -90,7 +90,9 @@ class ArchiveCache:
         return None
 
     def draft(self) -> Path:
-        """Make an empty, private file for an archive, in the cache if it can be written.
+        """Make an empty, private file for an archive.
+
+        If the directory can't be written, the cache moves to a temporary one.
 
         Raises:
             OSError: No file can be made anywhere.
@@ -102,26 +104,26 @@ class ArchiveCache:
             if exc.errno in FULL:
                 raise
             logging.warning(
-                "Archives are not kept, every submission packs again: %s cannot be written (%s).",
+                "Archives are not kept, other processes pack again: can't write %s (%s).",
                 self.directory,
                 exc.strerror,
             )
-            return _new_file(None)
+            self.directory = _temporary_folder(os.getpid())
+            return _new_file(self.directory)
 
-    def put(self, draft: Archive, fingerprint: str) -> Archive:
-        """Keep *draft* as the archive of a tree; remove archives that nobody uses.
+    def put(self, draft: Path, digest: str, files: int, fingerprint: str) -> Archive:
+        """Keep *draft* as the archive of a tree; remove archives that no process uses.
 
         Raises:
-            OSError: It cannot be renamed.
+            OSError: It can't be renamed.
         """
-        name = f"{fingerprint}.{draft.digest}.{draft.size}.{draft.files}.zip"
-        kept = replace(draft, path=self.directory / name)
-        draft.path.replace(kept.path)
+        size = draft.stat().st_size
+        path = draft.replace(self.directory / f"{fingerprint}.{digest}.{size}.{files}.zip")
         self.prune(time.time())
-        return kept
+        return Archive(path=path, digest=digest, size=size, files=files)
 
     def prune(self, now: float) -> None:
-        """Remove what was not used for long, then the least recently used; drafts too."""
+        """Remove old archives and drafts, then the least recently used archives."""
         known: list[tuple[float, int, Path]] = []
         for path in self.directory.iterdir():
             with contextlib.suppress(OSError):  # another process removed it
@@ -135,28 +137,37 @@ class ArchiveCache:
                     path.unlink()
 
 
-def _new_file(directory: Path | None) -> Path:
+def _new_file(directory: Path) -> Path:
     descriptor, name = tempfile.mkstemp(prefix="kinetic-", suffix=".new", dir=directory)
     os.close(descriptor)
     return Path(name)
 
 
+@functools.cache
+def _temporary_folder(process: int) -> Path:
+    """Make a folder for the archives of *process*, which removes the folder when it ends."""
+    folder = tempfile.mkdtemp(prefix="kinetic-")
+
+    def remove() -> None:
+        if os.getpid() == process:  # a forked process ends with a copy of this callback
+            shutil.rmtree(folder, ignore_errors=True)
+
+    atexit.register(remove)
+    return Path(folder)
+
+
 FRESH_NS = 50_000_000
 """A file that changed less than 50 ms ago may change again within one tick of its clock."""
 
-COARSE_NS = 2_000_000_000
-"""The same for file systems that keep whole seconds."""
-
 BLOCK_BYTES = 1024 * 1024
-SAMPLE_BYTES = 8 * 1024
+SAMPLE_BYTES = 16 * 1024
 WORTH = 0.9
-"""Deflate what shrinks to this part of itself at most: pictures and weights do not."""
+"""A file is deflated if its sample shrinks to this fraction; pictures and weights do not."""
 
 LEVEL = 1
 PERMISSIONS = 0o777  # set-id bits do not travel
-READS = 3
 LARGE_BYTES = 1 << 31
-"""From here on the sizes that follow a file in the archive take 8 bytes each."""
+"""From this size on, the sizes that follow a file in the archive take 8 bytes each."""
 
 
 def pack(
@@ -167,71 +178,46 @@ def pack(
     environ: Mapping[str, str],
     progress: Callable[[int, int], None] | None = None,
 ) -> Archive:
-    """Archive the project at *root*, or find its archive under *cache* when nothing changed.
+    """Archive the project at *root*, or find its archive under *cache* if nothing changed.
 
-    *exclude* are absolute paths that stay here: what `Data` ships by itself.
-    *progress* is called from this thread with the bytes packed and the bytes
-    to pack, never when nothing is packed; an exception from it ends the
-    packing. A cache that cannot be written costs only time.
+    *exclude* has absolute paths to leave out, such as those that `Data` ships. *progress* is
+    called in this thread with the bytes packed and the bytes to pack, but not if the cache has
+    the archive. An exception from it ends the packing; an `OSError` would blame the disk.
 
     Raises:
-        PackError: The root cannot be read, ``.kineticignore`` is invalid, or
+        PackError: The root can't be read, ``.kineticignore`` is invalid, or
             there is no space for the archive.
     """
-    own = [cache, *_own_places(environ)]
-    tree = scan(root, ignore.read_rules(root, environ), [*exclude, *own])
+    tree = scan(root, ignore.read_rules(root, environ), [*exclude, cache, *_own_places(environ)])
     shelf = ArchiveCache(cache)
     if (kept := shelf.find(tree.fingerprint)) is not None:
         return kept
     for notice in about(tree, root, environ):
         logging.warning("%s", notice)
-    return _packed(tree, root, shelf, progress)
-
-
-def _own_places(environ: Mapping[str, str]) -> list[Path]:
-    """Where kinetic itself keeps things: people put that into their project, with its keys."""
-    store = environ.get("KINETIC_STORE", "")
-    return [configuration.home(environ), *([] if not store or "://" in store else [Path(store)])]
-
-
-def _discard(path: Path, owner: int) -> None:
-    if os.getpid() == owner:  # a forked process ends with a copy of this, not with the file
-        path.unlink(missing_ok=True)
-
-
-def _packed(
-    tree: Tree, root: Path, shelf: ArchiveCache, progress: Callable[[int, int], None] | None
-) -> Archive:
     draft: Path | None = None
     try:
         draft = shelf.draft()
-        # Looked at before the files are read: a later change has a later time.
-        tick = FRESH_NS if tree.newest_ns % 1_000_000_000 else COARSE_NS
-        fresh = abs(time.time_ns() - tree.newest_ns) < tick
-        written, digest, size = _write(tree, draft, progress)
-        shipped = [one.name for one in tree.entries if one.name not in written.private]
-        private = sorted({*tree.private, *written.private})
-        for notice in about_credentials(shipped, private, root):
-            logging.warning("%s", notice)
-        if written.refused:
-            logging.warning("%s", listed(f"Not shipped from {root}:", written.refused))
-        if written.unsteady:
-            what = f"Changed in {root} while it was packed, shipped as last read:"
-            logging.warning("%s", listed(what, written.unsteady))
-        made = Archive(path=draft, digest=digest, size=size, files=written.files)
-        is_sure = not (written.unsteady or written.vanished or fresh)
-        if is_sure and draft.parent == shelf.directory:
-            return shelf.put(made, tree.fingerprint)
-        weakref.finalize(made, _discard, draft, os.getpid())
-        return made
+        # Compared before kinetic reads the files: a later change has a later time.
+        fresh = abs(time.time_ns() - tree.newest_ns) < FRESH_NS
+        written = _write(tree, draft, progress or (lambda done, total: None))
+        _warn(tree, root, written)
+        with draft.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        # No tree has a digest as its fingerprint, so the next call packs again.
+        found_by = digest if fresh or written.uncertain else tree.fingerprint
+        return shelf.put(draft, digest, written.files, found_by)
     except BaseException as exc:
         if draft is not None:
             draft.unlink(missing_ok=True)
-        if isinstance(exc, _Ended):
-            raise exc.cause from None
         if isinstance(exc, OSError):
             raise _refusal(exc, root, draft, tree) from exc
         raise
+
+
+def _own_places(environ: Mapping[str, str]) -> list[Path]:
+    """Return kinetic's own folders: a project may contain them, with their keys."""
+    store = environ.get("KINETIC_STORE", "")
+    return [configuration.home(environ), *([] if not store or "://" in store else [Path(store)])]
 
 
 def _refusal(exc: OSError, root: Path, draft: Path | None, tree: Tree) -> PackError:
@@ -248,180 +234,90 @@ def _refusal(exc: OSError, root: Path, draft: Path | None, tree: Tree) -> PackEr
 
 @dataclass(slots=True)
 class _Written:
-    """What has become of the files: those with a key, unreadable ones, and those that changed."""
+    """The files that an archive has or lacks; *uncertain* if the next archive may differ."""
 
     files: int = 0
     private: set[str] = field(default_factory=set[str])
     refused: list[str] = field(default_factory=list[str])
     unsteady: list[str] = field(default_factory=list[str])
-    vanished: bool = False
-
-    def refuse(self, entry: Entry, exc: OSError) -> None:
-        self.refused.append(f"{entry.name} ({exc.strerror or exc})")
-        # A right to read it would come with another time of change, which the scan sees.
-        self.vanished |= not isinstance(exc, PermissionError)
+    uncertain: bool = False
 
 
-class _Ended(Exception):
-    """The caller's progress callback raised; whatever that was, it is not an error of a disk."""
-
-    def __init__(self, cause: BaseException) -> None:
-        super().__init__()
-        self.cause = cause
-
-
-class _Hashing:
-    """A file that takes a digest of what it is given; without `tell`, so `zipfile` only appends."""
-
-    def __init__(self, path: Path) -> None:
-        self._file = path.open("wb", buffering=1024 * 1024)
-        self.sha256 = hashlib.sha256()
-        self.size = 0
-
-    def write(self, data: bytes, /) -> int:
-        self.sha256.update(data)
-        self.size += len(data)
-        return self._file.write(data)
-
-    def flush(self) -> None:
-        self._file.flush()
-
-    def close(self) -> None:
-        self._file.close()
+def _warn(tree: Tree, root: Path, written: _Written) -> None:
+    shipped = [one.name for one in tree.entries if one.name not in written.private]
+    notices = about_credentials(shipped, sorted({*tree.private, *written.private}), root)
+    if written.refused:
+        notices.append(listed(f"Not shipped from {root}:", written.refused))
+    if written.unsteady:
+        what = f"Changed in {root} while it was packed, shipped as last read:"
+        notices.append(listed(what, written.unsteady))
+    for notice in notices:
+        logging.warning("%s", notice)
 
 
-def _write(
-    tree: Tree, path: Path, progress: Callable[[int, int], None] | None
-) -> tuple[_Written, str, int]:
-    """Write the archive to *path*: what became of the files, its digest and its bytes."""
+def _write(tree: Tree, path: Path, progress: Callable[[int, int], None]) -> _Written:
+    """Write the archive of *tree* to *path*."""
     written, done = _Written(), 0
-
-    def tell(packed: int) -> None:
-        nonlocal done
-        done += packed
-        if progress is not None and packed:
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=LEVEL) as archive:
+        for entry in tree.entries:
+            if entry.is_directory:
+                archive.writestr(_described(zipfile.ZipInfo(entry.name), entry), b"")
+                continue
             try:
-                progress(done, tree.size)
-            except BaseException as exc:
-                raise _Ended(exc) from exc
-
-    with contextlib.closing(_Hashing(path)) as sink:
-        with zipfile.ZipFile(sink, "w", zipfile.ZIP_DEFLATED, compresslevel=LEVEL) as archive:
-            for entry in tree.entries:
-                if entry.is_directory:
-                    archive.writestr(_described(zipfile.ZipInfo(entry.name), entry), b"")
+                file = _opened(entry.path)
+            except OSError as exc:
+                written.refused.append(f"{entry.name} ({exc.strerror or exc})")
+                # The scan notices a new permission by its time of change.
+                written.uncertain |= not isinstance(exc, PermissionError)
+                continue
+            with file:
+                start = file.read(min(BLOCK_BYTES, entry.stamp.size))
+                if not entry.wanted and ignore.has_key(entry.name, start[: ignore.HEAD_BYTES]):
+                    written.private.add(entry.name)
                     continue
-                try:
-                    content = _Content(entry)
-                except OSError as exc:
-                    written.refuse(entry, exc)
-                    continue
-                with contextlib.closing(content):
-                    if not entry.wanted and ignore.has_key(entry.name, content.head):
-                        written.private.add(entry.name)
-                        continue
-                    _add(archive, entry, content, tell)
-                    written.unsteady += [] if content.is_steady() else [entry.name]
-                written.files += 1
-        return written, sink.sha256.hexdigest(), sink.size
+                for count in _add(archive, entry, start, file):
+                    done += count
+                    progress(done, tree.size)
+                if stamp_of(os.fstat(file.fileno())) != entry.stamp:
+                    written.unsteady.append(entry.name)
+                    written.uncertain = True
+            written.files += 1
+    return written
 
 
-def _add(
-    archive: zipfile.ZipFile, entry: Entry, content: _Content, tell: Callable[[int], None]
-) -> None:
-    # By its name alone it gets the archive's own method, which is deflate.
-    place = entry.name if content.is_worth_deflating() else zipfile.ZipInfo(entry.name)
-    with archive.open(place, "w", force_zip64=content.size >= LARGE_BYTES) as part:
-        for block in content.blocks():
+def _add(archive: zipfile.ZipFile, entry: Entry, start: bytes, file: BinaryIO) -> Iterator[int]:
+    """Add *start* and the rest of *file*, and yield how many bytes each step added.
+
+    A file that grows meanwhile is read as far as the scan saw it.
+    """
+    sample = start[:SAMPLE_BYTES]
+    shrinks = len(zlib.compress(sample, LEVEL)) < WORTH * len(sample)
+    # A bare name gets the archive's own method and level, which is deflate.
+    place = entry.name if shrinks else zipfile.ZipInfo(entry.name)
+    left, block = entry.stamp.size, start
+    with archive.open(place, "w", force_zip64=left >= LARGE_BYTES) as part:
+        while block:
             part.write(block)
-            tell(len(block))
+            yield len(block)
+            left -= len(block)
+            block = file.read(min(BLOCK_BYTES, left))
     _described(archive.getinfo(entry.name), entry)
 
 
 def _described(info: zipfile.ZipInfo, entry: Entry) -> zipfile.ZipInfo:
-    """*info* with the permissions; they are written with the table of contents, at the end."""
+    """Add the permissions to *info*; `zipfile` writes them with the table of contents."""
     kind = stat.S_IFDIR if entry.is_directory else stat.S_IFREG
     info.external_attr = (kind | entry.stamp.mode & PERMISSIONS) << 16
     if entry.is_directory:
-        info.external_attr |= 0x10  # what other systems call a directory
+        info.external_attr |= 0x10  # the mark of a directory on Windows
     return info
 
 
-class _Content:
-    """What is in a file, read block by block; a small one again while it changes.
-
-    Raises:
-        OSError: It is gone, cannot be read, or is no file any more.
-    """
-
-    def __init__(self, entry: Entry) -> None:
-        self._entry = entry
-        self._open()
-        for _ in range(READS - 1):
-            if self._left or self._is_as_it_was():
-                break
-            self.close()
-            self._open()
-
-    def _open(self) -> None:
-        self._descriptor, self._before = _opened(self._entry.path)
-        self.size = self._left = self._before.size
-        try:
-            self._first = self._next()
-        except BaseException:
-            self.close()
-            raise
-
-    @property
-    def head(self) -> bytes:
-        """Its first bytes."""
-        return self._first[: ignore.HEAD_BYTES]
-
-    def _next(self) -> bytes:
-        block = _up_to(self._descriptor, min(self._left, BLOCK_BYTES))
-        self._left -= len(block)
-        return block
-
-    def _is_as_it_was(self) -> bool:
-        return not self._left and stamp_of(os.fstat(self._descriptor)) == self._before
-
-    def is_worth_deflating(self) -> bool:
-        """Whether samples of it shrink."""
-        places = (0, self.size // 2, max(0, self.size - SAMPLE_BYTES))
-        sample = b"".join(os.pread(self._descriptor, SAMPLE_BYTES, one) for one in places)
-        return len(zlib.compress(sample, LEVEL)) < WORTH * len(sample)
-
-    def blocks(self) -> Iterator[bytes]:
-        """The bytes; of a file that grows for ever, as many as there were."""
-        block = self._first
-        while block:
-            yield block
-            block = self._next()
-
-    def is_steady(self) -> bool:
-        """Whether it was all there, and what the scan saw."""
-        return self._is_as_it_was() and self._before == self._entry.stamp
-
-    def close(self) -> None:
-        """Let go of the file."""
-        os.close(self._descriptor)
-
-
-def _opened(path: str) -> tuple[int, Stamp]:
-    # Whatever has taken the file's place since: no link is followed, no pipe waited for.
+def _opened(path: str) -> BinaryIO:
+    """Open a file; follow no link and wait for no pipe that may have replaced it."""
     flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-    descriptor = os.open(path, flags)
-    status = os.fstat(descriptor)
-    if not stat.S_ISREG(status.st_mode):
-        os.close(descriptor)
-        raise OSError(0, "it is no longer a file")
-    return descriptor, stamp_of(status)
-
-
-def _up_to(descriptor: int, size: int) -> bytes:
-    """At most *size* bytes: a file that grows for ever is read only as far as it was."""
-    pieces: list[bytes] = []
-    while size and (piece := os.read(descriptor, size)):
-        pieces.append(piece)
-        size -= len(piece)
-    return b"".join(pieces)
+    file = open(os.open(path, flags), "rb")  # noqa: SIM115 - the caller closes it
+    if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        return file
+    file.close()
+    raise OSError(0, "it is no longer a file")

@@ -234,10 +234,10 @@ async def pack(function: Callable[..., Any]) -> Archive | None:
         ConfigurationError: `KINETIC_PACKAGE_ROOT` is wrong.
         PackError: The project can't be read, ``.kineticignore`` is invalid, or the disk is full.
 
-    Cancelled: the thread finishes first; the archive stays in the cache, if it is kept there.
+    Cancelled: the thread finishes first; the archive stays in the cache.
 
-    The cache doesn't keep an archive of files that changed less than 50 ms ago, or meanwhile: its
-    file goes with the `Archive` object.
+    The cache keeps an archive for at least an hour after its last use. If it can't be written, the
+    archive lasts until this process ends.
 
     Example::
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
-import multiprocessing
 import os
 import random
 import shutil
@@ -16,7 +14,6 @@ import sys
 import tempfile
 import threading
 import time
-import weakref
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -106,21 +103,6 @@ def test_the_same_tree_gives_the_same_bytes(files: dict[str, bytes], order: rand
         assert len(digests) == 1
 
 
-def test_one_processor_makes_the_same_bytes_as_many(
-    tmp_path: Path, make: Make, pack: Pack, python: Python
-) -> None:
-    """Blocks of large files begin where they do whoever compresses them."""
-    words = random.Random(2).choices([b"alpha ", b"beta ", b"gamma\n"], k=LARGE // 4)
-    root = make(tmp_path / "project", {"text": b"".join(words), "a": "a", "z": bytes(100_000)})
-    script = f"""{PACK}
-if hasattr(os, "sched_setaffinity"):
-    os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])
-packed = pack("other")
-print(json.dumps(packed.digest))
-"""
-    assert last_line(python("-c", script, cwd=tmp_path)) == pack(root).digest
-
-
 def test_an_unchanged_tree_is_not_read_again(tmp_path: Path, make: Make, pack: Pack) -> None:
     root = make(tmp_path / "project", {"a/m.py": "1", "b": "2"})
     settle(root)
@@ -153,12 +135,11 @@ def test_progress_counts_bytes_and_can_end_it(tmp_path: Path, make: Make, pack: 
     assert len(seen) > 3
 
     def enough(done: int, total: int) -> None:
-        raise TimeoutError
+        raise KeyboardInterrupt
 
-    with pytest.raises(TimeoutError):
+    with pytest.raises(KeyboardInterrupt):
         pack(root, cache=tmp_path / "other", progress=enough)
     assert list((tmp_path / "other").iterdir()) == []
-    assert not [one for one in threading.enumerate() if one.name.startswith("kinetic-pack")]
 
 
 def test_data_and_what_kinetic_keeps_do_not_ship(tmp_path: Path, make: Make, pack: Pack) -> None:
@@ -197,27 +178,30 @@ def test_a_damaged_cache_costs_one_packing(
     assert pack(root, progress=never) == first
 
 
-@pytest.mark.parametrize("obstacle", ["file", "below a file", "read-only"])
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+@pytest.mark.parametrize("cache", ["file", "file/cache", "/proc/kinetic"])  # the last for root
 def test_a_cache_that_cannot_be_used_costs_only_time(
-    obstacle: str, tmp_path: Path, make: Make, pack: Pack, caplog: pytest.LogCaptureFixture
+    cache: str, tmp_path: Path, make: Make, pack: Pack, python: Python
 ) -> None:
     root = make(tmp_path / "project", {"m.py": "x"})
-    cache = tmp_path / "obstacle"
-    match obstacle:
-        case "file":
-            cache.touch()
-        case "below a file":
-            cache.touch()
-            cache /= "cache"
-        case _:
-            cache = Path("/proc/kinetic")  # for root as well
-    packed = pack(root, cache=cache)
-    assert contents(packed) == {"m.py": b"x"}
-    assert "not kept" in caplog.text
-    path, gone = packed.path, weakref.ref(packed)
-    del packed
-    assert gone() is None
-    assert not path.exists()
+    make(tmp_path, {"file": "", "tmp/": ""})
+    script = f"""{PACK}
+import logging
+seen = []
+logging.getLogger().addHandler(type("Keep", (logging.Handler,), {{
+    "emit": lambda self, record: seen.append(record.getMessage())
+}})())
+packed = pack({cache!r})
+if os.fork() == 0:
+    sys.exit()
+os.wait()
+assert packed.path.exists()
+print(json.dumps([packed.digest, seen]))
+"""
+    digest, said = last_line(python("-c", script, cwd=tmp_path, TMPDIR=str(tmp_path / "tmp")))
+    assert digest == pack(root).digest
+    assert any("not kept" in one for one in said)
+    assert list((tmp_path / "tmp").iterdir()) == []
 
 
 NO_SPACE = f"""{PACK}
@@ -236,24 +220,6 @@ def test_no_space_is_said_and_leaves_nothing(tmp_path: Path, make: Make, python:
     message, left = last_line(python("-c", NO_SPACE, cwd=tmp_path))
     assert "No space is left" in message
     assert "KINETIC_HOME" in message
-    assert left == []
-
-
-def test_a_full_disk_is_said_and_leaves_nothing(tmp_path: Path, make: Make, python: Python) -> None:
-    make(tmp_path / "project", {"m": random.Random(0).randbytes(3_000_000)})
-    (tmp_path / "cache").mkdir()
-    small = ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(tmp_path / "cache")]
-    if subprocess.run(["unshare", "-rm", "true"], check=False, capture_output=True).returncode:
-        pytest.skip("no private mounts here")
-    script = NO_SPACE.replace("resource.setrlimit", "(lambda *_: 0)")
-    done = subprocess.run(
-        ["unshare", "-rm", "sh", "-c", f"{' '.join(small)} && exec \"$@\"", "sh",
-         sys.executable, "-c", script],
-        cwd=tmp_path, env={**os.environ, "PYTHONPATH": os.getcwd()},
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    message, left = last_line(done.stdout)
-    assert "No space is left" in message
     assert left == []
 
 
@@ -391,18 +357,6 @@ print(json.dumps(packed.digest))
 """
 
 
-def test_an_interpreter_that_is_ending_packs_without_threads(
-    tmp_path: Path, make: Make, pack: Pack, python: Python
-) -> None:
-    """What is being submitted when a script ends still goes."""
-    root = make(tmp_path / "project", {"m.py": "x", "b": bytes(LARGE)})
-    script = f"""{PACK}
-import atexit
-atexit.register(lambda: print(json.dumps(pack("other").digest)))
-"""
-    assert last_line(python("-c", script, cwd=tmp_path)) == pack(root).digest
-
-
 def test_processes_may_pack_the_same_tree_at_once(tmp_path: Path, make: Make, pack: Pack) -> None:
     root = make(tmp_path / "project", {"m.py": "x", "b": random.Random(0).randbytes(300_000)})
     packers = [
@@ -457,54 +411,6 @@ def test_a_killed_packer_leaves_nothing_that_counts(tmp_path: Path, make: Make, 
         packer.send_signal(signal.SIGKILL)
         packer.communicate()
     assert contents(pack(root)) == {path.name: path.read_bytes() for path in root.iterdir()}
-
-
-def _pack_in_child(root: Path, cache: Path, answer: multiprocessing.SimpleQueue[str]) -> None:
-    answer.put(archive.pack(root, exclude=(), cache=cache, environ={"HOME": "/x"}).digest)
-
-
-@pytest.mark.skipif(sys.platform == "darwin", reason="fork is not safe there")
-@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
-def test_a_forked_process_packs_by_itself(tmp_path: Path, make: Make, pack: Pack) -> None:
-    root = make(tmp_path / "project", {"m.py": "x", "b": bytes(LARGE)})
-    digest = pack(root).digest
-    context = multiprocessing.get_context("fork")
-    answer: multiprocessing.SimpleQueue[str] = context.SimpleQueue()
-    child = context.Process(target=_pack_in_child, args=(root, tmp_path / "mine", answer))
-    child.start()
-    assert answer.get() == digest
-    child.join()
-    assert child.exitcode == 0
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
-def test_an_archive_that_is_not_kept_survives_a_forked_process(
-    tmp_path: Path, make: Make, pack: Pack
-) -> None:
-    root = make(tmp_path / "project", {"m.py": "x"})
-    (tmp_path / "file").touch()
-    packed = pack(root, cache=tmp_path / "file")
-    script = f"""{PACK}
-import gc
-packed = pack("file")
-if os.fork() == 0:
-    del packed
-    gc.collect()
-    sys.exit()
-os.wait()
-assert packed.path.exists()
-print(packed.path)
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", script],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": os.getcwd()},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert not Path(done.stdout.strip()).exists()  # gone with the process that made it
-    assert packed.path.exists()
 
 
 # --- the cache ------------------------------------------------------------------------------
@@ -660,10 +566,6 @@ def test_a_large_project_is_said_with_its_largest_files(
     with pytest.raises(ConfigurationError, match="KINETIC_CONTEXT_SIZE_WARN_MB"):
         bad = environ | {"KINETIC_CONTEXT_SIZE_WARN_MB": "many"}
         pack(root, cache=tmp_path / "c3", environ=bad)
-
-
-def test_every_error_of_a_full_disk_counts() -> None:
-    assert {errno.ENOSPC, errno.EDQUOT, errno.EFBIG} <= archive.FULL
 
 
 def test_a_root_that_vanishes_is_an_error(tmp_path: Path, make: Make, pack: Pack) -> None:
