@@ -257,7 +257,7 @@ def _warn(tree: Tree, root: Path, written: _Written) -> None:
 
 def _write(tree: Tree, path: Path, progress: Callable[[int, int], None]) -> _Written:
     """Write the archive of *tree* to *path*."""
-    written, done = _Written(), 0
+    written, done, total = _Written(), 0, tree.size
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=LEVEL) as archive:
         for entry in tree.entries:
             if entry.is_directory:
@@ -277,7 +277,7 @@ def _write(tree: Tree, path: Path, progress: Callable[[int, int], None]) -> _Wri
                     continue
                 for count in _add(archive, entry, start, file):
                     done += count
-                    progress(done, tree.size)
+                    progress(done, total)
                 if stamp_of(os.fstat(file.fileno())) != entry.stamp:
                     written.unsteady.append(entry.name)
                     written.uncertain = True
