@@ -1,4 +1,4 @@
-"""What leaves this machine: the project's archive, the function and its arguments.
+"""Pack what a job gets from this machine: the project, the function, and its arguments.
 
 Synchronous: the engine calls it from worker threads. May import the values and the runner's
 protocol; nothing of `kinetic.aio`.

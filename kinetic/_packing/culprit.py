@@ -1,7 +1,7 @@
-"""Finds what exactly cannot be pickled, once something could not.
+"""Find which part of a value cannot be pickled.
 
-It goes from the outside in: of the parts of what fails, the first that fails
-by itself, and so on, until no part fails. That part is the culprit.
+The search goes from the outside in. It picks the first part that fails by itself, then the first
+failing part of that, until no part fails. The last one picked is the culprit.
 """
 
 from __future__ import annotations
@@ -15,17 +15,19 @@ from dataclasses import dataclass
 from typing import Any
 
 SECONDS = 5.0
+"""How long to search, in seconds."""
 
 DEPTH = 25
+"""How many levels of nested values to search."""
 
 
 Failure = Callable[[Collection[int], Any], Exception | None]
-"""Pickles a value, but nothing whose id is in the set, and returns what that raised."""
+"""Pickles a value without the objects whose ids are in the set; returns the exception, if any."""
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Something inside something: ``label`` is ``[2]``, ``.name``, or words of its own."""
+    """A value inside another; ``label`` is ``[2]``, ``.name``, or a description."""
 
     label: str
     value: Any
@@ -33,7 +35,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Culprit:
-    """Where it is, what it is, and the modules whose definitions led there, outermost first."""
+    """A part that fails, where it is, and the modules that lead to it, outermost first."""
 
     where: str
     value: Any
@@ -48,13 +50,11 @@ def find(
     outside: Any = None,
     seconds: float = SECONDS,
 ) -> Culprit | None:
-    """The part within *parts* that cannot be pickled.
+    """Return the innermost part of *parts* that cannot be pickled; None if each part can.
 
-    *failure* pickles a value and returns what that raised, *by_value* tells
-    whether the code of a module is pickled too. *outside* is what the parts
-    are of; a way back to it is not followed. After *seconds* the innermost part
-    that was found so far is the answer. None when each part can be pickled by
-    itself.
+    *by_value* tells whether a module's code is pickled by value. *outside* is the value that has
+    these parts; references back to it are not followed. After *seconds* the search ends with the
+    innermost part found so far.
     """
     deadline = time.monotonic() + seconds
     found: Culprit | None = None
@@ -86,7 +86,7 @@ def _joined(outer: str, label: str) -> str:
 def _first_failing(
     parts: Sequence[Part], failure: Callable[[Any], Exception | None], deadline: float
 ) -> tuple[Part, Exception] | None:
-    """By halves: a list of a million values is not pickled a million times."""
+    """Search by halves, so that a list of a million values is not pickled a million times."""
     parts = list(parts)
     while len(parts) > 1 and time.monotonic() < deadline:
         half = len(parts) // 2
@@ -106,13 +106,13 @@ def _module_of(value: Any) -> str | None:
 
 
 def captured(function: types.FunctionType) -> Iterator[Part]:
-    """What a function takes along: closure, defaults, the globals it names, attributes."""
+    """Yield what a function captures: closure, defaults, the globals it names, attributes."""
     code = function.__code__
     for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
         try:
             yield Part(f"captured variable {name!r}", cell.cell_contents)
         except ValueError:
-            continue  # not assigned yet
+            continue  # the variable has no value yet
     defaults = function.__defaults__ or ()
     names = code.co_varnames[: code.co_argcount]
     for name, value in zip(names[len(names) - len(defaults) :], defaults, strict=True):
@@ -153,7 +153,7 @@ def _parts_of(value: Any, by_value: Callable[[str], bool]) -> Iterator[Part]:
 
 
 def isa(value: object, *kinds: type) -> bool:
-    """`isinstance` that leaves it to the caller what is known of the contents."""
+    """Do what `isinstance` does, without narrowing the type for the type checker."""
     return isinstance(value, kinds)
 
 
@@ -165,7 +165,7 @@ def _entries(entries: Mapping[Any, Any]) -> Iterator[Part]:
 
 
 def parts_of_partial(value: functools.partial[Any]) -> Iterator[Part]:
-    """The function of a partial call, and what was bound to it."""
+    """Yield the function of a partial call, and the arguments bound to it."""
     yield Part(".func", value.func)
     yield from (Part(f".args[{place}]", item) for place, item in enumerate(value.args))
     yield from (Part(f".keywords[{name!r}]", item) for name, item in value.keywords.items())
@@ -179,7 +179,7 @@ def _attributes(attributes: Mapping[str, Any]) -> Iterator[Part]:
 
 
 def _parts_of_instance(value: Any) -> Iterator[Part]:
-    """From what the object says of itself; one that says nothing is the culprit."""
+    """Yield the parts that an object's ``__reduce_ex__`` returns."""
     try:
         reduced: Any = value.__reduce_ex__(5)
     except Exception:
@@ -192,7 +192,7 @@ def _parts_of_instance(value: Any) -> Iterator[Part]:
     yield from (Part(f"[{place}]", item) for place, item in enumerate(items or ()))
     yield from _entries(dict(entries or ()))
     for one in arguments:
-        label = f"class {one.__qualname__}" if isa(one, type) else "what it is made of"
+        label = f"class {one.__qualname__}" if isa(one, type) else "an argument of its constructor"
         yield Part(label, one)
 
 

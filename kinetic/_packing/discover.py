@@ -1,18 +1,16 @@
-"""Finds the project a function belongs to.
+"""Find the project of a function.
 
 The rules, in order:
 
-1. `KINETIC_PACKAGE_ROOT`, when set, is the root.
-2. The search starts at the directory of the module that holds the function's
-   code. It starts at the working directory when there is no such file
-   (notebook, REPL, ``python -c``, standard input, builtins) and when that file
-   is installed: the code of a third party is not a project.
-3. It leaves packages: up while there is an ``__init__.py``.
-4. The nearest directory at or above with a project marker is the root; without
-   one, the directory of step 3.
-5. The home directory, what lies above it, ``/`` and the shared directories for
-   temporary files are never roots. When only those are left there is no root,
-   nothing ships, and a warning says so.
+1. `KINETIC_PACKAGE_ROOT`, if set, is the root.
+2. The search starts at the directory of the module that holds the function's code. It starts at
+   the working directory if there is no such file (notebook, REPL, ``python -c``, standard input,
+   builtins) or if that file is installed: third-party code is not a project.
+3. It goes up while there is an ``__init__.py``, to leave packages.
+4. The nearest directory at or above with a project marker is the root; without one, the directory
+   of step 3.
+5. ``/``, the home directory and its parents, and the shared directories for temporary files are
+   never roots. If no other directory is left, no files ship, and a warning reports that.
 """
 
 from __future__ import annotations
@@ -33,30 +31,29 @@ from absl import logging
 from kinetic.errors import ConfigurationError
 
 ENVIRONMENT_MARKS = frozenset({"pyvenv.cfg", "conda-meta"})
-"""A directory that has one of these is a virtual environment, whatever its name."""
+"""A directory with one of these is a virtual environment."""
 
 _PACKAGES = frozenset({"site-packages", "dist-packages"})
 
 
 def real(path: str | os.PathLike[str]) -> str:
-    """The path of a file, its directory resolved, its own name kept.
+    """Return the path of a file, with its directory resolved and its own name kept.
 
-    A module that is a link lies where the link lies: that is what ships.
+    If a module's file is a link, the link ships, so its place counts.
     """
     directory, name = os.path.split(os.path.abspath(path))
     return os.path.join(os.path.realpath(directory), name)
 
 
 def is_within(path: str, directory: str) -> bool:
-    """Whether *path* is *directory* or lies below it; both absolute and resolved."""
+    """Return whether *path* is *directory* or lies below it; both absolute and resolved."""
     return path == directory or path.startswith(directory.rstrip(os.sep) + os.sep)
 
 
 def is_installed(path: str, below: str = os.sep) -> bool:
-    """Whether a file belongs to the interpreter or to a distribution.
+    """Return whether a file belongs to the interpreter or to a distribution.
 
-    Only the directories under *below* count, so that a project may lie in any
-    directory at all.
+    Only the directories under *below* count: the project itself may lie in any directory.
     """
     parts = os.path.relpath(path, below).split(os.sep) if is_within(path, below) else []
     if not _PACKAGES.isdisjoint(parts[:-1]):
@@ -75,9 +72,9 @@ def _libraries() -> tuple[str, ...]:
 
 @functools.lru_cache(maxsize=4096)
 def in_environment(directory: str, below: str) -> bool:
-    """Whether *directory*, which lies under *below*, is part of a virtual environment.
+    """Return whether *directory*, under *below*, is part of a virtual environment.
 
-    *below* itself may be one: people do create environments in place.
+    *below* itself doesn't count, because users create environments in the project's root.
     """
     if directory == below or not is_within(directory, below):
         return False
@@ -87,20 +84,18 @@ def in_environment(directory: str, below: str) -> bool:
 
 
 MARKERS = ("pyproject.toml", "requirements.txt", "setup.py", "setup.cfg", ".git")
-"""What makes a directory a project; ``.git`` may be a file (a worktree)."""
+"""A directory with one of these is a project; in a worktree, ``.git`` is a file."""
 
 ROOT_VARIABLE = "KINETIC_PACKAGE_ROOT"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Project:
-    """Where a function's code lies, and how it was imported.
+    """The project of a function.
 
-    All directories are absolute and resolved. ``root`` is None when nothing
-    ships. ``cwd`` is the working directory relative to the root, ``""`` for
-    the root itself, None when it lies outside. ``sys_path`` are the entries of
-    ``sys.path`` in the root, relative to it, in their order; the root itself
-    (``""``) is there even when the client could not import from it.
+    All directories are absolute and resolved. ``root`` is None if no files ship. ``cwd`` is the
+    working directory relative to the root, or None if it lies outside. ``sys_path`` has the entries
+    of ``sys.path`` in the root, relative to it, and always the root itself (``""``).
     """
 
     root: Path | None
@@ -108,7 +103,7 @@ class Project:
     cwd: str | None
     sys_path: tuple[str, ...]
     unpicklable: set[str] = field(default_factory=set[str], compare=False, repr=False)
-    """Modules that have been found not to pickle: what one dump learns, the next one knows."""
+    """Modules that failed to pickle; the next dump of this project doesn't try them again."""
 
 
 def find_project(
@@ -118,19 +113,19 @@ def find_project(
     cwd: Path,
     path: Iterable[str] | None = None,
 ) -> Project:
-    """Find the project of *function*; *path* stands for ``sys.path``.
+    """Find the project of *function*; *path* replaces ``sys.path``.
 
     Raises:
-        ConfigurationError: `KINETIC_PACKAGE_ROOT` is no directory, or does not
-            contain the function.
+        ConfigurationError: `KINETIC_PACKAGE_ROOT` isn't a directory, or doesn't contain the
+            function.
     """
     here = os.path.realpath(cwd)
     entry = _code_directory(function) or here
     root = _chosen_root(entry, environ, here) or _nearest_root(entry, _never_roots(environ))
     if root is None:
         logging.warning(
-            "No files are shipped: %s is no project of its own. Work in a directory below it, "
-            "or name the project's directory in %s.",
+            "No files are shipped: %s can't be a project. Work in a directory below it, or set %s "
+            "to the project's directory.",
             entry,
             ROOT_VARIABLE,
         )
@@ -144,11 +139,11 @@ def find_project(
 
 
 def _code_directory(function: Callable[..., Any]) -> str | None:
-    """The directory of the file with the function's code, None when there is none of ours."""
+    """Return the directory of the function's code; None if it has no file or is installed."""
     code = _innermost(function)
     module = sys.modules.get(getattr(code, "__module__", None) or "")
     file = getattr(module, "__file__", None)
-    if file is None and module is None:  # the module was made by hand, or is gone
+    if file is None and module is None:  # the module isn't in sys.modules
         file = getattr(getattr(code, "__code__", None), "co_filename", None)
     if not file or (directory := _existing(os.path.dirname(real(file)))) is None:
         return None
@@ -158,7 +153,7 @@ def _code_directory(function: Callable[..., Any]) -> str | None:
 
 
 def _innermost(function: Any) -> Any:
-    """What holds the code: behind partials, methods, wrappers and callable objects."""
+    """Return the function or class that holds the code of a partial, method, wrapper, or object."""
     for _ in range(64):
         if issubclass(type(cast("object", function)), functools.partial):
             function = function.func
@@ -174,7 +169,7 @@ def _innermost(function: Any) -> Any:
 
 
 def _existing(directory: str) -> str | None:
-    """*directory*, or the nearest above that exists: modules may lie in a zip file."""
+    """Return *directory*, or its nearest parent that exists: modules may lie in a zip file."""
     if not os.path.isabs(directory):
         return None
     while not os.path.isdir(directory):
@@ -189,11 +184,13 @@ def _chosen_root(entry: str, environ: Mapping[str, str], here: str) -> str | Non
     if not os.path.isdir(root):
         raise ConfigurationError(f"{ROOT_VARIABLE}={chosen} is not a directory")
     if os.path.dirname(root) == root:
-        raise ConfigurationError(f"{ROOT_VARIABLE}={chosen} is the whole machine: name a project")
+        raise ConfigurationError(
+            f"{ROOT_VARIABLE}={chosen} is the root of the file system; set it to a project"
+        )
     if not is_within(entry, root):
         raise ConfigurationError(
-            f"{ROOT_VARIABLE}={chosen} does not contain {entry}, where the function's code lies: "
-            "name a directory above it, or unset the variable"
+            f"{ROOT_VARIABLE}={chosen} does not contain {entry}, which has the function's "
+            "code: set it to a directory above that one, or unset the variable"
         )
     return root
 
@@ -211,7 +208,7 @@ def _nearest_root(entry: str, never: frozenset[str]) -> str | None:
 
 
 def _never_roots(environ: Mapping[str, str]) -> frozenset[str]:
-    """``/``, the home directory and what is above it, and where everybody's temporary files are."""
+    """Return ``/``, the home directory, its parents, and the folders of temporary files."""
     home = os.path.realpath(environ.get("HOME") or os.path.expanduser("~"))
     never = {home, *(str(parent) for parent in Path(home).parents)}
     for shared in (tempfile.gettempdir(), "/tmp", "/var/tmp"):
@@ -222,7 +219,7 @@ def _never_roots(environ: Mapping[str, str]) -> frozenset[str]:
 def _import_paths(root: str, here: str, path: Iterable[str]) -> tuple[str, ...]:
     found: dict[str, None] = {}
     for entry in path:
-        # '' is the working directory; entries of other types (loaders' keys) are no paths.
+        # '' is the working directory.
         full = os.path.realpath(os.path.join(here, entry))
         if not is_within(full, root) or not os.path.exists(full):
             continue

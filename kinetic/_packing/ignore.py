@@ -1,13 +1,13 @@
-"""Which files of a project stay here.
+"""Decide which files of a project don't ship.
 
-The first of these layers that has a word decides:
+The first of these layers that applies decides:
 
-1. Never shipped, whatever anybody says: ``.git``, ``__pycache__``, and virtual
-   environments, which the scan recognises by what is in them.
-2. ``.kineticignore`` at the project's root, in the syntax of ``.gitignore``.
-   A ``!pattern`` brings back what the layers below leave out.
-3. The defaults, unless `KINETIC_NO_DEFAULT_EXCLUDES` is set.
-4. Credentials, by name in the scan and by content while files are packed.
+1. ``.git``, ``__pycache__``, and virtual environments never ship. The scan recognizes virtual
+   environments by their content.
+2. ``.kineticignore`` at the project's root has the syntax of ``.gitignore``. A ``!pattern`` ships
+   what the layers below leave out.
+3. The defaults don't ship, unless `KINETIC_NO_DEFAULT_EXCLUDES` is set.
+4. Credentials don't ship. The scan recognizes them by name, the packer by content.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import pathspec
 
 HEAD_BYTES = 64 * 1024
-"""How much of a file is searched for a key."""
+"""How many bytes of a file are searched for a key."""
 
 _PRIVATE = frozenset({".aws", ".env", ".netrc", ".ssh"})
 _PRIVATE_BEGINNINGS = ("id_dsa", "id_ecdsa", "id_ed25519", "id_rsa")
@@ -54,14 +54,14 @@ _HARMLESS = ("*.pub", "*.py", "*.example", "*.sample", "*.template", "*.dist")
 
 
 def is_private(name: str) -> bool:
-    """Whether a file or directory of this *name*, without its folder, is one of credentials."""
+    """Return whether the *name* of a file or directory, without its folder, means credentials."""
     if name in _PRIVATE:
         return True
     return name.startswith(_PRIVATE_BEGINNINGS) and not _matches(name, _HARMLESS)
 
 
 def has_key(name: str, head: bytes) -> bool:
-    """Whether *head*, the first bytes of the file *name*, has a private key in it."""
+    """Return whether *head*, the first bytes of the file *name*, contains a private key."""
     name = name.lower()
     if name.endswith((".pem", ".key")):
         return _PEM.search(head) is not None
@@ -71,7 +71,7 @@ def has_key(name: str, head: bytes) -> bool:
 
 
 def look_private(name: str) -> bool:
-    """Whether a file of this *name*, without its folder, may be one of credentials."""
+    """Return whether the *name* of a file, without its folder, may mean credentials."""
     lower = name.lower()
     return is_private(lower) or (_matches(lower, _ALIKE) and not _matches(lower, _HARMLESS))
 
@@ -105,12 +105,11 @@ DEFAULT_EXCLUDES = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """What to leave out by name; pure.
+    """The names to leave out; pure.
 
-    A file of rules has two readings, because the library answers for files
-    only. ``directories`` has the patterns without their last ``/`` and is asked
-    as if a directory were a file. The scan comes from above and asks it first,
-    so what leaves directories out is not in ``files``.
+    pathspec matches files only, so ``directories`` has the patterns for directories, without
+    their final ``/``. The scan goes down from the root and checks directories first, so ``files``
+    leaves those patterns out.
     """
 
     defaults: frozenset[str] = DEFAULT_EXCLUDES
@@ -118,11 +117,10 @@ class Rules:
     directories: pathspec.GitIgnoreSpec | None = None
 
     def leave_out(self, relative: str, name: str, *, is_directory: bool) -> bool | None:
-        """Whether *relative* (with ``/``, no leading one) does not ship.
+        """Return True to leave *relative* out, False if a ``!pattern`` ships it, else None.
 
-        False when a ``!pattern`` brings it back, None when nothing has a word.
-        A directory that is left out is not looked into, so nothing in it can
-        be brought back: git's own rule.
+        *relative* is the path from the root, with ``/`` between its parts. The scan doesn't enter
+        a directory that is left out, so no pattern can ship its content; git has the same rule.
         """
         if name in NEVER:
             return True
@@ -133,7 +131,7 @@ class Rules:
 
 
 def read_rules(root: Path, environ: Mapping[str, str]) -> Rules:
-    """The rules of the project at *root*.
+    """Read the rules of the project at *root*.
 
     Raises:
         PackError: ``.kineticignore`` cannot be read, or has an invalid pattern.
@@ -157,7 +155,7 @@ def read_rules(root: Path, environ: Mapping[str, str]) -> Rules:
 def _compiled(file: Path, lines: list[str], defaults: frozenset[str]) -> Rules:
     import pathspec
 
-    # Compiled one by one only to name the line.
+    # Line by line, so that an error can name the line.
     for number, line in enumerate(lines, 1):
         try:
             pathspec.GitIgnoreSpec.from_lines([line])
@@ -178,7 +176,7 @@ def _compiled(file: Path, lines: list[str], defaults: frozenset[str]) -> Rules:
 
 
 def _for_directories(line: str) -> str:
-    """The pattern without the ``/`` that says what a directory is anyway."""
+    """Return the pattern without its final ``/``, for directories that are matched as files."""
     stripped = line.rstrip()
     if not stripped.endswith("/") or stripped.startswith("#"):
         return line

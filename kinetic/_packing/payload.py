@@ -1,9 +1,8 @@
-"""The function and its arguments as bytes, each with a digest of its own.
+"""Pickle the function and its arguments; each pickle has a digest.
 
-What will not pickle is named in the error. A module of the project with
-something in it that will not pickle (a lock, a client of a service) is
-imported in the job instead, when the archive has it; a warning says so, for
-values that were changed in memory do not travel then.
+An error names the part that can't be pickled. If a module of the project has such a part, such as
+a lock, the job imports the module from the archive instead. A warning reports that, because values
+changed in memory don't travel then.
 """
 
 from __future__ import annotations
@@ -43,12 +42,12 @@ from kinetic._tracebacks import without_own_frames
 from kinetic.errors import KineticError, PackError
 
 MEMORY_BYTES = 1024 * 1024
-"""Content that is larger than this goes to a file."""
+"""Content above this size goes to a file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pickled:
-    """A container of `runner.pickles`, in memory or in a file that the caller removes.
+    """A container of pickles, in memory or in a file that the caller removes.
 
     ``digest`` is the SHA-256 of the content, ``size`` its bytes.
     """
@@ -59,7 +58,7 @@ class Pickled:
 
 
 class SpoolError(Exception):
-    """The spool failed, as opposed to what was pickled into it."""
+    """The spool failed, not the pickling."""
 
     def __init__(self, cause: OSError) -> None:
         super().__init__(str(cause))
@@ -67,7 +66,7 @@ class SpoolError(Exception):
 
 
 class Counter:
-    """Counts bytes and forgets them."""
+    """Count bytes and discard them."""
 
     def __init__(self) -> None:
         self.size = 0
@@ -79,12 +78,12 @@ class Counter:
 
 
 class Spool:
-    """Bytes in memory, from 1 MiB on in a private file under *directory*; hashed on the way.
+    """Keep and hash bytes: in memory up to 1 MiB, then in a private file in *directory*.
 
     Without a directory they stay in memory.
 
     Raises:
-        SpoolError: The file cannot be written; from `write` and `finish`.
+        SpoolError: The file can't be written; from `write` and `finish`.
     """
 
     def __init__(self, directory: Path | None) -> None:
@@ -114,7 +113,7 @@ class Spool:
         self._file.write(self._memory.getbuffer())
 
     def finish(self) -> Pickled:
-        """What was written; nothing more may be."""
+        """Close the spool and return its content."""
         content: bytes | Path
         if self._path is None:
             content = self._memory.getvalue()
@@ -130,7 +129,7 @@ class Spool:
         """Remove the file, if there is one."""
         if self._path is None:
             return
-        with contextlib.suppress(OSError):  # the disk is full, which is why
+        with contextlib.suppress(OSError):  # the disk may be full
             self._file.close()
         with contextlib.suppress(OSError):
             self._path.unlink()
@@ -139,14 +138,14 @@ class Spool:
 PLAIN = frozenset({type(None), bool, int, float})
 TEXT = frozenset({str, bytes})
 LONGEST, MOST = 4096, 64
-"""Characters of a text, and values in the containers of a call; pickling more holds the loop up."""
+"""Maximum characters of a text, and values in a call: the event loop waits for the pickling."""
 
 
 def plain_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes | None:
-    """The container of ``(args, kwargs)``, or None when they take more than this.
+    """Return the container of ``(args, kwargs)``; None if they aren't plain and small.
 
-    Exactly what the long way makes of numbers and short texts, alone and in
-    lists, tuples and dicts: none of them is code, `Data`, or large.
+    Plain are numbers and short texts, alone and in lists, tuples, and dicts. `dump_arguments`
+    makes the same bytes of them, but needs a thread and a spool.
     """
     if len(args) == 1 and not kwargs and type(args[0]) in PLAIN and _is_small(args[0]):
         return _packed((args, kwargs))
@@ -165,7 +164,7 @@ def _are_plain(values: Iterable[object], left: list[int], depth: int = 4) -> boo
         left[0] -= 1
         if left[0] < 0:
             return False
-        kind, value = type(one), cast("Any", one)  # what it says of its class may be a lie
+        kind, value = type(one), cast("Any", one)  # `__class__` may name another type
         if kind in PLAIN:
             if not _is_small(value):
                 return False
@@ -191,32 +190,32 @@ def _is_small(number: object) -> bool:
 
 
 KNOWN_SIGNATURES = 1000
-"""Shapes of calls that are remembered."""
+"""How many shapes of calls `Binding` remembers."""
 
 
 class Binding:
-    """The parameters of a function; what has no signature to be read takes everything."""
+    """The parameters of a function; one without a readable signature accepts any arguments."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self._function = function
         self._signature: inspect.Signature | None
-        try:  # what a wrapper is called with counts, not what it wraps
+        try:  # the wrapper is called, not the function it wraps
             self._signature = signature_of(function, follow_wrapped=False)
-        except Exception:  # a builtin's cannot be read, and __signature__ may be anything
+        except Exception:  # builtins may have none, and __signature__ may be anything
             self._signature = None
         self._known: dict[tuple[Any, ...], str] = {}
 
     @property
     def positional(self) -> list[str]:
-        """The names of the parameters that may be given by their place, as far as they go."""
+        """The names of the positional parameters."""
         parameters = self._signature.parameters.values() if self._signature is not None else ()
         by_place = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
         return [one.name for one in parameters if one.kind in by_place]
 
     def misfit(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-        """Why the function cannot be called with these arguments; empty when it can.
+        """Return why the function can't be called with these arguments; empty if it can.
 
-        Calls of one shape, as those of a batch are, are looked at once.
+        Calls of one shape, such as those of a batch, are checked once.
         """
         shape = (len(args), *kwargs)
         if (found := self._known.get(shape)) is None:
@@ -238,18 +237,18 @@ class Binding:
         name: str = getattr(self._function, "__name__", type(self._function).__name__)
         try:
             shown = str(self._signature)
-        except Exception:  # of the user's: the repr of a default
+        except Exception:  # the repr of a default is user code
             shown = ""
         return f"{name}{shown}" if 0 < len(shown) <= 200 else f"{name}()"
 
 
 def signature_of(function: Callable[..., Any], *, follow_wrapped: bool = True) -> inspect.Signature:
-    """Its signature, with annotations as they are written where Python computes them lazily.
+    """Return the signature of *function*, with annotations as text where Python has them lazily.
 
     Raises:
-        ValueError, TypeError: There is none.
+        ValueError, TypeError: It has none.
     """
-    if sys.version_info >= (3, 14):  # which computes annotations only now, and may be unable to
+    if sys.version_info >= (3, 14):  # computing annotations may fail
         from annotationlib import Format
 
         return inspect.signature(
@@ -259,10 +258,11 @@ def signature_of(function: Callable[..., Any], *, follow_wrapped: bool = True) -
 
 
 FUNCTION_BYTES = 1_000_000
-"""A function that is larger than this has captured something; a warning names it."""
+"""Above this size, a warning names what the function captures."""
 
 SIZE_VARIABLE = "KINETIC_PAYLOAD_SIZE_WARN_MB"
 NOTABLE_BYTES = 100_000
+"""A part below this size is not named in a warning."""
 
 
 def dump_function(
@@ -271,13 +271,13 @@ def dump_function(
     table: DataTable,
     spool: Path | None = None,
 ) -> Pickled:
-    """Pickle *function*; what it captures is taken as it is now.
+    """Pickle *function* with the current values of what it captures.
 
-    *table* gets the `Data` that the function captures. With *spool*, a
-    directory, a large function goes to a file there.
+    *table* gets the `Data` that the function captures. A large function goes to a file in the
+    directory *spool*, if given.
 
     Raises:
-        PackError: It cannot be pickled; ``culprit`` names what it captures.
+        PackError: It can't be pickled; ``culprit`` names what it captures.
         DataError: It captures a `Data` in a set or as a key.
     """
     name = getattr(function, "__qualname__", None) or repr(function)
@@ -349,7 +349,7 @@ def _quoted(kwargs: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _names(function: Callable[..., Any] | None, count: int) -> list[str]:
-    """What the first *count* positional arguments are called."""
+    """Return names for the first *count* positional arguments."""
     plain = [f"number {place + 1}" for place in range(count)]
     try:
         parameters = list(signature_of(function).parameters.values()) if function else []
@@ -365,7 +365,7 @@ def _names(function: Callable[..., Any] | None, count: int) -> list[str]:
 
 
 def _plain(function: Any) -> types.FunctionType | None:
-    """The Python function in a partial, a method or a callable that wraps one."""
+    """Return the Python function in a partial, a method, or a wrapper."""
     for _ in range(64):
         if isinstance(function, types.FunctionType):
             return function
@@ -377,14 +377,14 @@ def _plain(function: Any) -> types.FunctionType | None:
 
 
 def _modules_of(function: Any) -> frozenset[str]:
-    """Modules that are never imported in the job in place of being shipped: they submit jobs."""
+    """Return the modules of *function*, which the job must not import: they may submit jobs."""
     plain = _plain(function)
     names = {getattr(function, "__module__", None), plain and plain.__module__, "__main__"}
     return frozenset(name for name in names if isinstance(name, str))
 
 
 class _Pickling:
-    """One object to pickle, and everything that is needed to say why it does not work."""
+    """Pickle one object, and explain a failure."""
 
     def __init__(
         self,
@@ -417,12 +417,12 @@ class _Pickling:
                 found = culprit.find(self._parts(), self._failure, self._is_by_value, value)
                 module = self._replaceable(found, own | self._project.unpicklable)
                 if found is None or module is None:
-                    # Only a line of the user's says more than the message does.
+                    # A traceback helps only if it has a line of user code.
                     exc.__traceback__ = without_own_frames(exc.__traceback__)
                     raise self._refusal(found, exc) from exc if exc.__traceback__ else None
                 logging.warning(
-                    "%s is imported in the job instead of travelling with %s: %s. Values in it "
-                    "that were changed in memory stay here.",
+                    "The job imports %s, which can't travel with %s: %s. Values of that "
+                    "module that were changed in memory don't travel.",
                     module,
                     self._what,
                     _described(found),
@@ -434,13 +434,13 @@ class _Pickling:
                 raise
 
     def largest(self, parts: Iterable[Part], words: str) -> str:
-        """The largest of *parts* as a sentence that begins with *words*."""
+        """Name the largest of *parts* in a sentence that begins with *words*."""
         sizes: list[tuple[int, str]] = []
         for part in parts:
             sink = Counter()
             try:
                 self._write(part.value, sink)
-            except Exception:  # by itself it may not pickle; it is a hint only
+            except Exception:  # this is only a hint
                 continue
             if sink.size >= NOTABLE_BYTES:
                 sizes.append((sink.size, part.label))
@@ -448,7 +448,7 @@ class _Pickling:
         return f"{words} {', '.join(named)}." if named else ""
 
     def _write(self, value: Any, sink: Spool | Counter, leave_out: Collection[int] = ()) -> bool:
-        """Pickle *value* and tell whether a Data was met."""
+        """Pickle *value*; return whether it contains a `Data`."""
         made: list[CallPickler] = []
 
         def pickler(counting: Any) -> CallPickler:
@@ -481,7 +481,7 @@ class _Pickling:
         return module == "__main__" or self._fates.of(module) is Fate.VALUE
 
     def _replaceable(self, found: culprit.Culprit | None, not_these: frozenset[str]) -> str | None:
-        """The module that defines the culprit, if the job can import it as well."""
+        """Return the module that defines the culprit, if the job can import it."""
         module = found.modules[-1] if found is not None and found.modules else None
         if module is None or module in not_these or not importable_there(module, self._project):
             return None
@@ -491,14 +491,14 @@ class _Pickling:
         if found is None:
             return PackError(f"{exc}: {self._what} cannot be shipped")
         return PackError(
-            f"{_described(found)}. So {self._what} cannot be shipped: pass what it is made from, "
-            "and make it in the function.",
+            f"{_described(found)}. So {self._what} cannot be shipped: pass the data to create it, "
+            "and create it in the function.",
             culprit=found.where,
         )
 
 
 def _uses_kinetic(module: str) -> bool:
-    """Whether importing *module* needs kinetic, which a job may not have."""
+    """Return whether importing *module* needs kinetic, which a job may lack."""
     for value in list(vars(sys.modules[module]).values()):
         name = value.__name__ if isinstance(value, types.ModuleType) else type(value).__module__
         if name == "kinetic" or name.startswith("kinetic."):

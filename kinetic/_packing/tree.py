@@ -1,15 +1,15 @@
-"""Looks a project over once: what ships, in which order, and a fingerprint of it all.
+"""Scan a project: which files ship, in which order, and a fingerprint of all of them.
 
 Symbolic links:
 
-- A link to something inside the project ships as a copy of what it points to.
-- A link that leaves the project does not ship; a warning names it. Files from
-  elsewhere go as `Data`, or with a root that contains them.
-- A link to a directory that the link is in ends there, and so does a chain of
-  more than four links; a warning names it.
-- A broken link does not ship; a warning names it.
+- A link to something inside the project ships as a copy of its target.
+- A link out of the project doesn't ship; a warning names it. Pass files from elsewhere as `Data`,
+  or set a root that contains them.
+- A link to a directory that contains it doesn't ship, nor does the fifth link of a chain of
+  directories; a warning names it.
+- A broken link doesn't ship; a warning names it.
 
-Empty directories ship. Sockets, pipes and devices do not.
+Empty directories ship. Sockets, pipes, and devices don't.
 """
 
 from __future__ import annotations
@@ -27,13 +27,14 @@ from kinetic.errors import ConfigurationError, PackError
 
 FORMAT = b"kinetic tree 2\n"
 MAX_LINKS = 4
+"""How many links may lead to one directory."""
 
-# What an environment made in place puts beside the project's own files.
+# The entries that an environment in the project's root adds to the project's own files.
 _IN_PLACE = frozenset({"bin", "include", "lib64", "Scripts", "Include", "pyvenv.cfg", "conda-meta"})
 
 
 class Stamp(NamedTuple):
-    """What changes when a file does. The time of change sees what keeps size and mtime."""
+    """The attributes that change with a file; ``ctime_ns`` changes even if size and mtime stay."""
 
     size: int
     mtime_ns: int
@@ -45,7 +46,7 @@ class Stamp(NamedTuple):
 class Entry(NamedTuple):
     """A file or directory that ships; the name of a directory ends with ``/``.
 
-    *wanted*: a ``!pattern`` asks for this file, whatever is in it.
+    *wanted*: a ``!pattern`` ships this file, whatever it contains.
     """
 
     name: str
@@ -60,10 +61,10 @@ class Entry(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tree:
-    """What ships, ordered by the bytes of the names, parents before children.
+    """The files and directories that ship, ordered by the bytes of their names, parents first.
 
-    ``left`` says, one sentence each, what was left out and why that may matter,
-    ``private`` has the names of the credentials among it.
+    ``left`` has a phrase about each entry that was left out and may be missed; ``private`` has
+    the names of credentials that were left out.
     """
 
     entries: tuple[Entry, ...]
@@ -72,46 +73,45 @@ class Tree:
 
     @property
     def size(self) -> int:
-        """Bytes in all files."""
+        """The size of all files, in bytes."""
         return sum(one.stamp.size for one in self.entries if not one.is_directory)
 
     @property
     def fingerprint(self) -> str:
-        """Changes when a file does, without a look into it."""
+        """A hash of all names and stamps; it changes whenever a file does."""
         digest = hashlib.sha256(FORMAT)
         for name, _, stamp, wanted in self.entries:
-            # The times of a directory change with files that do not ship.
+            # A directory's times change with files that don't ship.
             facts = f"{stamp.mode:o}" if name.endswith("/") else " ".join(map(str, stamp))
             digest.update(f"{name}\0{facts}{' !' * wanted}\n".encode())
         return digest.hexdigest()
 
     @property
     def newest_ns(self) -> int:
-        """When the latest change was, in nanoseconds of the file system's clock."""
+        """The time of the latest change, in nanoseconds of the file system's clock."""
         return max((one.stamp.ctime_ns for one in self.entries if not one.is_directory), default=0)
 
 
 def stamp_of(status: os.stat_result) -> Stamp:
-    """The stamp in a stat result."""
+    """Return the stamp in a stat result."""
     return Stamp(
         status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino, status.st_mode
     )
 
 
 def scan(root: Path, rules: ignore.Rules, exclude: Collection[Path] = ()) -> Tree:
-    """Look over *root*, without what *rules* and *exclude* (absolute paths) leave out.
+    """Scan *root*, without what *rules* and *exclude* (absolute paths) leave out.
 
-    An excluded path that contains the root leaves nothing out: the code has to
-    ship.
+    An excluded path that contains the root is ignored, because the code must ship.
 
     Raises:
-        PackError: The root is no directory, or cannot be read.
+        PackError: The root isn't a directory, or can't be read.
     """
     return _Scan(os.path.realpath(root), rules, exclude).run()
 
 
 class _Directory(NamedTuple):
-    """One on the way down: ``above`` are the directories it is in, by device and inode."""
+    """A directory to scan; ``above`` has its parents, by device and inode."""
 
     name: str
     path: str
@@ -160,7 +160,7 @@ class _Scan:
         return status
 
     def _children(self, directory: _Directory) -> list[Entry | _Directory]:
-        """What is in a directory, which is itself noted when it ships."""
+        """Return the children of a directory to ship, and add the directory itself."""
         try:
             with os.scandir(directory.path) as listing:
                 found = list(listing)
@@ -187,7 +187,7 @@ class _Scan:
                 return self._link(parent, found.path, relative, found.name)
             status = found.stat(follow_symlinks=False)
         except FileNotFoundError:
-            return None  # gone since the listing
+            return None  # deleted since the listing
         except OSError as exc:
             self._left.append(f"{relative} cannot be read ({exc.strerror})")
             return None
@@ -230,7 +230,7 @@ class _Scan:
         return self._admitted(parent, target, relative, name, status, parent.links + 1)
 
     def _is_left_out(self, target: str, is_directory: bool) -> bool:
-        """Whether the target of a link may not ship under any name."""
+        """Return whether the target of a link may not ship under any name."""
         inside = os.path.relpath(target, self._root).split(os.sep)
         directory = target if is_directory else os.path.dirname(target)
         return (
@@ -240,7 +240,7 @@ class _Scan:
         )
 
     def _is_private(self, target: str, is_directory: bool) -> bool:
-        """Whether the target of a link is a credential that nobody asks for."""
+        """Return whether the target of a link is a credential that no pattern ships."""
         relative = os.path.relpath(target, self._root)
         parts = relative.split(os.sep)
         return any(map(ignore.is_private, parts)) and (
@@ -276,7 +276,7 @@ class _Scan:
 
 
 def _without_environment(found: Iterable[os.DirEntry[str]]) -> list[os.DirEntry[str]]:
-    """What is left of a project whose root is a virtual environment itself."""
+    """Return the entries of a root that don't belong to the virtual environment in it."""
     kept: list[os.DirEntry[str]] = []
     for one in found:
         if one.name in _IN_PLACE:
@@ -288,7 +288,7 @@ def _without_environment(found: Iterable[os.DirEntry[str]]) -> list[os.DirEntry[
 
 
 def _holds_packages(library: str) -> bool:
-    """Whether a ``lib`` is an environment's: the project may have one of its own."""
+    """Return whether a ``lib`` belongs to an environment, and not to the project."""
     names = os.listdir(library) if os.path.isdir(library) else []
     return "site-packages" in names or any(
         os.path.isdir(os.path.join(library, name, "site-packages")) for name in names
@@ -300,7 +300,7 @@ MEGABYTE = 1_000_000
 
 
 def about(tree: Tree, root: Path, environ: Mapping[str, str]) -> list[str]:
-    """Sentences: what was left out, and what is large.
+    """Return notices about what was left out, and about a large project.
 
     Raises:
         ConfigurationError: `KINETIC_CONTEXT_SIZE_WARN_MB` is not a number.
@@ -322,13 +322,13 @@ def about(tree: Tree, root: Path, environ: Mapping[str, str]) -> list[str]:
 
 
 def about_credentials(shipped: Iterable[str], private: Sequence[str], root: Path) -> list[str]:
-    """Sentences: which credentials, *private*, stay here, and which files may be some and ship."""
+    """Return notices about credentials: *private*, left out, and lookalikes among *shipped*."""
     said: list[str] = []
     if private:
         said.append(
             listed(f"Not shipped from {root}, because they are credentials:", private)
-            + " A line in .kineticignore with a ! before the name ships one; one without keeps it "
-            "here unsaid."
+            + " To ship one, add its name with a ! before it to .kineticignore. Add its name "
+            "without the ! to silence this warning."
         )
     if found := [one for one in shipped if ignore.look_private(one.rpartition("/")[2])]:
         what = f"These files of {root} look like secrets and are shipped with the code:"
@@ -337,13 +337,13 @@ def about_credentials(shipped: Iterable[str], private: Sequence[str], root: Path
 
 
 def listed(what: str, items: Sequence[str], most: int = 10) -> str:
-    """*what*, then the first *most* of *items*, as one sentence."""
+    """Return *what*, then the first *most* of *items*, as one sentence."""
     more = f" and {len(items) - most} more" if len(items) > most else ""
     return f"{what} {', '.join(items[:most])}{more}."
 
 
 def megabytes(environ: Mapping[str, str], name: str, default: float) -> float:
-    """A number of megabytes from the environment.
+    """Read a number of megabytes from the environment.
 
     Raises:
         ConfigurationError: It is not a number.
@@ -356,7 +356,7 @@ def megabytes(environ: Mapping[str, str], name: str, default: float) -> float:
 
 
 def amount(size: float) -> str:
-    """Bytes for people."""
+    """Return a number of bytes as text, with a unit."""
     for unit in ("bytes", "kB", "MB"):
         if size < 1000:
             return f"{size:.0f} {unit}" if unit != "MB" else f"{size:.1f} {unit}"

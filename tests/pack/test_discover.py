@@ -191,7 +191,7 @@ def test_a_named_root_must_exist_and_contain_the_function(
     function = load(tmp_path / "mine/m.py", "contained_m").f
     with pytest.raises(ConfigurationError, match=words):
         find(function, tmp_path, KINETIC_PACKAGE_ROOT=str(tmp_path / root))
-    with pytest.raises(ConfigurationError, match="whole machine"):
+    with pytest.raises(ConfigurationError, match="root of the file system"):
         find(function, tmp_path, KINETIC_PACKAGE_ROOT="/")
 
 

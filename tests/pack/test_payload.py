@@ -358,7 +358,7 @@ def test_a_replaced_module_is_said_once_for_all_dumps(
         config = module.said_helper.Config()
         payload.dump_arguments((config,), {}, project, table, tmp_path, "train")
     (record,) = caplog.records
-    assert "said_helper is imported in the job" in record.getMessage()
+    assert "The job imports said_helper" in record.getMessage()
     assert "global 'said_helper'.lock" in record.getMessage()
 
 
