@@ -1,5 +1,5 @@
-"""The command ``kinetic``: one module for each group of commands, all on the asyncio face.
+"""The command ``kinetic``: one module for each group of commands, over `kinetic.aio`.
 
-Importing these modules loads click and nothing of kinetic that is heavy: a command
-imports what it needs when it runs. Values are never unpickled unless that is asked for.
+Importing these modules loads click and no heavy module: a command imports what it needs when it
+runs. Values are unpickled only with ``--unpickle``.
 """

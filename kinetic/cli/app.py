@@ -8,19 +8,9 @@ from collections.abc import Sequence
 
 import click
 
-from kinetic.cli import (
-    accelerators,
-    batches,
-    completion,
-    doctor,
-    images,
-    jobs,
-    machine,
-    running,
-    settings,
-)
+from kinetic.cli import accelerators, batches, doctor, images, jobs, machine, run, settings
+from kinetic.cli.client import UserError
 from kinetic.cli.output import note
-from kinetic.cli.where import TheirError
 
 SUCCEEDED, FAILED, USAGE, NOT_FOUND, NO_ACCESS, TIMED_OUT, INTERRUPTED = 0, 1, 2, 3, 4, 5, 130
 
@@ -50,7 +40,7 @@ def _version(context: click.Context, _: click.Parameter, wanted: bool) -> None:
 @click.group(
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
-@click.option("--profile", metavar="NAME", help="Use this profile instead of the current one.")
+@click.option("--profile", metavar="NAME", help="Profile to use instead of the current one.")
 @click.option(
     "--version",
     is_flag=True,
@@ -68,12 +58,26 @@ def cli(context: click.Context, profile: str | None) -> None:
     if profile is None:
         return
     if context.invoked_subcommand == "profile":
-        raise click.UsageError("--profile chooses a profile for a command; this one manages them")
+        raise click.UsageError("--profile has no effect on `kinetic profile`: leave it out")
     os.environ["KINETIC_PROFILE"] = profile
 
 
+@cli.command(short_help="Print a script for shell completion.")
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+def completion(shell: str) -> None:
+    """Print a completion script for SHELL.
+
+    Add this line to the shell's start-up file: eval "$(kinetic completion bash)"
+    """
+    from click.shell_completion import get_completion_class
+
+    kind = get_completion_class(shell)
+    assert kind is not None
+    click.echo(kind(cli, {}, "kinetic", "_KINETIC_COMPLETE").source())
+
+
 for command in (
-    running.run,
+    run.run,
     jobs.jobs,
     batches.batches,
     jobs.outputs,
@@ -84,7 +88,6 @@ for command in (
     images.image,
     machine.gc,
     machine.local,
-    completion.completion,
     doctor.doctor,
 ):
     cli.add_command(command)
@@ -92,10 +95,10 @@ for command in (
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run one command and exit: with 0 if it succeeded, else with `exit_code` of its error."""
-    sys.exit(_ended(arguments))
+    sys.exit(_run(arguments))
 
 
-def _ended(arguments: Sequence[str] | None) -> int:
+def _run(arguments: Sequence[str] | None) -> int:
     try:
         code = cli.main(args=arguments, prog_name="kinetic", standalone_mode=False)
         sys.stdout.flush()
@@ -125,10 +128,10 @@ def _failed(error: Exception) -> int:
     """
     from kinetic import errors
 
-    if not isinstance(error, (TheirError, errors.KineticError, errors.BatchError, OSError)):
+    if not isinstance(error, (UserError, errors.KineticError, errors.BatchError, OSError)):
         raise error
-    code, words = exit_code(error), str(error)
-    note(f"{words}\n(try: {HELPS[code]})" if code in HELPS else words)
+    code = exit_code(error)
+    note(f"{error}\n(try: {HELPS[code]})" if code in HELPS else str(error))
     return code
 
 

@@ -3,39 +3,53 @@
 from __future__ import annotations
 
 from collections import Counter
-from contextlib import aclosing
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
 from kinetic._messages import one_line
 from kinetic.cli import output
-from kinetic.cli.jobs import SHOWN, rows_of
-from kinetic.cli.where import FilePath, Where, carry_out, json_option, placed
+from kinetic.cli.client import (
+    FilePath,
+    Where,
+    json_option,
+    run_async,
+    with_batch,
+    with_client,
+    with_where,
+)
+from kinetic.cli.jobs import (
+    SHOWN,
+    print_log,
+    removal_options,
+    rows_of,
+    timeout_option,
+    yes_option,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from kinetic import aio
     from kinetic.job_status import JobStatus
-    from kinetic.progress import Progress
 
 AT_ONCE = 64
 """Maximum number of items whose results are read at once."""
 
 AT_ONCE_BATCHES = 8
+"""Maximum number of batches whose status is read at once."""
 
 COLUMNS = ("group_id", "name", "status", "items", "age", "cost", "reason")
+ITEM_COLUMNS = ("job_id", "status", "age", "reason")
+
+HIDDEN = ("each", "counts", "estimate")
+"""Fields of a batch that only JSON shows."""
 
 
 @click.group()
 def batches() -> None:
     """List batches, and manage one of them."""
-
-
-async def attached(client: aio.Client, group_id: str) -> aio.BatchHandle[Any]:
-    """Return the handle of the batch whose ID starts with *group_id*."""
-    return await client.attach_batch(await client.full_id(group_id))
 
 
 async def _row(batch: aio.BatchHandle[Any]) -> dict[str, Any]:
@@ -51,7 +65,7 @@ async def _row(batch: aio.BatchHandle[Any]) -> dict[str, Any]:
     try:
         counts = await batch.status_counts()
         found, reason = await batch.estimate(look=False), await batch.reason()
-    except KineticError as exc:  # the others are to be shown
+    except KineticError as exc:  # a list still shows the other batches
         return {**known, "status": "UNKNOWN", "items": "", "counts": {}, "reason": str(exc)}
     return {
         **known,
@@ -66,7 +80,7 @@ async def _row(batch: aio.BatchHandle[Any]) -> dict[str, Any]:
 
 
 def status_of(counts: dict[str, int], *, finished: bool) -> str:
-    """Return one word for a batch with so many items in each status."""
+    """Return one status for a batch, from how many of its items have which status."""
     if not finished:
         return "RUNNING" if counts.keys() - {"PENDING"} else "PENDING"
     if counts.get("FAILED"):
@@ -87,99 +101,74 @@ def status_of(counts: dict[str, int], *, finished: bool) -> str:
     "--all", "everything", is_flag=True, help=f"Show all batches, not only the newest {SHOWN}."
 )
 @json_option
-@placed
-def _list(
-    where: Where, name: str | None, tags: tuple[str, ...], everything: bool, as_json: bool
+@with_client
+async def _list(
+    client: aio.Client, name: str | None, tags: tuple[str, ...], everything: bool, as_json: bool
 ) -> None:
     """List batches with their status, newest first."""
+    from kinetic._tasks import bounded
 
-    async def work() -> tuple[list[dict[str, Any]], bool]:
-        from kinetic._tasks import bounded
+    limit = None if everything else SHOWN + 1
+    found = await client.list_batches(name=name, tags=_tags(tags), limit=limit)
+    some = found if everything else found[:SHOWN]
+    rows: dict[str, dict[str, Any]] = {}
 
-        async with where.client() as client:
-            limit = None if everything else SHOWN + 1
-            there = await client.list_batches(name=name, tags=_tags(tags), limit=limit)
-            found = there if everything else there[:SHOWN]
-            rows: dict[str, dict[str, Any]] = {}
+    async def look(batch: aio.BatchHandle[Any]) -> None:
+        rows[batch.group_id] = await _row(batch)
 
-            async def look(one: aio.BatchHandle[Any]) -> None:
-                rows[one.group_id] = await _row(one)
-
-            await bounded(look, found, at_once=AT_ONCE_BATCHES)
-            return [rows[one.group_id] for one in found], len(there) > len(found)
-
-    rows, older = carry_out(work())
-    empty = "there is no such batch here" if name or tags else "there is no batch here"
-    output.table("batches.list", COLUMNS, rows, as_json=as_json, empty=empty)
-    if older:
+    await bounded(look, some, at_once=AT_ONCE_BATCHES)
+    ordered = [rows[one.group_id] for one in some]
+    empty = "no matching batches found" if name or tags else "no batches found"
+    output.table("batches.list", COLUMNS, ordered, as_json=as_json, empty=empty)
+    if len(found) > len(some):
         output.note("older batches are not shown; --all shows them")
 
 
 def _tags(given: tuple[str, ...]) -> dict[str, str] | None:
     pairs = [one.partition("=") for one in given]
     if wrong := [key for key, equals, _ in pairs if not (key and equals)]:
-        raise click.BadParameter(f"{wrong[0]!r} is no KEY=VALUE", param_hint="--tag")
+        raise click.BadParameter(f"{wrong[0]!r} isn't KEY=VALUE", param_hint="--tag")
     return {key: value for key, _, value in pairs} or None
 
 
 @batches.command("status")
-@click.argument("group_id")
 @click.option("--items", "show_items", is_flag=True, help="Also show each item.")
 @json_option
-@placed
-def _status(where: Where, group_id: str, show_items: bool, as_json: bool) -> None:
+@with_batch
+async def _status(batch: aio.BatchHandle[Any], show_items: bool, as_json: bool) -> None:
     """Show what is known about a batch."""
-
-    async def work() -> dict[str, Any]:
-        async with where.client() as client:
-            batch = await attached(client, group_id)
-            known = await _row(batch)
-            if not show_items:
-                return known
-            handles = [await batch.job(index) for index, _ in await batch.statuses()]
-            return {**known, "each": await rows_of(handles)}
-
-    known = carry_out(work())
-    each = known.get("each") or ()
+    known = await _row(batch)
+    if show_items:
+        handles = [await batch.job(index) for index, _ in await batch.statuses()]
+        known["each"] = await rows_of(handles)
     shown = known if as_json else {name: one for name, one in known.items() if name not in HIDDEN}
     output.facts("batches.status", shown, as_json=as_json)
-    if each and not as_json:
-        columns = ("job_id", "status", "age", "reason")
-        output.table("batches.items", columns, each, as_json=False, empty="")
-
-
-HIDDEN = ("each", "counts", "estimate")
+    if known.get("each") and not as_json:
+        output.table("batches.items", ITEM_COLUMNS, known["each"], as_json=False)
 
 
 @batches.command("watch", short_help="Show a batch's progress until it ends.")
-@click.argument("group_id")
 @json_option
-@placed
-def _watch(where: Where, group_id: str, as_json: bool) -> None:
+@with_batch
+async def _watch(batch: aio.BatchHandle[Any], as_json: bool) -> None:
     """Show a batch's progress until it ends. Press q to leave; the batch goes on.
 
-    Without a terminal, prints a line at intervals; with --json, one object per line. Exits with 1
-    if the batch ends and an item failed.
+    Without a terminal, prints a line every 5 seconds if something changed; with --json, one object
+    per line. Exits with 1 if the batch ends and an item failed.
     """
+    from kinetic.cli.watch import follow
 
-    async def work() -> Progress:
-        from kinetic.cli.watch import follow
-
-        async with where.client() as client:
-            return await follow(await attached(client, group_id), as_json=as_json)
-
-    last = carry_out(work())
-    _end(failed=last.finished and last.failed + last.lost > 0)
+    last = await follow(batch, as_json=as_json)
+    _exit(failed=last.finished and last.failed + last.lost > 0)
 
 
-def _end(*, failed: bool) -> None:
+def _exit(*, failed: bool) -> None:
     """Exit with 1 if the batch that the command waited for *failed*."""
     if failed:
         raise click.exceptions.Exit(1)
 
 
 @batches.command("report", short_help="Write an HTML report about a batch.")
-@click.argument("group_id")
 @click.option(
     "-o",
     "--output",
@@ -194,142 +183,132 @@ def _end(*, failed: bool) -> None:
     show_default=True,
     help="Whether the lowest or the highest metric is best.",
 )
-@click.option("--metric", help="The result that ranks the items, such as loss.")
-@placed
-def _report(
-    where: Where,
-    group_id: str,
+@click.option(
+    "--metric",
+    metavar="NAME",
+    help="The result that ranks the items, such as loss. Default: the page chooses one.",
+)
+@with_batch
+async def _report(
+    batch: aio.BatchHandle[Any],
     path: Path | None,
     direction: Literal["minimize", "maximize"],
     metric: str | None,
 ) -> None:
     """Write an HTML report about a batch: one self-contained file."""
-
-    from pathlib import Path
-
-    async def work() -> Path:
-        async with where.client() as client:
-            batch = await attached(client, group_id)
-            return await batch.report(
-                path or Path(f"{batch.group_id}.html"), direction=direction, metric=metric
-            )
-
-    output.lines([str(carry_out(work()))])
+    place = path or f"{batch.group_id}.html"
+    output.lines([str(await batch.report(place, direction=direction, metric=metric))])
 
 
 @batches.command("results", short_help="Wait for a batch, and show how each item ended.")
-@click.argument("group_id")
-@click.option("--timeout", type=float, help="Seconds to wait. Exits with 5 if they pass.")
+@timeout_option
 @click.option("--failed", is_flag=True, help="Show only items without a value.")
 @click.option("--unpickle", is_flag=True, help="Unpickle the values here, and show their repr.")
 @json_option
-@placed
-def _results(
-    where: Where, group_id: str, timeout: float | None, failed: bool, unpickle: bool, as_json: bool
+@with_batch
+async def _results(
+    batch: aio.BatchHandle[Any],
+    timeout: float | None,
+    failed: bool,
+    unpickle: bool,
+    as_json: bool,
 ) -> None:
     """Wait for a batch, and show how each item ended, in input order.
 
     With --json, prints one object per line. Unpickling can run code, so values are unpickled only
     with --unpickle. Exits with 1 if an item failed.
     """
+    from kinetic._tasks import all_or_none
 
-    async def work() -> Counter[str]:
-        from kinetic._tasks import all_or_none
+    await _until_ended(batch, timeout)
+    statuses = await batch.statuses()
+    wanted = [one for one in statuses if not failed or one[1].value != "SUCCEEDED"]
+    for start in range(0, len(wanted), AT_ONCE):
+        some = wanted[start : start + AT_ONCE]
+        for row in await all_or_none(*(_ended(batch, *one, unpickle) for one in some)):
+            _print_result(row, as_json=as_json)
+    _exit(failed=_count(statuses).get("FAILED", 0) > 0)
 
-        async with where.client() as client:
-            batch = await attached(client, group_id)
-            await _until_ended(batch, timeout)
-            statuses = await batch.statuses()
-            wanted = [one for one in statuses if not failed or one[1].value != "SUCCEEDED"]
-            for start in range(0, len(wanted), AT_ONCE):
-                some = wanted[start : start + AT_ONCE]
-                for row in await all_or_none(*(_ended(batch, *one, unpickle) for one in some)):
-                    _tell(row, as_json=as_json)
-        return Counter(state.value for _, state in statuses)
 
-    _end(failed=carry_out(work())["FAILED"] > 0)
+def _count(statuses: Iterable[tuple[int, JobStatus]]) -> dict[str, int]:
+    return Counter(status.value for _, status in statuses)
 
 
 async def _ended(
-    batch: aio.BatchHandle[Any], index: int, state: JobStatus, unpickle: bool
+    batch: aio.BatchHandle[Any], index: int, status: JobStatus, unpickle: bool
 ) -> dict[str, Any]:
-    handle = await batch.job(index)
-    row: dict[str, Any] = {"index": index, "status": state.value}
-    row |= {"reason": await handle.reason(), "noted": await handle.noted()}
-    if unpickle and state.value == "SUCCEEDED":
-        row["value"] = repr(await handle.result(cleanup=False))
+    job = await batch.job(index)
+    row: dict[str, Any] = {"index": index, "status": status.value}
+    row |= {"reason": await job.reason(), "noted": await job.noted()}
+    if unpickle and status.value == "SUCCEEDED":
+        row["value"] = repr(await job.result(cleanup=False))
     return row
 
 
-def _tell(row: dict[str, Any], *, as_json: bool) -> None:
+def _print_result(row: dict[str, Any], *, as_json: bool) -> None:
     if as_json:
         output.json_line("batches.result", row)
         return
     noted = ", ".join(f"{name}={one}" for name, one in row["noted"].items())
-    told = one_line(str(row.get("value") or row["reason"] or noted), 400)
-    output.lines([f"{row['index']}\t{row['status']}\t{told}"])
+    words = one_line(str(row.get("value") or row["reason"] or noted), output.LONGEST_TEXT)
+    output.lines([f"{row['index']}\t{row['status']}\t{words}"])
 
 
 @batches.command("logs", short_help="Print the last output lines of each item.")
-@click.argument("group_id")
 @click.option(
-    "--item", type=int, help="Show only this item. Default: all, each line with its item's number."
+    "--item",
+    type=int,
+    metavar="NUMBER",
+    help="Show only this item. Default: all, each line with its item's number.",
 )
 @click.option(
-    "-f", "--follow", is_flag=True, help="Follow the log until the item ends. Requires --item."
+    "-f", "--follow", is_flag=True, help="Print new lines until the item ends. Requires --item."
 )
-@click.option("-n", "--tail", type=click.IntRange(min=0), default=20, show_default=True)
-@placed
-def _logs(where: Where, group_id: str, item: int | None, follow: bool, tail: int) -> None:
+@click.option(
+    "-n",
+    "--tail",
+    type=click.IntRange(min=0),
+    default=20,
+    show_default=True,
+    metavar="LINES",
+    help="Number of last lines to print of each item.",
+)
+@with_batch
+async def _logs(batch: aio.BatchHandle[Any], item: int | None, follow: bool, tail: int) -> None:
     """Print the last output lines of each item of a batch."""
-    if follow and item is None:
-        raise click.UsageError("--follow follows one item: name it with --item")
+    from kinetic.errors import NotFound
 
-    async def work() -> None:
-        from kinetic.errors import NotFound
-
-        async with where.client() as client:
-            batch = await attached(client, group_id)
-            if item is not None and follow:
-                async with aclosing((await batch.job(item)).logs(follow=True)) as lines:
-                    async for line in lines:
-                        output.lines([line])
-                return
-            indices = [item] if item is not None else [one for one, _ in await batch.statuses()]
-            for index in indices:
-                try:
-                    text = await (await batch.job(index)).tail(tail)
-                except NotFound:
-                    if item is not None:
-                        raise
-                    continue
-                begin = "" if item is not None else f"[{index}] "
-                output.lines(f"{begin}{line}" for line in text.splitlines())
-
-    carry_out(work())
+    if item is None:
+        if follow:
+            raise click.UsageError("--follow follows one item: name it with --item")
+        for index, _ in await batch.statuses():
+            try:
+                text = await (await batch.job(index)).tail(tail)
+            except NotFound:  # it hasn't started, or its log was removed
+                continue
+            output.lines(f"[{index}] {line}" for line in text.splitlines())
+    elif follow:
+        await print_log(await batch.job(item), follow=True)
+    else:
+        output.lines((await (await batch.job(item)).tail(tail)).splitlines())
 
 
 @batches.command("resume", short_help="Continue a batch whose submitter died.")
-@click.argument("group_id")
-@click.option("--timeout", type=float, help="Seconds to wait. Exits with 5 if they pass.")
-@placed
-def _resume(where: Where, group_id: str, timeout: float | None) -> None:
+@timeout_option
+@with_batch
+async def _resume(batch: aio.BatchHandle[Any], timeout: float | None) -> None:
     """Submit the rest of a batch whose submitter died, and wait until all items end.
 
     Items that ended don't run again, also those that failed or were cancelled: run these with
     `kinetic batches retry ID`. Exits with 1 if an item failed.
     """
-
-    async def work() -> tuple[str, dict[str, int]]:
-        async with where.client() as client:
-            batch = await attached(client, group_id)
-            await batch.resume()
-            await _until_ended(batch, timeout)
-            return batch.group_id, await batch.status_counts()
-
-    whole, counts = carry_out(work())
-    output.note(f"{whole} has ended: {_counts(counts)}{_next_step(whole, counts)}")
-    _end(failed=counts.get("FAILED", 0) > 0)
+    await batch.resume()
+    await _until_ended(batch, timeout)
+    counts = await batch.status_counts()
+    bad = counts.get("FAILED", 0) + counts.get("NOT_FOUND", 0)
+    hint = f"; to run the {bad:,} again: kinetic batches retry {batch.group_id}" if bad else ""
+    output.note(f"{batch.group_id} has ended: {_counts(counts)}{hint}")
+    _exit(failed=counts.get("FAILED", 0) > 0)
 
 
 async def _until_ended(batch: aio.BatchHandle[Any], timeout: float | None) -> None:
@@ -340,40 +319,34 @@ async def _until_ended(batch: aio.BatchHandle[Any], timeout: float | None) -> No
         await batch.wait(timeout=timeout)
 
 
-def _next_step(group_id: str, counts: dict[str, int]) -> str:
-    """Name the command that reruns items without a value; empty if all have one."""
-    bad = counts.get("FAILED", 0) + counts.get("NOT_FOUND", 0)
-    return f"; to run the {bad:,} again: kinetic batches retry {group_id}" if bad else ""
-
-
 @batches.command("retry", short_help="Run failed and cancelled items again.")
-@click.argument("group_id")
-@click.option("--item", "items", type=int, multiple=True, help="Only this item; repeatable.")
-@click.option("--timeout", type=float, help="Seconds to wait. Exits with 5 if they pass.")
-@placed
-def _retry(where: Where, group_id: str, items: tuple[int, ...], timeout: float | None) -> None:
+@click.option(
+    "--item",
+    "items",
+    type=int,
+    multiple=True,
+    metavar="NUMBER",
+    help="Retry only this item. Repeatable. Default: all failed and cancelled items.",
+)
+@timeout_option
+@with_batch
+async def _retry(
+    batch: aio.BatchHandle[Any], items: tuple[int, ...], timeout: float | None
+) -> None:
     """Run the items that failed or were cancelled again, and wait until they end.
 
     Items that succeeded don't run again. Exits with 1 if one fails again; `kinetic batches
     results --failed ID` then shows why. After Ctrl-C, `kinetic batches resume ID` goes on.
     """
-
-    async def work() -> tuple[int, list[tuple[int, JobStatus]]]:
-        async with where.client() as client:
-            batch = await attached(client, group_id)
-            count = await batch.retry_failed(items or None)
-            if count:
-                await _until_ended(batch, timeout)
-            return count, await batch.statuses()
-
-    count, statuses = carry_out(work())
+    count = await batch.retry_failed(items or None)
     if not count:
         output.note("there is nothing to retry")
         return
-    counts = Counter(state.value for _, state in statuses)
-    output.note(f"tried again: {output.items(count)}; now {_counts(counts)}")
-    wanted = items or [index for index, _ in statuses]
-    _end(failed=any(state.value == "FAILED" for index, state in statuses if index in wanted))
+    await _until_ended(batch, timeout)
+    statuses = await batch.statuses()
+    output.note(f"retried {output.items(count)}; now {_counts(_count(statuses))}")
+    retried = [one for one in statuses if not items or one[0] in items]
+    _exit(failed=_count(retried).get("FAILED", 0) > 0)
 
 
 def _counts(counts: dict[str, int]) -> str:
@@ -381,56 +354,52 @@ def _counts(counts: dict[str, int]) -> str:
     return ", ".join(f"{count} {words[name]}" for name, count in sorted(counts.items()))
 
 
-def _confirmed(where: Where, group_id: str, question: str, *, yes: bool) -> str:
+def _confirm(where: Where, group_id: str, question: str, *, yes: bool) -> str:
     """Ask *question* about the batch, with its full ID, and return the ID."""
 
-    async def work() -> str:
+    async def full_id() -> str:
         async with where.client() as client:
             return await client.full_id(group_id)
 
-    if not output.asks(yes=yes):
-        return group_id
-    whole = carry_out(work())
+    whole = run_async(full_id())
     output.confirm(question.format(whole), yes=yes)
     return whole
 
 
 @batches.command("cancel")
 @click.argument("group_id")
-@click.option("-y", "--yes", is_flag=True, help="Don't ask for confirmation.")
-@placed
+@yes_option
+@with_where
 def _cancel(where: Where, group_id: str, yes: bool) -> None:
     """Stop all jobs of a batch. Items that ended keep their results."""
-    group_id = _confirmed(where, group_id, "End all jobs of {}?", yes=yes)
+    whole = _confirm(where, group_id, "Stop all jobs of {}?", yes=yes)
 
-    async def work() -> tuple[str, dict[str, int]]:
+    async def cancel() -> dict[str, int]:
         async with where.client() as client:
-            batch = await attached(client, group_id)
+            batch = await client.attach_batch(whole)
             await batch.cancel()
-            return batch.group_id, await batch.status_counts()
+            return await batch.status_counts()
 
-    whole, counts = carry_out(work())
+    counts = run_async(cancel())
     done = "is cancelled" if counts.get("NOT_FOUND") else "had ended before"
     output.note(f"{whole} {done}: {_counts(counts)}")
 
 
 @batches.command("cleanup")
 @click.argument("group_id")
-@click.option("--k8s/--no-k8s", default=True, help="Remove its jobs from the platform.")
-@click.option("--gcs/--no-gcs", default=True, help="Remove its objects from the store.")
-@click.option("-y", "--yes", is_flag=True, help="Don't ask for confirmation.")
-@placed
+@removal_options
+@yes_option
+@with_where
 def _cleanup(where: Where, group_id: str, k8s: bool, gcs: bool, yes: bool) -> None:
     """Remove a batch with all its jobs and results. Output directories stay."""
-    group_id = _confirmed(where, group_id, "Remove {} with all its results?", yes=yes)
+    whole = _confirm(where, group_id, "Remove {} with all its results?", yes=yes)
 
-    async def work() -> str:
+    async def cleanup() -> None:
         async with where.client() as client:
-            whole = await client.full_id(group_id)
-            if k8s and gcs:  # also what cannot be attached to, for it is damaged
+            if k8s and gcs:  # this also removes a damaged batch, which can't be attached to
                 await client.cleanup(whole)
             else:
                 await (await client.attach_batch(whole)).cleanup(k8s=k8s, gcs=gcs)
-            return whole
 
-    output.note(f"{carry_out(work())} is cleaned up")
+    run_async(cleanup())
+    output.note(f"{whole} is cleaned up")

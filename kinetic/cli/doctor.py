@@ -8,22 +8,26 @@ import click
 
 from kinetic._messages import shown
 from kinetic.cli import output
-from kinetic.cli.where import Where, carry_out, json_option, placed
+from kinetic.cli.client import Where, json_option, run_async, with_where
 
 if TYPE_CHECKING:
-    from kinetic.doctor.checks import Report, Result
+    from kinetic.doctor.checks import Report
 
 MARKS = {"ok": "ok", "warning": "WARNING", "failed": "FAILED", "skipped": "skipped"}
 
 
 @click.command(short_help="Check everything that jobs need, and show how to fix problems.")
-@click.option("--run", is_flag=True, help="Finally run a tiny job and time its steps.")
-@click.option("--image", metavar="IMAGE", help="The container image for --run. Default: bundled.")
+@click.option("--run", is_flag=True, help="After the checks, run a tiny job and time its steps.")
 @click.option(
-    "--manifest", is_flag=True, help="Print the objects a namespace needs, for kubectl apply."
+    "--image", metavar="IMAGE", help="Container image for --run. Default: one that kinetic builds."
+)
+@click.option(
+    "--manifest",
+    is_flag=True,
+    help="Print what a namespace needs, for kubectl apply; check nothing.",
 )
 @json_option
-@placed
+@with_where
 def doctor(where: Where, run: bool, image: str | None, manifest: bool, as_json: bool) -> int:
     """Check everything that jobs need, and show how to fix each problem.
 
@@ -36,11 +40,11 @@ def doctor(where: Where, run: bool, image: str | None, manifest: bool, as_json: 
         output.lines([manifests.read_text(encoding="utf-8").rstrip()])
         return 0
     if image is not None and not run:
-        raise click.UsageError("--image names the image of the job of --run: give both")
+        raise click.UsageError("--image requires --run: it is the image of that job")
     from kinetic.doctor.examination import examine
 
-    where.point()
-    report = carry_out(
+    where.set_context()
+    report = run_async(
         examine(
             backend=where.backend,
             project=where.project,
@@ -55,31 +59,23 @@ def doctor(where: Where, run: bool, image: str | None, manifest: bool, as_json: 
     if as_json:
         output.json_line("doctor", report.to_dict(), indent=2)
     else:
-        output.lines(_told(report))
+        output.lines(_lines(report))
     return 0 if report.healthy else 1
 
 
-def _told(report: Report) -> list[str]:
-    """Return a heading per group, a line per check, and its advice below it."""
+def _lines(report: Report) -> list[str]:
+    """Return a heading per group, a line per check with its advice below, and a summary."""
     width = max(len(one.name) for one in report.results)
-    told: list[str] = []
+    lines: list[str] = []
     group = ""
     for one in report.results:
         if one.group != group:
-            told += ["", one.group] if told else [one.group]
+            lines += ["", one.group] if lines else [one.group]
             group = one.group
-        told += _lines(one, width)
+        mark = MARKS[one.state.value]
+        lines.append(f"  {one.name:<{width}}  {mark:<7}  {shown(one.evidence)}")
+        first, *rest = shown(one.advice).splitlines() or [""]
+        advice = [f"-> {first}", *rest] if first else []
+        lines += (f"  {'':<{width}}           {line}" for line in advice)
     counts = {state: sum(one.state.value == state for one in report.results) for state in MARKS}
-    summary = ", ".join(f"{count} {state}" for state, count in counts.items() if count)
-    return [*told, "", summary]
-
-
-def _lines(result: Result, width: int) -> list[str]:
-    mark = MARKS[result.state.value]
-    first = f"  {result.name:<{width}}  {mark:<7}  {shown(result.evidence)}"
-    return [first, *(f"  {'':<{width}}           {line}" for line in _advice(result))]
-
-
-def _advice(result: Result) -> list[str]:
-    first, *rest = shown(result.advice).splitlines() or [""]
-    return [f"-> {first}", *rest] if first else []
+    return [*lines, "", ", ".join(f"{count} {state}" for state, count in counts.items() if count)]

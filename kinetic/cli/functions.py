@@ -14,15 +14,15 @@ from typing import Any, cast
 
 import click
 
-from kinetic.cli.where import TheirError
+from kinetic.cli.client import UserError
 
 
 def load_function(target: str) -> Callable[..., Any]:
-    """The function that ``FILE.py:NAME`` names; its file is run, but not as the main program.
+    """Import the file of ``FILE.py:NAME``, not as the main program, and return its function.
 
     Raises:
-        click.UsageError: There is no such file, or no such function in it.
-        TheirError: The file itself fails.
+        click.UsageError: The file, or a function of that name, doesn't exist.
+        UserError: The file raises an exception.
     """
     place, colon, name = target.rpartition(":")
     path = Path(place)
@@ -35,15 +35,15 @@ def load_function(target: str) -> Callable[..., Any]:
     if not callable(found):
         own = ((one, it) for one, it in vars(module).items() if callable(it))
         known = [one for one, it in own if getattr(it, "__module__", "") == module.__name__]
-        there = f"; it has {', '.join(known[:5])}" if known else ""
-        raise click.UsageError(f"there is no function {name!r} in {place}{there}")
+        hint = f"; it has {', '.join(known[:5])}" if known else ""
+        raise click.UsageError(f"there is no function {name!r} in {place}{hint}")
     return cast("Callable[..., Any]", found)
 
 
 def _module_of(path: Path) -> ModuleType:
-    there = sys.modules.get(path.stem)
-    if there is not None and getattr(there, "__file__", None) != str(path):
-        raise click.UsageError(f"{path.name} has the name of a module that is in use: rename it")
+    loaded = sys.modules.get(path.stem)
+    if loaded is not None and getattr(loaded, "__file__", None) != str(path):
+        raise click.UsageError(f"{path.name} has the name of a module in use: rename the file")
     sys.path.insert(0, str(path.parent))
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None and spec.loader is not None
@@ -52,12 +52,12 @@ def _module_of(path: Path) -> ModuleType:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as exc:
         del sys.modules[path.stem]
-        raise TheirError(f"{path.name} cannot be run:\n{_traceback_in(path, exc)}") from exc
+        raise UserError(f"{path.name} can't be imported:\n{_traceback_in(path, exc)}") from exc
     return module
 
 
 def _traceback_in(path: Path, error: BaseException) -> str:
-    """As Python would print it, from the first line of that file on."""
+    """Format the traceback of *error* without the frames before the file at *path*."""
     import traceback
 
     trace = error.__traceback__
@@ -67,20 +67,24 @@ def _traceback_in(path: Path, error: BaseException) -> str:
 
 
 def arguments_of(given: Iterable[str]) -> dict[str, Any]:
-    """``NAME=VALUE`` as keyword arguments."""
+    """Read ``NAME=VALUE`` pairs as keyword arguments.
+
+    Raises:
+        click.BadParameter: One isn't NAME=VALUE, or repeats a name.
+    """
     found: dict[str, Any] = {}
     for one in given:
         name, equals, text = one.partition("=")
         if not (equals and name.isidentifier()):
-            raise click.BadParameter(f"{one!r} is no NAME=VALUE", param_hint="-a")
+            raise click.BadParameter(f"{one!r} isn't NAME=VALUE", param_hint="-a")
         if name in found:
             raise click.BadParameter(f"{name!r} is given more than once", param_hint="-a")
-        found[name] = value_of(text)
+        found[name] = _value_of(text)
     return found
 
 
-def value_of(text: str) -> Any:
-    """JSON if it parses, else the text."""
+def _value_of(text: str) -> Any:
+    """Return the value of *text* if it is JSON, else the text."""
     try:
         return json.loads(text)
     except ValueError:
@@ -88,10 +92,10 @@ def value_of(text: str) -> Any:
 
 
 def inputs_of(file: Path, function: Callable[..., Any]) -> list[tuple[str, dict[str, Any]]]:
-    """The keyword arguments of each call, and where they stand, from JSON lines or a table.
+    """Read the keyword arguments of each call, with the line where they are, from *file*.
 
     Raises:
-        click.UsageError: The file is neither, or a line of it is wrong.
+        click.UsageError: The file is neither .jsonl nor .csv, or one of its lines is invalid.
     """
     if file.suffix not in (".csv", ".jsonl"):
         raise click.UsageError(f"--map takes a .jsonl or a .csv, and {file} is neither")
@@ -103,7 +107,7 @@ def inputs_of(file: Path, function: Callable[..., Any]) -> list[tuple[str, dict[
             numbered = ((f"line {number} of {file}", text) for number, text in enumerate(lines, 1))
             return [(place, _line(text, place)) for place, text in numbered if text.strip()]
     except (csv.Error, UnicodeDecodeError) as exc:
-        raise click.UsageError(f"{file} cannot be read as {file.suffix}: {exc}") from exc
+        raise click.UsageError(f"{file} can't be read as {file.suffix}: {exc}") from exc
 
 
 def _rows(
@@ -125,48 +129,49 @@ def _rows(
     return found
 
 
-def _line(text: str, what: str) -> dict[str, Any]:
+def _line(text: str, place: str) -> dict[str, Any]:
     try:
         found = json.loads(text.rstrip())
     except ValueError as exc:
         column = f" (column {exc.colno})" if isinstance(exc, json.JSONDecodeError) else ""
-        raise click.UsageError(f"{what} is no JSON{column}: {getattr(exc, 'msg', exc)}") from exc
+        words = f"{place} isn't JSON{column}: {getattr(exc, 'msg', exc)}"
+        raise click.UsageError(words) from exc
     if not isinstance(found, dict):
-        raise click.UsageError(f"{what} must be an object with the arguments by their names")
+        raise click.UsageError(f"{place} must be an object that maps arguments to values")
     return cast("dict[str, Any]", found)
 
 
-def _plain(function: Any) -> Any:
+def _undecorated(function: Any) -> Any:
     return inspect.unwrap(getattr(function, "function", function))
 
 
 def check(function: Any, given: dict[str, Any], place: str = "") -> None:
-    """Refuse arguments that the function does not take.
+    """Check that the function takes the arguments *given*.
 
     Raises:
-        click.UsageError: It says which.
+        click.UsageError: It takes no argument of a name, or lacks one.
     """
-    plain = _plain(function)
-    signature = inspect.signature(plain)
+    function = _undecorated(function)
+    signature = inspect.signature(function)
     taken = signature.parameters.values()
     unknown = [name for name in given if name not in signature.parameters]
     if unknown and not any(one.kind is one.VAR_KEYWORD for one in taken):
-        raise click.UsageError(f"{place}{plain.__name__}{signature} takes no {unknown[0]!r}")
+        raise click.UsageError(f"{place}{function.__name__}{signature} takes no {unknown[0]!r}")
     try:
         signature.bind(**given)
     except TypeError as exc:
-        raise click.UsageError(f"{place}{plain.__name__}{signature}: {exc}") from exc
+        raise click.UsageError(f"{place}{function.__name__}{signature}: {exc}") from exc
 
 
 def _annotations(function: Any) -> dict[str, Any]:
     try:
-        return inspect.get_annotations(_plain(function), eval_str=True)
-    except Exception:  # whatever the user's own annotations raise
+        return inspect.get_annotations(_undecorated(function), eval_str=True)
+    except Exception:  # evaluating the user's annotations can raise anything
         return {}
 
 
 def _cell(text: str, kinds: dict[str, Any], name: str, place: str) -> Any:
-    """A column's text as its parameter is annotated: a number only where one is wanted."""
+    """Convert a cell to the type that its parameter's annotation asks for."""
     kind = kinds.get(name)
     if kind is str:
         return text
@@ -174,6 +179,6 @@ def _cell(text: str, kinds: dict[str, Any], name: str, place: str) -> Any:
         try:
             return kind(text)
         except ValueError as exc:
-            words = f"{place}, column {name!r}: {text!r} is no {kind.__name__}"
+            words = f"{place}, column {name!r}: {text!r} isn't {kind.__name__}"
             raise click.UsageError(words) from exc
-    return value_of(text)
+    return _value_of(text)

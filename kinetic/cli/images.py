@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kinetic.cli import output
-from kinetic.cli.where import FilePath, Where, carry_out, json_option, placed
+from kinetic.cli.client import FilePath, Where, json_option, run_async, with_where
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -21,27 +21,31 @@ CATEGORIES = ("cpu", "gpu", "tpu")
 
 @click.command("build-image", short_help='Build the base images for container_image="prebuilt".')
 @click.option(
-    "--repo", metavar="TEXT", help="Registry and path to push to (default: the configured one)."
+    "--repo",
+    metavar="TEXT",
+    help="Registry and path to push to. Default: KINETIC_BASE_IMAGE_REPO, then the profile.",
 )
 @click.option(
     "--category",
     "categories",
     type=click.Choice(CATEGORIES),
     multiple=True,
-    help="Build only this category; repeatable.",
+    help="Build only this category. Repeatable. Default: all.",
 )
-@click.option("--tag", metavar="TEXT", help="Tag (default: the version, which jobs look for).")
+@click.option(
+    "--tag", metavar="TEXT", help="Tag of the images. Default: kinetic's version, which jobs use."
+)
 @click.option(
     "--dockerfile",
     type=FilePath(exists=True, dir_okay=False),
-    help="Your Dockerfile; it finds the same files beside it.",
+    help="Dockerfile to build instead of kinetic's; it can copy the same files.",
 )
-@click.option("--print", "printed", is_flag=True, help="Print the Dockerfile; build nothing.")
+@click.option("--print", "printed", is_flag=True, help="Print the Dockerfiles; build nothing.")
 @click.option("--dry-run", is_flag=True, help="Print the names of the images; build nothing.")
-@click.option("--force", is_flag=True, help="Also build images that exist.")
+@click.option("--force", is_flag=True, help="Also build images that exist already.")
 @click.option("-y", "--yes", is_flag=True, hidden=True, help="Nothing is asked.")
 @json_option
-@placed
+@with_where
 def build_image(
     where: Where,
     repo: str | None,
@@ -56,7 +60,7 @@ def build_image(
 ) -> None:
     """Build the base images for container_image="prebuilt", and push them.
 
-    Cloud Build needs some minutes. Images that exist stay unchanged.
+    Cloud Build takes a few minutes. Images that exist already stay unchanged without --force.
     """
     from kinetic.images import base_image
 
@@ -75,10 +79,10 @@ def build_image(
             name = plan.image if place else plan.image.rpartition("/")[2]
             output.lines([f"# {name}", *plan.dockerfile.splitlines()])
         return
-    found = [None] * len(plans) if dry_run else carry_out(_built(plans, target, force))
+    found = [None] * len(plans) if dry_run else run_async(_built(plans, target, force))
     rows = [_row(plan, one) for plan, one in zip(plans, found, strict=True)]
     columns = ("category", "image", "state")
-    output.table("build-image", columns, rows, as_json=as_json, empty="")
+    output.table("build-image", columns, rows, as_json=as_json)
     failures = {str(one): one for one in found if isinstance(one, Exception)}
     if failures:
         first, *others = failures
@@ -86,13 +90,13 @@ def build_image(
             output.note(words)
         raise failures[first]
     if not dry_run:
-        output.note(f"jobs find them with KINETIC_BASE_IMAGE_REPO={place}")
+        output.note(f"to use the images, set KINETIC_BASE_IMAGE_REPO={place}")
 
 
 async def _built(
     plans: list[Plan], target: Target, force: bool
 ) -> list[bool | KineticError | None]:
-    """Return for each plan whether it was built, or its error, which doesn't end the others."""
+    """Build each plan; return whether it was built or, without ending the others, its error."""
     import asyncio
 
     from kinetic.errors import KineticError
@@ -127,7 +131,7 @@ def image() -> None:
 @image.command("show", short_help="Show the image that a function gets on a cluster.")
 @click.argument("function", metavar="FILE.py:FUNCTION", type=click.Path())
 @json_option
-@placed
+@with_where
 def _show(where: Where, function: str, as_json: bool) -> None:
     """Show the image that a function gets on a cluster, and its content.
 
@@ -137,7 +141,7 @@ def _show(where: Where, function: str, as_json: bool) -> None:
     from kinetic.images import image_of
 
     plan = image_of(load_function(function), _target(where))
-    told: dict[str, Any] = {
+    known: dict[str, Any] = {
         "image": plan.image,
         "category": plan.category,
         "digest": plan.digest,
@@ -147,11 +151,11 @@ def _show(where: Where, function: str, as_json: bool) -> None:
         "bytes": sum(map(len, plan.context.values())),
         "dockerfile": plan.dockerfile.rstrip(),
     }
-    output.facts("image", told, as_json=as_json)
+    output.facts("image", known, as_json=as_json)
 
 
 def _target(where: Where) -> Target:
-    """Return the target that images are built in; jobs need not run there."""
+    """Return the target whose project builds images; jobs may run on another."""
     from kinetic import configuration
 
     return configuration.resolve(

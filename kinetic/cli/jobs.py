@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from kinetic.cli import output
-from kinetic.cli.where import FilePath, Where, carry_out, json_option, placed
+from kinetic.cli.client import FilePath, json_option, with_client, with_job
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -20,10 +20,20 @@ SHOWN = 50
 """Rows in a list without ``--all``."""
 
 AT_ONCE = 16
-HIDDEN = ("estimate", "price")
-"""Facts about one job that only JSON shows."""
+"""Maximum number of jobs whose status is read at once."""
+
+HIDDEN = ("estimate", "price", "func_name")
+"""Fields of a job that only JSON shows."""
 
 COLUMNS = ("job_id", "function", "status", "age", "accelerator", "cost", "reason")
+
+timeout_option = click.option(
+    "--timeout",
+    type=float,
+    metavar="SECONDS",
+    help="Maximum time to wait; after it the command exits with 5. Default: no limit.",
+)
+yes_option = click.option("-y", "--yes", is_flag=True, help="Don't ask for confirmation.")
 
 
 @click.group()
@@ -44,23 +54,23 @@ async def rows_of(handles: Sequence[aio.JobHandle[Any]]) -> list[dict[str, Any]]
     return [rows[handle.job_id] for handle in handles]
 
 
-async def _row(handle: aio.JobHandle[Any]) -> dict[str, Any]:
+async def _row(job: aio.JobHandle[Any]) -> dict[str, Any]:
     from kinetic.errors import KineticError
 
     known = {
-        "job_id": handle.job_id,
-        "function": handle.func_name,
-        "age": output.age(handle.created_at),
-        **handle.to_dict(),
+        "job_id": job.job_id,
+        "function": job.func_name,
+        "age": output.age(job.created_at),
+        **job.to_dict(),
     }
     try:
-        status = (await handle.status()).value
-        known["age"] = output.age(handle.began_at())
-        found = await handle.estimate()
+        status = (await job.status()).value
+        known["age"] = output.age(job.began_at())
+        found = await job.estimate()
         cost = {"cost": output.dollars(found.cost), "estimate": found.to_dict()}
-        reason = "" if status == "SUCCEEDED" else await handle.reason()
+        reason = "" if status == "SUCCEEDED" else await job.reason()
         return {**known, "status": status, "reason": reason, **cost}
-    except KineticError as exc:  # the others are to be shown
+    except KineticError as exc:  # a list still shows the other jobs
         return {**known, "status": "UNKNOWN", "reason": str(exc), "cost": None}
 
 
@@ -79,74 +89,63 @@ def _by_number(handles: Sequence[aio.JobHandle[Any]]) -> list[aio.JobHandle[Any]
     "--all", "everything", is_flag=True, help=f"Show all jobs, not only the newest {SHOWN}."
 )
 @json_option
-@placed
-def _list(where: Where, everything: bool, as_json: bool) -> None:
+@with_client
+async def _list(client: aio.Client, everything: bool, as_json: bool) -> None:
     """List the newest jobs with their status."""
-
-    async def work() -> tuple[list[dict[str, Any]], bool]:
-        async with where.client() as client:
-            found = await client.list_jobs(limit=None if everything else SHOWN + 1)
-            shown = _by_number(found if everything else found[:SHOWN])
-            return await rows_of(shown), len(found) > len(shown)
-
-    rows, older = carry_out(work())
-    output.table("jobs.list", COLUMNS, rows, as_json=as_json, empty="there is no job here")
-    if older:
+    found = await client.list_jobs(limit=None if everything else SHOWN + 1)
+    some = _by_number(found if everything else found[:SHOWN])
+    rows = await rows_of(some)
+    output.table("jobs.list", COLUMNS, rows, as_json=as_json, empty="no jobs found")
+    if len(found) > len(some):
         output.note("older jobs are not shown; --all shows them")
 
 
 @jobs.command("status")
-@click.argument("job_id")
 @json_option
-@placed
-def _status(where: Where, job_id: str, as_json: bool) -> None:
+@with_job
+async def _status(job: aio.JobHandle[Any], as_json: bool) -> None:
     """Show what is known about a job."""
-
-    async def work() -> dict[str, Any]:
-        async with where.client() as client:
-            handle = await client.attach(await client.full_id(job_id))
-            return {**await _row(handle), "output_dir": handle.output_dir}
-
-    known = carry_out(work())
+    known = {**await _row(job), "output_dir": job.output_dir}
     output.facts("jobs.status", known if as_json else _for_people(known), as_json=as_json)
 
 
 def _for_people(known: dict[str, Any]) -> dict[str, Any]:
-    """Order the facts for people, and leave out unknown ones and defaults."""
-    hidden = {*HIDDEN, "func_name"}
-    if not known["project"]:
-        hidden |= {"cluster_name", "zone"}
+    """Put the important fields first, and leave out empty ones and unused defaults."""
+    hidden = {*HIDDEN, *(() if known["project"] else ("cluster_name", "zone"))}
     first = ("job_id", "status", "reason", "function", "age", "cost")
     names = [name for name in dict.fromkeys((*first, *known)) if name not in hidden]
     return {name: known[name] for name in names if known.get(name) not in (None, "")}
 
 
+async def print_log(job: aio.JobHandle[Any], *, follow: bool) -> None:
+    """Print the lines of a job's log; with *follow*, until the job ends."""
+    async with aclosing(job.logs(follow=follow)) as lines:
+        async for line in lines:
+            output.lines([line])
+
+
 @jobs.command("logs")
-@click.argument("job_id")
-@click.option("-f", "--follow", is_flag=True, help="Follow the log until the job ends.")
-@click.option("-n", "--tail", type=click.IntRange(min=0), help="Show only this many last lines.")
-@placed
-def _logs(where: Where, job_id: str, follow: bool, tail: int | None) -> None:
+@click.option("-f", "--follow", is_flag=True, help="Print new lines until the job ends.")
+@click.option(
+    "-n",
+    "--tail",
+    type=click.IntRange(min=0),
+    metavar="LINES",
+    help="Number of last lines to print. Default: all.",
+)
+@with_job
+async def _logs(job: aio.JobHandle[Any], follow: bool, tail: int | None) -> None:
     """Print a job's output."""
     if follow and tail is not None:
-        raise click.UsageError("--follow shows all of it, and --tail its end: give one of them")
-
-    async def work() -> None:
-        async with where.client() as client:
-            handle = await client.attach(await client.full_id(job_id))
-            if tail is not None:
-                output.lines((await handle.tail(tail)).splitlines())
-                return
-            async with aclosing(handle.logs(follow=follow)) as lines:
-                async for line in lines:
-                    output.lines([line])
-
-    carry_out(work())
+        raise click.UsageError("--follow prints all lines, --tail the last ones: give one of them")
+    if tail is None:
+        await print_log(job, follow=follow)
+    else:
+        output.lines((await job.tail(tail)).splitlines())
 
 
 @jobs.command("result", short_help="Wait for a job, and show its value or why it failed.")
-@click.argument("job_id")
-@click.option("--timeout", type=float, help="Seconds to wait. Exits with 5 if they pass.")
+@timeout_option
 @click.option("--unpickle", is_flag=True, help="Unpickle the value here, and show its repr.")
 @click.option(
     "-o",
@@ -159,10 +158,9 @@ def _logs(where: Where, job_id: str, follow: bool, tail: int | None) -> None:
     "--cleanup/--no-cleanup", default=False, help="Remove the job after showing its value."
 )
 @json_option
-@placed
-def _result(
-    where: Where,
-    job_id: str,
+@with_job
+async def _result(
+    job: aio.JobHandle[Any],
     timeout: float | None,
     unpickle: bool,
     file: Path | None,
@@ -173,100 +171,87 @@ def _result(
 
     Unpickling can run code, so the value is unpickled only with --unpickle.
     """
+    from kinetic.errors import JobError
 
     if file is not None and not file.parent.is_dir():
         raise click.UsageError(f"there is no folder {file.parent}: make it first, or name another")
+    status = (await job.wait(timeout)).value
+    known: dict[str, Any] = {"job_id": job.job_id, "status": status}
+    if status != "SUCCEEDED":
+        reason = await job.reason()
+        if as_json:
+            output.facts("jobs.result", {**known, "reason": reason}, as_json=True)
+        raise JobError(reason, job_id=job.job_id)
+    if unpickle:
+        known["value"] = repr(await job.result(cleanup=False))
+    elif file is not None:
+        known |= {"file": str(file), "bytes": await job.save_result(file)}
+    else:
+        known["noted"] = await job.noted()
+        if not as_json:
+            known["value"] = "not unpickled: --unpickle shows it, -o FILE saves it"
+    output.facts("jobs.result", known, as_json=as_json)
+    if cleanup:
+        await job.cleanup()
 
-    async def work() -> None:
-        from kinetic.errors import JobError
 
-        async with where.client() as client:
-            handle = await client.attach(await client.full_id(job_id))
-            status = (await handle.wait(timeout)).value
-            told: dict[str, Any] = {"job_id": handle.job_id, "status": status}
-            if status != "SUCCEEDED":
-                reason = await handle.reason()
-                if as_json:
-                    output.facts("jobs.result", {**told, "reason": reason}, as_json=True)
-                raise JobError(reason, job_id=handle.job_id)
-            if unpickle:
-                told["value"] = repr(await handle.result(cleanup=False))
-            elif file is not None:
-                told |= {"file": str(file), "bytes": await handle.save_result(file)}
-            else:
-                told["noted"] = await handle.noted()
-                if not as_json:
-                    told["value"] = "not rebuilt here: --unpickle shows it, -o FILE saves it"
-            output.facts("jobs.result", told, as_json=as_json)
-            if cleanup:
-                await handle.cleanup()
+def removal_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command the options that choose what ``cleanup`` removes."""
+    k8s = click.option("--k8s/--no-k8s", default=True, help="Remove its jobs from the platform.")
+    gcs = click.option("--gcs/--no-gcs", default=True, help="Remove its objects from the store.")
+    return k8s(gcs(command))
 
-    carry_out(work())
+
+def _waiting_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command the options that say how to wait for a job's removal."""
+    limit = click.option(
+        "--cleanup-timeout",
+        type=float,
+        default=180,
+        show_default=True,
+        metavar="SECONDS",
+        help="Maximum time to wait until the platform has removed the job.",
+    )
+    pause = click.option("--cleanup-poll-interval", type=float, default=2, hidden=True)
+    return limit(pause(command))
 
 
 @jobs.command("cancel")
-@click.argument("job_id")
-@click.option("--cleanup-timeout", type=float, default=180, show_default=True, metavar="SECONDS")
-@click.option("--cleanup-poll-interval", type=float, default=2, hidden=True)
-@placed
-def _cancel(
-    where: Where, job_id: str, cleanup_timeout: float, cleanup_poll_interval: float
+@_waiting_options
+@with_job
+async def _cancel(
+    job: aio.JobHandle[Any], cleanup_timeout: float, cleanup_poll_interval: float
 ) -> None:
     """Stop a job. Its output stays until you clean it up."""
-
-    async def work() -> None:
-        async with where.client() as client:
-            handle = await client.attach(await client.full_id(job_id))
-            await handle.cancel(cleanup_timeout, cleanup_poll_interval)
-            ended = (await handle.status()).value
-            done = "is cancelled" if ended == "NOT_FOUND" else f"had ended before: {ended}"
-            output.note(f"{handle.job_id} {done}")
-
-    carry_out(work())
+    await job.cancel(cleanup_timeout, cleanup_poll_interval)
+    ended = (await job.status()).value
+    done = "is cancelled" if ended == "NOT_FOUND" else f"had ended before: {ended}"
+    output.note(f"{job.job_id} {done}")
 
 
 @jobs.command("cleanup")
-@click.argument("job_id")
-@click.option("--k8s/--no-k8s", default=True, help="Remove the job from the platform.")
-@click.option("--gcs/--no-gcs", default=True, help="Remove its objects from the store.")
-@click.option("--cleanup-timeout", type=float, default=180, show_default=True, metavar="SECONDS")
-@click.option("--cleanup-poll-interval", type=float, default=2, hidden=True)
-@placed
-def _cleanup(
-    where: Where,
-    job_id: str,
+@removal_options
+@_waiting_options
+@with_job
+async def _cleanup(
+    job: aio.JobHandle[Any],
     k8s: bool,
     gcs: bool,
     cleanup_timeout: float,
     cleanup_poll_interval: float,
 ) -> None:
     """Remove a job and its objects. Its output directory stays."""
-
-    async def work() -> None:
-        async with where.client() as client:
-            handle = await client.attach(await client.full_id(job_id))
-            await handle.cleanup(k8s, gcs, cleanup_timeout, cleanup_poll_interval)
-            output.note(f"{handle.job_id} is cleaned up")
-
-    carry_out(work())
+    await job.cleanup(k8s, gcs, cleanup_timeout, cleanup_poll_interval)
+    output.note(f"{job.job_id} is cleaned up")
 
 
 @jobs.command("debug", short_help="Forward a local port to a job's debugger.")
-@click.argument("job_id")
-@click.option("--port", type=int, default=5678, show_default=True, help="The port to forward.")
-@placed
-def _debug(where: Where, job_id: str, port: int) -> None:
+@click.option("--port", type=int, default=5678, show_default=True, help="Local port to forward.")
+@with_job
+async def _debug(job: aio.JobHandle[Any], port: int) -> None:
     """Forward a local port to the debugger that a job waits for. Press Ctrl-C to stop."""
-
-    async def work() -> None:
-        async with where.client() as client:
-            handle = await client.attach(await client.full_id(job_id))
-            await handle.debug_attach(port)
-            async with aclosing(handle.logs(follow=True)) as lines:
-                async for line in lines:
-                    output.lines([line])
-
-    carry_out(work())
+    await job.debug_attach(port)
+    await print_log(job, follow=True)
 
 
 @click.group()
@@ -275,32 +260,18 @@ def outputs() -> None:
 
 
 @outputs.command("ls")
-@click.argument("job_id")
 @json_option
-@placed
-def _list_outputs(where: Where, job_id: str, as_json: bool) -> None:
+@with_job
+async def _list_outputs(job: aio.JobHandle[Any], as_json: bool) -> None:
     """List the files in a job's output directory."""
-
-    async def work() -> list[dict[str, Any]]:
-        async with where.client() as client:
-            handle = await client.attach(await client.full_id(job_id))
-            return [{"file": name} for name in await handle.outputs()]
-
-    found = carry_out(work())
-    output.table("outputs.list", ("file",), found, as_json=as_json, empty="it has written none")
+    found = [{"file": name} for name in await job.outputs()]
+    output.table("outputs.list", ("file",), found, as_json=as_json, empty="it wrote no files")
 
 
 @outputs.command("get")
-@click.argument("job_id")
+@with_job
 @click.argument("folder", type=FilePath(file_okay=False), default=".")
-@placed
-def _get_outputs(where: Where, job_id: str, folder: Path) -> None:
+async def _get_outputs(job: aio.JobHandle[Any], folder: Path) -> None:
     """Copy a job's output files to FOLDER. Default: the current directory."""
-
-    async def work() -> int:
-        async with where.client() as client:
-            handle = await client.attach(await client.full_id(job_id))
-            return await handle.fetch_outputs(folder)
-
-    found = carry_out(work())
-    output.note(f"{found} files are in {folder}" if found else "it has written none")
+    found = await job.fetch_outputs(folder)
+    output.note(f"{found} files are in {folder}" if found else "it wrote no files")

@@ -1,4 +1,4 @@
-"""``kinetic gc`` and ``kinetic local``: what kinetic keeps and runs on this machine."""
+"""``kinetic gc`` and ``kinetic local``: manage caches and the supervisor of this machine."""
 
 from __future__ import annotations
 
@@ -7,49 +7,44 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kinetic.cli import output
-from kinetic.cli.where import Where, carry_out, json_option, placed
+from kinetic.cli.client import json_option, run_async, with_client
 
 if TYPE_CHECKING:
-    from kinetic.collection import Collection
+    from kinetic import aio
 
 
-@click.command(short_help="Remove what nobody uses from the store and the caches.")
+@click.command(short_help="Remove unused content of the store and the caches.")
 @json_option
-@placed
-def gc(where: Where, as_json: bool) -> None:
-    """Remove what nobody uses any more from the store and from the caches of this machine.
+@with_client
+async def gc(client: aio.Client, as_json: bool) -> None:
+    """Remove unused content from the store and from the caches of this machine.
 
-    From the store, a bucket as well: code, functions, requirements and Data that nothing refers to
-    and nobody has used for a day.
+    From the store, a folder or a bucket, it removes code, functions, requirements, and Data that no
+    job or batch refers to and that were not used for a day.
     """
-
-    async def work() -> Collection:
-        async with where.client() as client:
-            return await client.collect()
-
-    freed = carry_out(work())
+    freed = await client.collect()
     rows = [
         {"folder": folder, "files": one.files, "bytes": one.size}
         for folder, one in freed.freed.items()
     ]
     columns = ("folder", "files", "bytes")
-    output.table("gc", columns, rows, as_json=as_json, empty="there was nothing to remove")
+    output.table("gc", columns, rows, as_json=as_json, empty="nothing to remove")
 
 
 @click.group()
 def local() -> None:
-    """Look after the supervisor, which runs jobs on this machine."""
+    """Show or stop the supervisor, which runs local jobs."""
 
 
 @local.command("status")
 @json_option
 def _status(as_json: bool) -> None:
-    """Show whether a supervisor runs, and how many jobs it has."""
+    """Show whether the supervisor runs, and how many jobs it has."""
     from kinetic import configuration
     from kinetic.aio.local.supervisor import running
 
     home = configuration.home()
-    found = carry_out(running(home))
+    found = run_async(running(home))
     known: dict[str, Any] = {"home": str(home), "running": found is not None}
     if found is not None:
         known |= {"pid": found.pid, "log": found.log, "jobs": dict(found.jobs)}
@@ -57,17 +52,17 @@ def _status(as_json: bool) -> None:
 
 
 @local.command("stop")
-@click.option("-y", "--yes", is_flag=True, help="Do not ask, also when jobs run.")
+@click.option("-y", "--yes", is_flag=True, help="Don't ask for confirmation, even if jobs run.")
 def _stop(yes: bool) -> None:
-    """End the supervisor, and with it all jobs that run on this machine."""
+    """Stop the supervisor and all local jobs."""
     from kinetic import configuration
     from kinetic.aio.local.supervisor import end, running
 
-    found = carry_out(running(configuration.home()))
+    found = run_async(running(configuration.home()))
     if found is None:
-        output.note("no supervisor runs")
+        output.note("the supervisor isn't running")
         return
     if live := found.jobs.get("running", 0) + found.jobs.get("pending", 0):
-        output.confirm(f"End the supervisor and {live} jobs with it?", yes=yes)
-    carry_out(end(found))
-    output.note("the supervisor has ended")
+        output.confirm(f"Stop the supervisor and its {live} jobs?", yes=yes)
+    run_async(end(found))
+    output.note("the supervisor has stopped")

@@ -1,10 +1,12 @@
-"""What commands print: tables that fit, JSON of a known form, and text that stays text."""
+"""Print what commands show: tables, JSON of a documented form, and text of jobs."""
 
 from __future__ import annotations
 
 import os
 import re
+import shutil
 import sys
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, cast
@@ -14,23 +16,25 @@ import click
 from kinetic._messages import one_line, shown, span, unstyled
 
 _REORDERING = re.compile("[\u202a-\u202e\u2066-\u2069]")
-"""Characters that turn round what stands after them."""
+"""Characters that reverse the text after them on a terminal."""
 
 NOTHING = "—"
-LEAST_OF_LAST, LEAST_OF_OTHERS = 24, 12
-"""With less room than this a column of a table is no column any more; the first is never cut."""
+"""What a table shows for an unknown value."""
+
+NARROWEST = 12
+"""Minimum width of a column, in cells; a narrower one is unreadable."""
 
 LONGEST_TEXT = 400
 """Characters of one value in a table; JSON has all of it."""
 
 
 def note(text: str) -> None:
-    """Say something about the command itself, beside its output."""
-    click.echo(f"kinetic: {_quoted(text)}", err=True)
+    """Print a message of the command on standard error."""
+    click.echo(f"kinetic: {_plain(text)}", err=True)
 
 
 def age(created_at: str) -> str:
-    """How long ago that was, for people."""
+    """Return how long ago *created_at* (ISO 8601) was."""
     try:
         born = datetime.fromisoformat(created_at)
     except ValueError:
@@ -39,17 +43,17 @@ def age(created_at: str) -> str:
 
 
 def dollars(amount: float | None) -> str | None:
-    """An amount of US dollars; None where none is known, which shows as a dash."""
+    """Format an amount of US dollars; None stays None."""
     return None if amount is None else f"${amount:,.2f}"
 
 
 def items(count: int) -> str:
-    """So many items."""
+    """Return *count* with the word item or items."""
     return f"{count:,} item" if count == 1 else f"{count:,} items"
 
 
 def json_line(schema: str, content: Mapping[str, Any], *, indent: int | None = None) -> None:
-    """One JSON object; ``schema`` names its form and the version of that."""
+    """Print one JSON object; its ``schema`` names the form and the form's version."""
     import json  # `kinetic --help` prints none
 
     document = {"schema": f"kinetic.{schema}/1", **content}
@@ -62,11 +66,11 @@ def table(
     rows: Iterable[Mapping[str, Any]],
     *,
     as_json: bool,
-    empty: str,
+    empty: str = "",
 ) -> None:
-    """A list: as a table of *columns*, or as one JSON object with all that is known.
+    """Print a list: a table of *columns*, or one JSON object with every field.
 
-    *empty* is what is said where there are no rows.
+    *empty* is the note for a list without rows.
     """
     found = [*rows]
     if as_json:
@@ -75,92 +79,85 @@ def table(
     if not found:
         note(empty)
         return
-    cells = [[one_line(_told(row.get(one)), LONGEST_TEXT) for one in columns] for row in found]
-    console = _console()
-    with console.capture() as printed:
-        lay_out([one.replace("_", " ") for one in columns], cells, console)
-    click.echo("\n".join(line.rstrip() for line in printed.get().splitlines()))
+    cells = [[one_line(_cell(row.get(one)), LONGEST_TEXT) for one in columns] for row in found]
+    names = [one.replace("_", " ").upper() for one in columns]
+    for line in lay_out(names, cells, _width()):
+        click.echo(line)
 
 
-def lay_out(names: Sequence[str], rows: Sequence[Sequence[str]], console: Any) -> None:
-    """A table where it fits; else what is said last is below its row, or all but the first is.
+def lay_out(names: Sequence[str], rows: Sequence[Sequence[str]], width: int | None) -> list[str]:
+    """Return the lines of a table, at most *width* cells wide; None means any width.
 
-    Neither of these is cut: an id is of no use in parts, nor is half of a reason.
+    A table that doesn't fit has its last column below each row and drops empty columns. Other
+    columns are cut, but not the first: it holds the ID, which is of no use in parts.
     """
     from rich.cells import cell_len
-    from rich.padding import Padding
-    from rich.table import Table
-    from rich.text import Text
 
     columns = [*zip(names, *rows, strict=True)]
     widths = [max(map(cell_len, column)) for column in columns]
-    gaps = 2 * (len(widths) - 1)
-    beside = sum(widths[:-1]) + gaps + min(widths[-1], LEAST_OF_LAST) <= console.width
-    kept = [*range(len(widths))]
-    if not beside:  # what is nowhere said gives way, then the ends of what is longest
-        kept = [at for at in kept[:-1] if at == 0 or {*columns[at][1:]} != {NOTHING}]
-        widths = [widths[at] for at in kept]
-        while sum(widths) + 2 * (len(widths) - 1) > console.width:
-            longest = max(range(1, len(widths)), key=widths.__getitem__, default=0)
-            if widths[longest] <= LEAST_OF_OTHERS or not longest:
-                _pile_up(names, rows, console)
-                return
-            widths[longest] -= 1
-    made = Table(box=None, pad_edge=False, header_style="bold")
-    for at, width in zip(kept, widths, strict=True):
-        last = beside and at == kept[-1]
-        size = None if last else width
-        overflow: Any = "fold" if last else "ellipsis"
-        made.add_column(names[at].upper(), overflow=overflow, no_wrap=not last, width=size)
+    kept = [*range(len(columns))]
+    if width is None or sum(widths) + 2 * (len(widths) - 1) <= width:
+        return [_row([line[at] for at in kept], widths) for line in (names, *rows)]
+    kept = [at for at in kept[:-1] if at == 0 or {*columns[at][1:]} != {NOTHING}]
+    widths = [widths[at] for at in kept]
+    while sum(widths) + 2 * (len(widths) - 1) > width:
+        at = max(range(1, len(widths)), key=widths.__getitem__, default=0)
+        if at == 0 or widths[at] <= NARROWEST:
+            break  # the terminal wraps the rest
+        widths[at] -= 1
+    lines = [_row([names[at] for at in kept], widths)]
     for row in rows:
-        made.add_row(*(Text(row[at]) for at in kept))
-    if beside:
-        console.print(made)
-        return
-    with console.capture() as table:
-        console.print(made)
-    head, *lines = table.get().splitlines()
-    console.print(Text.from_ansi(head))
-    for line, row in zip(lines, rows, strict=True):
-        console.print(Text.from_ansi(line))
+        lines.append(_row([row[at] for at in kept], widths))
         if row[-1] != NOTHING:
-            console.print(Padding(Text(row[-1]), (0, 0, 0, 2)))
+            lines += textwrap.wrap(row[-1], width, initial_indent="  ", subsequent_indent="  ")
+    return lines
 
 
-def _pile_up(names: Sequence[str], rows: Sequence[Sequence[str]], console: Any) -> None:
-    from rich.padding import Padding
-    from rich.text import Text
+def _row(cells: Sequence[str], widths: Sequence[int]) -> str:
+    from rich.cells import cell_len, set_cell_size
 
-    for first, *rest in rows:
-        told = [(name, one) for name, one in zip(names[1:], rest, strict=True) if one != NOTHING]
-        console.print(Text(first, "bold"))
-        console.print(Padding(Text("  ".join(f"{name} {one}" for name, one in told)), (0, 0, 0, 2)))
+    fitted = [
+        set_cell_size(cell, width)
+        if cell_len(cell) <= width
+        else set_cell_size(cell, width - 1) + "…"
+        for cell, width in zip(cells, widths, strict=True)
+    ]
+    return "  ".join(fitted).rstrip()
+
+
+def _width() -> int | None:
+    """Return the columns of the terminal, or COLUMNS; None for a pipe, where nothing is cut."""
+    if sys.stdout.isatty() or os.environ.get("COLUMNS"):
+        return shutil.get_terminal_size().columns
+    return None
 
 
 def facts(schema: str, content: Mapping[str, Any], *, as_json: bool) -> None:
-    """One thing and what is known of it, a line each."""
+    """Print what is known about one thing: a line per field, or one JSON object."""
     if as_json:
         json_line(schema, content, indent=2)
         return
     width = max((len(name) for name in content), default=0)
     for name, value in content.items():
-        told = _quoted(_told(value)).replace("\n", "\n" + " " * (width + 2))
-        click.echo(f"{name.replace('_', ' '):<{width}}  {told}")
+        words = _plain(_cell(value)).replace("\n", "\n" + " " * (width + 2))
+        click.echo(f"{name.replace('_', ' '):<{width}}  {words}")
 
 
 def lines(text: Iterable[str]) -> None:
-    """Text of somebody else's, such as a log."""
+    """Print text of a job, such as its log; its control characters do nothing."""
     for line in text:
         click.echo(shown(line))
 
 
 def asks(*, yes: bool) -> bool:
-    """Whether `confirm` would ask: a script is not asked."""
+    """Return whether `confirm` asks: only on a terminal, and without --yes."""
     return not yes and sys.stdin.isatty() and sys.stdout.isatty()
 
 
 def confirm(question: str, *, yes: bool) -> None:
     """Ask before more than one thing is removed.
+
+    Call it outside of an event loop, which would swallow the first Ctrl-C at the prompt.
 
     Raises:
         click.exceptions.Exit: The answer is no.
@@ -170,26 +167,15 @@ def confirm(question: str, *, yes: bool) -> None:
         raise click.exceptions.Exit(1)
 
 
-def _quoted(text: str) -> str:
-    """Somebody else's text within ours: it changes neither the colour nor the order of that."""
+def _plain(text: str) -> str:
+    """Remove what would change the color or the order of the text around it."""
     return _REORDERING.sub("", unstyled(text))
 
 
-def _told(value: Any) -> str:
+def _cell(value: Any) -> str:
     if value is None or value == "":
         return NOTHING
     if isinstance(value, Mapping):
         pairs = cast("Mapping[str, Any]", value).items()
         return ", ".join(f"{key}={one}" for key, one in pairs) or NOTHING
     return str(value)
-
-
-def _console() -> Any:
-    """One as wide as the terminal; without a terminal nothing is cut, and nothing is coloured."""
-    from rich.console import Console
-
-    if sys.stdout.isatty():
-        return Console(highlight=False, markup=False, emoji=False)
-    said = os.environ.get("COLUMNS", "")
-    wide = int(said) if said.isdecimal() and int(said) else 10_000
-    return Console(width=wide, highlight=False, markup=False, emoji=False, no_color=True)

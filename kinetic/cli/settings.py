@@ -1,4 +1,4 @@
-"""``kinetic config`` and ``kinetic profile``: which settings hold, and sets of them by name."""
+"""``kinetic config`` and ``kinetic profile``: show settings, and keep sets of them by name."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 import click
 
 from kinetic.cli import output
-from kinetic.cli.where import Where, json_option, placed
+from kinetic.cli.client import Where, json_option, with_where
+from kinetic.cli.jobs import yes_option
 
 if TYPE_CHECKING:
     from kinetic.profiles import Profiles
@@ -18,30 +19,30 @@ if TYPE_CHECKING:
 @click.group(invoke_without_command=True)
 @click.pass_context
 def config(context: click.Context) -> None:
-    """Show the settings that hold here."""
+    """Show the settings in effect."""
     if context.invoked_subcommand is None:
         context.invoke(_show_config)
 
 
 @config.command("show")
 @json_option
-@placed
+@with_where
 def _show_config(where: Where = Where(), as_json: bool = False) -> None:  # noqa: B008 - frozen
-    """Show each setting's value, and where it is from."""
+    """Show each setting's value and where the value comes from."""
     from kinetic import configuration
 
     given = where.given()
-    told = configuration.sources({name: given.get(name) for name in configuration.SHOWN})
+    found = configuration.sources({name: given.get(name) for name in configuration.SHOWN})
     rows = [
         {"setting": name, "value": value, "source": source}
-        for name, (value, source) in told.items()
+        for name, (value, source) in found.items()
     ]
     file = configuration.profiles_file()
     active = os.environ.get("KINETIC_PROFILE") or _load().current
     rows.append({"setting": "profile", "value": active, "source": str(file)})
     rows.append({"setting": "home", "value": str(configuration.home()), "source": _home_source()})
     columns = ("setting", "value", "source")
-    output.table("config", columns, rows, as_json=as_json, empty="")
+    output.table("config", columns, rows, as_json=as_json)
 
 
 def _home_source() -> str:
@@ -62,16 +63,20 @@ def _update(change: Callable[[Profiles], Profiles]) -> None:
 
 @click.group()
 def profile() -> None:
-    """Keep settings under a name, and choose one of them."""
+    """Manage profiles: named sets of settings."""
 
 
 @profile.command("create")
 @click.argument("name")
-@click.option("--base-image-repo", metavar="TEXT", help="Where prebuilt base images are.")
-@click.option("--output-dir", metavar="TEXT", help="Where jobs write what is kept.")
-@click.option("--run-as-user", metavar="NUMBER", help="The user ID of pods (the image's).")
-@click.option("--force", is_flag=True, help="Replace one that has this name.")
-@placed
+@click.option(
+    "--base-image-repo", metavar="TEXT", help="Registry and path of prebuilt base images."
+)
+@click.option(
+    "--output-dir", metavar="TEXT", help="Folder or gs:// URL for the jobs' output directories."
+)
+@click.option("--run-as-user", metavar="NUMBER", help="User ID of the pods. Default: the image's.")
+@click.option("--force", is_flag=True, help="Replace the profile if it exists.")
+@with_where
 def _create(
     where: Where,
     name: str,
@@ -80,12 +85,12 @@ def _create(
     run_as_user: str | None,
     force: bool,
 ) -> None:
-    """Make a profile; the first one is used from then on."""
+    """Create a profile with the options given. The first profile becomes the current one."""
     from kinetic.configuration import BACKENDS, checked_zone
     from kinetic.profiles import Profile
 
     if where.backend is not None and where.backend.strip().lower() not in BACKENDS:
-        raise click.BadParameter(f"there are {', '.join(BACKENDS)}", param_hint="--backend")
+        raise click.BadParameter(f"choose {', '.join(BACKENDS)}", param_hint="--backend")
     checked_zone(where.zone, "--zone")
     more = {
         "base_image_repo": base_image_repo,
@@ -96,12 +101,12 @@ def _create(
 
     def add(there: Profiles) -> Profiles:
         if name in there.profiles and not force:
-            raise click.UsageError(f"the profile {name!r} exists already: --force replaces it")
+            raise click.UsageError(f"the profile {name!r} exists: --force replaces it")
         changed = there.create(made, replacing=force)
         return changed if there.profiles else changed.use(name)
 
     _update(add)
-    output.note(f"the profile {name!r} is made")
+    output.note(f"created the profile {name!r}")
 
 
 @profile.command("ls")
@@ -115,7 +120,7 @@ def _list(as_json: bool) -> None:
         for one in there.profiles.values()
     ]
     columns = ("current", "name", "backend", "project", "zone", "cluster", "namespace", "store")
-    empty = "there is no profile; make one with: kinetic profile create NAME --project …"
+    empty = "no profiles; create one: kinetic profile create NAME --project PROJECT"
     output.table("profile.list", columns, rows, as_json=as_json, empty=empty)
 
 
@@ -123,11 +128,11 @@ def _list(as_json: bool) -> None:
 @click.argument("name", required=False)
 @json_option
 def _show(name: str | None, as_json: bool) -> None:
-    """Show a profile: the one in use, if none is named."""
+    """Show a profile. Default: the current one."""
     there = _load()
     found = there[name] if name else there.active(os.environ)
     if found is None:
-        raise click.UsageError("no profile is in use: name one, or see kinetic profile ls")
+        raise click.UsageError("no profile is current: name one of `kinetic profile ls`")
     known = {"name": found.name, "current": found.name == there.current, **found.settings}
     output.facts("profile", {**known, **found.extra}, as_json=as_json)
 
@@ -135,24 +140,24 @@ def _show(name: str | None, as_json: bool) -> None:
 @profile.command("use")
 @click.argument("name")
 def _use(name: str) -> None:
-    """Use a profile from now on."""
+    """Make a profile the current one."""
     _update(lambda there: there.use(name))
-    output.note(f"the profile {name!r} is in use")
+    output.note(f"the current profile is {name!r}")
 
 
 @profile.command("unset")
 def _unset() -> None:
-    """Use no profile from now on."""
+    """Make no profile the current one."""
     _update(lambda there: there.unset())
-    output.note("no profile is in use")
+    output.note("no profile is current")
 
 
 @profile.command("rm")
 @click.argument("name")
-@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+@yes_option
 def _remove(name: str, yes: bool) -> None:
     """Remove a profile."""
-    _load()[name]  # a name that is wrong is refused before the question
+    _load()[name]  # an unknown name fails before the question
     output.confirm(f"Remove the profile {name!r}?", yes=yes)
     _update(lambda there: there.remove(name))
-    output.note(f"the profile {name!r} is removed")
+    output.note(f"removed the profile {name!r}")

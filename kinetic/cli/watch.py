@@ -1,17 +1,18 @@
-"""``kinetic batches watch``: a batch as it goes on, on a terminal or line by line."""
+"""``kinetic batches watch``: show a batch's progress, on a terminal or line by line."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import sys
 import textwrap
 from collections import deque
 from collections.abc import AsyncGenerator, Generator, Sequence
 from contextlib import aclosing
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
+
+from absl import logging
 
 from kinetic._messages import one_line, span
 from kinetic.cli import output
@@ -24,64 +25,63 @@ if TYPE_CHECKING:
     from kinetic import aio
 
 SLOWEST, FAILURES = 5, 5
-ROOM = 10
-"""With so many lines the title has one of its own, and the bar what that leaves."""
-EACH_S = 1.0
+"""Maximum number of running items, and of failed ones, on the screen."""
+
+LOW = 10
+"""Below this many rows the terminal shows title and bar on one line."""
+
+REFRESH_S = 1.0
+"""How often the screen, whose durations grow, and a JSON line are refreshed."""
+
 LINE_S = 5.0
-"""Without a terminal a line is printed no more often than this."""
+"""Minimum time between two lines without a terminal."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
-    """What the screen shows: ``slowest`` and ``failures`` are pairs of item and words."""
+    """What the screen shows: ``slowest`` has items and seconds, ``failures`` items and reasons."""
 
     title: str
     progress: Progress
     max_concurrent: int | None = None
     slowest: Sequence[tuple[int, float]] = ()
-    failures: Sequence[tuple[int, str]] = field(default=())
-    trouble: str = ""
+    failures: Sequence[tuple[int, str]] = ()
 
 
 def screen(view: View, width: int, height: int) -> list[Text]:
-    """The lines, none wider than *width* and no more than *height*: the last ones give way."""
+    """Return at most *height* lines, none wider than *width*; the last lines are left out first."""
     from rich.text import Text
 
     from kinetic._progress.line import compose
 
-    told = view.progress
-    if height < ROOM:
-        lines = compose(view.title, told, width)[:1]
+    now = view.progress
+    if height < LOW:
+        lines = compose(view.title, now, width)[:1]
     else:
-        short = replace(told, waiting=0, running=0, retried=0)  # which the counts below say
+        short = replace(now, waiting=0, running=0, retried=0)  # the line of counts shows these
         lines = [Text(view.title, "bold"), compose("", short, width)[0][2:]]
-    lines += (Text(line) for line in textwrap.wrap(told.counts(), width))
-    if view.max_concurrent is not None and not told.finished:
+    lines += map(Text, textwrap.wrap(now.counts(), width))
+    if view.max_concurrent is not None and not now.finished:
         lines.append(Text(f"max_concurrent: {view.max_concurrent:,}"))
-    if told.retried_after:
-        causes = ", ".join(f"{count:,} {reason}" for reason, count in told.retried_after)
-        words = textwrap.wrap(f"retried after: {causes}", width)
-        lines += (Text(line, "yellow") for line in words)
-    if view.trouble:
-        lines += (Text(line, "yellow") for line in textwrap.wrap(view.trouble, width))
+    if now.retried_after:
+        causes = ", ".join(f"{count:,} {reason}" for reason, count in now.retried_after)
+        lines += (Text(one, "yellow") for one in textwrap.wrap(f"retried after: {causes}", width))
     if view.slowest:
         lines.append(Text("longest running", "bold"))
         lines += (Text(f"  item {index:<8} {span(seconds)}") for index, seconds in view.slowest)
     if view.failures:
         lines.append(Text("last failures", "bold red"))
         lines += (Text(f"  item {index:<8} {words}") for index, words in view.failures)
-    if not told.finished:
+    if not now.finished:
         lines = [*lines[: max(1, height - 1)], Text("q leaves; the batch goes on", "dim")]
-    lines = lines[:height]
     for line in lines:
         line.truncate(width, overflow="ellipsis")
-    return lines
+    return lines[:height]
 
 
 async def follow(batch: aio.BatchHandle[Any], *, as_json: bool) -> Progress:
-    """Show *batch* until it has ended, or whoever looks at it leaves; how far it was then."""
-    views = _views(batch)
-    async with aclosing(views):
+    """Show *batch* until it ends or the user leaves, and return the progress by then."""
+    async with aclosing(_views(batch)) as views:
         if as_json or not sys.stdout.isatty():
             return await _line_by_line(views, as_json=as_json)
         return await _live(batch, views)
@@ -89,81 +89,53 @@ async def follow(batch: aio.BatchHandle[Any], *, as_json: bool) -> Progress:
 
 async def _line_by_line(views: AsyncGenerator[View], *, as_json: bool) -> Progress:
     clock = asyncio.get_running_loop().time
-    due, last, told = 0.0, "", Progress()
+    due, last, now = 0.0, "", Progress()
     async for view in views:
-        told = view.progress
-        if not view.progress.finished and clock() < due:
+        now = view.progress
+        if not now.finished and clock() < due:
             continue
-        due = clock() + (EACH_S if as_json else LINE_S)
+        due = clock() + (REFRESH_S if as_json else LINE_S)
         if as_json:
             output.json_line("batches.watch", asdict(view))
-        elif (line := view.progress.line()) != last:
+        elif (line := now.line()) != last:
             last = line
             output.lines([line])
-    return told
+    return now
 
 
 async def _live(batch: aio.BatchHandle[Any], views: AsyncGenerator[View]) -> Progress:
-    """Show each view, and the last one anew every second: it grows older, or a server is silent."""
+    """Show each view, and again every second: durations grow while nothing else changes."""
     from rich.console import Console, Group
     from rich.live import Live
 
     console = Console(highlight=False, markup=False, emoji=False)
-    left, warnings, told = asyncio.Event(), _Warnings(), Progress()
-    with warnings, _keys(left), Live(console=console, auto_refresh=False, screen=False) as live:
+    left = asyncio.Event()
+    view: View | None = None
+    with _keys(left), Live(console=console, auto_refresh=False) as live:
         leaving = asyncio.ensure_future(left.wait())
         coming = asyncio.ensure_future(anext(views, None))
-        view: View | None = None
         try:
-            while True:
+            while not leaving.done():
                 await asyncio.wait(
-                    {coming, leaving}, timeout=EACH_S, return_when=asyncio.FIRST_COMPLETED
+                    {coming, leaving}, timeout=REFRESH_S, return_when=asyncio.FIRST_COMPLETED
                 )
-                if leaving.done():
-                    return told
                 if coming.done():
-                    if (view := coming.result()) is None:
-                        return told
-                    told = view.progress
-                    coming = asyncio.ensure_future(anext(views, None))
+                    if (new := coming.result()) is None:
+                        break
+                    view, coming = new, asyncio.ensure_future(anext(views, None))
                 if view is not None:
-                    now = replace(
-                        view,
-                        slowest=batch.longest_running(SLOWEST),
-                        trouble=view.trouble or warnings.last,
-                    )
+                    now = replace(view, slowest=batch.longest_running(SLOWEST))
                     live.update(Group(*screen(now, console.width, console.height)), refresh=True)
-        finally:  # also after Ctrl-C: the views cannot be closed while one is waited for
+        finally:  # a generator can't be closed while its next value is awaited
             leaving.cancel()
             coming.cancel()
             await asyncio.gather(coming, return_exceptions=True)
-
-
-class _Warnings(logging.Handler):
-    """While the block lasts, the *last* warning is kept for the screen, which it would break.
-
-    One of them says that a server does not answer, and another that it does again.
-    """
-
-    def __init__(self) -> None:
-        super().__init__(logging.WARNING)
-        self.last = ""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.last = one_line(record.getMessage())
-
-    def __enter__(self) -> None:
-        root = logging.getLogger()
-        self._before: list[logging.Handler] = root.handlers
-        root.handlers = [self]
-
-    def __exit__(self, *_: object) -> None:
-        logging.getLogger().handlers = self._before
+    return view.progress if view is not None else Progress()
 
 
 @contextlib.contextmanager
 def _keys(left: asyncio.Event) -> Generator[None]:
-    """Set *left* when q is pressed; the terminal is as it was afterwards."""
+    """Set *left* when the user presses q; afterwards the terminal has its old settings."""
     if not sys.stdin.isatty():
         yield
         return
@@ -177,10 +149,10 @@ def _keys(left: asyncio.Event) -> Generator[None]:
     def pressed() -> None:
         try:
             keys = os.read(descriptor, 64)
-        except OSError:  # the terminal is gone
+        except OSError:  # the terminal was closed
             keys = b""
         if not keys or keys.lower().startswith(b"q"):
-            loop.remove_reader(descriptor)  # which is ready from now on, if it has ended
+            loop.remove_reader(descriptor)  # a closed terminal stays readable, which would spin
             left.set()
 
     tty.setcbreak(descriptor)
@@ -189,44 +161,40 @@ def _keys(left: asyncio.Event) -> Generator[None]:
         yield
     finally:
         loop.remove_reader(descriptor)
-        with contextlib.suppress(termios.error):  # it may be gone
+        with contextlib.suppress(termios.error):  # the terminal may be closed
             termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
 
 
 async def _views(batch: aio.BatchHandle[Any]) -> AsyncGenerator[View]:
-    """What there is to show, whenever it changes.
+    """Yield a view whenever the batch changes.
 
     Raises:
-        SubmitterLost: Nobody submits the rest of it any more: it would be waited for in vain.
+        SubmitterLost: The batch's submitter died, so the rest would never start.
     """
     failures: deque[tuple[int, str]] = deque(maxlen=FAILURES)
     known: set[int] = set()
-    title = batch.name or batch.group_id
     async with aclosing(batch.progress()) as values:
         async for value in values:
-            trouble = ""
             if value.failed + value.lost > len(known):
                 try:
                     await _note_failures(batch, known, failures)
-                except KineticError as exc:  # it is asked again with the next change
-                    trouble = one_line(str(exc))
+                except KineticError as exc:  # the next change asks again
+                    logging.warning("can't read the failures: %s", exc)
             yield View(
-                title=title,
+                title=batch.name or batch.group_id,
                 progress=value,
                 max_concurrent=batch.max_concurrent,
                 slowest=batch.longest_running(SLOWEST),
                 failures=tuple(failures),
-                trouble=trouble,
             )
-    await batch.wait()  # all have ended, or it says why not
+    await batch.wait()  # raises if the batch can't end
 
 
 async def _note_failures(
     batch: aio.BatchHandle[Any], known: set[int], failures: deque[tuple[int, str]]
 ) -> None:
     new = [job for job in await batch.failures() if job.group_index not in known]
-    for job in new[:-FAILURES]:
-        known.add(job.group_index or 0)
+    known.update(job.group_index or 0 for job in new[:-FAILURES])
     for job in new[-FAILURES:]:
         failures.append((job.group_index or 0, one_line(await job.reason())))
         known.add(job.group_index or 0)

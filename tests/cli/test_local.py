@@ -34,11 +34,11 @@ def test_a_job_from_its_start_to_its_removal(kinetic: Kinetic, tmp_path: Path) -
     assert kinetic("jobs", "status", "job-local-nothing").code == 3
     assert f"{job} had ended before: SUCCEEDED" in kinetic("jobs", "cancel", job).err
     assert kinetic("jobs", "status", job, "--json").json["status"] == "SUCCEEDED"
-    assert "it has written none" in kinetic("outputs", "get", job, str(tmp_path)).err
+    assert "wrote no files" in kinetic("outputs", "get", job, str(tmp_path)).err
     assert kinetic("jobs", "cleanup", job).code == 0
     assert kinetic("jobs", "result", job).code == 3
     said = kinetic("jobs", "list")
-    assert (said.code, said.out) == (0, "") and "there is no job here" in said.err
+    assert (said.code, said.out) == (0, "") and "no jobs found" in said.err
 
 
 def test_a_value_is_rebuilt_only_where_that_is_asked_for(kinetic: Kinetic, tmp_path: Path) -> None:
@@ -96,7 +96,7 @@ def test_a_batch_from_its_start_to_its_removal(kinetic: Kinetic, tmp_path: Path)
     assert absent.code == 3 and "has no item 3" in absent.err
     retried = kinetic("batches", "retry", group, "--timeout", "60")
     assert retried.code == 1
-    assert "tried again: 1 item; now 1 failed, 2 succeeded" in retried.err
+    assert "retried 1 item; now 1 failed, 2 succeeded" in retried.err
     resumed = kinetic("batches", "resume", group[:-2])
     assert resumed.code == 1 and f"{group} has ended: 1 failed, 2 succeeded" in resumed.err
     assert f"kinetic batches retry {group}" in resumed.err
@@ -135,20 +135,14 @@ def test_a_batch_of_which_something_has_begun_is_running(
     assert status_of(counts, finished=False) == status
 
 
-def test_help_of_retry_says_what_runs_again_and_what_comes_next(kinetic: Kinetic) -> None:
-    said = " ".join(kinetic("batches", "retry", "--help").out.split())
-    assert "cancelled" in said
-    assert "kinetic batches results" in said and "kinetic batches resume" in said
-
-
 def test_a_table_gives_numbers_where_the_function_wants_them(
     kinetic: Kinetic, tmp_path: Path
 ) -> None:
     inputs = tmp_path / "in.csv"
-    inputs.write_text("x,name\n1,007\n2,true\n")
+    inputs.write_text("x ,name\n1,007\n2, true\n")
     ran = kinetic("run", f"{FILE}:double", "--map", str(inputs), "--json")
     values = {one["index"]: one["value"] for one in ran.lines}
-    assert values == {0: "{'twice': 2, 'name': '007'}", 1: "{'twice': 4, 'name': 'true'}"}
+    assert values == {0: "{'twice': 2, 'name': '007'}", 1: "{'twice': 4, 'name': ' true'}"}
 
 
 @pytest.mark.parametrize(
@@ -156,12 +150,12 @@ def test_a_table_gives_numbers_where_the_function_wants_them(
     [
         ("in.csv", b"x,name\n1\n", "in.csv has 1 column, and its header 2"),
         ("in.csv", b"x\n1,2\n", "in.csv has 2 columns, and its header 1"),
-        ("in.csv", b'x\n"1\n', "cannot be read as .csv"),
-        ("in.csv", b"x\n1\nmany\n", "in.csv, column 'x': 'many' is no int"),
+        ("in.csv", b'x\n"1\n', "can't be read as .csv"),
+        ("in.csv", b"x\n1\nmany\n", "in.csv, column 'x': 'many' isn't int"),
         ("in.csv", b"x,x\n1,2\n", "in.csv has the column 'x' more than once"),
         ("in.csv", b"x;name\n1;n\n", "takes no 'x;name'"),
-        ("in.csv", b"x\n\xff\n", "cannot be read as .csv"),
-        ("in.jsonl", b'{"x": 1}\n{"x" 2}\n', "is no JSON (column 6): Expecting ':' delimiter"),
+        ("in.csv", b"x\n\xff\n", "can't be read as .csv"),
+        ("in.jsonl", b'{"x": 1}\n{"x" 2}\n', "isn't JSON (column 6): Expecting ':' delimiter"),
         ("in.jsonl", b"[1]\n", "must be an object"),
         ("in.jsonl", b'{"x": 1}\n\n{"name": ""}\n', "in.jsonl: double("),
         ("in.jsonl", b'{"name": "y"}\n', "missing a required argument: 'x'"),
@@ -187,13 +181,6 @@ def test_a_wrong_input_is_found_by_its_line(
     (tmp_path / name).write_text(content)
     said = kinetic("run", f"{FILE}:double", "--map", str(tmp_path / name))
     assert said.code == 2 and "Error: line 4 of " in said.err
-
-
-def test_blanks_around_the_names_of_columns_are_nothing(kinetic: Kinetic, tmp_path: Path) -> None:
-    inputs = tmp_path / "in.csv"
-    inputs.write_text("x , name\n1, a\n")
-    (one,) = kinetic("run", f"{FILE}:double", "--map", str(inputs), "--json").lines
-    assert one["value"] == "{'twice': 2, 'name': ' a'}"
 
 
 @pytest.mark.parametrize(
@@ -226,8 +213,8 @@ def test_a_beginning_of_several_ids_is_refused(kinetic: Kinetic) -> None:
         ([f"{FILE}:not_a_function"], "there is no function 'not_a_function'"),
         (["nowhere.py:double"], "there is no file"),
         ([FILE], "names no function"),
-        ([f"{FILE}:double", "-a", "x"], "no NAME=VALUE"),
-        ([f"{FILE}:double", "--name", "n"], "are of a --map"),
+        ([f"{FILE}:double", "-a", "x"], "isn't NAME=VALUE"),
+        ([f"{FILE}:double", "--name", "n"], "require --map"),
         ([f"{FILE}:double", "-a", "y=1"], "takes no 'y'"),
         ([f"{FILE}:double", "-a", "name=y"], "missing a required argument: 'x'"),
         ([f"{FILE}:double", "-a", "x=1", "-a", "x=2"], "'x' is given more than once"),
@@ -258,7 +245,9 @@ def test_a_file_that_fails_is_told_without_our_own_lines(
     file = tmp_path / "mine_that_fails.py"
     file.write_text(content)
     said = kinetic("run", f"{file}:f")
-    assert said.code == 1 and said.err.startswith("kinetic: mine_that_fails.py cannot be run:\n")
+    assert said.code == 1 and said.err.startswith(
+        "kinetic: mine_that_fails.py can't be imported:\n"
+    )
     assert words in said.err and "kinetic/cli" not in said.err
     assert not (home / "store").exists()
 
@@ -266,7 +255,7 @@ def test_a_file_that_fails_is_told_without_our_own_lines(
 def test_a_file_named_as_a_module_in_use_is_refused(kinetic: Kinetic, tmp_path: Path) -> None:
     (tmp_path / "json.py").write_text("def f(): pass\n")
     said = kinetic("run", f"{tmp_path / 'json.py'}:f")
-    assert said.code == 2 and "json.py has the name of a module that is in use" in said.err
+    assert said.code == 2 and "json.py has the name of a module in use" in said.err
 
 
 def test_a_call_that_fails_says_so(kinetic: Kinetic) -> None:

@@ -31,7 +31,6 @@ BUSY = View(
     max_concurrent=64,
     slowest=[(index, 4000.0 - index) for index in range(5)],
     failures=[(index, "[red]ValueError[/red]: " + "long " * 40) for index in range(5)],
-    trouble="",
 )
 
 

@@ -1,0 +1,190 @@
+"""Give commands the options that say where jobs are, a client, and an event loop."""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
+
+import click
+
+if TYPE_CHECKING:
+    from kinetic import aio
+
+T = TypeVar("T")
+Command = TypeVar("Command", bound=Callable[..., Any])
+AsyncCommand = Callable[..., Coroutine[Any, Any, Any]]
+
+
+class FilePath(click.Path):
+    """A path that a command gets as `Path`; `kinetic --help` need not import `pathlib`."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Check the path as click does, and return it as `Path`."""
+        from pathlib import Path
+
+        return Path(os.fsdecode(super().convert(value, param, ctx)))
+
+
+class _Stderr:
+    """Write to what `sys.stderr` is at that moment: a live display replaces it for a while."""
+
+    def write(self, text: str, /) -> int:
+        return sys.stderr.write(text)
+
+    def flush(self) -> None:
+        sys.stderr.flush()
+
+
+class Where(NamedTuple):
+    """The values of the shared options; None leaves a setting to environment and profile."""
+
+    project: str | None = None
+    zone: str | None = None
+    cluster: str | None = None
+    namespace: str | None = None
+    backend: str | None = None
+    store: str | None = None
+    kube_context: str | None = None
+
+    def given(self) -> dict[str, str]:
+        """Return the options that the command line has, by name."""
+        return {name: value for name, value in self._asdict().items() if value is not None}
+
+    def set_context(self) -> None:
+        """Put --kube-context into the environment, because no function takes it as an argument."""
+        if self.kube_context is not None:
+            os.environ["KINETIC_KUBE_CONTEXT"] = self.kube_context
+
+    def client(self, *, creates_store: bool = False) -> aio.Client:
+        """Return a client for these options; the caller closes it.
+
+        Raises:
+            NotFound: --store names a folder that doesn't exist, and the command wouldn't create it.
+        """
+        import logging
+
+        from kinetic import aio
+        from kinetic.errors import NotFound
+
+        folder = self.store if self.store is not None and "://" not in self.store else None
+        if folder and not creates_store and not os.path.isdir(os.path.expanduser(folder)):
+            raise NotFound(f"there is no store at {folder}: correct --store")
+        logging.basicConfig(format="kinetic: %(message)s", stream=_Stderr())
+        self.set_context()
+        return aio.Client(
+            backend=self.backend,
+            project=self.project,
+            zone=self.zone,
+            cluster=self.cluster,
+            namespace=self.namespace,
+            store=self.store,
+        )
+
+
+OPTIONS = {
+    "project": ("Google Cloud project.", "none"),
+    "zone": ("Zone of the GKE cluster.", "us-central1-a"),
+    "cluster": ("Name of the GKE cluster.", "kinetic-cluster"),
+    "namespace": ("Kubernetes namespace of the jobs.", "default"),
+    "backend": ("local, gke, or pathways.", "gke with a project or context, else local"),
+    "store": ("Bucket (gs://NAME) or folder for inputs and results.", "the backend's own"),
+    "kube-context": ("Context of the kubeconfig to use instead of a GKE cluster.", "none"),
+}
+"""The shared options: their help and the default without a variable and a profile."""
+
+
+def with_where(command: Command) -> Command:
+    """Give *command* the shared options as its argument ``where``."""
+
+    @functools.wraps(command)
+    def called(*args: Any, **kwargs: Any) -> Any:
+        where = Where(**{name: kwargs.pop(name) for name in Where._fields})
+        return command(*args, where=where, **kwargs)
+
+    made: Any = called
+    for name, (words, default) in reversed(OPTIONS.items()):
+        variable = f"KINETIC_{name.replace('-', '_').upper()}"
+        words += f" Default: {variable}, then the profile, then {default}."
+        made = click.option(f"--{name}", metavar="TEXT", help=words)(made)
+    return cast("Command", made)
+
+
+def with_client(command: AsyncCommand) -> Callable[..., Any]:
+    """Run the coroutine *command* with an open client as its first argument."""
+
+    async def opened(where: Where, **kwargs: Any) -> Any:
+        async with where.client() as client:
+            return await command(client, **kwargs)
+
+    @functools.wraps(command)
+    def called(where: Where, **kwargs: Any) -> Any:
+        return run_async(opened(where, **kwargs))
+
+    return with_where(called)
+
+
+def with_job(command: AsyncCommand) -> Callable[..., Any]:
+    """Run the coroutine *command* with the job that its argument JOB_ID names."""
+
+    @functools.wraps(command)
+    async def called(client: aio.Client, job_id: str, **kwargs: Any) -> Any:
+        return await command(await client.attach(await client.full_id(job_id)), **kwargs)
+
+    return click.argument("job_id")(with_client(called))
+
+
+def with_batch(command: AsyncCommand) -> Callable[..., Any]:
+    """Run the coroutine *command* with the batch that its argument GROUP_ID names."""
+
+    @functools.wraps(command)
+    async def called(client: aio.Client, group_id: str, **kwargs: Any) -> Any:
+        return await command(await client.attach_batch(await client.full_id(group_id)), **kwargs)
+
+    return click.argument("group_id")(with_client(called))
+
+
+def json_option(command: Command) -> Command:
+    """Give *command* the option ``--json`` as its argument ``as_json``."""
+    words = "Print JSON (docs/reference/cli.md lists the fields)."
+    made: Any = click.option("--json", "as_json", is_flag=True, help=words)(command)
+    return cast("Command", made)
+
+
+class UserError(Exception):
+    """What the user's function or file raised, as text; its type must not choose the exit code."""
+
+
+def name_error(error: BaseException) -> str:
+    """Return *error* as the last line of a traceback shows it."""
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+
+
+def run_async(work: Coroutine[Any, Any, T]) -> T:
+    """Run the coroutine of a command on a new event loop.
+
+    Raises:
+        UserError: The function of a job raised an exception.
+    """
+    import asyncio
+
+    try:
+        return asyncio.run(work)
+    except Exception as exc:
+        if (words := _raised_in_job(exc)) is None:
+            raise
+        raise UserError(words) from exc
+
+
+def _raised_in_job(error: Exception) -> str | None:
+    """Return what the function of a job raised; None for an error of the command itself."""
+    from kinetic._tracebacks import REMOTE_TRACEBACK
+    from kinetic.errors import JobFailed
+
+    if isinstance(error.__cause__, StopIteration):  # a coroutine can't raise it unwrapped
+        error = error.__cause__
+    if not any(REMOTE_TRACEBACK in one for one in getattr(error, "__notes__", ())):
+        return None
+    return str(error) if isinstance(error, JobFailed) else name_error(error)

@@ -1,0 +1,160 @@
+"""``kinetic run``: run a function of a file, once or for each input in another file."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from kinetic._messages import one_line
+from kinetic.cli import output
+from kinetic.cli.client import FilePath, Where, json_option, name_error, run_async, with_where
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@click.command(short_help="Run a function of a file, once or for many inputs.")
+@click.argument("target", metavar="FILE.py:FUNCTION", type=click.Path())
+@click.option(
+    "-a",
+    "--arg",
+    "args",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="Argument of the function: JSON if VALUE parses as JSON, else text. Repeatable.",
+)
+@click.option(
+    "--map",
+    "file",
+    type=FilePath(exists=True, dir_okay=False),
+    help="Run a batch: one call per line of a .jsonl file, or per row of a .csv with a header.",
+)
+@click.option(
+    "--accelerator",
+    help="Accelerator, such as gpu-l4. Default: what the function's decorator says.",
+)
+@click.option("--name", help="Name of the batch. Requires --map.")
+@click.option(
+    "--max-concurrent",
+    type=click.IntRange(min=1),
+    metavar="COUNT",
+    help="Maximum number of items that run at once. Requires --map.",
+)
+@click.option(
+    "--retries",
+    type=click.IntRange(min=0),
+    metavar="COUNT",
+    help="Retries per item. Requires --map. Default: what the function's decorator says.",
+)
+@click.option(
+    "--budget",
+    type=float,
+    metavar="DOLLARS",
+    help="Estimated cost in US dollars above which no more items start. Requires --map.",
+)
+@click.option("--detach", is_flag=True, help="Print the job's ID and exit; the job goes on.")
+@json_option
+@with_where
+def run(
+    where: Where,
+    target: str,
+    args: tuple[str, ...],
+    file: Path | None,
+    accelerator: str | None,
+    detach: bool,
+    as_json: bool,
+    **batch_options: Any,
+) -> None:
+    """Run a function of a file, and print its output and its value.
+
+    With --map, runs a batch, and prints the value or the error of each item when it ends. Exits
+    with 1 if an item failed.
+    """
+    from kinetic.cli import functions
+
+    function = _on_accelerator(functions.load_function(target), accelerator)
+    given = functions.arguments_of(args)
+    settings = {name: one for name, one in batch_options.items() if one is not None}
+    if file is None:
+        if settings:
+            raise click.UsageError("--name, --max-concurrent, --retries, --budget require --map")
+        functions.check(function, given)
+        run_async(_run_job(where, function, given, detach, as_json))
+        return
+    if detach:
+        raise click.UsageError("--detach takes one call: this process submits the items of a --map")
+    found = [(place, {**given, **one}) for place, one in functions.inputs_of(file, function)]
+    for place, one in found:
+        functions.check(function, one, f"{place}: ")
+    inputs = [one for _, one in found]
+    if run_async(_run_batch(where, function, inputs, settings, as_json)):
+        raise click.exceptions.Exit(1)
+
+
+async def _run_job(
+    where: Where, function: Any, given: dict[str, Any], detach: bool, as_json: bool
+) -> None:
+    import asyncio
+
+    from kinetic._tasks import release
+
+    async with where.client(creates_store=True) as client:
+        job = await client.submit(function, **given)
+        if detach:
+            output.facts("run", {"job_id": job.job_id}, as_json=as_json)
+            return
+        output.note(f"{job.job_id} runs on {job.backend}")
+        if job.debug:
+            output.note(f"to debug it, run in another terminal: kinetic jobs debug {job.job_id}")
+        try:
+            value = await job.result(stream_logs=not as_json)
+        except asyncio.CancelledError:  # Ctrl-C ends the job, because nothing else knows of it
+            await release(job.cleanup(), what=f"removing {job.job_id}")
+            raise
+        if as_json:
+            output.json_line("run", {"job_id": job.job_id, "value": repr(value)})
+        elif value is not None:
+            output.lines([repr(value)])
+
+
+async def _run_batch(
+    where: Where,
+    function: Any,
+    inputs: Sequence[dict[str, Any]],
+    settings: dict[str, Any],
+    as_json: bool,
+) -> int:
+    """Run a batch, print how each item ends, and return how many failed."""
+    from kinetic.outcome import Succeeded
+
+    failed = 0
+    async with where.client(creates_store=True) as client:
+        batch = await client.run_async_map(
+            function, inputs, input_mode="kwargs", progress=True, **settings
+        )
+        output.note(f"{batch.group_id}: {output.items(len(inputs))}")
+        async with batch:
+            async for index, _, outcome in batch.outcomes():
+                failed += not outcome.ok
+                if isinstance(outcome, Succeeded):
+                    key, words = "value", repr(outcome.value)
+                else:
+                    key, words = "error", name_error(outcome.error)
+                if as_json:
+                    output.json_line("run.item", {"index": index, "ok": outcome.ok, key: words})
+                else:
+                    output.lines([f"{index}\t{one_line(words, output.LONGEST_TEXT)}"])
+    return failed
+
+
+def _on_accelerator(function: Any, accelerator: str | None) -> Any:
+    """Return *function* with another accelerator, whether it is decorated or not."""
+    from kinetic.function import run as decorated
+
+    if accelerator is None:
+        return function
+    if hasattr(function, "options"):
+        return function.options(accelerator=accelerator)
+    return decorated(accelerator=accelerator)(function)
