@@ -61,6 +61,9 @@ NOT_ON_PLATFORM = (
 LEAVING_S = 5
 """How many seconds a job's processes may take to end after its outcome is stored."""
 
+DRAIN_S = 1.0
+"""How long the log may bring nothing while the process of an ended job still runs."""
+
 SILENCE_S = 10.0
 """How long to wait for the next line of an ended job's log before giving up on it; seconds."""
 
@@ -382,22 +385,38 @@ class JobHandle(JobRecord, Generic[T]):
         try:
             item = await self._closed(at, timeout)
             if printing is not None:
-                await self._print_rest(printer, printing)
+                await self._print_rest(at, printer, printing)
             return item
         finally:
             stop_notifying()
             if printing is not None:
                 printing.cancel()
 
-    async def _print_rest(self, printer: LogPrinter, printing: asyncio.Task[str]) -> None:
-        """Wait until the log of the ended job is printed; if that fails, warn and keep the log."""
+    async def _print_rest(
+        self, at: JobRef, printer: LogPrinter, printing: asyncio.Task[str]
+    ) -> None:
+        """Wait until the log of the ended job is printed; if that fails, warn and keep the log.
+
+        A process that outlives its outcome may print more, but no caller waits for it.
+        """
         why, lines = "", -1
         self.log_owed = True  # also if this is cancelled
         try:
+            await asyncio.wait({printing}, timeout=DRAIN_S)
+            leaving = not printing.done() and await self._is_leaving(at)
+            patience = DRAIN_S if leaving else SILENCE_S
             while not printing.done() and (printer.behind or printer.lines != lines):
                 lines = printer.lines
-                await asyncio.wait({printing}, timeout=SILENCE_S)
-            why = printing.result() if printing.done() else f"no line came for {SILENCE_S:g} s"
+                await asyncio.wait({printing}, timeout=patience)
+            if printing.done():
+                why = printing.result()
+            elif leaving:
+                logging.warning(
+                    "%s has ended, but its process still runs; further output isn't printed",
+                    self.job_id,
+                )
+            else:
+                why = f"no line came for {SILENCE_S:g} s"
         except asyncio.CancelledError:
             why = "interrupted"
             raise
@@ -412,6 +431,13 @@ class JobHandle(JobRecord, Generic[T]):
                     why,
                     self.job_id,
                 )
+
+    async def _is_leaving(self, at: JobRef) -> bool:
+        """Whether the platform says that the job's process has only to end."""
+        with suppress(BackendError):
+            found = await at.session.platform.cluster.find(names=self._attempt_names(at))
+            return any(one.leaving and one.phase is Phase.RUNNING for one in found)
+        return False
 
     async def _print(self, printer: LogPrinter) -> str:
         """Print the log; return why it isn't whole although there may be more."""
