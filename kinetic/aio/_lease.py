@@ -1,11 +1,11 @@
-"""The lease of a batch: the object of the store that names the one process that submits it.
+"""The lease of a batch: the object in the store that names the one process that submits it.
 
-Its holder renews it. An observer never compares clocks with the holder: it measures how long
-the beat stands still, on its own clock, which also runs while a laptop sleeps. On the holder's
-machine an observer sees its death at once.
+The holder renews it. An observer never compares clocks with the holder: it measures how long the
+lease stays unchanged, by its own clock, which also runs while a laptop sleeps. On the holder's
+machine an observer also sees its process end.
 
-A lease is the only object that is ever overwritten. A holder that is fenced out loses the right
-to start attempts, and nothing else.
+A lease is the only object that is ever overwritten. A holder that has lost the lease may no longer
+start attempts; it loses no other right.
 """
 
 from __future__ import annotations
@@ -14,144 +14,32 @@ import asyncio
 import dataclasses
 import json
 import os
-import platform
-import select
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any, Self
 
 from absl import logging
 
 from kinetic._runner.protocol.frames import MALFORMED
+from kinetic.aio._process_identity import ProcessIdentity
 from kinetic.aio.ports import Store, displaced
 from kinetic.errors import BackendError, Conflict, NotFound, SubmitterLost
-
-
-@dataclass(frozen=True, slots=True)
-class ProcessIdentity:
-    """A process, told apart from a later one with the same number."""
-
-    host: str
-    boot: str
-    pid: int
-    started: str
-
-    @classmethod
-    def me(cls) -> ProcessIdentity:
-        """This process."""
-        return cls(platform.node(), _boot(), os.getpid(), _started(os.getpid()))
-
-    @classmethod
-    def named(cls, fields: dict[str, Any] | None) -> ProcessIdentity | None:
-        """Return the process that a manifest names; None if it names nobody.
-
-        Raises:
-            ValueError: That is no process.
-        """
-        if not fields:
-            return None
-        try:
-            owner = cls(**{name: fields[name] for name in cls.__slots__})
-        except (LookupError, TypeError) as exc:
-            raise ValueError(f"{fields!r} names no process") from exc
-        texts = (owner.host, owner.boot, owner.started)
-        if (
-            type(owner.pid) is not int
-            or owner.pid < 0
-            or not all(type(one) is str for one in texts)
-        ):
-            raise ValueError(f"{fields!r} names no process")
-        return owner
-
-    @property
-    def here(self) -> bool:
-        """Whether it is, or was, a process of this machine since it was started."""
-        return (self.host, self.boot) == (platform.node(), _boot())
-
-    @property
-    def alive(self) -> bool:
-        """Whether it still runs; only meaningful when it is `here`."""
-        return _started(self.pid) == self.started != ""
-
-    @property
-    def dead(self) -> bool:
-        """Whether it certainly runs no more."""
-        return self.here and not self.alive
-
-    async def ended(self, patience: float) -> bool:
-        """Wait up to *patience* seconds for its end; whether that is certain now."""
-        if self.here:
-            return await _ended(self, patience)
-        await asyncio.sleep(patience)
-        return False
-
-
-async def _ended(owner: ProcessIdentity, patience: float) -> bool:
-    """Wait up to *patience* seconds for a process of this machine to end."""
-    if not owner.alive:
-        return True
-    if not hasattr(os, "pidfd_open"):
-        await asyncio.sleep(min(patience, 1.0))
-        return not owner.alive
-    try:
-        fd = os.pidfd_open(owner.pid)
-    except (ProcessLookupError, OSError):
-        return not owner.alive
-    loop, over = asyncio.get_running_loop(), asyncio.Event()
-    try:
-        if select.select([fd], [], [], 0)[0]:
-            return True
-        loop.add_reader(fd, over.set)
-        try:
-            await asyncio.wait_for(over.wait(), patience)
-        except TimeoutError:
-            return not owner.alive
-        finally:
-            loop.remove_reader(fd)
-        return True
-    finally:
-        os.close(fd)
-
-
-def _boot() -> str:
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return f"{boot} {os.readlink('/proc/self/ns/pid')}"  # a container numbers its own
-    except OSError:
-        return ""
-
-
-def _started(pid: int) -> str:
-    """When a process started, in the kernel's ticks; empty when there is none."""
-    if not Path("/proc/self/stat").exists():  # not Linux: only whether it is there
-        try:
-            os.kill(pid, 0)
-        except OSError:
-            return ""
-        return "running"
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return ""
-    fields = stat.rpartition(")")[2].split()
-    return "" if fields[0] in "ZX" else fields[19]
-
 
 RENEW_S = 10.0
 """How often a holder renews its lease."""
 
 START_S = 30.0
-"""How old the last acknowledged renewal may be; with an older one the holder starts nothing."""
+"""Maximum age of the last acknowledged renewal for an attempt to start. Less than `EXPIRY_S`, so
+that a holder stops starting attempts before another process takes over."""
 
 EXPIRY_S = 45.0
-"""How long the beat of a lease must stand still until an observer takes the lease as expired."""
+"""How long a lease must stay unchanged before an observer takes it as expired."""
 
 LOOK_S = 5.0
-"""How long an observer waits between two looks at a lease."""
+"""How often an observer looks at a lease."""
 
-AGAIN_S = 2.0
-"""How soon a holder tries again after a renewal that failed."""
+RETRY_S = 2.0
+"""How soon a holder retries a failed renewal."""
 
 Clock = Callable[[], float]
 
@@ -160,10 +48,11 @@ UNKNOWN = ProcessIdentity("an unknown machine", "", 0, "")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lease:
-    """The content of a batch's lease: the process that submits it.
+    """The content of the object.
 
-    ``beat`` counts what the holder has written. ``nonce`` tells one holding from every other.
-    ``control_seen`` is how many requests the holder had read when it released the lease.
+    ``beat`` counts the writes of the holder. ``fence`` grows with each holder. ``nonce`` is random,
+    and tells one holding from every other. ``control_seen`` is how many requests the holder had
+    read when it released the lease.
     """
 
     owner: ProcessIdentity
@@ -179,10 +68,7 @@ class Lease:
 
     @classmethod
     def from_bytes(cls, content: bytes) -> Self:
-        """Read the content of an object; unknown fields are ignored.
-
-        Damaged or forged content gives `unreadable`.
-        """
+        """Read the content of an object; damaged or forged content gives `unreadable`."""
         try:
             given: dict[str, Any] = dict(json.loads(content))
             owner = ProcessIdentity.named(given.pop("owner"))
@@ -196,81 +82,34 @@ class Lease:
 
     @classmethod
     def unreadable(cls) -> Self:
-        """Return a lease that nobody holds, so that anybody can take it."""
+        """Return a lease without a holder, which any process can take."""
         return cls(owner=UNKNOWN, held=False)
 
     @property
     def who(self) -> str:
-        """Its owner, for messages."""
+        """The holder, for messages."""
         return f"process {self.owner.pid} on {self.owner.host}"
 
 
-def name_of(scope: str) -> str:
-    """Return the name of a batch's lease."""
-    return f"{scope}lease"
+Seen = tuple[Lease, int]
+"""A lease as it was read, and the object's generation."""
 
 
-async def read(store: Store, scope: str) -> tuple[Lease, int] | None:
+async def read(store: Store, scope: str) -> Seen | None:
     """Return the lease as it is now, with its generation; None if there is none."""
     try:
-        there = await store.get(name_of(scope))
+        there = await store.get(_name(scope))
     except NotFound:
         return None
     return Lease.from_bytes(there.body), there.generation
 
 
-async def _write_over(store: Store, scope: str, mine: Lease, over: int | None) -> int | None:
-    """Write *mine* where no lease is, or *over* this generation of one.
-
-    Return the new generation; None if another process was faster.
-
-    Raises:
-        WireError: Something that is no object lies in its place.
-    """
-    name = name_of(scope)
-    if over is None:
-        made = await store.begin(name, mine.to_bytes())
-        if made is not None:
-            return made
-    else:
-        try:
-            return await store.replace(name, mine.to_bytes(), generation=over)
-        except NotFound:
-            return None
-        except Conflict:
-            pass
-    there = await read(store, scope)  # it may be ours, and only the reply was lost
-    if there is None and over is None:
-        # It was removed since, or is no object at all: then nobody can ever take it.
-        if (made := await store.begin(name, mine.to_bytes())) is not None:
-            return made
-        if (there := await read(store, scope)) is None:
-            raise displaced(name, store)
-    return there[1] if there is not None and there[0].nonce == mine.nonce else None
+def _name(scope: str) -> str:
+    return f"{scope}lease"
 
 
-class Sight:
-    """What a process that doesn't hold a lease sees of it."""
-
-    def __init__(self, store: Store, scope: str, clock: Clock) -> None:
-        self.seen: tuple[Lease, int] | None = None
-        self._store = store
-        self._scope = scope
-        self._clock = clock
-        self._since = clock()
-
-    async def look(self) -> bool:
-        """Read the lease; return whether it has changed."""
-        now = await read(self._store, self._scope)
-        if now == self.seen:
-            return False
-        self.seen, self._since = now, self._clock()
-        return True
-
-    @property
-    def expired(self) -> bool:
-        """Whether the lease has stood still for so long that its holder counts as dead."""
-        return self._clock() - self._since >= EXPIRY_S
+def _batch(scope: str) -> str:
+    return scope.strip("/").rpartition("/")[2]
 
 
 class HeldLease:
@@ -279,16 +118,16 @@ class HeldLease:
     def __init__(
         self, store: Store, scope: str, lease: Lease, generation: int, clock: Clock, sent: float
     ) -> None:
-        self.scope = scope
         self.lost: SubmitterLost | None = None
         self._store = store
+        self.scope = scope
         self._lease = lease
         self._generation = generation
         self._clock = clock
         self._sent = sent  # when the last acknowledged write was sent
         self._turn = asyncio.Lock()
         self._changed = asyncio.Event()
-        self._behind = False
+        self._behind = False  # whether requests may have come while no process held the lease
 
     @property
     def fence(self) -> int:
@@ -302,7 +141,7 @@ class HeldLease:
         return young and self._lease.held and not self._behind and self.lost is None
 
     async def until_may_start(self) -> None:
-        """Return when `may_start`.
+        """Wait until `may_start`.
 
         Raises:
             SubmitterLost: Another process holds the lease, or the batch was removed.
@@ -322,8 +161,8 @@ class HeldLease:
             try:
                 await self.renew()
             except BackendError as exc:
-                logging.warning("the lease %s could not be renewed: %s", name_of(self.scope), exc)
-                pause = min(period, AGAIN_S)
+                logging.warning("can't renew the lease of %s: %s", _batch(self.scope), exc)
+                pause = min(period, RETRY_S)
 
     async def renew(self) -> None:
         """Write that this process is alive.
@@ -359,52 +198,43 @@ class HeldLease:
             await self._write(fence=self.fence + 1, held=True)
 
     def catch_up(self) -> None:
-        """Allow starts again: the requests that came while nobody had the lease were read."""
+        """Allow starts again: the requests of the time without a holder were read."""
         self._behind = False
         self._changed.set()
 
     async def _write(self, **changes: Any) -> None:
-        """Replace the object.
-
-        If its generation has moved on only because an earlier write of our own arrived
-        without a reply, write over that.
-
-        Raises:
-            SubmitterLost: As `until_may_start`.
-            BackendError: The store does not answer.
-        """
         lease = replace(self._lease, beat=self._lease.beat + 1, **changes)
         try:
             while True:
                 sent = self._clock()
                 try:
                     generation = await self._store.replace(
-                        name_of(self.scope), lease.to_bytes(), generation=self._generation
+                        _name(self.scope), lease.to_bytes(), generation=self._generation
                     )
                     break
                 except (Conflict, NotFound):
                     there = await read(self._store, self.scope)
                     if there is None or there[0].nonce != lease.nonce:
-                        self.lost = self._fenced_out(there[0] if there is not None else None)
+                        self.lost = self._replaced_by(there[0] if there is not None else None)
                         raise self.lost from None
-                    self._generation = there[1]
+                    self._generation = there[1]  # our own write, whose reply was lost
             self._lease, self._generation, self._sent = lease, generation, sent
         finally:
             self._changed.set()
 
-    def _fenced_out(self, now: Lease | None) -> SubmitterLost:
-        batch = self.scope.strip("/").rpartition("/")[2]
-        if now is None:
+    def _replaced_by(self, lease: Lease | None) -> SubmitterLost:
+        batch = _batch(self.scope)
+        if lease is None:
             return SubmitterLost(f"batch {batch} was cleaned up meanwhile", job_id=batch)
         return SubmitterLost(
-            f"batch {batch} is submitted by {now.who} now (fence {now.fence}, here "
-            f"{self.fence}); nothing of it was ended: wait there, or attach to it here",
+            f"batch {batch} is submitted by {lease.who} now (fence {lease.fence}, here "
+            f"{self.fence}); its jobs go on: wait for it there, or attach to it here",
             job_id=batch,
         )
 
 
 async def begin(store: Store, scope: str, clock: Clock) -> HeldLease:
-    """Hold the lease of a batch that was just made.
+    """Take the lease of a batch that was just made.
 
     Raises:
         SubmitterLost: Another process was faster.
@@ -413,7 +243,7 @@ async def begin(store: Store, scope: str, clock: Clock) -> HeldLease:
     if hold is None:
         there = await read(store, scope)
         who = there[0].who if there is not None else "another process"
-        raise SubmitterLost(f"{scope.strip('/')} is submitted by {who} now; attach to it")
+        raise SubmitterLost(f"batch {_batch(scope)} is submitted by {who} now; attach to it")
     return hold
 
 
@@ -425,64 +255,113 @@ async def acquire(
     *,
     force: bool = False,
 ) -> HeldLease:
-    """Take the lease over: at once when it is free or its holder is dead, else once it has run out.
+    """Take the lease over once it is free, its holder is dead, or it has expired.
 
-    *submitter* is the process that the manifest names: it may not have created the
-    lease yet, or have died before it could. With *force*, nothing is waited for; a
-    holder that lives is fenced out.
+    *submitter* is the process that the manifest names: it may have died before it created the
+    lease. With *force*, take it from a living holder at once.
 
     Raises:
-        Conflict: Its holder lives.
+        Conflict: Its holder is alive.
         NotFound: The batch was removed.
-        WireError: Something that is no object lies in the lease's place.
+        WireError: Something that isn't an object is in the lease's place.
     """
-    batch = scope.strip("/").rpartition("/")[2]
-    sight = Sight(store, scope, clock)
-    await sight.look()
+    observer = _Observer(store, scope, clock)
+    await observer.look()
     while True:
-        seen = sight.seen
+        seen = observer.seen
         owner = seen[0].owner if seen is not None else submitter
-        free = force or sight.expired or (owner is not None and owner.dead)
-        if free or owner is None or (seen is not None and not seen[0].held):
+        free = force or observer.expired or (seen is not None and not seen[0].held)
+        if free or owner is None or owner.dead:
             if (hold := await _claim(store, scope, seen, clock)) is not None:
                 return hold
         else:
             await owner.ended(LOOK_S)
-        if not await sight.look():
+        if not await observer.look():
             continue
-        if sight.seen is None:
-            raise NotFound(f"batch {batch} was cleaned up meanwhile")
-        if sight.seen[0].held and not force:
+        if observer.seen is None:
+            raise NotFound(f"batch {_batch(scope)} was cleaned up meanwhile")
+        lease = observer.seen[0]
+        if lease.held and not force:
             raise Conflict(
-                f"batch {batch} is submitted by {sight.seen[0].who}, which is alive: wait for it, "
-                "end it, or take the batch from it by resume(force=True)"
+                f"batch {_batch(scope)} is submitted by {lease.who}, which is alive: wait for it, "
+                "end it, or take the batch from it with resume(force=True)"
             )
 
 
 async def until_abandoned(
     store: Store, scope: str, submitter: ProcessIdentity | None, clock: Clock
 ) -> Lease | None:
-    """Wait until nobody submits the batch any more; returns the last lease, if there was one."""
-    # The submitter stands in for the lease until one exists.
+    """Wait until no process submits the batch; return the last lease, if there was one."""
+    # The submitter counts as the holder until it has created the lease.
     lease = Lease(owner=submitter) if submitter is not None else None
-    sight = Sight(store, scope, clock)
-    if await sight.look():
-        lease = sight.seen[0] if sight.seen is not None else None
-    while lease is not None and lease.held and not sight.expired:
+    observer = _Observer(store, scope, clock)
+    if await observer.look():
+        lease = observer.lease
+    while lease is not None and lease.held and not observer.expired:
         dead = await lease.owner.ended(LOOK_S)
-        if await sight.look():
-            lease = sight.seen[0] if sight.seen is not None else None
+        if await observer.look():
+            lease = observer.lease
         elif dead:
             return lease
     return lease
 
 
-async def _claim(
-    store: Store, scope: str, seen: tuple[Lease, int] | None, clock: Clock
-) -> HeldLease | None:
-    lease, over, sent = Lease(owner=ProcessIdentity.me(), nonce=os.urandom(8).hex()), None, clock()
-    if seen is not None:
-        there, over = seen
-        lease = replace(lease, fence=there.fence + 1, control_seen=there.control_seen)
-    generation = await _write_over(store, scope, lease, over)
+class _Observer:
+    """Watch a lease without holding it."""
+
+    def __init__(self, store: Store, scope: str, clock: Clock) -> None:
+        self.seen: Seen | None = None
+        self._store = store
+        self._scope = scope
+        self._clock = clock
+        self._since = clock()
+
+    async def look(self) -> bool:
+        """Read the lease; return whether it has changed."""
+        now = await read(self._store, self._scope)
+        if now == self.seen:
+            return False
+        self.seen, self._since = now, self._clock()
+        return True
+
+    @property
+    def lease(self) -> Lease | None:
+        """The lease that was read last."""
+        return self.seen[0] if self.seen is not None else None
+
+    @property
+    def expired(self) -> bool:
+        """Whether the lease has not changed for so long that its holder counts as dead."""
+        return self._clock() - self._since >= EXPIRY_S
+
+
+async def _claim(store: Store, scope: str, seen: Seen | None, clock: Clock) -> HeldLease | None:
+    """Write a lease of this process over the one that was *seen*; None if another was faster.
+
+    Raises:
+        WireError: Something that isn't an object is in its place.
+    """
+    lease = Lease(owner=ProcessIdentity.me(), nonce=os.urandom(8).hex())
+    name, sent = _name(scope), clock()
+    generation: int | None = None
+    if seen is None:
+        generation = await store.begin(name, lease.to_bytes())
+    else:
+        old, over = seen
+        lease = replace(lease, fence=old.fence + 1, control_seen=old.control_seen)
+        try:
+            generation = await store.replace(name, lease.to_bytes(), generation=over)
+        except NotFound:
+            return None
+        except Conflict:
+            pass
+    if generation is None:
+        there = await read(store, scope)  # it is ours if only the reply was lost
+        if there is not None and there[0].nonce == lease.nonce:
+            generation = there[1]
+        elif there is None and seen is None:
+            # It was removed since, or it isn't an object: then no process can ever take it.
+            generation = await store.begin(name, lease.to_bytes())
+            if generation is None and await read(store, scope) is None:
+                raise displaced(name, store)
     return None if generation is None else HeldLease(store, scope, lease, generation, clock, sent)

@@ -19,7 +19,7 @@ from kinetic.aio._engine.ids import BatchIdentity, Identity, scope_of
 from kinetic.aio._engine.manifest import manifest_of, record_of
 from kinetic.aio._engine.relaunch import relaunch
 from kinetic.aio._engine.session import JobRef, Session, Submission
-from kinetic.aio._lease import ProcessIdentity
+from kinetic.aio._process_identity import ProcessIdentity
 from kinetic.errors import Conflict, SubmitterLost
 
 

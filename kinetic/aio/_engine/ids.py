@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from kinetic._messages import one_line
 from kinetic._runner.protocol.retry_budgets import RetryBudgets
-from kinetic.aio._lease import ProcessIdentity
+from kinetic.aio._process_identity import ProcessIdentity
 from kinetic.errors import ConfigurationError, NotFound
 
 _ID = re.compile(r"(?:job|grp)-[0-9a-z-]+", re.ASCII)

@@ -19,7 +19,7 @@ from typing import Self
 
 from kinetic import configuration
 from kinetic._runner.protocol.private import make_folder
-from kinetic.aio._lease import ProcessIdentity
+from kinetic.aio._process_identity import ProcessIdentity
 
 STALE_S = 24 * 3600.0
 """A folder that old was left by its process, also where nobody can tell whether that lives."""

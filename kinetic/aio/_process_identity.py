@@ -1,0 +1,92 @@
+"""The identity of a process, and whether it still runs."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import platform
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+POLL_S = 0.2
+"""How often to look whether a process of this machine has ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessIdentity:
+    """A process, distinct from a later one with the same number."""
+
+    host: str
+    boot: str
+    pid: int
+    started: str
+
+    @classmethod
+    def me(cls) -> ProcessIdentity:
+        """Return this process."""
+        return cls(platform.node(), _boot(), os.getpid(), _started(os.getpid()))
+
+    @classmethod
+    def named(cls, fields: dict[str, Any] | None) -> ProcessIdentity | None:
+        """Return the process that a manifest or a lease names; None if it names none.
+
+        Raises:
+            ValueError: The fields don't name a process.
+        """
+        if not fields:
+            return None
+        values: list[Any] = [fields.get(name) for name in cls.__slots__]
+        if [type(value) for value in values] != [str, str, int, str] or fields["pid"] < 0:
+            raise ValueError(f"{fields!r} doesn't name a process")
+        return cls(*values)
+
+    @property
+    def here(self) -> bool:
+        """Whether it is a process of this machine, since its last boot."""
+        return (self.host, self.boot) == (platform.node(), _boot())
+
+    @property
+    def alive(self) -> bool:
+        """Whether it runs; only meaningful if it is `here`."""
+        return _started(self.pid) == self.started != ""
+
+    @property
+    def dead(self) -> bool:
+        """Whether it certainly has ended."""
+        return self.here and not self.alive
+
+    async def ended(self, patience: float) -> bool:
+        """Wait up to *patience* seconds for its end; return whether it certainly has ended."""
+        loop = asyncio.get_running_loop()
+        deadline, here = loop.time() + patience, self.here
+        while not (here and not self.alive):
+            if (left := deadline - loop.time()) <= 0:
+                return False
+            await asyncio.sleep(min(left, POLL_S) if here else left)
+        return True
+
+
+def _boot() -> str:
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        # Each container counts its processes separately, so the namespace belongs to the identity.
+        return f"{boot} {os.readlink('/proc/self/ns/pid')}"
+    except OSError:
+        return ""
+
+
+def _started(pid: int) -> str:
+    """Return when a process started, in the kernel's ticks; empty if there is none."""
+    if not Path("/proc/self/stat").exists():  # macOS doesn't tell when, only whether it is there
+        try:
+            os.kill(pid, 0)
+        except OSError:
+            return ""
+        return "running"
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return ""
+    fields = stat.rpartition(")")[2].split()
+    return "" if fields[0] in "ZX" else fields[19]  # a zombie has ended
