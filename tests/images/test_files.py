@@ -230,8 +230,7 @@ def test_which_registry_an_image_is_in(uri: str, registry: str) -> None:
 
 def test_where_a_manifest_is() -> None:
     assert manifest_url("r.io/a/b:t") == "https://r.io/v2/a/b/manifests/t"
-    assert manifest_url("r.io:5/a/b") == "https://r.io:5/v2/a/b/manifests/latest"
-    assert manifest_url("r.io/a/b:t@sha256:0") == "https://r.io/v2/a/b/manifests/sha256:0"
+    assert manifest_url("r.io:5/a/b:1", scheme="http") == "http://r.io:5/v2/a/b/manifests/1"
 
 
 # --- the log ---

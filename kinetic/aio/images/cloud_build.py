@@ -250,7 +250,7 @@ class Builder:
 
         Cancelled: the build is cancelled, and its context is deleted.
         """
-        # A name of its own for each build: two builds of one image never share a context.
+        # Each build has its own name, so two builds of one image never share a context.
         mark = f"kinetic-{uuid.uuid4().hex}"
         source = f"contexts/{mark}.tar.gz"
         try:
@@ -292,7 +292,7 @@ class Builder:
             try:
                 return await asyncio.shield(ordering)
             except asyncio.CancelledError:
-                # The call goes on: without its reply nobody knows which build to cancel.
+                # The call goes on: its reply names the build to cancel.
                 await release(_ended(ordering), what="ordering a build", grace=2 * CALL_S)
                 raise
 
@@ -301,19 +301,13 @@ class Builder:
 
     async def _cancel(self, ids: Collection[str], mark: str) -> None:
         """Cancel the builds *ids*, and those with the tag *mark* whose replies were lost."""
-        for build_id in ids:
-            await self._cancel_one(build_id)
         request = {"filter": f'tags="{mark}"', "page_size": 10}
         page = await self._call("list_builds", request)
-        for build in page.builds:
-            if build.id not in ids and not _is_over(build):
-                await self._cancel_one(str(build.id))
-
-    async def _cancel_one(self, build_id: str) -> None:
-        try:
-            await self._call("cancel_build", {"id": build_id})
-        except BuildError as exc:
-            logging.info("build %s was over before it was cancelled: %s", build_id, exc)
+        for build_id in {*ids, *(str(one.id) for one in page.builds if not _is_over(one))}:
+            try:
+                await self._call("cancel_build", {"id": build_id})
+            except BuildError as exc:
+                logging.info("build %s ended before it was cancelled: %s", build_id, exc)
 
     async def _follow(self, uri: str, build_id: str, show: Callable[[str], None]) -> None:
         log = BuildLog(self._store, f"logs/log-{build_id}.txt")

@@ -28,10 +28,10 @@ from kinetic.errors import AuthError, ClientClosed, ConfigurationError
 from kinetic.options import checked_image
 
 COMMAND = ("python3",)
-"""What starts Python in every image."""
+"""The command that starts Python in every image."""
 
 BELIEVED_S = 600.0
-"""How long an image or object that was there is believed to be there still."""
+"""How long, in seconds, kinetic doesn't look again for an image or object that it has found."""
 
 STARTED_FROM = "KINETIC_PYTHON_IMAGE"
 BUILDS = "CLOUD_BUILD_EMULATOR_HOST"
@@ -187,7 +187,7 @@ class ContainerImages:
             there = True
         if not there:
             raise ConfigurationError(
-                f"the base image {uri} was not published: publish it with kinetic build-image "
+                f"the base image {uri} was not published. Publish it with kinetic build-image "
                 f"--repo {uri.rpartition('/')[0]}, or leave container_image out to build one"
             )
 
@@ -261,9 +261,9 @@ def named_repo(repo: str | None) -> str:
     """
     if not repo:
         raise ConfigurationError(
-            "no repository of base images is configured: pass base_image_repo=, or set "
-            "KINETIC_BASE_IMAGE_REPO, to the registry and path you push them to (kinetic "
-            "build-image --repo publishes them), or leave container_image out to build an image"
+            "no repository of base images is configured. Pass base_image_repo=, or set "
+            "KINETIC_BASE_IMAGE_REPO, to their registry and path (kinetic build-image --repo "
+            "publishes them); or leave container_image out to build an image"
         )
     return repo
 
@@ -283,9 +283,9 @@ def base_uri(repo: str, category: str, tag: str | None = None) -> str:
         return checked_image(f"{repo.rstrip('/')}/base-{category}:{tag}")
     except ConfigurationError as exc:
         raise ConfigurationError(
-            f"base_image_repo={repo!r} and the tag {tag!r} make no valid name of an image; write "
-            "the first as registry/path, without a scheme, and the tag in letters, digits, and "
-            "_.-"
+            f"base_image_repo={repo!r} and the tag {tag!r} don't make a valid image name; write "
+            "the repository as registry/path, without a scheme, and the tag in letters, digits, "
+            "and _.-"
         ) from exc
 
 

@@ -35,9 +35,6 @@ READY = "kinetic-ready"
 LOOK_S = 0.1
 """How often to try the lock of an environment that another process makes."""
 
-GRACE_S = 5.0
-"""How long a cancelled uv may take to end."""
-
 SHOWN = 20
 """How many of uv's last lines an error shows."""
 
@@ -72,7 +69,7 @@ class CurrentInterpreter:
             PackError: The dependencies can't be read, or exist on this machine only.
             BuildError: uv failed; the message has its last lines.
 
-        Cancelled: uv is ended; the next call starts anew.
+        Cancelled: uv is killed; the next call starts again.
         """
         if request.mode == "bundled":
             return Image(uri="", command=(sys.executable,))
@@ -130,7 +127,9 @@ class CurrentInterpreter:
                 installing.say(f"installing: {line}")
             code = await process.wait()
         except BaseException:
-            await release(_ended(process), what="ending uv")
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await release(process.wait(), what="ending uv")
             raise
         if code != 0:
             shown = "\n".join(f"  {line}" for line in lines)
@@ -192,14 +191,3 @@ async def _locked(file: Path) -> AsyncGenerator[None]:
         yield
     finally:
         os.close(fd)
-
-
-async def _ended(process: asyncio.subprocess.Process) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        process.terminate()
-    try:
-        await asyncio.wait_for(process.wait(), GRACE_S)
-    except TimeoutError:
-        with contextlib.suppress(ProcessLookupError):
-            process.kill()
-        await process.wait()

@@ -39,7 +39,7 @@ _LOCATING = _INSTALLING | {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dependencies:
-    """What to install: ``text`` is a requirements file, ``source`` the file it comes from.
+    """The packages to install: ``text`` is a requirements file, ``source`` the file it comes from.
 
     ``notices`` has a sentence for the user about each line that was dropped or looks wrong.
     """

@@ -1,9 +1,8 @@
-"""What images are built from: the Dockerfile and the files beside it.
+"""The context of an image: the Dockerfile and the files beside it.
 
-An image has Python of the client's minor version, the accelerator's JAX, what
-the runner needs, kinetic itself, the project's dependencies (in a bundled
-image), and the runner in ``/app``. The installer resolves all packages together, so
-a dependency that needs another JAX fails the build instead of replacing it.
+An image has Python of the client's minor version, the accelerator's JAX, the runner's libraries,
+kinetic itself, and the runner in ``/app``. A bundled image also has the project's dependencies. The
+installer resolves all packages together: a dependency that needs another JAX fails the build.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ PACKAGE = Path(__file__).parents[2]
 """The folder of kinetic; ``_runner`` in it links to the runner in a clone."""
 
 RUNNER_NEEDS = ("absl-py>=2.1", "cloudpickle>=3.1.1", "google-cloud-storage>=2.18")
-"""What the runner imports beside Python's own library."""
+"""The runner's libraries."""
 
 CATEGORIES: Mapping[str, str] = MappingProxyType(
     {"cpu": "jax", "gpu": "jax[cuda12]", "tpu": "jax[tpu]"}
@@ -42,7 +41,7 @@ JAX = "0.10.2"
 """The JAX of every image that this release builds: the newest one for all Pythons it supports."""
 
 PYTHON_IMAGE = "python:{python}-slim"
-"""What images are built from: Debian with Python; ``{python}`` stands for the minor version."""
+"""The image to start from, Debian with Python; ``{python}`` becomes the minor version."""
 
 USER = 10001
 """The user ID of jobs in the images that kinetic builds.
@@ -62,13 +61,13 @@ _OWNED = (
     f'find "$(python3 -c \'import sysconfig; print(sysconfig.get_path("data"))\')"'
     f" -xdev -type d -exec chown {USER} {{}} +"
 )
-"""A job on a base image installs its dependencies; without this only root could write there."""
+"""A job on a base image installs its dependencies; without this only root may write them."""
 
 _GPU = (
     "ENV LD_LIBRARY_PATH=${LD_LIBRARY_PATH:+$LD_LIBRARY_PATH:}/usr/local/nvidia/lib64"
     " PATH=$PATH:/usr/local/nvidia/bin"
 )
-"""GKE mounts the driver there and tells nobody; without this no package finds ``libcuda.so.1``."""
+"""GKE mounts the driver there; without this no package finds ``libcuda.so.1``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

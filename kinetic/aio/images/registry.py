@@ -1,8 +1,7 @@
 """Where a project's images are, and whether a registry has one.
 
-One GET of the manifest answers that, by the API that all registries have. Cloud Build's list of
-builds could answer as well, but would miss images that somebody deleted, and a job whose image
-exists would have to import gRPC.
+One GET of the manifest answers that in every registry. Cloud Build's list of builds isn't enough:
+it still lists images that were deleted, and its client imports gRPC.
 """
 
 from __future__ import annotations
@@ -67,14 +66,10 @@ def registry_of(uri: str) -> str:
 
 
 def manifest_url(uri: str, *, scheme: str = "https") -> str:
-    """Return the address of an image's manifest; *uri* names its registry."""
+    """Return the address of an image's manifest; *uri* names its registry and its tag."""
     host, _, path = uri.partition("/")
-    name, at, reference = path.partition("@")
-    if at:
-        name = name.partition(":")[0]
-    else:
-        name, _, reference = path.partition(":")
-    return f"{scheme}://{host}/v2/{name}/manifests/{reference or 'latest'}"
+    name, _, tag = path.partition(":")
+    return f"{scheme}://{host}/v2/{name}/manifests/{tag}"
 
 
 class Registry:
