@@ -76,7 +76,7 @@ async def test_what_fails_beside_is_tried_again_later_and_is_no_failure_yet(
         assert await source.get() == "pass 1"
         await asyncio.sleep(0.1)
     assert [record.getMessage() for record in caplog.records] == [
-        "the credentials of a test were not renewed yet: offline (they were there before)"
+        "the credentials of a test were not renewed yet: offline (it worked before)"
     ] * 2
     await asyncio.sleep(2)
     with pytest.raises(Unavailable, match="offline") as caught:

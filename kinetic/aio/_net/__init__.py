@@ -1,4 +1,4 @@
-"""What all adapters need to talk to a server: sessions, tokens, retries.
+"""Sessions, tokens, and retries for all adapters that talk to a server.
 
 May import the ports, errors and values.
 """

@@ -1,4 +1,4 @@
-"""HTTP for all adapters: sessions, the failures of the network in our words, and their closing."""
+"""HTTP for all adapters: sessions, network failures as kinetic's errors, and a clean close."""
 
 from __future__ import annotations
 
@@ -23,17 +23,16 @@ if TYPE_CHECKING:
     import aiohttp
 
 PASSING = frozenset({408, 429, 500, 502, 503, 504})
-
+"""Statuses that are worth a retry."""
 
 NO_PAGE = "404 page not found"
-"""What servers written in Go say of a path that they do not know: no word about the cause."""
+"""The answer of servers written in Go to an unknown path; it doesn't name the cause."""
 
 
 class HttpError(Exception):
-    """The server answered, with something else than what was asked for.
+    """The server answered with an error status; each adapter translates it for users.
 
-    It stays within the adapter, which makes of it what users see.
-    ``retry_after`` is the server's own wish, in seconds.
+    ``retry_after`` is the pause that the server asks for, in seconds.
     """
 
     def __init__(self, status: int, text: str = "", retry_after: float | None = None) -> None:
@@ -44,17 +43,17 @@ class HttpError(Exception):
 
     @property
     def retryable(self) -> bool:
-        """Whether the same request may succeed a little later."""
+        """Whether the same request may succeed later."""
         return self.status in PASSING
 
     @property
     def body(self) -> dict[str, Any]:
-        """The JSON object that was answered, or nothing."""
+        """The JSON object in the answer; empty if there is none."""
         return json_object(self.text)
 
     @property
     def said(self) -> str:
-        """The server's own words, on one line; each API has its own place for them."""
+        """The server's message on one line; each API has another place for it."""
         body: Any = self.body
         try:
             found = (
@@ -69,7 +68,7 @@ class HttpError(Exception):
 
 
 def json_object(text: str) -> dict[str, Any]:
-    """The object in *text*, which may have words before it; nothing if there is none."""
+    """Return the JSON object in *text*, after any other text; empty if there is none."""
     try:
         found: Any = json.loads(text[text.index("{") :])
     except ValueError:
@@ -78,7 +77,7 @@ def json_object(text: str) -> dict[str, Any]:
 
 
 def proxy_for(server: str) -> str | None:
-    """The proxy that the environment names for the URL *server*."""
+    """Return the proxy that the environment names for the URL *server*."""
     parts = urllib.parse.urlsplit(server)
     if urllib.request.proxy_bypass(parts.hostname or ""):
         return None
@@ -86,7 +85,7 @@ def proxy_for(server: str) -> str | None:
 
 
 def retry_after(value: str | None, now: float | None = None) -> float | None:
-    """Seconds to wait by a Retry-After header, which holds them or a date; None if it says none."""
+    """Return the pause in a Retry-After header, seconds or a date; None if it has none."""
     if not value:
         return None
     try:
@@ -101,21 +100,21 @@ def retry_after(value: str | None, now: float | None = None) -> float | None:
 
 
 PROBE_S = 15
-"""Seconds of silence after which the system asks the other side; half a minute is the end."""
+"""Seconds of silence before the kernel probes a peer; after twice as long it gives up."""
 
 GOODBYE_S = 1.0
-"""How long a closing client waits for peers that do not answer its goodbye."""
+"""How long, in seconds, a closing client waits for its sockets to close."""
 
-GLANCES = 500
+LOOK_S = 0.002
+"""How often, in seconds, it checks whether they are closed."""
 
 
 class Sockets:
-    """Makes the sockets of a client's sessions, and knows which of them are still open.
+    """The sockets and open answers of a client's sessions.
 
-    A session forgets a connection whose request was cancelled while it was
-    being made, but TLS takes leave of the peer before it closes the socket.
-    A loop that ends before that leaves the socket behind, with a warning.
-    And a session that is closed leaves those waiting who read an answer.
+    aiohttp forgets a connection whose request was cancelled during the TLS handshake, and its
+    socket closes later. If the event loop ends first, Python warns of an unclosed socket. A closed
+    session also leaves the readers of its answers waiting; `hang_up` wakes them.
     """
 
     def __init__(self) -> None:
@@ -123,10 +122,7 @@ class Sockets:
         self._answers: weakref.WeakSet[aiohttp.ClientResponse] = weakref.WeakSet()
 
     def make(self, address: tuple[Any, ...]) -> socket.socket:
-        """A socket whose system asks the other side whether it is still there.
-
-        So a stream that may be silent notices a peer that is gone, half a minute later.
-        """
+        """Make a socket that the kernel probes, so that a silent stream notices a dead peer."""
         made = socket.socket(family=address[0], type=address[1], proto=address[2])
         self._made.add(made)
         for level, option, value in (
@@ -138,30 +134,30 @@ class Sockets:
             (socket.IPPROTO_TCP, "TCP_USER_TIMEOUT", 2000 * PROBE_S),
         ):
             if hasattr(socket, option):
-                with contextlib.suppress(OSError):  # a system may know a name and not take it
+                with contextlib.suppress(OSError):  # some systems define an option that they refuse
                     made.setsockopt(level, getattr(socket, option), value)
         return made
 
     def read(self, answer: aiohttp.ClientResponse) -> None:
-        """Somebody reads *answer*, and is told when the client hangs up."""
+        """Register *answer*, which `hang_up` ends."""
         self._answers.add(answer)
 
     def hang_up(self) -> None:
-        """End what is being read; before the sessions are closed."""
+        """End all answers under way; call this before the sessions are closed."""
         for answer in tuple(self._answers):
             cut(answer)
 
     async def closed(self) -> None:
-        """Wait until all are closed, after their sessions were: at most `GOODBYE_S`."""
+        """Wait until all sockets are closed, at most `GOODBYE_S`; close the sessions first."""
         await asyncio.sleep(0)
-        for _ in range(GLANCES):
+        for _ in range(round(GOODBYE_S / LOOK_S)):
             if all(one.fileno() < 0 for one in self._made):
                 return
-            await asyncio.sleep(GOODBYE_S / GLANCES)
+            await asyncio.sleep(LOOK_S)
 
 
 def cut(answer: aiohttp.ClientResponse) -> None:
-    """Close *answer*; one that is not read to its end ends its connection without a goodbye."""
+    """Close *answer*; if it wasn't read to its end, abort its connection."""
     connection = answer.connection
     if connection is not None and connection.transport is not None:
         connection.transport.abort()
@@ -169,16 +165,21 @@ def cut(answer: aiohttp.ClientResponse) -> None:
 
 
 KEEPALIVE_S = 60.0
+"""How long an idle connection stays open, in seconds."""
+
 ERROR_BYTES = 64 * 1024
+"""Maximum bytes of an error's body to read."""
+
 READ_BYTES = 256 * 1024
+"""Maximum bytes of an answer to buffer before it is read."""
 
 
 class HttpClient:
-    """The sessions of one client, on the event loop that asks for the first.
+    """The sessions of one client, on the event loop that makes the first request.
 
-    Limits for connecting and for silence, but none for the whole. *owner* is
-    what messages call it: "the store gs://x". Without *trust_env* the only
-    proxy is *proxy*: aiohttp would read the environment again for each request.
+    *connect_s* and *idle_s* limit connecting and silence, in seconds; a request has no total limit.
+    *owner* names the client in messages: "the store gs://x". *trust_env* reads proxies from the
+    environment for each request, which takes longer than to pass *proxy* once.
     """
 
     def __init__(
@@ -204,7 +205,7 @@ class HttpClient:
         self._closed = False
 
     def check(self) -> None:
-        """Nothing, if this can be used here.
+        """Raise an error unless this client can be used here.
 
         Raises:
             ClientClosed: It is closed.
@@ -215,12 +216,14 @@ class HttpClient:
         if self._closed:
             raise ClientClosed(f"{self._owner} is closed; open another")
         if loop is not self._loop:
-            raise BackendError(f"{self._owner} belongs to another event loop; open one of its own")
+            raise BackendError(
+                f"{self._owner} belongs to another event loop; open one for each loop"
+            )
 
     def session(self, limit: int = 0, *, refusals: bool = False) -> aiohttp.ClientSession:
         """Return the session of at most *limit* connections; 0 means no limit.
 
-        With *refusals* its requests raise `HttpError` by themselves, for a library that makes them.
+        With *refusals* its requests raise `HttpError`, for a library that makes the requests.
         """
         import aiohttp
 
@@ -243,14 +246,14 @@ class HttpClient:
         return self._sessions[limit]
 
     def timeout(self, idle_s: float | None) -> aiohttp.ClientTimeout:
-        """For a request whose answer may be silent for *idle_s*; None is for ever."""
+        """Return the timeout of a request that may be silent for *idle_s*; None means no limit."""
         import aiohttp
 
         known = self._timeouts.get(idle_s)
         if known is None:
             known = self._timeouts[idle_s] = aiohttp.ClientTimeout(
                 total=None,
-                connect=3 * self._connect_s,  # with the look-up of the name, which has no limit
+                connect=3 * self._connect_s,  # includes DNS, which has no limit
                 sock_connect=self._connect_s,
                 sock_read=idle_s,
             )
@@ -275,7 +278,7 @@ class HttpClient:
         if answer.status < 300 or answer.status in accepted:
             return
         try:
-            said = b""  # as much as an explanation needs; it arrives in parts
+            said = b""
             while len(said) < ERROR_BYTES and (
                 piece := await answer.content.read(ERROR_BYTES - len(said))
             ):
@@ -294,9 +297,9 @@ class HttpClient:
         whose: str = "the server's",
         advice: str = "check the network",
     ) -> Generator[None]:
-        """Failures of the network as errors of ours, which begin with *what* could not be done.
+        """Translate network failures into kinetic's errors, whose messages begin with *what*.
 
-        *whose* is the certificate that is expected, *advice* for a server that does not answer.
+        *whose* certificate is expected; *advice* helps if the server doesn't answer.
         """
         import aiohttp
 
@@ -313,7 +316,7 @@ class HttpClient:
                 "check that address and CA belong together, the clock and the proxy"
             ) from exc
         except aiohttp.ClientSSLError as exc:
-            # Cut during the handshake it is like any other connection.
+            # A connection cut during the handshake is worth a retry.
             cut = isinstance(getattr(exc, "os_error", None), ssl.SSLEOFError)
             kind: Any = Unavailable if cut else BackendError
             raise kind(
@@ -328,7 +331,7 @@ class HttpClient:
                 retryable=True,
             ) from exc
         except Exception as exc:
-            # aiohttp has several words for a session that was closed, some of them assertions.
+            # aiohttp raises various errors for a closed session, even AssertionError.
             self._check_open(what, exc)
             raise
 
@@ -337,7 +340,7 @@ class HttpClient:
             raise ClientClosed(f"{what}: {self._owner} was closed meanwhile") from failure
 
     async def aclose(self) -> None:
-        """Close all connections; what is under way fails."""
+        """Close all connections; requests under way fail."""
         self._closed = True
         self._sockets.hang_up()
         for session in self._sessions.values():
@@ -346,6 +349,6 @@ class HttpClient:
 
 
 def _words(failure: Exception) -> str:
-    """aiohttp's own words for a connection that was not made name its objects in memory."""
+    """Return the cause's message; aiohttp's own message has addresses of objects in memory."""
     cause = getattr(failure, "os_error", None) or failure
     return str(cause) or type(cause).__name__

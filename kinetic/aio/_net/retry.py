@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 PATIENCE_S = 60.0
-"""How long nobody may answer before kinetic warns a user who waits for an item; seconds."""
+"""After this many seconds without an answer, kinetic warns a user who waits for an item."""
 
 
 def growing(

@@ -1,8 +1,7 @@
-"""Credentials that end: renewed in time, once for all who wait; and those of Google's APIs.
+"""Cache credentials and renew them before they expire; get access tokens of Google's APIs.
 
-gcloud-aio knows the kinds of application-default credentials and how each is
-turned into a token. Here is what it leaves open: failures that say what to do,
-and no five attempts at a password that is wrong.
+gcloud-aio turns every kind of application-default credentials into a token. This module adds errors
+that say what to do, and doesn't retry a wrong password five times, as gcloud-aio would.
 """
 
 from __future__ import annotations
@@ -28,19 +27,19 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 EARLY, LATE = 0.2, 0.05
-"""Parts of a life that are left when it is renewed beside, and instead of, the requests."""
+"""Renew credentials when these fractions of their life are left; requests wait for the late one."""
 
 PAUSE_S = 10.0
-"""After a renewal beside a request has failed, the next is tried this much later."""
+"""Seconds between early renewals that fail."""
 
 
 class Revoked(AuthError):
-    """What gave credentials gives no more of them: asking again would bring the same answer."""
+    """The issuer refuses to issue credentials; asking again would bring the same answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fresh(Generic[T]):
-    """New credentials: when to look for newer ones, until when they are good; in `time.time`."""
+    """New credentials, and when to renew them early and at the latest, as `time.time` counts."""
 
     value: T = field(repr=False)
     early: float = math.inf
@@ -48,26 +47,26 @@ class Fresh(Generic[T]):
 
 
 def lasting(value: T, asked: float, until: float) -> Fresh[T]:
-    """Credentials that were *asked* for then, and are good *until* then."""
+    """Return credentials that were requested at *asked* and expire at *until*."""
     life = until - asked
     return Fresh(value=value, early=until - EARLY * life, late=until - LATE * life)
 
 
 class TokenSource(Protocol[T]):
-    """Gives out credentials, and gets new ones in time."""
+    """A source of credentials, which renews them in time."""
 
     async def get(self) -> T:
-        """Credentials that are valid now.
+        """Return valid credentials.
 
         Raises:
-            AuthError: There are none to get.
-            Unavailable: Whoever gives them does not answer, or has given some before.
+            AuthError: There are none.
+            Unavailable: The issuer doesn't answer, or refuses what it issued before.
             ClientClosed: This was closed.
         """
         ...
 
     def forget(self, value: T) -> None:
-        """A server has refused *value*: get another before the next request."""
+        """Drop *value*, which a server has refused."""
         ...
 
     async def aclose(self) -> None: ...
@@ -94,10 +93,10 @@ async def with_token(
 
 
 class TokenCache(Generic[T]):
-    """Gives out what *renew* brings; cancelling one who waits for it leaves the others waiting.
+    """Cache the credentials that *renew* returns.
 
-    What is still good is renewed beside the requests; what is not holds them
-    up. *name* says for messages whose credentials they are.
+    All callers wait for one renewal; cancelling one of them leaves the others waiting. An early
+    renewal runs in the background. *name* is the issuer's name in messages.
     """
 
     def __init__(
@@ -116,7 +115,7 @@ class TokenCache(Generic[T]):
         self._closed = False
 
     async def first(self) -> None:
-        """Get them now; nothing is left behind if that fails, or is cancelled."""
+        """Get credentials, and close this if that fails or is cancelled."""
         try:
             await self.get()
         except BaseException:
@@ -140,7 +139,7 @@ class TokenCache(Generic[T]):
             self._fresh = None
 
     async def aclose(self) -> None:
-        """End a renewal under way."""
+        """Cancel a renewal under way."""
         self._closed = True
         if self._renewing is not None:
             self._renewing.cancel()
@@ -158,8 +157,8 @@ class TokenCache(Generic[T]):
         except (AuthError, ConfigurationError) as exc:
             if not self._had or isinstance(exc, Revoked):
                 raise
-            # What worked before may work again: without a network, plugins fail as well.
-            raise Unavailable(f"{exc} (they were there before)", retryable=True) from exc
+            # Without a network, a plugin that worked before fails in the same way.
+            raise Unavailable(f"{exc} (it worked before)", retryable=True) from exc
         self._had = True
         return fresh.value
 
@@ -177,6 +176,7 @@ LOGIN = (
 )
 
 REFRESH_S = 10
+"""Timeout of one request for a token, in seconds."""
 
 
 class Credentials(TokenCache[str]):
@@ -189,10 +189,10 @@ class Credentials(TokenCache[str]):
 
     @property
     def whose(self) -> str:
-        """Who they are, in words, once they were asked for."""
+        """A description of the credentials, once `get` was called."""
         token = self._token
         if token is None:
-            return "nobody yet"
+            return "unknown"
         data = token.service_data
         impersonated = str(data.get("service_account_impersonation_url", "")).rpartition("/")[2]
         match token.token_type.value:
@@ -208,7 +208,7 @@ class Credentials(TokenCache[str]):
                 return "the metadata server of this machine"
 
     async def aclose(self) -> None:
-        """End a renewal under way and close its connections."""
+        """Cancel a renewal under way, and close its connections."""
         await super().aclose()
         await self._http.aclose()
 
@@ -227,7 +227,7 @@ class Credentials(TokenCache[str]):
         from gcloud.aio.auth import Token
 
         named = os.environ.get(VARIABLE, "")
-        session: Any = self._http.session()  # the library's types say that it wants another one
+        session: Any = self._http.session()  # the library's types want another one
         try:
             token = Token(session=session, scopes=[SCOPE])
         except FileNotFoundError as exc:

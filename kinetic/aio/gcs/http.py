@@ -304,7 +304,7 @@ NONCE = "kinetic-nonce"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Described:
-    """What the bucket says about one object."""
+    """The bucket's entry of one object."""
 
     info: ObjectInfo
     crc32c: str

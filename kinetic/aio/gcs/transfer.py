@@ -13,7 +13,6 @@ import io
 import itertools
 import os
 import secrets
-import tempfile
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,7 +38,7 @@ LONG = 8 * 1024 * 1024
 """Bytes above which memory is joined and checked in a worker thread."""
 
 LOOKS = 10
-"""How often, while an upload may be silent, kinetic looks how far it has come."""
+"""How many times per `Limits.idle_s` kinetic checks the progress of an upload."""
 
 
 def extended(value: int, content: bytes) -> int:
@@ -63,7 +62,7 @@ async def checksum(content: bytes) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """What to upload: *size* bytes with a checksum, from memory or from the file ``path``."""
+    """Content to upload: *size* bytes with a checksum, from memory or from the file ``path``."""
 
     size: int
     crc32c: str
@@ -261,10 +260,7 @@ def _object(about: Described, body: bytes) -> Object:
 
 
 async def fetch(http: Http, name: str, path: Path) -> None:
-    """Download an object to a new file at *path*, which appears complete and checked.
-
-    Cancelled: nothing is left.
-    """
+    """Download an object to a new file at *path*, and check it; a failure leaves no file."""
 
     async def once() -> None:
         about, value = await http.described(name), 0
@@ -302,7 +298,7 @@ async def _download(
     start: int = 0,
     about: Described | None = None,
 ) -> int:
-    """Pass the content from byte *start* on to *take*; after a cut, continue there.
+    """Pass the content from byte *start* on to *take*; continue after a cut connection.
 
     *about*, if known, says which generation to read. Returns the generation, or 0 if the server
     doesn't tell.
@@ -337,17 +333,15 @@ async def _download(
 
 @contextlib.contextmanager
 def _new_file(path: Path) -> Generator[IO[bytes]]:
-    """Open a temporary file, which becomes *path* at the end, or goes after a failure."""
+    """Open a new file at *path*; a failure removes it."""
     with _writing(path):
-        handle, temporary = tempfile.mkstemp(prefix=".kinetic-", dir=path.parent)
-        os.close(handle)
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         try:
-            with open(temporary, "wb") as file:
+            with open(handle, "wb") as file:
                 yield file
-            _publish(temporary, path)
-        finally:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(temporary)
+        except BaseException:
+            path.unlink(missing_ok=True)
+            raise
 
 
 @contextlib.contextmanager
@@ -361,17 +355,6 @@ def _writing(path: Path) -> Generator[None]:
         raise BackendError(
             f"cannot write {path}: {exc.strerror or exc}; free some space, or choose another place"
         ) from exc
-
-
-def _publish(temporary: str, path: Path) -> None:
-    """Give the file its name, unless another file has it."""
-    try:
-        os.link(temporary, path)
-    except FileExistsError:
-        raise
-    except OSError:  # this file system has no hard links
-        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
-        os.replace(temporary, path)
 
 
 def _damaged(http: Http, name: str) -> Damaged:
