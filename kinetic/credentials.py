@@ -24,7 +24,7 @@ def ensure_credentials(project: str, zone: str | None = None, cluster: str | Non
     """
     from kinetic import configuration
     from kinetic._sync.portal import PORTAL
-    from kinetic.doctor.access import check_access
+    from kinetic.doctor.cluster import check_access
 
     target = configuration.resolve(backend="gke", project=project, zone=zone, cluster=cluster)
     PORTAL.call(check_access, target)

@@ -1,5 +1,5 @@
-"""What ``kinetic doctor`` looks at: checks with what they need, by subject, and what runs them.
+"""What ``kinetic doctor`` checks, by subject, and what runs the checks.
 
-It stands above all that runs jobs, and may import every adapter. Neither gcloud nor kubectl is
-needed, and nothing changes that lasts: the checks of a bucket write one small object and remove it.
+It may import every adapter. It needs neither gcloud nor kubectl, and leaves nothing behind: the
+checks of a bucket write one small object and remove it.
 """

@@ -1,4 +1,4 @@
-"""Checks of the buckets: whether they are there, and what may be done in them."""
+"""Check a bucket: whether it exists, and whether objects can be written, read, and removed."""
 
 from __future__ import annotations
 
@@ -11,28 +11,31 @@ import anyio
 from kinetic.aio._net.retry import RetryPolicy
 from kinetic.aio.gcs.http import Limits
 from kinetic.aio.gcs.store import GcsStore
-from kinetic.doctor.checks import Check, Finding, State
+from kinetic.doctor.checks import Check, Finding, failed, ok
 
 GROUP = "store"
 FOLDER = "doctor/"
+
 OLD_S = 3600.0
-LEAVING_S = 10.0
-"""How long removing its object may take one that fails, or is cancelled."""
+"""Age from which on an object of the doctor is a leftover of a killed process."""
+
+REMOVAL_S = 10.0
+"""Maximum time to remove the object after a failure or a cancellation."""
 
 LIMITS = Limits(connect_s=10.0, idle_s=20.0, retry=RetryPolicy(total_s=0.0))
 
 
 class Bucket:
-    """One bucket, or folder of one; *name* is what its checks are called."""
+    """Check a bucket, or a folder of one; *name* is the name of its checks."""
 
     def __init__(self, name: str, url: str, environ: Mapping[str, str]) -> None:
         self._name = name
         self._store = GcsStore(url, environ, limits=LIMITS)
 
     def checks(self, *, after: tuple[str, ...]) -> list[Check]:
-        """Those of the bucket, which is asked *after* other checks."""
+        """Return the checks; they need the checks *after*."""
         return [
-            Check(name=self._name, group=GROUP, look=self._there, needs=after),
+            Check(name=self._name, group=GROUP, look=self._exists, needs=after),
             Check(name=f"{self._name}: use", group=GROUP, look=self._use, needs=(self._name,)),
         ]
 
@@ -40,11 +43,11 @@ class Bucket:
         """Close the connections."""
         await self._store.aclose()
 
-    async def _there(self) -> Finding:
+    async def _exists(self) -> Finding:
         found = [one.name for one in await self._store.list(FOLDER)]
-        if left := [name for name in found if _is_old(name)]:  # by a doctor that was killed
+        if left := [name for name in found if _is_old(name)]:
             await self._store.delete(left)
-        return Finding(State.OK, f"{self._store.url} is there, and can be listed")
+        return ok(f"{self._store.url} exists and can be listed")
 
     async def _use(self) -> Finding:
         body = b"kinetic doctor"
@@ -54,15 +57,14 @@ class Bucket:
             read = (await self._store.get(name)).body
             await self._store.delete([name])
         except BaseException:
-            with anyio.move_on_after(LEAVING_S, shield=True):
+            with anyio.move_on_after(REMOVAL_S, shield=True):
                 await self._store.delete([name])
             raise
         if read != body:
-            return Finding(State.FAILED, "what was written there was read as something else")
-        return Finding(State.OK, "objects can be written, read and removed")
+            return failed("an object had other content when it was read")
+        return ok("objects can be written, read, and removed")
 
 
 def _is_old(name: str) -> bool:
-    """Whether no doctor works with it any more."""
     written = name.removeprefix(FOLDER).partition("-")[0]
     return not written.isdecimal() or time.time() - int(written) > OLD_S

@@ -1,25 +1,23 @@
-"""A table of checks and what runs it: all at once, each after what it needs."""
+"""Run a table of checks: all at once, each after the checks that it needs."""
 
 from __future__ import annotations
 
 import enum
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import anyio
 
 from kinetic.errors import KineticError
 
-__all__ = ["Check", "Finding", "Report", "Result", "State", "carry_out"]
-
 LIMIT_S = 30.0
-"""How long one check may take; what it needs is not counted."""
+"""Maximum time of one check, not counting the checks that it needs."""
 
 
-class State(enum.Enum):
-    """How a check ended."""
+class State(enum.StrEnum):
+    """The state of a check that ended."""
 
     OK = "ok"
     WARNING = "warning"
@@ -29,27 +27,50 @@ class State(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What a check has seen (``evidence``), and a command or setting that mends it (``advice``)."""
+    """What a check found (``evidence``), and the command or setting that fixes it (``advice``)."""
 
     state: State
     evidence: str
     advice: str = ""
 
-    @classmethod
-    def of(cls, failure: Exception) -> Finding:
-        """Errors of ours say what to do in the words after the last semicolon of a line."""
-        first, newline, rest = str(failure).partition("\n")
-        evidence, semicolon, advice = first.rpartition("; ")
-        if not semicolon:
-            evidence, advice = first, ""
-        return cls(State.FAILED, evidence, f"{advice}{newline}{rest}")
+
+def ok(evidence: str) -> Finding:
+    """Return the finding that all is well."""
+    return Finding(State.OK, evidence)
+
+
+def warning(evidence: str, advice: str = "") -> Finding:
+    """Return a finding that hinders only some jobs, or only for now."""
+    return Finding(State.WARNING, evidence, advice)
+
+
+def failed(evidence: str, advice: str = "") -> Finding:
+    """Return a finding that prevents every job."""
+    return Finding(State.FAILED, evidence, advice)
+
+
+def skipped(evidence: str) -> Finding:
+    """Return the finding that a check couldn't look."""
+    return Finding(State.SKIPPED, evidence)
+
+
+def failed_by(error: Exception) -> Finding:
+    """Return the finding of a check that raised *error*.
+
+    The messages of kinetic's errors have the advice after the last semicolon of the first line.
+    """
+    first, newline, rest = str(error).partition("\n")
+    evidence, semicolon, advice = first.rpartition("; ")
+    if not semicolon:
+        evidence, advice = first, ""
+    return failed(evidence, f"{advice}{newline}{rest}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """One question. It is asked only when the checks it *needs* have not failed.
+    """One check; it runs only if the checks that it ``needs`` have not failed.
 
-    ``advice`` is for findings that have none of their own.
+    ``advice`` is for findings without their own.
     """
 
     name: str
@@ -62,7 +83,7 @@ class Check:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """How one check ended. ``because`` names the failed check for which it was skipped."""
+    """How one check ended; ``because`` names the failed check that caused a skip."""
 
     name: str
     group: str
@@ -72,85 +93,58 @@ class Result:
     because: str = ""
     seconds: float = 0.0
 
-    def to_dict(self) -> dict[str, Any]:
-        """As ``--json`` shows it."""
-        return {
-            "name": self.name,
-            "group": self.group,
-            "state": self.state.value,
-            "evidence": self.evidence,
-            "advice": self.advice,
-            "because": self.because,
-            "seconds": round(self.seconds, 3),
-        }
-
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The results in the order of the table."""
+    """The results of all checks, in the order of the table."""
 
     results: tuple[Result, ...]
 
     @property
     def healthy(self) -> bool:
-        """Whether nothing has failed; warnings do not count."""
+        """Whether no check failed; warnings don't count."""
         return all(one.state is not State.FAILED for one in self.results)
 
     def __getitem__(self, name: str) -> Result:
         return next(one for one in self.results if one.name == name)
 
     def to_dict(self) -> dict[str, Any]:
-        """As ``--json`` shows it."""
-        return {
-            "healthy": self.healthy,
-            "checks": [one.to_dict() for one in self.results],
-        }
+        """Return what ``--json`` prints."""
+        return {"healthy": self.healthy, "checks": [asdict(one) for one in self.results]}
 
 
-async def carry_out(
-    checks: Sequence[Check], told: Callable[[Result], None] = lambda result: None
-) -> Report:
-    """Run *checks* at once, each after those it needs, which stand before it in the table.
-
-    *told* hears of each result as it comes. Cancelled: all checks end.
+async def run_checks(checks: Sequence[Check]) -> Report:
+    """Run *checks* at once, each after those that it needs.
 
     Raises:
-        ValueError: A check needs one that does not stand before it.
+        ValueError: A check needs one that isn't before it in the table.
+
+    Cancelled: all checks end.
     """
-    over: dict[str, anyio.Event] = {}
+    ended: dict[str, anyio.Event] = {}
     for one in checks:
-        if unknown := [name for name in one.needs if name not in over]:
-            raise ValueError(f"{one.name} needs {', '.join(unknown)}, which is not before it")
-        over[one.name] = anyio.Event()
+        if unknown := [name for name in one.needs if name not in ended]:
+            raise ValueError(f"{one.name} needs {', '.join(unknown)}, which isn't before it")
+        ended[one.name] = anyio.Event()
     results: dict[str, Result] = {}
 
-    async def settle(check: Check) -> None:
+    async def run(check: Check) -> None:
         for name in check.needs:
-            await over[name].wait()
-        results[check.name] = result = await _result(check, results)
-        over[check.name].set()
-        told(result)
+            await ended[name].wait()
+        results[check.name] = await _result(check, results)
+        ended[check.name].set()
 
     async with anyio.create_task_group() as group:
         for one in checks:
-            group.start_soon(settle, one)
+            group.start_soon(run, one)
     return Report(tuple(results[one.name] for one in checks))
 
 
 async def _result(check: Check, results: dict[str, Result]) -> Result:
+    cause, began = "", time.monotonic()
     for name in check.needs:
-        needed = results[name]
-        root = name if needed.state is State.FAILED else needed.because
-        if root:
-            return Result(
-                name=check.name,
-                group=check.group,
-                state=State.SKIPPED,
-                evidence=f"not asked, because {root!r} failed",
-                because=root,
-            )
-    began = time.monotonic()
-    finding = await _looked(check)
+        cause = cause or (name if results[name].state is State.FAILED else results[name].because)
+    finding = skipped(f"not checked, because {cause!r} failed") if cause else await _look(check)
     troubled = finding.state in (State.FAILED, State.WARNING)
     return Result(
         name=check.name,
@@ -158,17 +152,18 @@ async def _result(check: Check, results: dict[str, Result]) -> Result:
         state=finding.state,
         evidence=finding.evidence,
         advice=finding.advice or (check.advice if troubled else ""),
-        seconds=time.monotonic() - began,
+        because=cause,
+        seconds=round(time.monotonic() - began, 3),
     )
 
 
-async def _looked(check: Check) -> Finding:
+async def _look(check: Check) -> Finding:
     try:
         with anyio.fail_after(check.limit_s):
             return await check.look()
     except TimeoutError:
-        return Finding(State.FAILED, f"no answer within {check.limit_s:g} s")
+        return failed(f"no answer within {check.limit_s:g} s")
     except (KineticError, OSError) as exc:
-        return Finding.of(exc)
-    except Exception as exc:  # one broken check leaves the others their answers
-        return Finding(State.FAILED, f"the check itself failed: {exc!r}")
+        return failed_by(exc)
+    except Exception as exc:  # a defect in one check must not end the others
+        return failed(f"the check itself failed: {exc!r}")

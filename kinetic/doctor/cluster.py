@@ -1,11 +1,12 @@
-"""Checks of a Kubernetes cluster: the way to it, rights, and what jobs there need."""
+"""Check a Kubernetes cluster: access, permissions, and what jobs need in it."""
 
 from __future__ import annotations
 
 import datetime
+import os
 import urllib.parse
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from kinetic._tasks import all_or_none
@@ -16,19 +17,22 @@ from kinetic.aio.kubernetes.http import Forbidden
 from kinetic.aio.kubernetes.manifests import Placement
 from kinetic.aio.kubernetes.rights import NEEDED_BY, Right, rights, role
 from kinetic.configuration import Target
-from kinetic.doctor.checks import Check, Finding, State
+from kinetic.doctor.checks import Check, Finding, State, failed, ok, skipped, warning
 from kinetic.errors import AuthError, NotFound
 
 GROUP = "cluster"
+
 ONCE = RetryPolicy(total_s=0.0)
 LIMITS = Limits(retry=ONCE, rights_s=0.0, connect_s=10.0, idle_s=20.0)
-"""A doctor says what is wrong now; who runs jobs is more patient."""
+"""No retries: the doctor reports what fails now."""
 
 SETS = {"lws": "leaderworkerset.x-k8s.io", "jobset": "jobset.x-k8s.io"}
-WAITING_S = 300.0
-"""A pod that has waited for so long is worth a word."""
+"""The API group of each value of KINETIC_MULTIHOST."""
 
-CONCERNING = frozenset(
+WAITING_S = 300.0
+"""A pod that has been pending for longer is reported."""
+
+EVENTS = frozenset(
     {
         "BackOff",
         "Evicted",
@@ -50,11 +54,29 @@ ENFORCED = "pod-security.kubernetes.io/enforce"
 
 IDENTITY = "iam.gke.io/gcp-service-account"
 GPU_LABEL, GPU = "cloud.google.com/gke-accelerator", "nvidia.com/gpu"
+
 SHOWN = 5
+"""Maximum number of names in a finding."""
+
+
+async def check_access(target: Target, environ: Mapping[str, str] = os.environ) -> None:
+    """Send one request to the cluster of *target* with the credentials of this machine.
+
+    Raises:
+        ConfigurationError: The cluster doesn't exist, or can't be reached from here.
+        AuthError: There are no credentials, or they are refused.
+        Unavailable: A server that must be asked doesn't answer.
+    """
+    api = Api(await open_access(target, environ, ONCE), LIMITS)
+    try:
+        listing = Right(verb="list", group="batch", resource="jobs", namespace=target.namespace)
+        await _is_allowed(api, listing)
+    finally:
+        await api.aclose()
 
 
 class Cluster:
-    """The cluster of *target*; *at* says where in it jobs go."""
+    """Check the cluster of *target*; *at* says where in it jobs run."""
 
     def __init__(self, target: Target, at: Placement, environ: Mapping[str, str]) -> None:
         self._target = target
@@ -63,25 +85,22 @@ class Cluster:
         self._opened: Api | None = None
 
     def checks(self, *, after: tuple[str, ...]) -> list[Check]:
-        """Those of the cluster, which is looked for *after* other checks."""
-        own = "set KINETIC_NAMESPACE, or create it: kubectl create namespace "
+        """Return the checks; they need the checks *after*."""
+        create = f"set KINETIC_NAMESPACE, or run kubectl create namespace {self._at.namespace}"
         table = [
-            Check(name="way to the cluster", group=GROUP, look=self._open, needs=after),
-            self._check("API server", self._version, "way to the cluster"),
-            self._check("namespace", self._namespace, "API server", own + self._at.namespace),
-            self._check("rights", self._rights, "API server"),
-            self._check("service account", self._account, "namespace"),
-            self._check("sets of pods", self._sets, "API server"),
-            self._check("nodes", self._nodes, "API server"),
-            self._check("waiting pods", self._waiting, "namespace"),
-            self._check("warnings", self._warnings, "namespace"),
+            Check(name="access", group=GROUP, look=self._access, needs=after),
+            Check(name="API server", group=GROUP, look=self._version, needs=("access",)),
+            _check("namespace", self._namespace, "API server", create),
+            Check(name="permissions", group=GROUP, look=self._permissions, needs=("API server",)),
+            _check("service account", self._service_account, "namespace"),
+            Check(name="sets of pods", group=GROUP, look=self._sets, needs=("API server",)),
+            _check("nodes", self._nodes, "API server"),
+            _check("pending pods", self._pending, "namespace"),
+            _check("warnings", self._warnings, "namespace"),
         ]
         if self._at.queue:
-            table.append(self._check("queue", self._queue, "namespace"))
+            table.append(_check("queue", self._queue, "namespace"))
         return table
-
-    def _check(self, name: str, look: Any, needs: str, advice: str = "") -> Check:
-        return Check(name=name, group=GROUP, look=look, needs=(needs,), advice=advice)
 
     async def aclose(self) -> None:
         """Close the connections."""
@@ -90,236 +109,231 @@ class Cluster:
 
     @property
     def _api(self) -> Api:
-        assert self._opened is not None  # what asks for it needs the check that opens it
+        assert self._opened is not None  # every other check needs the one that opens it
         return self._opened
 
     @property
     def _place(self) -> str:
-        return f"/api/v1/namespaces/{urllib.parse.quote(self._at.namespace, safe='')}"
+        return f"/api/v1/namespaces/{_quoted(self._at.namespace)}"
 
-    async def _open(self) -> Finding:
+    async def _access(self) -> Finding:
         self._opened = Api(await open_access(self._target, self._environ, ONCE), LIMITS)
-        return Finding(State.OK, f"{self._opened.cluster} at {self._opened.server}")
+        return ok(f"{self._opened.cluster} at {self._opened.server}")
 
     async def _version(self) -> Finding:
         found = await self._api.call("GET", "/version")
-        return Finding(State.OK, f"Kubernetes {found.get('gitVersion', 'of no version')}")
+        return ok(f"Kubernetes {found.get('gitVersion', 'of an unknown version')}")
 
     async def _namespace(self) -> Finding:
+        name = self._at.namespace
         try:
             found = await self._api.call("GET", self._place)
-        except Forbidden:
-            return Finding(State.SKIPPED, f"{self._at.namespace!r} may not be looked at")
         except NotFound:
-            return Finding(State.FAILED, f"there is no namespace {self._at.namespace!r}")
-        phase = found.get("status", {}).get("phase", "")
-        if phase == "Terminating":
-            return Finding(State.FAILED, f"{self._at.namespace!r} is being removed")
+            return failed(f"there is no namespace {name!r}")
+        if found.get("status", {}).get("phase", "") == "Terminating":
+            return failed(f"{name!r} is being removed")
         labels: dict[str, str] = found["metadata"].get("labels") or {}
-        if labels.get(ENFORCED) == "restricted" and not self._at.run_as_user:
-            return self._restricted()
-        return Finding(State.OK, f"{self._at.namespace!r} is there")
-
-    def _restricted(self) -> Finding:
-        """Tell which pods a namespace refuses that lets none run as root."""
-        words = f"{self._at.namespace!r} enforces the Pod Security Standard 'restricted'"
+        if labels.get(ENFORCED) != "restricted" or self._at.run_as_user:
+            return ok(f"{name!r} exists")
+        words = f"{name!r} enforces the Pod Security Standard 'restricted'"
         if self._at.run_as_user == 0:
-            return Finding(
-                State.FAILED,
-                f"{words}, and run_as_user is 0, which is root: it refuses every pod",
-                "unset KINETIC_RUN_AS_USER, or set it to the number of another user",
+            return failed(
+                f"{words} and refuses every pod, because run_as_user is 0, which is root",
+                "unset KINETIC_RUN_AS_USER, or set it to another user ID",
             )
-        return Finding(
-            State.WARNING,
-            f"{words}: it refuses pods with an image of your own; those with images that kinetic "
-            "builds run as an unprivileged user",
+        return warning(
+            f"{words}: it refuses pods with your own image; images that kinetic builds run as an "
+            "unprivileged user",
             "before you use container_image=, set KINETIC_RUN_AS_USER, or run_as_user in the "
             "profile, to a user ID that the image can run as, such as 1000",
         )
 
-    async def _rights(self) -> Finding:
+    async def _permissions(self) -> Finding:
         wanted = rights(self._at.namespace)
-        allowed = await all_or_none(*(self._may(one) for one in wanted))
+        allowed = await all_or_none(*(_is_allowed(self._api, one) for one in wanted))
         missing = [one for one, may in zip(wanted, allowed, strict=True) if not may]
         if not missing:
-            return Finding(State.OK, f"all {len(wanted)} that kinetic uses")
-        grave = [one for one in missing if self._is_needed(one)]
-        words = "; ".join(_of_resource(missing))
+            return ok(f"all {len(wanted)} that kinetic uses")
         user = await self._user()
-        advice = "---\n".join(
-            role(next(one for one in missing if one.namespace == where), user)
-            for where in dict.fromkeys(one.namespace for one in missing)
-        )
+        first = {one.namespace: one for one in reversed(missing)}  # a Role for each namespace
+        roles = "---\n".join(role(one, user) for one in reversed(first.values()))
+        needed = any(self._is_needed(one) for one in missing)
         return Finding(
-            State.FAILED if grave else State.WARNING,
-            f"missing: {words}",
-            f"an administrator of the cluster applies this (kubectl apply -f -):\n{advice}",
+            State.FAILED if needed else State.WARNING,
+            f"missing: {'; '.join(_of_resource(missing))}",
+            f"an administrator of the cluster applies this (kubectl apply -f -):\n{roles}",
         )
+
+    @property
+    def _kind_of_set(self) -> str:
+        return (self._environ.get("KINETIC_MULTIHOST") or "lws").strip().lower()
 
     def _is_needed(self, right: Right) -> bool:
         if right.resource == "workloads":
             return bool(self._at.queue)
-        if self._target.backend == "pathways":
-            kind = self._environ.get("KINETIC_MULTIHOST") or "lws"
-            if right.group == SETS.get(kind.strip().lower()):
-                return True
+        if self._target.backend == "pathways" and right.group == SETS.get(self._kind_of_set):
+            return True
         return right.resource not in NEEDED_BY
-
-    async def _may(self, right: Right) -> bool:
-        resource, _, below = right.resource.partition("/")
-        attributes = {
-            "namespace": right.namespace,
-            "verb": right.verb,
-            "group": right.group,
-            "resource": resource,
-            "subresource": below,
-        }
-        answer = await self._review(
-            "authorization.k8s.io/v1",
-            "SelfSubjectAccessReview",
-            {"resourceAttributes": attributes},
-        )
-        return bool(answer.get("status", {}).get("allowed"))
 
     async def _user(self) -> str:
         try:
-            answer = await self._review("authentication.k8s.io/v1", "SelfSubjectReview", {})
-        except (AuthError, NotFound):  # it is of Kubernetes 1.28
+            answer = await _review(self._api, "authentication.k8s.io/v1", "SelfSubjectReview")
+        except (AuthError, NotFound):  # Kubernetes before 1.28 doesn't have it
             return "YOU"
         return str(answer["status"]["userInfo"].get("username") or "YOU")
 
-    async def _review(self, group: str, kind: str, spec: dict[str, Any]) -> dict[str, Any]:
-        body = {"apiVersion": group, "kind": kind} | ({"spec": spec} if spec else {})
-        return await self._api.call("POST", f"/apis/{group}/{kind.lower()}s", body=body)
-
-    async def _account(self) -> Finding:
-        name = self._at.service_account
+    async def _service_account(self) -> Finding:
+        name, namespace = self._at.service_account, self._at.namespace
         try:
-            path = f"{self._place}/serviceaccounts/{urllib.parse.quote(name, safe='')}"
-            found = await self._api.call("GET", path)
-        except Forbidden:
-            words = f"{name!r} may not be looked at; were it missing, no pod could be made"
-            return Finding(State.SKIPPED, words)
+            found = await self._api.call("GET", f"{self._place}/serviceaccounts/{_quoted(name)}")
         except NotFound:
-            return Finding(
-                State.FAILED,
-                f"there is no service account {name!r} in {self._at.namespace!r}, so no pod "
-                "can be made",
-                f"kubectl create serviceaccount {name} -n {self._at.namespace}, or set "
+            return failed(
+                f"there is no service account {name!r} in {namespace!r}, so no pod can be created",
+                f"kubectl create serviceaccount {name} -n {namespace}, or set "
                 "KINETIC_SERVICE_ACCOUNT",
             )
         annotations: dict[str, str] = found["metadata"].get("annotations") or {}
-        identity = annotations.get(IDENTITY)
-        if identity:
-            return Finding(State.OK, f"{name!r} acts as {identity}")
+        if identity := annotations.get(IDENTITY):
+            return ok(f"{name!r} acts as {identity}")
         if self._target.kube_context is None:
-            return Finding(
-                State.WARNING,
-                f"{name!r} acts as no service account of Google's: pods get to the bucket only "
-                "by what is granted to themselves, or to their node",
-                f"kubectl annotate serviceaccount {name} -n {self._at.namespace} "
+            return warning(
+                f"{name!r} acts as no Google service account: pods reach the bucket only with "
+                "their own permissions or those of their node",
+                f"kubectl annotate serviceaccount {name} -n {namespace} "
                 f"{IDENTITY}=ACCOUNT@{self._target.project}.iam.gserviceaccount.com",
             )
-        return Finding(State.OK, f"{name!r} is there")
+        return ok(f"{name!r} exists")
 
     async def _sets(self) -> Finding:
-        there: list[str] = []
+        installed: list[str] = []
         for kind, group in SETS.items():
             try:
                 await self._api.call("GET", f"/apis/{group}")
-                there.append(kind)
+                installed.append(kind)
             except (NotFound, Forbidden):
                 continue
-        wanted = (self._environ.get("KINETIC_MULTIHOST") or "lws").strip().lower()
-        if wanted in there:
-            return Finding(State.OK, f"there is {' and '.join(there)}")
-        several = self._target.backend == "pathways"
+        wanted = self._kind_of_set
+        if wanted in installed:
+            return ok(f"installed: {' and '.join(installed)}")
         return Finding(
-            State.FAILED if several else State.WARNING,
+            State.FAILED if self._target.backend == "pathways" else State.WARNING,
             f"{SETS.get(wanted, wanted)} is not installed: jobs on several hosts need it",
-            "install LeaderWorkerSet (https://lws.sigs.k8s.io) or JobSet and set "
-            "KINETIC_MULTIHOST; jobs on one host need neither",
+            "install LeaderWorkerSet (https://lws.sigs.k8s.io), or install JobSet and set "
+            "KINETIC_MULTIHOST=jobset; jobs on one host need neither",
         )
 
     async def _nodes(self) -> Finding:
-        try:
-            found = await self._api.call("GET", "/api/v1/nodes")
-        except Forbidden:
-            return Finding(State.SKIPPED, "nodes may not be looked at")
-        nodes: list[dict[str, Any]] = found.get("items") or []
-        broken = [one["metadata"]["name"] for one in nodes if not _is_ready(one)]
+        nodes = await self._list("/api/v1/nodes")
+        if not nodes:
+            advice = "add a node pool, unless the cluster adds nodes when pods need them"
+            return warning("there are none", advice)
+        conditions = {one["metadata"]["name"]: _conditions(one) for one in nodes}
+        broken = [name for name, found in conditions.items() if found.get("Ready") != "True"]
+        pressure = [
+            f"{name} has {kind}"
+            for name, found in conditions.items()
+            for kind, status in found.items()
+            if kind.endswith("Pressure") and status == "True"
+        ]
         bare = [one["metadata"]["name"] for one in nodes if _lacks_driver(one)]
         words = f"{len(nodes) - len(broken)} of {len(nodes)} are ready"
-        if pressed := [words for one in nodes for words in _pressures(one)]:
-            words += f"; {', '.join(pressed[:SHOWN])}"
+        if pressure:
+            words += f"; {', '.join(pressure[:SHOWN])}"
         if bare:
-            return Finding(
-                State.WARNING,
-                f"{words}; no driver runs on {', '.join(bare[:SHOWN])}: its GPUs are not offered",
-                "see whether the daemon set of NVIDIA's driver runs: kubectl get daemonsets -n "
-                "kube-system",
+            return warning(
+                f"{words}; no GPU driver runs on {', '.join(bare[:SHOWN])}: their GPUs are not "
+                "available",
+                "check that NVIDIA's daemon set runs: kubectl get daemonsets -n kube-system",
             )
-        if broken or pressed or not nodes:
-            advice = f"kubectl describe node {broken[0]}" if broken else "kubectl describe nodes"
-            if not nodes:
-                advice = "add a node pool, unless the cluster makes nodes when pods ask for them"
-            return Finding(State.WARNING, words, advice)
-        return Finding(State.OK, words)
+        if broken or pressure:
+            return warning(words, f"kubectl describe node {broken[0] if broken else ''}".rstrip())
+        return ok(words)
 
-    async def _waiting(self) -> Finding:
-        query = {"fieldSelector": "status.phase=Pending"}
-        try:
-            found = await self._api.call("GET", f"{self._place}/pods", query=query)
-        except Forbidden:
-            return Finding(State.SKIPPED, "pods may not be looked at")
-        pods: list[dict[str, Any]] = found.get("items") or []
+    async def _pending(self) -> Finding:
+        pods = await self._list(f"{self._place}/pods", "status.phase=Pending")
+        limit = f"{WAITING_S / 60:g} min"
         old = [one["metadata"]["name"] for one in pods if _age_s(one) > WAITING_S]
         if not old:
-            return Finding(State.OK, f"{len(pods)} wait, none for more than {WAITING_S / 60:g} min")
-        return Finding(
-            State.WARNING,
-            f"{len(old)} wait for more than {WAITING_S / 60:g} min: {', '.join(old[:SHOWN])}",
+            return ok(f"{len(pods)}, none for more than {limit}")
+        return warning(
+            f"{len(old)} for more than {limit}: {', '.join(old[:SHOWN])}",
             f"kubectl describe pod {old[0]} -n {self._at.namespace}",
         )
 
     async def _warnings(self) -> Finding:
-        query = {"fieldSelector": "type=Warning"}
-        try:
-            found = await self._api.call("GET", f"{self._place}/events", query=query)
-        except Forbidden:
-            return Finding(State.SKIPPED, "events may not be looked at")
-        every: list[dict[str, Any]] = found.get("items") or []
-        events = [one for one in every if one.get("reason") in CONCERNING]
+        found = await self._list(f"{self._place}/events", "type=Warning")
+        events = [one for one in found if one.get("reason") in EVENTS]
         if not events:
-            return Finding(State.OK, "no events that would concern jobs")
+            return ok("no events that concern jobs")
         counted = Counter(str(one["reason"]) for one in events)
         words = ", ".join(f"{number} {reason}" for reason, number in counted.most_common())
         last = " ".join(str(events[-1].get("message", "")).split())[:200]
-        return Finding(
-            State.WARNING,
+        return warning(
             f"{words}; the last says: {last}",
             f"kubectl get events -n {self._at.namespace} --field-selector type=Warning",
         )
 
     async def _queue(self) -> Finding:
-        name = urllib.parse.quote(self._at.queue, safe="")
-        namespace = urllib.parse.quote(self._at.namespace, safe="")
-        path = f"/apis/kueue.x-k8s.io/v1beta1/namespaces/{namespace}/localqueues/{name}"
+        namespace, queue = self._at.namespace, self._at.queue
         try:
-            await self._api.call("GET", path)
-        except Forbidden:
-            return Finding(State.SKIPPED, f"{self._at.queue!r} may not be looked at")
+            await self._api.call(
+                "GET",
+                f"/apis/kueue.x-k8s.io/v1beta1/namespaces/{_quoted(namespace)}/localqueues/"
+                f"{_quoted(queue)}",
+            )
         except NotFound:
-            return Finding(
-                State.FAILED,
-                f"there is no queue {self._at.queue!r} in {self._at.namespace!r}, or no Kueue",
+            return failed(
+                f"there is no queue {queue!r} in {namespace!r}, or Kueue is not installed",
                 "create a LocalQueue of this name, or unset KINETIC_QUEUE",
             )
-        return Finding(State.OK, f"{self._at.queue!r} is there")
+        return ok(f"{queue!r} exists")
+
+    async def _list(self, path: str, fields: str = "") -> list[dict[str, Any]]:
+        query = {"fieldSelector": fields} if fields else {}
+        found = await self._api.call("GET", path, query=query)
+        items: list[dict[str, Any]] = found.get("items") or []
+        return items
+
+
+def _check(
+    name: str, look: Callable[[], Awaitable[Finding]], needs: str, advice: str = ""
+) -> Check:
+    """Return a check that is skipped if the user may not read what it looks at."""
+
+    async def permitted() -> Finding:
+        try:
+            return await look()
+        except Forbidden:
+            return skipped(f"no permission to read the {name}; jobs run without it")
+
+    return Check(name=name, group=GROUP, look=permitted, needs=(needs,), advice=advice)
+
+
+async def _is_allowed(api: Api, right: Right) -> bool:
+    resource, _, subresource = right.resource.partition("/")
+    attributes = {
+        "namespace": right.namespace,
+        "verb": right.verb,
+        "group": right.group,
+        "resource": resource,
+        "subresource": subresource,
+    }
+    spec = {"resourceAttributes": attributes}
+    answer = await _review(api, "authorization.k8s.io/v1", "SelfSubjectAccessReview", spec=spec)
+    return bool(answer.get("status", {}).get("allowed"))
+
+
+async def _review(api: Api, group: str, kind: str, **more: Any) -> dict[str, Any]:
+    body = {"apiVersion": group, "kind": kind, **more}
+    return await api.call("POST", f"/apis/{group}/{kind.lower()}s", body=body)
+
+
+def _quoted(name: str) -> str:
+    return urllib.parse.quote(name, safe="")
 
 
 def _of_resource(missing: list[Right]) -> list[str]:
-    """The missing verbs of each resource, in one phrase."""
+    """Return a phrase for each resource, with its missing verbs and what needs them."""
     verbs: dict[str, list[str]] = {}
     for one in missing:
         name = f"{one.resource}.{one.group}" if one.group else one.resource
@@ -333,16 +347,6 @@ def _conditions(node: dict[str, Any]) -> dict[str, str]:
     return {one["type"]: one["status"] for one in conditions}
 
 
-def _is_ready(node: dict[str, Any]) -> bool:
-    return _conditions(node).get("Ready") == "True"
-
-
-def _pressures(node: dict[str, Any]) -> list[str]:
-    name = node["metadata"]["name"]
-    kinds = [kind for kind, status in _conditions(node).items() if status == "True"]
-    return [f"{name} has {kind}" for kind in kinds if kind.endswith("Pressure")]
-
-
 def _lacks_driver(node: dict[str, Any]) -> bool:
     allocatable: dict[str, Any] = node.get("status", {}).get("allocatable") or {}
     labelled = GPU_LABEL in (node["metadata"].get("labels") or {})
@@ -350,5 +354,5 @@ def _lacks_driver(node: dict[str, Any]) -> bool:
 
 
 def _age_s(pod: dict[str, Any]) -> float:
-    made = datetime.datetime.fromisoformat(pod["metadata"]["creationTimestamp"])
-    return (datetime.datetime.now(datetime.UTC) - made).total_seconds()
+    created = datetime.datetime.fromisoformat(pod["metadata"]["creationTimestamp"])
+    return (datetime.datetime.now(datetime.UTC) - created).total_seconds()

@@ -1,22 +1,18 @@
-"""Which checks there are for a target, and all of them carried out."""
+"""Choose the checks for a target, and run them."""
 
 from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import AsyncExitStack
 
 import anyio.to_thread
 
 from kinetic import configuration
-from kinetic.doctor.checks import Check, Finding, Report, Result, State, carry_out
-from kinetic.doctor.python import Installation
+from kinetic.doctor.checks import Check, Finding, Report, failed_by, ok, run_checks
+from kinetic.doctor.python import installation
 from kinetic.errors import ConfigurationError
-
-__all__ = ["examine"]
-
-CONFIGURATION = "configuration"
 
 
 async def examine(
@@ -30,20 +26,31 @@ async def examine(
     run: bool = False,
     container_image: str | None = None,
     environ: Mapping[str, str] = os.environ,
-    told: Callable[[Result], None] = lambda result: None,
 ) -> Report:
-    """Look at everything that a job needs, and change nothing that lasts.
+    """Check everything that a job needs, and leave nothing behind.
 
-    The target is resolved as for a job. With *run*, a tiny job is run when nothing else has
-    failed, in *container_image* if one is named. *told* hears of each result as it comes.
+    It takes as long as the slowest check: without *run*, a minute at most.
 
-    Takes as long as its slowest check: without *run*, about a minute at most.
+    Args:
+        backend, project, zone, cluster, namespace, store: The target, resolved as for a job.
+        run: Whether to run a tiny job after all other checks have passed. Default: no.
+        container_image: The image of that job. Default: one that kinetic builds.
+        environ: The environment. Default: that of this process.
 
-    Cancelled: all checks end; a job of *run* is stopped.
+    Returns:
+        The report, with a result per check.
+
+    Cancelled: all checks end; the job is stopped and removed.
+
+    Example::
+
+        report = await examine(backend="local")
+        assert report.healthy, report.to_dict()
     """
-    settled: configuration.Target | ConfigurationError
+    closing = AsyncExitStack()
+    checks = installation(environ)
     try:
-        settled = configuration.resolve(
+        target = configuration.resolve(
             backend=backend,
             project=project,
             zone=zone,
@@ -52,26 +59,32 @@ async def examine(
             environ=environ,
         )
         if store is not None:
-            settled = configuration.with_store(settled, store)
+            target = configuration.with_store(target, store)
     except ConfigurationError as exc:
-        settled = exc
+        checks.append(_settled("configuration", "configuration", failed_by(exc)))
+        return await run_checks(checks)
+    checks.append(_settled("configuration", "configuration", ok(_described(target))))
+    async with closing:
+        if target.backend == "local":
+            from kinetic.doctor.machine import Machine
 
-    async def configured() -> Finding:
-        if isinstance(settled, ConfigurationError):
-            return Finding.of(settled)
-        return Finding(State.OK, _described(settled))
+            checks += Machine(target, environ).checks()
+        else:
+            checks += await _of_cluster(target, environ, closing)
+        if run:
+            from kinetic.doctor.trial import trial
 
-    table = Installation(environ).checks()
-    table.append(Check(name=CONFIGURATION, group=CONFIGURATION, look=configured))
-    async with AsyncExitStack() as closing:
-        if not isinstance(settled, ConfigurationError):
-            table += await _subjects(settled, environ, closing)
-            if run:
-                from kinetic.doctor.trial import Trial
+            checks.append(trial(target, container_image, after=tuple(one.name for one in checks)))
+        return await run_checks(checks)
 
-                every = tuple(one.name for one in table)
-                table += Trial(settled, container_image).checks(after=every)
-        return await carry_out(table, told)
+
+def _settled(name: str, group: str, finding: Finding) -> Check:
+    """Return a check whose *finding* is known already."""
+
+    async def look() -> Finding:
+        return finding
+
+    return Check(name=name, group=group, look=look)
 
 
 def _described(target: configuration.Target) -> str:
@@ -82,57 +95,39 @@ def _described(target: configuration.Target) -> str:
     return f"{words}; cluster {where}, namespace {target.namespace}"
 
 
-async def _subjects(
-    target: configuration.Target, environ: Mapping[str, str], closing: AsyncExitStack
-) -> list[Check]:
-    """The checks of the platform; what they open is closed with *closing*."""
-    if target.backend == "local":
-        from kinetic.doctor.machine import Machine
-
-        return Machine(target, environ).checks()
-    return await _of_cluster(target, environ, closing)
-
-
 async def _of_cluster(
     target: configuration.Target, environ: Mapping[str, str], closing: AsyncExitStack
 ) -> list[Check]:
-    for module in ("backends.gke", "gcs.http"):  # half a second, which the loop is spared
+    """Return the checks of a cluster and its buckets; *closing* closes their connections."""
+    for module in ("backends.gke", "gcs.http"):  # half a second, off the event loop
         await anyio.to_thread.run_sync(importlib.import_module, f"kinetic.aio.{module}")
     from kinetic.aio.backends.gke import builds_url, placement, store_url
     from kinetic.aio.gcs.http import EMULATOR
-    from kinetic.doctor.bucket import Bucket
+    from kinetic.doctor.bucket import GROUP, Bucket
     from kinetic.doctor.cluster import Cluster
     from kinetic.doctor.google import Google
 
-    table: list[Check] = []
-    by_google = target.kube_context is None
+    checks: list[Check] = []
+    on_gke = target.kube_context is None
     emulated = bool(environ.get(EMULATOR))
-    if by_google or not emulated:
+    credentials: tuple[str, ...] = ()
+    if on_gke or not emulated:
         google = Google(target, environ)
         closing.push_async_callback(google.aclose)
-        table += google.checks(cluster=by_google)
-    known = tuple(one.name for one in table if one.name == "credentials")
+        checks += google.checks(project=on_gke)
+        credentials = ("credentials",)
     cluster = Cluster(target, placement(target, environ), environ)
     closing.push_async_callback(cluster.aclose)
-    table += cluster.checks(after=known if by_google else ())
-    for_bucket = () if emulated else known
+    checks += cluster.checks(after=credentials if on_gke else ())
+    buckets: dict[str, str] = {}
     try:
-        url = store_url(target)
-        buckets = {"bucket": url}
+        buckets["bucket"] = store_url(target)
     except ConfigurationError as exc:
-        table.append(_failed("bucket", exc))
-        buckets = {}
-    if by_google and (builds := builds_url(target)):
+        checks.append(_settled("bucket", GROUP, failed_by(exc)))
+    if on_gke and (builds := builds_url(target)):
         buckets["bucket of builds"] = builds
     for name, url in buckets.items():
         bucket = await anyio.to_thread.run_sync(Bucket, name, url, environ)
         closing.push_async_callback(bucket.aclose)
-        table += bucket.checks(after=for_bucket)
-    return table
-
-
-def _failed(name: str, failure: ConfigurationError) -> Check:
-    async def look() -> Finding:
-        raise failure
-
-    return Check(name=name, group="store", look=look)
+        checks += bucket.checks(after=() if emulated else credentials)
+    return checks

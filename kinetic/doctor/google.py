@@ -1,18 +1,20 @@
-"""Checks of a GCP project: credentials, the project, its APIs, its registry and its quotas."""
+"""Check a Google Cloud project: credentials, billing, APIs, image repository, and quotas."""
 
 from __future__ import annotations
 
 import urllib.parse
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-from kinetic.aio._net.http import HttpClient, HttpError, cut, json_object
-from kinetic.aio._net.tokens import Credentials, with_token
+from kinetic.aio._net.google import GoogleClient, GoogleRequest
+from kinetic.aio._net.http import HttpError
+from kinetic.aio._net.retry import RetryPolicy
 from kinetic.configuration import Target
-from kinetic.doctor.checks import Check, Finding, State
+from kinetic.doctor.checks import Check, Finding, failed, ok, skipped, warning
 from kinetic.errors import ConfigurationError
 
 GROUP = "project"
+
 APIS: Mapping[str, str] = {
     "container.googleapis.com": "finding the cluster",
     "storage.googleapis.com": "the bucket of jobs",
@@ -20,35 +22,30 @@ APIS: Mapping[str, str] = {
     "cloudbuild.googleapis.com": "bundled images",
     "artifactregistry.googleapis.com": "bundled images",
 }
-"""What each is needed for."""
+"""The APIs that kinetic uses, and for what."""
 
 ACCELERATORS = ("NVIDIA_", "TPU", "PREEMPTIBLE_NVIDIA_", "PREEMPTIBLE_TPU")
-ENABLED = "ENABLED"
+"""How the names of quotas for accelerators start."""
 
 
 class Google:
-    """Google's APIs, as the application-default credentials may use them.
-
-    For each, ``CLOUDSDK_API_ENDPOINT_OVERRIDES_<NAME>`` may name another address, as for gcloud.
-    """
+    """Check the project of *target* with the application-default credentials."""
 
     def __init__(self, target: Target, environ: Mapping[str, str]) -> None:
         self._target = target
-        self._environ = environ
-        self._credentials = Credentials()
-        self._http = HttpClient("the doctor", connect_s=10.0, idle_s=20.0, trust_env=True)
+        self._client = GoogleClient(environ, RetryPolicy(total_s=0.0), idle_s=20.0)
 
-    def checks(self, *, cluster: bool) -> list[Check]:
-        """Whether there are credentials; and of a GKE *cluster*, what its project has."""
-        found = [Check(name="credentials", group="credentials", look=self._token)]
-        if cluster:
-            looks = {
-                "project": self._project,
-                "billing": self._billing,
-                "APIs": self._apis,
-                "registry": self._registry,
-                "quotas": self._quotas,
-            }
+    def checks(self, *, project: bool) -> list[Check]:
+        """Return the check of the credentials and, if wanted, those of the *project*."""
+        found = [Check(name="credentials", group="credentials", look=self._credentials)]
+        looks = {
+            "project": self._project,
+            "billing": self._billing,
+            "APIs": self._apis,
+            "registry": self._registry,
+            "quotas": self._quotas,
+        }
+        if project:
             found += [
                 Check(name=name, group=GROUP, look=look, needs=("credentials",))
                 for name, look in looks.items()
@@ -57,62 +54,58 @@ class Google:
 
     async def aclose(self) -> None:
         """Close the connections."""
-        await self._credentials.aclose()
-        await self._http.aclose()
+        await self._client.aclose()
 
-    async def _token(self) -> Finding:
-        await self._credentials.get()
-        return Finding(State.OK, f"Google accepts {self._credentials.whose}")
+    async def _credentials(self) -> Finding:
+        await self._client.credentials.get()
+        return ok(f"Google accepts {self._client.credentials.whose}")
 
     async def _project(self) -> Finding:
+        project = self._target.project
         try:
-            found = await self._ask("cloudresourcemanager", f"/v1/projects/{self._name}")
+            found = await self._get("cloudresourcemanager", f"/v1/projects/{self._name}")
         except HttpError as refusal:
             if refusal.status not in (403, 404):
                 raise
-            return Finding(
-                State.WARNING,
-                f"{self._target.project} is not there, or may not be seen ({refusal.said})",
-                "check KINETIC_PROJECT, or grant roles/browser; jobs run without that right",
+            return warning(
+                f"{project} doesn't exist, or you have no permission to see it ({refusal.said})",
+                "check KINETIC_PROJECT, or grant roles/browser; jobs run without it",
             )
         state = found.get("lifecycleState")
         if state != "ACTIVE":
-            return Finding(
-                State.FAILED,
-                f"{self._target.project} is {state}",
-                f"gcloud projects undelete {self._target.project}, or set KINETIC_PROJECT",
-            )
-        return Finding(State.OK, f"{found.get('name') or self._target.project} is active")
+            advice = f"gcloud projects undelete {project}, or set KINETIC_PROJECT"
+            return failed(f"{project} is {state}", advice)
+        return ok(f"{found.get('name') or project} is active")
 
     async def _billing(self) -> Finding:
+        project = self._target.project
         try:
-            found = await self._ask("cloudbilling", f"/v1/projects/{self._name}/billingInfo")
+            found = await self._get("cloudbilling", f"/v1/projects/{self._name}/billingInfo")
         except HttpError as refusal:
-            return _unseen(refusal)
+            return _refused(refusal)
         if not found.get("billingEnabled"):
-            return Finding(
-                State.FAILED,
-                f"{self._target.project} has no billing account",
-                f"gcloud billing projects link {self._target.project} --billing-account=ACCOUNT",
+            return failed(
+                f"{project} has no billing account",
+                f"gcloud billing projects link {project} --billing-account=ACCOUNT",
             )
-        return Finding(State.OK, "enabled")
+        return ok("enabled")
 
     async def _apis(self) -> Finding:
-        names = [("names", f"projects/{self._target.project}/services/{one}") for one in APIS]
+        project = self._target.project
+        names = [("names", f"projects/{project}/services/{one}") for one in APIS]
         path = f"/v1/projects/{self._name}/services:batchGet"
         try:
-            found = await self._ask("serviceusage", path, names)
+            found = await self._get("serviceusage", path, *names)
         except HttpError as refusal:
-            return _unseen(refusal)
+            return _refused(refusal)
         services: list[dict[str, Any]] = found.get("services") or []
-        on = {one["name"].rpartition("/")[2] for one in services if one.get("state") == ENABLED}
+        on = {one["name"].rpartition("/")[2] for one in services if one.get("state") == "ENABLED"}
         if off := [one for one in APIS if one not in on]:
-            return Finding(
-                State.FAILED,
-                ", ".join(f"{one} is off ({APIS[one]})" for one in off),
-                f"gcloud services enable {' '.join(off)} --project {self._target.project}",
+            return failed(
+                ", ".join(f"{one} is disabled ({APIS[one]})" for one in off),
+                f"gcloud services enable {' '.join(off)} --project {project}",
             )
-        return Finding(State.OK, f"all {len(APIS)} are enabled")
+        return ok(f"all {len(APIS)} are enabled")
 
     async def _registry(self) -> Finding:
         from kinetic.aio.images.registry import places
@@ -121,26 +114,24 @@ class Google:
         location = host.removesuffix("-docker.pkg.dev")
         path = f"/v1/projects/{project}/locations/{location}/repositories/{repository}"
         try:
-            await self._ask("artifactregistry", path)
+            await self._get("artifactregistry", path)
         except HttpError as refusal:
             if refusal.status != 404:
-                return _unseen(refusal)
-            return Finding(
-                State.WARNING,
-                f"there is no repository {repository!r} in {location}: bundled images need it",
+                return _refused(refusal)
+            return warning(
+                f"there is no repository {repository!r} in {location}; bundled images need it",
                 f"gcloud artifacts repositories create {repository} --repository-format=docker "
                 f"--location={location} --project={project}, or name an image: container_image=",
             )
-        return Finding(State.OK, f"{host}/{project}/{repository}")
+        return ok(f"{host}/{project}/{repository}")
 
     async def _quotas(self) -> Finding:
         region = self._target.zone.rpartition("-")[0] or self._target.zone
+        path = f"/compute/v1/projects/{self._name}/regions/{region}"
         try:
-            found = await self._ask(
-                "compute", f"/compute/v1/projects/{self._name}/regions/{region}"
-            )
+            found = await self._get("compute", path)
         except HttpError as refusal:
-            return _unseen(refusal)
+            return _refused(refusal)
         quotas: list[dict[str, Any]] = found.get("quotas") or []
         some = [
             f"{one['metric']} {one.get('usage', 0):g} of {one['limit']:g}"
@@ -148,13 +139,12 @@ class Google:
             if str(one.get("metric", "")).startswith(ACCELERATORS) and one.get("limit", 0) > 0
         ]
         if not some:
-            return Finding(
-                State.WARNING,
-                f"{self._target.project} has no quota for GPUs in {region} that is told here",
-                "ask for one: https://console.cloud.google.com/iam-admin/quotas (those of TPUs "
-                "and of some GPUs are told there only)",
+            return warning(
+                f"Compute Engine lists no quota for GPUs in {region}",
+                "request one: https://console.cloud.google.com/iam-admin/quotas (that page alone "
+                "shows the quotas of TPUs and of some GPUs)",
             )
-        return Finding(State.OK, f"{region}: {', '.join(sorted(some))}")
+        return ok(f"{region}: {', '.join(sorted(some))}")
 
     @property
     def _name(self) -> str:
@@ -162,33 +152,9 @@ class Google:
             raise ConfigurationError("no project is configured; set KINETIC_PROJECT")
         return urllib.parse.quote(self._target.project, safe=":")
 
-    async def _ask(
-        self, api: str, path: str, query: Sequence[tuple[str, str]] = ()
-    ) -> dict[str, Any]:
-        """What one of Google's APIs answers to a GET.
-
-        Raises:
-            HttpError: It refuses.
-            Unavailable: It does not answer.
-        """
-        from yarl import URL
-
-        variable = f"CLOUDSDK_API_ENDPOINT_OVERRIDES_{api.upper()}"
-        server = (self._environ.get(variable) or f"https://{api}.googleapis.com").rstrip("/")
-        url = URL(server + path, encoded=True).update_query(query)
-
-        async def once(token: str) -> dict[str, Any]:
-            headers = {"Authorization": f"Bearer {token}"}
-            request = self._http.session().get(url, headers=headers, allow_redirects=False)
-            answer = await self._http.answered(request)
-            try:
-                return json_object(await answer.text())
-            finally:
-                cut(answer)
-
-        with self._http.translated(f"cannot ask {api}", server):
-            return await with_token(self._credentials, once)
+    async def _get(self, api: str, path: str, *query: tuple[str, str]) -> dict[str, Any]:
+        return await self._client.call(GoogleRequest(api, path, query))
 
 
-def _unseen(refusal: HttpError) -> Finding:
-    return Finding(State.SKIPPED, f"it may not be looked at ({refusal.status}: {refusal.said})")
+def _refused(refusal: HttpError) -> Finding:
+    return skipped(f"no permission to look ({refusal.status}: {refusal.said})")

@@ -1,4 +1,4 @@
-"""Checks of the local platform: its home, the machine's room, its kernel and the supervisor."""
+"""Check the local platform: its home, the machine's resources, its kernel, and the supervisor."""
 
 from __future__ import annotations
 
@@ -16,18 +16,23 @@ from kinetic._devices import cpus_here, gpus_here, memory_here
 from kinetic._runner.protocol import private
 from kinetic._supervisor.protocol import VERSION, Places
 from kinetic.aio.local.supervisor import running
-from kinetic.doctor.checks import Check, Finding, State
+from kinetic.doctor.checks import Check, Finding, State, failed, ok, warning
 
 GROUP = "this machine"
 MIB = 1024 * 1024
-FULL, TIGHT = 100 * MIB, 2048 * MIB
-"""With less room than this nothing can run, and something may not."""
+
+FULL = 100 * MIB
+"""With less free space on a disk, no job can run."""
+
+TIGHT = 2048 * MIB
+"""With less free space on a disk, some jobs may fail."""
 
 MEMORY_TIGHT = 512 * MIB
+"""With less free memory, some jobs may fail."""
 
 
 class Machine:
-    """What jobs of ``backend="local"`` need of this machine."""
+    """Check what jobs of ``backend="local"`` need from this machine."""
 
     def __init__(self, target: configuration.Target, environ: Mapping[str, str]) -> None:
         self._environ = environ
@@ -36,22 +41,22 @@ class Machine:
         self._store = Path(store).expanduser() if store else self._home / "store"
 
     def checks(self) -> list[Check]:
-        """Those of the local platform."""
+        """Return the checks of the local platform."""
         return [
             Check(
                 name="home",
                 group=GROUP,
-                look=self._rights,
-                advice=f"see that {self._home} can be written to and its disk has room, or set "
-                "KINETIC_HOME to a folder of your own",
+                look=self._folders,
+                advice=f"make {self._home} writable and free some space, or set KINETIC_HOME to "
+                "another folder",
             ),
             Check(
                 name="disk",
                 group=GROUP,
                 look=self._disk,
                 needs=("home",),
-                advice="free some room there (`kinetic gc` removes what nobody uses), or set "
-                "KINETIC_HOME and KINETIC_STORE to another disk",
+                advice="free some space (`kinetic gc` removes unused content), or set KINETIC_HOME "
+                "and KINETIC_STORE to folders on another disk",
             ),
             Check(
                 name="memory",
@@ -64,99 +69,89 @@ class Machine:
             Check(name="supervisor", group=GROUP, look=self._supervisor, needs=("home",)),
         ]
 
-    async def _rights(self) -> Finding:
-        return await anyio.to_thread.run_sync(self._home_of_ones_own)
+    async def _folders(self) -> Finding:
+        return await anyio.to_thread.run_sync(self._try_folders)
 
-    def _home_of_ones_own(self) -> Finding:
-        places = Places(self._home)
-        mine = {self._home: False, self._store: False, places.state: False}
-        for path, secret in {**mine, self._home / "key": True}.items():
-            if words := private.objection(path, secret=secret):
-                return Finding(State.FAILED, *_halves(words))
+    def _try_folders(self) -> Finding:
+        secret = {self._home: False, self._store: False, Places(self._home).state: False}
+        for path, is_secret in {**secret, self._home / "key": True}.items():
+            if words := private.objection(path, secret=is_secret):
+                evidence, _, advice = words.partition("type ")
+                return failed(evidence.rstrip(" :;"), advice)
         for folder in (self._home, self._store):
             with tempfile.TemporaryFile(dir=_existing(folder)) as probe:
                 probe.write(b"\0" * 4096)
                 probe.flush()
-        return Finding(State.OK, f"{self._home} and the store {self._store} can be written to")
+        return ok(f"{self._home} and the store {self._store} are writable")
 
     async def _disk(self) -> Finding:
-        rooms = {
+        free = {
             folder: shutil.disk_usage(_existing(folder)).free
             for folder in (self._home, self._store, Path(tempfile.gettempdir()))
         }
-        words = ", ".join(f"{folder}: {free // MIB} MiB free" for folder, free in rooms.items())
-        least = min(rooms.values())
+        words = ", ".join(f"{folder}: {size // MIB} MiB free" for folder, size in free.items())
+        least = min(free.values())
         state = State.FAILED if least < FULL else State.WARNING if least < TIGHT else State.OK
         return Finding(state, words)
 
     async def _memory(self) -> Finding:
-        whole, free = memory_here(), _free_memory()
-        words = f"{whole // MIB} MiB" + ("" if free is None else f", {free // MIB} MiB of it free")
-        tight = free is not None and free < MEMORY_TIGHT
-        return Finding(State.WARNING if tight else State.OK, words)
+        total, free = memory_here(), _free_memory()
+        words = f"{total // MIB} MiB" + ("" if free is None else f", {free // MIB} MiB of it free")
+        return warning(words) if free is not None and free < MEMORY_TIGHT else ok(words)
 
     async def _processors(self) -> Finding:
         gpus = len(gpus_here(self._environ))
-        words = f"jobs may take {cpus_here(self._environ)} CPUs and {gpus} GPUs together"
-        return Finding(State.OK, words)
+        return ok(f"jobs may use {cpus_here(self._environ)} CPUs and {gpus} GPUs together")
 
     async def _kernel(self) -> Finding:
         if not hasattr(os, "fork"):
-            return Finding(
-                State.FAILED,
+            return failed(
                 f"{sys.platform} cannot fork",
-                "use Linux, macOS or WSL, or a cluster (KINETIC_PROJECT)",
+                "use Linux, macOS, or WSL, or a cluster (KINETIC_PROJECT)",
             )
-        # It is tried in a fork, and this process may have threads: another interpreter asks.
+        lacking: list[str] = []
+        if not await self._has_namespaces():
+            lacking.append("no mount namespaces: volumes= at absolute paths won't work")
+        if not hasattr(os, "pidfd_open"):
+            lacking.append("no pidfd_open: a job goes on when its caller is killed with SIGKILL")
+        if sys.platform != "linux":
+            lacking.append("no parent-death signal: a job may briefly outlive a killed supervisor")
+        if lacking:
+            advice = "pass Data as an argument instead of volumes=; the rest works"
+            return warning("; ".join(lacking), advice)
+        return ok(f"{os.uname().sysname} {os.uname().release} has everything that kinetic uses")
+
+    async def _has_namespaces(self) -> bool:
+        # The test forks, which is unsafe in this process: it may have threads.
         command = "from kinetic._runner.job.namespace import available; print(available())"
         package = Path(configuration.__file__).parents[1]
         environ = {"PATH": os.defpath, "PYTHONPATH": str(package)}
         probe = await anyio.run_process(
             [sys.executable, "-S", "-c", command], check=False, env=environ
         )
-        namespaces = probe.stdout.decode().strip()
-        lacking: list[str] = []
-        if not namespaces:
-            lacking.append("no mount namespaces: volumes= at absolute paths will not work")
-        if not hasattr(os, "pidfd_open"):
-            lacking.append("no pidfd_open: a job goes on when its caller is killed with SIGKILL")
-        if sys.platform != "linux":
-            lacking.append("no parent-death signal: a job may outlive a killed supervisor a little")
-        if lacking:
-            advice = "pass Data as an argument instead of volumes=; all else works"
-            return Finding(State.WARNING, "; ".join(lacking), advice)
-        return Finding(State.OK, f"{os.uname().sysname} {os.uname().release}: all that is used")
+        return bool(probe.stdout.strip())
 
     async def _supervisor(self) -> Finding:
         found = await running(self._home)
         if found is None:
-            return Finding(State.OK, "none runs now; the first job starts it")
+            return ok("not running; the first job starts it")
         if found.protocol != VERSION:
-            return Finding(
-                State.FAILED,
-                f"process {found.pid} is the supervisor of another version of kinetic: it speaks "
-                f"{'.'.join(map(str, found.protocol))}, and this one "
-                f"{'.'.join(map(str, VERSION))}",
-                f"`kill {found.pid}` when its jobs have ended or are not wanted; the next job "
-                "starts another",
+            theirs, ours = (".".join(map(str, one)) for one in (found.protocol, VERSION))
+            return failed(
+                f"process {found.pid} is the supervisor of another version of kinetic: its "
+                f"protocol is {theirs}, not {ours}",
+                f"`kill {found.pid}` once its jobs have ended; the next job starts a new one",
             )
-        live = found.jobs.get("running", 0)
-        return Finding(State.OK, f"process {found.pid}, of this version, runs {live} jobs")
-
-
-def _halves(words: str) -> tuple[str, str]:
-    """An objection says what is wrong, then what to type."""
-    evidence, _, advice = words.partition("type ")
-    return evidence.rstrip(" :;"), advice
+        return ok(f"process {found.pid}, of this version, runs {found.jobs.get('running', 0)} jobs")
 
 
 def _existing(path: Path) -> Path:
-    """*path*, or the nearest folder above it that exists."""
+    """Return *path*, or the nearest folder above it that exists."""
     return next(one for one in (path, *path.parents) if one.exists())
 
 
 def _free_memory() -> int | None:
-    """The bytes that programs can still get, where the system tells."""
+    """Return the bytes that programs can still allocate; None if the system doesn't tell."""
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
     except OSError:

@@ -1,84 +1,63 @@
-"""Checks of the installation: the interpreter, the packages, and which ``kinetic`` a shell runs."""
+"""Check the installation: the interpreter, the packages, and which ``kinetic`` a shell runs."""
 
 from __future__ import annotations
 
 import importlib.metadata
 import os
 import platform
-import re
 import shutil
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from kinetic._version import __version__
-from kinetic.doctor.checks import Check, Finding, State
+from packaging.requirements import Requirement
 
+from kinetic._version import __version__
+from kinetic.doctor.checks import Check, Finding, failed, ok, warning
+
+GROUP = "installation"
 OURS, PUBLIC = "kinetic-aio", "keras-kinetic"
 SCRIPT = "kinetic"
-REQUIREMENT = re.compile(r"(?P<name>[A-Za-z0-9._-]+)\s*(>=\s*(?P<least>[0-9.]+))?")
 
 
-class Installation:
-    """This interpreter and what is installed in it."""
+def installation(environ: Mapping[str, str]) -> list[Check]:
+    """Return the checks of this interpreter and what is installed in it."""
 
-    def __init__(self, environ: Mapping[str, str]) -> None:
-        self._environ = environ
+    async def script() -> Finding:
+        return _script(environ.get("PATH", os.defpath))
 
-    def checks(self) -> list[Check]:
-        """Those of the installation."""
-        again = f"pip install --upgrade {OURS}"
-        return [
-            Check(name="python", group="installation", look=self._python),
-            Check(name="packages", group="installation", look=self._packages, advice=again),
-            Check(name="script", group="installation", look=self._script),
-        ]
-
-    async def _python(self) -> Finding:
-        words = f"{platform.python_implementation()} {platform.python_version()}"
-        where = f"{words} on {platform.system()} {platform.machine()}, {sys.executable}"
-        return Finding(State.OK, f"kinetic {__version__}, {where}")
-
-    async def _packages(self) -> Finding:
-        try:
-            required = importlib.metadata.requires(OURS) or []
-        except importlib.metadata.PackageNotFoundError:
-            evidence = f"{OURS} is not installed; it runs from {Path(__file__).parents[2]}"
-            return Finding(State.WARNING, evidence, f"pip install {OURS}")
-        wanted = [one for one in required if "extra ==" not in one]
-        lacking = [words for one in wanted if (words := _lack(one))]
-        if lacking:
-            return Finding(State.FAILED, "; ".join(lacking))
-        return Finding(State.OK, f"all {len(wanted)} that it requires are there")
-
-    async def _script(self) -> Finding:
-        found = shutil.which(SCRIPT, path=self._environ.get("PATH", os.defpath))
-        theirs = _version(PUBLIC)
-        if found is None:
-            evidence = f"no {SCRIPT!r} is on the PATH; `{sys.executable} -m kinetic` is the same"
-            return Finding(State.WARNING, evidence, f"add {_scripts()} to the PATH")
-        owners = _owners(found)
-        if owners == [OURS] or (not owners and theirs is None):
-            return Finding(State.OK, f"`{SCRIPT}` runs {found}")
-        if theirs is None and not owners:
-            return Finding(State.OK, f"`{SCRIPT}` runs {found}, of another environment")
-        whose = " and of ".join(owners) if owners else "another environment"
-        evidence = f"`{SCRIPT}` runs {found}, of {whose}"
-        if theirs is not None:
-            evidence += f"; {PUBLIC} {theirs} is installed beside this one, with files of one name"
-        mend = f"pip uninstall -y {PUBLIC} {OURS} && pip install {OURS}"
-        return Finding(State.WARNING, evidence, f"`{sys.executable} -m kinetic`, or {mend}")
+    upgrade = f"pip install --upgrade {OURS}"
+    return [
+        Check(name="python", group=GROUP, look=_python),
+        Check(name="packages", group=GROUP, look=_packages, advice=upgrade),
+        Check(name="script", group=GROUP, look=script),
+    ]
 
 
-def _lack(requirement: str) -> str:
-    """What of one line of requirements is not there; empty if all is well."""
-    parts = REQUIREMENT.match(requirement)
-    assert parts is not None  # they are our own
-    there = _version(parts["name"])
-    if there is None:
-        return f"{parts['name']} is missing"
-    if parts["least"] and _numbers(there) < _numbers(parts["least"]):
-        return f"{parts['name']} is {there}, and {parts['least']} is the least"
+async def _python() -> Finding:
+    version = f"{platform.python_implementation()} {platform.python_version()}"
+    machine = f"{platform.system()} {platform.machine()}"
+    return ok(f"kinetic {__version__}, {version} on {machine}, {sys.executable}")
+
+
+async def _packages() -> Finding:
+    try:
+        lines = importlib.metadata.requires(OURS) or []
+    except importlib.metadata.PackageNotFoundError:
+        evidence = f"{OURS} is not installed; it runs from {Path(__file__).parents[2]}"
+        return warning(evidence, f"pip install {OURS}")
+    wanted = [one for one in map(Requirement, lines) if not one.marker or one.marker.evaluate()]
+    if missing := [words for one in wanted if (words := _missing(one))]:
+        return failed("; ".join(missing))
+    return ok(f"all {len(wanted)} required packages are installed")
+
+
+def _missing(requirement: Requirement) -> str:
+    version = _version(requirement.name)
+    if version is None:
+        return f"{requirement.name} is missing"
+    if not requirement.specifier.contains(version, prereleases=True):
+        return f"{requirement.name} is {version}, but kinetic needs {requirement.specifier}"
     return ""
 
 
@@ -89,23 +68,32 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _numbers(version: str) -> tuple[int, ...]:
-    return tuple(int(one) for one in re.findall(r"\d+", version)[:3])
+def _script(path: str) -> Finding:
+    """Find which ``kinetic`` a shell runs: keras-kinetic installs a script of the same name."""
+    found, public = shutil.which(SCRIPT, path=path), _version(PUBLIC)
+    if found is None:
+        evidence = (
+            f"`{SCRIPT}` isn't on the PATH; `{sys.executable} -m kinetic` is the same command"
+        )
+        return warning(evidence, f"add {Path(sys.executable).parent} to the PATH")
+    owners = [package for package in (OURS, PUBLIC) if _owns(package, found)]
+    if public is None and PUBLIC not in owners:
+        return ok(f"`{SCRIPT}` runs {found}" + ("" if owners else ", of another environment"))
+    evidence = f"`{SCRIPT}` runs {found}"
+    if owners == [OURS]:
+        return ok(evidence)
+    evidence += f", of {' and '.join(owners) or 'another environment'}"
+    if public is not None:
+        evidence += f"; {PUBLIC} {public} is installed too and has files of the same names"
+    reinstall = f"pip uninstall -y {PUBLIC} {OURS} && pip install {OURS}"
+    return warning(evidence, f"`{sys.executable} -m kinetic`, or {reinstall}")
 
 
-def _owners(script: str) -> list[str]:
-    """Which of the two packages have installed the file *script* in this environment."""
-    there = Path(script).resolve()
-    owners: list[str] = []
-    for package in (OURS, PUBLIC):
-        try:
-            files = importlib.metadata.files(package) or []
-        except importlib.metadata.PackageNotFoundError:
-            continue
-        if any(one.name == SCRIPT and Path(str(one.locate())).resolve() == there for one in files):
-            owners.append(package)
-    return owners
-
-
-def _scripts() -> Path:
-    return Path(sys.executable).parent
+def _owns(package: str, script: str) -> bool:
+    """Return whether *package* installed the file *script* in this environment."""
+    try:
+        files = importlib.metadata.files(package) or []
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    place = Path(script).resolve()
+    return any(one.name == SCRIPT and Path(str(one.locate())).resolve() == place for one in files)

@@ -37,7 +37,7 @@ def test_what_fails_is_told_with_what_to_do_and_ends_with_1(kinetic: Kinetic, ho
     (at,) = [number for number, line in enumerate(lines) if "FAILED" in line]
     assert "mode 0777" in lines[at]
     assert lines[at + 1].strip() == f"-> `chmod go-w {home}`"
-    assert "not asked, because 'home' failed" in said.out
+    assert "not checked, because 'home' failed" in said.out
     assert " 1 failed" in lines[-1]
 
 

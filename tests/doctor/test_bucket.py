@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from kinetic.doctor.bucket import Bucket
-from kinetic.doctor.checks import State, carry_out
+from kinetic.doctor.checks import State, run_checks
 from tests.gcs.server import GcsServer
 
 
@@ -15,7 +15,7 @@ async def test_who_cannot_remove_what_was_written_is_told_so() -> None:
         removing = server.fail("delete", times=1, stall=True)
         checks = [replace(one, limit_s=2.0) for one in subject.checks(after=())]
         try:
-            report = await carry_out(checks)
+            report = await run_checks(checks)
         finally:
             await subject.aclose()
         assert removing.seen

@@ -8,7 +8,7 @@ import pytest
 
 from kinetic import configuration
 from kinetic.doctor import google as subject
-from kinetic.doctor.checks import Report, State, carry_out
+from kinetic.doctor.checks import Report, State, run_checks
 from kinetic.doctor.examination import examine
 from tests.doctor.conftest import Google
 from tests.gcs.server import GcsServer
@@ -21,7 +21,7 @@ async def looked(google: Google) -> Report:
     target = configuration.resolve(environ=google.environ)
     asked = subject.Google(target, google.environ)
     try:
-        return await carry_out(asked.checks(cluster=True))
+        return await run_checks(asked.checks(project=True))
     finally:
         await asked.aclose()
 
@@ -39,7 +39,7 @@ async def test_a_project_with_all_it_needs(google: Google) -> None:
 @pytest.mark.parametrize(
     ("path", "given", "name", "state", "evidence", "advice"),
     [
-        ("", FORBIDDEN, "project", State.WARNING, "may not be seen", "roles/browser"),
+        ("", FORBIDDEN, "project", State.WARNING, "no permission to see it", "roles/browser"),
         (
             "", answer({"lifecycleState": "DELETE_REQUESTED"}), "project", State.FAILED,
             "acme is DELETE_REQUESTED", "gcloud projects undelete acme",
@@ -48,7 +48,7 @@ async def test_a_project_with_all_it_needs(google: Google) -> None:
         ("/billingInfo", FORBIDDEN, "billing", State.SKIPPED, "403: no right", ""),
         (
             "/services:batchGet", answer({"services": []}), "APIs", State.FAILED,
-            "container.googleapis.com is off (finding the cluster)", "gcloud services enable con",
+            "container.googleapis.com is disabled (finding the", "gcloud services enable con",
         ),
         (
             "/locations/europe/repositories/kn-lab", answer({"error": {}}, 404), "registry",
@@ -75,7 +75,7 @@ async def test_a_server_that_is_not_there_fails(google: Google) -> None:
     google.environ["CLOUDSDK_API_ENDPOINT_OVERRIDES_CLOUDBILLING"] = "http://127.0.0.1:1"
     result = (await looked(google))["billing"]
     assert result.state is State.FAILED
-    assert "cannot ask cloudbilling: http://127.0.0.1:1 does not answer" in result.evidence
+    assert "can't call cloudbilling: http://127.0.0.1:1 does not answer" in result.evidence
     assert result.advice == "check the network"
 
 
@@ -117,11 +117,11 @@ async def test_a_cluster_that_is_not_there_fails_and_the_buckets_are_looked_at_a
     google.answers[path] = answer({"clusters": [{"name": "lap", "location": "europe-west4-b"}]})
     store.buckets |= {"acme-kn-lab-jobs"}
     report = await examine(environ={**google.environ, "STORAGE_EMULATOR_HOST": store.url})
-    way = report["way to the cluster"]
+    way = report["access"]
     assert way.state is State.FAILED
     assert "it has lap in europe-west4-b" in way.evidence
     assert way.advice == "set KINETIC_CLUSTER and KINETIC_ZONE"
-    assert report["rights"].because == "way to the cluster"
+    assert report["permissions"].because == "access"
     assert report["bucket"].state is report["bucket: use"].state is State.OK
     assert report["bucket of builds"].state is State.FAILED
     assert report["bucket of builds: use"].because == "bucket of builds"

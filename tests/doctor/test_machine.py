@@ -27,7 +27,7 @@ async def test_a_healthy_machine_runs_a_job_and_says_how_long_its_steps_took() -
     report = await examine(run=True)
     assert report.healthy, report.to_dict()
     assert [one.name for one in report.results if one.group == "this machine"] == NAMES
-    assert report["supervisor"].evidence == "none runs now; the first job starts it"
+    assert report["supervisor"].evidence == "not running; the first job starts it"
     assert "submitted in" in report["job"].evidence and "it ran Python" in report["job"].evidence
     assert await aio.list_jobs() == []  # it has removed its job
     again = await examine()

@@ -13,10 +13,11 @@ import pytest
 ROOT = Path(__file__).parents[2]
 LOOK = """
 import asyncio, json, os, sys
-from kinetic.doctor.checks import carry_out
-from kinetic.doctor.python import Installation
-report = asyncio.run(carry_out(Installation(os.environ).checks()))
-print(json.dumps({one.name: one.to_dict() for one in report.results}))
+from dataclasses import asdict
+from kinetic.doctor.checks import run_checks
+from kinetic.doctor.python import installation
+report = asyncio.run(run_checks(installation(os.environ)))
+print(json.dumps({one.name: asdict(one) for one in report.results}))
 """
 
 
@@ -74,7 +75,10 @@ def test_no_script_on_the_path_is_told(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("requires", "words"),
-    [("nowhere-to-be-found>=1", "nowhere-to-be-found is missing"), ("anyio>=99.1", "is the least")],
+    [
+        ("nowhere-to-be-found>=1", "nowhere-to-be-found is missing"),
+        ("anyio>=99.1", "but kinetic needs >=99.1"),
+    ],
 )
 def test_a_package_that_is_missing_or_too_old_fails(
     tmp_path: Path, requires: str, words: str
