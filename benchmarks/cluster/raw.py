@@ -15,7 +15,7 @@ from anyio.from_thread import start_blocking_portal
 
 from benchmarks.cluster.place import CPU, Corner, Place
 from benchmarks.cluster.recorder import Asked, Tape
-from kinetic.aio._engine.session import LABEL_INDEX
+from kinetic.aio._engine.submission import LABEL_INDEX
 
 __all__ = ["complete", "submit", "watching"]
 

@@ -39,7 +39,8 @@ if TYPE_CHECKING:
     from kinetic.aio._engine.batches import Batch
     from kinetic.aio._engine.implicit_client import Follow
     from kinetic.aio._engine.prepare import Call
-    from kinetic.aio._engine.session import JobRef, Session, Submission
+    from kinetic.aio._engine.session import JobRef, Session
+    from kinetic.aio._engine.submission import Submission
     from kinetic.aio.batch import BatchHandle
     from kinetic.aio.job import JobHandle
     from kinetic.collection import Collection
@@ -496,7 +497,7 @@ class Client:
         self, session: Session, job_id: str, manifest: dict[str, Any]
     ) -> Submission:
         identity = await engine.beginning.identity_of(session, job_id, manifest)
-        submission = engine.session.Submission(
+        submission = engine.submission.Submission(
             identity, session.platform.store, session.platform.cluster
         )
         submission.relaunched = session.platform.relaunches

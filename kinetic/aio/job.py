@@ -206,7 +206,7 @@ class JobHandle(JobRecord, Generic[T]):
             return JobStatus.NOT_FOUND
         if not item.state.final:
             try:
-                await at.submission.reconcile(at.index)
+                await at.reconcile()
             except NotFound:  # another process has just removed it
                 return JobStatus.NOT_FOUND
         return at.submission.status(at.index)
@@ -223,7 +223,7 @@ class JobHandle(JobRecord, Generic[T]):
         item = await at.submission.look(at.index)
         if not item.state.final:
             with suppress(BackendError):  # then use what is known
-                item = await at.submission.reconcile(at.index, explained=True)
+                item = await at.reconcile(explained=True)
         seen = at.submission.observation(at.index)
         if item.outcome is None:
             if item.state.final or item.state is wire.ItemState.CANCELLING:
@@ -485,7 +485,7 @@ class JobHandle(JobRecord, Generic[T]):
             raise refused
         item = at.submission.item(at.index)
         if item is None or at.submission.error(at.index) is not None:
-            item = await at.submission.reconcile(at.index)
+            item = await at.reconcile()
         if item.state.final:
             return item
         try:
@@ -539,7 +539,7 @@ class JobHandle(JobRecord, Generic[T]):
         if not parse(self.accelerator).multi_host:
             return ""
         with suppress(BackendError):
-            end = await at.submission.host_end(at.index, item.attempt, asking=True)
+            end = await at.host_end(item.attempt)
             return end.message if end is not None else ""
         return ""
 

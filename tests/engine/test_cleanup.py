@@ -13,7 +13,7 @@ import pytest
 from kinetic import aio, errors
 from kinetic._runner.protocol import signing, wire
 from kinetic.aio._engine.control_log import ControlLog
-from kinetic.aio._engine.session import LABEL_INDEX, LABEL_SUBMISSION
+from kinetic.aio._engine.submission import LABEL_INDEX, LABEL_SUBMISSION
 from kinetic.aio.platforms import Platform
 from kinetic.aio.ports import JobSpec, Observation, Phase
 from kinetic.job_status import JobStatus

@@ -45,7 +45,7 @@ class Hosts(MemoryCluster):
 
 
 def _told(seen: Observation) -> Observation:
-    return replace(seen, message=CAUSE) if seen.phase is Phase.ENDED else seen
+    return replace(seen, message=CAUSE, host=2) if seen.phase is Phase.ENDED else seen
 
 
 async def is_asked_to_stop(run: Any) -> int:

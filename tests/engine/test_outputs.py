@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kinetic import aio, errors
-from kinetic.aio._engine.session import LABEL_INDEX
+from kinetic.aio._engine.submission import LABEL_INDEX
 from kinetic.aio.ports import Object
 from kinetic.outcome import Cancelled, Completion, Failed, Lost, Outcome, Succeeded
 from kinetic.testing import MemoryCluster, MemoryStore, Run, carry_out, memory_platform

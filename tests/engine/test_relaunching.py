@@ -93,7 +93,7 @@ class Cluster(MemoryCluster):
             return found
         reason, words = self.cause
         return [
-            replace(one, reason=reason, message=words) if one.phase is Phase.ENDED else one
+            replace(one, reason=reason, message=words, host=2) if one.phase is Phase.ENDED else one
             for one in found
         ]
 
@@ -380,6 +380,7 @@ async def test_nothing_waits_on_for_a_job_that_was_cleaned_up_before_its_end_was
     cluster.mute = True
     async with aio.Client(platform=platform) as client:
         job = await client.submit(on_four, 1)
-        (waiting,) = (one for one in asyncio.all_tasks() if "relaunch" in one.get_name())
+        (waiting,) = (one for one in asyncio.all_tasks() if "end of" in one.get_name())
         await job.cleanup()
-        await asyncio.wait_for(waiting, 10)
+        await asyncio.wait({waiting}, timeout=10)
+        assert waiting.done()

@@ -15,8 +15,8 @@ from typing import Any
 from kinetic._runner.job import attempt
 from kinetic._runner.job.opening import Opening
 from kinetic._runner.protocol import signing, wire
-from kinetic.aio._engine import scheduler
-from kinetic.aio._engine.session import LABEL_ATTEMPT, LABEL_INDEX, LABEL_ROUND
+from kinetic.aio._engine import ending, scheduler
+from kinetic.aio._engine.submission import LABEL_ATTEMPT, LABEL_INDEX, LABEL_ROUND, Evidence
 from kinetic.aio.ports import Object, ObjectInfo, Observation, Phase
 from kinetic.errors import Conflict, KineticError, NotFound
 
@@ -177,7 +177,8 @@ class NumberNotBound(Bend):
                 number = submission.item(index).attempt
                 if seen.phase is Phase.ENDED:
                     name = submission.identity.attempt_name(index, number)
-                    await submission.resolve_attempt(index, number, replace(seen, name=name))
+                    evidence = Evidence(index, number, replace(seen, name=name))
+                    await ending.settle(submission, evidence)
 
 
 class OnlyTheHolderCloses(Bend):

@@ -50,6 +50,9 @@ if TYPE_CHECKING:
     from kinetic.aio._engine import (
         session as session,
     )
+    from kinetic.aio._engine import (
+        submission as submission,
+    )
 
 _MODULES = (
     "batches",
@@ -64,6 +67,7 @@ _MODULES = (
     "prepare",
     "scratch",
     "session",
+    "submission",
 )
 
 

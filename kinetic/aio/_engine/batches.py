@@ -29,7 +29,7 @@ from kinetic._runner.protocol.frames import MALFORMED
 from kinetic._runner.protocol.retry_budgets import RetryBudgets
 from kinetic._tasks import all_or_none, in_thread, release
 from kinetic.aio import _lease
-from kinetic.aio._engine import beginning, cleanup, job_spec, prepare, scheduler
+from kinetic.aio._engine import beginning, cleanup, ending, job_spec, prepare, scheduler
 from kinetic.aio._engine.cleanup import delete_all, delete_left
 from kinetic.aio._engine.coordinator import (
     BatchCoordinator,
@@ -49,7 +49,8 @@ from kinetic.aio._engine.manifest import (
     read_manifest,
 )
 from kinetic.aio._engine.refusals import Pause, until_lifted
-from kinetic.aio._engine.session import LABEL_SUBMISSION, JobRef, Session, Submission
+from kinetic.aio._engine.session import JobRef, Session
+from kinetic.aio._engine.submission import LABEL_SUBMISSION, Submission
 from kinetic.aio._net.retry import retry_forever
 from kinetic.errors import (
     AuthError,
@@ -217,7 +218,7 @@ class Batch:
             begun = [
                 one for one in open_here if submission.begun(one) or one in submission.doubtful
             ]
-            await submission.ask_platform(begun)
+            await ending.ask(submission, begun)
 
     async def statuses(self) -> list[tuple[int, JobStatus]]:
         """Index and status of what was submitted, read from the store now."""
@@ -703,7 +704,7 @@ class Batch:
         while True:
             try:
                 await self.refresh()
-                stuck = await self.submission.see_through(range(self.known))
+                stuck = await ending.see_through(self.submission, range(self.known))
                 await self.submission.read_requests()
                 if self.submission.doubtful:
                     raise Unavailable("some of its ends cannot be read", retryable=True)

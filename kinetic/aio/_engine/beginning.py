@@ -12,15 +12,20 @@ from typing import Any
 from absl import logging
 
 from kinetic._runner.protocol import signing, wire
-from kinetic._runner.protocol.retry_budgets import RetryBudgets
+from kinetic._runner.protocol.retry_budgets import INFRASTRUCTURE, RetryBudgets
 from kinetic._tasks import release
-from kinetic.aio._engine import job_spec, prepare
+from kinetic.aio._engine import ending, job_spec, prepare
 from kinetic.aio._engine.ids import BatchIdentity, Identity, scope_of
 from kinetic.aio._engine.manifest import manifest_of, record_of
-from kinetic.aio._engine.relaunch import relaunch
-from kinetic.aio._engine.session import JobRef, Session, Submission
+from kinetic.aio._engine.session import JobRef, Session
+from kinetic.aio._engine.submission import Submission
+from kinetic.aio._net.retry import Outage, RetryPolicy, retry, retry_forever
 from kinetic.aio._process_identity import ProcessIdentity
-from kinetic.errors import Conflict, SubmitterLost
+from kinetic.aio.ports import Observation
+from kinetic.errors import Conflict, KineticError, SubmitterLost
+
+RELAUNCH = RetryPolicy(total_s=50.0)
+"""Give a launch up before other processes give the job up, which they do after 60 s."""
 
 
 async def start_job(
@@ -40,17 +45,16 @@ async def start_job(
         name = identity.attempt_name(0, 1)
         undo = functools.partial(job_spec.undo, session, identity.scope, name)
         async with begun(session, placed, identity, undo) as submission:
-            submission.relaunched = submission.relaunching = session.platform.relaunches
+            submission.relaunched = session.platform.relaunches
             record = record_of(session, identity, placed, 0)
             specs, arguments = await _launch_only(session, identity, packed, placed, record)
-            if session.platform.relaunches:
-                relaunching = relaunch(session, submission, specs, arguments)
-                session.spawn(relaunching, name=f"relaunch {identity.id}")
+            if submission.relaunched:
+                submission.launch = _Relauncher(session, submission, specs, arguments).start
     except BaseException:
         session.limit.release()
         raise
-    if session.limit.bounded:
-        waiting = session.spawn(session.closed(submission, 0), name=f"slot of {identity.id}")
+    if session.limit.bounded or submission.relaunched:
+        waiting = session.spawn(session.closed(submission, 0), name=f"end of {identity.id}")
         waiting.add_done_callback(functools.partial(_on_closed, session))
     return record, JobRef(session=session, submission=submission, index=0)
 
@@ -81,6 +85,94 @@ def _on_closed(session: Session, waiting: asyncio.Task[wire.Item]) -> None:
     if not waiting.cancelled():
         waiting.exception()  # mark it as read: `result()` raises it
     session.limit.release()
+
+
+class _Relauncher:
+    """Launches each attempt of a single job after the first, where the platform doesn't.
+
+    It does so while the submitting process lives. If that is gone, or too slow, any process that
+    waits for the job gives it up by a stop request (`ending`), which this reads after each launch.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        submission: Submission,
+        specs: job_spec.JobSpecBuilder,
+        arguments: wire.Input,
+    ) -> None:
+        self._session = session
+        self._submission = submission
+        self._specs = specs
+        self._arguments = arguments
+        self._launching: asyncio.Task[None] | None = None
+
+    def start(self, number: int) -> None:
+        """Begin to launch attempt *number*, unless a launch is under way."""
+        if self._launching is None or self._launching.done():
+            identity = self._submission.identity
+            work = self._launch(number)
+            self._launching = self._session.spawn(work, name=f"relaunch {identity.id}")
+
+    async def _launch(self, number: int) -> None:
+        """Replace the attempt before *number*, or end the job as that attempt ended."""
+        name = self._submission.identity.attempt_name(0, number)
+        try:
+            why = await self._replace(number)
+        except KineticError as exc:
+            logging.warning("%s cannot be launched again: %s", name, exc)
+            why = str(exc)
+        if why is None:
+            return
+        # It was refused, or launched for a job that was stopped or removed.
+        await release(self._session.platform.cluster.delete(names=[name]), what=f"removing {name}")
+        if why:
+            await self._give_up(why)
+
+    async def _replace(self, number: int) -> str | None:
+        """Launch attempt *number*; return why it must go again, empty if nobody wants it.
+
+        Raises:
+            KineticError: It can't be launched.
+        """
+        cluster, identity = self._session.platform.cluster, self._submission.identity
+        name, before = identity.attempt_name(0, number), identity.attempt_name(0, number - 1)
+
+        async def launch() -> None:
+            await cluster.delete(names=[before])
+            await self._specs.launch(job_spec.AttemptSpec(0, number, self._arguments))
+            self._submission.launched = number
+
+        async def host_end() -> Observation | None:
+            return await ending.host_end(self._submission, 0, number - 1)
+
+        # The first host's outcome says that it was asked to stop; the platform may know why.
+        end = await retry(host_end, RELAUNCH, Outage(f"asking how {before} ended"))
+        if end is not None and end.reason is not None and end.reason not in INFRASTRUCTURE:
+            return end.message
+        logging.info("%s was disrupted; launching it again as %s", before, name)
+        await retry(launch, RELAUNCH, Outage(f"launching {name}"))
+        wanted = functools.partial(self._is_wanted, number)
+        return None if await retry_forever(wanted, f"looking whether {name} is wanted") else ""
+
+    async def _is_wanted(self, number: int) -> bool:
+        item = await self._submission.look(0)
+        if item.attempt < number or item.stopped:
+            return False
+        store, identity = self._session.platform.store, self._submission.identity
+        return await store.look(identity.entry) is not None
+
+    async def _give_up(self, why: str) -> None:
+        submission = self._submission
+
+        async def end() -> None:
+            await ending.give_up(submission, 0, f"not launched again: {why}")
+            await submission.look(0)
+
+        try:
+            await retry_forever(end, f"ending {submission.identity.id}")
+        except KineticError as exc:
+            submission.set_error(0, exc)
 
 
 @contextlib.asynccontextmanager

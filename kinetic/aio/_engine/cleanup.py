@@ -20,12 +20,12 @@ from kinetic.aio import _lease
 from kinetic.aio._engine import job_spec
 from kinetic.aio._engine.control_log import ControlLog
 from kinetic.aio._engine.ids import Identity
-from kinetic.aio._engine.session import (
+from kinetic.aio._engine.session import Session
+from kinetic.aio._engine.submission import (
     LABEL_ATTEMPT,
     LABEL_INDEX,
     LABEL_ROUND,
     LABEL_SUBMISSION,
-    Session,
     Submission,
 )
 from kinetic.aio._net.retry import retry_forever

@@ -16,18 +16,19 @@ from kinetic._runner.protocol import wire
 from kinetic._runner.protocol.wire import DataRef
 from kinetic._tasks import bounded
 from kinetic.aio import _shared_objects
-from kinetic.aio._engine import data_upload, scheduler
+from kinetic.aio._engine import data_upload, ending, scheduler
 from kinetic.aio._engine.cleanup import delete_all, delete_unwanted, withdraw_idle
 from kinetic.aio._engine.control_log import KINDS
 from kinetic.aio._engine.input_pump import Backpressure, InputPump, InputSource
 from kinetic.aio._engine.inputs import InputIndex
 from kinetic.aio._engine.launcher import LAUNCHING, BatchContext, Launcher
 from kinetic.aio._engine.prepare import UploadedCall
-from kinetic.aio._engine.session import (
+from kinetic.aio._engine.session import Session
+from kinetic.aio._engine.submission import (
     LABEL_ATTEMPT,
     LABEL_INDEX,
     LABEL_SUBMISSION,
-    Session,
+    Evidence,
     Submission,
 )
 from kinetic.aio._lease import RENEW_S
@@ -185,7 +186,8 @@ class _Survey:
             self._known.append(scheduler.Found(index, item.attempt))
             if self._submission.is_over(index, item.attempt, seen, self._before.get(index)):
                 claimant = self._claimants.get((index, item.attempt))
-                self._session.resolve_attempt(self._submission, index, item.attempt, seen, claimant)
+                evidence = Evidence(index, item.attempt, seen, claimant)
+                self._session.settle_soon(self._submission, evidence)
         elif item.attempt > 1:
             self._known.append(scheduler.Again(index, item.attempt))
         elif self._fresh and self._fresh[-1][1] == index:
@@ -696,7 +698,7 @@ class BatchCoordinator:
         submission, launcher, busy = self._submission, self.launcher, self.state.busy
         asked = {one: number for one, number in busy.items() if one not in launcher.unasked}
         await submission.look_at_each(asked)
-        alive = await submission.ask_platform(asked)
+        alive = await ending.ask(submission, asked)
         before, self._absent = self._absent, set()
         for index, number in asked.items():
             item = submission.item(index)

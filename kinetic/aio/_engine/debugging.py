@@ -22,7 +22,8 @@ from kinetic import accelerators, configuration, errors
 from kinetic._runner.protocol import wire
 from kinetic._tasks import in_thread, release
 from kinetic.aio._engine.forwarder import LOOPBACK, Order, taken
-from kinetic.aio._engine.session import LABEL_INDEX, LABEL_SUBMISSION, JobRef
+from kinetic.aio._engine.session import JobRef
+from kinetic.aio._engine.submission import LABEL_INDEX, LABEL_SUBMISSION
 from kinetic.aio._net.retry import growing
 
 Forwarder: TypeAlias = "subprocess.Popen[bytes]"

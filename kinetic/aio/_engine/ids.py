@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -164,6 +165,14 @@ class Identity:
         """The platform's name of one attempt: the same for everybody who computes it."""
         return f"kinetic-{self.id}" if attempt == 1 else f"kinetic-{self.id}-{attempt}"
 
+    def related(self, attempt: int) -> Collection[int]:
+        """Return the attempts to ask the platform about when *attempt* is the open one.
+
+        The platform itself may replace those of a single job, also by later ones than the store
+        knows of.
+        """
+        return range(1, attempt + self.budgets.infrastructure + 1)
+
 
 class BatchIdentity(Identity):
     """That of a batch."""
@@ -190,3 +199,6 @@ class BatchIdentity(Identity):
 
     def attempt_name(self, index: int, attempt: int) -> str:
         return f"{self.id}-{index}-{attempt}"
+
+    def related(self, attempt: int) -> Collection[int]:
+        return (attempt,)

@@ -21,6 +21,8 @@ import signal
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from absl import logging
+
 from kinetic._runner.protocol import signing, wire
 from kinetic._runner.protocol.outcomes import Death
 from kinetic.aio._engine import results
@@ -399,6 +401,25 @@ class ItemStates:
         except NotFound:
             await self.refuse_collected()
             raise
+
+    async def kept_log(self, index: int, number: int) -> list[str]:
+        """Return the output that the runner has kept of an attempt, one host after the other."""
+        prefix = wire.log_prefix(self.identity.scope, index, number)
+        names = [one.name for one in await self._store.list(prefix)]
+        kept: list[str] = []
+        for name in names:
+            try:
+                found = await self._store.get(name, limit=wire.LOG_BYTES)
+            except NotFound:  # a cleanup has just removed it
+                continue
+            key, scope = self.identity.key, self.identity.scope
+            if not signing.is_signed(found.metadata, key, scope, name, found.body):
+                logging.warning("the log %s is forged or damaged; it is not shown", name)
+                continue
+            lines = found.body.decode(errors="replace").removesuffix("\n").split("\n")
+            host = f"[{int(name.removeprefix(prefix))}] " if len(names) > 1 else ""
+            kept += [host + line for line in lines]
+        return kept
 
     # --- knowing ---
 

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from kinetic._progress.display import Entry
     from kinetic.aio._engine.batches import Batch
     from kinetic.aio._engine.input_pump import Delivery
-    from kinetic.aio._engine.session import Submission
+    from kinetic.aio._engine.submission import Submission
 
 RECHECK_S = 5.0
 STARTING = 1024
@@ -241,7 +241,7 @@ async def outcome_of(batch: Batch, index: int) -> Outcome[Any]:
     if outcome.reason == SUBMISSION:  # as the process that submitted it wrote down
         text = frames.unpack(body).fields.get("error", {})
         return Failed(SubmissionError(f"{job_id} was not submitted: {text.get('message', '')}"))
-    end = await submission.host_end(index, item.attempt, asking=False)
+    end = submission.host_end(index, item.attempt)
     cause = end.message if end is not None else ""
     failure = await anyio.to_thread.run_sync(results.failure_of, outcome, body, job_id, cause)
     error = cast("Exception", failure)  # what is no Exception comes back as a JobFailed

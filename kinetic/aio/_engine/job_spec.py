@@ -16,13 +16,13 @@ from kinetic import configuration
 from kinetic._runner.protocol import wire
 from kinetic.aio._engine.ids import Identity
 from kinetic.aio._engine.prepare import UploadedCall
-from kinetic.aio._engine.session import (
+from kinetic.aio._engine.session import Session
+from kinetic.aio._engine.submission import (
     LABEL_ATTEMPT,
     LABEL_CLIENT,
     LABEL_INDEX,
     LABEL_ROUND,
     LABEL_SUBMISSION,
-    Session,
 )
 from kinetic.aio._net.retry import is_answer
 from kinetic.aio.ports import JobSpec, Shared, Store

@@ -12,11 +12,12 @@ from typing import Generic, TypeVar
 from absl import logging
 
 from kinetic._runner.protocol import wire
-from kinetic.aio._engine import job_spec, prepare, scheduler
+from kinetic.aio._engine import ending, job_spec, prepare, scheduler
 from kinetic.aio._engine.cleanup import take_back, withdraw_idle
 from kinetic.aio._engine.inputs import InputIndex
 from kinetic.aio._engine.refusals import Pause, until_lifted
-from kinetic.aio._engine.session import Session, Submission
+from kinetic.aio._engine.session import Session
+from kinetic.aio._engine.submission import Submission
 from kinetic.aio._lease import HeldLease
 from kinetic.aio._net.retry import is_answer, is_definite, retry_forever
 from kinetic.errors import BackendError, KineticError, SubmitterLost, Throttled
@@ -322,7 +323,7 @@ class Launcher:
         submission = self._context.submission
         try:
             refused = await retry_forever(
-                lambda: submission.close_refused(index, attempt, error), f"closing item {index}"
+                lambda: ending.refuse(submission, index, attempt, error), f"closing item {index}"
             )
         except KineticError as exc:
             logging.warning("item %d failed, and that cannot be stored: %s", index, exc)

@@ -16,7 +16,8 @@ from kinetic._collector import directory_of
 from kinetic._runner.protocol import wire
 from kinetic._tasks import in_thread
 from kinetic.aio._engine.manifest import job_record, read_manifest
-from kinetic.aio._engine.session import LABEL_INDEX, LABEL_SUBMISSION, Session
+from kinetic.aio._engine.session import Session
+from kinetic.aio._engine.submission import LABEL_INDEX, LABEL_SUBMISSION
 from kinetic.errors import AuthError, ConfigurationError, NotFound, WireError
 
 LISTING = 32

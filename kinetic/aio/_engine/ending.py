@@ -1,0 +1,575 @@
+"""How an attempt ends: the one module that decides it, and acts on the decision.
+
+A watch, the repeated reading of a submission, a stop, and a refused launch only hand `Evidence`
+to this module. `_end` reads what the store says, has `decide` name one step, takes it, and reads
+again, until there is nothing to do. So evidence that is lost, late, or repeated changes no outcome.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Collection, Mapping
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+
+from absl import logging
+
+from kinetic._messages import described
+from kinetic._runner.protocol import outcomes, wire
+from kinetic._runner.protocol.retry_budgets import SUBMISSION
+from kinetic._tasks import bounded
+from kinetic.aio._engine.item_states import closing
+from kinetic.aio._engine.submission import LABEL_SUBMISSION, Evidence, Submission
+from kinetic.aio._net.retry import PATIENCE_S, is_passing
+from kinetic.aio.ports import Observation, Phase, displaced
+from kinetic.errors import BackendError, KineticError, NotFound, Unavailable, WireError
+from kinetic.job_status import Reason
+
+FEW_NAMES = 500
+"""Above this count, ask the platform for all jobs of the submission, not for each by its name."""
+
+RELAUNCH_S = 60.0
+"""How long a submitter may take to launch the next attempt, in seconds."""
+
+CLOCKS_S = 600.0
+"""Maximum tolerated clock skew between two machines, in seconds."""
+
+SETTLING = 64
+"""Maximum number of attempts whose ends are read at once; each takes a request or two."""
+
+LOG_LINES = 20
+"""Maximum number of log lines in an error."""
+
+LOG_S = 15.0
+"""How long an error waits for its job's log, in seconds: a lost node never sends it."""
+
+
+# --- deciding ---
+
+
+@dataclass(frozen=True, slots=True)
+class Close:
+    """Close the open attempt: it died as *death* says."""
+
+    death: outcomes.Death
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """Ask the platform again: the evidence may be older than the attempt's claim."""
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """Launch the open attempt, which replaces one that was disrupted."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class GiveUp:
+    """End the item as its last attempt ended: no other comes."""
+
+    why: str
+
+
+Step = Close | Ask | Launch | GiveUp
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """What the store and the platform say of an item.
+
+    ``attempt`` is the open one of the item, and ``name`` its name on the platform. ``closes``
+    says that this process may close it. ``launched`` is the last attempt that this process
+    has launched, or None if it doesn't replace attempts.
+    """
+
+    item: wire.Item
+    attempt: wire.Attempt
+    name: str
+    evidence: Evidence
+    closes: bool
+    launched: int | None
+
+
+def decide(facts: Facts) -> Step | None:
+    """Return the next step towards the end of an item, or None to wait for more evidence."""
+    item, evidence = facts.item, facts.evidence
+    if item.state.final:
+        return None
+    replaces = facts.launched is not None and item.attempt > max(1, facts.launched)
+    if replaces and item.state is wire.ItemState.OPEN:
+        return Launch(item.attempt)
+    if item.attempt == evidence.number or (evidence.final and facts.attempt.executor is not None):
+        return _proven(facts)
+    return GiveUp(evidence.final) if evidence.final else None
+
+
+def _proven(facts: Facts) -> Step | None:
+    """Return how to close the open attempt, as far as the evidence proves its end."""
+    evidence, seen, executor = facts.evidence, facts.evidence.seen, facts.attempt.executor
+    if not (facts.closes or facts.item.state is wire.ItemState.CANCELLING):
+        return None
+    if evidence.refusal is not None:
+        return Close(_refusal(evidence.refusal)) if executor in (None, wire.VOID) else None
+    if evidence.final:  # all processes of the item have ended, whichever this names
+        seen = replace(seen, executor="") if seen is not None else None
+    elif seen is not None and seen.name != facts.name:
+        return None  # the end of another attempt proves nothing about this one
+    elif executor not in (None, wire.VOID, evidence.claimant) and not (seen and seen.executor):
+        # An answer that names no process may be about an earlier job of the same name.
+        return Ask()
+    death = closing(facts.attempt, seen)
+    return Close(death) if death is not None else None
+
+
+def _refusal(error: Exception) -> outcomes.Death:
+    text = outcomes.error_text(error, phase="submission")
+    return outcomes.Death(
+        kind=wire.Kind.ERROR,
+        reason=SUBMISSION,
+        message=text.message,
+        phase=text.phase,
+        qualname=text.qualname,
+        traceback=text.traceback,
+    )
+
+
+# --- acting ---
+
+
+async def settle(submission: Submission, evidence: Evidence) -> None:
+    """Find out how an attempt has ended, or end it; if that fails, keep it in doubt."""
+    index, number = evidence.index, evidence.number
+    try:
+        item = await _end(submission, evidence)
+    except Exception as exc:
+        if _may_pass(submission, evidence, exc):
+            submission.doubt(evidence)
+        return
+    evidence.since = None
+    submission.clear_error(index)
+    if not (item.state.final or item.attempt != number or submission.closes):
+        submission.doubt(evidence)  # the holder of the batch is about to close it
+        return
+    submission.doubtful.pop(index, None)
+    if not submission.identity.leased:
+        submission.doubt_unseen(index)
+
+
+async def refuse(submission: Submission, index: int, number: int, error: Exception) -> bool:
+    """Close an attempt that can't be submitted; return False if it has begun all the same.
+
+    Any process that looks later finds that the item failed, and why.
+
+    Raises:
+        BackendError: The store doesn't answer.
+    """
+    item = await _end(submission, Evidence(index, number, None, refusal=error))
+    if item.state is wire.ItemState.FAILED and submission.refusal(index) is error:
+        submission.refuse(index, error)
+    return submission.attempt(index, number).executor in (None, wire.VOID)
+
+
+async def give_up(submission: Submission, index: int, why: str) -> None:
+    """End a single job as its last attempt ended: no other can be launched, because of *why*."""
+    request = wire.Request(kind="stop", items=(index,), cause=why, keep_running=True)
+    await submission.append(request)
+
+
+async def _end(submission: Submission, evidence: Evidence) -> wire.Item:
+    """Take step after step until there is nothing to do; return the item as it's then."""
+    index, seen = evidence.index, evidence.seen
+    if seen is not None and seen.host:
+        submission.note_host_end(index, evidence.number, seen)
+    replaces = not (submission.identity.leased or submission.relaunched)
+    if replaces and seen is not None and seen.last and not evidence.final:
+        evidence = replace(evidence, final=seen.message or "its job has ended")
+    item = await _read(submission, evidence)
+    before: tuple[wire.Item, Step] | None = None
+    while (step := decide(_facts(submission, item, evidence))) is not None:
+        if (item, step) == before:
+            break  # it had no effect: another process acts, or the next reading decides
+        before = item, step
+        match step:
+            case Close(death):
+                if not await _close(submission, evidence, item.attempt, death):
+                    break
+            case Ask():
+                if (asked := await _asked_again(submission, evidence)) is None:
+                    break
+                evidence = asked
+                continue
+            case GiveUp(why):
+                await give_up(submission, index, f"not replaced: {why}")
+            case Launch(number):
+                assert submission.launch is not None
+                submission.launch(number)
+                break
+        item = await submission.look(index)
+    return item
+
+
+def _facts(submission: Submission, item: wire.Item, evidence: Evidence) -> Facts:
+    index = evidence.index
+    return Facts(
+        item=item,
+        attempt=submission.attempt(index, item.attempt),
+        name=submission.identity.attempt_name(index, item.attempt),
+        evidence=evidence,
+        closes=submission.closes,
+        launched=submission.launched if submission.launch is not None else None,
+    )
+
+
+async def _read(submission: Submission, evidence: Evidence) -> wire.Item:
+    """Read the item; of an attempt that has its outcome, only that if it's enough."""
+    index, number = evidence.index, evidence.number
+    if evidence.refusal is not None:  # creating the claim tells whether it has begun
+        return submission.item(index) or wire.Item(wire.ItemState.OPEN, number)
+    receipt = evidence.seen.receipt if evidence.seen is not None else None
+    for copy in (receipt, None) if receipt is not None else (None,):
+        try:
+            item = await submission.look_at_outcome(index, number, copy)
+        except WireError as exc:  # its body is damaged; a listing has the signed header
+            logging.warning("%s: %s", submission.identity.attempt_name(index, number), exc)
+            continue
+        if item is not None:
+            return item
+        break
+    return await submission.look(index)
+
+
+async def _asked_again(submission: Submission, evidence: Evidence) -> Evidence | None:
+    """Ask the platform now that the claim was seen; None if the attempt hasn't ended."""
+    index, number = evidence.index, evidence.number
+    before = submission.observation(index)
+    seen = (await find(submission, [(index, number)])).get((index, number))
+    if not submission.is_over(index, number, seen, before):
+        return None
+    claimant = submission.attempt(index, number).executor
+    return replace(evidence, seen=seen, claimant=claimant)
+
+
+async def _close(
+    submission: Submission, evidence: Evidence, number: int, death: outcomes.Death
+) -> bool:
+    """Close an attempt; return False if that had no effect.
+
+    An attempt that no process has claimed is claimed as void first, so that no process begins it.
+    """
+    index = evidence.index
+    await _refuse_cleaned(submission)
+    claimant = submission.attempt(index, number).executor
+    if claimant is None:
+        claim = wire.claim_metadata(wire.VOID, submission.fence)
+        name = wire.attempt_key(submission.identity.scope, index, number, "claim")
+        if not await submission.store.create(name, b"", claim):
+            await submission.look(index)
+            claimant = submission.attempt(index, number).executor
+            if claimant is None and submission.is_open(index, number):
+                await _refuse_displaced(submission, index, number, "claim")
+            return claimant is not None  # decide again, now that the claim is known
+        claimant = wire.VOID
+    outcome = await _store_closed(submission, index, number, claimant, death)
+    if evidence.refusal is not None and outcome.kind is wire.Kind.ERROR:
+        submission.note_refusal(index, evidence.refusal)  # before others hear that it failed
+    return True
+
+
+async def _store_closed(
+    submission: Submission, index: int, number: int, claimant: str, death: outcomes.Death
+) -> wire.Outcome:
+    """Create the outcome of an attempt whose claim was seen; if it has one, that one stays."""
+    identity = submission.identity
+    place = (identity.scope, index, number)
+    item = await submission.look(index)  # requests are read after the claim was seen
+    silent = item.stopped or death.reason == SUBMISSION  # there is no log, or no use for it
+    log = "" if silent else await _log_tail(submission, index, number)
+    outcome, body = outcomes.closed(death, item, claimant, submission.fence, log)
+    metadata = outcome.signed(identity.key, *place)
+    await _refuse_cleaned(submission)  # to read its log took a while
+    if not await submission.store.create(wire.attempt_key(*place, "outcome"), body, metadata):
+        await _refuse_displaced(submission, index, number, "outcome")
+    return outcome
+
+
+async def _refuse_displaced(submission: Submission, index: int, number: int, what: str) -> None:
+    """Check an object that could not be created because its name is taken.
+
+    Raises:
+        WireError: There is no such object: the attempt can never be closed.
+    """
+    store, identity = submission.store, submission.identity
+    name = wire.attempt_key(identity.scope, index, number, what)
+    if await store.look(name) is None and await store.look(identity.entry):
+        raise displaced(name, store)
+
+
+async def _refuse_cleaned(submission: Submission) -> None:
+    """Write nothing for a single job that was cleaned up: nothing would ever remove it.
+
+    Raises:
+        NotFound: It was cleaned up, as `result()` does once it has the value.
+    """
+    identity = submission.identity
+    if not (identity.leased or await submission.store.look(identity.entry)):
+        raise identity.gone
+
+
+async def _log_tail(submission: Submission, index: int, number: int) -> str:
+    """Return the end of the log; empty if it can't be read, for an outcome doesn't need it."""
+    name = submission.identity.attempt_name(index, number)
+    # A long line comes in several pieces, so more than LOG_LINES of them may come.
+    lines: deque[str] = deque(maxlen=LOG_LINES)
+    try:
+        async with (
+            asyncio.timeout(LOG_S),
+            aclosing(submission.cluster.logs(name, tail=LOG_LINES)) as log,
+        ):
+            async for line in log:
+                lines.append(line)  # a timeout keeps what was read by then
+    except Exception as exc:
+        logging.debug("no log of %s: %s", submission.identity.job_id(index), exc)
+    if not lines:
+        try:
+            lines.extend(await submission.kept_log(index, number))
+        except Exception as exc:
+            logging.debug("no kept log of %s: %s", submission.identity.job_id(index), exc)
+    return "\n".join(lines)[-8192:]
+
+
+def _may_pass(submission: Submission, evidence: Evidence, error: Exception) -> bool:
+    """Log why the end of an attempt can't be found out; return whether to try again.
+
+    A lasting failure reaches those who wait at once, any other after a minute.
+    """
+    index = evidence.index
+    name = submission.identity.attempt_name(index, evidence.number)
+    if isinstance(error, KineticError) and not is_passing(error):
+        logging.error("can't find out how %s ended: %s", name, error)
+        submission.set_error(index, error)
+        # A damaged or removed object stays so; a missing right may be granted.
+        return isinstance(error, BackendError) and not isinstance(error, NotFound)
+    if isinstance(error, KineticError):
+        logging.warning("can't find out yet how %s ended (%s); retrying", name, error)
+    else:  # a defect, or an exception that no adapter has translated
+        logging.error("can't find out yet how %s ended; retrying", name, exc_info=error)
+    now = asyncio.get_running_loop().time()
+    evidence.since = now if evidence.since is None else evidence.since
+    if now - evidence.since >= PATIENCE_S:
+        submission.set_error(index, _unanswered(name, error))
+    return True
+
+
+def _unanswered(name: str, error: Exception) -> Unavailable:
+    return Unavailable(
+        f"{name} has ended, and for {PATIENCE_S:g} s its outcome could not be read: "
+        f"{described(error)}; kinetic keeps checking: wait again when the store answers",
+        retryable=True,
+    )
+
+
+# --- asking the platform ---
+
+
+async def reread(submission: Submission) -> None:
+    """Read all open items again: the store, and what the platform says.
+
+    Raises:
+        KineticError: They can't be read.
+    """
+    if submission.batch_reader is not None:
+        await submission.batch_reader()
+    elif not submission.is_final(0):
+        await reconcile(submission, 0)
+
+
+async def reconcile(submission: Submission, index: int, *, explained: bool = False) -> wire.Item:
+    """Look at an item, and if it is open, ask the platform about it and settle its end.
+
+    *explained* also asks why the item waits.
+
+    Raises:
+        KineticError: The store or the platform doesn't answer.
+    """
+    item = await submission.look(index)
+    submission.clear_error(index)
+    if item.state.final:
+        return item
+    await ask(submission, [index], explained=explained)
+    return submission.item(index) or item
+
+
+@dataclass(frozen=True, slots=True)
+class _Question:
+    """What was known of an open attempt when the platform was asked about it."""
+
+    index: int
+    number: int
+    claimant: str | None
+    before: Observation | None
+
+
+async def ask(
+    submission: Submission, indices: Collection[int], *, explained: bool = False
+) -> dict[int, Observation]:
+    """Ask the platform about open items in one request, and settle those that have ended.
+
+    The caller has looked at the items just before. Return the word on each that waits or runs.
+    """
+    questions: list[_Question] = []
+    for index in indices:
+        item = submission.item(index)
+        if item is not None and not (item.state.final or submission.is_damaged(index)):
+            claimant = submission.attempt(index, item.attempt).executor
+            before = submission.observation(index)
+            questions.append(_Question(index, item.attempt, claimant, before))
+    launched = submission.launched
+    names = [
+        (one.index, number)
+        for one in questions
+        for number in submission.identity.related(one.number)
+    ]
+    found = await find(submission, names, explained=explained)
+    # What the platform lacks may have committed and gone since the caller looked.
+    if absent := [one.index for one in questions if (one.index, one.number) not in found]:
+        await submission.look_at_each(absent)
+    ended: list[Evidence] = []
+    for one in questions:
+        if submission.is_open(one.index, one.number):
+            evidence = _evidence(submission, one, found, launched)
+            if evidence is not None:
+                ended.append(evidence)
+    await bounded(lambda one: settle(submission, one), ended, at_once=SETTLING)
+    over = {one.index for one in ended if one.seen is not None}
+    alive: dict[int, Observation] = {}
+    for one in questions:
+        now = submission.observation(one.index)
+        fresh = (one.index, one.number) in found or now is not one.before  # reported since
+        is_open = submission.is_open(one.index, one.number)
+        if now is not None and fresh and is_open and one.index not in over:
+            alive[one.index] = now
+        if not submission.identity.leased:
+            submission.doubt_unseen(one.index)
+    return alive
+
+
+def _evidence(
+    submission: Submission,
+    asked: _Question,
+    found: Mapping[tuple[int, int], Observation],
+    launched: int,
+) -> Evidence | None:
+    """Return what the platform's answer says of the end of an open attempt."""
+    index, number = asked.index, asked.number
+    executor = submission.attempt(index, number).executor
+    seen = found.get((index, number))
+    told = submission.doubtful.pop(index, None)  # this answer decides, or leaves it in doubt
+    since = told.since if told is not None else None
+    if seen is None and told is not None and told.is_about(executor):
+        return told  # it says more than that the job is gone
+    if seen is None and not submission.identity.leased:
+        later = any(of == index and other > number for of, other in found)
+        if not later:
+            return _evidence_of_absent(submission, asked, found, launched)
+        name = submission.identity.attempt_name(index, number)
+        words = "its process is gone, and was replaced by the platform"
+        seen = Observation(name=name, phase=Phase.GONE, reason=Reason.PREEMPTED, message=words)
+    void = executor == wire.VOID  # the process that wanted to close it may have died
+    if void or submission.is_over(index, number, seen, asked.before):
+        return Evidence(index, number, seen, asked.claimant, since=since)
+    return None
+
+
+def _evidence_of_absent(
+    submission: Submission,
+    asked: _Question,
+    found: Mapping[tuple[int, int], Observation],
+    launched: int,
+) -> Evidence | None:
+    """Return what it means that a platform lacks the open attempt of a single job.
+
+    The platform, or the submitter, may be about to replace the attempt before it.
+    """
+    index, number = asked.index, asked.number
+    if number <= launched:
+        return Evidence(index, number, None, asked.claimant)
+    last = next((one for one in found.values() if one.last), None)
+    # Without `last`, what is left of the attempt before says that the platform may replace it.
+    if number > 1 and (submission.relaunched or last is not None or not found):
+        if submission.launch is not None:
+            return Evidence(index, number - 1, None)
+        if _awaits_submitter(submission, index, number):
+            return None
+        gone = "the process that submitted it" if submission.relaunched else "its job"
+        final = (last.message if last is not None else "") or f"{gone} is gone"
+        return Evidence(index, number - 1, last, final=final)
+    claimed = submission.attempt(index, number).executor is not None
+    if claimed or (not found and submission.identity.settled):
+        return Evidence(index, number, None, asked.claimant)
+    return None
+
+
+def _awaits_submitter(submission: Submission, index: int, number: int) -> bool:
+    """Return whether the submitter of a job may still be about to launch attempt *number*.
+
+    It may have died, or sleep. A minute after the first look the job ends as its last attempt
+    did; at once if that attempt ended longer ago than clocks can differ.
+    """
+    if not submission.relaunched:
+        return False
+    ended, now = submission.attempt(index, number - 1).outcome, time.time()
+    if ended is not None and ended.ended is not None and now - ended.ended > CLOCKS_S:
+        return False
+    return now - submission.stranded.setdefault(number, now) < RELAUNCH_S
+
+
+async def find(
+    submission: Submission, attempts: Collection[tuple[int, int]], *, explained: bool = False
+) -> dict[tuple[int, int], Observation]:
+    """Return the platform's word on *attempts*, pairs of item and number, in one request."""
+    identity, cluster = submission.identity, submission.cluster
+    names = {identity.attempt_name(*one): one for one in attempts}
+    if len(names) > FEW_NAMES:
+        found = await cluster.find(labels={LABEL_SUBMISSION: identity.id})
+    else:
+        found = await cluster.find(names=[*names], explained=explained) if names else []
+    return {names[seen.name]: seen for seen in found if seen.name in names}
+
+
+async def host_end(submission: Submission, index: int, number: int) -> Observation | None:
+    """Return the platform's word on the host that ended an attempt; ask if it isn't known yet."""
+    if not submission.has_host_end(index, number):
+        seen = (await find(submission, [(index, number)])).get((index, number))
+        submission.note_host_end(index, number, seen if seen is not None and seen.host else None)
+    return submission.host_end(index, number)
+
+
+async def see_through(submission: Submission, indices: Collection[int]) -> list[int]:
+    """Close what has ended of a submission that has no submitter.
+
+    A running attempt commits its own outcome, unless its item was stopped: then its job is
+    deleted. Return the items that won't end unless a process submits them again.
+    """
+    submission.closes = True
+    await submission.look_at_each(indices)
+    alive = await ask(submission, indices)
+    states = {index: submission.item(index) for index in indices}
+    stopped = [
+        seen.name
+        for index, seen in alive.items()
+        if (item := states[index]) is not None
+        and item.state is wire.ItemState.CANCELLING
+        and submission.requests.standing(index).unwanted
+    ]
+    if stopped:
+        await submission.cluster.delete(names=stopped)
+    return [
+        index
+        for index, item in states.items()
+        if not (index in alive or (item and item.state.final) or submission.is_damaged(index))
+    ]

@@ -1,0 +1,421 @@
+"""What this process knows of one submission, beyond what the store says of its items.
+
+A `Submission` takes in what others have read, observed, or failed to do, and wakes those who wait
+for an item. It doesn't act: `ending` decides how an attempt ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from kinetic._runner.protocol import wire
+from kinetic._runner.protocol.retry_budgets import SUBMISSION, UNVERIFIED
+from kinetic.aio._engine.ids import Identity
+from kinetic.aio._engine.item_states import ItemStates
+from kinetic.aio._net.retry import is_passing
+from kinetic.aio.ports import Cluster, Observation, Phase, Store
+from kinetic.errors import KineticError, NotFound, WireError
+from kinetic.job_status import JobStatus
+
+LABEL_SUBMISSION = "kinetic.dev/submission"
+LABEL_CLIENT = "kinetic.dev/client"
+LABEL_INDEX = "kinetic.dev/index"
+LABEL_ATTEMPT = "kinetic.dev/attempt"
+
+LABEL_ROUND = "kinetic.dev/round"
+"""The number of retry requests that the launching process had read of its batch."""
+
+
+@dataclass(slots=True)
+class Evidence:
+    """A report that attempt *number* of an item has ended.
+
+    ``seen`` is the platform's word; None means that the platform has no job of that name.
+    ``claimant`` is the process that was known to have claimed the attempt before the platform was
+    asked. ``final`` says why no later attempt of the item comes; it's empty while one may come.
+    ``refusal`` is the error with which the attempt could not be launched. ``since`` is the
+    loop's time of the first failure to find out how the attempt ended.
+    """
+
+    index: int
+    number: int
+    seen: Observation | None
+    claimant: str | None = None
+    final: str = ""
+    refusal: Exception | None = None
+    since: float | None = None
+
+    def is_about(self, executor: str | None) -> bool:
+        """Return whether this proves the end of the process *executor*."""
+        seen = self.seen
+        if seen is None or executor is None or seen.phase is Phase.RUNNING:
+            return False
+        return seen.executor == executor
+
+
+@dataclass(slots=True)
+class _Abandonment:
+    """Why *items* will never end; None stands for all items."""
+
+    error: KineticError
+    items: set[int] | None
+
+    def concerns(self, index: int) -> bool:
+        return self.items is None or index in self.items
+
+
+class Submission(ItemStates):
+    """The items of one submission, as far as this process has seen them."""
+
+    def __init__(self, identity: Identity, store: Store, cluster: Cluster) -> None:
+        super().__init__(identity, store)
+        self.store = store
+        self.cluster = cluster
+        self.closes = not identity.leased
+        """Whether this process closes dead attempts. In a batch its holder does, or any process
+        once it has no holder. Any process closes the attempts of a stopped item."""
+        self.fence = 1
+        """The fence of the lease that this process has, or had."""
+        self.ours = False
+        """Whether this client launched it, and so watched it from before its launch."""
+        self.relaunched = False
+        """Whether the submitter replaces disrupted attempts of this job, not the platform."""
+        self.launch: Callable[[int], None] | None = None
+        """Starts to launch an attempt after the first, if this process is that submitter."""
+        self.launched = 0
+        """The last attempt that ``launch`` has launched: if the platform lacks it, it's gone."""
+        self.stranded: dict[int, float] = {}
+        """By number, when an attempt that no process has launched yet was first looked for."""
+        self.values: Mapping[int, Any] = {}
+        """The values that this process collected before it removed the objects."""
+        self.deleting = 0
+        """How many jobs of a large deletion are left."""
+        self.awaited = 0
+        """How many callers wait for it; while any does, the session reads it again and again."""
+        self.batch_reader: Callable[[], Awaitable[None]] | None = None
+        """Reads all open items again, if it is a batch."""
+        self.doubtful: dict[int, Evidence] = {}
+        """By item, an attempt whose end can't be read or written yet, or that may never come."""
+        self._doubted = asyncio.Event()
+        self._cleaned_round: int | None = None
+        self._seen: dict[int, Observation] = {}
+        self._waiters: dict[int, list[asyncio.Future[wire.Item]]] = {}
+        self._abandonment: _Abandonment | None = None
+        self._errors: dict[int, Exception] = {}
+        self._host_ends: dict[tuple[int, int], Observation | None] = {}
+        self._refused: dict[int, Exception] = {}
+        """Kept after the item has its FAILED outcome because of it."""
+
+    # --- what is known ---
+
+    @property
+    def settled_items(self) -> int:
+        """How many items are final, or have an error that reading again won't change."""
+        return self.ended + sum(not is_passing(error) for error in self._errors.values())
+
+    @property
+    def abandoned(self) -> KineticError | None:
+        """The error for those who wait for items that no process submits any more."""
+        return self._abandonment.error if self._abandonment is not None else None
+
+    @property
+    def removed(self) -> bool:
+        """Whether it was cleaned up."""
+        return isinstance(self.abandoned, NotFound)
+
+    def touched(self, known: int) -> list[int]:
+        """Return the items below *known* that have a state or an error, in order."""
+        stuck = (self._abandonment.items if self._abandonment is not None else None) or ()
+        found = {*self._items, *self._refused, *self._errors, *stuck}
+        return sorted(index for index in found if index < known)
+
+    @property
+    def has_started(self) -> bool:
+        """Whether the platform has ever taken an attempt of it, as far as this process knows."""
+        claims = (one.executor for of in self._attempts.values() for one in of.values())
+        ends = (item.outcome for item in self._items.values())
+        return bool(
+            self._seen
+            or any(executor not in (None, wire.VOID) for executor in claims)
+            or any(outcome is not None and outcome.reason != SUBMISSION for outcome in ends)
+        )
+
+    def observation(self, index: int) -> Observation | None:
+        """Return the platform's last word on an open item."""
+        return self._seen.get(index)
+
+    def observations(self) -> dict[int, Observation]:
+        """Return the platform's last word on each open item."""
+        return {**self._seen}
+
+    def is_open(self, index: int, number: int) -> bool:
+        """Return whether attempt *number* is the open one of its item, as far as is known."""
+        item = self._items[index]
+        return item.attempt == number and not item.state.final
+
+    def error(self, index: int) -> Exception | None:
+        """Return why an open item will not end, or why its end can't be read."""
+        if self._abandonment is not None and self._abandonment.concerns(index):
+            return self._abandonment.error
+        return self._refused.get(index) or self._errors.get(index)
+
+    def final_error(self, index: int) -> Exception | None:
+        """Return why the item's objects can't be read, if reading them again won't help."""
+        error = self._errors.get(index)
+        return None if error is None or is_passing(error) else error
+
+    def unreadable(self) -> list[int]:
+        """Return the items whose outcome can't be read, in order."""
+        unverified = (
+            index
+            for index, item in self._items.items()
+            if item.outcome is not None and item.outcome.reason == UNVERIFIED
+        )
+        lasting = (index for index in self._errors if self.final_error(index) is not None)
+        return sorted({*lasting, *unverified})
+
+    def is_damaged(self, index: int) -> bool:
+        """Return whether the item's objects are forged or damaged, which doesn't change."""
+        return isinstance(self.final_error(index), WireError)
+
+    def refusal(self, index: int) -> Exception | None:
+        """Return why the item was never submitted."""
+        return self._refused.get(index)
+
+    @property
+    def refusals(self) -> dict[int, Exception]:
+        """The items that this process could not submit, with the reason."""
+        return self._refused
+
+    def status(self, index: int) -> JobStatus:
+        """Return the status that a user sees, from what is known now."""
+        match item.state if (item := self._items.get(index)) else wire.ItemState.OPEN:
+            case wire.ItemState.SUCCEEDED:
+                return JobStatus.SUCCEEDED
+            case wire.ItemState.FAILED:
+                return JobStatus.FAILED
+            case wire.ItemState.CANCELLED | wire.ItemState.CANCELLING:
+                return JobStatus.NOT_FOUND
+            case wire.ItemState.OPEN:
+                seen = self._seen.get(index)
+                running = seen is not None and seen.phase is Phase.RUNNING
+                return JobStatus.RUNNING if running else JobStatus.PENDING
+
+    @property
+    def cleaned(self) -> bool:
+        """Whether this process deleted all its jobs from the platform, and none came since."""
+        return self._cleaned_round == self.requests.round
+
+    def note_cleaned(self) -> None:
+        """Note that all its jobs are deleted from the platform, until some are retried."""
+        self._cleaned_round = self.requests.round
+
+    def refuse_removed(self) -> None:
+        """Refuse to ask anything of a submission that doesn't exist any more.
+
+        Raises:
+            NotFound: It was cleaned up.
+        """
+        if self.removed:
+            raise self.identity.gone
+
+    def held_up(self) -> str:
+        """Return the platform's word on an item that waits; empty if there is none or one runs."""
+        waits = ""
+        for seen in self._seen.values():
+            if seen.phase is Phase.RUNNING:
+                return ""
+            if seen.phase is Phase.PENDING:
+                waits = waits or seen.message
+        return waits
+
+    def host_end(self, index: int, number: int) -> Observation | None:
+        """Return the platform's word on the host that ended an attempt, if it's not the first.
+
+        The outcome is the first host's, which knows only that it was asked to stop.
+        """
+        return self._host_ends.get((index, number))
+
+    def has_host_end(self, index: int, number: int) -> bool:
+        """Return whether the platform has answered which host ended the attempt."""
+        return (index, number) in self._host_ends
+
+    # --- requests and reads ---
+
+    async def read_requests(self) -> list[wire.Request]:
+        """Return all requests, in order; read only new ones from the store."""
+        return await self.requests.read()
+
+    async def look_for_requests(self) -> None:
+        """Do as `read_requests`, with one small request when there is nothing new."""
+        await self.requests.look()
+
+    async def append(self, request: wire.Request) -> int:
+        """Add a request to the log; return how many retry requests come before it."""
+        return await self.requests.append(request)
+
+    async def look_at_each(self, indices: Collection[int]) -> None:
+        """Do as `look_at_all`, but keep a forged outcome as the error of its own item.
+
+        Raises:
+            WireError: A request is damaged, which concerns all items.
+        """
+        try:
+            await self.look_at_all(indices)
+        except WireError:
+            await self.read_requests()
+            for index in indices:
+                try:
+                    await self.look(index)
+                except WireError as exc:
+                    self.set_error(index, exc)
+
+    # --- taking in ---
+
+    def _set(self, index: int, item: wire.Item) -> None:
+        abandoned = self._abandonment
+        if abandoned is not None and abandoned.items and item != self.item(index):
+            abandoned.items.discard(index)  # another process has gone on with it
+        super()._set(index, item)
+        doubt = self.doubtful.get(index)
+        if doubt is not None and (item.state.final or item.attempt > doubt.number):
+            del self.doubtful[index]
+        if item.state.final:
+            self.clear_error(index)
+            self._seen.pop(index, None)
+        else:
+            self._refused.pop(index, None)
+
+    def _notify(self, index: int, item: wire.Item | None) -> None:
+        super()._notify(index, item)
+        if index not in self._waiters:
+            return
+        if item is not None and item.state.final:
+            for waiter in self._woken(index):
+                waiter.set_result(item)
+        elif (error := self.error(index)) is not None:
+            for waiter in self._woken(index):
+                waiter.set_exception(error)
+
+    def _woken(self, index: int) -> list[asyncio.Future[wire.Item]]:
+        return [waiter for waiter in self._waiters.pop(index) if not waiter.done()]
+
+    def set_error(self, index: int, error: Exception) -> None:
+        """Raise *error* for those who wait for the item, now and later: its end can't be read."""
+        item = self.item(index)
+        if item is None or not item.state.final:
+            self._errors[index] = error
+            self._notify(index, None)
+
+    def clear_error(self, index: int) -> None:
+        """Note that the item can be read again."""
+        self._errors.pop(index, None)
+
+    def fail_waiters(self, error: Exception) -> None:
+        """Raise *error* for all who wait now: their items can't be read."""
+        for index in [*self._waiters]:
+            self.set_error(index, error)
+
+    def note_refusal(self, index: int, error: Exception) -> None:
+        """Keep why the item could not be submitted: *error* says more than its outcome does."""
+        self._refused[index] = error
+
+    def refuse(self, index: int, error: Exception) -> None:
+        """Raise *error* for those who wait for an item that could not be submitted."""
+        self._refused[index] = error
+        self._notify(index, None)
+
+    def abandon(self, error: KineticError, items: Iterable[int] | None = None) -> None:
+        """Raise *error* for those who wait: no process submits *items* (None: any) any more."""
+        concerned = None if items is None else {*items}
+        self._abandonment = _Abandonment(error, concerned)
+        for index in [*self._waiters, 0] if concerned is None else [*concerned]:
+            self._notify(index, None)
+
+    def reclaim(self) -> None:
+        """Note that a process submits it again."""
+        if self._abandonment is not None and self._abandonment.items is not None:
+            self._abandonment = None
+
+    def note(self, index: int, number: int, seen: Observation) -> None:
+        """Take in the platform's word that an attempt waits or runs."""
+        if self.concerns(index, number) and self._seen.get(index) != seen:
+            self._seen[index] = seen
+            self._notify(index, None)
+
+    def note_host_end(self, index: int, number: int, seen: Observation | None) -> None:
+        """Take in the platform's word on which host ended an attempt; None if it has none."""
+        self._host_ends[index, number] = seen
+
+    def is_over(
+        self, index: int, number: int, seen: Observation | None, before: Observation | None
+    ) -> bool:
+        """Return whether the platform's answer says that the attempt has ended; else note it.
+
+        The attempt has also ended if a process has claimed it and the platform has no job of its
+        name. *before* is the word that was known when the platform was asked: if a watch has
+        reported another one since, the answer may be older, and isn't noted.
+        """
+        if seen is None:
+            return self.attempt(index, number).executor is not None
+        if seen.phase in (Phase.ENDED, Phase.GONE):
+            return True
+        now = self._seen.get(index)
+        if now is before or (now is not None and _differ_in_words(now, seen)):
+            self.note(index, number, seen)
+        return False
+
+    def doubt(self, evidence: Evidence) -> None:
+        """Have the submission read again soon: how the attempt ended isn't known yet."""
+        item = self._items.get(evidence.index)
+        if item is None or not (item.state.final or item.attempt > evidence.number):
+            self.doubtful[evidence.index] = evidence
+            self._doubted.set()
+
+    def doubt_unseen(self, index: int) -> None:
+        """Doubt that the open attempt of a single job comes, until the platform has shown it."""
+        item, seen = self._items[index], self._seen.get(index)
+        name = self.identity.attempt_name(index, item.attempt)
+        if not item.state.final and (seen is None or seen.name != name):
+            self.doubt(Evidence(index, item.attempt, None))
+
+    # --- waiting ---
+
+    async def until_doubted(self, timeout: float) -> bool:
+        """Wait up to *timeout* seconds until an attempt is in doubt; return whether one is."""
+        if not self.doubtful:
+            self._doubted.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(timeout):
+                    await self._doubted.wait()
+        return bool(self.doubtful)
+
+    async def closed(self, index: int) -> wire.Item:
+        """Wait until the item is final.
+
+        Raises:
+            SubmitterLost: No process will start it.
+            KineticError: Its end can't be read.
+        """
+        item = self._items.get(index)
+        if item is not None and item.state.final:
+            return item
+        if (error := self.error(index)) is not None:
+            raise error
+        waiter: asyncio.Future[wire.Item] = asyncio.get_running_loop().create_future()
+        self._waiters.setdefault(index, []).append(waiter)
+        try:
+            return await waiter
+        finally:
+            waiters = self._waiters.get(index, [])
+            if waiter in waiters:
+                waiters.remove(waiter)
+
+
+def _differ_in_words(one: Observation, other: Observation) -> bool:
+    """Return whether they differ at most in their words."""
+    return (one.name, one.phase, one.executor) == (other.name, other.phase, other.executor)
