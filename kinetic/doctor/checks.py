@@ -12,6 +12,8 @@ import anyio
 
 from kinetic.errors import KineticError
 
+__all__ = ["Check", "Finding", "Report", "Result", "State", "run_checks"]
+
 LIMIT_S = 30.0
 """Maximum time of one check, not counting the checks that it needs."""
 

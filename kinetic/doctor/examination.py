@@ -14,6 +14,8 @@ from kinetic.doctor.checks import Check, Finding, Report, failed_by, ok, run_che
 from kinetic.doctor.python import installation
 from kinetic.errors import ConfigurationError
 
+__all__ = ["examine"]
+
 
 async def examine(
     *,
