@@ -1,8 +1,7 @@
-"""The options of ``@kinetic.run`` and of ``run_async_map``: their names, types, defaults and rules.
+"""The options of ``@kinetic.run`` and of ``run_async_map``: names, types, defaults, and rules.
 
-Each set is a frozen dataclass, which refuses wrong values, and beside it a ``TypedDict`` that says
-the same to type checkers and editors: a function that takes the options takes
-``**options: Unpack[...]``, and `shows` gives it the parameters that people look for.
+Each set is a frozen dataclass, which refuses wrong values, and a ``TypedDict`` with the same names
+for type checkers: a function takes ``**options: Unpack[...]``, and `shows` gives it the signature.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A rule for a value: how to check it, and what the message says it ``must be``."""
+    """A rule for a value: the check, and the words after "must be" in its message."""
 
     words: str
     holds: Callable[[Any], bool]
@@ -70,6 +69,10 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
+def _is_positive(value: object) -> bool:
+    return isinstance(value, int | float) and _is_number(value) and 0 < value < math.inf
+
+
 def _is_text_by_text(value: object) -> bool:
     if not isinstance(value, Mapping):
         return False
@@ -78,7 +81,7 @@ def _is_text_by_text(value: object) -> bool:
 
 
 def _is_many(value: object) -> bool:
-    """Whether it can be iterated over, and not only for being text, bytes or a dict."""
+    """Return whether *value* is iterable, but not text, bytes, or a dict."""
     if isinstance(value, str | bytes | bytearray | Mapping):
         return False
     # An object that only has __getitem__ is no Iterable by type, but iter() takes it.
@@ -86,7 +89,7 @@ def _is_many(value: object) -> bool:
 
 
 _TEXT = Rule("text", lambda value: isinstance(value, str))
-_ID = Rule("an id such as a handle has", lambda value: isinstance(value, str) and bool(value))
+_ID = Rule("an ID such as a handle has", lambda value: isinstance(value, str) and bool(value))
 _FLAG = Rule("True or False", lambda value: isinstance(value, bool))
 _WAIT = Rule("a number of seconds of at least 0", lambda value: _is_number(value) and value >= 0)
 _DIRECTION = Rule(
@@ -96,14 +99,8 @@ _PATH = Rule(
     "the path of a file, such as 'report.html'",
     lambda value: hasattr(value, "__fspath__") or (isinstance(value, str) and value != ""),
 )
-_SPAN = Rule(
-    "a finite number of seconds greater than 0",
-    lambda value: _is_number(value) and math.isfinite(value) and value > 0,
-)
-_DOLLARS = Rule(
-    "a finite number of US dollars greater than 0",
-    lambda value: _is_number(value) and math.isfinite(value) and value > 0,
-)
+_SPAN = Rule("a finite number of seconds greater than 0", _is_positive)
+_DOLLARS = Rule("a finite number of US dollars greater than 0", _is_positive)
 _TAGS = Rule("a dict of text by text, such as {'team': 'maths'}", _is_text_by_text)
 
 INPUT_MODES = ("auto", "single", "args", "kwargs")
@@ -152,26 +149,51 @@ _RULES = {
     "timeout": _or_none(_WAIT),
     "window": _or_none(_int_of(1)),
 }
-"""By the name of the argument, which means the same wherever it is taken."""
+"""The rule of each argument; a name means the same wherever kinetic takes it."""
+
+_NAME = _or_none(
+    Rule("text that isn't empty", lambda value: isinstance(value, str) and value.strip() != "")
+)
+_POSITIVE = _or_none(Rule("a number greater than 0", _is_positive))
+
+_SETTING_RULES = {
+    "container_image": _NAME,
+    "base_image_repo": _NAME,
+    "zone": _NAME,
+    "project": _NAME,
+    "cluster": _NAME,
+    "backend": _NAME,
+    "namespace": _NAME,
+    "output_dir": _NAME,
+    "spot": _FLAG,
+    "debug": _FLAG,
+    "timeout": _POSITIVE,
+    "start_timeout": _POSITIVE,
+    "cpu": _POSITIVE,
+}
+"""The rules of `Options`; the other options have a check of their own."""
 
 
 def check(**values: object) -> None:
-    """Refuse the first of the named *values* that is not what its name asks for.
+    """Check each of the named *values* by the rule of its name.
 
     Raises:
-        ConfigurationError: It names the argument, what it must be, and what it is.
+        ConfigurationError: One is wrong: the message has its name, the rule, and the value.
     """
+    _check_by(_RULES, values)
+
+
+def _check_by(rules: Mapping[str, Rule], values: Mapping[str, object]) -> None:
     for name, value in values.items():
-        rule = _RULES[name]
-        if not rule.holds(value):
-            raise ConfigurationError(f"{name} must be {rule.words}, not {_shown(value)}")
+        if not rules[name].holds(value):
+            raise ConfigurationError(f"{name} must be {rules[name].words}, not {_shown(value)}")
 
 
 def check_indices(indices: Any) -> list[int] | None:
-    """The places of items in a batch, as a list; None stays None.
+    """Return the indices of items as a list; None stays None.
 
     Raises:
-        ConfigurationError: They are no iterable, or one of them is no int.
+        ConfigurationError: They aren't iterable, or one of them isn't an int.
     """
     if indices is None:
         return None
@@ -195,16 +217,8 @@ def _shown(value: object) -> str:
 
 DEFAULT_ACCELERATOR = "tpu-v5e-1"
 LEAST_MEMORY = 1 << 20
+"""Minimum memory of a job in bytes; no Python starts in less."""
 
-_NAMES = (
-    "container_image",
-    "base_image_repo",
-    "zone",
-    "project",
-    "cluster",
-    "namespace",
-    "output_dir",
-)
 IMAGE_MODES = ("bundled", "prebuilt")
 _HOST = r"(?:[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?(?::[0-9]+)?|\[[0-9a-f:]+\](?::[0-9]+)?)"
 _COMPONENT = r"[a-z0-9]+(?:(?:[._]|__|-+)[a-z0-9]+)*"
@@ -254,11 +268,10 @@ class RunOptions(TypedDict, total=False):
 class Options:
     """The settings of a decorated function.
 
-    ``timeout`` and ``start_timeout`` are seconds of one attempt: running, from
-    the call of the function on, and waiting to start. ``memory`` is bytes, or
-    text such as ``"4Gi"``; what a job is given is in `memory_bytes`. None leaves
-    a setting to environment, profile and default. ``parsed_accelerator`` is what
-    ``accelerator`` and ``spot`` name.
+    ``timeout`` and ``start_timeout`` are seconds that one attempt may run, from the call of the
+    function on, and wait to start. ``memory`` is bytes, or text such as ``"4Gi"``. None leaves a
+    setting to environment, profile, and default. ``parsed_accelerator`` is what ``accelerator`` and
+    ``spot`` name.
 
     Raises:
         ConfigurationError: A value is wrong.
@@ -288,18 +301,15 @@ class Options:
     def __post_init__(self) -> None:
         parsed = accelerators.parse(self.accelerator, spot=self.spot)
         object.__setattr__(self, "parsed_accelerator", parsed)
-        for name in _NAMES:
-            _check_text(name, getattr(self, name))
+        for name in ("timeout", "start_timeout"):
+            if getattr(self, name) == math.inf:  # other libraries write "no limit" this way
+                object.__setattr__(self, name, None)
+        _check_by(_SETTING_RULES, {name: getattr(self, name) for name in _SETTING_RULES})
         if self.container_image not in (None, *IMAGE_MODES):
             checked_image(self.container_image)
-        _check_backend(self.backend)
-        for name in ("timeout", "start_timeout"):
-            if getattr(self, name) == math.inf:  # which is how others write that there is none
-                object.__setattr__(self, name, None)
-        for name in ("timeout", "start_timeout", "cpu"):
-            _check_positive(name, getattr(self, name))
-        for name in ("spot", "debug"):
-            _check_flag(name, getattr(self, name))
+        if self.backend is not None and self.backend.strip().lower() not in BACKENDS:
+            hint = suggest(self.backend, BACKENDS, otherwise=f"there are {', '.join(BACKENDS)}")
+            raise ConfigurationError(f"there is no backend {self.backend!r}: {hint}")
         object.__setattr__(self, "capture_env_vars", _patterns(self.capture_env_vars))
         object.__setattr__(self, "volumes", _volumes(self.volumes))
         _ = self.memory_bytes
@@ -310,7 +320,7 @@ class Options:
         return None if self.memory is None else _bytes(self.memory)
 
     def changed(self, **changes: Unpack[RunOptions]) -> Self:
-        """A copy with other settings, validated like the first.
+        """Return a copy with other settings, checked like the first.
 
         Raises:
             TypeError: There is no such setting.
@@ -320,18 +330,17 @@ class Options:
 
 
 def settings_of(function: Callable[..., Any]) -> tuple[Callable[..., Any], Options]:
-    """The plain function and its settings: those of its decorator, or the defaults.
+    """Return the plain function and its settings: its decorator's, or the defaults.
 
-    A decorated function keeps its settings inside ``functools.partial`` and as
-    a method of whatever it is bound to.
+    Finds the settings inside ``functools.partial`` and of a bound method.
 
     Raises:
-        TypeError: It cannot be called.
+        TypeError: It can't be called.
     """
     if not callable(function):
         raise TypeError(
-            f"kinetic runs functions, not {type(function).__name__}; give it the function and its "
-            "arguments one by one, as in submit(train, 0.1)"
+            f"kinetic runs functions, not {type(function).__name__}; pass the function and its "
+            "arguments, as in submit(train, 0.1)"
         )
     found = _decorated(function)
     return (function, Options()) if found is None else found
@@ -352,20 +361,11 @@ def _has_settings(function: object) -> bool:
     return hasattr(type(function), "__kinetic__")
 
 
-def _check_text(name: str, value: object) -> None:
-    if value is None:
-        return
-    if not isinstance(value, str):
-        raise ConfigurationError(f"{name} must be text, not {type(value).__name__}")
-    if not value.strip():
-        raise ConfigurationError(f"{name} is empty; leave it out for the default")
-
-
 def checked_image(name: str) -> str:
-    """Return *name* if it can be the name of a container image, and is no misspelled mode.
+    """Return *name* if it can name a container image and isn't a misspelled mode.
 
     Raises:
-        ConfigurationError: It cannot, or resembles ``bundled`` or ``prebuilt``.
+        ConfigurationError: It can't, or it resembles ``bundled`` or ``prebuilt``.
     """
     if near := nearest(name, IMAGE_MODES, cutoff=0.8):
         raise ConfigurationError(
@@ -375,31 +375,10 @@ def checked_image(name: str) -> str:
     if _IMAGE.fullmatch(name) is None:
         hint = "leave the scheme out" if "://" in name else "write it as registry/name:tag"
         raise ConfigurationError(
-            f"container_image={name!r} is no name of a container image: {hint}, or use "
+            f"container_image={name!r} isn't the name of a container image: {hint}, or use "
             '"bundled" or "prebuilt"'
         )
     return name
-
-
-def _check_backend(value: object) -> None:
-    _check_text("backend", value)
-    if isinstance(value, str) and value.strip().lower() not in BACKENDS:
-        hint = suggest(value, BACKENDS, otherwise=f"there are {', '.join(BACKENDS)}")
-        raise ConfigurationError(f"there is no backend {value!r}: {hint}")
-
-
-def _check_positive(name: str, value: object) -> None:
-    if value is None:
-        return
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ConfigurationError(f"{name} must be a number, not {type(value).__name__}")
-    if not (math.isfinite(value) and value > 0):
-        raise ConfigurationError(f"{name} must be greater than 0, it is {value}")
-
-
-def _check_flag(name: str, value: object) -> None:
-    if not isinstance(value, bool):
-        raise ConfigurationError(f"{name} must be True or False, not {value!r}")
 
 
 def _patterns(value: object) -> tuple[str, ...] | None:
@@ -409,13 +388,13 @@ def _patterns(value: object) -> tuple[str, ...] | None:
         raise ConfigurationError(
             f"capture_env_vars must be a list of names such as ['WANDB_*'], not {value!r}"
         )
-    given = cast("Collection[object]", value)  # the check of its type leaves its items unknown
+    given = cast("Collection[object]", value)  # isinstance leaves the type of the items open
     names: list[str] = []
     for name in given:
         if not isinstance(name, str) or not name or "=" in name or "\0" in name:
             raise ConfigurationError(
-                f"capture_env_vars has {name!r}, which is no name of a variable; values are read "
-                "from the environment when the function is called"
+                f"capture_env_vars has {name!r}, which isn't the name of a variable; kinetic "
+                "reads the values from the environment when you call the function"
             )
         names.append(name)
     return tuple(names if isinstance(value, list | tuple) else sorted(names))
@@ -430,7 +409,7 @@ def _volumes(value: object) -> dict[str, Data] | None:
         )
     from kinetic.data import Data
 
-    given = cast("dict[object, object]", value)  # as above
+    given = cast("dict[object, object]", value)
     volumes: dict[str, Data] = {}
     for path, data in given.items():
         mount = _mount_path(path)
@@ -455,13 +434,13 @@ def _mount_path(path: object) -> str:
         raise ConfigurationError(f"volumes has {path!r}: write the path without '..'")
     if mount in _SYSTEM_ROOTS or any(f"{mount}/".startswith(f"{one}/") for one in _SYSTEM):
         raise ConfigurationError(
-            f"volumes cannot be mounted at {mount!r}: a job needs what the system has there"
+            f"volumes can't be mounted at {mount!r}: a job needs the system's files there"
         )
     return mount
 
 
 def _bytes(value: object) -> int:
-    """A quantity as Kubernetes writes it, or with a B at its end; K and k are both 1000."""
+    """Read a quantity in Kubernetes' form, or with a B at its end; K and k are both 1000."""
     if isinstance(value, str):
         match = _QUANTITY.fullmatch(value.strip())
         unit = _UNITS.get(match[2]) if match else None
@@ -478,8 +457,8 @@ def _bytes(value: object) -> int:
         )
     if size < LEAST_MEMORY:
         raise ConfigurationError(
-            f"memory is {value!r}, that is {size} bytes; no job starts in less than a MiB: "
-            "write a unit, such as '4Gi'"
+            f"memory is {value!r}, that is {size} bytes; a job needs at least 1 MiB: write a unit, "
+            "such as '4Gi'"
         )
     return size
 
@@ -504,7 +483,7 @@ class MapOptions(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MapSettings:
-    """How a batch runs; `kinetic.aio.Client.run_async_map` says what each means.
+    """How a batch runs; `kinetic.aio.Client.run_async_map` explains each setting.
 
     Raises:
         ConfigurationError: A value is wrong.
@@ -525,15 +504,15 @@ class MapSettings:
     progress: bool | None = None
 
     def __post_init__(self) -> None:
-        if self.batch_timeout == math.inf:  # which is how others write that there is none
+        if self.batch_timeout == math.inf:  # other libraries write "no limit" this way
             object.__setattr__(self, "batch_timeout", None)
         check(**{name: getattr(self, name) for name in self.__slots__})
-        if self.tags is not None:  # a copy, which its owner does not change
+        if self.tags is not None:  # a copy, because the caller may change the dict
             object.__setattr__(self, "tags", dict(self.tags))
 
     @classmethod
     def of(cls, **options: Unpack[MapOptions]) -> Self:
-        """The settings that the keyword arguments of a call are.
+        """Return the settings that the keyword arguments of a call make.
 
         Raises:
             ConfigurationError: A value is wrong.
@@ -543,7 +522,7 @@ class MapSettings:
         return cls(**options)
 
     def window_for(self, length: int | None) -> int | None:
-        """What bounds the items that were not delivered; inputs of unknown length have a bound."""
+        """Return the limit of undelivered items; inputs of unknown length always have one."""
         if self.window is None and length is None and self.max_concurrent is not None:
             return 2 * self.max_concurrent
         return self.window
@@ -565,10 +544,10 @@ def shows(settings: type[Any]) -> Callable[[F], F]:
 
 
 def refuse_unknown(given: Iterable[str], settings: type[Any], words: str) -> None:
-    """Refuse what is no field of *settings*.
+    """Refuse names that aren't fields of *settings*.
 
     Raises:
-        TypeError: It says *words*, the name, and the nearest that there is.
+        TypeError: One isn't: the message has *words*, the name, and the nearest known name.
     """
     known = [*inspect.signature(settings).parameters]
     for name in given:

@@ -216,7 +216,7 @@ def test_a_name_of_an_image_is_taken_as_it_is(uri: str) -> None:
     ],
 )
 def test_what_is_no_name_of_an_image_is_refused(uri: str) -> None:
-    with pytest.raises(ConfigurationError, match=r"no name of a container image|resembles"):
+    with pytest.raises(ConfigurationError, match=r"isn't the name of a container image|resembles"):
         checked_image(uri)
 
 
