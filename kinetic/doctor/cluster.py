@@ -13,8 +13,8 @@ from kinetic._tasks import all_or_none
 from kinetic.aio._net.retry import RetryPolicy
 from kinetic.aio.kubernetes.access import open_access
 from kinetic.aio.kubernetes.api import Api, Limits
-from kinetic.aio.kubernetes.http import Forbidden
 from kinetic.aio.kubernetes.manifests import Placement
+from kinetic.aio.kubernetes.request import Forbidden
 from kinetic.aio.kubernetes.rights import NEEDED_BY, Right, rights, role
 from kinetic.configuration import Target
 from kinetic.doctor.checks import Check, Finding, State, failed, ok, skipped, warning

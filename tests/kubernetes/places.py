@@ -15,11 +15,11 @@ from typing import Any
 from kinetic.aio.kubernetes.access import open_context
 from kinetic.aio.kubernetes.api import Api
 from kinetic.aio.kubernetes.gke import GkeCluster
-from kinetic.aio.kubernetes.http import Request
 from kinetic.aio.kubernetes.manifests import Placement
 from kinetic.aio.kubernetes.pathways import PathwaysCluster
-from kinetic.aio.kubernetes.tables import Rhythm
-from kinetic.aio.kubernetes.watch import Patience
+from kinetic.aio.kubernetes.pending import Patience
+from kinetic.aio.kubernetes.reflector import Rhythm
+from kinetic.aio.kubernetes.request import Request
 from kinetic.aio.ports import Cluster, Image, JobSpec, Observation, Phase, Resources
 from tests.cluster.fixtures import Namespace
 

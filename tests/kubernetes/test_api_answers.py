@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from kinetic.aio._net.http import HttpError
-from kinetic.aio.kubernetes.http import Request, explained
+from kinetic.aio.kubernetes.request import Request, explained
 from kinetic.aio.kubernetes.rights import Right
 from kinetic.errors import AuthError, BackendError, Refused, Throttled
 

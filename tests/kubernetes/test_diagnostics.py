@@ -12,7 +12,7 @@ from kinetic.aio._net.tokens import Fresh, TokenCache
 from kinetic.aio.kubernetes.api import Api
 from kinetic.aio.kubernetes.credentials import Access, ClusterCredentials
 from kinetic.aio.kubernetes.manifests import Paths
-from kinetic.aio.kubernetes.watch import Diagnostics, Patience
+from kinetic.aio.kubernetes.pending import Diagnostics, Patience
 from tests.kubernetes.faults import FaultServer, answer, status
 
 POD = {"spec": {"nodeName": "n1"}}

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from kinetic.aio.kubernetes.watch import Patience
+from kinetic.aio.kubernetes.pending import Patience
 from kinetic.aio.ports import Image, Phase, Resources
 from kinetic.errors import LaunchError, Throttled
 from kinetic.job_status import Reason

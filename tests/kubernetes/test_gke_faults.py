@@ -10,7 +10,7 @@ import pytest
 
 from kinetic.accelerators import parse
 from kinetic.aio.kubernetes.gke import GkeCluster
-from kinetic.aio.kubernetes.tables import Rhythm
+from kinetic.aio.kubernetes.reflector import Rhythm
 from kinetic.aio.ports import JobSpec, Observation, Phase, Resources
 from kinetic.job_status import Reason
 from tests.kubernetes.places import Place, gone, names, until, watching

@@ -19,8 +19,9 @@ from kinetic.aio.kubernetes.multihost import (
     lws_manifest,
     word,
 )
+from kinetic.aio.kubernetes.observations import ENDED, End
 from kinetic.aio.kubernetes.pathways import KINDS
-from kinetic.aio.kubernetes.tables import ENDED, Changed, End, Listed
+from kinetic.aio.kubernetes.reflector import Changed, Listed
 from kinetic.aio.ports import Observation, Phase, Resources
 from kinetic.job_status import Reason
 from tests.kubernetes.orders import order

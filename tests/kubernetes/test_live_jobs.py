@@ -12,7 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kinetic.aio.kubernetes.manifests import Placement, job_manifest
-from kinetic.aio.kubernetes.tables import Changed, Listed, Table, trimmed
+from kinetic.aio.kubernetes.reflector import Changed, Listed
+from kinetic.aio.kubernetes.tables import Table
+from kinetic.aio.kubernetes.trimming import trimmed
 from kinetic.aio.ports import Phase
 from tests.kubernetes.orders import LABELS, order
 

@@ -16,7 +16,7 @@ from kinetic.aio._net.tokens import Fresh, TokenCache
 from kinetic.aio.kubernetes.api import Api, Limits
 from kinetic.aio.kubernetes.credentials import Access, ClusterCredentials
 from kinetic.aio.kubernetes.gke import GkeCluster
-from kinetic.aio.kubernetes.tables import Rhythm
+from kinetic.aio.kubernetes.reflector import Rhythm
 from kinetic.errors import NotFound, Unavailable
 from tests.kubernetes.faults import FaultServer, cut
 from tests.kubernetes.world import AT, World

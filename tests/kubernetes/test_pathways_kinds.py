@@ -18,8 +18,8 @@ from kinetic.aio.kubernetes.credentials import Access, ClusterCredentials
 from kinetic.aio.kubernetes.manifests import Placement
 from kinetic.aio.kubernetes.multihost import LIFE
 from kinetic.aio.kubernetes.pathways import KINDS, PathwaysCluster
-from kinetic.aio.kubernetes.tables import Rhythm
-from kinetic.aio.kubernetes.watch import Patience
+from kinetic.aio.kubernetes.pending import Patience
+from kinetic.aio.kubernetes.reflector import Rhythm
 from kinetic.aio.ports import Phase, Resources
 from kinetic.errors import LaunchError, NotFound
 from kinetic.job_status import Reason

@@ -6,8 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 from kinetic.aio.kubernetes.manifests import Placement, job_manifest
+from kinetic.aio.kubernetes.pending import Patience
 from kinetic.aio.kubernetes.secrets import submission_secret
-from kinetic.aio.kubernetes.watch import Patience
 from kinetic.aio.ports import JobSpec, Phase
 from kinetic.job_status import Reason
 from tests.kubernetes.places import Place, until

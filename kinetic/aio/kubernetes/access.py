@@ -7,6 +7,7 @@ import importlib
 import ipaddress
 import math
 import os
+import ssl
 import time
 import urllib.parse
 from collections.abc import Mapping
@@ -17,9 +18,10 @@ from typing import TYPE_CHECKING, Any, cast
 import anyio.to_thread
 
 from kinetic._messages import one_line, suggest
-from kinetic.aio._net.http import HttpError, json_object, proxy_for
-from kinetic.aio._net.retry import Outage, RetryPolicy, retry
+from kinetic.aio._net.http import HttpError, proxy_for
+from kinetic.aio._net.retry import RetryPolicy
 from kinetic.aio._net.tokens import Credentials, Fresh, Revoked, TokenCache, lasting
+from kinetic.aio.kubernetes.api import Api, Limits
 from kinetic.aio.kubernetes.credentials import (
     Access,
     Certificates,
@@ -29,16 +31,14 @@ from kinetic.aio.kubernetes.credentials import (
     trusting,
 )
 from kinetic.aio.kubernetes.exec_plugin import Plugin, Reply
-from kinetic.aio.kubernetes.http import (
-    Connections,
-    Request,
-)
+from kinetic.aio.kubernetes.request import Request
 from kinetic.configuration import Target
 from kinetic.errors import (
     AuthError,
     BackendError,
     ConfigurationError,
     KineticError,
+    NotFound,
     Throttled,
     Unavailable,
 )
@@ -348,13 +348,14 @@ ENDPOINT = "https://container.googleapis.com"
 ENDPOINT_VARIABLE = "CLOUDSDK_API_ENDPOINT_OVERRIDES_CONTAINER"
 """gcloud's variable for another address of the API, such as a private endpoint."""
 
-CONNECT_S, IDLE_S = 10.0, 60.0
+IDLE_S = 60.0
+"""Seconds of silence after which a connection to Google's API counts as dead."""
 
 
 class _Google:
     """Credentials for a cluster from application-default credentials."""
 
-    def __init__(self, credentials: Credentials, tls: Any) -> None:
+    def __init__(self, credentials: Credentials, tls: ssl.SSLContext | None) -> None:
         self._credentials = credentials
         self._shown = ClusterCredentials()
         self._tls = tls
@@ -370,6 +371,13 @@ class _Google:
 
     async def aclose(self) -> None:
         await self._credentials.aclose()
+
+
+class _Borrowed(_Google):
+    """The same for a client that closes first: the credentials stay open."""
+
+    async def aclose(self) -> None:
+        """Do nothing."""
 
 
 async def open_gke(
@@ -419,57 +427,44 @@ def _name(target: Target) -> str:
 async def _described(
     target: Target, environ: Mapping[str, str], credentials: Credentials, policy: RetryPolicy
 ) -> dict[str, Any]:
+    """Return what Google's API says about the cluster.
+
+    Raises:
+        ConfigurationError: The cluster doesn't exist; the message lists those that do.
+    """
     endpoint = (environ.get(ENDPOINT_VARIABLE) or ENDPOINT).rstrip("/")
     secure = endpoint.startswith("https:")
     tls = await anyio.to_thread.run_sync(trusting, None) if secure else None
     access = Access(
         server=endpoint,
         name="Google's container API",
-        passes=_Google(credentials, tls),
+        passes=_Borrowed(credentials, tls),
         proxy=proxy_for(endpoint),
     )
-    http = Connections(access, connect_s=CONNECT_S, most=2)
-    parts = ("projects", target.project or "", "locations", target.zone, "clusters", target.cluster)
-    one = "/v1/" + "/".join(urllib.parse.quote(part, safe="") for part in parts)
+
+    def explain(answer: HttpError, _: Request, __: str) -> BackendError:
+        return _explained(answer, target)
+
+    api = Api(access, Limits(idle_s=IDLE_S, retry=policy), explain=explain)
+    names = ("projects", target.project, "locations", target.zone, "clusters", target.cluster)
+    path = "/v1/" + "/".join(urllib.parse.quote(name or "", safe="") for name in names)
     try:
-        return await _asked(http, one, target, policy)
-    except _Missing:
-        every = f"{one.partition('/locations/')[0]}/locations/-/clusters"
-        raise await _no_such(http, every, target, policy) from None
+        return await api.call("GET", path)
+    except NotFound:
+        raise await _no_such(api, path, target) from None
     finally:
-        await http.aclose()
+        await api.aclose()
 
 
-class _Missing(BackendError):
-    """The cluster doesn't exist; stays in this module."""
-
-
-async def _asked(
-    http: Connections, path: str, target: Target, policy: RetryPolicy
-) -> dict[str, Any]:
-    ask = Request(method="GET", path=path, words=f"look up {_name(target)}")
-
-    async def once() -> dict[str, Any]:
-        try:
-            raw = await http.send(ask, None, "", IDLE_S)
-        except HttpError as refusal:
-            raise _explained(refusal, target) from None
-        return json_object(raw.decode(errors="replace"))
-
-    return await retry(once, policy, Outage("Google's container API"))
-
-
-async def _no_such(
-    http: Connections, path: str, target: Target, policy: RetryPolicy
-) -> ConfigurationError:
+async def _no_such(api: Api, path: str, target: Target) -> ConfigurationError:
     """List the clusters that exist: most often the zone is wrong, or a letter of the name."""
+    every = f"{path.partition('/locations/')[0]}/locations/-/clusters"
     try:
-        answer = await _asked(http, path, target, policy)
-        found: list[dict[str, Any]] = answer.get("clusters") or []
+        found: list[dict[str, Any]] = (await api.call("GET", every)).get("clusters") or []
         there = ", ".join(sorted(f"{one['name']} in {one['location']}" for one in found)[:10])
         hint = f"it has {there}" if there else "it has none"
     except (KineticError, KeyError, TypeError):
-        hint = "`gcloud container clusters list` shows which there are"
+        hint = "`gcloud container clusters list` lists those that exist"
     return ConfigurationError(
         f"there is no GKE cluster {target.cluster!r} in {target.zone} of the project "
         f"{target.project}: {hint}; set KINETIC_CLUSTER and KINETIC_ZONE"
@@ -480,7 +475,7 @@ def _explained(answer: HttpError, target: Target) -> BackendError:
     said, what = answer.said, f"cannot look up {_name(target)}"
     match answer.status:
         case 404:
-            return _Missing(said)
+            return NotFound(said)
         case 401:
             return AuthError(
                 f"{what}: Google does not accept the access token ({said}); run "

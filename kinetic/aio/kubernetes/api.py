@@ -4,24 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import AbstractContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from kinetic.aio._net.http import HttpError
+from kinetic.aio._net.http import HttpClient, HttpError, cut
 from kinetic.aio._net.retry import Outage, RetryPolicy, is_retryable, retry
-from kinetic.aio.kubernetes.credentials import Access
-from kinetic.aio.kubernetes.http import Connections, Forbidden, Request, explained
-from kinetic.errors import Unavailable
+from kinetic.aio._net.tokens import with_token
+from kinetic.aio.kubernetes.credentials import Access, ClusterCredentials
+from kinetic.aio.kubernetes.request import Forbidden, Request, explained
+from kinetic.errors import BackendError, Unavailable
 
 if TYPE_CHECKING:
     import aiohttp
+    from yarl import URL
 
 T = TypeVar("T")
 
 LONGEST_LINE = 64 * 1024**2
 """The longest line of a watch, in bytes. An object has at most 1.5 MiB, twice that in JSON."""
+
+HEARTBEAT_S = 30.0
+"""Seconds of silence after which a WebSocket is pinged."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,8 +35,8 @@ class Limits:
 
     ``idle_s`` is the silence after which a connection counts as dead; the server
     itself ends a request after a minute. ``rights_s`` is how long the client
-    retries when a right is missing that it had before: a server that has just
-    restarted grants nobody anything for a moment.
+    retries when it lacks a permission that it had before: a server that has just
+    restarted refuses everything for a moment.
     """
 
     requests: int = 64
@@ -46,26 +51,38 @@ class Api:
 
     It connects on the first request. It retries what may pass (429, 5xx, failed
     connections) after growing, random pauses, or the pause that the server asks
-    for. A retried request may have succeeded before, so whoever creates an object
-    chooses its name and takes `AlreadyThere` for success.
+    for, and renews refused credentials once. A retried request may have succeeded
+    before, so callers choose the names of what they create and take `AlreadyThere`
+    for success. Connecting and silence have timeouts; a whole request has none.
 
-    Every method raises `AuthError` (refused credentials, or a missing right with the
+    Every method raises `AuthError` (refused credentials, or a missing permission with the
     Role that grants it), `NotFound`, `AlreadyThere`, `Conflict`, `Expired`,
-    `Refused` (in the server's own words), `Throttled`, and `Unavailable`.
+    `Refused` (with the server's message), `Throttled`, and `Unavailable`. *explain*
+    makes these of a refusal; the default knows Kubernetes.
     """
 
-    def __init__(self, access: Access, limits: Limits | None = None) -> None:
+    def __init__(
+        self,
+        access: Access,
+        limits: Limits | None = None,
+        *,
+        explain: Callable[[HttpError, Request, str], BackendError] = explained,
+    ) -> None:
         self.server = access.server
         self.default_namespace = access.namespace
         self.cluster = access.name
         self._access = access
         self._limits = limits or Limits()
+        self._explain = explain
         # A request keeps its turn while it waits to retry: a server that takes fewer gets fewer.
         self._turns = asyncio.Semaphore(self._limits.requests)
         self._outage = Outage(access.name)
         self._had: set[tuple[str, ...]] = set()
-        self._http = Connections(
-            access, connect_s=self._limits.connect_s, most=self._limits.requests
+        self._http = HttpClient(
+            f"the client of {access.name}",
+            connect_s=self._limits.connect_s,
+            proxy=access.proxy,
+            headers={"Accept": "application/json, */*"},
         )
 
     async def call(
@@ -85,14 +102,46 @@ class Api:
         Cancelled: the request may or may not have reached the server.
         """
         ask = Request(method=method, path=path, query=query or {})
-        data = None if body is None else json.dumps(body, separators=(",", ":")).encode()
+        limits, data, headers = self._limits, None, dict[str, str]()
+        if body is not None:
+            data = json.dumps(body, separators=(",", ":")).encode()
+            headers["Content-Type"] = content_type
 
         async def answered() -> dict[str, Any]:
-            raw = await self._http.send(ask, data, content_type, self._limits.idle_s)
-            return _decoded(raw, ask, self.cluster)
+            answer = await self._answer(ask, limits.requests, limits.idle_s, data, headers)
+            try:
+                return self._decoded(await answer.read(), ask)
+            finally:
+                cut(answer)
 
         async with self._turns:
-            return await self._retry(answered, ask, self._limits.retry, rights_s)
+            return await self._retry(answered, ask, limits.retry, rights_s)
+
+    @asynccontextmanager
+    async def stream(
+        self, path: str, *, query: Mapping[str, str] | None = None, idle: float | None = None
+    ) -> AsyncGenerator[AsyncIterator[bytes]]:
+        """Open a request and give its body in pieces, as they come, until the server ends it.
+
+        Each stream has its own connection, beside those of requests. A stream that
+        breaks isn't repeated: only the caller knows where to go on.
+
+        Args:
+            path: What to read.
+            query: Parameters of the request.
+            idle: The silence, in seconds, after which the connection counts as dead;
+                None for a server that may be silent forever.
+
+        Raises:
+            Unavailable: The connection broke, or was silent for *idle*.
+        """
+        ask = Request(method="GET", path=path, query=query or {})
+        answer = await self._retry(lambda: self._answer(ask, 0, idle), ask)
+        with self._translated(ask):
+            try:
+                yield answer.content.iter_any()
+            finally:
+                cut(answer)
 
     async def lines(
         self, path: str, *, query: Mapping[str, str] | None = None, idle: float | None = None
@@ -104,7 +153,7 @@ class Api:
         """
         rest: list[bytes] = []
         size = 0
-        async with aclosing(self.stream(path, query=query, idle=idle)) as pieces:
+        async with self.stream(path, query=query, idle=idle) as pieces:
             async for piece in pieces:
                 first, *others = piece.split(b"\n")
                 rest.append(first)
@@ -121,38 +170,38 @@ class Api:
         if last := b"".join(rest):
             yield last
 
-    async def stream(
-        self, path: str, *, query: Mapping[str, str] | None = None, idle: float | None = None
-    ) -> AsyncGenerator[bytes]:
-        """Yield the body of an answer in pieces, as they come, until the server ends it.
-
-        Each stream has its own connection, beside those of requests. A stream that
-        breaks isn't repeated: only the caller knows where to go on.
-
-        Args:
-            idle: The silence, in seconds, after which the connection counts as dead;
-                None for a server that may be silent forever.
-
-        Raises:
-            Unavailable: The connection broke, or was silent for *idle*.
-        """
-        ask = Request(method="GET", path=path, query=query or {})
-
-        async def begun() -> AsyncGenerator[bytes]:
-            pieces = self._http.stream(ask, idle)
-            await anext(pieces)
-            return pieces
-
-        async with aclosing(await self._retry(begun, ask)) as pieces:
-            async for piece in pieces:
-                yield piece
-
     async def tunnel(
         self, path: str, protocol: str, *, query: Mapping[str, str] | None = None
     ) -> aiohttp.ClientWebSocketResponse:
         """Open a WebSocket to *path* that speaks *protocol*; the caller closes it."""
         ask = Request(method="GET", path=path, query=query or {})
-        return await self._retry(lambda: self._http.upgrade(ask, protocol), ask)
+        session: Any = self._http.session()
+
+        async def upgraded(shown: ClusterCredentials) -> aiohttp.ClientWebSocketResponse:
+            with self._translated(ask):
+                opened = await session.ws_connect(
+                    self._url(ask),
+                    method=ask.method,
+                    protocols=(protocol,),
+                    heartbeat=HEARTBEAT_S,
+                    **self._shown(shown, {}),
+                )
+            return cast("aiohttp.ClientWebSocketResponse", opened)
+
+        async def opened() -> aiohttp.ClientWebSocketResponse:
+            try:
+                return await with_token(self._access.passes, upgraded)
+            except HttpError as exc:
+                refused = exc
+            # aiohttp drops the body of the refusal. The same request without an upgrade brings it.
+            try:
+                cut(await self._answer(ask, 0, self._limits.idle_s))
+            except HttpError as refusal:
+                if refusal.status == refused.status:
+                    raise
+            raise refused
+
+        return await self._retry(opened, ask)
 
     async def aclose(self) -> None:
         """Close all connections; requests under way fail."""
@@ -166,15 +215,19 @@ class Api:
         policy: RetryPolicy | None = None,
         rights_s: float | None = None,
     ) -> T:
-        """Await ``work()``, and again by *policy*; without one, only for a right that it had."""
+        """Await ``work()`` and retry by *policy*; without one, only for a permission that it had.
+
+        Every request passes this one layer of retries.
+        """
         patience_s = self._limits.rights_s if rights_s is None else rights_s
         clock, missing_since = asyncio.get_running_loop().time, None
 
         async def explained_work() -> T:
             try:
-                result = await work()
+                with self._translated(ask):
+                    result = await work()
             except HttpError as refusal:
-                raise explained(refusal, ask, self.cluster) from None
+                raise self._explain(refusal, ask, self.cluster) from None
             self._had.add(_key(ask))
             return result
 
@@ -189,19 +242,75 @@ class Api:
             explained_work, policy or self._limits.retry, self._outage, is_passing=may_pass
         )
 
+    async def _answer(
+        self,
+        ask: Request,
+        connections: int,
+        idle_s: float | None,
+        data: bytes | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> aiohttp.ClientResponse:
+        """Return the answer, whose body is still to be read; `cut` it afterwards.
+
+        *connections* is the size of the pool that the request's connection comes from; 0 means
+        no limit.
+
+        Raises:
+            HttpError: The status is not one of success.
+        """
+        session = self._http.session(connections)
+
+        async def answered(shown: ClusterCredentials) -> aiohttp.ClientResponse:
+            request = session.request(
+                ask.method,
+                self._url(ask),
+                data=data,
+                timeout=self._http.timeout(idle_s),
+                allow_redirects=False,
+                **self._shown(shown, headers or {}),
+            )
+            return await self._http.answered(request)
+
+        return await with_token(self._access.passes, answered)
+
+    def _shown(self, shown: ClusterCredentials, headers: Mapping[str, str]) -> dict[str, Any]:
+        """Return aiohttp's arguments for the credentials of a request."""
+        sent = [*headers.items(), *self._access.headers]
+        if shown.authorization:
+            sent.append(("Authorization", shown.authorization))
+        return {
+            "headers": sent,
+            "ssl": shown.tls if shown.tls is not None else True,
+            "server_hostname": self._access.tls_name,
+        }
+
+    def _url(self, ask: Request) -> URL:
+        from yarl import URL
+
+        url = URL(self._access.server + ask.path, encoded=True)
+        return url.with_query(dict(ask.query)) if ask.query else url
+
+    def _translated(self, ask: Request) -> AbstractContextManager[None]:
+        """Turn failures of the network into kinetic's errors."""
+        return self._http.translated(
+            f"cannot {ask} of {self.cluster}",
+            self.server,
+            whose="the cluster's",
+            advice="check that the cluster runs, and the network",
+        )
+
+    def _decoded(self, raw: bytes, ask: Request) -> dict[str, Any]:
+        try:
+            decoded: Any = json.loads(raw) if raw else {}
+        except ValueError:
+            decoded = None
+        if not isinstance(decoded, dict):
+            said = HttpError(200, raw[:4096].decode(errors="replace"))
+            raise self._explain(said, ask, self.cluster)
+        return cast("dict[str, Any]", decoded)
+
 
 def _key(ask: Request) -> tuple[str, ...]:
-    """Return the right that a request needs, whatever the name of its object."""
+    """Return the permission that a request needs, whatever the name of its object."""
     right = ask.right
     return right.verb, right.group, right.resource, right.namespace
-
-
-def _decoded(raw: bytes, ask: Request, cluster: str) -> dict[str, Any]:
-    try:
-        decoded: Any = json.loads(raw) if raw else {}
-    except ValueError:
-        decoded = None
-    if not isinstance(decoded, dict):
-        said = HttpError(200, raw[:4096].decode(errors="replace"))
-        raise explained(said, ask, cluster)
-    return cast("dict[str, Any]", decoded)

@@ -26,10 +26,11 @@ from kinetic.aio.kubernetes.manifests import (
     job_manifest,
     object_name,
 )
+from kinetic.aio.kubernetes.pending import Diagnostics, Patience
 from kinetic.aio.kubernetes.port_forward import dialled
+from kinetic.aio.kubernetes.reflector import Rhythm
 from kinetic.aio.kubernetes.secrets import Secrets, submission_secret
-from kinetic.aio.kubernetes.tables import Rhythm
-from kinetic.aio.kubernetes.watch import Diagnostics, Patience, found, observed, sought
+from kinetic.aio.kubernetes.watch import found, observed, sought
 from kinetic.aio.ports import JobSpec, Observation, Phase
 from kinetic.errors import AlreadyThere, LaunchError, NotFound, Refused, Throttled, Unavailable
 
@@ -276,7 +277,16 @@ class GkeCluster:
         Raises:
             NotFound: The job doesn't exist, or its log is gone.
         """
-        return job_log(self._api, self._paths, name, self._rhythm, follow=follow, tail=tail)
+
+        async def find_paths() -> Paths:
+            return await self._paths_of(name)
+
+        return job_log(self._api, find_paths, name, self._rhythm, follow=follow, tail=tail)
+
+    async def _paths_of(self, name: str) -> Paths:
+        """Return where the objects of the attempt *name* are."""
+        del name
+        return self._paths
 
     async def dial(self, name: str, port: int, *, host: int = 0) -> ByteStream:
         """Connect to *port* of the pod's loopback through the API server.

@@ -15,7 +15,7 @@ from kinetic.aio.kubernetes.credentials import Pool
 from kinetic.aio.kubernetes.diagnosis.nodes import labels, matches, refusing, short
 from kinetic.aio.kubernetes.diagnosis.quantities import requests
 from kinetic.aio.kubernetes.manifests import needs
-from kinetic.aio.kubernetes.tables import listing
+from kinetic.aio.kubernetes.reflector import listing
 from kinetic.configuration import Target
 from kinetic.errors import AuthError
 

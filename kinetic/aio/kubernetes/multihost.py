@@ -25,7 +25,8 @@ from kinetic.aio.kubernetes.diagnosis.documents import Document, condition, part
 from kinetic.aio.kubernetes.diagnosis.facts import Pod, Seen
 from kinetic.aio.kubernetes.diagnosis.judge import held_fast, no_pod, pod_state
 from kinetic.aio.kubernetes.manifests import HOSTS, JOB, Placement, job_manifest, object_name
-from kinetic.aio.kubernetes.tables import End, Entry, Table, observations
+from kinetic.aio.kubernetes.observations import End, observations
+from kinetic.aio.kubernetes.tables import Entry, Table
 from kinetic.aio.ports import JobSpec, Observation, Phase
 from kinetic.job_status import JobStatus, Reason
 

@@ -15,7 +15,7 @@ from absl import logging
 from kinetic._tasks import bounded
 from kinetic.aio.kubernetes.api import Api
 from kinetic.aio.kubernetes.gke import AT_ONCE, GkeCluster, made
-from kinetic.aio.kubernetes.logs import job_log, merged
+from kinetic.aio.kubernetes.logs import merged
 from kinetic.aio.kubernetes.manifests import Paths, Placement, by_labels
 from kinetic.aio.kubernetes.multihost import (
     HOST,
@@ -25,9 +25,10 @@ from kinetic.aio.kubernetes.multihost import (
     jobset_manifest,
     lws_manifest,
 )
+from kinetic.aio.kubernetes.pending import Diagnostics, Patience
+from kinetic.aio.kubernetes.reflector import Rhythm
 from kinetic.aio.kubernetes.secrets import submission_secret
-from kinetic.aio.kubernetes.tables import Rhythm
-from kinetic.aio.kubernetes.watch import Diagnostics, Patience, observed, sought
+from kinetic.aio.kubernetes.watch import observed, sought
 from kinetic.aio.ports import JobSpec, Observation
 from kinetic.errors import AuthError, LaunchError, NotFound
 
@@ -235,20 +236,6 @@ class PathwaysCluster(GkeCluster):
                     async for seen in told:
                         yield seen
             await asyncio.sleep(self._rhythm.longest_wish_s)
-
-    async def logs(
-        self, name: str, *, follow: bool = False, tail: int | None = None
-    ) -> AsyncGenerator[str]:
-        """Yield lines of all hosts, each after the number of its host in brackets.
-
-        Raises:
-            NotFound: The job doesn't exist, or its log is gone.
-        """
-        paths = await self._paths_of(name)
-        lines = job_log(self._api, paths, name, self._rhythm, follow=follow, tail=tail)
-        async with aclosing(lines) as told:
-            async for line in told:
-                yield line
 
     async def _paths_of(self, name: str) -> Paths:
         """Return the paths of the kind of sets that the attempt is one of."""

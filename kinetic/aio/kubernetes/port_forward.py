@@ -18,7 +18,8 @@ from kinetic.aio.kubernetes.diagnosis.documents import Document, part
 from kinetic.aio.kubernetes.diagnosis.facts import Pod
 from kinetic.aio.kubernetes.manifests import Paths, by_items
 from kinetic.aio.kubernetes.multihost import host_of
-from kinetic.aio.kubernetes.tables import listing, name_of
+from kinetic.aio.kubernetes.observations import name_of
+from kinetic.aio.kubernetes.reflector import listing
 from kinetic.errors import NotFound, Unavailable
 
 if TYPE_CHECKING:

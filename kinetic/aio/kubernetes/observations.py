@@ -1,0 +1,233 @@
+"""From the diagnosis of a Job to the port's observations, one for each of its attempts. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+from kinetic._messages import one_line
+from kinetic.aio.kubernetes.diagnosis.causes import Diagnosis, Outlook
+from kinetic.aio.kubernetes.diagnosis.documents import Document, condition, part, parts, uid
+from kinetic.aio.kubernetes.diagnosis.facts import Pod, Seen
+from kinetic.aio.kubernetes.diagnosis.judge import judge, judge_pod
+from kinetic.aio.kubernetes.manifests import ATTEMPT, LABELS, NAME, other_attempt_name
+from kinetic.aio.kubernetes.trimming import receipt_of
+from kinetic.aio.ports import Observation, Phase
+from kinetic.job_status import JobStatus, Reason
+
+ENDED = "kinetic.dev/ended"
+"""The annotation with why a client ended a Job that could not start; every observer reads it."""
+
+_COUNTS = (
+    "batch.kubernetes.io/job-index-failure-count",
+    "batch.kubernetes.io/job-index-ignored-failure-count",
+)
+"""Annotations of a pod: how many pods of its Job failed before it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class End:
+    """Why a client ends a Job that could not start."""
+
+    reason: Reason
+    message: str
+
+    def to_text(self) -> str:
+        """Return the annotation's value."""
+        return json.dumps({"reason": self.reason.value, "message": self.message})
+
+    @staticmethod
+    def of(job: Document | None) -> End | None:
+        """Return what the annotation of *job* says, if it has one."""
+        text = part(part(job, "metadata"), "annotations").get(ENDED)
+        if not text:
+            return None
+        try:
+            found = json.loads(str(text))
+            return End(reason=Reason(found["reason"]), message=str(found["message"]))
+        except (ValueError, KeyError, TypeError):
+            return End(reason=Reason.LOST, message=one_line(str(text)))
+
+
+def controller(pod: Document) -> Document:
+    """Return the reference to the Job that made *pod*; an orphaned pod has none."""
+    none: Document = {}
+    owners = parts(part(pod, "metadata"), "ownerReferences")
+    return next((one for one in owners if one.get("controller")), none)
+
+
+def judged(seen: Seen) -> Diagnosis:
+    """Judge the Job, including one that a client has ended."""
+    verdict = judge(seen)
+    end = End.of(seen.any_job)
+    if end is None or any(_started(pod) for pod in (*seen.pods, *seen.gone)):
+        return verdict
+    if verdict.phase is Phase.GONE or verdict.status is JobStatus.SUCCEEDED:
+        return verdict
+    alive = any(not Pod(pod).ended for pod in seen.pods)
+    return replace(
+        verdict,
+        status=JobStatus.PENDING if alive else JobStatus.FAILED,
+        phase=Phase.PENDING if alive else Phase.ENDED,
+        reason=end.reason,
+        exit_code=None,
+        executor="",
+        message=end.message,
+        advice="",
+        outlook=Outlook.OPEN if alive else Outlook.FINAL,
+    )
+
+
+def _started(pod: Document) -> bool:
+    """Return whether its program ran; of one that never did, a kubelet may say "unknown"."""
+    states = [part(one.status, "state") for one in Pod(pod).programs]
+    return any("running" in state or part(state, "terminated").get("startedAt") for state in states)
+
+
+def settled(seen: Seen, verdict: Diagnosis) -> bool:
+    """Return whether only the removal of the Job can still change anything."""
+    over = condition(seen.job, "Complete") or condition(seen.job, "Failed")
+    return over is not None and verdict.phase is Phase.ENDED
+
+
+def _is_last(seen: Seen, verdict: Diagnosis) -> bool:
+    """Return whether none of its pods may run, and the Job creates no other."""
+    if verdict.phase not in (Phase.ENDED, Phase.GONE):
+        return False
+    if verdict.status is JobStatus.SUCCEEDED or settled(seen, verdict):
+        return True
+    return seen.job is None or bool(part(seen.job, "metadata").get("deletionTimestamp"))
+
+
+def observations(seen: Seen, verdict: Diagnosis) -> list[Observation]:
+    """Return an observation for each attempt; the last is the one that *verdict* is about.
+
+    The Job replaces a pod that was disrupted. The new pod's annotations give the number
+    of its attempt. Its name and labels are those of the order, with that number.
+    """
+    about = _about((seen.any_job, *seen.pods, *seen.gone))
+    labels = _labels(about)
+    name = str(part(about, "annotations").get(NAME) or seen.job_name)
+    first = _number(labels.get(ATTEMPT))
+    last = _is_last(seen, verdict)
+    if first is None:
+        pod = next(reversed([*seen.gone, *seen.pods]), None)
+        return [_observation(about, labels, name, verdict, pod, last=last)]
+    pods = {first + _starts_before(pod): pod for pod in (*seen.gone, *seen.pods)}
+    now = _current(seen, verdict, pods, first)
+    found: list[Observation] = []
+    for number in (*sorted(pods.keys() - {now}), now):
+        pod = pods.get(number)
+        its_verdict = verdict if number == now or pod is None else judge_pod(Pod(pod, seen))
+        its_name = other_attempt_name(name, first, number)
+        its_labels = {**labels, ATTEMPT: str(number)}
+        over = last and number == now
+        found.append(_observation(about, its_labels, its_name, its_verdict, pod, last=over))
+    return found
+
+
+def name_of(document: Document) -> str:
+    """Return the name of the attempt that a Job was made for, or that a pod carries out."""
+    about = part(document, "metadata")
+    name = str(part(about, "annotations").get(NAME) or about.get("name") or "")
+    first = _number(_labels(about).get(ATTEMPT))
+    if first is None:
+        return name
+    return other_attempt_name(name, first, first + _starts_before(document))
+
+
+def _number(text: str | None) -> int | None:
+    return int(text) if text and text.isdecimal() else None
+
+
+def _starts_before(pod: Document) -> int:
+    """Return how many pods of its Job failed before this one, for whatever reason."""
+    annotations = part(part(pod, "metadata"), "annotations")
+    return sum(_number(str(annotations.get(key))) or 0 for key in _COUNTS)
+
+
+def _current(seen: Seen, verdict: Diagnosis, pods: Mapping[int, Document], first: int) -> int:
+    """Return the attempt that the verdict on the whole Job is about."""
+    if not pods:
+        return first
+    alive = any(not Pod(pod).ended for pod in seen.pods)
+    if verdict.phase is Phase.PENDING and not alive:
+        return max(pods) + 1  # the Job is about to create its pod
+    named = (number for number, pod in pods.items() if uid(pod) == verdict.executor)
+    return next(named, max(pods))
+
+
+def _observation(
+    about: Document,
+    labels: Mapping[str, str],
+    name: str,
+    verdict: Diagnosis,
+    pod: Document | None,
+    *,
+    last: bool,
+) -> Observation:
+    created = str(about.get("creationTimestamp") or "")
+    return Observation(
+        name=name,
+        phase=verdict.phase,
+        labels=labels,
+        # A pod that waits is no process yet.
+        executor="" if verdict.phase is Phase.PENDING else verdict.executor,
+        exit_code=verdict.exit_code,
+        reason=verdict.reason,
+        message=verdict.text,
+        host=verdict.host,
+        created_at=created.replace("Z", "+00:00"),
+        last=last,
+        receipt=receipt_of(pod),
+    )
+
+
+def _about(documents: Iterable[Document]) -> Document:
+    """Return the metadata of the first that carries the job's name."""
+    found = [part(one, "metadata") for one in documents]
+    named = (one for one in found if NAME in part(one, "annotations"))
+    return next(named, found[0] if found else {})
+
+
+def _labels(about: Document) -> Mapping[str, str]:
+    text = part(about, "annotations").get(LABELS)
+    if text:
+        try:
+            found: Any = json.loads(str(text))
+        except ValueError:
+            found = None
+        if isinstance(found, dict):
+            return cast("dict[str, str]", found)
+    return {key: str(value) for key, value in part(about, "labels").items()}
+
+
+def never_ran(
+    told: Mapping[str, Observation], now: Iterable[Observation], verdict: Diagnosis
+) -> Iterator[Observation]:
+    """Yield the end of attempts that were expected, and never came before their Job ended."""
+    for name in told.keys() - {one.name for one in now}:
+        if told[name].phase is not Phase.ENDED:
+            yield replace(
+                told[name],
+                phase=Phase.ENDED,
+                executor="",
+                reason=verdict.reason,
+                message=verdict.text,
+                last=True,
+            )
+
+
+def is_news(before: Observation | None, now: Observation) -> bool:
+    """Return whether *now* is worth telling after *before*.
+
+    An end is told once: a later explanation changes nothing. But that no further attempt
+    follows is news.
+    """
+    if before is None or now.phase is not before.phase:
+        return True
+    if now.last and not before.last:
+        return True
+    return now.phase not in (Phase.ENDED, Phase.GONE) and now != before

@@ -1,0 +1,336 @@
+"""Jobs that wait: ask the cluster why, report it, and end those that can never start."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections import Counter, deque
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from absl import logging
+
+from kinetic.aio.kubernetes.api import Api
+from kinetic.aio.kubernetes.diagnosis.causes import Diagnosis, Outlook
+from kinetic.aio.kubernetes.diagnosis.documents import Document, condition, part, parts, uid
+from kinetic.aio.kubernetes.diagnosis.facts import Pod, Seen
+from kinetic.aio.kubernetes.diagnosis.queues import is_gated
+from kinetic.aio.kubernetes.diagnosis.starting import LACKS_DRIVER
+from kinetic.aio.kubernetes.manifests import START_TIMEOUT, Paths
+from kinetic.aio.kubernetes.observations import ENDED, End
+from kinetic.aio.kubernetes.secrets import lacks_own_secret
+from kinetic.aio.kubernetes.tables import Entry, Table, thrown_out
+from kinetic.errors import AuthError, BackendError, NotFound
+from kinetic.job_status import Reason
+
+QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
+GROUP = "kueue.x-k8s.io/pod-group-name"
+"""The label with the name of their Workload, on pods that Kueue holds one by one."""
+
+WORKLOADS = ("v1beta2", "v1beta1")
+"""Versions of Kueue's API, the newest first."""
+
+NODES_S = 60.0
+"""How long a list of nodes is reused."""
+
+NODES = 500
+"""In a cluster with more nodes, only the scheduler's message explains why a pod waits."""
+
+EVENTS = 100
+"""The most events that one inquiry reads."""
+
+TOLD = 1000
+"""How many reports are remembered, so that the log doesn't repeat them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Patience:
+    """Seconds that a job may wait before kinetic does something about it.
+
+    ``asked_s``: when to ask about a job that has a reason to wait, or no pod; ``slow_s``
+    for any other. The next inquiry comes after four times as long, and so on.
+    ``told_s``: when to report it at the latest. ``hopeless_s``: how long a job that can
+    never start is left alone. ``orphaned_s``: how long its Secret may be missing.
+    ``least_s``: the shortest ``start_timeout``, because Kubernetes needs that long to start
+    anything. ``rights_s``: when to try a refused inquiry again. ``pause_s``: the pause between
+    inquiries.
+    """
+
+    asked_s: float = 4.0
+    slow_s: float = 20.0
+    told_s: float = 15.0
+    hopeless_s: float = 15.0
+    orphaned_s: float = 300.0
+    least_s: float = 2.0
+    pause_s: float = 0.05
+    rights_s: float = 60.0
+
+
+class Diagnostics:
+    """Ask the API server about jobs that wait; one for all watches of a client.
+
+    *stop* is the change to a Job's spec that ends its pods and keeps the Job. *makers* gives
+    kind and name of the objects that create its pods, if the Job doesn't create them itself.
+    """
+
+    def __init__(
+        self,
+        api: Api,
+        paths: Paths,
+        patience: Patience,
+        *,
+        stop: Mapping[str, Any] | None = None,
+        makers: Callable[[str], Sequence[tuple[str, str]]] = lambda name: (),
+    ) -> None:
+        self.patience = patience
+        self._makers = makers
+        self._stop = {"activeDeadlineSeconds": 1} if stop is None else stop
+        self._api = api
+        self._paths = paths
+        self._nodes: list[Document] | None = None
+        self._nodes_until = 0.0
+        self._closed_until: dict[str, float] = {}
+        self._told: dict[str, None] = {}
+
+    def report(self, name: str, verdict: Diagnosis) -> None:
+        """Log once what keeps jobs from starting, with the name of the first such job."""
+        if verdict.text in self._told:
+            return
+        if len(self._told) >= TOLD:
+            self._told.clear()
+        self._told[verdict.text] = None
+        if verdict.outlook is Outlook.OPEN:
+            logging.info("%s waits: %s", name, verdict.text)
+        else:
+            logging.warning("%s cannot start: %s", name, verdict.text)
+
+    async def facts(self, entry: Entry) -> Seen:
+        """Ask for what explains the state of this job, beside the Job and its pods."""
+        alive = [pod for pod in entry.seen.pods if not Pod(pod).ended]
+        verdict = entry.verdict
+        unplaced = any(not part(pod, "spec").get("nodeName") for pod in alive)
+        wanted = unplaced and verdict is not None and verdict.reason is Reason.UNSCHEDULABLE
+        events = await self._events(entry, alive)
+        return Seen(
+            events=events,
+            absent=await self._absent_drivers(events),
+            nodes=await self._all_nodes() if wanted else None,
+            workload=await self._workload(entry.job, alive),
+        )
+
+    async def scene(self, pod: Document) -> Document | None:
+        """Return the node that threw a pod out: it was drained, or is lost."""
+        name = part(pod, "spec").get("nodeName")
+        found = await self._allowed("nodes", f"{self._paths.nodes}/{name}", {})
+        return None if found is None else _slim(found)
+
+    async def end(self, entry: Entry, end: End) -> None:
+        """Make Kubernetes end a Job that can't start, with an annotation that says why."""
+        name = str(part(entry.job, "metadata").get("name"))
+        metadata = {"uid": uid(entry.job), "annotations": {ENDED: end.to_text()}}
+        await self._api.call(
+            "PATCH",
+            f"{self._paths.jobs}/{name}",
+            body={"metadata": metadata, "spec": self._stop},
+            content_type="application/merge-patch+json",
+        )
+
+    async def _events(self, entry: Entry, alive: Sequence[Document]) -> list[Document]:
+        """Return the events of its pod, or of the objects that should have created one."""
+        selectors = [f"involvedObject.uid={uid(alive[-1]) if alive else uid(entry.job)}"]
+        if not alive and (makers := self._makers(entry.name)):
+            names = dict.fromkeys(name for _, name in makers)
+            selectors = [f"involvedObject.name={name}" for name in names]
+        events: list[Document] = []
+        for selector in selectors:
+            query = {"fieldSelector": selector, "limit": str(EVENTS)}
+            events += parts(await self._allowed("events", self._paths.events, query), "items")
+        return events
+
+    async def _absent_drivers(self, events: Sequence[Document]) -> list[str]:
+        """Return the storage drivers that a node lacks and that aren't in the cluster at all.
+
+        A new node lacks a driver until the driver's pod has started there.
+        """
+        messages = (str(one.get("message")) for one in events)
+        lacking = dict.fromkeys(name for one in messages for name in LACKS_DRIVER.findall(one))
+        return [name for name in lacking if await self._is_absent(name)]
+
+    async def _is_absent(self, driver: str) -> bool:
+        try:
+            await self._api.call("GET", f"/apis/storage.k8s.io/v1/csidrivers/{driver}")
+        except NotFound:
+            return True
+        except BackendError as exc:
+            logging.info("can't check whether the cluster has the driver %s: %s", driver, exc)
+        return False
+
+    async def _all_nodes(self) -> list[Document] | None:
+        now = asyncio.get_running_loop().time()
+        if now >= self._nodes_until:
+            found = await self._allowed("nodes", self._paths.nodes, {"limit": str(NODES)})
+            whole = found is not None and not part(found, "metadata").get("continue")
+            self._nodes = [_slim(one) for one in parts(found, "items")] if whole else None
+            self._nodes_until = now + NODES_S
+        return self._nodes
+
+    async def _workload(self, job: Document | None, alive: Sequence[Document]) -> Document | None:
+        """Return Kueue's object for the Job, if the Job or its pods wait in one of its queues."""
+        suspended = part(job, "spec").get("suspend") or condition(job, "Suspended") is not None
+        groups = [
+            part(part(pod, "metadata"), "labels").get(GROUP) for pod in alive if is_gated(pod)
+        ]
+        group = next((name for name in groups if name), None)
+        if not (suspended or group) or QUEUE_LABEL not in part(part(job, "metadata"), "labels"):
+            return None
+        query = {"labelSelector": f"kueue.x-k8s.io/job-uid={uid(job)}"}
+        if not suspended:
+            query = {"fieldSelector": f"metadata.name={group}"}
+        for version in WORKLOADS:
+            path = f"/apis/kueue.x-k8s.io/{version}/namespaces/{self._paths.namespace}/workloads"
+            found = await self._allowed(path, path, query)
+            if found is not None:
+                return next(iter(parts(found, "items")), None)
+        return None
+
+    async def _allowed(self, what: str, path: str, query: dict[str, str]) -> Document | None:
+        """Return the answer; None if there is none, which only makes the explanation worse."""
+        now = asyncio.get_running_loop().time()
+        if now < self._closed_until.get(what, 0.0):
+            return None
+        try:
+            return await self._api.call("GET", path, query=query)
+        except NotFound:
+            if path == what:  # the cluster has no such collection
+                self._closed_until[what] = math.inf
+        except AuthError as exc:
+            if what not in self._closed_until:
+                logging.info("jobs that do not start are explained without %s: %s", what, exc)
+            self._closed_until[what] = now + self.patience.rights_s
+        except BackendError as exc:
+            logging.info("can't explain now why jobs do not start: %s", exc)
+        return None
+
+
+def _slim(node: Document) -> Document:
+    kept = {
+        "metadata": ("name", "labels"),
+        "spec": ("taints", "unschedulable"),
+        "status": ("allocatable", "capacity", "conditions"),
+    }
+    return {
+        section: {key: part(node, section)[key] for key in keys if key in part(node, section)}
+        for section, keys in kept.items()
+    }
+
+
+GROWTH = 4.0
+"""The factor between the times of two inquiries about one job."""
+
+SAMPLE = 3
+"""How many of the jobs that wait for the same reason are asked about: the others are alike."""
+
+
+class PendingMonitor:
+    """For one watch: `look` at the jobs that wait, and do what is due in `work`.
+
+    *changed* is called after the table has learned something.
+    """
+
+    def __init__(self, table: Table, inquiry: Diagnostics, changed: Callable[[], None]) -> None:
+        self._table = table
+        self._inquiry = inquiry
+        self._changed = changed
+        self._due: deque[tuple[Entry, Callable[[Entry], Awaitable[None]]]] = deque()
+        self._ended: set[str] = set()
+        self._awake = asyncio.Event()
+
+    def look(self, now: float) -> None:
+        """Decide what is due for jobs that wait or were thrown out; *now* is the loop's time."""
+        self._due.clear()
+        while self._table.thrown_out:
+            _, entry = self._table.thrown_out.popitem()
+            self._due.append((entry, self._look_at_scene))
+        waiting = [*self._table.waiting.values()]
+        asked = Counter(one.waiting.asked_as for one in waiting if one.waiting.asked)
+        # A job that can never start is ended, so all that are like it are asked about.
+        final = {one.waiting.asked_as for one in waiting if one.waiting.hopeless is not None}
+        for entry in waiting:
+            verdict, wait = entry.verdict, entry.waiting
+            if verdict is None or entry.job is None or End.of(entry.job) is not None:
+                continue
+            wait.since = now if wait.since is None else wait.since
+            if verdict.outlook is not Outlook.FINAL:
+                wait.hopeless = None
+            elif wait.hopeless is None:
+                wait.hopeless = now
+            patience, waited = self._inquiry.patience, now - wait.since
+            if verdict.reason is not None and (wait.asked or waited >= patience.told_s):
+                self._inquiry.report(entry.current or entry.name, verdict)
+            end = _end_of(entry, verdict, now, patience)
+            if end is not None and uid(entry.job) not in self._ended:
+                self._due.append((entry, partial(self._end, end=end)))
+                continue
+            hindered = verdict.reason is not None or not entry.pods
+            first = patience.asked_s if hindered else patience.slow_s
+            if waited < first * GROWTH**wait.asked:
+                continue
+            if wait.asked == 0:
+                wait.asked_as = verdict.text
+                if asked[wait.asked_as] >= SAMPLE and wait.asked_as not in final:
+                    continue
+                asked[wait.asked_as] += 1
+            self._due.append((entry, self._ask))
+        if self._due:
+            self._awake.set()
+
+    async def work(self) -> None:
+        """Do what is due, one request after the other, until cancelled."""
+        while True:
+            while self._due:
+                entry, do = self._due.popleft()
+                if entry.job is not None and not entry.over:
+                    await do(entry)
+                    self._changed()
+                await asyncio.sleep(self._inquiry.patience.pause_s)
+            self._awake.clear()
+            await self._awake.wait()
+
+    async def _ask(self, entry: Entry) -> None:
+        entry.waiting.asked += 1
+        self._table.learn(entry.name, await self._inquiry.facts(entry))
+
+    async def _look_at_scene(self, entry: Entry) -> None:
+        for pod in (one for one in entry.seen.pods if thrown_out(one)):
+            if (node := await self._inquiry.scene(pod)) is not None:
+                self._table.learn_scene(entry.name, uid(pod), node)
+
+    async def _end(self, entry: Entry, *, end: End) -> None:
+        # Once: the watch shows the end later, and the job may look different until then.
+        self._ended.add(uid(entry.job))
+        logging.warning("%s is ended, because it can't start: %s", entry.current, end.message)
+        try:
+            await self._inquiry.end(entry, end)
+        except BackendError as exc:
+            logging.warning("%s can't start, and can't be ended: %s", entry.current, exc)
+
+
+def _end_of(entry: Entry, verdict: Diagnosis, now: float, patience: Patience) -> End | None:
+    """Return why to end a job that waits; None while it may go on waiting. Pure."""
+    wait = entry.waiting
+    waited = 0.0 if wait.since is None else now - wait.since
+    text = part(part(entry.job, "metadata"), "annotations").get(START_TIMEOUT)
+    if text is not None and waited >= max(limit := float(text), patience.least_s):
+        words = f"waited longer than its start_timeout of {limit:g} s: {verdict.text}"
+        return End(reason=verdict.reason or Reason.UNSCHEDULABLE, message=words)
+    if waited >= patience.orphaned_s and (secret := lacks_own_secret(entry.job, verdict.secret)):
+        words = (
+            f"the Secret {secret!r} that it reads does not exist: its client was killed before "
+            "making it, or its batch was over; submit it again"
+        )
+        return End(reason=Reason.SETUP, message=words)
+    if wait.hopeless is not None and now - wait.hopeless >= patience.hopeless_s:
+        return End(reason=verdict.reason or Reason.SETUP, message=verdict.text)
+    return None

@@ -1,0 +1,211 @@
+"""List a collection, watch it from there, and list it anew when the watch can't go on."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from absl import logging
+
+from kinetic._tasks import all_or_none
+from kinetic.aio._net.http import json_object
+from kinetic.aio._net.retry import growing
+from kinetic.aio.kubernetes.api import Api
+from kinetic.aio.kubernetes.diagnosis.documents import Document, part
+from kinetic.aio.kubernetes.manifests import Paths
+from kinetic.aio.kubernetes.trimming import trimmed
+from kinetic.errors import Expired, Throttled, Unavailable
+
+PAGE = 250
+"""Objects in one answer: some 20 ms of work for the event loop."""
+
+TRIES = 3
+"""How often a list that expires starts over."""
+
+WARN_AFTER = 5
+"""Failures in a row before a watch warns."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rhythm:
+    """How a watch stays alive; in seconds.
+
+    ``idle_s`` is the silence after which a connection counts as dead. ``life_s`` is
+    how long the server keeps one watch open. ``relist_s`` is how often everything is
+    listed anew, in case an event was lost. After a watch that ended within
+    ``brief_s`` and brought nothing, the pause grows. The pause that the server asks for
+    counts up to ``longest_wish_s``: nothing is seen during a pause.
+    """
+
+    page: int = PAGE
+    idle_s: float = 100.0
+    life_s: float = 280.0
+    relist_s: float = 1800.0
+    brief_s: float = 5.0
+    first_pause_s: float = 0.2
+    longest_pause_s: float = 4.0
+    longest_wish_s: float = 30.0
+
+    def pauses(self) -> Iterator[float]:
+        """Yield growing pauses, half of each random."""
+        return growing(self.first_pause_s, self.longest_pause_s, jitter=0.5)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listed:
+    """Everything that exists now."""
+
+    items: list[Document]
+    version: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Changed:
+    """One object as it is now, or as it was when it was deleted."""
+
+    document: Document
+    deleted: bool
+
+
+Take: TypeAlias = Callable[[Listed | Changed, bool], Awaitable[None]]
+"""Takes a word about the jobs, or about their pods if the second argument is true."""
+
+
+async def list_both(api: Api, paths: Paths, selector: str, take: Take) -> None:
+    """List jobs, then pods: what a Job leaves behind that is deleted meanwhile is a pod."""
+    await take(await listing(api, paths.jobs, selector), False)
+    await take(await listing(api, paths.pods, selector), True)
+
+
+async def follow_both(api: Api, paths: Paths, selector: str, rhythm: Rhythm, take: Take) -> None:
+    """Pass on what `reflect` yields of jobs and pods, forever.
+
+    Pods come after the first list of jobs: an older list would lack how those ended.
+
+    Raises:
+        BackendError: The server refuses the read for good.
+    """
+    listed = asyncio.Event()
+
+    async def pass_on(path: str, *, pods: bool) -> None:
+        if pods:
+            await listed.wait()
+        async with aclosing(reflect(api, path, selector, rhythm)) as words:
+            async for word in words:
+                await take(word, pods)
+                listed.set()
+
+    await all_or_none(pass_on(paths.jobs, pods=False), pass_on(paths.pods, pods=True))
+
+
+async def listing(api: Api, path: str, selector: str, page: int = PAGE) -> Listed:
+    """Read all that *selector* finds, as of one moment.
+
+    A list that takes longer than the server remembers its beginning starts over.
+    """
+    for _ in range(TRIES):
+        try:
+            return await _pages(api, path, selector, page)
+        except Expired:
+            continue
+    raise Unavailable(
+        f"listing {path} took so long that the server forgot its beginning, {TRIES} times; "
+        "try again",
+        retryable=True,
+    )
+
+
+async def _pages(api: Api, path: str, selector: str, page: int) -> Listed:
+    items: list[Document] = []
+    query = {"labelSelector": selector, "limit": str(page)}
+    while True:
+        answer = await api.call("GET", path, query=query)
+        items += (trimmed(one) for one in answer.get("items") or ())
+        metadata = part(answer, "metadata")
+        if not (more := str(metadata.get("continue") or "")):
+            return Listed(items=items, version=_version(answer))
+        query["continue"] = more
+
+
+async def reflect(
+    api: Api, path: str, selector: str, rhythm: Rhythm
+) -> AsyncGenerator[Listed | Changed]:
+    """Yield what exists, then every change, forever; a further `Listed` replaces all before.
+
+    A watch resumes where it stopped. Everything is listed anew when the server no longer
+    remembers that version, after an error in the watch, and every ``rhythm.relist_s``.
+
+    Raises:
+        BackendError: The server refuses the read for good.
+    """
+    clock = asyncio.get_running_loop().time
+    version, due = "", 0.0
+    failures, pauses = 0, rhythm.pauses()
+    while True:
+        begun, progress, wish, why = clock(), False, 0.0, "the server ended it at once"
+        try:
+            if not version or begun >= due:
+                found = await listing(api, path, selector, rhythm.page)
+                begun = clock()
+                version, due = found.version, begun + rhythm.relist_s
+                yield found
+            async with aclosing(_events(api, path, selector, version, rhythm)) as events:
+                async for event in events:
+                    document: dict[str, Any] = event.get("object") or {}
+                    version, progress = _version(document) or version, True
+                    if event.get("type") in ("ADDED", "MODIFIED", "DELETED"):  # else a bookmark
+                        deleted = event["type"] == "DELETED"
+                        yield Changed(document=trimmed(document), deleted=deleted)
+        except Expired as exc:
+            version, why = "", str(exc)
+        except (Unavailable, Throttled) as exc:
+            why, wish = str(exc), min(exc.retry_after or 0.0, rhythm.longest_wish_s)
+        if progress or clock() - begun >= rhythm.brief_s:
+            failures, pauses = 0, rhythm.pauses()
+        failures += 1
+        if failures == WARN_AFTER:
+            logging.warning("watching %s was interrupted: %s; retrying", path, why)
+        await asyncio.sleep(max(wish, next(pauses)))
+
+
+async def _events(
+    api: Api, path: str, selector: str, version: str, rhythm: Rhythm
+) -> AsyncGenerator[dict[str, Any]]:
+    """Yield the events of one connection, from *version* on.
+
+    Raises:
+        Expired: The server can't go on from *version*.
+        Unavailable: The connection broke, or something else answers for the server.
+    """
+    query = {
+        "watch": "1",
+        "labelSelector": selector,
+        "resourceVersion": version,
+        "allowWatchBookmarks": "true",
+        # Random, so that the watches of many clients don't end together.
+        "timeoutSeconds": str(int(rhythm.life_s * random.uniform(0.8, 1.0)) or 1),
+    }
+    async with aclosing(api.lines(path, query=query, idle=rhythm.idle_s)) as lines:
+        async for line in lines:
+            if not line.strip():
+                continue
+            event = json_object(line.decode(errors="replace"))
+            if not event:
+                raise Unavailable(
+                    f"watching {path}: {line[:100]!r} is no event of a Kubernetes API server; "
+                    "check whether a proxy answers for the server",
+                    retryable=True,
+                )
+            if event.get("type") == "ERROR":
+                status = part(event, "object")
+                said = status.get("message") or status.get("reason") or "no reason given"
+                raise Expired(f"watching {path}: {said}")
+            yield event
+
+
+def _version(document: Document) -> str:
+    return str(part(document, "metadata").get("resourceVersion") or "")

@@ -1,0 +1,134 @@
+"""What a request to an API server does, which permission it needs, and why it was refused."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any, cast
+
+from kinetic.aio._net.http import HttpError
+from kinetic.aio.kubernetes.rights import Right, how_to_grant
+from kinetic.errors import (
+    AlreadyThere,
+    AuthError,
+    BackendError,
+    Conflict,
+    Expired,
+    NotFound,
+    Refused,
+    Throttled,
+    Unavailable,
+)
+
+MALFORMED = frozenset({400, 405, 406, 413, 415, 422})
+"""Statuses of requests that the server can't accept, however often it gets them."""
+
+VERBS = {"POST": "create", "PUT": "update", "PATCH": "patch"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """One request, without its body."""
+
+    method: str
+    path: str
+    query: Mapping[str, str] = field(default_factory=dict[str, str])
+
+    @property
+    def right(self) -> Right:
+        """Return the permission it needs: a verb on the resource of its path."""
+        watches = self.query.get("watch") in ("1", "true")
+        return _right(self.method.upper(), self.path, watches)
+
+    def __str__(self) -> str:
+        if not self.path.startswith(("/api/", "/apis/")):  # of Google's API
+            return f"{self.method} {self.path}"
+        right = self.right
+        name = f" {right.name!r}" if right.name else ""
+        where = f" in namespace {right.namespace!r}" if right.namespace else ""
+        return f"{right.verb} {right.resource}{name}{where}"
+
+
+@lru_cache(256)
+def _right(method: str, path: str, watches: bool) -> Right:
+    parts = [part for part in path.split("/") if part]
+    group = ""
+    if parts[:1] == ["apis"]:
+        group, parts = "".join(parts[1:2]), parts[3:]
+    elif parts[:1] == ["api"]:
+        parts = parts[2:]
+    namespace = ""
+    if parts[:1] == ["namespaces"] and len(parts) > 2:
+        namespace, parts = parts[1], parts[2:]
+    resource, name, below = "".join(parts[:1]), "".join(parts[1:2]), "/".join(parts[2:])
+    if method == "GET":
+        verb = "watch" if watches else "get" if name else "list"
+    elif method == "DELETE":
+        verb = "delete" if name else "deletecollection"
+    else:
+        verb = VERBS.get(method, method.lower())
+    return Right(
+        verb=verb,
+        group=group,
+        resource=f"{resource}/{below}" if below else resource,
+        namespace=namespace,
+        name=name,
+    )
+
+
+class Forbidden(AuthError):
+    """The credentials lack a permission."""
+
+
+def explained(answer: HttpError, ask: Request, cluster: str) -> BackendError:
+    """Return the error for a refusal: what failed, on which cluster, what to do next."""
+    what = f"cannot {ask} of {cluster}"
+    said = answer.said
+    match answer.status:
+        case 401:
+            return AuthError(
+                f"{what}: the API server does not accept the credentials ({said}); log in again, "
+                "and check that they belong to this cluster"
+            )
+        case 403 if "cannot" in said or not answer.body:  # an exceeded quota is also a 403
+            return Forbidden(f"{what}: {said}\n{how_to_grant(ask.right, said)}")
+        case 403:
+            return Refused(f"{what}: {said}", answer=answer.body)
+        case 404:
+            return NotFound(f"{what}: {said}; check whether it exists or was removed")
+        case 409 if answer.body.get("reason") == "AlreadyExists":
+            return AlreadyThere(f"{what}: {said}; choose another name, or remove it")
+        case 409:
+            return Conflict(f"{what}: {said}; read it again and repeat the change")
+        case 410:
+            return Expired(f"{what}: {said}; list again")
+        case 429:
+            return Throttled(
+                f"{what}: the API server accepts no more requests now ({said}); try again later",
+                retryable=True,
+                retry_after=_wish(answer),
+            )
+        case status if status in MALFORMED:
+            return Refused(f"{what}: {said}", answer=answer.body)
+        case status if answer.retryable:
+            return Unavailable(
+                f"{what}: the API server answered {status} ({said}); try again "
+                "later, or check the cluster's control plane",
+                retryable=True,
+                retry_after=_wish(answer),
+            )
+        case status:
+            return BackendError(
+                f"{what}: a Kubernetes API server does not answer {status} ({said}); check "
+                "the server's address, and whether a proxy answers for it"
+            )
+
+
+def _wish(answer: HttpError) -> float | None:
+    """Return the pause that the server asks for, in seconds, if it does."""
+    if answer.retry_after is not None:
+        return answer.retry_after
+    details: Any = answer.body.get("details")
+    wish = cast("dict[str, Any]", details).get("retryAfterSeconds") if details else None
+    return float(wish) if isinstance(wish, int | float) and wish > 0 else None

@@ -1,0 +1,132 @@
+"""Keep of a Job or a pod only what kinetic reads: thousands of them are in memory at once."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterable
+from typing import Any, cast
+
+from kinetic._runner.protocol import wire
+from kinetic.aio.kubernetes.diagnosis.documents import Document, part, parts
+from kinetic.aio.kubernetes.diagnosis.facts import OUTCOME, Pod
+
+RECEIPT = "receipt"
+"""The field of a trimmed container's end that has the receipt of its outcome."""
+
+_METADATA = (
+    "name",
+    "namespace",
+    "uid",
+    "resourceVersion",
+    "creationTimestamp",
+    "deletionTimestamp",
+    "deletionGracePeriodSeconds",
+    "finalizers",
+    "labels",
+    "annotations",
+    "ownerReferences",
+)
+_POD = (
+    "activeDeadlineSeconds",
+    "affinity",
+    "nodeName",
+    "nodeSelector",
+    "overhead",
+    "resources",
+    "restartPolicy",
+    "schedulerName",
+    "schedulingGates",
+    "tolerations",
+)
+_CONTAINER = ("name", "image", "command", "resources", "restartPolicy")
+_IDENTITY = ("uid", "deletionTimestamp", "annotations")
+_JOB_STATUS = ("conditions", "failed", "failedIndexes", "completedIndexes")
+
+
+def trimmed(document: Document) -> Document:
+    """Return what `kinetic.aio.kubernetes.diagnosis` reads of a Job or a pod."""
+    spec = part(document, "spec")
+    if "containers" in spec:
+        kept = _only(_POD, spec)
+        for field in ("initContainers", "containers"):
+            if field in spec:
+                kept[field] = [_only(_CONTAINER, one) for one in spec[field]]
+    else:
+        kept = {key: value for key, value in spec.items() if key != "template"}
+    return {
+        "metadata": _shared(_only(_METADATA, part(document, "metadata"))),
+        "spec": _shared(kept),
+        "status": _shared(_with_receipts(part(document, "status"))),
+    }
+
+
+def _only(names: Iterable[str], document: Document) -> dict[str, Any]:
+    return {name: document[name] for name in names if name in document}
+
+
+MEMO = 2048
+"""How many parts are remembered; all jobs of a batch have a few hundred in common."""
+
+_memo: dict[Any, Any] = {}
+
+
+def _shared(value: Any) -> Any:
+    """Return *value* with each part that equals a recent one replaced by that one.
+
+    Documents of a batch differ little, so this saves most of their memory.
+    """
+    key: Any
+    if isinstance(value, dict):
+        pairs = cast("dict[str, Any]", value).items()
+        value = {sys.intern(name): _shared(one) for name, one in pairs}
+        key = (dict, *value, *map(_known, value.values()))
+    elif isinstance(value, list):
+        value = [*map(_shared, cast("Iterable[Any]", value))]
+        key = (list, *map(_known, value))
+    else:
+        key = _known(value)
+    if len(_memo) >= MEMO:
+        _memo.clear()
+    return _memo.setdefault(key, value)
+
+
+def _known(one: Any) -> Any:
+    """Return the key of a part that was shared: the part keeps what the id names alive."""
+    return (type(one), one) if isinstance(one, (str, int, float)) else id(one)
+
+
+def same(before: Document, now: Document) -> bool:
+    """Return whether the trimmed document *now* has nothing new; half of all changes have not."""
+    if _only(_IDENTITY, part(before, "metadata")) != _only(_IDENTITY, part(now, "metadata")):
+        return False
+    if before["spec"] != now["spec"]:
+        return False
+    if "containers" in now["spec"] or now["spec"].get("completions") != 1:
+        return bool(before["status"] == now["status"])
+    return _only(_JOB_STATUS, before["status"]) == _only(_JOB_STATUS, now["status"])
+
+
+def _with_receipts(status: Document) -> Document:
+    """Replace receipts in termination messages: a receipt is not output of the program."""
+    statuses = parts(status, "containerStatuses")
+    if not any(part(part(one, "state"), "terminated").get("message") for one in statuses):
+        return status
+    return {**status, "containerStatuses": [_with_receipt(one) for one in statuses]}
+
+
+def _with_receipt(container: Document) -> Document:
+    ended = part(part(container, "state"), "terminated")
+    receipt = wire.parse(str(ended.get("message") or ""))
+    if receipt is None:
+        return container
+    kept = {key: value for key, value in ended.items() if key != "message"} | {RECEIPT: receipt}
+    with contextlib.suppress(ValueError):  # of another version
+        kept[OUTCOME] = wire.Outcome.parse(receipt.metadata["header"]).reason
+    return {**container, "state": {"terminated": kept}}
+
+
+def receipt_of(pod: Document | None) -> wire.Receipt | None:
+    """Return the receipt in a trimmed pod, if it has one."""
+    ends = (one.state("terminated") or {} for one in Pod(pod or {}).programs)
+    return next((end[RECEIPT] for end in ends if end.get(RECEIPT)), None)
