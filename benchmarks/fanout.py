@@ -216,18 +216,13 @@ async def launched_bare(cluster: Any, jobs: list[Any]) -> None:
 
 def apart(jobs: list[Any], number: int) -> list[Any]:
     """The same jobs under other names, with their claims and outcomes in another place."""
-    scope = {"scope": f"batches/bare-{number}/"}
-    labels = {"bare": "yes"}
-    shared = dataclasses.replace(
-        jobs[0].shared, labels=labels, assignment={**jobs[0].shared.assignment, **scope}
-    )
+    scope, labels = f"batches/bare-{number}/", {"bare": "yes"}
     return [
         dataclasses.replace(
             job,
             name=f"bare-{number}-{place}",
             labels=labels,
-            assignment={**job.assignment, **scope},
-            shared=shared,
+            order=dataclasses.replace(job.order, scope=scope),
         )
         for place, job in enumerate(jobs)
     ]

@@ -92,12 +92,12 @@ class Instant(MemoryCluster):
             await self.end_next()
 
     async def _end(self, job: JobSpec) -> None:
-        order = job.assignment
-        place = (order["scope"], order["index"], order["attempt"])
+        order = job.order
+        place = (order.scope, order.index, order.attempt)
         name = wire.attempt_key(*place, "outcome")
         await self._objects.create(name, BODY, OUTCOME.signed(job.key, *place))
         if self.committed is not None:
-            self.committed[order["index"]] = time.perf_counter()
+            self.committed[order.index] = time.perf_counter()
         self._news.append(
             Observation(
                 name=job.name,
@@ -149,13 +149,22 @@ async def bare(items: int) -> MemoryStore:
     common: dict[str, Any] = {"image": Image(uri="", command=()), "environment": {}}
     labels = {f"kinetic.dev/{name}": "x" for name in ("submission", "client", "index", "attempt")}
     watch = cluster.watch({})
+    nothing = wire.Input(name="", start=0, stop=0, digest="")
     for index in range(items):
-        order = {"scope": part.scope, "index": index, "attempt": 1}
+        order = wire.Order(
+            store="",
+            scope=part.scope,
+            job_id="",
+            index=index,
+            attempt=1,
+            function=nothing,
+            arguments=nothing,
+        )
         await cluster.launch(
             JobSpec(
                 name=f"{index}",
                 labels=labels,
-                assignment=order,
+                order=order,
                 key=part.key,
                 resources=Resources(),
                 **common,

@@ -37,11 +37,14 @@ def load_runner(folder: Path) -> None:
     spec.loader.exec_module(package)
 
 
-def read_order(fd: int) -> dict[str, Any]:
-    """The whole order, from a pipe that nobody else can read."""
-    with open(fd, "rb") as pipe:
-        order: dict[str, Any] = json.load(pipe)
-    return order
+def read_order(message: bytes) -> tuple[dict[str, Any], dict[str, Any], bytes]:
+    """Split the message that makes a process of this machine a job.
+
+    It has three lines of JSON. The supervisor writes the first: where the job runs. The client
+    writes the second, its key and environment, and the third, the order (`wire.Order.encode`).
+    """
+    local, secrets, order = message.split(b"\n", 2)
+    return json.loads(local), json.loads(secrets), order
 
 
 def in_a_pod() -> int:
@@ -49,7 +52,7 @@ def in_a_pod() -> int:
     here = ".".join(map(str, sys.version_info[:3]))
     words = ""
     if sys.version_info < LEAST:
-        submitted = json.loads(os.environ["KINETIC_ASSIGNMENT"]).get("client", {}).get("python")
+        submitted = json.loads(os.environ["KINETIC_ORDER"]).get("client", {}).get("python")
         words = f"has Python {here}, and the job was submitted from Python {submitted}"
     else:
         try:
@@ -75,16 +78,18 @@ def main() -> int:
     attempt: Any = importlib.import_module("kinetic_runner.job.attempt")
     workspace: Any = importlib.import_module("kinetic_runner.job.workspace")
     importlib.import_module("kinetic_runner.job.by_value").teach_multiprocessing()
-    order = read_order(int(os.environ.pop("KINETIC_ORDER_FD")))
+    wire: Any = importlib.import_module("kinetic_runner.protocol.wire")
+    with open(int(os.environ.pop("KINETIC_ORDER_FD")), "rb") as file:
+        local, secrets, text = read_order(file.read())
+    order = wire.Order.decode(text)
+    os.environ.update(order.variables())
     site = workspace.Site(
-        work=Path(order["work"]),
-        cache=Path(order["cache"]),
-        mounts=bool(order.get("mounts")),
-        kept=bool(order.get("spares")),
+        work=Path(local["work"]),
+        cache=Path(local["cache"]),
+        mounts=local["mounts"],
+        kept=local["spares"],
     )
-    code: int = attempt.main(
-        order["assignment"], bytes.fromhex(order["key"]), order["executor"], site
-    )
+    code: int = attempt.main(order, bytes.fromhex(secrets["key"]), local["executor"], site)
     return code
 
 

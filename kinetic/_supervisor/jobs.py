@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from kinetic._supervisor.protocol import SUBMISSION, Order
+from kinetic._supervisor.protocol import SUBMISSION, JobHeader
 from kinetic.job_status import Reason
 
 
@@ -132,7 +132,7 @@ class Job:
     name: str
     labels: Mapping[str, str]
     created: float
-    order: Order | None = None  # of a job of this supervisor, not of one before it
+    header: JobHeader | None = None  # None for the job of an earlier supervisor, or one that ended
     body: bytes = b""
     state: State = State.QUEUED
     need: Need = field(default_factory=lambda: Need(1))
@@ -236,19 +236,24 @@ class Table:
         """Whether a job waits for its slots."""
         return self._queued > 0
 
-    def add(self, order: Order, body: bytes, now: float) -> list[Action]:
+    def add(self, header: JobHeader, body: bytes, now: float) -> list[Action]:
         """Queue a new job, whose name is not in the table."""
-        need = self._slots.fit(Need(order.cpus, order.gpus))
+        need = self._slots.fit(Need(header.cpus, header.gpus))
         job = Job(
-            name=order.name, labels=order.labels, created=now, order=order, body=body, need=need
+            name=header.name,
+            labels=header.labels,
+            created=now,
+            header=header,
+            body=body,
+            need=need,
         )
         self.jobs[job.name] = job
         self._waiting[need.gpus > 0].append(job)
         self._queued += 1
         line = {"was": "created", "name": job.name, "labels": job.labels, "at": now}
         actions: list[Action] = [Record(line, vital=True), Tell(job)]
-        if order.start_timeout is not None:
-            actions.append(Arm(order.start_timeout, Due.START, job))
+        if header.start_timeout is not None:
+            actions.append(Arm(header.start_timeout, Due.START, job))
         return actions
 
     def forget_unwritten(self, job: Job) -> None:
@@ -303,8 +308,8 @@ class Table:
         self._running[executor] = job
         line = {"was": "started", "name": job.name, "executor": executor, "at": now}
         actions: list[Action] = [Record(line, vital=True), Start(job), Tell(job)]
-        if job.order is not None and job.order.timeout is not None:
-            actions.append(Arm(job.order.timeout, Due.DEADLINE, job))
+        if job.header is not None and job.header.timeout is not None:
+            actions.append(Arm(job.header.timeout, Due.DEADLINE, job))
         return actions
 
     def leaving(self, executor: str) -> Job | None:
@@ -379,8 +384,8 @@ class Table:
     def due(self, what: Due, job: Job, now: float) -> list[Action]:
         """Act on an `Arm` whose time has come; nothing is left to do if the job has moved on."""
         match what:
-            case Due.START if job.state is State.QUEUED and job.order is not None:
-                limit = job.order.start_timeout or 0.0
+            case Due.START if job.state is State.QUEUED and job.header is not None:
+                limit = job.header.start_timeout or 0.0
                 words = f"no slot was free for {limit:g} s (start_timeout); it never started"
                 return self._end(job, now, Reason.UNSCHEDULABLE, words)
             case Due.DEADLINE if job.state is State.RUNNING and job.stopping is None:
@@ -401,7 +406,7 @@ class Table:
 
     def _ask(self, job: Job, number: signal.Signals = signal.SIGTERM) -> list[Action]:
         """Ask the job to end; SIGXCPU says that its timeout is over."""
-        grace = job.order.grace if job.order is not None else 0.0
+        grace = job.header.grace if job.header is not None else 0.0
         return [Send(job, number), Arm(grace, Due.KILL, job)]
 
     def _end(self, job: Job, now: float, reason: str, message: str) -> list[Action]:
@@ -409,7 +414,7 @@ class Table:
             self._leave_queue(job)
         self._release(job)
         job.state, job.ended = State.ENDED, now
-        job.reason, job.message, job.body, job.order = reason, message, b"", None
+        job.reason, job.message, job.body, job.header = reason, message, b"", None
         if job.stopping is Stop.DELETED:
             return [Record({"was": "gone", "name": job.name}), *self._gone(job)]
         self._ended[job.name] = job
@@ -532,7 +537,7 @@ def _verdict(job: Job, status: int, *, out_of_memory: bool) -> tuple[str, str]:
     """Return why the job ended, as a reason and a sentence; both empty for exit code 0."""
     if status == 0:
         return "", ""
-    limit = job.order.timeout if job.order is not None else None
+    limit = job.header.timeout if job.header is not None else None
     match job.stopping:
         case Stop.DEADLINE:
             return Reason.DEADLINE, f"ran longer than its timeout of {limit or 0:g} s"

@@ -21,19 +21,15 @@ from typing import Any
 from kinetic._runner.fork import fork_server
 from kinetic._runner.job import processes, spares, time_limit
 from kinetic._runner.job.processes import LINUX, MARK, NOBODY, Children, children, mark_of
-from kinetic._runner.protocol import private, wire
+from kinetic._runner.protocol import private
 from kinetic._supervisor.jobs import Job
-from kinetic._supervisor.prefetch import Prefetch
-from kinetic._supervisor.protocol import Order, Places, Shared
+from kinetic._supervisor.protocol import JobHeader, Places
 
 PATIENCE_S = 5.0
 """How long a job's end may wait for killed processes that do not go (they hang in the kernel)."""
 
 SHORT_S = 0.05
 """Not more often is it looked whether a job's function has been called."""
-
-PLACES = 16
-"""For how many batches a parent holds at once what the jobs of each share."""
 
 _dumps = json.JSONEncoder(separators=(",", ":")).encode
 
@@ -48,10 +44,10 @@ class Key:
     fresh: bool
 
     @classmethod
-    def of(cls, order: Order, interpreter: str) -> Key:
-        """The parent that *order* wants; fresh interpreters are started by any."""
-        command = (interpreter,) if order.fresh else order.command
-        return cls(command, order.runner, order.edition, order.fresh)
+    def of(cls, job: JobHeader, interpreter: str) -> Key:
+        """Return the key of the parent for *job*; any parent can start fresh interpreters."""
+        command = (interpreter,) if job.fresh else job.command
+        return cls(command, job.runner, job.edition, job.fresh)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,11 +64,6 @@ class Refused:
 
     job: Job
     error: OSError
-
-
-def _joined(ours: Mapping[str, Any], theirs: bytes) -> bytes:
-    """Two JSON objects as one, so that the client's is not read on its way."""
-    return _dumps(ours)[:-1].encode() + b"," + theirs[1:]
 
 
 @dataclass(slots=True)
@@ -102,7 +93,6 @@ class Parent:
         self._made = 0
         self._jobs: dict[int, Job] = {}
         self._serials: dict[Job, int] = {}
-        self._places: dict[Shared, int] = {}
         self._mains: dict[int, int] = {}
         self._ending: dict[int, _Ending] = {}
         self._orphans: dict[int, frozenset[str]] = {}
@@ -127,40 +117,14 @@ class Parent:
         """How many bytes wait for the parent to read."""
         return len(self._out)
 
-    def start(
-        self,
-        job: Job,
-        shared: Callable[[], Mapping[str, Any]],
-        own: Mapping[str, Any],
-        arguments: bytes | None,
-    ) -> None:
-        """Have a process made for *job*.
-
-        *shared* and *own* are the supervisor's parts of its order, *arguments*
-        what `Ahead.take` has read.
-        """
-        assert job.order is not None
-        place = self._place(job.order.shared, shared)
+    def start(self, job: Job, local: Mapping[str, Any]) -> None:
+        """Fork a process for *job*; *local* is the supervisor's line of its message."""
         self._made += 1
         self.used = time.monotonic()
         self._jobs[self._made] = job
         self._serials[job] = self._made
-        message = _joined(own, job.body)
-        size = -1 if arguments is None else len(arguments)
-        content = fork_server.JOB.pack(place, len(message), size) + message + (arguments or b"")
-        self._out += fork_server.COMMAND.pack(fork_server.FORK, self._made, len(content)) + content
-
-    def _place(self, shared: Shared, more: Callable[[], Mapping[str, Any]]) -> int:
-        """Where the parent has *shared*; it is sent, if that is nowhere."""
-        place = self._places.pop(shared, None)
-        if place is None:
-            place = len(self._places)
-            if place >= PLACES:  # that of whom nobody has needed for the longest time
-                place = self._places.pop(next(iter(self._places)))
-            message = _joined(more(), shared.body)
-            self._out += fork_server.COMMAND.pack(fork_server.SHARE, place, len(message)) + message
-        self._places[shared] = place
-        return place
+        message = _dumps(local).encode() + b"\n" + job.body
+        self._out += fork_server.COMMAND.pack(fork_server.FORK, self._made, len(message)) + message
 
     def signal(self, job: Job, number: int) -> None:
         """Signal the main process of *job*, if it has not ended."""
@@ -482,7 +446,6 @@ class Parents:
         self._environment[MARK] = f"{self._directory}:{NOBODY}"
         self._logs, self._work = str(places.logs), str(places.work)
         self._cache = str(places.cache)
-        self._prefetch = Prefetch()
         self._parents: dict[Key, Parent] = {}
         self._homes: dict[Job, Parent] = {}
         self._dead: list[Parent] = []
@@ -490,7 +453,7 @@ class Parents:
         self._outputs: dict[Job, str] = {}
         self._writers: Counter[str] = Counter()
 
-    def start(self, job: Job, order: Order, environment: Mapping[str, str]) -> Parent:
+    def start(self, job: Job, header: JobHeader, variables: Mapping[str, str]) -> Parent:
         """Give *job* to its parent; a new one if need be, for the caller to listen to.
 
         Raises:
@@ -498,37 +461,27 @@ class Parents:
         """
         if job.name in self._left:  # one of its name has ended this very moment: its folder goes
             self.tidy()
-        key = Key.of(order, sys.executable)
+        key = Key.of(header, sys.executable)
         parent = self._parents.get(key)
         if parent is None:
             parent = self._parents[key] = self._spawn(key)
         self._homes[job] = parent
-        own: dict[str, Any] = {
-            "overrides": environment,
+        work, runner = self.work(job), f"{header.runner}/remote_runner.py"
+        self._sweeper.make_folder(work, header.project)
+        self._make_outputs(job, header.output_dir)
+        local = {
             "executor": job.executor,
+            "variables": variables,
             "log": f"{self._logs}/{job.name}.log",
-            "work": self.work(job),
-        }
-        assignment = self._prefetch.read(job, order)
-        code = assignment.code if assignment is not None else None
-        self._sweeper.make_folder(own["work"], code.digest if code is not None else "")
-        arguments = None
-        if assignment is not None and not order.fresh:
-            arguments = self._prefetch.take(job, order, assignment)
-        self._make_outputs(job, assignment, made=arguments is not None)
-        parent.start(job, lambda: self._shared(order), own, arguments)
-        return parent
-
-    def _shared(self, order: Order) -> dict[str, Any]:
-        """What the jobs of a batch have from us in common."""
-        runner = f"{order.runner}/remote_runner.py"
-        return {
+            "work": work,
             "cache": self._cache,
-            "memory_bytes": order.memory_bytes,
+            "memory_bytes": header.memory_bytes,
             "mounts": LINUX,
             "spares": self._sweeper.keeps,
-            "command": [*order.command, "-u", runner] if order.fresh else [],
+            "command": [*header.command, "-u", runner] if header.fresh else [],
         }
+        parent.start(job, local)
+        return parent
 
     def work(self, job: Job) -> str:
         """The folder *job* runs in."""
@@ -536,14 +489,12 @@ class Parents:
 
     def time_left(self, job: Job, now: float) -> float:
         """Seconds that *job* still has, whose time may be over *now*, by the monotonic clock."""
-        if job.order is None:
+        if job.header is None:
             return 0.0
-        limit, called = job.order.timeout or 0.0, time_limit.called_at(self.work(job))
+        limit, called = job.header.timeout or 0.0, time_limit.called_at(self.work(job))
         if called is not None:
             return called + limit - now
-        debug_s = json.loads(job.order.shared.body)["assignment"].get("debug_s")
-        start = wire.start_allowance(debug_s)
-        return max(limit, SHORT_S) if now < job.started + start else 0.0
+        return max(limit, SHORT_S) if now < job.started + job.header.start_allowance else 0.0
 
     def signal(self, job: Job, number: int) -> Parent | None:
         """Have *job*'s main process signalled; the parent to flush, if there is one to hear it."""
@@ -553,10 +504,6 @@ class Parents:
         parent.signal(job, number)
         return parent
 
-    def never_began(self, job: Job) -> None:
-        """There was no process for *job*."""
-        self._prefetch.withdraw(job)
-
     def ended(self, job: Job) -> None:
         """Nothing of *job* runs any more; its folder goes with the next `tidy`."""
         self._homes.pop(job, None)
@@ -565,29 +512,21 @@ class Parents:
     def tidy(self) -> None:
         """Clear the folders of those that have ended."""
         for job in self._left.values():
-            self._prefetch.forget(job)
             self._sweeper.clear(self.work(job), job.executor)
             time_limit.forget(self.work(job))
             self._drop_outputs(job)
         self._left.clear()
 
-    def _make_outputs(self, job: Job, assignment: wire.Assignment | None, *, made: bool) -> None:
-        """Make the output directory of *job*, in which its function may open a file at once.
+    def _make_outputs(self, job: Job, folder: str) -> None:
+        """Make the output directory of *job*; `_drop_outputs` removes it if it stays empty.
 
-        Where its first steps were taken ahead it is *made*, and has to be removed in the end.
-        All are made and removed here, where nothing comes between the two.
+        The supervisor does both, so that no job finds the directory of its batch just removed.
         """
-        with contextlib.suppress(ValueError, KeyError, TypeError, OSError):  # the job will say so
-            folder: str
-            if assignment is not None:
-                folder = assignment.output_dir
-            else:
-                folder = json.loads(job.body)["assignment"]["output_dir"]
-            if _OUTPUTS.fullmatch(folder):
-                self._outputs[job] = folder
-                self._writers[folder] += 1
-                if not made:
-                    private.make_folder(folder)
+        if _OUTPUTS.fullmatch(folder):
+            self._outputs[job] = folder
+            self._writers[folder] += 1
+            with contextlib.suppress(OSError):  # the job reports it
+                private.make_folder(folder)
 
     def _drop_outputs(self, job: Job) -> None:
         """Remove the output directory of *job* if nothing is in it, and that of its batch so."""

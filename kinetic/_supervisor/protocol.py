@@ -164,7 +164,6 @@ def _is_version(value: Any) -> bool:
 
 _FIELDS: Mapping[str, Callable[[Any], bool]] = {
     "id": lambda value: isinstance(value, int),
-    "place": lambda value: isinstance(value, int),
     "name": lambda value: isinstance(value, str),
     "executor": lambda value: isinstance(value, str),
     "names": lambda value: value is None or _is_names(value),
@@ -184,27 +183,19 @@ def check(header: Mapping[str, Any]) -> None:
             raise ChannelError(f"a request whose {name} is {header[name]!r:.100}")
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Shared:
-    """What the orders of a batch have in common: of the header, and of the body."""
-
-    header: Mapping[str, Any]
-    body: bytes
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
-    """The part of a job that the supervisor reads.
+class JobHeader:
+    """What the supervisor reads of a job. The rest of a ``launch`` message is for the runner.
 
-    ``command`` starts the job's interpreter; ``runner`` is the folder of the
-    runner's code, and ``edition`` tells one content of that folder from
-    another. ``timeout``, ``start_timeout`` and ``grace`` are seconds. A job that is
-    ``owned`` ends with the process that ordered it.
+    ``command`` starts the job's interpreter; ``runner`` is the folder of the runner's code, and
+    ``edition`` tells one content of that folder from another. ``timeout``, ``start_timeout``,
+    ``start_allowance`` and ``grace`` are seconds. An ``owned`` job ends with the process that
+    ordered it. ``project`` is the digest of its code, ``store`` and ``scope`` say where its
+    objects are.
     """
 
     name: str
     labels: Mapping[str, str]
-    shared: Shared
     command: tuple[str, ...]
     runner: str
     edition: str
@@ -214,45 +205,51 @@ class Order:
     memory_bytes: int | None = None
     timeout: float | None = None
     start_timeout: float | None = None
+    start_allowance: float = 0.0
     grace: float = 30.0
     owned: bool = False
+    project: str = ""
+    output_dir: str = ""
+    store: str = ""
+    scope: str = ""
 
     @classmethod
-    def from_json(cls, own: Mapping[str, Any], shared: Shared) -> Order:
+    def from_json(cls, fields: Mapping[str, Any]) -> JobHeader:
         """Read a ``launch`` message; unknown fields are ignored.
 
         Raises:
-            OrderError: It cannot be accepted.
+            OrderError: The job cannot be accepted.
         """
+        known: dict[str, Any] = {name: fields[name] for name in cls.__slots__ if name in fields}
         try:
-            labels = {**shared.header["labels"], **own["labels"]}
-            header = {**shared.header, **own, "labels": labels}
-            known: dict[str, Any] = {name: header[name] for name in cls.__slots__ if name in header}
-            if not _is_labels(labels) or not _is_names(known["command"]):
+            if not _is_labels(known["labels"]) or not _is_names(known["command"]):
                 raise TypeError("its labels or its command")
             known["command"] = tuple(known["command"])
-            order = cls(**known, shared=shared)
+            header = cls(**known)
         except (KeyError, TypeError) as exc:
             raise OrderError(f"the order is garbled: {exc}") from exc
-        if not _NAME.fullmatch(order.name):
+        if not _NAME.fullmatch(header.name):
             raise OrderError(
-                f"{order.name!r} is no name for a job: at most 200 letters, digits, "
+                f"{header.name!r} is no name for a job: at most 200 letters, digits, "
                 "dots, dashes and underscores, the first a letter or digit"
             )
-        if not order.command:
+        if not header.command:
             raise OrderError("no interpreter was named")
-        counts: tuple[Any, ...] = (order.cpus, order.gpus, order.memory_bytes or 0)
+        counts: tuple[Any, ...] = (header.cpus, header.gpus, header.memory_bytes or 0)
         if {int} != {type(count) for count in counts} or min(counts) < 0:
             raise OrderError("its resources are garbled")
-        if [type(one) for one in (order.runner, order.edition, order.fresh)] != [str, str, bool]:
+        if [type(one) for one in (header.runner, header.edition, header.fresh)] != [str, str, bool]:
             raise OrderError("its runner is garbled")
-        for what in ("timeout", "start_timeout", "grace"):
-            seconds = getattr(order, what)
-            if seconds is None and what != "grace":
+        places = (header.project, header.output_dir, header.store, header.scope)
+        if {str} != {type(place) for place in places}:
+            raise OrderError("its places are garbled")
+        for what in ("timeout", "start_timeout", "start_allowance", "grace"):
+            seconds = getattr(header, what)
+            if seconds is None and what in ("timeout", "start_timeout"):
                 continue
             if not isinstance(seconds, int | float) or not 0 <= seconds < math.inf:
                 raise OrderError(f"{what}={seconds!r} is no time in seconds")
-        return order
+        return header
 
 
 def edition(runner: Path) -> str:

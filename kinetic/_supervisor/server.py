@@ -15,10 +15,9 @@ from kinetic._supervisor.protocol import (
     VERSION,
     Channel,
     ChannelError,
+    JobHeader,
     Message,
-    Order,
     OrderError,
-    Shared,
     check,
 )
 
@@ -59,9 +58,6 @@ JOBS_A_MESSAGE = 200
 PAUSE_S = 0.02
 """How often a client that watches hears of open jobs; many changes in one message cost less."""
 
-PLACES = 64
-"""How many `Shared` parts of orders a connection can have at once."""
-
 
 class Ending(Exception):
     """This supervisor takes no more jobs; ask the next one."""
@@ -75,7 +71,6 @@ class Connection:
         self.channel = Channel(sock)
         self.labels: Mapping[str, str] | None = None
         self.changes: dict[Job, None] = {}
-        self.shared: dict[int, Shared] = {}
         self.synced = True
         self.closed = False
         self.next_word = 0.0
@@ -112,7 +107,7 @@ class Server:
     def __init__(
         self,
         table: Table,
-        launch: Callable[[Order, bytes, int], None],
+        launch: Callable[[JobHeader, bytes, int], None],
         delete: Callable[[Job], None],
         discard: Callable[[Collection[str], str], None],
     ) -> None:
@@ -123,7 +118,7 @@ class Server:
         self._delete = delete
         self._discard = discard
         self._enders: dict[str, list[tuple[Connection, int]]] = {}
-        self._held: dict[str, list[tuple[Connection, dict[str, Any], bytes, Shared]]] = {}
+        self._held: dict[str, list[tuple[Connection, dict[str, Any], bytes]]] = {}
 
     def handle(self, connection: Connection, message: Message) -> None:
         """Handle one message of a client.
@@ -149,8 +144,8 @@ class Server:
             for connection, number in self._enders.pop(job.name, ()):
                 self._reply(connection, {"id": number})
         if job.state is State.GONE:
-            for connection, header, body, shared in self._held.pop(job.name, ()):
-                self._admit(connection, header, body, shared)
+            for connection, header, body in self._held.pop(job.name, ()):
+                self._on_launch(connection, header, body)
 
     def close(self, connection: Connection) -> None:
         """Forget a client that is gone."""
@@ -165,34 +160,17 @@ class Server:
             reply |= {"error": f"the supervisor speaks protocol {VERSION}", "kind": "protocol"}
         self._reply(connection, reply)
 
-    def _on_share(self, connection: Connection, header: dict[str, Any], body: bytes) -> None:
-        place = header.pop("place")
-        if len(connection.shared) >= PLACES and place not in connection.shared:
-            raise ChannelError(f"more than {PLACES} places")
-        connection.shared[place] = Shared(header, body)
-
     def _on_launch(self, connection: Connection, header: dict[str, Any], body: bytes) -> None:
-        shared = connection.shared.get(header["place"])
-        if shared is None:
-            raise ChannelError(f"nothing is at the place {header['place']}")
-        self._admit(connection, header, body, shared)
-
-    def _admit(
-        self, connection: Connection, header: dict[str, Any], body: bytes, shared: Shared
-    ) -> None:
         reply: dict[str, Any] = {"id": header["id"]}
         try:
-            order = Order.from_json(header, shared)
-            if any(not part.startswith(b"{") or len(part) < 3 for part in (body, shared.body)):
-                raise OrderError("the job's own part is missing")
-            there = self._table.jobs.get(order.name)
+            job = JobHeader.from_json(header)
+            there = self._table.jobs.get(job.name)
             if there is not None and there.stopping is Stop.DELETED:
                 # Its successor starts when it is gone, which its grace period bounds.
-                held = (connection, header, body, shared)
-                self._held.setdefault(order.name, []).append(held)
+                self._held.setdefault(job.name, []).append((connection, header, body))
                 return
             if there is None:
-                self._launch(order, body, connection.process)
+                self._launch(job, body, connection.process)
         except OrderError as exc:
             reply |= {"error": str(exc), "kind": "order"}
         except Ending:
@@ -204,7 +182,7 @@ class Server:
     def _on_delete(self, connection: Connection, header: dict[str, Any], body: bytes) -> None:
         names = [str(name) for name in header.get("names") or ()]
         for name in names:
-            for waiting, held, _, _ in self._held.pop(name, ()):
+            for waiting, held, _ in self._held.pop(name, ()):
                 self._reply(waiting, {"id": held["id"]})  # it was there, and is deleted again
         for job in self._selected(names, header.get("labels")):
             self._delete(job)
@@ -238,7 +216,6 @@ class Server:
 
     _requests: ClassVar = {
         "hello": _on_hello,
-        "share": _on_share,
         "launch": _on_launch,
         "delete": _on_delete,
         "find": _on_find,

@@ -10,7 +10,6 @@ import contextlib
 import errno
 import fcntl
 import heapq
-import json
 import os
 import re
 import selectors
@@ -42,7 +41,7 @@ from kinetic._supervisor.jobs import (
 )
 from kinetic._supervisor.journal import Journal, supervisor_line
 from kinetic._supervisor.parents import Ended, Parent, Parents, Refused, Sweeper
-from kinetic._supervisor.protocol import Channel, Order, Places, Shared
+from kinetic._supervisor.protocol import Channel, JobHeader, Places
 from kinetic._supervisor.server import Connection, Ending, Owner, Server, peer_uid
 from kinetic.job_status import Reason
 
@@ -215,7 +214,7 @@ class Supervisor:
         self._timers = Timers()
         self._selector = selectors.DefaultSelector()
         self._owners: dict[int, Owner] = {}
-        self._orphans: dict[Job, Shared] = {}
+        self._orphans: dict[Job, JobHeader] = {}
         self._flushing: set[Parent] = set()
         self._full: set[Channel | Parent] = set()
         self._idle_s = seconds(environ.get("KINETIC_LOCAL_IDLE_S", ""), IDLE_S)
@@ -285,8 +284,6 @@ class Supervisor:
     def _learn(self, news: Iterable[Ended | Refused]) -> None:
         now = time.time()
         for one in news:
-            if isinstance(one, Refused):
-                self._parents.never_began(one.job)
             self._parents.ended(one.job)
             actions: list[Action]
             if isinstance(one, Ended):
@@ -321,8 +318,6 @@ class Supervisor:
     def _reap(self) -> None:
         for parent, jobs in self._parents.reap():
             for job in jobs:
-                if not parent.ready:
-                    self._parents.never_began(job)
                 self._parents.ended(job)
                 self._perform(self._table.failed(job, time.time(), *self._cause_of_death(parent)))
 
@@ -377,17 +372,17 @@ class Supervisor:
 
     # --- what is done about it -----------------------------------------------------------------
 
-    def _launch(self, order: Order, body: bytes, client: int) -> None:
+    def _launch(self, header: JobHeader, body: bytes, client: int) -> None:
         if self._ending:
             raise Ending
-        actions = self._table.add(order, body, time.time())
+        actions = self._table.add(header, body, time.time())
         try:
             self._perform(actions)
         except OSError:
-            self._table.forget_unwritten(self._table.jobs[order.name])
+            self._table.forget_unwritten(self._table.jobs[header.name])
             raise
-        if order.owned and client:
-            self._own(self._table.jobs[order.name], client)
+        if header.owned and client:
+            self._own(self._table.jobs[header.name], client)
 
     def _own(self, job: Job, client: int) -> None:
         """Have *job* end with the process *client*."""
@@ -412,8 +407,8 @@ class Supervisor:
 
     def _orphan(self, job: Job) -> None:
         """Nobody else knows of *job*: end it, and remove its objects when it is gone."""
-        if job.order is not None:  # else it has just ended
-            self._orphans[job] = job.order.shared
+        if job.header is not None:  # else it has just ended
+            self._orphans[job] = job.header
         self._disown(job)
         self._delete(job)
 
@@ -447,7 +442,6 @@ class Supervisor:
                 self._make_folders()
                 self._perform(self._table.start(job, _new_executor(), time.time()))
             except OSError as exc:
-                self._parents.never_began(job)
                 self._parents.ended(job)
                 self._perform(self._not_started(job, exc))
                 if job.state is State.QUEUED:
@@ -476,8 +470,8 @@ class Supervisor:
                 case Tell(job):
                     if job.state in (State.ENDED, State.GONE):
                         self._disown(job)
-                    if job.state is State.GONE and (terms := self._orphans.pop(job, None)):
-                        _remove_objects(job.name, terms)
+                    if job.state is State.GONE and (header := self._orphans.pop(job, None)):
+                        _remove_objects(header)
                     self._server.notify(job)
                 case Start(job):
                     self._start(job)
@@ -491,10 +485,10 @@ class Supervisor:
                         os.unlink(f"{self._logs}/{name}.log")
 
     def _start(self, job: Job) -> None:
-        assert job.order is not None and job.grant is not None
+        assert job.header is not None and job.grant is not None
         job.started = time.monotonic()
         gpus = {"CUDA_VISIBLE_DEVICES": ",".join(job.grant.gpus)} if self._gpus else {}
-        parent = self._parents.start(job, job.order, gpus)
+        parent = self._parents.start(job, job.header, gpus)
         if not parent.ready and parent.fileno() not in self._selector.get_map():
             self._select(parent, lambda: self._on_parent(parent))
         self._flushing.add(parent)
@@ -618,27 +612,27 @@ class Supervisor:
 
 def _meaning(job: Job, status: int, places: Places) -> str:
     """What the runner of *job* says by leaving with *status*; empty if that is not its own."""
-    if job.order is None or status not in (wire.EXIT_FINAL, wire.EXIT_SETUP, wire.EXIT_UNCOMMITTED):
+    if job.header is None or status not in (
+        wire.EXIT_FINAL,
+        wire.EXIT_SETUP,
+        wire.EXIT_UNCOMMITTED,
+    ):
         return ""
     if status == wire.EXIT_SETUP:
         return f"it could not prepare the job in {places.work}: see its log, and its disk's space"
-    try:
-        store: str = json.loads(job.order.shared.body)["assignment"]["store"]
-    except (ValueError, KeyError, TypeError):
-        return ""
+    store = job.header.store
     if status == wire.EXIT_UNCOMMITTED:
         return f"it could not write to the store {store}: see its log, and its disk's space"
     return f"there was nothing for it to do in the store {store}: was it removed, or cleaned up?"
 
 
-def _remove_objects(name: str, terms: Shared) -> None:
-    """Take the objects of a single job out of its store; what cannot be waits for `cleanup`."""
+def _remove_objects(header: JobHeader) -> None:
+    """Remove the objects of a single job from its store; after an error, `cleanup` can do it."""
     try:
-        about = json.loads(terms.body)["assignment"]
-        objects = DirectoryObjects.from_url(about["store"])
-        objects.delete([one.name for one in objects.list(about["scope"])])
-    except (OSError, ValueError, KeyError) as exc:
-        say(f"the objects of {name} could not be removed: {exc}")
+        objects = DirectoryObjects.from_url(header.store)
+        objects.delete([one.name for one in objects.list(header.scope)])
+    except (OSError, ValueError) as exc:
+        say(f"the objects of {header.name} could not be removed: {exc}")
 
 
 def _wake_on_signals() -> socket.socket:

@@ -9,8 +9,9 @@ import enum
 from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
+from kinetic._runner.protocol import wire
 from kinetic._runner.protocol.wire import Input, Receipt
 from kinetic.accelerators import CPU, Accelerator
 from kinetic.errors import WireError
@@ -30,7 +31,6 @@ __all__ = [
     "Observation",
     "Phase",
     "Resources",
-    "Shared",
     "Store",
     "displaced",
 ]
@@ -197,43 +197,27 @@ class Resources:
     memory_bytes: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Shared:
-    """What many jobs have in common: the same object in each of their specs.
-
-    An adapter may prepare, or send, it once. The mappings are parts of those
-    of the specs, with the very same values; all else of the specs is equal,
-    but for their names.
-    """
-
-    labels: Mapping[str, str]
-    assignment: Mapping[str, Any]
-    environment: Mapping[str, str] = field(repr=False)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobSpec:
-    """One attempt, ready to be started. It is whole, with or without ``shared``.
+    """One attempt, ready to be started.
 
-    ``name`` is computed by the client before the first request, so that a
-    repeated launch meets itself. ``assignment`` is the runner's whole order
-    (`kinetic._runner.protocol.wire.Assignment` as a JSON-safe dict). ``environment``
-    may hold the user's secrets: it goes to the job's process and nowhere else.
-    One that is ``owned`` ends when the process that launches it dies, and nothing
-    of it stays, where the platform can tell.
+    The client computes ``name`` before the first request, so that a repeated launch finds the
+    job of the first. ``order`` is for the runner. ``environment`` is the same for all jobs of a
+    submission. It may hold the user's secrets: it goes to the job's process and nowhere else;
+    the runner adds `wire.Order.variables`. A job that is ``owned`` ends when the process that
+    launched it dies, and leaves nothing, where the platform can tell.
     """
 
     name: str
     labels: Mapping[str, str]
     image: Image
-    assignment: Mapping[str, Any]
+    order: wire.Order
     environment: Mapping[str, str] = field(repr=False)
     key: bytes = field(repr=False)
     resources: Resources
     timeout: float | None = None
     start_timeout: float | None = None
     grace: float = 30.0
-    shared: Shared | None = None
     owned: bool = False
 
 

@@ -37,7 +37,7 @@ async def carry_out(run: Run) -> int:
 
     Cancelled: the job commits that it was cancelled, preempted, or out of time.
     """
-    order = wire.Assignment.from_json(run.spec.assignment)
+    order = run.spec.order
     claim = wire.attempt_key(order.scope, order.index, order.attempt, "claim")
     if not await run.store.create(claim, b"", wire.claim_metadata(run.executor, order.fence)):
         return wire.EXIT_FINAL  # another process has this attempt
@@ -59,7 +59,7 @@ async def carry_out(run: Run) -> int:
     return await commit(run, order, outcome._replace(started=started), body)
 
 
-async def commit(run: Run, order: wire.Assignment, outcome: wire.Outcome, body: bytes) -> int:
+async def commit(run: Run, order: wire.Order, outcome: wire.Outcome, body: bytes) -> int:
     """Create the signed outcome of the attempt, and return the exit code that belongs to it."""
     place = (order.scope, order.index, order.attempt)
     outcome = outcome._replace(
@@ -80,7 +80,7 @@ async def commit(run: Run, order: wire.Assignment, outcome: wire.Outcome, body: 
     return wire.EXIT_RETRY if budget > 0 else wire.EXIT_FINAL
 
 
-async def _standing(run: Run, order: wire.Assignment) -> wire.Item:
+async def _standing(run: Run, order: wire.Order) -> wire.Item:
     """Return the state of the item by its objects."""
     listed = await run.store.list(wire.item_prefix(order.scope, order.index))
     key, scope = run.spec.key, order.scope
@@ -96,7 +96,7 @@ async def _standing(run: Run, order: wire.Assignment) -> wire.Item:
     return wire.item_state(stands, attempts.get(order.index, {}), order.budgets)
 
 
-async def _run(run: Run, order: wire.Assignment, chunk: bytes) -> tuple[wire.Outcome, bytes]:
+async def _run(run: Run, order: wire.Order, chunk: bytes) -> tuple[wire.Outcome, bytes]:
     phase = "artifact download"
     try:
         code = (await run.store.get(order.function.name)).body

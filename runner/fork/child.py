@@ -10,7 +10,6 @@ import contextlib
 import gc
 import importlib
 import io
-import json
 import os
 import resource
 import signal
@@ -33,13 +32,8 @@ _die_with, _collect = processes.die_with, gc.enable
 _ENCODING = sys.getfilesystemencoding()
 _inherited: Sequence[int] = ()
 _mark = processes.Mark()
-_decoder: Any = json.JSONDecoder()
-_scan = _decoder.scan_once  # without the detour over layers of Python
-_make_terms: Callable[[Mapping[str, Any], bytes], Any] | None = None
+_attempt_main: Callable[..., int] | None = None
 _make_site: Callable[..., Any] | None = None
-_prefer_jax: Callable[[dict[str, str]], None] | None = None
-_entered: Terms | None = None
-"""Whose environment this process has."""
 
 
 def prepare(inherited: Sequence[int]) -> None:
@@ -56,72 +50,20 @@ def prepare(inherited: Sequence[int]) -> None:
 
 def preload() -> None:
     """In the parent, once: load the jobs' own code, for all forks."""
-    global _make_terms, _make_site, _prefer_jax
+    global _attempt_main, _make_site
     remote_runner.tell_crashes()
     importlib.import_module("..job.by_value", __package__).teach_multiprocessing()
-    _make_terms = importlib.import_module("..job.attempt", __package__).Terms
+    _attempt_main = importlib.import_module("..job.attempt", __package__).main
     workspace: Any = importlib.import_module("..job.workspace", __package__)
-    _make_site, _prefer_jax = workspace.Site, workspace.prefer_jax
+    _make_site = workspace.Site
+    workspace.has_jax()
 
 
-class Terms:
-    """The shared part of a batch's jobs, read once by their parent.
+def become(message: bytes, parent: int) -> NoReturn:
+    """Run the job in this fork of *parent*, and end with it. Never returns, whatever happens.
 
-    *message* is a JSON object: the client's part (``assignment``,
-    ``environment``, ``key``) and the supervisor's (the rest).
-    """
-
-    def __init__(self, message: bytes) -> None:
-        self._message = message
-        self._prepared = False
-        self.order: dict[str, Any] = {}
-        self.attempt: Any = None
-        self.environment: dict[str, str] | None = None
-
-    def read(self) -> dict[str, Any]:
-        """The message.
-
-        Raises:
-            ValueError: It is garbled.
-        """
-        if not self.order:
-            self.order = json.loads(self._message)
-        return self.order
-
-    def prepare(self, message: bytes) -> None:
-        """Read now, for all the forks, what the job of *message* shares with the others.
-
-        What cannot be read is left to each job's own process, which says so in its log.
-        """
-        if not self._prepared:
-            self._prepared = True
-            with contextlib.suppress(Exception):
-                self._prepare(message)
-        self._enter()
-
-    def _prepare(self, message: bytes) -> None:
-        order = self.read()
-        if _make_terms is not None and _prefer_jax is not None:
-            self.environment = order["environment"]
-            _prefer_jax(order["environment"])
-            self.attempt = _make_terms(order["assignment"], bytes.fromhex(order["key"]))
-            self.attempt.prepare(_scan(message.decode(), 0)[0]["assignment"])
-
-    def _enter(self) -> None:
-        """Have the environment that the jobs share, which their forks then find."""
-        global _entered
-        if self.environment is not None and _entered is not self:
-            _entered = None
-            with contextlib.suppress(Exception):
-                _replace_environment(self.environment)
-                _entered = self
-
-
-def become(terms: Terms, message: bytes, arguments: bytes | None, parent: int) -> NoReturn:
-    """Run the job in this fork, and end with it. Never returns, whatever happens.
-
-    *message* is what the job has beside its *terms*. With *arguments* its
-    attempt is claimed.
+    *message* has three lines of JSON: the supervisor's (where the job runs), the secrets, and
+    the order; see `remote_runner.read_order`.
     """
     code = wire.EXIT_SETUP
     mine = _getpid()
@@ -136,7 +78,7 @@ def become(terms: Terms, message: bytes, arguments: bytes | None, parent: int) -
         threads: Any = sys.modules.get("threading")
         if threads is not None:
             threads.main_thread()._set_native_id()  # a fork keeps that of its parent
-        code = _carry_out(terms, message, arguments)
+        code = _carry_out(message)
     except BaseException:
         _report()
     finally:
@@ -145,29 +87,31 @@ def become(terms: Terms, message: bytes, arguments: bytes | None, parent: int) -
         _leave(code)
 
 
-def _carry_out(terms: Terms, message: bytes, arguments: bytes | None) -> int:
-    """Be the job of *message*, in a process that is nothing else any more."""
-    own: dict[str, Any] = _scan(message.decode(), 0)[0]
-    order = terms.read()
-    executor, work, memory = own["executor"], own["work"], order["memory_bytes"]
+def _carry_out(message: bytes) -> int:
+    """Become the job of *message*."""
+    local, secrets, order = remote_runner.read_order(message)
+    executor, memory = local["executor"], local["memory_bytes"]
     _mark.write(executor)
-    _open_log(own["log"])
-    os.chdir(work)
+    _open_log(local["log"])
+    os.chdir(local["work"])
     if memory is not None:
         resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
-    environment: dict[str, str] = own["environment"]
-    environment.update(own["overrides"])
-    environment[processes.MARK] = _mark.value(executor)
-    if order["command"]:
-        _execute(order, own)
-    if _entered is not terms:
-        _replace_environment(order["environment"])
-    _add_to_environment(environment)
-    assert _make_terms is not None and _make_site is not None
-    site = _make_site(work=work, cache=order["cache"], mounts=order["mounts"], kept=order["spares"])
-    attempt = terms.attempt or _make_terms(order["assignment"], bytes.fromhex(order["key"]))
-    code: int = attempt.carry_out(own["assignment"], executor, site, arguments)
-    return code
+    mark = {processes.MARK: _mark.value(executor)}
+    environment: dict[str, str] = {**secrets["environment"], **local["variables"], **mark}
+    if local["command"]:
+        _execute(local["command"], environment, message)
+    _replace_environment(environment)
+    assert _attempt_main is not None and _make_site is not None
+    what = wire.Order.decode(order)
+    _add_to_environment(what.variables())
+    return _attempt_main(
+        what,
+        bytes.fromhex(secrets["key"]),
+        executor,
+        _make_site(
+            work=local["work"], cache=local["cache"], mounts=local["mounts"], kept=local["spares"]
+        ),
+    )
 
 
 def _open_log(path: str) -> None:
@@ -197,18 +141,14 @@ def _add_to_environment(variables: Mapping[str, str]) -> None:
         time.tzset()
 
 
-def _execute(order: Mapping[str, Any], own: Mapping[str, Any]) -> NoReturn:
-    """Replace this process by a fresh interpreter; it reads its order from a private file."""
-    environment: dict[str, str] = {**order["environment"], **own["environment"]}
-    order = {**order, **own, "assignment": {**order["assignment"], **own["assignment"]}}
-    del order["environment"]
+def _execute(command: list[str], environment: dict[str, str], message: bytes) -> NoReturn:
+    """Replace this process by a fresh interpreter, which reads *message* from a private file."""
     fd = _private_file()
     with open(fd, "wb", closefd=False) as file:
-        file.write(json.dumps(order).encode())
+        file.write(message)
     os.lseek(fd, 0, os.SEEK_SET)
     os.set_inheritable(fd, True)
     environment["KINETIC_ORDER_FD"] = str(fd)
-    command: list[str] = order["command"]
     os.execvpe(command[0], command, environment)
 
 

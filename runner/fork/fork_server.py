@@ -11,36 +11,27 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import importlib
 import os
 import select
 import signal
 import struct
-from typing import Any
 
 from ..job import processes
-from ..job.processes import STOPS
 from . import child
 
 COMMAND = struct.Struct("<cII")
-"""What the supervisor says: SHARE (place, bytes that follow): terms of jobs, which replace what
-was at that place; FORK (serial, bytes that follow), SIGNAL (serial, number), or SLAY
-(process id, 0): an orphan, with SIGKILL."""
-
-JOB = struct.Struct("<IIi")
-"""What the bytes of FORK begin with: the place of the job's terms, the length of its own part,
-which follows, and that of its arguments, which end it, or -1 where nothing was done ahead."""
+"""A command of the supervisor: FORK (serial, length of the message that follows; see
+`child.become`), SIGNAL (serial, number), or SLAY (process ID, 0), which kills an orphan."""
 
 WORD = struct.Struct("<cIIi")
 """What it is told: READY, REFUSED (serial, 0, errno), FORKED (serial, process id, 0), and
 EXITED (serial or 0 for an orphan, process id, exit code or negative signal)."""
 
-SHARE, FORK, SIGNAL, SLAY = b"t", b"f", b"s", b"k"
+FORK, SIGNAL, SLAY = b"f", b"s", b"k"
 READY, REFUSED, FORKED, EXITED = b"r", b"n", b"p", b"x"
 
 
 _SIGKILL = signal.SIGKILL.value
-_signal: Any = importlib.import_module("_signal")  # `signal` without the detour over its enums
 
 
 class _Gone(Exception):
@@ -77,7 +68,6 @@ def _serve(talk: int, wake: int, serials: dict[int, int]) -> None:
     poll.register(wake, select.POLLIN)
     buffer, told = bytearray(), bytearray(WORD.pack(READY, 0, 0, 0))
     pids: dict[int, int] = {}
-    terms: dict[int, child.Terms] = {}
     while True:
         if told and told[0] != FORKED[0]:  # of forks alone nobody has to hear at once
             _send(talk, told)
@@ -87,7 +77,7 @@ def _serve(talk: int, wake: int, serials: dict[int, int]) -> None:
                 if not data:
                     raise _Gone
                 buffer += data
-                _obey(buffer, serials, pids, terms, told)
+                _obey(buffer, serials, pids, told)
             else:
                 try:  # noqa: SIM105 - `suppress` would touch more of the memory
                     os.read(wake, 4096)
@@ -108,38 +98,25 @@ def _obey(
     buffer: bytearray,
     serials: dict[int, int],
     pids: dict[int, int],
-    terms: dict[int, child.Terms],
     told: bytearray,
 ) -> None:
     """Carry out the commands that are whole."""
     while len(buffer) >= COMMAND.size:
         what, one, two = COMMAND.unpack_from(buffer)
-        end = COMMAND.size + (two if what in (SHARE, FORK) else 0)
+        end = COMMAND.size + (two if what == FORK else 0)
         if len(buffer) < end:
             return
-        order = bytes(buffer[COMMAND.size : end])
+        message = bytes(buffer[COMMAND.size : end])
         del buffer[:end]
-        if what == SHARE:
-            terms[one] = child.Terms(order)
-        elif what == FORK:
+        if what == FORK:
             mine = os.getpid()
-            place, middle, size = JOB.unpack_from(order)
-            middle += JOB.size
-            own = order[JOB.size : middle]
-            arguments = order[middle:] if size >= 0 else None
-            terms[place].prepare(own)
-            if arguments is not None:  # it has its claim: it must not end without a word
-                _signal.pthread_sigmask(_signal.SIG_BLOCK, STOPS)
             try:
                 pid = os.fork()
             except OSError as exc:
-                _signal.pthread_sigmask(_signal.SIG_UNBLOCK, STOPS)
                 told[:0] = WORD.pack(REFUSED, one, 0, exc.errno or 0)
                 continue
             if pid == 0:
-                child.become(terms[place], own, arguments, mine)
-            if arguments is not None:
-                _signal.pthread_sigmask(_signal.SIG_UNBLOCK, STOPS)
+                child.become(message, mine)
             serials[pid], pids[one] = one, pid
             told += WORD.pack(FORKED, one, pid, 0)
         elif what == SIGNAL and one in pids:

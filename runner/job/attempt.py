@@ -15,19 +15,18 @@ import pickle
 import sys
 import time
 from collections.abc import Callable, Generator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..protocol import frames, outcomes, pickles, signing, wire
+from ..protocol import frames, outcomes, pickles, wire
 from ..protocol.notes import Note, note_of_result
 from ..protocol.retry_budgets import INFRASTRUCTURE
-from ..protocol.wire import Assignment, Input, Kind, Outcome, value_key
-from ..stores.directory import DirectoryObjects
+from ..protocol.wire import Input, Kind, Order, Outcome, value_key
 from ..stores.objects import Objects, opened
 from . import opening, outputs, views, workspace
-from .opening import Opening, content
+from .opening import Opening
 from .processes import Stopped, Stopping
 from .workspace import Site
 
@@ -45,7 +44,7 @@ class Invocation:
 
     def __init__(
         self,
-        order: Assignment,
+        order: Order,
         objects: Objects,
         site: workspace.Site,
         stopping: Stopping,
@@ -60,17 +59,9 @@ class Invocation:
         self._started = time.time()
         self._called: float | None = None
         self._outputs: outputs.Mirror | None = None
-        self._begun: tuple[bytes | None, bytes] | None = None
         self._reserve = b""
         self.read_ahead: Callable[[], bytes] = bytes
         """The arguments, checked, if they were read before; else nothing."""
-
-    def begun(self, function: bytes | None, arguments: bytes) -> None:
-        """Go on from steps taken ahead: `opening` has checked *arguments*, the parent *function*.
-
-        The parent has called `workspace.prefer_jax` for all jobs.
-        """
-        self._begun = (function, arguments)
 
     def run(self) -> tuple[Outcome, outcomes.Stored]:
         """The outcome and its body. Never raises but for `Stopped`'s kind of trouble in itself.
@@ -100,36 +91,23 @@ class Invocation:
 
     def _prepare(self) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
         order = self._order
-        if self._begun is not None:
-            self._outputs = outputs.begin(order, *self._place(), self._site.work)
-            self._phase = "context extract"
-            workspace.prepare(order.code, self._objects, self._site)
-            if workspace.brings_jax(order.code, self._site):
-                workspace.prefer_jax(os.environ)
-            known, arguments = self._begun
-            content = known if known is not None else self._content(order.function)
-            self._phase = "payload unpickle"
-            function = self._load(content)
-            args, kwargs = self._load(arguments)
-            return function, args, kwargs
-        with self._in_phase("environment setup"):
-            _check_python(order.client.get("python", ""))
+        self._phase = "environment setup"
+        _check_python(order.client.get("python", ""))
         if order.requirements is not None:
-            with self._in_phase("requirements"):
-                _install(order.requirements, self._objects, self._site)
-        with self._in_phase("data resolve"):
-            views.prepare(order.data, self._objects, self._site)
-            self._outputs = outputs.begin(order, *self._place(), self._site.work)
-        with self._in_phase("context extract"):
-            workspace.prepare(order.code, self._objects, self._site)
-        workspace.prefer_jax(os.environ)
+            self._phase = "requirements"
+            _install(order.requirements, self._objects, self._site)
+        self._phase = "data resolve"
+        views.prepare(order.data, self._objects, self._site)
+        self._outputs = outputs.begin(order, *self._place(), self._site.work)
+        self._phase = "context extract"
+        workspace.prepare(order.code, self._objects, self._site)
+        workspace.prefer_jax(os.environ, order.code, self._site)
         self._join()
-        with self._in_phase("artifact download"):
-            function_bytes = self._content(order.function)
-            arguments_bytes = self.read_ahead() or self._content(order.arguments)
-        with self._in_phase("payload unpickle"):
-            function = self._load(function_bytes)
-            args, kwargs = self._load(arguments_bytes)
+        function_bytes = self._content(order.function)
+        arguments_bytes = self.read_ahead() or self._content(order.arguments)
+        self._phase = "payload unpickle"
+        function = self._load(function_bytes)
+        args, kwargs = self._load(arguments_bytes)
         return function, args, kwargs
 
     def _join(self) -> None:
@@ -261,11 +239,6 @@ class Invocation:
             note=note,
         )
 
-    @contextmanager
-    def _in_phase(self, phase: str) -> Generator[None]:
-        self._phase = phase
-        yield
-
 
 def _reserve() -> bytes:
     """Memory that is not touched, and so costs none before it is given back."""
@@ -282,14 +255,6 @@ def _load(content: bytes) -> Any:
         if only is not None:
             return pickle.loads(only)
     return pickles.load(content)
-
-
-def _unversioned(content: bytes) -> bytes:
-    """A container that forks of this process, whose Python is the right one, read faster."""
-    found = frames.unpack(content)
-    if len(found.frames) == 1 and found.fields == {pickles.PYTHON: pickles.HERE}:
-        return frames.pack_one(bytes(found.frames[0]))
-    return content
 
 
 async def _awaited(value: Any) -> Any:
@@ -376,69 +341,15 @@ FULL_S, FULL_PAUSE_S = 60.0, 1.0
 """How long, and how often, what has ended is written again to a disk that is full."""
 
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
-SMALL_FUNCTION = 64 * 1024
-"""A function of more bytes is read by each job's own process."""
 
 
-def main(order: Mapping[str, Any], key: bytes, executor: str, site: Site) -> int:
-    """Carry out an assignment in this process and return its exit code."""
-    return Terms(order, key).carry_out({}, executor, site)
-
-
-class Terms:
-    """The shared part of a batch's assignments, read once by the parent of their processes."""
-
-    def __init__(self, order: Mapping[str, Any], key: bytes) -> None:
-        self._orders = wire.Orders(order)
-        self._key = key
-        self._prepared = False
-        self._function: bytes | None = None
-        self._objects: Objects | None = None
-
-    def prepare(self, own: Mapping[str, Any]) -> None:
-        """Read what the first of them, *own*, shares with the others, while it is little.
-
-        Raises:
-            Exception: The order cannot be read, or the function; each job says so itself.
-        """
-        if not self._prepared:
-            self._prepared = True
-            first = self._orders.assignment(own)
-            signing.seal_of(self._key, first.scope, first.index, 0, "")  # what all seals begin with
-            objects = opened(first.store)
-            if first.function.stop - first.function.start <= SMALL_FUNCTION:
-                self._function = _unversioned(content(objects, first.function))
-            if isinstance(
-                objects, DirectoryObjects
-            ):  # it has no connection that forks must not share
-                self._objects = objects
-
-    def carry_out(
-        self,
-        own: Mapping[str, Any],
-        executor: str,
-        site: Site,
-        arguments: bytes | None = None,
-    ) -> int:
-        """Carry out the assignment *own* in this process and return its exit code.
-
-        With *arguments*, checked ones, `opening.begin` has claimed the attempt.
-        """
-        stopping = Stopping()
-        stopping.install()
-        assignment = self._orders.assignment(own)
-        objects = self._objects or opened(assignment.store)
-        invocation = Invocation(assignment, objects, site, stopping, executor)
-        if arguments is not None:
-            invocation.begun(self._function, arguments)
-        attempt = Attempt(assignment, self._key, executor, objects, stopping, invocation.run)
-        steps = attempt.steps(begun=arguments is not None)
-        while True:
-            try:
-                next(steps)
-            except StopIteration as end:
-                code: int = end.value
-                return code
+def main(order: Order, key: bytes, executor: str, site: Site) -> int:
+    """Carry out *order* in this process and return its exit code."""
+    stopping = Stopping()
+    stopping.install()
+    objects = opened(order.store)
+    invocation = Invocation(order, objects, site, stopping, executor)
+    return Attempt(order, key, executor, objects, stopping, invocation.run).run()
 
 
 class Attempt:
@@ -448,7 +359,7 @@ class Attempt:
 
     def __init__(
         self,
-        order: wire.Assignment,
+        order: Order,
         key: bytes,
         executor: str,
         objects: Objects,
@@ -463,26 +374,34 @@ class Attempt:
         self._invoke = invoke
         self._opening = self.opening_kind(order, key, executor, objects)
 
-    def steps(self, *, begun: bool = False) -> Generator[str, None, int]:
-        """Go one step on with each ``next``, which names the step to come.
+    def run(self) -> int:
+        """Take all steps and return the exit code."""
+        steps = self.steps()
+        while True:
+            try:
+                next(steps)
+            except StopIteration as end:
+                code: int = end.value
+                return code
 
-        Whatever others do may fall between two steps. Returns the exit code.
-        What was *begun* needs no step before the call.
+    def steps(self) -> Generator[str, None, int]:
+        """Take one step with each ``next``, which returns the name of the next step.
+
+        Other processes may act between two steps. Returns the exit code.
         """
-        if not begun:
-            yield "claim"
-            if not self._opening.claim():
-                yield "wait"
-                return self._wait_for_the_other()
-            yield "check"
-            may_run = self._opening.may_run()
-            yield "inputs"
-            if not self._opening.inputs_there():
-                self._opening.withdraw()  # the batch was cleaned up meanwhile
-                return wire.EXIT_FINAL
-            if not may_run:
-                yield "commit"
-                return self._commit(self._cancelled("not started"), outcomes.Stored(b"", "", 0))
+        yield "claim"
+        if not self._opening.claim():
+            yield "wait"
+            return self._wait_for_the_other()
+        yield "check"
+        may_run = self._opening.may_run()
+        yield "inputs"
+        if not self._opening.inputs_there():
+            self._opening.withdraw()  # the batch was cleaned up meanwhile
+            return wire.EXIT_FINAL
+        if not may_run:
+            yield "commit"
+            return self._commit(self._cancelled("not started"), outcomes.Stored(b"", "", 0))
         yield "run"
         mine = os.getpid()
         outcome, body = self._invoke()
@@ -614,7 +533,7 @@ def _tell_full(exc: OSError) -> None:
         )
 
 
-def exit_code(outcome: wire.Outcome, order: wire.Assignment) -> int:
+def exit_code(outcome: wire.Outcome, order: Order) -> int:
     """The exit code for the platform: done, may be retried, or final."""
     if outcome.kind is wire.Kind.VALUE:
         return wire.EXIT_VALUE

@@ -36,7 +36,7 @@ class Waiting:
     """The wait for a debugger, on host number *host* of *hosts*."""
 
     def __init__(
-        self, order: wire.Assignment, objects: Objects, site: Site, host: int, hosts: int
+        self, order: wire.Order, objects: Objects, site: Site, host: int, hosts: int
     ) -> None:
         self._order = order
         self._objects = objects
@@ -110,7 +110,7 @@ class Waiting:
         return wire.attempt_key(order.scope, order.index, order.attempt, what)
 
 
-def load(content: bytes, order: wire.Assignment, site: Site) -> Any:
+def load(content: bytes, order: wire.Order, site: Site) -> Any:
     """The value of a container; code that came with it says that it is in the workspace.
 
     So a debugger finds its files, which it otherwise takes no breakpoint for.

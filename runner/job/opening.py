@@ -1,16 +1,11 @@
-"""The steps of an attempt before the user's code: claim, check, and what the call needs at hand.
-
-They need nothing of the user's, so that whoever starts the job's process may
-take them ahead, in memory that is no copy of another process's.
-"""
+"""Claim an attempt, check whether it may run, and read its inputs."""
 
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ..protocol import private, wire
+from ..protocol import wire
 
 if TYPE_CHECKING:
     from ..stores.objects import Objects
@@ -22,7 +17,7 @@ REQUEST_BYTES = 64 * 1024 * 1024
 class Opening:
     """The objects of one attempt that exist before it starts."""
 
-    def __init__(self, order: wire.Assignment, key: bytes, executor: str, objects: Objects) -> None:
+    def __init__(self, order: wire.Order, key: bytes, executor: str, objects: Objects) -> None:
         self._order = order
         self._key = key
         self._executor = executor
@@ -103,42 +98,6 @@ class Opening:
         return wire.attempt_key(order.scope, order.index, order.attempt, what)
 
 
-READY_BYTES = 1 << 20
-"""Most bytes of arguments to read ahead; the job's process reads more by itself."""
-
-
-@dataclass(frozen=True, slots=True)
-class Taken:
-    """Steps that were taken ahead: the arguments, checked, and the opening with its claim."""
-
-    arguments: bytes
-    opening: Opening
-
-
-def begin(order: wire.Assignment, key: bytes, executor: str, objects: Objects) -> Taken | None:
-    """Read the arguments, claim, and check for a process that is not there yet.
-
-    Returns None where the process has to do so itself: because there is more
-    to it, or to say in its own words what is wrong. It finds a claim of its
-    own, and nothing else.
-
-    Raises:
-        OSError: A file cannot be written or read.
-    """
-    if order.data or order.arguments.stop - order.arguments.start > READY_BYTES:
-        return None
-    try:
-        arguments = content(objects, order.arguments)
-    except (KeyError, ValueError):
-        return None
-    opening = Opening(order, key, executor, objects)
-    if not opening.claim() or not opening.may_run() or not opening.inputs_there():
-        return None
-    if order.output_dir.startswith("/"):
-        private.make_folder(order.output_dir)
-    return Taken(arguments, opening)
-
-
 def content(objects: Objects, part: wire.Input) -> bytes:
     """The bytes of an input.
 
@@ -152,7 +111,7 @@ def content(objects: Objects, part: wire.Input) -> bytes:
     return found
 
 
-def out_of_time(order: wire.Assignment, called: bool) -> str:
+def out_of_time(order: wire.Order, called: bool) -> str:
     """Return the message of a job whose time is over, with its function *called* or not."""
     if called:
         return f"ran longer than its timeout of {order.timeout:g} s"

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ..protocol import private
 
 if TYPE_CHECKING:
-    from ..protocol.wire import Assignment
+    from ..protocol.wire import Order
     from .processes import Stopping
 
 VARIABLE = "KINETIC_OUTPUT_PATH"
@@ -40,7 +40,7 @@ SHARE = 0.5
 """The share of a job's grace that uploads may take; the rest is for its outcome."""
 
 
-def begin(order: Assignment, host: int, hosts: int, work: str | os.PathLike[str]) -> Mirror | None:
+def begin(order: Order, host: int, hosts: int, work: str | os.PathLike[str]) -> Mirror | None:
     """Have the directory of this host, with what is there already; None: nothing is to be uploaded.
 
     Raises:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import functools
 import hashlib
 import os
 import stat
@@ -365,18 +366,24 @@ def _enter(code: Code | None, root: str) -> None:
             sys.path.insert(0, entry)
 
 
-def brings_jax(code: Code | None, site: Site) -> bool:
+def prefer_jax(environment: MutableMapping[str, str], code: Code | None, site: Site) -> None:
+    """Set Keras's backend to JAX where a job can import it, as in a pod."""
+    if "KERAS_BACKEND" not in environment and (has_jax() or _brings_jax(code, site)):
+        environment["KERAS_BACKEND"] = "jax"
+
+
+@functools.cache
+def has_jax() -> bool:
+    """Return whether this interpreter has JAX; a warm parent asks once for all its forks."""
+    return PathFinder.find_spec("jax") is not None
+
+
+def _brings_jax(code: Code | None, site: Site) -> bool:
     """Return whether the project has a JAX that jobs import."""
     entries = () if code is None else code.sys_path
     folders = [_under(f"{site.work}/{spares.WORKSPACE}", entry) for entry in entries]
     names = ("jax", "jax.py")
     return any(os.path.exists(f"{folder}/{name}") for folder in folders for name in names)
-
-
-def prefer_jax(environment: MutableMapping[str, str]) -> None:
-    """Have Keras use JAX where it is, as in a pod: nothing else is expected to be installed."""
-    if "KERAS_BACKEND" not in environment and PathFinder.find_spec("jax") is not None:
-        environment["KERAS_BACKEND"] = "jax"
 
 
 def _place(code: Code, site: Site) -> str:

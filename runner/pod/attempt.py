@@ -385,9 +385,7 @@ class PodAttempt(Attempt):
         return _leave_with(self._opening, self._order, outcome, metadata, content, self.receipt)
 
 
-def keep_log(
-    order: wire.Assignment, key: bytes, host: int, output: bytes, objects: Objects
-) -> None:
+def keep_log(order: wire.Order, key: bytes, host: int, output: bytes, objects: Objects) -> None:
     """Store the output of the job on *host*, which outlives its pod, if there is any."""
     if not output:
         return
@@ -400,7 +398,7 @@ def keep_log(
 
 def _leave_with(
     opening: Opening,
-    order: wire.Assignment,
+    order: wire.Order,
     outcome: wire.Outcome,
     metadata: Mapping[str, str] | None,
     content: bytes,
@@ -429,7 +427,7 @@ def code_of(opening: Opening) -> int:
 
 
 def _write_receipt(
-    order: wire.Assignment, metadata: Mapping[str, str], content: bytes, path: str
+    order: wire.Order, metadata: Mapping[str, str], content: bytes, path: str
 ) -> None:
     if not path:
         return
@@ -446,7 +444,7 @@ def _write_receipt(
 
 
 def close_earlier(
-    order: wire.Assignment, key: bytes, first: int, restarts: Restarts, objects: Objects
+    order: wire.Order, key: bytes, first: int, restarts: Restarts, objects: Objects
 ) -> None:
     """Close the attempts from *first* to the one before that of *order* that are still open.
 
@@ -477,7 +475,7 @@ def close_earlier(
 
 
 def _close(
-    order: wire.Assignment,
+    order: wire.Order,
     key: bytes,
     number: int,
     executor: str | None,
@@ -503,7 +501,7 @@ def _close(
 
 
 def close_restarted(
-    order: wire.Assignment, key: bytes, executor: str, who: str, objects: Objects
+    order: wire.Order, key: bytes, executor: str, who: str, objects: Objects
 ) -> int:
     """Close the own attempt, which *executor* had begun before *who* was started again."""
     words = f"{who} ended without an outcome, and was started again; nothing runs twice"
@@ -515,7 +513,7 @@ def close_restarted(
 # --- a death without a word ---------------------------------------------------------------
 
 
-def death_of(ended: Ended, order: wire.Assignment, *, memory: bool) -> Death:
+def death_of(ended: Ended, order: wire.Order, *, memory: bool) -> Death:
     """Describe how a process *ended*; *memory* says that it ran out of memory."""
     status = ended.status
     if ended.killed and ended.out_of_time:
@@ -550,7 +548,7 @@ def oom_kills(places: Sequence[str] = OOM_EVENTS) -> int:
 
 
 def close_dead(
-    order: wire.Assignment,
+    order: wire.Order,
     key: bytes,
     executor: str,
     death: Death,

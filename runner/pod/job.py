@@ -7,7 +7,6 @@ import functools
 import importlib
 import importlib.util
 import io
-import json
 import os
 import signal
 import sys
@@ -147,7 +146,7 @@ class HostCall(Invocation):
 class Watch:
     """Looks now and then whether the attempt has ended by what another host did."""
 
-    def __init__(self, order: wire.Assignment, objects: Objects, ended: Callable[[], None]) -> None:
+    def __init__(self, order: wire.Order, objects: Objects, ended: Callable[[], None]) -> None:
         self._place = (order.scope, order.index, order.attempt)
         self._name = wire.attempt_key(*self._place, "outcome")
         self._objects = objects
@@ -203,19 +202,19 @@ def claimant(name: str, objects: Objects, patience: float = CLAIM_S) -> str:
 
 KEY_FILE = "/var/run/kinetic/key"
 TERMINATION_LOG = "/dev/termination-log"
-OWN = ("KINETIC_ASSIGNMENT", "KINETIC_FAILURES", "KINETIC_DISRUPTIONS", "KINETIC_KEY_FILE")
+OWN = ("KINETIC_ORDER", "KINETIC_FAILURES", "KINETIC_DISRUPTIONS", "KINETIC_KEY_FILE")
 """Variables that are for the runner alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
-    """The assignment with the attempt's true number, the key and the executor's name.
+class Pod:
+    """What the environment of a pod says: its order, with this attempt's number, and its key.
 
-    ``first`` is the number of the attempt that the first pod of the job had;
-    ``group`` names the LeaderWorkerSet that the pod is in, if it is in one.
+    ``first`` is the number of the attempt that the job's first pod made. ``group`` is the
+    name of the LeaderWorkerSet that the pod belongs to, or empty.
     """
 
-    assignment: wire.Assignment
+    order: wire.Order
     key: bytes
     executor: str
     first: int
@@ -229,17 +228,14 @@ class Order:
         return 0 if self.hosts is None else self.hosts.index
 
 
-def read_order(environ: Mapping[str, str]) -> Order:
-    """What the environment says.
+def read_pod(environ: Mapping[str, str]) -> Pod:
+    """Read the environment of a pod.
 
     Raises:
         ValueError: It is incomplete, or of a format that this runner cannot read.
         OSError: The key cannot be read.
     """
-    try:
-        assignment = wire.Assignment.from_json(json.loads(environ["KINETIC_ASSIGNMENT"]))
-    except (KeyError, TypeError) as exc:
-        raise ValueError(f"KINETIC_ASSIGNMENT is incomplete: {exc!r}") from exc
+    order = wire.Order.decode(environ.get("KINETIC_ORDER", "null"))
     executor = environ.get("KINETIC_POD_UID", "")
     if not executor:
         raise ValueError("KINETIC_POD_UID is not set, and without it nothing can be claimed")
@@ -249,11 +245,11 @@ def read_order(environ: Mapping[str, str]) -> Order:
         disruptions=int(environ.get("KINETIC_DISRUPTIONS") or 0),
         receipt=receipt if os.path.exists(receipt) else "",
     )
-    return Order(
-        assignment=replace(assignment, attempt=assignment.attempt + restarts.total),
+    return Pod(
+        order=replace(order, attempt=order.attempt + restarts.total),
         key=Path(environ.get("KINETIC_KEY_FILE", KEY_FILE)).read_bytes(),
         executor=executor,
-        first=assignment.attempt,
+        first=order.attempt,
         restarts=restarts,
         hosts=Hosts.of(environ),
         group=environ.get("KINETIC_LWS", ""),
@@ -264,7 +260,7 @@ AGAIN = "again"
 """Return the exit code of a host whose earlier pod did the work: it has run nothing now."""
 
 
-def become(order: Order, place: str, line: Line, parent: int) -> NoReturn:
+def become(pod: Pod, place: str, line: Line, parent: int) -> NoReturn:
     """Run the job in this fork of *parent*, and end with it. Never returns, whatever happens."""
     mine, code = os.getpid(), wire.EXIT_RETRY
     try:
@@ -275,7 +271,7 @@ def become(order: Order, place: str, line: Line, parent: int) -> NoReturn:
         sys.stderr = sys.__stderr__ = _stream(2)  # type: ignore[misc]
         sys.modules["__main__"] = types.ModuleType("__main__")  # the runner's is not the job's
         sys.argv[:] = [""]
-        code = _Job(order, place, line).run()
+        code = _Job(pod, place, line).run()
         line.tell(code)
     except BaseException:
         _report()
@@ -289,14 +285,14 @@ def become(order: Order, place: str, line: Line, parent: int) -> NoReturn:
 class _Job:
     """The steps of the attempt, in the places that a container has for them."""
 
-    def __init__(self, order: Order, place: str, line: Line) -> None:
+    def __init__(self, pod: Pod, place: str, line: Line) -> None:
         self._again = os.path.join(place, AGAIN)
         self._stopping = processes.Stopping()
         self._stopping.install()
-        self._order = order
-        self._assignment = order.assignment
+        self._pod = pod
+        self._order = pod.order
         self._line = line
-        self._objects: Objects = opened(order.assignment.store)
+        self._objects: Objects = opened(pod.order.store)
         work = os.path.join(place, "work")
         os.mkdir(work, 0o700)
         os.chdir(work)
@@ -324,20 +320,20 @@ class _Job:
 
     def _begun(self) -> Callable[[], int]:
         """Wait until the attempt is claimed, by the first host; what is to follow."""
-        which, executor = self._order.hosts, self._order.executor
+        which, executor = self._pod.hosts, self._pod.executor
         if which is None:
             return self._lead(Invocation)
         claim = self._name("claim")
         if not which.leads:
             return functools.partial(self._follow, which, claimant(claim, self._objects))
-        if self._order.group and self._objects.exists(claim):
+        if self._pod.group and self._objects.exists(claim):
             return functools.partial(self._restarted, which, executor)
         return self._lead(HostCall)
 
     def _lead(self, kind: type[Invocation]) -> Callable[[], int]:
-        order = self._order
-        close_earlier(self._assignment, order.key, order.first, order.restarts, self._objects)
-        steps = self._attempt(kind, order.executor).steps()
+        pod = self._pod
+        close_earlier(self._order, pod.key, pod.first, pod.restarts, self._objects)
+        steps = self._attempt(kind, pod.executor).steps()
         for _ in ("claim", "check"):
             next(steps)
 
@@ -358,7 +354,7 @@ class _Job:
             return wire.EXIT_RETRY
         if executor == wire.VOID or self._objects.exists(self._name("outcome")):
             return self._opening_code(executor)
-        mark = {"executor": self._order.executor}
+        mark = {"executor": self._pod.executor}
         if not self._objects.create(self._name(f"host-{which.index}"), b"", mark):
             return self._restarted(which, executor)
         done = self._name(host_done(which.index))
@@ -367,34 +363,32 @@ class _Job:
     def _restarted(self, which: Hosts, executor: str) -> int:
         """This host was here before; what it ran must not run twice."""
         os.mkdir(self._again)
-        key = self._order.key
-        return close_restarted(self._assignment, key, executor, which.name, self._objects)
+        key = self._pod.key
+        return close_restarted(self._order, key, executor, which.name, self._objects)
 
     def _attempt(self, kind: type[Invocation], executor: str) -> PodAttempt:
-        order = self._order
-        call = kind(self._assignment, self._objects, self._site, self._stopping, executor)
+        pod = self._pod
+        call = kind(self._order, self._objects, self._site, self._stopping, executor)
         invoke = call.run
-        if isinstance(call, HostCall) and order.hosts is not None:
-            call.hosts = order.hosts
+        if isinstance(call, HostCall) and pod.hosts is not None:
+            call.hosts = pod.hosts
             call.watch = Watch(
-                self._assignment,
+                self._order,
                 self._objects,
                 lambda: self._line.tell(self._opening_code(executor)),
             )
             invoke = call.watched
-        attempt = PodAttempt(
-            self._assignment, order.key, executor, self._objects, self._stopping, invoke
-        )
-        attempt.receipt, attempt.host = order.restarts.receipt, order.host
+        attempt = PodAttempt(self._order, pod.key, executor, self._objects, self._stopping, invoke)
+        attempt.receipt, attempt.host = pod.restarts.receipt, pod.host
         attempt.output = self._output
         call.read_ahead = attempt.read_ahead
         return attempt
 
     def _opening_code(self, executor: str) -> int:
-        return code_of(Opening(self._assignment, self._order.key, executor, self._objects))
+        return code_of(Opening(self._order, self._pod.key, executor, self._objects))
 
     def _name(self, what: str) -> str:
-        order = self._assignment
+        order = self._order
         return wire.attempt_key(order.scope, order.index, order.attempt, what)
 
     def _last_lines(self) -> str:

@@ -1,8 +1,7 @@
-"""A job in a pod: the container's first process, which looks after the job's own.
+"""A job in a pod: the container's first process, which looks after the job's own process.
 
-It stays small and does what must not depend on the user's code: see
-`pod_guard`. The job is its child, and commits by itself; of a child that died
-without a word this one says what became of it.
+It stays small and does what must not depend on the user's code; see `attempt.Guard`. The job
+is its child, and commits its own outcome. If the child dies before, this process commits how.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from ..protocol import wire
 from ..stores.objects import opened
 from . import job
 from .attempt import Ended, Guard, Limits, Line, close_dead, death_of, oom_kills
-from .job import OWN, Order, read_order
+from .job import OWN, Pod, read_pod
 
 ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
 """Where Kubernetes mounts it; without a container, KINETIC_POD_ACCOUNT_FOLDER says where it is."""
@@ -122,31 +121,31 @@ CLAIM_S = 60.0
 def main() -> int:
     """Carry out what the environment says, and return what to leave with."""
     try:
-        order = read_order(os.environ)
+        pod = read_pod(os.environ)
     except (ValueError, OSError) as exc:
         print(f"kinetic: this job cannot be run: {exc}", file=sys.stderr)
         return wire.EXIT_FINAL
-    if lacking := _lacking(order.assignment.store):
+    if lacking := _lacking(pod.order.store):
         words = f"its image lacks {lacking}; install google-cloud-storage into it"
         print(f"kinetic: this job cannot be run: {words}", file=sys.stderr)
         return wire.EXIT_FINAL
     for name in OWN:
         os.environ.pop(name, None)
-    os.environ["KINETIC_ATTEMPT"] = str(order.assignment.attempt)
+    os.environ.update(pod.order.variables())
     os.environ.setdefault("KINETIC_POD_BEGAN", repr(time.monotonic()))  # see stores.gcs
     place = tempfile.mkdtemp(prefix="kinetic-run-")
     _settle_in(place)
     killed_before = oom_kills()
-    ended = _in_a_child(order, place)
+    ended = _in_a_child(pod, place)
     code = ended.told
     if code is None:
-        code = _closed(order, ended, memory=oom_kills() > killed_before)
+        code = _closed(pod, ended, memory=oom_kills() > killed_before)
     again = os.path.exists(os.path.join(place, job.AGAIN))
     with contextlib.suppress(OSError):  # what is much goes with the container
         processes.remove_if_small(place)
-    if order.group and not ended.stopped:
-        leads = order.hosts is None or order.hosts.leads
-        if leads and not delete(order.group) and not again:
+    if pod.group and not ended.stopped:
+        leads = pod.hosts is None or pod.hosts.leads
+        if leads and not delete(pod.group) and not again:
             return code  # the end of this container tells that there is an outcome
         rest()
     return code
@@ -175,27 +174,27 @@ def _lacking(store: str) -> str:
     return ""
 
 
-def _closed(order: Order, ended: Ended, *, memory: bool) -> int:
+def _closed(pod: Pod, ended: Ended, *, memory: bool) -> int:
     """Say what became of a job that has said nothing itself."""
-    assignment, executor = order.assignment, order.executor
-    death = death_of(ended, assignment, memory=memory)
-    if order.hosts is not None:
-        death = replace(death, message=f"on {order.hosts.name}: {death.message}")
+    order, executor = pod.order, pod.executor
+    death = death_of(ended, order, memory=memory)
+    if pod.hosts is not None:
+        death = replace(death, message=f"on {pod.hosts.name}: {death.message}")
     print(f"kinetic: {death.message}", file=sys.stderr)
     try:
-        objects = opened(assignment.store)
-        if order.hosts is not None and not order.hosts.leads:
-            place = (assignment.scope, assignment.index, assignment.attempt)
+        objects = opened(order.store)
+        if pod.hosts is not None and not pod.hosts.leads:
+            place = (order.scope, order.index, order.attempt)
             claim = wire.attempt_key(*place, "claim")
             executor = job.claimant(claim, objects, CLAIM_S) or executor
     except (OSError, ValueError) as exc:
         print(f"kinetic: the outcome could not be written: {exc}", file=sys.stderr)
         return wire.EXIT_RETRY
-    host, receipt = order.host, order.restarts.receipt
-    return close_dead(assignment, order.key, executor, death, ended, host, receipt, objects)
+    host, receipt = pod.host, pod.restarts.receipt
+    return close_dead(order, pod.key, executor, death, ended, host, receipt, objects)
 
 
-def _in_a_child(order: Order, place: str) -> Ended:
+def _in_a_child(pod: Pod, place: str) -> Ended:
     line, mine = Line(), os.getpid()
     signal.pthread_sigmask(signal.SIG_BLOCK, processes.STOPS)  # until each side is ready for them
     source, sink = os.pipe()  # one for both outputs: what goes there keeps its order
@@ -206,10 +205,10 @@ def _in_a_child(order: Order, place: str) -> Ended:
         os.dup2(sink, 2)
         os.close(sink)
         line.near.close()
-        job.become(order, place, line, mine)
+        job.become(pod, place, line, mine)
     os.close(sink)
     line.far.close()
-    assignment = order.assignment
-    start = wire.start_allowance(assignment.debug_s)
-    limits = Limits(timeout=assignment.timeout, start=start, grace=assignment.grace)
+    order = pod.order
+    start = wire.start_allowance(order.debug_s)
+    limits = Limits(timeout=order.timeout, start=start, grace=order.grace)
     return Guard(pid, {source: 1}, line, limits).watch()

@@ -237,13 +237,13 @@ class DataRef:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Assignment:
-    """Everything a runner is told about its attempt; travels as JSON in the job's spec.
+class Order:
+    """One attempt, as the client describes it to the runner: the function, its inputs, its limits.
 
-    ``timeout`` counts from the call of the function. ``root`` is the project's directory on the
-    machine that submitted it. ``owned`` is the job of a plain call, which raises what it raises.
-    ``debug_s`` is how long it waits for a debugger, None for not at all; only then ``stood`` is
-    the caller's working directory.
+    ``timeout`` and ``grace`` are seconds; ``timeout`` counts from the call of the function.
+    ``root`` is the project's directory on the machine that submitted it. ``owned`` marks the job
+    of a plain call, whose caller raises its error. ``debug_s`` limits the wait for a debugger;
+    None means no debugger, and only with one is ``stood`` the caller's working directory.
     """
 
     version: int = VERSION
@@ -269,116 +269,60 @@ class Assignment:
     stood: str = ""
     client: Mapping[str, str] = field(default_factory=dict[str, str])
 
-    def to_json(self) -> dict[str, Any]:
-        """JSON-safe, the inverse of `from_json`; made by hand, for it is made for each job."""
-        order = {name: getattr(self, name) for name in Assignment.__slots__}
-        order["budgets"] = _shallow(self.budgets)
-        order["function"] = self.function._asdict()
-        order["arguments"] = self.arguments._asdict()
-        order["code"] = _shallow(self.code) if self.code is not None else None
-        order["requirements"] = self.requirements._asdict() if self.requirements else None
-        order["data"] = [_shallow(ref) for ref in self.data]
-        order["client"] = dict(self.client)
-        return order
-
-    def altered(self, own: Mapping[str, Any]) -> Assignment:
-        """This assignment with the fields of *own*, JSON-safe like an order's."""
-        other = object.__new__(Assignment)
-        for name in Assignment.__slots__:  # `replace` would go by far more of the memory
-            if name not in own:
-                value = getattr(self, name)
-            else:
-                value = _READERS[name](own[name]) if name in _READERS else own[name]
-            object.__setattr__(other, name, value)
-        return other
+    def encode(self) -> str:
+        """Return one line of JSON in ASCII, the inverse of `decode`."""
+        return _compact(_shallow(self))
 
     @classmethod
-    def from_json(cls, order: Mapping[str, Any]) -> Assignment:
-        """Read an order; unknown fields are ignored.
+    def decode(cls, text: str | bytes) -> Order:
+        """Read what `encode` has written.
 
         Raises:
-            ValueError: It is of another version.
+            ValueError: It is garbled, or of another version.
         """
-        known = _known(cls, order)
-        check_version(known.get("version"), "the job")
-        for name, read in _READERS.items():
-            if name in known:
-                known[name] = read(known[name])
-        return cls(**known)
+        fields: Any = json.loads(text)
+        try:
+            check_version(fields.get("version"), "the job")
+            known = _known(cls, fields)
+            code, requirements = known["code"], known["requirements"]
+            known["budgets"] = RetryBudgets(**known["budgets"])
+            known["function"] = Input(*known["function"])
+            known["arguments"] = Input(*known["arguments"])
+            known["requirements"] = Input(*requirements) if requirements else None
+            known["code"] = _code(code) if code else None
+            known["data"] = tuple(DataRef(**ref) for ref in known["data"])
+            return cls(**known)
+        except (KeyError, TypeError, AttributeError) as exc:
+            raise ValueError(f"the order is incomplete or garbled: {exc!r}") from exc
+
+    def variables(self) -> dict[str, str]:
+        """Return the environment variables that tell the function which job this is."""
+        variables = {
+            "KINETIC_JOB_ID": self.job_id,
+            "KINETIC_INDEX": str(self.index),
+            "KINETIC_ATTEMPT": str(self.attempt),
+            "KINETIC_OUTPUT_DIR": self.output_dir,
+        }
+        if self.group_id is not None:
+            variables["KINETIC_GROUP_ID"] = self.group_id
+        return variables
 
 
-class Orders:
-    """Assignments that have most in common, as JSON: that is read only once."""
-
-    def __init__(self, common: Mapping[str, Any]) -> None:
-        self._common = common
-        self._read: tuple[frozenset[str], Assignment] | None = None
-
-    def assignment(self, own: Mapping[str, Any]) -> Assignment:
-        """The one that has *own* beside, or in place of, what is common.
-
-        Raises:
-            ValueError: It is of another version.
-        """
-        if self._read is not None and self._read[0] == frozenset(own):
-            return self._read[1].altered(own)
-        assignment = Assignment.from_json({**self._common, **own})
-        self._read = self._read or (frozenset(own), assignment)
-        return assignment
-
-
-def _input(fields: Mapping[str, Any]) -> Input:
-    return Input(
-        name=fields["name"],
-        start=fields["start"],
-        stop=fields["stop"],
-        digest=fields["digest"],
-    )
+def _code(fields: dict[str, Any]) -> Code:
+    fields["sys_path"] = tuple(fields["sys_path"])
+    return Code(**fields)
 
 
 def _shallow(value: Any) -> dict[str, Any]:
     return {name: getattr(value, name) for name in value.__slots__}
 
 
-def _code(fields: Mapping[str, Any] | None) -> Code | None:
-    if not fields:
-        return None
-    known = _known(Code, fields)
-    known["sys_path"] = tuple(known["sys_path"])
-    return Code(**known)
-
-
-def _data(refs: Iterable[Mapping[str, Any]]) -> tuple[DataRef, ...]:
-    return tuple(DataRef(**_known(DataRef, ref)) for ref in refs)
-
-
-def _budgets(fields: Mapping[str, Any]) -> RetryBudgets:
-    return RetryBudgets(**_known(RetryBudgets, fields))
-
-
-_READERS: Mapping[str, Callable[[Any], Any]] = {
-    "budgets": _budgets,
-    "function": _input,
-    "arguments": _input,
-    "requirements": lambda fields: _input(fields) if fields else None,
-    "code": _code,
-    "data": _data,
-}
-
-
 def _known(cls: type[Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    names = _FIELDS.get(cls) or _FIELDS.setdefault(cls, _fields_of(cls))
-    if values.keys() <= names:
-        return dict(values)
-    return {name: value for name, value in values.items() if name in names}
+    """Return the *values* that are fields of *cls*; a newer version may have added others."""
+    return {name: values[name] for name in cls.__slots__ if name in values}
 
 
-def _fields_of(cls: type[Any]) -> frozenset[str]:
-    return frozenset(getattr(cls, "_fields", cls.__slots__))  # a tuple has slots, and none there
-
-
-_FIELDS: dict[type[Any], frozenset[str]] = {}
-_compact = json.JSONEncoder(separators=(",", ":"), sort_keys=True).encode
+_compact = json.JSONEncoder(separators=(",", ":"), sort_keys=True, default=_shallow).encode
 _decode = json.JSONDecoder().raw_decode
 
 

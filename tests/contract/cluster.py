@@ -14,10 +14,11 @@ from typing import Any
 import anyio
 import pytest
 
-from kinetic.aio.ports import Cluster, Image, JobSpec, Observation, Phase, Resources, Shared
+from kinetic.aio.ports import Cluster, Image, JobSpec, Observation, Phase, Resources
 from kinetic.errors import BackendError, LaunchError, NotFound, Unavailable
 from kinetic.job_status import Reason
 from kinetic.testing import Run
+from tests.orders import facts_of, order_of
 
 DEADLINE_S = 45.0
 """For a machine that does much else: nothing here is expected to take this long."""
@@ -52,7 +53,7 @@ class Place:
             name=name,
             labels={"test": "yes", "name": name},
             image=Image(uri="", command=(sys.executable,)),
-            assignment={"lines": lines or [], "gate": str(path) if gate else "", "code": code},
+            order=order_of({"lines": lines or [], "gate": str(path) if gate else "", "code": code}),
             environment={"PATH": os.environ["PATH"]},
             key=b"k" * 32,
             resources=Resources(),
@@ -62,7 +63,7 @@ class Place:
 
     async def work(self, run: Run) -> int:
         """The same job as a coroutine."""
-        order = run.spec.assignment
+        order = facts_of(run.spec.order)
         run.print("\n".join(order["lines"]))
         if order["gate"]:
             await self.gates[Path(order["gate"]).name].wait()
@@ -155,25 +156,6 @@ async def test_launching_twice_starts_once(place: Place) -> None:
     await place.cluster.launch(job)  # it has ended: still there, still success
     assert await place.cluster.find(names=["same"]) == [seen]
     assert len(await place.lines("same")) == 3
-
-
-async def test_what_jobs_share_changes_nothing_of_them(place: Place) -> None:
-    for number in range(3):
-        job = place.job(f"n{number}", lines=["a"], code=number)
-        if number == 0:
-            common = {name: job.assignment[name] for name in ("lines", "gate")}
-            environment = dict(job.environment)
-            shared = Shared(labels={"test": "yes"}, assignment=common, environment=environment)
-        job = replace(
-            job,
-            assignment={**common, "code": number},
-            environment=environment,
-            shared=shared,
-        )
-        await place.cluster.launch(job)
-        seen = await place.until(f"n{number}")
-        assert (seen.exit_code, seen.labels) == (number, {"test": "yes", "name": f"n{number}"})
-        assert await place.lines(f"n{number}") == ["a", "last", seen.executor]
 
 
 async def test_a_name_is_free_again_when_its_job_is_gone(place: Place) -> None:
@@ -479,8 +461,8 @@ async def test_a_batch_that_is_finished_can_be_launched_again(place: Place) -> N
     await place.cluster.keep_secret("grp-a", b"environment")
     for number in range(2):
         job = place.job(f"grp-a-{number}-1", code=number)
-        mine = {**job.assignment, "group_id": "grp-a", "fence": number + 1}
-        await place.cluster.launch(replace(job, assignment=mine))
+        mine = replace(job.order, group_id="grp-a", fence=number + 1)
+        await place.cluster.launch(replace(job, order=mine))
         assert (await place.until(job.name)).exit_code == number
         for _ in range(2):
             await place.cluster.finish("grp-a", number + 1)

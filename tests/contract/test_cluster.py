@@ -19,27 +19,18 @@ from tests.contract.cluster import Place
 RUNNER = Path(__file__).parents[2] / "runner"
 
 STAND_IN = """
+import json
 import os
 
 def main(order, key, executor, site):
-    return Terms(order, key).carry_out({}, executor, site)
-
-class Terms:
-    def __init__(self, order, key):
-        self.order = order
-
-    def prepare(self, own):
-        pass
-
-    def carry_out(self, own, executor, site, arguments=None):
-        site.tell_called()
-        order = {**self.order, **own}
-        print(*order["lines"], sep="\\n", flush=True)
-        if order["gate"]:
-            os.open(order["gate"], os.O_RDONLY)
-        print("last", flush=True)
-        print(executor, flush=True)
-        return order["code"]
+    site.tell_called()
+    facts = json.loads(order.client["facts"])
+    print(*facts["lines"], sep="\\n", flush=True)
+    if facts["gate"]:
+        os.open(facts["gate"], os.O_RDONLY)
+    print("last", flush=True)
+    print(executor, flush=True)
+    return facts["code"]
 """
 """In place of `kinetic._runner.job.attempt`."""
 

@@ -69,8 +69,8 @@ class Passing:
 
 async def hangs(run: Run) -> int | None:
     """Claims its attempt, and does not hear when it is asked to end."""
-    assignment = run.spec.assignment
-    place = (assignment["scope"], assignment["index"], assignment["attempt"])
+    order = run.spec.order
+    place = (order.scope, order.index, order.attempt)
     claim = {"executor": run.executor, "fence": "1"}
     await run.store.create(wire.attempt_key(*place, "claim"), b"", claim)
     await asyncio.Event().wait()

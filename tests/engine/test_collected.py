@@ -64,10 +64,10 @@ async def platform(store: Weak) -> Platform:
 
 async def dies_once(run: Any) -> int | None:
     """The first attempt of item 1 ends without a word."""
-    order = run.spec.assignment
-    if (order["index"], order["attempt"]) == (1, 1):
-        claim = wire.attempt_key(order["scope"], 1, 1, "claim")
-        await run.store.create(claim, b"", wire.claim_metadata(run.executor, order["fence"]))
+    order = run.spec.order
+    if (order.index, order.attempt) == (1, 1):
+        claim = wire.attempt_key(order.scope, 1, 1, "claim")
+        await run.store.create(claim, b"", wire.claim_metadata(run.executor, order.fence))
         return 1
     return await carry_out(run)
 

@@ -84,7 +84,7 @@ async def test_a_directory_where_an_outcome_is_to_be_costs_its_item(place: Path,
     async def work(run: Run) -> int:
         if run.spec.name.endswith(("-1-1", "job")) or run.spec.name.startswith("kinetic-job"):
             item = f"{int(run.spec.labels['kinetic.dev/index']):08}"
-            folder = place / str(run.spec.assignment["scope"]) / "attempts" / "000000"
+            folder = place / run.spec.order.scope / "attempts" / "000000"
             (folder / f"{item}.0001.{what}").mkdir(parents=True)
             if what == "claim":
                 return 1  # somebody else has the attempt, as far as it can see

@@ -309,7 +309,7 @@ async def test_a_stop_of_its_own_that_cannot_be_stored_is_told(world: World, cau
 
 async def forges(run: Run) -> int | None:
     """Item 1 is said to have ended by somebody who has not the key."""
-    order = wire.Assignment.from_json(run.spec.assignment)
+    order = run.spec.order
     if order.index != 1:
         return await carry_out(run)
     place = (order.scope, order.index, order.attempt)
@@ -321,13 +321,13 @@ async def forges(run: Run) -> int | None:
 
 async def forges_later(run: Run) -> int | None:
     """The first attempt of item 1 dies without a word, the second is forged."""
-    order = wire.Assignment.from_json(run.spec.assignment)
+    order = run.spec.order
     return 9 if (order.index, order.attempt) == (1, 1) else await forges(run)
 
 
 async def puts(run: Run, metadata: dict[str, str]) -> int | None:
     """Beside the claim of item 1's first attempt lies an outcome with *metadata*, and no body."""
-    order = wire.Assignment.from_json(run.spec.assignment)
+    order = run.spec.order
     if (order.index, order.attempt) != (1, 1):
         return await carry_out(run)
     place = (order.scope, order.index, order.attempt)
@@ -516,7 +516,7 @@ class Babbling(Faulty):
 
 async def dies(run: Run) -> int | None:
     """It ends without a word, once it has begun."""
-    order = wire.Assignment.from_json(run.spec.assignment)
+    order = run.spec.order
     place = (order.scope, order.index, order.attempt)
     await run.store.create(wire.attempt_key(*place, "claim"), b"", {"executor": run.executor})
     return 9

@@ -50,7 +50,7 @@ def _told(seen: Observation) -> Observation:
 
 async def is_asked_to_stop(run: Any) -> int:
     """The first host commits that, when the platform takes it away because of another one."""
-    order = wire.Assignment.from_json(run.spec.assignment)
+    order = run.spec.order
     scope, index, number = order.scope, order.index, order.attempt
     text = outcomes.ErrorText(
         qualname="", message="the job was asked to stop", traceback="", phase="execute"

@@ -52,7 +52,7 @@ async def works(run: Run) -> int | None:
 
 
 async def claims(run: Run) -> None:
-    order = wire.Assignment.from_json(run.spec.assignment)
+    order = run.spec.order
     name = wire.attempt_key(order.scope, order.index, order.attempt, "claim")
     await run.store.create(name, b"", {"executor": run.executor, "fence": "1"})
 
@@ -72,13 +72,13 @@ async def dies_before(run: Run) -> int | None:
 
 async def dies_once(run: Run) -> int | None:
     """A first attempt ends without a word, every other does its work."""
-    first = wire.Assignment.from_json(run.spec.assignment).attempt == 1
+    first = run.spec.order.attempt == 1
     return await (dies(run) if first else works(run))
 
 
 async def preempted_once(run: Run) -> int | None:
     """The first attempt commits that it was preempted, the next one does its work."""
-    order = wire.Assignment.from_json(run.spec.assignment)
+    order = run.spec.order
     if order.attempt > 1:
         return await works(run)
     await claims(run)
@@ -86,7 +86,7 @@ async def preempted_once(run: Run) -> int | None:
     return await commits_preemption(run, order)
 
 
-async def commits_preemption(run: Run, order: wire.Assignment) -> int:
+async def commits_preemption(run: Run, order: wire.Order) -> int:
     text = outcomes.ErrorText(qualname="", message="was asked to stop", traceback="")
     body = outcomes.encode_error(text, None)
     outcome = wire.Outcome(

@@ -37,7 +37,7 @@ def on_four(x: int) -> int:
 
 async def preempted(run: Any, ended: float | None = None) -> int:
     """The first host commits that, when one of them is taken away."""
-    order = wire.Assignment.from_json(run.spec.assignment)
+    order = run.spec.order
     scope, index, number = order.scope, order.index, order.attempt
     text = outcomes.ErrorText(
         qualname="", message="the job was asked to stop", traceback="", phase="execute"
@@ -63,7 +63,7 @@ def disrupted(times: int, ended: float | None = None) -> Callable[[Any], Awaitab
     """So many attempts are; the next one does its work."""
 
     async def work(run: Any) -> int:
-        number = wire.Assignment.from_json(run.spec.assignment).attempt
+        number = run.spec.order.attempt
         return await (preempted(run, ended) if number <= times else carry_out(run))
 
     return work
@@ -351,7 +351,7 @@ async def test_an_attempt_that_was_launched_again_and_vanished_unseen_is_lost(
     begun = asyncio.Event()
 
     async def work(run: Any) -> int:
-        order = wire.Assignment.from_json(run.spec.assignment)
+        order = run.spec.order
         if order.attempt == 1:
             return await preempted(run)
         if claimed:

@@ -29,7 +29,7 @@ def clean() -> None:
 
 
 async def work(run: Any) -> int | None:
-    RUNS[int(run.spec.assignment["index"])] += 1
+    RUNS[run.spec.order.index] += 1
     return await carry_out(run)
 
 
@@ -290,7 +290,7 @@ async def test_inputs_that_raise_end_what_is_tried_again_as_well() -> None:
         raise LookupError("no more")
 
     async def fail_first(run: Any) -> int | None:
-        if run.spec.assignment["attempt"] == 1:
+        if run.spec.order.attempt == 1:
             return 1
         again.set()
         await asyncio.Event().wait()

@@ -44,15 +44,14 @@ async def dies_once(run: Any) -> int | None:
     By somebody who died before saying how it ended, while its process was on its way.
     """
     if run.spec.name.endswith("-3-1"):
-        scope = run.spec.assignment["scope"]
+        scope = run.spec.order.scope
         name = f"{scope}attempts/000000/00000003.0001.claim"
         await run.store.create(name, b"", {"executor": wire.VOID, "fence": "1"})
         await asyncio.sleep(600)
         return 42
     first = run.spec.name.endswith("-0-1")
     if first:
-        assignment = run.spec.assignment
-        name = f"{assignment['scope']}attempts/000000/00000000.0001.claim"
+        name = f"{run.spec.order.scope}attempts/000000/00000000.0001.claim"
         await run.store.create(name, b"", {"executor": run.executor, "fence": "1"})
         return 9
     return await carry_out(run)
@@ -104,7 +103,7 @@ class Unreachable(MemoryCluster):
 
 
 async def dies(run: Any) -> int | None:
-    order = wire.Assignment.from_json(run.spec.assignment)
+    order = run.spec.order
     name = wire.attempt_key(order.scope, order.index, order.attempt, "claim")
     await run.store.create(name, b"", {"executor": run.executor, "fence": "1"})
     return 9
@@ -153,7 +152,7 @@ async def test_a_job_that_vanished_while_nobody_watched_is_found_out() -> None:
 
 async def never_ends(run: Any) -> int | None:
     """It claims its attempt, and is gone when it is asked to end."""
-    scope = run.spec.assignment["scope"]
+    scope = run.spec.order.scope
     name = f"{scope}attempts/000000/00000000.0001.claim"
     await run.store.create(name, b"", {"executor": run.executor, "fence": "1"})
     with contextlib.suppress(asyncio.CancelledError):
@@ -162,10 +161,10 @@ async def never_ends(run: Any) -> int | None:
 
 
 async def keeps_its_log_and_dies(run: Any) -> int | None:
-    assignment, key = run.spec.assignment, run.spec.key
-    name = wire.log_key(assignment["scope"], 0, 1, 0)
+    scope, key = run.spec.order.scope, run.spec.key
+    name = wire.log_key(scope, 0, 1, 0)
     output = b"the last words\n"
-    mac = signing.sign(key, assignment["scope"], name, output)
+    mac = signing.sign(key, scope, name, output)
     await run.store.create(name, output, {"mac": mac})
     return await dies(run)
 

@@ -300,8 +300,8 @@ class Slow:
 
 async def dies_at_first(run: Any) -> int | None:
     if run.spec.name.endswith("-1"):
-        order = run.spec.assignment
-        name = wire.attempt_key(order["scope"], order["index"], 1, "claim")
+        order = run.spec.order
+        name = wire.attempt_key(order.scope, order.index, 1, "claim")
         await run.store.create(name, b"", {"executor": run.executor, "fence": "1"})
         return 9
     return await carry_out(run)

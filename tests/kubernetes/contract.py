@@ -9,11 +9,12 @@ from typing import Any
 from kinetic.aio.ports import Image, JobSpec, Resources
 from tests.contract import cluster
 from tests.kubernetes import places
+from tests.orders import facts_of, order_of
 
 PROGRAM = """
 import json, os, signal, sys
 import time
-order = json.loads(os.environ["KINETIC_ASSIGNMENT"])
+order = json.loads(json.loads(os.environ["KINETIC_ORDER"])["client"]["facts"])
 signal.signal(signal.SIGTERM, lambda *_: os._exit(143))
 def late(*_):
     header = json.dumps({"kind": "error", "reason": "deadline"})
@@ -47,6 +48,6 @@ class Place(cluster.Place):
         return replace(
             made,
             image=Image(uri=places.IMAGE, command=(sys.executable, str(program))),
-            assignment={**made.assignment, "timeout": made.timeout or 0},
+            order=order_of(facts_of(made.order) | {"timeout": made.timeout or 0}),
             resources=Resources(cpu=7),
         )

@@ -6,7 +6,7 @@ from typing import Any
 
 from kinetic._runner.protocol import wire
 from kinetic._runner.protocol.retry_budgets import RetryBudgets
-from kinetic.aio.ports import Image, JobSpec, Resources, Shared
+from kinetic.aio.ports import Image, JobSpec, Resources
 
 LABELS = {
     "app": "kinetic",
@@ -20,31 +20,28 @@ LABELS = {
 
 
 def order(**changes: Any) -> JobSpec:
-    """A job of a batch; *changes* are fields of `JobSpec`, or of its assignment."""
+    """A job of a batch; *changes* are fields of `JobSpec`, or of its order."""
     given = wire.Input(name="functions/a.pkl", start=0, stop=10, digest="ab")
-    assignment = wire.Assignment(
-        store="gs://p-kn-c-jobs",
-        scope="batches/grp-1/",
-        job_id="grp-1-7",
-        index=7,
-        attempt=2,
-        budgets=RetryBudgets(user=2),
-        function=given,
-        arguments=given,
-        output_dir="gs://p-kn-c-jobs/outputs/$(HOME)",
-    ).to_json()
-    captured = {"HF_TOKEN": "geheim", "WANDB.KEY": "größe"}
-    own = {"KINETIC_INDEX": "7", "KINETIC_OUTPUT_DIR": "gs://p-kn-c-jobs/outputs/$(HOME)"}
-    known = set(assignment)
-    assignment |= {name: value for name, value in changes.items() if name in known}
+    usual: dict[str, Any] = {
+        "store": "gs://p-kn-c-jobs",
+        "scope": "batches/grp-1/",
+        "job_id": "grp-1-7",
+        "index": 7,
+        "attempt": 2,
+        "budgets": RetryBudgets(user=2),
+        "function": given,
+        "arguments": given,
+        "output_dir": "gs://p-kn-c-jobs/outputs/$(HOME)",
+    }
+    usual |= {name: value for name, value in changes.items() if name in wire.Order.__slots__}
+    usual["data"] = tuple(wire.DataRef(**ref) for ref in changes.get("data", ()))
     fields: dict[str, Any] = {
         "name": "grp-1-7-2",
         "labels": LABELS,
         "image": Image(uri="europe-docker.pkg.dev/p/kn-c/base:tpu-1", command=("python3",)),
-        "environment": captured | own,
+        "environment": {"HF_TOKEN": "geheim", "WANDB.KEY": "größe"},
         "key": b"k" * 32,
         "resources": Resources(),
-        "shared": Shared(labels=LABELS, assignment={}, environment=captured),
     }
     fields |= {name: value for name, value in changes.items() if name in JobSpec.__slots__}
-    return JobSpec(assignment=assignment, **fields)
+    return JobSpec(order=wire.Order(**usual), **fields)

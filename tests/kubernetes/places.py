@@ -22,6 +22,7 @@ from kinetic.aio.kubernetes.reflector import Rhythm
 from kinetic.aio.kubernetes.request import Request
 from kinetic.aio.ports import Cluster, Image, JobSpec, Observation, Phase, Resources
 from tests.cluster.fixtures import Namespace
+from tests.orders import order_of
 
 DEADLINE_S = 60.0
 IMAGE = "example.org/python:1"
@@ -31,9 +32,11 @@ LENIENT = replace(IMPATIENT, least_s=30.0)
 
 PROGRAM = """
 import json, os, sys, signal
-order = json.loads(os.environ["KINETIC_ASSIGNMENT"])
+whole = json.loads(os.environ["KINETIC_ORDER"])
+order = json.loads(whole["client"]["facts"])
+order["attempt"] = whole["attempt"]
 for name in ("FAILURES", "DISRUPTIONS"):
-    order["attempt"] = order.get("attempt", 1) + int(os.environ.get("KINETIC_" + name) or 0)
+    order["attempt"] += int(os.environ.get("KINETIC_" + name) or 0)
 signal.signal(signal.SIGTERM, lambda *_: os._exit(143))
 print(*order["lines"], sep="\\n", flush=True)
 if order["gate"]:
@@ -104,24 +107,25 @@ class Place:
         **more: Any,
     ) -> JobSpec:
         """A job that prints *lines*, waits for its *gate*, tells who it is, and ends."""
-        assignment: dict[str, Any] = {
+        facts: dict[str, Any] = {
             "lines": lines or [],
             "gate": str(self._gate(gate)) if gate else "",
             "code": code,
             "shown": more.pop("shown", []),
         }
+        fields = dict[str, Any]()
         labels = {"test": "yes", "name": name}
         if (attempt := more.pop("attempt", None)) is not None:
-            assignment["attempt"] = attempt
+            fields["attempt"] = attempt
             labels["kinetic.dev/attempt"] = str(attempt)
         if (group := more.pop("group", None)) is not None:
-            assignment["group_id"] = group
+            fields["group_id"] = group
             labels["kinetic.dev/submission"] = group
         spec = JobSpec(
             name=name,
             labels=labels,
             image=Image(uri=IMAGE, command=(sys.executable, str(self._folder / "program.py"))),
-            assignment=assignment,
+            order=order_of(facts, **fields),
             environment={"PATH": os.environ["PATH"]},
             key=b"k" * 32,
             resources=Resources(cpu=0.1),

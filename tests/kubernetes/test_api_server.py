@@ -64,7 +64,7 @@ def test_any_name_and_label_is_taken(control_plane: ControlPlane, name: str) -> 
 
 
 def test_the_secret_is_taken_with_any_variable(control_plane: ControlPlane) -> None:
-    spec = order(environment={"A B": "1", "x-$(Y)": "ü\n"}, shared=None)
+    spec = order(environment={"A B": "1", "x-$(Y)": "ü\n"})
     tried(control_plane, SECRETS, secret_manifest(spec, "s", "default", labels={"a": "ä"}))
     tried(control_plane, JOBS, job_manifest(spec, AT))
 

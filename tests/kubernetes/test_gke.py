@@ -40,9 +40,8 @@ async def test_jobs_of_a_batch_share_a_secret_that_is_made_once(place: Place) ->
     jobs = [place.job(f"grp-a-{i}-1", group="grp-a", attempt=1) for i in range(5)]
     environment = {"TOKEN": "geheim"}
     jobs = [replace(job, environment=environment) for job in jobs]
-    jobs[0] = replace(
-        jobs[0], assignment={**jobs[0].assignment, "shown": ["TOKEN"]}, environment=environment
-    )
+    shown = place.job(jobs[0].name, group="grp-a", attempt=1, shown=["TOKEN"])
+    jobs[0] = replace(shown, environment=environment)
     await asyncio.gather(*(cluster.launch(job) for job in jobs))
     assert place.requests == {"create jobs": 5, "create secrets": 1}
     for job in jobs:

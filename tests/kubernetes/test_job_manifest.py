@@ -313,7 +313,7 @@ def test_all_jobs_of_a_submission_share_one_secret() -> None:
 
 
 def test_a_spec_that_shares_nothing_keeps_its_whole_environment_secret() -> None:
-    spec = order(shared=None)
+    spec = order()
     secret = secret_manifest(spec, "s", "ml")
     assert len(secret["data"]) == len(spec.environment) + 1
     env = variables(job_manifest(spec, AT)["spec"]["template"]["spec"]["containers"][0])
@@ -323,29 +323,26 @@ def test_a_spec_that_shares_nothing_keeps_its_whole_environment_secret() -> None
 @settings(deadline=None)
 @given(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0")))
 def test_no_dollar_sign_of_a_value_is_taken_for_a_variable(value: str) -> None:
-    spec = order(environment={"KINETIC_OUTPUT_DIR": value}, output_dir=value)
+    spec = order(output_dir=value)
     env = variables(job_manifest(spec, AT)["spec"]["template"]["spec"]["containers"][0])
-    assert expanded(env["KINETIC_OUTPUT_DIR"]) == value
-    assert json.loads(expanded(env["KINETIC_ASSIGNMENT"])) == json.loads(
-        json.dumps(spec.assignment)
-    )
+    assert wire.Order.decode(expanded(env["KINETIC_ORDER"])) == spec.order
 
 
 def test_the_users_variables_win_over_the_usual_ones() -> None:
     own = {"JAX_PLATFORMS": "cpu"}
-    names = [one["name"] for one in container_of(environment=own, shared=None)["env"]]
+    names = [one["name"] for one in container_of(environment=own)["env"]]
     assert names.count("JAX_PLATFORMS") == 1
 
 
 @pytest.mark.parametrize("name", ["", "A=B", "größe", "a\nb"])
 def test_a_name_no_container_takes_is_refused_before_anything_is_sent(name: str) -> None:
     with pytest.raises(ConfigurationError, match="capture_env_vars"):
-        job_manifest(order(environment={name: "x"}, shared=None), AT)
+        job_manifest(order(environment={name: "x"}), AT)
 
 
 def test_a_secret_has_its_limit() -> None:
     with pytest.raises(ConfigurationError, match=str(LIMIT)):
-        secret_manifest(order(environment={"A": "x" * LIMIT}, shared=None), "s", "ml")
+        secret_manifest(order(environment={"A": "x" * LIMIT}), "s", "ml")
 
 
 def test_the_secret_of_a_single_job_goes_with_its_job() -> None:

@@ -16,7 +16,7 @@ from tests.kubernetes.places import Place, until
 def under(place: Place, number: int, fence: int) -> JobSpec:
     """An item of a batch, launched by the holder with this fence."""
     job = place.job(f"grp-a-{number}-1", group="grp-a", attempt=1)
-    return replace(job, assignment={**job.assignment, "fence": fence})
+    return replace(job, order=replace(job.order, fence=fence))
 
 
 async def secrets(place: Place) -> list[str]:

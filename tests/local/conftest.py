@@ -19,35 +19,22 @@ import pytest
 from kinetic._supervisor.protocol import Places
 from kinetic.aio.local.cluster import LocalCluster
 from kinetic.aio.ports import Image, JobSpec, Observation, Phase, Resources
+from tests.orders import order_of
 
 RUNNER = Path(__file__).parents[2] / "runner"
 DEADLINE_S = 40.0
 """Seconds after which something hangs, on a machine with other things to do."""
 
 STAND_IN = """
-import signal
-
-# In the warm parent: its forks hold it back, too, until they have said what is to become of it.
-signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGXCPU])
+import json
 
 
 def main(order, key, executor, site):
-    return Terms(order, key).carry_out({}, executor, site)
-
-
-class Terms:
-    def __init__(self, order, key):
-        self.order, self.key = order, key
-
-    def prepare(self, own):
-        pass
-
-    def carry_out(self, own, executor, site, arguments=None):
-        order = {**self.order, **own}
-        site.tell_called()
-        space = {"order": order, "key": self.key, "executor": executor, "site": site, "code": 0}
-        exec(compile(order["source"], "<job>", "exec"), space)
-        return space["code"]
+    order = json.loads(order.client["facts"])
+    site.tell_called()
+    space = {"order": order, "key": key, "executor": executor, "site": site, "code": 0}
+    exec(compile(order["source"], "<job>", "exec"), space)
+    return space["code"]
 """
 
 
@@ -80,13 +67,14 @@ async def cluster(home: Path, environ: dict[str, str], runner: Path) -> AsyncIte
 
 
 def spec(name: str, source: str = "", **changes: Any) -> JobSpec:
-    """A job that executes *source*."""
+    """A job that executes *source*, in which ``order`` has more *facts*."""
+    facts = {"source": source, **changes.pop("facts", {})}
     job = JobSpec(
         name=name,
         labels={"test": "yes", "name": name},
         image=Image(uri="", command=(sys.executable,)),
-        assignment={"source": source},
-        environment={"PATH": os.environ["PATH"], "KINETIC_JOB_ID": name},
+        order=order_of(facts, job_id=name),
+        environment={"PATH": os.environ["PATH"]},
         key=b"k" * 32,
         resources=Resources(),
         grace=0.2,

@@ -16,7 +16,7 @@ import pytest
 from kinetic._supervisor.protocol import Places
 from kinetic.accelerators import parse
 from kinetic.aio.local.cluster import LocalCluster
-from kinetic.aio.ports import Image, Phase, Resources, Shared
+from kinetic.aio.ports import Image, Phase, Resources
 from kinetic.errors import LaunchError, NotFound
 from kinetic.job_status import Reason
 
@@ -54,11 +54,10 @@ async def test_the_job_gets_its_order_and_exactly_its_environment(
         " str(site.work), str(site.cache), order['more'], os.getsid(0) == os.getpid(),"
         " open('/dev/stdin').read(), sys.modules['__main__'].__dict__.get('__file__'), gc()]))"
     )
-    job = spec("env", "gc = __import__('gc').isenabled\n" + source)
     job = spec(
         "env",
         "gc = __import__('gc').isenabled\n" + source,
-        assignment={**job.assignment, "more": [1, "ü"]},
+        facts={"more": [1, "ü"]},
         environment={"ÜBER": "grün\n", "TZ": "Asia/Tokyo", "HOME": "/nowhere"},
     )
     await cluster.launch(job)
@@ -69,7 +68,7 @@ async def test_the_job_gets_its_order_and_exactly_its_environment(
     assert mark == f"{Places(home).state}:{seen.executor}"
     work = str(Places(home).work / "env")
     assert told == [
-        job.environment, work, "6b" * 32, seen.executor, [""],
+        {**job.environment, **job.order.variables()}, work, "6b" * 32, seen.executor, [""],
         work, str(home / "cache"), [1, "ü"], True, "", None, True,
     ]  # fmt: skip
     assert not Path(work).exists()
@@ -402,33 +401,22 @@ async def test_root_key_is_made_once_for_all(home: Path, environ: dict[str, str]
     assert [path.name for path in home.iterdir()] == ["key"]
 
 
-async def test_what_jobs_share_is_sent_once_and_stays_theirs(cluster: LocalCluster) -> None:
-    """More batches than anybody remembers, in turns: each job has what its own batch shares."""
+async def test_each_job_has_the_environment_and_key_of_its_batch(cluster: LocalCluster) -> None:
+    """Many batches take turns in one warm parent."""
     source = (
         "import os, time\nprint(order['batch'], order['item'], os.environ['BATCH'], key[0],"
         " *[name for name in os.environ if name.startswith('ONLY_')], -time.timezone // 3600)"
     )
-    batches = [
-        Shared(
-            labels={"batch": str(n)},
-            assignment={"source": source, "batch": n},
-            environment={
-                "BATCH": f"of {n}",
-                f"ONLY_{n}": "",
-                **({"TZ": f"ZON-{n}"} if n % 2 else {}),
-            },
-        )
-        for n in range(20)
-    ]
     for item in range(2):
-        for n, shared in enumerate(batches):
+        for n in range(20):
+            zone = {"TZ": f"ZON-{n}"} if n % 2 else {}
             job = spec(
                 f"job-{n}-{item}",
-                assignment={**shared.assignment, "item": item},
-                environment={**shared.environment, "ITEM": str(item)},
-                labels={**shared.labels, "test": "yes", "item": str(item)},
+                source,
+                facts={"batch": n, "item": item},
+                environment={"BATCH": f"of {n}", f"ONLY_{n}": "", **zone},
+                labels={"batch": str(n), "test": "yes", "item": str(item)},
                 key=bytes([n]) * 32,
-                shared=shared,
             )
             await cluster.launch(job)
     zones = defaultdict[int, set[int]](set)

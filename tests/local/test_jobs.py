@@ -28,15 +28,14 @@ from kinetic._supervisor.jobs import (
     Table,
     Tell,
 )
-from kinetic._supervisor.protocol import Order, Shared
+from kinetic._supervisor.protocol import JobHeader
 from kinetic._supervisor.supervisor import TIMERS, Timers
 from kinetic.job_status import Reason
 
 
-def order(name: str = "job", **changes: Any) -> Order:
-    shared = Shared({}, b"{}")
+def order(name: str = "job", **changes: Any) -> JobHeader:
     fixed: dict[str, Any] = {"command": ("python",), "runner": "/r", "edition": "1"}
-    return Order(name=name, labels={}, shared=shared, **fixed, **changes)
+    return JobHeader(name=name, labels={}, **fixed, **changes)
 
 
 def kinds(actions: list[Action]) -> list[str]:
@@ -174,7 +173,7 @@ def test_a_supervisor_remembers_so_many_ended_jobs_and_no_more() -> None:
         for action in table.ended(job, float(number), status=0, out_of_memory=False):
             journal += [action.line] if isinstance(action, Record) else []
     assert [*table.jobs] == [f"j{number}" for number in range(10, KEPT + 10)]
-    assert all(job.order is None and job.body == b"" for job in table.jobs.values())
+    assert all(job.header is None and job.body == b"" for job in table.jobs.values())
     assert [line["name"] for line in journal if line["was"] == "forgotten"] == [
         f"j{number}" for number in range(10)
     ]

@@ -62,7 +62,7 @@ def running(processes: list[psutil.Process]) -> list[str]:
 
 
 async def start(cluster: LocalCluster, name: str, path: Path, then: str) -> list[psutil.Process]:
-    job = spec(name, FAMILY + then, assignment={"source": FAMILY + then, "pids": str(path)})
+    job = spec(name, FAMILY + then, facts={"pids": str(path)})
     await cluster.launch(job)
     found: list[psutil.Process] = await eventually(lambda: family(path))
     return found
@@ -113,8 +113,7 @@ async def test_the_grace_is_the_job_s(cluster: LocalCluster, tmp_path: Path) -> 
     )
     for name, grace, needs in (("patient", DEADLINE_S, 0.1), ("hasty", 0.0, 10.0)):
         done = tmp_path / name
-        assignment = {"source": source, "done": str(done), "needs": needs}
-        job = spec(name, assignment=assignment, grace=grace)
+        job = spec(name, source, facts={"done": str(done), "needs": needs}, grace=grace)
         await cluster.launch(job)
         async for _ in cluster.logs(name, follow=True):
             break

@@ -105,7 +105,7 @@ async def test_one_that_runs_is_known_by_its_claim() -> None:
     gate, begun = asyncio.Event(), asyncio.Event()
 
     async def work(run: Run) -> int:
-        order = wire.Assignment.from_json(run.spec.assignment)
+        order = run.spec.order
         claim = wire.attempt_key(order.scope, order.index, order.attempt, "claim")
         await run.store.create(claim, b"", wire.claim_metadata(run.executor, order.fence))
         begun.set()

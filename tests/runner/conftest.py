@@ -33,14 +33,14 @@ class Bench:
         self.objects = DirectoryObjects(self.folder / "store")
         self.runs = 0
 
-    def order(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> wire.Assignment:
+    def order(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> wire.Order:
         """Put a call into the store and describe it."""
         function_bytes = pickles.dumps(function)
         arguments = pickles.dumps((args, kwargs))
         digest = hashlib.sha256(function_bytes).hexdigest()
         self.objects.create(f"functions/{digest}.pkl", function_bytes)
         self.objects.create(wire.input_key(SCOPE, 0), arguments)
-        return wire.Assignment(
+        return wire.Order(
             store=self.objects.url,
             scope=SCOPE,
             job_id="job-1",
@@ -58,22 +58,18 @@ class Bench:
         )
 
     def start(
-        self, order: wire.Assignment, *, executor: str = "pod-1", **options: Any
+        self, order: wire.Order, *, executor: str = "pod-1", **options: Any
     ) -> subprocess.Popen[str]:
         """Start a runner with this order."""
         self.runs += 1
         work = self.folder / f"work-{self.runs}"
         work.mkdir()
-        content = {
-            "assignment": order.to_json(),
-            "key": KEY.hex(),
-            "executor": executor,
-            "work": str(work),
-            "cache": str(self.folder / "cache"),
-        }
+        cache = str(self.folder / "cache")
+        local = {"executor": executor, "work": str(work), "cache": cache}
+        local |= {"mounts": False, "spares": False}
         read, write = os.pipe()
         with open(write, "w") as pipe:
-            json.dump(content, pipe)
+            pipe.write(f"{json.dumps(local)}\n{json.dumps({'key': KEY.hex()})}\n{order.encode()}")
         try:
             return subprocess.Popen(
                 [sys.executable, "-u", str(RUNNER)],
@@ -88,7 +84,7 @@ class Bench:
         finally:
             os.close(read)
 
-    def run(self, order: wire.Assignment, **options: Any) -> tuple[int, str]:
+    def run(self, order: wire.Order, **options: Any) -> tuple[int, str]:
         """Exit code and output of a runner that has ended."""
         process = self.start(order, **options)
         output, _ = process.communicate(timeout=60)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import os
 import signal
 import subprocess
@@ -45,14 +44,14 @@ class Pods:
         for pod in self.started:
             pod.end()
 
-    def order(self, function: Callable[..., Any], *args: Any, **changes: Any) -> wire.Assignment:
-        """Put a call into the store and describe it; *changes* are of the assignment."""
+    def order(self, function: Callable[..., Any], *args: Any, **changes: Any) -> wire.Order:
+        """Put a call into the store and describe it; *changes* are of the order."""
         code, arguments = pickles.dumps(function), pickles.dumps((args, {}))
         digest = hashlib.sha256(code).hexdigest()
         self.objects.create(f"functions/{digest}.pkl", code)
         self.objects.create(wire.input_key(SCOPE, 0), arguments)
         given: dict[str, Any] = {"group_id": "grp-1", "grace": 60.0} | changes
-        return wire.Assignment(
+        return wire.Order(
             store=self.store,
             scope=SCOPE,
             job_id="grp-1-0",
@@ -63,12 +62,12 @@ class Pods:
             **given,
         )
 
-    def start(self, order: wire.Assignment, uid: str = "uid-1", **own: str) -> Pod:
+    def start(self, order: wire.Order, uid: str = "uid-1", **own: str) -> Pod:
         """A pod with this order; *own* are variables of its environment."""
         self.started.append(Pod(self, order, uid, self.folder / f"pod-{len(self.started)}", own))
         return self.started[-1]
 
-    def run(self, order: wire.Assignment, uid: str = "uid-1", **own: str) -> Pod:
+    def run(self, order: wire.Order, uid: str = "uid-1", **own: str) -> Pod:
         """A pod that has ended."""
         pod = self.start(order, uid, **own)
         pod.wait()
@@ -122,7 +121,7 @@ class Pod:
     """The first process of a container."""
 
     def __init__(
-        self, pods: Pods, order: wire.Assignment, uid: str, folder: Path, own: Mapping[str, str]
+        self, pods: Pods, order: wire.Order, uid: str, folder: Path, own: Mapping[str, str]
     ) -> None:
         self.folder = folder
         self.log = folder / "log"
@@ -131,7 +130,7 @@ class Pod:
             self.process = _started(pods.command, environment, folder, log)
 
     @staticmethod
-    def unread(pods: Pods, order: wire.Assignment) -> subprocess.Popen[bytes]:
+    def unread(pods: Pods, order: wire.Order) -> subprocess.Popen[bytes]:
         """The process of a pod whose output goes into a pipe that is not read."""
         folder = pods.folder / "pod-unread"
         environment = environment_of(pods, order, "uid", folder, {})
@@ -164,7 +163,7 @@ class Pod:
 
 
 def environment_of(
-    pods: Pods, order: wire.Assignment, uid: str, folder: Path, own: Mapping[str, str]
+    pods: Pods, order: wire.Order, uid: str, folder: Path, own: Mapping[str, str]
 ) -> dict[str, str]:
     """What the container's process finds; makes the *folder* of the pod."""
     (folder / "tmp").mkdir(parents=True)
@@ -173,7 +172,7 @@ def environment_of(
         **{name: os.environ[name] for name in KEPT if name in os.environ},
         "HOME": str(folder),
         "TMPDIR": str(folder / "tmp"),
-        "KINETIC_ASSIGNMENT": json.dumps(order.to_json()),
+        "KINETIC_ORDER": order.encode(),
         "KINETIC_KEY_FILE": str(pods.folder / "key"),
         "KINETIC_POD_UID": uid,
         "KINETIC_FAILURES": "0",

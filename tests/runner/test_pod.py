@@ -196,8 +196,8 @@ def test_the_receipt_of_a_larger_value_is_its_header(pods: Pods) -> None:
 @pytest.mark.parametrize(
     ("own", "words"),
     [
-        ({"KINETIC_ASSIGNMENT": "{"}, "cannot be run"),
-        ({"KINETIC_ASSIGNMENT": "{}"}, "format None"),
+        ({"KINETIC_ORDER": "{"}, "cannot be run"),
+        ({"KINETIC_ORDER": "{}"}, "format None"),
         ({"KINETIC_POD_UID": ""}, "KINETIC_POD_UID"),
         ({"KINETIC_KEY_FILE": "/nowhere/key"}, "/nowhere/key"),
     ],
@@ -226,7 +226,7 @@ def test_the_function_sees_nothing_of_the_runners_own(pods: Pods) -> None:
     pods.close(wire.Outcome(kind=Kind.ERROR, reason="user error"), 1)
     assert pods.run(order, KINETIC_FAILURES="1", KINETIC_JOB_ID="grp-1-0").code == 0
     names, attempt, argv = pods.value(2)
-    assert not {"KINETIC_ASSIGNMENT", "KINETIC_KEY_FILE", "KINETIC_FAILURES"} & set(names)
+    assert not {"KINETIC_ORDER", "KINETIC_KEY_FILE", "KINETIC_FAILURES"} & set(names)
     assert ("KINETIC_JOB_ID" in names, attempt, argv) == (True, "2", [""])
 
 

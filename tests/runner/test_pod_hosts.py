@@ -53,7 +53,7 @@ def of(index: int, port: int = 1, count: int = HOSTS) -> dict[str, str]:
     return {"KINETIC_HOSTS": str(count), "KINETIC_HOST": str(index), "KINETIC_COORDINATOR": where}
 
 
-def start(pods: Pods, order: wire.Assignment, **own: str) -> list[Pod]:
+def start(pods: Pods, order: wire.Order, **own: str) -> list[Pod]:
     """All hosts, the first one last: the others have to wait for it."""
     with closing(socket.socket()) as free:
         free.bind(("127.0.0.1", 0))
@@ -94,7 +94,7 @@ def ran(pods: Pods) -> list[str]:
     return sorted(name.partition(".")[0] for name in os.listdir(pods.folder / "ran"))
 
 
-def played(pods: Pods, part: str) -> wire.Assignment:
+def played(pods: Pods, part: str) -> wire.Order:
     (pods.folder / "ran").mkdir()
     return pods.order(play, str(pods.folder / "ran"), part)
 

@@ -342,14 +342,14 @@ class ClusterOf:
         self.party = gate.party
 
     async def launch(self, job: JobSpec) -> None:
-        world, order = self.world, job.assignment
-        world.note(self.party, f"asks for {order['index']}.{order['attempt']}")
+        world, order = self.world, job.order
+        world.note(self.party, f"asks for {order.index}.{order.attempt}")
         try:
-            world.oracle.decided(self.party, order["index"], order["attempt"])
+            world.oracle.decided(self.party, order.index, order.attempt)
         except Violation as exc:
             world.broken(exc)
         await self.gate.send(
-            f"launch {order['index']}.{order['attempt']}",
+            f"launch {order.index}.{order.attempt}",
             lambda: world.cluster.launch(self.party, job),
         )
 
@@ -465,12 +465,12 @@ class Job:
     deleting: bool = False
 
     @property
-    def order(self) -> Mapping[str, Any]:
-        return self.spec.assignment
+    def order(self) -> wire.Order:
+        return self.spec.order
 
     @property
     def key(self) -> tuple[int, int]:
-        return self.order["index"], self.order["attempt"]
+        return self.order.index, self.order.attempt
 
 
 class Platform:
@@ -679,7 +679,7 @@ class Pod:
         self.label = ""
         self.waited = 0.0
         self._stopping = Stopping()
-        self.order = wire.Assignment.from_json(job.order)
+        self.order = job.order
         self.objects = ObjectsOf(self)
         self.value: Any = None
         made = world.bend.runner(

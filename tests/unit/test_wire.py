@@ -116,7 +116,7 @@ def test_a_signature_is_for_one_place_only() -> None:
 
 def test_an_order_survives_json_and_ignores_what_it_does_not_know() -> None:
     part = wire.Input(name="inputs/0", start=0, stop=3, digest="d")
-    order = wire.Assignment(
+    order = wire.Order(
         store="file:///s",
         scope="jobs/a/",
         job_id="a",
@@ -127,11 +127,13 @@ def test_an_order_survives_json_and_ignores_what_it_does_not_know() -> None:
         code=wire.Code(name="c", digest="d", sys_path=("", "src"), cwd="x"),
         data=(wire.DataRef(uri="data/d", mount="/data"),),
     )
-    sent = json.loads(json.dumps(order.to_json()))
-    assert wire.Assignment.from_json({**sent, "news": 1}) == order
-    sent["version"] = 2
+    sent = json.loads(order.encode())
+    assert wire.Order.decode(json.dumps({**sent, "news": 1})) == order
     with pytest.raises(ValueError, match="format 2"):
-        wire.Assignment.from_json(sent)
+        wire.Order.decode(json.dumps({**sent, "version": 2}))
+    for garbled in ("[]", "{", json.dumps({**sent, "data": [{"url": "x"}]})):
+        with pytest.raises(ValueError, match=r"garbled|Expecting|format"):
+            wire.Order.decode(garbled)
 
 
 def test_a_request_survives_bytes() -> None:

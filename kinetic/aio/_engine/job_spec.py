@@ -9,7 +9,7 @@ import os
 import time
 import urllib.parse
 from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from kinetic import configuration
@@ -25,7 +25,7 @@ from kinetic.aio._engine.submission import (
     LABEL_SUBMISSION,
 )
 from kinetic.aio._net.retry import is_answer
-from kinetic.aio.ports import JobSpec, Shared, Store
+from kinetic.aio.ports import JobSpec, Store
 from kinetic.errors import BackendError, StoreFull
 
 CONFIRM_PAUSE_S = 0.01
@@ -47,96 +47,74 @@ class AttemptSpec:
 
 
 class JobSpecBuilder:
-    """Builds the order and the platform's job of each attempt; what they share, once."""
+    """Builds the order and the platform's job of each attempt of a submission."""
 
     def __init__(self, session: Session, identity: Identity, placed: UploadedCall) -> None:
         self._cluster = session.platform.cluster
         self._identity = identity
-        self._placed = placed
-        self._assignment = wire.Assignment(
-            store=session.platform.store.url,
-            scope=identity.scope,
-            job_id="",
-            index=0,
-            attempt=0,
-            group_id=identity.group_id,
-            budgets=identity.budgets,
-            function=placed.function,
-            arguments=_NOTHING,
-            code=placed.code,
-            requirements=placed.image.requirements,
-            data=placed.data,
-            timeout=placed.call.options.timeout,
-            client=placed.client,
-            root=_as_loaded(str(placed.project.root or ""), placed.call.function),
+        self._data = placed.data
+        options = placed.call.options
+        self._template = JobSpec(
+            name="",
+            labels={
+                "app": session.platform.app,
+                "app.kubernetes.io/name": "kinetic",
+                "app.kubernetes.io/managed-by": "kinetic",
+                "kinetic.dev/user": _user(),
+                "kinetic.dev/function": placed.call.name[:LABEL_LENGTH],
+                "kinetic.dev/kind": "job" if identity.group_id is None else "item",
+                LABEL_SUBMISSION: identity.id,
+                LABEL_CLIENT: session.client_id,
+            },
+            image=placed.image,
+            order=wire.Order(
+                store=session.platform.store.url,
+                scope=identity.scope,
+                job_id="",
+                index=0,
+                attempt=0,
+                group_id=identity.group_id,
+                budgets=identity.budgets,
+                function=placed.function,
+                arguments=_NOTHING,
+                code=placed.code,
+                requirements=placed.image.requirements,
+                data=placed.data,
+                timeout=options.timeout,
+                client=placed.client,
+                root=_as_loaded(str(placed.project.root or ""), placed.call.function),
+                owned=placed.call.owned,
+                **(_debugging() if options.debug else {}),
+            ),
+            environment=placed.environment,
+            key=identity.key,
+            resources=placed.resources,
+            timeout=options.timeout,
+            start_timeout=options.start_timeout,
             owned=placed.call.owned,
-            **(_debugging() if placed.call.options.debug else {}),
-        ).to_json()
-        self._environment = dict(placed.environment)
-        if identity.group_id is not None:
-            self._environment["KINETIC_GROUP_ID"] = identity.group_id
-        self._labels = {
-            "app": session.platform.app,
-            "app.kubernetes.io/name": "kinetic",
-            "app.kubernetes.io/managed-by": "kinetic",
-            "kinetic.dev/user": _user(),
-            "kinetic.dev/function": placed.call.name[:LABEL_LENGTH],
-            "kinetic.dev/kind": "job" if identity.group_id is None else "item",
-            LABEL_SUBMISSION: identity.id,
-            LABEL_CLIENT: session.client_id,
-        }
-        self._shared = Shared(
-            labels=self._labels,
-            assignment={k: v for k, v in self._assignment.items() if k not in _OWN},
-            environment=self._environment,
         )
 
     def spec(self, one: AttemptSpec) -> JobSpec:
-        """The job as the platform is asked for it."""
-        identity, placed = self._identity, self._placed
-        index, attempt = str(one.index), str(one.attempt)
-        job_id, given = identity.job_id(one.index), one.arguments
-        output_dir = identity.output_dir(one.index)
-        assignment = {
-            **self._assignment,
-            "job_id": job_id,
-            "index": one.index,
-            "attempt": one.attempt,
-            "fence": one.fence,
-            "output_dir": output_dir,
-            "arguments": {
-                "name": given.name,
-                "start": given.start,
-                "stop": given.stop,
-                "digest": given.digest,
-            },
-        }
-        if one.data:
-            assignment["data"] = [asdict(ref) for ref in (*placed.data, *one.data)]
-        return JobSpec(
-            name=identity.attempt_name(one.index, one.attempt),
-            labels={
-                **self._labels,
-                LABEL_INDEX: index,
-                LABEL_ATTEMPT: attempt,
-                LABEL_ROUND: str(one.round),
-            },
-            image=placed.image,
-            assignment=assignment,
-            environment={
-                **self._environment,
-                "KINETIC_JOB_ID": job_id,
-                "KINETIC_INDEX": index,
-                "KINETIC_ATTEMPT": attempt,
-                "KINETIC_OUTPUT_DIR": output_dir,
-            },
-            key=identity.key,
-            resources=placed.resources,
-            timeout=placed.call.options.timeout,
-            start_timeout=placed.call.options.start_timeout,
-            shared=self._shared,
-            owned=placed.call.owned,
+        """Return the job of one attempt, as the platform is asked for it."""
+        identity, template = self._identity, self._template
+        order = replace(
+            template.order,
+            job_id=identity.job_id(one.index),
+            index=one.index,
+            attempt=one.attempt,
+            fence=one.fence,
+            arguments=one.arguments,
+            data=(*self._data, *one.data),
+            output_dir=identity.output_dir(one.index),
         )
+        labels = {
+            **template.labels,
+            LABEL_INDEX: str(one.index),
+            LABEL_ATTEMPT: str(one.attempt),
+            LABEL_ROUND: str(one.round),
+        }
+        name = identity.attempt_name(one.index, one.attempt)
+        return replace(template, name=name, labels=labels, order=order)
 
     async def launch(self, one: AttemptSpec) -> None:
         """Start one attempt; a platform that took it and failed to say so is asked again.
@@ -168,7 +146,6 @@ def _as_loaded(root: str, function: Any) -> str:
     return root
 
 
-_OWN = ("job_id", "index", "attempt", "fence", "arguments", "output_dir")
 _NOTHING = wire.Input(name="", start=0, stop=0, digest="")
 
 

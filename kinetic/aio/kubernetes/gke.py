@@ -76,7 +76,7 @@ async def made(
     Raises:
         LaunchError: The API server refuses it.
     """
-    shared = bool(job.assignment.get("group_id"))
+    shared = job.order.group_id is not None
     try:
         if shared:
             await secrets.ensure(job, secret)

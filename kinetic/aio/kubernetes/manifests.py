@@ -6,7 +6,7 @@ the two counts in ``KINETIC_FAILURES`` and ``KINETIC_DISRUPTIONS``.
 
 What the container finds:
 
-* ``KINETIC_ASSIGNMENT``: the runner's order, as JSON;
+* ``KINETIC_ORDER``: what the runner has to do, as JSON (`wire.Order`);
 * ``/var/run/kinetic/key``: the submission's key, from its Secret;
 * ``KINETIC_POD_UID``: the executor's name for its claim;
 * the captured environment, variable by variable from the Secret, so that it is
@@ -106,8 +106,8 @@ class FuseVolumes:
     mounts: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
 
 
-def fuse_volumes(data: Iterable[Mapping[str, Any]], store: str = "") -> FuseVolumes:
-    """The volumes for those of *data* (`wire.DataRef` as dicts) that are to be mounted.
+def fuse_volumes(data: Iterable[wire.DataRef], store: str = "") -> FuseVolumes:
+    """The volumes for those of *data* that are to be mounted.
 
     Of a single object its folder is mounted; of what was uploaded, the files in
     *store*, the store's URL. They are numbered in order, over all of *data*
@@ -117,7 +117,7 @@ def fuse_volumes(data: Iterable[Mapping[str, Any]], store: str = "") -> FuseVolu
         ConfigurationError: One is not in a bucket.
     """
     found = FuseVolumes()
-    for number, ref in enumerate(one for one in data if one.get("fuse")):
+    for number, ref in enumerate(one for one in data if one.fuse):
         bucket, prefix = _where(ref, store)
         options = "implicit-dirs"
         if prefix:
@@ -127,17 +127,16 @@ def fuse_volumes(data: Iterable[Mapping[str, Any]], store: str = "") -> FuseVolu
         attributes = {"bucketName": bucket, "mountOptions": options}
         csi = {"driver": DRIVER, "readOnly": True, "volumeAttributes": attributes}
         found.volumes.append({"name": name, "csi": csi})
-        path = ref.get("mount") or f"{ARGUMENTS}/{number}"
+        path = ref.mount or f"{ARGUMENTS}/{number}"
         found.mounts.append({"name": name, "mountPath": path, "readOnly": True})
     return found
 
 
-def _where(ref: Mapping[str, Any], store: str) -> tuple[str, str]:
+def _where(ref: wire.DataRef, store: str) -> tuple[str, str]:
     """Bucket and folder."""
-    uri = str(ref["uri"])
-    if "://" in uri:
-        return _place(uri, is_dir=bool(ref.get("is_dir", True)))
-    uploaded = uri.rpartition("/")[0]  # beside its manifest
+    if "://" in ref.uri:
+        return _place(ref.uri, is_dir=ref.is_dir)
+    uploaded = ref.uri.rpartition("/")[0]  # beside its manifest
     return _place(f"{store.rstrip('/')}/{uploaded}/files", is_dir=True)
 
 
@@ -163,16 +162,14 @@ _VARIABLE = re.compile(r"[ -<>-~]+")
 def carried(spec: JobSpec) -> dict[str, str]:
     """Which variables of *spec* are in the Secret, and under what key of it.
 
-    The environment that all jobs of a submission share was captured from the
-    user's own and may hold secrets. Where nothing says what is shared, all is.
+    The environment of a submission was captured from the user's own and may hold secrets.
     A variable's name need not be legal as a key, so keys are numbers.
 
     Raises:
         ConfigurationError: A name cannot be that of a variable in a container.
     """
-    shared = spec.shared.environment if spec.shared is not None else spec.environment
-    names = sorted(shared)
-    for name in spec.environment:
+    names = sorted(spec.environment)
+    for name in names:
         if not _VARIABLE.fullmatch(name):
             raise ConfigurationError(
                 f"the environment variable {name!r} cannot be set in a container: Kubernetes takes "
@@ -198,9 +195,11 @@ def secret_manifest(
     Raises:
         ConfigurationError: The environment is too large for a Secret.
     """
-    values = spec.shared.environment if spec.shared is not None else spec.environment
     keys = carried(spec)
-    content = {keys[one]: value.encode(errors="surrogateescape") for one, value in values.items()}
+    content = {
+        keys[name]: value.encode(errors="surrogateescape")
+        for name, value in spec.environment.items()
+    }
     content[KEY] = spec.key
     size = sum(len(value) for value in content.values())
     if size > LIMIT:
@@ -376,16 +375,15 @@ def _own_annotations(spec: JobSpec, at: Placement) -> dict[str, str]:
 
 def _pod_annotations(spec: JobSpec, own: Mapping[str, str]) -> dict[str, str]:
     annotations = dict(own)
-    if any(ref.get("fuse") for ref in spec.assignment.get("data") or ()):
+    if any(ref.fuse for ref in spec.order.data):
         annotations["gke-gcsfuse/volumes"] = "true"  # who asks for the sidecar that mounts
     # A node that is emptied for thrift must not take a job's work with it.
     return annotations | {"cluster-autoscaler.kubernetes.io/safe-to-evict": "false"}
 
 
 def _pod(spec: JobSpec, at: Placement) -> dict[str, Any]:
-    accelerator, assignment = spec.resources.accelerator, spec.assignment
-    data: Sequence[Mapping[str, Any]] = assignment.get("data") or ()
-    fuse = fuse_volumes(data, str(assignment.get("store", "")))
+    accelerator, data = spec.resources.accelerator, spec.order.data
+    fuse = fuse_volumes(data, spec.order.store)
     user = spec.image.user if at.run_as_user is None else at.run_as_user
     folders = _folders(data, fuse) if user else []
     for one in (*fuse.mounts, *folders):
@@ -408,7 +406,7 @@ def _pod(spec: JobSpec, at: Placement) -> dict[str, Any]:
         ],
     }
     if spec.timeout is not None:
-        called = spec.timeout + wire.start_allowance(assignment.get("debug_s"))
+        called = spec.timeout + wire.start_allowance(spec.order.debug_s)
         limit = math.ceil(called + spec.grace + at.start_allowance_s)
         pod["activeDeadlineSeconds"] = min(max(1, limit), 2**31 - 1)
     if at.priority_class:
@@ -416,12 +414,12 @@ def _pod(spec: JobSpec, at: Placement) -> dict[str, Any]:
     return {key: value for key, value in pod.items() if value not in ({}, [])}
 
 
-def _folders(data: Sequence[Mapping[str, Any]], fuse: FuseVolumes) -> list[dict[str, Any]]:
+def _folders(data: Sequence[wire.DataRef], fuse: FuseVolumes) -> list[dict[str, Any]]:
     """Mounts of empty folders for volumes that the job fills itself.
 
     Only root may make ``/data`` in a container. A folder inside another needs no mount.
     """
-    filled = [one for one in data if one.get("mount") and not one.get("fuse")]
+    filled = [one for one in data if one.mount and not one.fuse]
     taken = {str(one["mountPath"]) for one in fuse.mounts}
     points: list[str] = []
     for point in sorted({_folder(one) for one in filled} - taken - {"/"}):
@@ -430,12 +428,12 @@ def _folders(data: Sequence[Mapping[str, Any]], fuse: FuseVolumes) -> list[dict[
     return [{"name": f"data-{k}", "mountPath": point} for k, point in enumerate(points)]
 
 
-def _folder(ref: Mapping[str, Any]) -> str:
-    """The folder that a volume fills: of a file that its path names, the one that has it."""
-    point = posixpath.normpath(str(ref["mount"]))
+def _folder(ref: wire.DataRef) -> str:
+    """Return the folder that a volume fills; for a file that its path names, the parent."""
+    point = posixpath.normpath(ref.mount or "/")
     above, _, last = point.rpartition("/")
-    name = ref.get("name") or str(ref["uri"]).rpartition("/")[2]
-    return point if ref.get("is_dir", True) or last != name else above or "/"
+    name = ref.name or ref.uri.rpartition("/")[2]
+    return point if ref.is_dir or last != name else above or "/"
 
 
 def _refuse_hiding(path: str) -> None:
@@ -524,15 +522,12 @@ def _environment(spec: JobSpec, at: Placement) -> list[dict[str, Any]]:
     usual = {
         "KERAS_BACKEND": "jax",
         "JAX_PLATFORMS": PLATFORMS[spec.resources.accelerator.kind],
-        "JOB_ID": str(spec.assignment.get("job_id", "")),
-        "GCS_BUCKET": _bucket(str(spec.assignment.get("store", ""))),
+        "JOB_ID": spec.order.job_id,
+        "GCS_BUCKET": _bucket(spec.order.store),
     }
     plain = {name: value for name, value in usual.items() if name not in spec.environment}
     secret = carried(spec)
-    plain |= {name: value for name, value in spec.environment.items() if name not in secret}
-    plain["KINETIC_ASSIGNMENT"] = json.dumps(
-        spec.assignment, separators=(",", ":"), ensure_ascii=True
-    )
+    plain |= {"KINETIC_ORDER": spec.order.encode()}
     failures = {
         "KINETIC_FAILURES": f"{JOB_ANNOTATION}job-index-failure-count",
         "KINETIC_DISRUPTIONS": f"{JOB_ANNOTATION}job-index-ignored-failure-count",

@@ -39,8 +39,7 @@ AT_ONCE = 16
 
 def submission_secret(job: JobSpec) -> str:
     """Return the name of the Secret that the pods of *job* read: its batch's, or its own."""
-    group = job.assignment.get("group_id")
-    return object_name(str(group) if group else job.name, longest=LABEL)
+    return object_name(job.order.group_id or job.name, longest=LABEL)
 
 
 def lacks_own_secret(job: Document | None, missing: str) -> str:
@@ -55,7 +54,7 @@ def lacks_own_secret(job: Document | None, missing: str) -> str:
 
 
 def _fence_of(job: JobSpec) -> int:
-    return int(job.assignment.get("fence") or 0)
+    return job.order.fence
 
 
 def _kept(name: str) -> str:

@@ -17,10 +17,11 @@ import anyio
 from absl import logging
 
 from kinetic import _tasks
+from kinetic._runner.protocol import wire
 from kinetic._runner.protocol.private import make_folder
 from kinetic._supervisor.protocol import SUBMISSION
 from kinetic.accelerators import Accelerator
-from kinetic.aio.ports import JobSpec, Observation, Phase, Shared
+from kinetic.aio.ports import JobSpec, Observation, Phase
 from kinetic.errors import (
     BackendError,
     ClientClosed,
@@ -200,16 +201,8 @@ class LocalCluster:
         """
         if not self._edition:
             self._edition = await self._learned()
-        shared = job.shared or Shared(labels=job.labels, assignment=job.assignment, environment={})
-        content = {
-            "assignment": _beyond(job.assignment, shared.assignment),
-            "environment": _beyond(job.environment, shared.environment),
-        }
-        labels = _beyond(job.labels, shared.labels)
-        header: dict[str, Any] = {"op": "launch", "name": job.name, "labels": labels}
-        if job.owned:
-            header["owned"] = True
-        answer = await self._ask(header, _dumps(content).encode(), (shared, job))
+        secrets = _dumps({"key": job.key.hex(), "environment": dict(job.environment)})
+        answer = await self._ask(self._header(job), f"{secrets}\n{job.order.encode()}".encode())
         if "error" in answer:
             on_disk = answer.get("kind") == "disk"
             raise LaunchError(
@@ -227,16 +220,13 @@ class LocalCluster:
             self._learning = asyncio.ensure_future(asyncio.to_thread(edition, self._runner))
         return await asyncio.shield(self._learning)
 
-    def _share(self, connection: Connection, shared: Shared, job: JobSpec) -> int:
-        """The place where the supervisor has *shared*; it is sent, if that is nowhere."""
-        place, known = connection.place(shared)
-        if known:
-            return place
-        resources = job.resources
-        header: dict[str, Any] = {
-            "op": "share",
-            "place": place,
-            "labels": dict(shared.labels),
+    def _header(self, job: JobSpec) -> dict[str, Any]:
+        """Return what the supervisor has to know of *job*; it doesn't read the order."""
+        resources, order = job.resources, job.order
+        return {
+            "op": "launch",
+            "name": job.name,
+            "labels": job.labels,
             "command": job.image.command,
             "runner": os.fspath(self._runner),
             "edition": self._edition,
@@ -246,15 +236,14 @@ class LocalCluster:
             "memory_bytes": resources.memory_bytes,
             "timeout": job.timeout,
             "start_timeout": job.start_timeout,
+            "start_allowance": wire.start_allowance(order.debug_s),
             "grace": job.grace,
+            "owned": job.owned,
+            "project": order.code.digest if order.code is not None else "",
+            "output_dir": order.output_dir,
+            "store": order.store,
+            "scope": order.scope,
         }
-        content = {
-            "assignment": shared.assignment,
-            "environment": dict(shared.environment),
-            "key": job.key.hex(),
-        }
-        connection.send(header, _dumps(content).encode())
-        return place
 
     async def delete(
         self, *, names: Collection[str] = (), labels: Mapping[str, str] | None = None
@@ -453,12 +442,7 @@ class LocalCluster:
                 f"the client of the local platform ({self._home}) is closed; open another"
             )
 
-    async def _ask(
-        self,
-        header: Mapping[str, Any],
-        body: bytes = b"",
-        about: tuple[Shared, JobSpec] | None = None,
-    ) -> dict[str, Any]:
+    async def _ask(self, header: Mapping[str, Any], body: bytes = b"") -> dict[str, Any]:
         """An answer, from this supervisor or, when it dies meanwhile, from the next one.
 
         Every request may be repeated: names decide what it is about.
@@ -471,8 +455,6 @@ class LocalCluster:
             if connection is None or connection.lost:
                 connection = await self._connected()
             try:
-                if about is not None and not connection.lost:
-                    header = {**header, "place": self._share(connection, *about)}
                 answer = await connection.ask(header, body)
             except Lost:
                 continue
@@ -495,11 +477,6 @@ class LocalCluster:
 
         self._connection = await open_connection(self._home, self._environ)
         return self._connection
-
-
-def _beyond(whole: Mapping[str, Any], part: Mapping[str, Any]) -> dict[str, Any]:
-    """What *whole* has beside *part*."""
-    return {name: value for name, value in whole.items() if part.get(name, part) is not value}
 
 
 def _noted(task: asyncio.Task[Any]) -> None:

@@ -20,7 +20,6 @@ from typing import Any, cast
 
 from kinetic._runner.protocol.private import make_folder
 from kinetic._supervisor.protocol import VERSION, ChannelError, Decoder, Places, encode
-from kinetic.aio.ports import Shared
 from kinetic.errors import Unavailable
 
 STARTS = 6
@@ -163,10 +162,6 @@ def _unusable(home: Path, error: str, file: str) -> SupervisorError:
     )
 
 
-PLACES = 16
-"""What so many batches have in common is known to the supervisor at once."""
-
-
 class Lost(ConnectionError):
     """The supervisor is gone; what was asked may or may not have happened."""
 
@@ -183,7 +178,6 @@ class Connection(asyncio.Protocol):
         self._events: deque[dict[str, Any]] = deque()
         self._event: asyncio.Future[None] | None = None
         self._over = asyncio.Event()
-        self._places: dict[Shared, int] = {}
         self.lost = False
 
     # --- what the loop calls -------------------------------------------------------------------
@@ -233,17 +227,6 @@ class Connection(asyncio.Protocol):
         self._answers[self._asked] = answer
         self.send({**header, "id": self._asked}, body)
         return answer
-
-    def place(self, shared: Shared) -> tuple[int, bool]:
-        """Where *shared* is on the other side, and whether it is there; else send it there."""
-        place = self._places.pop(shared, None)
-        known = place is not None
-        if place is None:
-            place = len(self._places)
-            if place >= PLACES:  # that of what was not needed for the longest time
-                place = self._places.pop(next(iter(self._places)))
-        self._places[shared] = place
-        return place, known
 
     def send(self, header: Mapping[str, Any], body: bytes = b"") -> None:
         """Send a message that is not answered."""

@@ -1,0 +1,28 @@
+"""Orders for stand-ins of the runner, which do what their test says."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from kinetic._runner.protocol import wire
+
+NOTHING = wire.Input(name="", start=0, stop=0, digest="")
+
+
+def order_of(facts: dict[str, Any], **fields: Any) -> wire.Order:
+    """Return an order that tells a stand-in these *facts*; see `facts_of`."""
+    usual: dict[str, Any] = {"job_id": "job-a", "index": 0, "attempt": 1}
+    return wire.Order(
+        store="file:///nowhere",
+        scope="jobs/job-a/",
+        function=NOTHING,
+        arguments=NOTHING,
+        client={"facts": json.dumps(facts)},
+        **usual | fields,
+    )
+
+
+def facts_of(order: wire.Order) -> Any:
+    """Return the facts of `order_of`; a stand-in in a process of its own does the same."""
+    return json.loads(order.client["facts"])
