@@ -18,15 +18,6 @@ from kinetic._progress.entry import Entry, Manner, Surface, choose, requested
 from kinetic._progress.steps import WANTED, Show, Step
 from kinetic.progress import Progress
 
-__all__ = [
-    "DISPLAY",
-    "Display",
-    "Entry",
-    "shower",
-    "wanted",
-]
-
-
 TICK_S = 0.1
 """How often the thread draws."""
 
@@ -114,7 +105,7 @@ class Display:
 
 
 class _Drawer:
-    """What the drawing thread does and owns."""
+    """Draw the entries of a queue; one thread runs it and owns its state."""
 
     def __init__(self, orders: queue.SimpleQueue[_Order]) -> None:
         self._orders = orders

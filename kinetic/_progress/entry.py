@@ -1,4 +1,4 @@
-"""What is drawn, and how: entries, surfaces, and the choice of a surface."""
+"""Entries of the display, the surfaces that draw them, and the choice of a surface."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ class Step:
             self._hide = show(self)
 
     def say(self, title: str) -> None:
-        """Change the title of a step whose size nobody knows."""
+        """Change the title of a step of unknown size."""
         self.title = one_line(title, 60)
         self.update(0, 0)
 

@@ -32,8 +32,8 @@ _PLAINER = str.maketrans({"━": "=", "─": "-", "·": "-", "…": "~", "“": 
 class Screen:
     """Keep lines at the bottom of the terminal that all of *streams* write to.
 
-    One thread calls `draw` and `keep`. What others write to *streams* appears above the lines,
-    after waiting for them for *patience* seconds at most.
+    One thread calls `draw` and `keep`. Text that other threads write to *streams* appears above the
+    lines. It waits at most *patience* seconds while the lines are drawn.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class Screen:
             with self._lock:
                 self._send(self._erasing())
 
-    # --- somebody else writes ---
+    # --- other threads write ---
 
     def _guard(self, stream: Any) -> None:
         def write(text: str, /) -> int:
@@ -109,7 +109,7 @@ class Screen:
             if held:
                 self._lock.release()
 
-    # --- what the terminal is sent ---
+    # --- writing to the terminal ---
 
     def _erasing(self) -> str:
         height, self._height = self._height, 0

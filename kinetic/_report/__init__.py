@@ -1,5 +1,5 @@
-"""One HTML page about a batch: what is known of it, its statistics, and the page of both.
+"""An HTML page about a batch: its facts, their statistics, and the page that shows both.
 
-Pure: no event loop, no store. `kinetic.aio._engine.report` reads what it is made of. May import
-the public values, what counts items for the display, and the runner's protocol.
+Pure functions, without event loop and store: `kinetic.aio._engine.report` reads the facts. May
+import the public values, `kinetic._progress.tally`, and the runner's protocol.
 """

@@ -80,7 +80,7 @@ class FailureGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Digest:
-    """What the report shows about all items together. Seconds count from ``begun``."""
+    """Statistics of all items. Seconds count from ``begun``, the start of the batch."""
 
     begun: float
     seconds: float
@@ -186,18 +186,17 @@ def _states(items: Sequence[Item], begun: float, end: float) -> tuple[Point, ...
         return min(POINTS + 1, max(0, math.ceil((moment - begun) / length * POINTS - 1e-9)))
 
     for item in items:
-        state, since, begun_at_all = State.WAITING, 0, False
+        state, since, has_begun = State.WAITING, 0, False
         for attempt in item.attempts:
             for moment, then in ((attempt.begun, State.RUNNING), (attempt.ended, State.WAITING)):
                 if moment is not None:
-                    begun_at_all = True
+                    has_begun = True
                     steps[state][since] += 1
                     place = max(since, at(moment))
                     steps[state][place] -= 1
                     state, since = then, place
-        if (
-            item.state is State.CANCELLED and not begun_at_all
-        ):  # its time isn't known; show it as waiting
+        if item.state is State.CANCELLED and not has_begun:
+            # When it was cancelled isn't known; the chart shows it as waiting until the end.
             steps[state][since] += 1
             steps[state][POINTS] -= 1
             since = POINTS

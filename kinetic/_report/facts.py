@@ -1,4 +1,4 @@
-"""What a report shows of a batch, read once from the store."""
+"""The content of a report, read once from the store."""
 
 from __future__ import annotations
 

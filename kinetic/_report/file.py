@@ -10,7 +10,7 @@ from kinetic.errors import ConfigurationError
 
 
 def place_for(path: str | os.PathLike[str]) -> Path:
-    """Return the absolute path of *path*, after checking that a report can be written there.
+    """Check that a report can be written to *path*, and return the absolute path.
 
     Raises:
         ConfigurationError: The folder doesn't exist or isn't writable, or *path* is a folder.
@@ -19,17 +19,17 @@ def place_for(path: str | os.PathLike[str]) -> Path:
     folder = place.parent
     if not os.path.isdir(folder):
         raise ConfigurationError(
-            f"the report cannot be written to {place}: there is no folder {folder}; make it first, "
-            "or name another"
+            f"can't write the report to {place}: there is no folder {folder}; create it, or name "
+            "another folder"
         )
     if os.path.isdir(place):
         raise ConfigurationError(
-            f"the report cannot be written to {place}: that is a folder; name a file in it, such "
-            f"as {place / 'report.html'}"
+            f"can't write the report to {place}: that is a folder; name a file in it, such as "
+            f"{place / 'report.html'}"
         )
     if not os.access(folder, os.W_OK | os.X_OK):
         raise ConfigurationError(
-            f"the report cannot be written to {place}: you may not write to {folder}; name "
+            f"can't write the report to {place}: you have no permission to write to {folder}; name "
             "another folder"
         )
     return place
@@ -46,6 +46,6 @@ def write(place: Path, page: str) -> None:
             beside.write_text(page, encoding="utf-8")
     except OSError as exc:
         raise ConfigurationError(
-            f"the report cannot be written to {place}: {exc.strerror or exc}; free some space "
-            "there, or name another place"
+            f"can't write the report to {place}: {exc.strerror or exc}; free some space there, or "
+            "name another place"
         ) from exc

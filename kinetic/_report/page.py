@@ -1,7 +1,7 @@
 """Render a batch as one HTML page that needs no server and no network.
 
 Names, inputs, and messages are text on the page. They travel as JSON without any character that
-HTML interprets, the page's script makes text nodes of them, and the page's own policy lets only
+HTML interprets, and the page's script makes text nodes of them. The page's own policy lets only
 that script run.
 
 The page stays below `limit` bytes: it leaves out what matters least, and says so.
@@ -310,10 +310,7 @@ def _whys(
         if not item.state.bad:
             continue
         group = groups.get(item.index, -1)
-        for words in (
-            one_line(item.message, MESSAGE),
-            "",
-        ):  # "" makes the page show the group's message
+        for words in (one_line(item.message, MESSAGE), ""):  # for "" the page shows the group's
             key = (words, group)
             if key in known or room.take([*key]):
                 if key not in known:
@@ -374,7 +371,7 @@ _NO_NUMBERS = ("nan", "inf", "-inf")
 
 
 def _is_numeric(values: Iterable[Scalar]) -> bool:
-    """Return whether all values are numbers, or stand for one as "nan" does."""
+    """Return whether all values are numbers, or texts for numbers, such as "nan"."""
     numbers = False
     for value in values:
         if isinstance(value, bool) or (isinstance(value, str) and value not in _NO_NUMBERS):

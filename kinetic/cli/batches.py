@@ -19,14 +19,7 @@ from kinetic.cli.client import (
     with_client,
     with_where,
 )
-from kinetic.cli.jobs import (
-    SHOWN,
-    print_log,
-    removal_options,
-    rows_of,
-    timeout_option,
-    yes_option,
-)
+from kinetic.cli.jobs import SHOWN, print_log, rows_of, timeout_option, yes_option
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -387,19 +380,15 @@ def _cancel(where: Where, group_id: str, yes: bool) -> None:
 
 @batches.command("cleanup")
 @click.argument("group_id")
-@removal_options
 @yes_option
 @with_where
-def _cleanup(where: Where, group_id: str, k8s: bool, gcs: bool, yes: bool) -> None:
+def _cleanup(where: Where, group_id: str, yes: bool) -> None:
     """Remove a batch with all its jobs and results. Output directories stay."""
     whole = _confirm(where, group_id, "Remove {} with all its results?", yes=yes)
 
     async def cleanup() -> None:
         async with where.client() as client:
-            if k8s and gcs:  # this also removes a damaged batch, which can't be attached to
-                await client.cleanup(whole)
-            else:
-                await (await client.attach_batch(whole)).cleanup(k8s=k8s, gcs=gcs)
+            await client.cleanup(whole)  # also a damaged batch, which can't be attached to
 
     run_async(cleanup())
     output.note(f"{whole} is cleaned up")

@@ -154,7 +154,7 @@ def json_option(command: Command) -> Command:
 
 
 class UserError(Exception):
-    """What the user's function or file raised, as text; its type must not choose the exit code."""
+    """An exception of the user's function or file, as text: its type must not set the exit code."""
 
 
 def name_error(error: BaseException) -> str:

@@ -43,7 +43,6 @@ CATEGORIES = ("cpu", "gpu", "tpu")
 @click.option("--print", "printed", is_flag=True, help="Print the Dockerfiles; build nothing.")
 @click.option("--dry-run", is_flag=True, help="Print the names of the images; build nothing.")
 @click.option("--force", is_flag=True, help="Also build images that exist already.")
-@click.option("-y", "--yes", is_flag=True, hidden=True, help="Nothing is asked.")
 @json_option
 @with_where
 def build_image(
@@ -55,7 +54,6 @@ def build_image(
     printed: bool,
     dry_run: bool,
     force: bool,
-    yes: bool,
     as_json: bool,
 ) -> None:
     """Build the base images for container_image="prebuilt", and push them.

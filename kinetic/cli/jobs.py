@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
@@ -195,53 +195,21 @@ async def _result(
         await job.cleanup()
 
 
-def removal_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command the options that choose what ``cleanup`` removes."""
-    k8s = click.option("--k8s/--no-k8s", default=True, help="Remove its jobs from the platform.")
-    gcs = click.option("--gcs/--no-gcs", default=True, help="Remove its objects from the store.")
-    return k8s(gcs(command))
-
-
-def _waiting_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command the options that say how to wait for a job's removal."""
-    limit = click.option(
-        "--cleanup-timeout",
-        type=float,
-        default=180,
-        show_default=True,
-        metavar="SECONDS",
-        help="Maximum time to wait until the platform has removed the job.",
-    )
-    pause = click.option("--cleanup-poll-interval", type=float, default=2, hidden=True)
-    return limit(pause(command))
-
-
 @jobs.command("cancel")
-@_waiting_options
 @with_job
-async def _cancel(
-    job: aio.JobHandle[Any], cleanup_timeout: float, cleanup_poll_interval: float
-) -> None:
+async def _cancel(job: aio.JobHandle[Any]) -> None:
     """Stop a job. Its output stays until you clean it up."""
-    await job.cancel(cleanup_timeout, cleanup_poll_interval)
+    await job.cancel()
     ended = (await job.status()).value
     done = "is cancelled" if ended == "NOT_FOUND" else f"had ended before: {ended}"
     output.note(f"{job.job_id} {done}")
 
 
 @jobs.command("cleanup")
-@removal_options
-@_waiting_options
 @with_job
-async def _cleanup(
-    job: aio.JobHandle[Any],
-    k8s: bool,
-    gcs: bool,
-    cleanup_timeout: float,
-    cleanup_poll_interval: float,
-) -> None:
+async def _cleanup(job: aio.JobHandle[Any]) -> None:
     """Remove a job and its objects. Its output directory stays."""
-    await job.cleanup(k8s, gcs, cleanup_timeout, cleanup_poll_interval)
+    await job.cleanup()
     output.note(f"{job.job_id} is cleaned up")
 
 

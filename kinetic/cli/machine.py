@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 async def gc(client: aio.Client, as_json: bool) -> None:
     """Remove unused content from the store and from the caches of this machine.
 
-    From the store, a folder or a bucket, it removes code, functions, requirements, and Data that no
-    job or batch refers to and that were not used for a day.
+    From the store, a folder or a bucket, it removes code, functions, requirements, and Data. It
+    keeps what a job or a batch refers to, and what was used within a day.
     """
     freed = await client.collect()
     rows = [

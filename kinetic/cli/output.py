@@ -19,7 +19,7 @@ _REORDERING = re.compile("[\u202a-\u202e\u2066-\u2069]")
 """Characters that reverse the text after them on a terminal."""
 
 NOTHING = "—"
-"""What a table shows for an unknown value."""
+"""The cell of an unknown value."""
 
 NARROWEST = 12
 """Minimum width of a column, in cells; a narrower one is unreadable."""

@@ -39,7 +39,7 @@ LINE_S = 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
-    """What the screen shows: ``slowest`` has items and seconds, ``failures`` items and reasons."""
+    """The screen's content: ``slowest`` has items and seconds, ``failures`` items and reasons."""
 
     title: str
     progress: Progress

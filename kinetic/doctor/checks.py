@@ -29,7 +29,7 @@ class State(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What a check found (``evidence``), and the command or setting that fixes it (``advice``)."""
+    """The outcome of a check: the ``evidence``, and the command or setting that fixes a problem."""
 
     state: State
     evidence: str

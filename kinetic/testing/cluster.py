@@ -72,7 +72,7 @@ Work = Callable[[Run], Coroutine[Any, Any, int | None]]
 
 
 class _Job:
-    """What the cluster knows about a job."""
+    """A job of the cluster: its state, its task, and its timers."""
 
     def __init__(self, spec: JobSpec, seen: Observation, run: Run) -> None:
         self.seen = seen
@@ -92,7 +92,7 @@ class _Job:
 
 
 class _Watch:
-    """What a watcher hasn't seen yet: the latest state of each changed job."""
+    """The latest state of each job that changed since a watcher last looked."""
 
     def __init__(self, labels: Mapping[str, str]) -> None:
         self.labels = labels
@@ -113,7 +113,7 @@ class MemoryCluster:
 
     Args:
         store: Where jobs find their objects.
-        work: What every job does: it gets a `Run` and returns the exit code, None for 0.
+        work: The coroutine of every job: it gets a `Run` and returns the exit code, None for 0.
         slots: How many jobs run at once; the others wait in order. Default: any number.
         key: The root key. Give clusters that share a store the same. Default: a random one.
 
@@ -140,7 +140,7 @@ class MemoryCluster:
     # --- the port ---
 
     async def launch(self, job: JobSpec) -> None:
-        """See the port. A name that is being deleted is free when its job is gone."""
+        """See the port. The name of a job that is being deleted is free once the job is removed."""
         self.requests["launch"] += 1
         if not job.name:
             raise LaunchError("'' is no name for a job", reason="order")
@@ -258,9 +258,9 @@ class MemoryCluster:
 
         Args:
             name: The job.
-            exit_code: What the platform reports. Default: that of SIGKILL.
-            reason: What the platform reports. Default: lost.
-            message: What the platform reports.
+            exit_code: The exit code that the platform reports. Default: that of SIGKILL.
+            reason: The reason that the platform reports. Default: lost.
+            message: The message that the platform reports.
 
         Raises:
             KeyError: The job doesn't exist, or has ended.

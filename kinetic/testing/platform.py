@@ -1,4 +1,4 @@
-"""A whole platform in memory, for a client."""
+"""A platform in memory: store, images, and cluster."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def memory_platform(work: Work = carry_out, *, slots: int | None = None) -> Plat
     one after the other: one attaches to what another has submitted.
 
     Args:
-        work: What a job does. Default: carry out its function, as `carry_out`.
+        work: The coroutine of every job. Default: `carry_out`, which runs the job's function.
         slots: How many jobs run at once. Default: any number.
 
     Returns:
