@@ -200,7 +200,7 @@ class Crossing:
 
     def call(self, function: Callable[P, Awaitable[T]], /, *args: P.args, **kwargs: P.kwargs) -> T:
         """As `Portal.call`."""
-        from kinetic._progress.display import shower  # who only declares functions needs no display
+        from kinetic._progress.display import shower  # declaring functions needs no display
 
         self._portal.admit()
         outcome: Outcome[T] = Outcome(functools.partial(self._mail.put, None))

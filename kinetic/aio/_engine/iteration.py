@@ -35,7 +35,7 @@ from kinetic.outcome import Cancelled, Failed, Lost, Outcome, Succeeded
 from kinetic.progress import Progress
 
 if TYPE_CHECKING:
-    from kinetic._progress.display import Entry
+    from kinetic._progress.entry import Entry
     from kinetic.aio._engine.batches import Batch
     from kinetic.aio._engine.input_pump import Delivery
     from kinetic.aio._engine.submission import Submission
