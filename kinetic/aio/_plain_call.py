@@ -1,4 +1,4 @@
-"""Jobs that belong to whoever awaits them: they end with the waiting."""
+"""Calls that own their job: ``f()`` and `Client.run` end the job if they are cancelled."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _stops: list[Callable[[], object]] = []
 
 
 class _Handler:
-    """Tells all who wait; ``came`` once there was a signal for this very process."""
+    """Pass SIGTERM on to all plain calls; ``came`` says whether this process got one."""
 
     def __init__(self) -> None:
         self.came = False
@@ -34,15 +34,15 @@ class _Handler:
 
     def __call__(self, number: int, frame: object) -> None:
         self.came = True
-        if os.getpid() != self._process:  # a forked child: the jobs are its parent's
+        if os.getpid() != self._process:  # in a forked child: the jobs are its parent's
             _die()
         for stop in tuple(_stops):
             stop()
 
     async def all_ready(self) -> None:
-        """After the signal: return when whoever waits in this loop has ended its job.
+        """After the signal, wait until every plain call of this loop has ended its job.
 
-        Who goes first may end the loop, and with it what the others still do.
+        The first to return may end the loop, and with it the clean-ups of the others.
         """
         if self.came and len(self._ready) + 1 < len(_stops):
             self._ready.append(asyncio.get_running_loop().create_future())
@@ -54,9 +54,10 @@ class _Handler:
 
 @contextmanager
 def ending_on_sigterm(stop: Callable[[], object]) -> Generator[_Handler | None]:
-    """Have SIGTERM call *stop* in the main thread; this process dies of it when the block is left.
+    """Have SIGTERM call *stop* in the main thread; the process dies of it at the block's end.
 
-    Where several blocks are open each is told, and the last to be left ends the process.
+    SIGTERM calls *stop* of every open block; the last block to end ends the process. Does nothing
+    if the program handles SIGTERM itself.
     """
     if threading.current_thread() is not threading.main_thread():
         yield None
@@ -75,7 +76,9 @@ def ending_on_sigterm(stop: Callable[[], object]) -> Generator[_Handler | None]:
         _stops.remove(stop)
         if not _stops and handler.came:
             _die()
-        if not _stops and signal.getsignal(signal.SIGTERM) is handler:  # nobody has taken it over
+        if (
+            not _stops and signal.getsignal(signal.SIGTERM) is handler
+        ):  # the program has set no handler since
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
@@ -87,26 +90,23 @@ def _die() -> None:
 T = TypeVar("T")
 
 GONE_S = 25.0
-"""A job that does not end within this is left to its platform, which was told to end it."""
+"""How long to wait for the end of a cancelled job, in seconds; its platform ends it later."""
 
 
 async def run_plain_call(
     submit: Callable[[], Awaitable[JobHandle[T]]], *, debug: bool, stream_logs: bool = False
 ) -> T:
-    """Submit a job and wait for it: it belongs to the awaiting task.
+    """Submit a job and wait for its value; the awaiting task owns the job.
 
-    With *debug* its debugger is forwarded to the usual port first, for a person
-    who attaches to it.
+    With *debug*, first forward its debugger to the usual port.
 
     Raises:
-        ConfigurationError: For *debug* there is no terminal, or the port is taken;
-            nothing was submitted.
-        Exception: As the submission, `JobHandle.debug_attach` and `JobHandle.result`.
+        ConfigurationError: *debug* lacks a terminal, or the port is taken; nothing was submitted.
+        Exception: As the submission, `JobHandle.debug_attach`, and `JobHandle.result`.
 
-    Cancelled: so is the job, and nothing of it stays in the store: nobody has its
-    name. Only what it has written to its output directory is kept, and the log of a
-    job that had ended before all of it was printed. The same when SIGTERM, which
-    nobody else handles, is to end this process.
+    Cancelled, or on a SIGTERM that the program doesn't handle: the job is cancelled and removed,
+    because no other process knows its name. Its output directory stays, and so does the log of a
+    job that ended before its output was printed.
     """
     with ending_on_sigterm(_cancel_this()) as sigterm:
         try:
@@ -119,7 +119,7 @@ async def run_plain_call(
 
 
 def _cancel_this() -> Callable[[], object]:
-    """What cancels the running task from outside its loop."""
+    """Return a function that cancels the running task from outside its loop."""
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     assert task is not None
     return lambda: loop.call_soon_threadsafe(task.cancel)
@@ -153,7 +153,7 @@ def _report(message: str) -> None:
 
 
 async def _end(job: JobHandle[Any]) -> None:
-    """Stop it and remove all of it; also what it was to read, should it not end in time."""
+    """Stop and remove the job; remove its objects even if it doesn't end in time."""
     try:
         await job.cleanup(cleanup_timeout=GONE_S)
     except BackendError:
@@ -172,7 +172,7 @@ async def _debugged(submit: Callable[[], Awaitable[JobHandle[T]]]) -> T:
         if isinstance(exc, ResultTimeout):
             await release(_ended(job), what=f"removing {job.job_id}")
             raise
-        return await _owned(job, stream_logs=False)  # it has ended; there is nothing to attach to
+        return await _owned(job, stream_logs=False)  # it has ended: nothing to attach to
     except BaseException:
         await release(_ended(job), what=f"removing {job.job_id}")
         raise

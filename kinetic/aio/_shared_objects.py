@@ -1,8 +1,8 @@
-"""What many submissions share in the store: there when it is needed, and collected by its age.
+"""Content that many submissions share in the store.
 
-No cleanup deletes shared content, for nobody knows who else uses it. `kinetic gc` and
-a bucket's own rule do, by the time it was created or renewed last. So whoever uses it
-renews that time, not on each use but once it is older than `RENEWED_S`.
+No cleanup deletes it, because other submissions may use it. `kinetic gc` and a lifecycle rule of
+the bucket delete it by the time of its last use. So each user renews that time once it is older
+than `RENEWED_S`.
 """
 
 from __future__ import annotations
@@ -25,25 +25,24 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 AT_ONCE = 16
-"""Requests to a store that is collected that are under way at once."""
+"""Limit of concurrent requests of a collection."""
 
 DAY_S = 24 * 3600.0
 RENEWED_S = DAY_S / 2
-"""What was renewed within this time is used as it is. `kinetic gc` waits for a day: this, and as
-long again until the manifest that refers to it is stored."""
+"""Maximum age of content that is used without renewing it. `kinetic gc` waits for a day: this time,
+and as long again until the manifest that refers to the content is stored."""
 
 
 def is_fresh(info: ObjectInfo, within: float = RENEWED_S) -> bool:
-    """Whether it was created or renewed in the last *within* seconds."""
+    """Return whether it was created or renewed in the last *within* seconds."""
     return info.used is not None and time.time() - info.used < within
 
 
 async def ensure(store: Store, name: str, content: bytes | Path) -> bool:
-    """Have content-addressed *name* in the store for some time to come; whether it was sent.
+    """Make sure that the store has content-addressed *name*; return whether it was uploaded.
 
-    A look at it costs less than its body. One of another size is none, and is written anew:
-    a power cut has emptied it, or somebody else put it there. Cancelled: it is there whole or
-    not at all.
+    A look costs less than an upload. An object of another size is damaged, as by a power cut, and
+    is replaced. Cancelled: the object is there whole, or not at all.
     """
     there = await store.look(name)
     size = len(content) if isinstance(content, bytes) else content.stat().st_size  # noqa: ASYNC240
@@ -55,7 +54,7 @@ async def ensure(store: Store, name: str, content: bytes | Path) -> bool:
 
 
 class Blocking:
-    """`kinetic._collector.Objects` of a store, for threads, which wait for the loop."""
+    """Adapt a store to `kinetic._collector.Objects`, for a thread that waits for the loop."""
 
     def __init__(self, store: Store) -> None:
         self._store = store

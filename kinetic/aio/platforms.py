@@ -1,6 +1,6 @@
-"""Which adapters make up a backend: the one table, and the one place that opens them.
+"""Which adapters make up a backend, and the function that opens them.
 
-Backends are named as strings, so that choosing one loads no other.
+The table names modules as strings, so that choosing a backend loads no other.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = ["BACKENDS", "Backend", "Capacity", "Platform", "lifetime", "open_plat
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capacity:
-    """All there is on a platform that is one machine; more can be given to no job."""
+    """The resources of a platform that is one machine: the limit of each job."""
 
     cpus: int
     gpus: int
@@ -35,7 +35,7 @@ class Capacity:
 
 
 def lifetime() -> float:
-    """Return seconds on a clock that counts sleep; Linux has one beside the monotonic clock."""
+    """Return the seconds of a clock that also runs while the machine sleeps, where there is one."""
     return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
@@ -47,14 +47,15 @@ async def _usual(accelerator: Accelerator) -> Accelerator:
 class Platform:
     """Three adapters that belong together.
 
-    ``restarts`` says whether the platform itself replaces an attempt that was
-    disrupted, ``relaunches`` whether that of a job of its own is left to whoever has
-    submitted it; ``marker`` is what tells its job ids from those of others, and ``app``
-    is the label ``app`` of its jobs.
-    ``clock`` is in seconds and counts those in which the machine sleeps: by it
-    leases are kept and seen to stand still. ``capacity`` is None where machines
-    come and go. ``layout`` chooses the machines of an accelerator by what is there. ``builds``
-    is where images keep what they are built of; whoever closes the images closes it.
+    Attributes:
+        restarts: Whether the platform itself replaces a disrupted attempt.
+        relaunches: Whether the submitter of a single job replaces its disrupted attempts.
+        marker: The part of a job ID that tells this platform's jobs from others.
+        app: The value of the label ``app`` on its jobs.
+        clock: In seconds, and runs while the machine sleeps; leases are measured by it.
+        capacity: None where machines come and go.
+        layout: Chooses among the layouts of an accelerator the one that exists.
+        builds: The store of build contexts; closing the images closes it.
     """
 
     store: Store
@@ -70,7 +71,7 @@ class Platform:
     builds: Store | None = None
 
     async def aclose(self) -> None:
-        """Close the three, also when one fails; the store last: the others may write to it."""
+        """Close the three, even if one fails; the store last, because the others write to it."""
         async with AsyncExitStack() as closing:
             closing.push_async_callback(self.store.aclose)
             closing.push_async_callback(self.images.aclose)
@@ -79,10 +80,9 @@ class Platform:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backend:
-    """The module whose ``open_backend`` composes it, and what tells its job ids from others.
+    """The module whose ``open_backend`` composes it, and the mark in its job IDs.
 
-    ``beside`` are the backends whose jobs are in the same place: whoever asks for all there
-    is there wants theirs as well.
+    ``beside`` are the backends whose jobs are in the same cluster: a list of jobs includes theirs.
     """
 
     module: str
@@ -102,17 +102,17 @@ BACKENDS: Mapping[str, Backend] = {
 async def open_platform(
     target: configuration.Target, environ: Mapping[str, str] = os.environ
 ) -> Platform:
-    """Import and open the adapters of *target*, without holding the event loop up.
+    """Import and open the adapters of *target*, without blocking the event loop.
 
     Raises:
-        ConfigurationError: The backend is not part of this version, or cannot
-            be opened with these settings.
+        ConfigurationError: The backend isn't part of this version, or can't be opened with these
+            settings.
         BackendError: A service does not answer, or refuses.
     """
     backend = BACKENDS.get(target.backend)
     if backend is None:
         raise ConfigurationError(
-            f"the backend {target.backend!r} is not part of this version of kinetic "
+            f"the backend {target.backend!r} isn't part of this version of kinetic "
             f'({", ".join(BACKENDS)} are); pass backend="local" or set KINETIC_BACKEND=local '
             "to run on this machine"
         )

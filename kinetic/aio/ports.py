@@ -1,6 +1,6 @@
-"""What the engine needs from the world: a store, images and a cluster.
+"""The interfaces of a store, images, and a cluster that the engine uses.
 
-Adapters implement these protocols structurally; nothing here knows them.
+Adapters implement these protocols structurally; this module knows no adapter.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ __all__ = [
 class ObjectInfo:
     """One object of a listing; ``size`` is in bytes.
 
-    ``used`` is when something that many share was created, or renewed last: in
-    seconds since 1970, by the clock of who did it. None where nothing is known
-    of that. ``metageneration`` tells one renewal from the next where the store counts them.
+    ``used`` is when a shared object was created or last renewed, in seconds since 1970 by the clock
+    of the process that did it; None if unknown. ``metageneration`` grows with each renewal, where
+    the store counts them.
     """
 
     name: str
@@ -64,7 +64,7 @@ class Object:
 
 
 RECORD_BYTES = 64 * 1024 * 1024
-"""What is read whole is not longer: outcomes, manifests, requests, leases. Inputs may be."""
+"""Limit of objects that are read whole: outcomes, manifests, requests, leases."""
 
 
 class Store(Protocol):
@@ -72,7 +72,7 @@ class Store(Protocol):
 
     @property
     def url(self) -> str:
-        """Where a runner finds the same objects, e.g. ``file:///home/me/.kinetic/store``."""
+        """The address of the store for a runner, such as ``file:///home/me/.kinetic/store``."""
         ...
 
     async def create(
@@ -83,28 +83,27 @@ class Store(Protocol):
         *,
         shared: bool = False,
     ) -> bool:
-        """Create *name* if it is absent; False when it already exists.
+        """Create *name* if it is absent; return False if it exists.
 
-        A lost reply is resolved inside: the answer is about this very call.
-        What is *shared* belongs to nobody, and may be collected when nobody
-        has created or renewed it for long.
+        The adapter resolves lost replies: the answer is about this very call. A *shared* object
+        belongs to no submission; a collection removes it when it is unused.
         """
         ...
 
     async def begin(self, name: str, body: bytes) -> int | None:
-        """`create` of what is to be replaced: its generation, or None when it already exists."""
+        """Create an object to `replace` later; return its generation, or None if it exists."""
         ...
 
     async def replace(self, name: str, body: bytes, *, generation: int) -> int:
-        """Overwrite generation *generation*, returning the new one; Conflict if it moved on."""
+        """Overwrite *generation* and return the new one; Conflict if it is another by now."""
         ...
 
     async def get(self, name: str, *, limit: int | None = RECORD_BYTES, start: int = 0) -> Object:
-        """The object; NotFound if there is none.
+        """Return the object; NotFound if there is none.
 
-        One of more than *limit* bytes comes without its content: nobody here has written it.
-        With *start* the content begins at that byte, and its *limit* counts from there; whether
-        such a part is whole and right is for the caller to verify.
+        An object of more than *limit* bytes comes without its content: kinetic has not written it.
+        With *start*, the content begins at that byte and *limit* counts from there; the caller
+        verifies such a part.
         """
         ...
 
@@ -113,46 +112,45 @@ class Store(Protocol):
         ...
 
     async def list(self, prefix: str) -> list[ObjectInfo]:
-        """All objects whose name starts with *prefix*, sorted by name."""
+        """List the objects whose name starts with *prefix*, sorted by name."""
         ...
 
     async def look(self, name: str) -> ObjectInfo | None:
-        """What a listing tells of this very object; None if there is none."""
+        """Return what a listing has of this object; None if there is none."""
         ...
 
     async def renew(self, names: Collection[str]) -> set[str]:
-        """These shared objects are in use now; returns those of them that are not there."""
+        """Mark these shared objects as used now; return the names that don't exist."""
         ...
 
     async def collect(self, objects: Sequence[ObjectInfo]) -> bool:
-        """Delete these shared objects, each unless it was renewed since it was listed.
+        """Delete these shared objects, unless the first was renewed since it was listed.
 
-        The first goes first: if it stays, all do. Whether all are gone.
+        Each other one also stays if it was renewed. Return whether all were deleted.
         """
         ...
 
     async def delete(self, names: Collection[str]) -> None:
-        """Delete these objects; those that are absent already do not matter."""
+        """Delete these objects; ignore those that don't exist."""
         ...
 
     async def aclose(self) -> None: ...
 
 
 def displaced(name: str, store: Store) -> WireError:
-    """Make the error about a name that is taken although it names no object."""
+    """Make the error about a name that something other than an object has taken."""
     return WireError(
-        f"something that is no object, such as a directory, lies in the place of {name} in "
+        f"something that isn't an object, such as a directory, is in the place of {name} in "
         f"{store.url}; remove it"
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageRequest:
-    """What decides the image of a submission.
+    """The facts that decide the image of a submission.
 
-    ``mode`` is "bundled", "prebuilt" or the name of an image. Which packages the
-    project wants is looked for from ``entry_dir`` up to ``root``, where the mode
-    needs it; None means that there is no project.
+    ``mode`` is "bundled", "prebuilt", or the name of an image. The adapter looks for the project's
+    dependencies from ``entry_dir`` up to ``root``; None means that there is no project.
     """
 
     mode: str
@@ -167,11 +165,9 @@ class ImageRequest:
 class Image:
     """Where a job's interpreter comes from.
 
-    ``uri`` names a container image, or is empty for a process of this machine;
-    ``command`` is what starts the interpreter there. ``requirements`` is an
-    object of the store, a requirements file that the job installs before all else.
-    ``user`` is the unprivileged user ID that the image is made for; None means that
-    nobody knows.
+    ``uri`` names a container image, or is empty for a process of this machine; ``command`` starts
+    the interpreter. ``requirements`` is an object of the store: a requirements file that the job
+    installs first. ``user`` is the unprivileged user ID that the image is made for; None: unknown.
     """
 
     uri: str
@@ -181,7 +177,7 @@ class Image:
 
 
 class Images(Protocol):
-    """Build it, find it, or take it as it is."""
+    """Build an image, find it in its registry, or use it as it is."""
 
     async def resolve(self, request: ImageRequest) -> Image: ...
 
@@ -190,7 +186,7 @@ class Images(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resources:
-    """What one job asks for. ``memory_bytes`` None means the platform's default."""
+    """The resources of one job; ``memory_bytes`` None means the platform's default."""
 
     accelerator: Accelerator = CPU
     cpu: float = 1.0
@@ -222,7 +218,7 @@ class JobSpec:
 
 
 class Phase(enum.Enum):
-    """What the platform says of one attempt; a hint about the future, never the truth."""
+    """The state of an attempt as the platform reports it: a hint that an outcome may be there."""
 
     PENDING = "pending"
     RUNNING = "running"
@@ -232,15 +228,13 @@ class Phase(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
-    """The platform's word about one attempt.
+    """What the platform reports about one attempt.
 
-    ``executor`` is the process or pod the word is about: the same id as in the
-    claim. ``created_at`` is UTC, ISO 8601, or empty when unknown. ``last`` says that the
-    platform, where it replaces attempts itself, makes no other after this one. ``leaving`` says
-    that the attempt has stored its outcome and only its process still runs; not every platform can
-    tell. ``receipt`` is a copy of the attempt's outcome, as the process that committed it has told
-    the platform; it has to be verified like the outcome itself. ``host`` is
-    the host that failed first, for a job on several hosts.
+    ``executor`` is the ID of the process or pod, as in the claim. ``created_at`` is UTC, ISO 8601,
+    or empty if unknown. ``last`` says that the platform makes no other attempt after this one.
+    ``leaving`` says that the attempt has stored its outcome and its process still runs; not every
+    platform can tell. ``receipt`` is a copy of the outcome that the process gave the platform;
+    verify it like the outcome itself. ``host`` is the host that failed first, of several.
     """
 
     name: str
@@ -258,13 +252,13 @@ class Observation:
 
 
 class Cluster(Protocol):
-    """A place where attempts run."""
+    """A platform that runs attempts."""
 
     async def launch(self, job: JobSpec) -> None:
-        """Start *job*; one with this name already there is success.
+        """Start *job*; succeed if a job with this name exists.
 
         Raises:
-            LaunchError: It was refused.
+            LaunchError: The platform refused it.
             Unavailable: The platform does not answer.
 
         Cancelled: the job may or may not exist; delete it by name.
@@ -274,9 +268,9 @@ class Cluster(Protocol):
     async def delete(
         self, *, names: Collection[str] = (), labels: Mapping[str, str] | None = None
     ) -> None:
-        """Stop and forget jobs by name, or all that carry *labels*; absent ones do not matter.
+        """Stop and forget jobs by name, or all with *labels*; ignore those that don't exist.
 
-        Returns when the request is accepted; the process gets its grace first.
+        Returns when the request is accepted; each process still gets its grace period.
         """
         ...
 
@@ -287,72 +281,70 @@ class Cluster(Protocol):
         labels: Mapping[str, str] | None = None,
         explained: bool = False,
     ) -> list[Observation]:
-        """A consistent read: a name that is missing here is gone.
+        """Read jobs consistently: a name that is missing in the answer doesn't exist.
 
-        *explained* asks as well why jobs wait, as a watch does by itself: of a few,
-        and with requests of their own.
+        *explained* also asks why a few jobs wait, with a request each; a watch does so by itself.
         """
         ...
 
     def watch(self, labels: Mapping[str, str]) -> AsyncGenerator[Observation]:
-        """What is there now, then every change, for ever; reconnects by itself."""
+        """Yield what is there now, then every change, without end; reconnects by itself."""
         ...
 
     def logs(
         self, name: str, *, follow: bool = False, tail: int | None = None
     ) -> AsyncGenerator[str]:
-        """Lines of the job's output, without their newline; *follow* waits for more until it ends.
+        """Yield the lines of the job's output; *follow* waits for more until the job ends.
 
         Raises:
-            NotFound: There is no such job, or its log is gone.
+            NotFound: There is no such job, or its log was removed.
         """
         ...
 
     async def dial(self, name: str, port: int, *, host: int = 0) -> ByteStream:
-        """A connection to *port* of the loopback that a running job has.
+        """Connect to *port* on the loopback of a running job; *host* is one of several.
 
-        Of a job on several hosts *host* says whose. What is refused there
-        may only be noticed when something is sent or received.
+        If nothing listens, the connection may fail only when you send or receive.
 
         Raises:
             NotFound: No such job is running.
-            AuthError: A right is missing.
-            Unavailable: The platform does not answer, or nothing listens there.
+            AuthError: A permission is missing.
+            Unavailable: The platform does not answer, or nothing listens on the port.
         """
         ...
 
     async def root_key(self) -> bytes:
-        """The secret all submissions' keys are derived from; made on first use, 32 bytes."""
+        """Return the 32-byte secret from which all submissions' keys derive; made on first use."""
         ...
 
     async def keep_secret(self, name: str, content: bytes) -> None:
-        """Keep *content* under *name*, a submission's id, in place of what was there.
+        """Keep *content* under *name*, a submission's ID; replaces earlier content.
 
-        It is no object of the store: who can read a bucket cannot read this. A platform that
-        could keep it only in plain files keeps nothing.
+        It isn't in the store: a reader of the bucket can't read it. A platform that could keep it
+        only in plain files keeps nothing.
         """
         ...
 
     async def secret(self, name: str) -> bytes:
-        """What is kept under *name*.
+        """Return what is kept under *name*.
 
         Raises:
-            NotFound: Nothing is.
+            NotFound: Nothing is kept under it.
         """
         ...
 
     async def drop_secret(self, names: Collection[str]) -> None:
-        """Keep these no longer; those that are absent do not matter."""
+        """Drop these; ignore those that don't exist."""
         ...
 
     async def finish(self, name: str, fence: int) -> None:
-        """Every job of the batch *name* has ended: keep nothing more for processes of it.
+        """Drop what the platform keeps for processes of the batch *name*: all its jobs have ended.
 
-        What `keep_secret` has kept stays. A further `launch` provides for its
-        process again. Where somebody has launched under a later *fence*, nothing is done.
+        The content of `keep_secret` stays. A later `launch` provides for its process again. Does
+        nothing if another process has launched under a later *fence*.
         """
         ...
 
     async def aclose(self) -> None:
-        """Let go of it; jobs go on. Who still asks or follows through it gets a `BackendError`."""
+        """Close the connections; jobs go on. A call under way raises a `BackendError`."""
         ...
