@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kinetic._progress.tally import State
-from kinetic._report.digest import POINTS, Bin, FailureGroup, Retries, digest, pattern
+from kinetic._report.digest import POINTS, FailureGroup, Retries, digest, pattern
 from kinetic._report.facts import Attempt, BatchReport, Item
 from tests.report.batches import BEGUN, sweep
 
@@ -119,15 +119,6 @@ def test_every_duration_is_in_one_bin_and_quantiles_have_occurred(taken: list[fl
     assert found.p50 in real and found.p95 in real
     assert sum(seconds <= found.p50 for seconds in real) >= len(real) / 2
     assert found.least == found.bins[0].start and found.most == found.bins[-1].stop
-
-
-def test_the_same_duration_every_time_is_one_bin() -> None:
-    items = [
-        Item(index=n, state=State.SUCCEEDED, attempts=(attempt(1, n, n + 2, **VALUE),))
-        for n in range(9)
-    ]
-    found = digest(report(*items)).durations
-    assert found is not None and found.bins == (Bin(2.0, 2.0, 9),)
 
 
 def test_retries_are_counted_by_what_the_attempt_before_ended_with() -> None:
