@@ -82,10 +82,3 @@ def test_a_job_and_an_item_have_their_cost_so_far(kinetic: Kinetic, inputs: str)
         assert row["cost"] == f"${found['usd']:,.2f}"
     told = kinetic("jobs", "status", job).out
     assert "cost" in told and "estimate" not in told
-
-
-def test_a_job_without_a_price_shows_a_dash(kinetic: Kinetic) -> None:
-    job = kinetic("run", f"{FILE}:double", "-a", "x=1", "--detach", "--json").json["job_id"]
-    assert kinetic("jobs", "result", job, "--timeout", "60").code == 0
-    (row,) = kinetic("jobs", "list", "--json").json["items"]
-    assert row["cost"] is None and row["estimate"]["usd"] is None

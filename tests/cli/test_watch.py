@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pty
 import select
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -50,23 +52,20 @@ def test_the_screen_fits_the_terminal(width: int, height: int) -> None:
     assert lines[-1].plain.startswith("q leaves")
 
 
-def test_the_screen_says_what_there_is_and_markup_is_text() -> None:
-    told = "\n".join(line.plain for line in screen(BUSY, 80, 24))
+def test_the_screen_has_counts_failures_and_causes_and_markup_is_text() -> None:
+    shown = "\n".join(line.plain for line in screen(BUSY, 80, 24))
     for words in (
         "936/10,000",
         "9,000 waiting",
         "max_concurrent: 64",
         "1 h 06 min",
         "[red]ValueError",
+        "retried after: 48 preempted, 2 user error",
     ):
-        assert words in told
-    assert "retried after: 48 preempted, 2 user error" in told
-
-
-def test_what_is_watched_to_its_end_offers_nothing_more_to_do() -> None:
+        assert words in shown
     ended = replace(BUSY, progress=Progress(total=2, succeeded=2))
-    told = "\n".join(line.plain for line in screen(ended, 80, 24))
-    assert "q leaves" not in told and "max_concurrent" not in told
+    shown = "\n".join(line.plain for line in screen(ended, 80, 24))
+    assert "q leaves" not in shown and "max_concurrent" not in shown
 
 
 def test_a_narrow_terminal_has_the_title_and_all_counts() -> None:
@@ -76,46 +75,49 @@ def test_a_narrow_terminal_has_the_title_and_all_counts() -> None:
     assert " ".join(rest).startswith(named.progress.counts())
 
 
-@pytest.mark.parametrize(("key", "code"), [(b"q", 0), (b"\x03", 130)], ids=["q", "Ctrl-C"])
-def test_one_leaves_it_and_the_batch_goes_on(
-    kinetic: Kinetic, small_project: object, key: bytes, code: int
-) -> None:
-    program = (
-        f"import sys; sys.argv[1:] = ['run', {FILE!r} + ':waits', '--map', sys.argv[1]]\n"
-        "from kinetic.cli.app import main; main()"
-    )
-    inputs = os.path.join(os.environ["KINETIC_HOME"], "in.jsonl")
-    with open(inputs, "w") as file:
-        file.write('{"x": 1}\n{"x": 2}\n')
+@contextlib.contextmanager
+def submitted(home: Path, *options: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    """A batch of two items that wait, with the process that submits it."""
+    inputs = home / "in.jsonl"
+    inputs.write_text('{"x": 1}\n{"x": 2}\n')
+    command = ["run", f"{FILE}:waits", "--map", str(inputs), *options]
     submitter = subprocess.Popen(
-        [sys.executable, "-c", program, inputs], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        [sys.executable, "-m", "kinetic", *command],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
     )
     assert submitter.stderr is not None
-    line = submitter.stderr.readline().decode()
-    while "items" not in line:
-        line = submitter.stderr.readline().decode()
-    group = line.split()[1].rstrip(":")
-    ours, theirs = pty.openpty()
-    watching = subprocess.Popen(
-        [sys.executable, "-c", ON_A_TERMINAL, "batches", "watch", group],
-        stdin=theirs,
-        stdout=theirs,
-        stderr=subprocess.PIPE,
-        start_new_session=True,
-    )
-    os.close(theirs)
-    seen = b""
-    while b"q leaves" not in seen:
-        seen += os.read(ours, 4096)
-    os.write(ours, key)
-    _, err = watching.communicate(timeout=60)
-    assert watching.returncode == code and b"Traceback" not in err
-    os.close(ours)
-    status = kinetic("batches", "status", group, "--json").json
-    assert status["status"] == "RUNNING" or status["status"] == "PENDING"
-    cancelled = kinetic("batches", "cancel", group, "-y")
-    assert cancelled.code == 0 and f"{group} is cancelled: 2 cancelled" in cancelled.err
+    line = next(line for line in submitter.stderr if "2 items" in line)
+    yield line.split()[1].rstrip(":"), submitter
     submitter.communicate(timeout=60)
+
+
+@pytest.mark.parametrize(("key", "code"), [(b"q", 0), (b"\x03", 130)], ids=["q", "Ctrl-C"])
+def test_one_leaves_it_and_the_batch_goes_on(
+    kinetic: Kinetic, home: Path, small_project: object, key: bytes, code: int
+) -> None:
+    with submitted(home) as (group, _):
+        ours, theirs = pty.openpty()
+        watching = subprocess.Popen(
+            [sys.executable, "-c", ON_A_TERMINAL, "batches", "watch", group],
+            stdin=theirs,
+            stdout=theirs,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
+        os.close(theirs)
+        seen = b""
+        while b"q leaves" not in seen:
+            seen += os.read(ours, 4096)
+        os.write(ours, key)
+        _, err = watching.communicate(timeout=60)
+        assert watching.returncode == code and b"Traceback" not in err
+        os.close(ours)
+        status = kinetic("batches", "status", group, "--json").json
+        assert status["status"] in ("RUNNING", "PENDING")
+        cancelled = kinetic("batches", "cancel", group, "-y")
+        assert cancelled.code == 0 and f"{group} is cancelled: 2 cancelled" in cancelled.err
 
 
 SILENT = """
@@ -164,34 +166,15 @@ def test_a_terminal_that_goes_away_ends_it() -> None:
     watching.communicate(timeout=60)
 
 
-def test_it_says_so_when_nobody_submits_the_rest(
+def test_it_says_so_when_the_submitter_has_died(
     kinetic: Kinetic, home: Path, small_project: object
 ) -> None:
-    inputs = home / "in.jsonl"
-    inputs.write_text('{"x": 1}\n{"x": 2}\n')
-    command = ["run", f"{FILE}:waits", "--map", str(inputs), "--max-concurrent", "1"]
-    submitter = subprocess.Popen(
-        [sys.executable, "-m", "kinetic", *command],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    assert submitter.stderr is not None
-    line = next(line for line in submitter.stderr if "2 items" in line)
-    group = line.split()[1].rstrip(":")
-    submitter.kill()
-    submitter.communicate()
+    with submitted(home, "--max-concurrent", "1") as (group, submitter):
+        submitter.kill()
     assert kinetic("jobs", "cancel", f"{group}-0").code == 0
     said = kinetic("batches", "watch", group)
     assert said.code == 1 and f"`kinetic batches resume {group}`" in said.err
     assert kinetic("batches", "cancel", group).code == 0
-
-
-def test_a_map_on_a_terminal_tells_how_far_it_is(home: Path, small_project: object) -> None:
-    inputs = home / "in.jsonl"
-    inputs.write_text('{"x": 1}\n{"x": 2}\n')
-    seen = interrupted_once_it_shows(b"0/2", "run", f"{FILE}:waits", "--map", str(inputs))
-    assert b"kinetic batches retry grp-local-" in seen
 
 
 def interrupted_once_it_shows(words: bytes, *command: str) -> bytes:
@@ -222,23 +205,11 @@ def test_a_command_that_waits_for_a_batch_shows_how_far_it_is(
 ) -> None:
     inputs = home / "in.jsonl"
     inputs.write_text('{"x": 1}\n{"x": 2}\n')
-    interrupted_once_it_shows(b"0/2", "run", f"{FILE}:waits", "--map", str(inputs))
+    seen = interrupted_once_it_shows(b"0/2", "run", f"{FILE}:waits", "--map", str(inputs))
+    assert b"kinetic batches retry grp-local-" in seen
     (batch,) = kinetic("batches", "list", "--json").json["items"]
     if command != "retry":
         retried = interrupted_once_it_shows(b"0/2", "batches", "retry", batch["group_id"])
         assert b"running" in retried
     interrupted_once_it_shows(b"0/2", "batches", command, batch["group_id"])
     assert kinetic("batches", "cancel", batch["group_id"]).code == 0
-
-
-def test_without_a_terminal_it_is_told_in_lines(kinetic: Kinetic, small_project: object) -> None:
-    inputs = os.path.join(os.environ["KINETIC_HOME"], "in.jsonl")
-    with open(inputs, "w") as file:
-        file.write('{"x": 1}\n{"x": 13}\n')
-    kinetic("run", f"{FILE}:double", "--map", inputs)
-    (batch,) = kinetic("batches", "list", "--json").json["items"]
-    told = kinetic("batches", "watch", batch["group_id"])
-    assert told.out.startswith("2 of 2 ended") and told.code == 1  # one failed
-    last = kinetic("batches", "watch", batch["group_id"], "--json").lines[-1]
-    assert last["schema"] == "kinetic.batches.watch/1"
-    assert (last["progress"]["succeeded"], last["progress"]["failed"]) == (1, 1)
