@@ -1,86 +1,21 @@
-"""Jobs, pods, events and nodes as the API tells them, in few words: built from documents.
-
-What recordings do not have: two causes at once, other versions' words, rare
-ends. A `Situation` is what there is and what a person should be told of it.
-"""
+"""Build jobs, pods, events, and nodes as the API returns them, for causes without a recording."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 from kinetic.aio.kubernetes.diagnosis.causes import Diagnosis, Outlook
 from kinetic.aio.kubernetes.diagnosis.facts import Seen
 from kinetic.aio.kubernetes.diagnosis.judge import judge
-from kinetic.job_status import JobStatus, Reason
 
 Json = dict[str, Any]
 BORN = "2026-01-01T00:00:00Z"
 NAME = "tune-1"
 
-PENDING, RUNNING = JobStatus.PENDING, JobStatus.RUNNING
-FAILED, SUCCEEDED = JobStatus.FAILED, JobStatus.SUCCEEDED
 OPEN, BLOCKED, FINAL = Outlook.OPEN, Outlook.BLOCKED, Outlook.FINAL
-
-
-@dataclass(frozen=True, kw_only=True)
-class Situation:
-    """``words`` must be in what is told, ``never`` must not."""
-
-    name: str
-    seen: Seen
-    status: JobStatus
-    reason: Reason | None
-    outlook: Outlook
-    words: Sequence[str] = ()
-    never: Sequence[str] = ()
-
-    def check(self, verdict: Diagnosis) -> None:
-        found = (verdict.status, verdict.reason, verdict.outlook)
-        assert found == (self.status, self.reason, self.outlook), verdict.text
-        for one in self.words:
-            assert one in verdict.text, verdict.text
-        for one in self.never:
-            assert one not in verdict.text, verdict.text
-
-
-def told_of(
-    name: str,
-    seen: Seen,
-    *words: str,
-    reason: Reason | None,
-    outlook: Outlook,
-    status: JobStatus = PENDING,
-    never: Sequence[str] = (),
-) -> Situation:
-    """What a person should be told of *seen*."""
-    return Situation(
-        name=name,
-        seen=seen,
-        status=status,
-        reason=reason,
-        outlook=outlook,
-        words=words,
-        never=never,
-    )
-
-
-def told_of_pods(
-    name: str,
-    pods: Json | list[Json],
-    *words: str,
-    job: Json | None = None,
-    events: Sequence[Json] = (),
-    nodes: Sequence[Json] | None = None,
-    gone: Sequence[Json] = (),
-    **told: Any,
-) -> Situation:
-    """The same, of a Job with these pods."""
-    there = pods if isinstance(pods, list) else [pods]
-    seen = Seen(job=job or a_job(), pods=there, events=events, nodes=nodes, gone=gone)
-    return told_of(name, seen, *words, **told)
 
 
 def a_job(status: Json | None = None, *, metadata: Json | None = None, **spec: Any) -> Json:
@@ -232,32 +167,13 @@ def row(verdict: Diagnosis) -> list[object]:
     ]
 
 
-def changed(seen: Seen, **fields: Any) -> Seen:
-    names = (
-        "job",
-        "pods",
-        "events",
-        "nodes",
-        "workload",
-        "gone",
-        "earlier",
-        "scenes",
-        "name",
-        "absent",
-    )
-    return Seen(**{**{name: getattr(seen, name) for name in names}, **fields})
-
-
 def check_any_order(seen: Seen) -> None:
-    """Neither order nor repetition, nor the words of a newer API, change what is told."""
+    """Check that order, repetition, and the events of a newer API don't change the verdict."""
     verdict = judge(seen)
-    nodes = seen.nodes and [*reversed(seen.nodes)]
     twice = [one for event in seen.events for one in (event, copy.deepcopy(event))]
     newer = [
         {
-            **{
-                key: value for key, value in one.items() if key not in ("involvedObject", "message")
-            },
+            **{key: one[key] for key in one.keys() - {"involvedObject", "message"}},
             "regarding": one["involvedObject"],
             "note": one.get("message"),
         }
@@ -265,10 +181,10 @@ def check_any_order(seen: Seen) -> None:
         if "involvedObject" in one
     ]
     for other in (
-        changed(seen, pods=[*reversed(seen.pods)], gone=[*reversed(seen.gone)]),
-        changed(seen, events=twice),
-        changed(seen, events=newer or seen.events),
+        replace(seen, pods=[*reversed(seen.pods)], gone=[*reversed(seen.gone)]),
+        replace(seen, events=twice),
+        replace(seen, events=newer or seen.events),
+        replace(seen, nodes=seen.nodes and [*reversed(seen.nodes)]),
     ):
         again = judge(other)
         assert (row(again), again.executor) == (row(verdict), verdict.executor), again.text
-    assert row(judge(changed(seen, nodes=nodes))) == row(verdict)

@@ -208,7 +208,7 @@ def test_why_a_set_has_no_pods_is_told_of_what_should_make_them(
     makers = KINDS[kind].makers("grp-1-7-2")
     said = told(events=[event(*about, words)], makers=makers).said
     assert brief(said) == (Phase.PENDING, "", Reason.SETUP)
-    assert "service account 'kinetic' does not exist" in said.message
+    assert 'serviceaccount "kinetic" not found' in said.message
     before = event(*about, words, at="2025-12-31T23:59:59Z")  # of one that had the name before
     other = event(about[0], "grp-1-7", words)
     assert told(events=[before, other], makers=makers).said.reason is None
@@ -245,7 +245,7 @@ def test_what_a_queue_holds_pod_by_pod_is_told_as_what_it_holds_as_a_whole() -> 
     waits = {"type": "QuotaReserved", "status": "False", "reason": "Pending", "message": quota}
     workload = {"spec": {"queueName": "research"}, "status": {"conditions": [waits]}}
     verdict = judge_group(Seen(job=made, pods=[gated(0)], name="grp-1-7-2", workload=workload))
-    assert "1 more CPUs of quota needed" in verdict.message
+    assert "cpu in flavor f, 1 more needed" in verdict.message
     assert verdict.outlook is Outlook.OPEN
     verdict = judge_group(Seen(job=made, pods=[gated(0, "example.org/other")], name="grp-1-7-2"))
     assert verdict.outlook is Outlook.BLOCKED

@@ -146,7 +146,7 @@ async def test_why_a_queue_holds_the_pods_of_a_set_is_asked(server: FaultServer)
     async with aclosing(cluster), asyncio.timeout(60), watching(cluster, SPEC.labels) as watch:
         seen = [await anext(watch), await anext(watch)]
     assert {(one.phase, one.reason) for one in seen} == {(Phase.PENDING, Reason.QUEUED)}
-    assert "2 more CPUs of quota needed" in seen[1].message
+    assert "cpu in flavor f, 2 more needed" in seen[1].message
     (asked,) = (one for one in server.seen if one.path.endswith("/workloads"))
     assert asked.query == {"fieldSelector": f"metadata.name={Queued.group}"}
 
@@ -157,7 +157,7 @@ async def test_it_is_asked_at_once_for_who_wants_an_explanation(server: FaultSer
     async with aclosing(cluster), asyncio.timeout(60):
         (plain,) = await cluster.find(names=[SPEC.name])
         (seen,) = await cluster.find(names=[SPEC.name], explained=True)
-    assert "2 more CPUs of quota needed" in seen.message
+    assert "cpu in flavor f, 2 more needed" in seen.message
     assert "2 more CPUs" not in plain.message
 
 

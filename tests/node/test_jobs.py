@@ -112,7 +112,7 @@ async def test_an_image_that_cannot_be_pulled_is_told(client: aio.Client) -> Non
     image = f"{JOBS.partition('/')[0]}:1/absent:1"
     async with asyncio.timeout(DEADLINE_S):
         job = await client.submit(add.options(container_image=image, start_timeout=8.0), 1, 2)
-        with pytest.raises(errors.JobError, match=r"start_timeout of 8 s: .*cannot be reached"):
+        with pytest.raises(errors.JobError, match=r"start_timeout of 8 s: .*cannot reach"):
             await job
         assert await job.status() is JobStatus.FAILED
 

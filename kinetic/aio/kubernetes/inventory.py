@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Iterable, Mapping
-from typing import Any
 
 from absl import logging
 
@@ -12,8 +11,7 @@ from kinetic.accelerators import Accelerator
 from kinetic.aio.kubernetes.access import open_access
 from kinetic.aio.kubernetes.api import Api
 from kinetic.aio.kubernetes.credentials import Pool
-from kinetic.aio.kubernetes.diagnosis.nodes import labels, matches, refusing, short
-from kinetic.aio.kubernetes.diagnosis.quantities import requests
+from kinetic.aio.kubernetes.diagnosis.nodes import labels, takes
 from kinetic.aio.kubernetes.manifests import needs
 from kinetic.aio.kubernetes.reflector import listing
 from kinetic.configuration import Target
@@ -69,12 +67,5 @@ async def nodes_for(
         nodes = (await listing(api, "/api/v1/nodes", "")).items
     finally:
         await api.aclose()
-    return [_taking(needs(one), nodes) for one in accelerators]
-
-
-def _taking(spec: Mapping[str, Any], nodes: Iterable[Any]) -> int:
-    asked = requests(spec)
-    return sum(
-        matches(spec, node) and not short(asked, node) and not refusing(spec, node)
-        for node in nodes
-    )
+    specs = [needs(one) for one in accelerators]
+    return [sum(takes(spec, node) for node in nodes) for spec in specs]

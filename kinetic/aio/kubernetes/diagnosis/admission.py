@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
 from functools import partial
 
-from kinetic.aio.kubernetes.diagnosis.causes import ABSENT, Cause, Outlook, Rule, known, quoted
+from kinetic.aio.kubernetes.diagnosis.causes import ABSENT, Cause, Outlook, Rule, quoted
 from kinetic.aio.kubernetes.diagnosis.quantities import amount, number
 from kinetic.job_status import Reason
 
@@ -19,15 +18,15 @@ _QUOTA = re.compile(
 
 
 def refusal(text: str, unknown: Outlook = Outlook.BLOCKED) -> Cause:
-    """Return the cause of a refusal in the API server's words, such as a FailedCreate event.
+    """Return the cause of a refusal by the API server's message, as in a FailedCreate event.
 
-    *unknown* is the outlook of words that no rule knows.
+    *unknown* is the outlook of a message that no rule matches.
     """
     said = _WHAT.sub("", text)
     if (quota := _QUOTA.search(said)) is not None:
         return _exceeded(quota)
-    what = "Kubernetes does not create it"
-    return known(_RULES, said) or quoted(what, said, Reason.REFUSED, unknown)
+    what = "the API server refuses it"
+    return quoted(what, said, _RULES, reason=Reason.REFUSED, outlook=unknown)
 
 
 def _exceeded(found: re.Match[str]) -> Cause:
@@ -35,105 +34,66 @@ def _exceeded(found: re.Match[str]) -> Cause:
         dict(re.findall(r"([^,=\s]+)=([^,\s]+)", found[group]))
         for group in ("asked", "used", "limit")
     )
-    quota = f"quota {found['name']!r}"
     never = [name for name in asked if name in limit and number(asked[name]) > number(limit[name])]
-    wanted = _amounts(asked, never or asked)
-    if never and not any(number(limit[name]) for name in never):
-        what = f"{quota} allows no {', '.join(never)} in the namespace: the limit is 0"
-        advice = "have the quota raised, or use another namespace"
-        return Cause(what=what, advice=advice, reason=Reason.QUOTA, outlook=Outlook.FINAL)
-    if never:
-        allowed = _amounts(limit, never)
-        what = f"{quota} allows {allowed}, the pod asks for {wanted}: it can never fit"
-        return Cause(what=what, reason=Reason.QUOTA, outlook=Outlook.FINAL)
-    taken = ", ".join(
-        f"{_amounts(used, [name])} of {amount(name, limit.get(name, '?'))}" for name in asked
+    clauses = [
+        f"{name} {amount(name, asked[name])} requested, {amount(name, used.get(name, '?'))} used, "
+        f"limit {amount(name, limit.get(name, '?'))}"
+        for name in never or asked
+    ]
+    what = f"quota {found['name']!r} {'can never hold it' if never else 'is used up'}"
+    advice = None if never else "wait for other work to end, or have the quota raised"
+    if "count/jobs.batch" in asked and not never:
+        advice = "delete finished Jobs (kubectl delete job NAME), or have the quota raised"
+    return Cause(
+        what=f"{what}: {'; '.join(clauses)}",
+        advice=advice,
+        reason=Reason.QUOTA,
+        outlook=Outlook.FINAL if never else Outlook.OPEN,
     )
-    advice = "wait for other work to end, or have the quota raised"
-    if things := re.search(r"count/([^.=]+)", found["asked"]):
-        kind = things[1]
-        advice = f"delete finished {kind} (kubectl delete {kind} NAME), or have the quota raised"
-    what = f"{quota} is used up ({taken}), {wanted} more is needed: it is tried again"
-    return Cause(what=what, advice=advice, reason=Reason.QUOTA)
 
 
-def _amounts(quantities: Mapping[str, str], names: Iterable[str]) -> str:
-    return ", ".join(f"{name} {amount(name, quantities.get(name, '?'))}" for name in names)
-
-
-_never = partial(Rule, reason=Reason.REFUSED, outlook=Outlook.FINAL)
-_BEYOND = r"(maximum|minimum) \S+ usage per \w+ is |\S+ max limit to request (limit )?ratio per "
+_refused = partial(Rule, reason=Reason.REFUSED)
+_never = partial(_refused, outlook=Outlook.FINAL)
 
 _RULES = (
     _never(
-        r"failed quota: (?P<name>[^:]+): must specify (?P<what>.+)$",
-        "quota {name!r} needs these stated on every container: {what}",
-        "set it there; for the function's own container set memory= and cpu=",
+        "failed quota: .*must specify",
+        "set memory= and cpu= for the function's container",
         reason=Reason.QUOTA,
     ),
     _never(
-        rf"\[?(?P<what>({_BEYOND}).*?)\]?$",
-        "the namespace's LimitRange refuses the pod: {what}",
-        "ask for less or more, as it says, or have the LimitRange changed",
+        r"(maximum|minimum) \S+ usage per \w+ is |max limit to request (limit )?ratio per ",
+        "request what the namespace's LimitRange allows, or have it raised",
     ),
-    Rule(
-        r'failed calling webhook "(?P<name>[^"]+)"(?P<what>.*)',
-        "admission webhook {name!r} of the cluster cannot be reached, or does not answer in time"
-        "{what}; nothing is wrong with the job",
-        "tell the cluster's administrator; it is tried again by itself",
-        Reason.REFUSED,
+    _refused(
+        "failed calling webhook",
+        "tell the cluster's administrator that the webhook doesn't answer; the job is not at fault",
     ),
     _never(
-        r'violates PodSecurity "restricted[^"]*": (?P<what>.*runAsNonRoot.*)',
-        "the namespace enforces Pod Security 'restricted', which refuses the pod: {what}",
+        'violates PodSecurity "restricted.*runAsNonRoot',
         "set KINETIC_RUN_AS_USER, or run_as_user in the profile, to a user ID that the image can "
-        "run as, such as 1000, or leave out container_image=",
+        "run as, such as 1000, or omit container_image=",
     ),
-    _never(
-        r'violates PodSecurity "(?P<level>[^":]+)[^"]*": (?P<what>.*)',
-        "the namespace enforces Pod Security {level!r}, which refuses the pod: {what}",
-        "set or remove the fields that it names, or use a namespace that allows them",
-    ),
-    Rule(
-        r"(webhook|Policy) ['\"](?P<name>[^'\"]+)['\"][^:]* denied (the )?request:?"
-        r"[\s=]+(?P<what>.*)",
-        "the cluster's policy {name!r} refuses it: {what}",
+    _never("violates PodSecurity", "use a namespace without the restriction that it names"),
+    _refused(
+        r"(webhook|Policy) ['\"][^'\"]+['\"][^:]* denied (the )?request",
         "change the job as the policy says, or ask the cluster's administrator",
-        Reason.REFUSED,
     ),
+    _never("because it is being terminated", "use another namespace", reason=Reason.CANCELLED),
+    _never('"[^"]*" is invalid: ', "correct the named field"),
     Rule(
-        r"in namespace (?P<name>\S+) because it is being terminated",
-        "the namespace {name} is being deleted, with everything in it",
-        "submit it again in another namespace",
-        Reason.CANCELLED,
-        Outlook.FINAL,
-    ),
-    _never(
-        r'"[^"]*" is invalid: (?P<what>.*)',
-        "Kubernetes refuses the specification: {what}",
-        "correct the named field",
-    ),
-    Rule(
-        r'service ?account "?(?P<name>[^\s"]+)"? not found',
-        "service account {name!r} does not exist in the namespace, so no pod can be made",
-        "create it (kinetic doctor --manifest prints all that a namespace needs), or correct the "
+        r'service ?account "?[^\s"]+"? not found',
+        "create it (kinetic doctor --manifest prints everything a namespace needs), or correct the "
         "name (KINETIC_SERVICE_ACCOUNT)",
     ),
     *ABSENT,
-    Rule(
-        r'User "(?P<who>[^"]+)" cannot (?P<verb>\w+) resource "(?P<what>[^"]+)"',
-        "{who} may not {verb} {what}",
-        "have an administrator grant {verb} on {what}",
-        Reason.REFUSED,
-    ),
-    Rule(
-        r"(etcdserver: |status unknown for quota|request did not complete within "
+    _refused(r"User .* cannot \w+ resource", "have an administrator grant that permission"),
+    _refused(
+        r"etcdserver: |status unknown for quota|request did not complete within "
         r"|admission plugin \S+ failed to complete|the server is currently unable"
         r"|too many requests|the server was unable to return a response in time"
-        r"|connection refused|context deadline exceeded|timed out|please apply your changes).*",
-        "the API server cannot do it now ({all}); nothing is wrong with the job",
-        "it is tried again by itself",
-        Reason.REFUSED,
-        Outlook.OPEN,
+        r"|connection refused|context deadline exceeded|timed out|please apply your changes",
+        "wait; the job is not at fault, and Kubernetes retries",
+        outlook=Outlook.OPEN,
     ),
 )

@@ -1,10 +1,10 @@
-"""From facts to one sentence: a `Cause` says what and why, `tell` words it once."""
+"""Causes, and the one sentence that `tell` makes of a job's state."""
 
 from __future__ import annotations
 
 import enum
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from kinetic._messages import both_ends
@@ -12,46 +12,46 @@ from kinetic.aio.ports import Phase
 from kinetic.job_status import JobStatus, Reason
 
 LONGEST = 600
-"""Characters of Kubernetes' own words in a message; the middle of longer ones is left out."""
+"""The most characters that a message quotes of Kubernetes; longer quotes lose their middle."""
 
 
 class Outlook(enum.Enum):
-    """What may still become of a job."""
+    """Whether a job can still start or end well."""
 
     OPEN = "open"
-    """It runs, or time alone may let it start."""
+    """It runs, or waiting may be enough."""
     BLOCKED = "blocked"
-    """Nothing happens until somebody changes something else: a pool, a Secret, a permission."""
+    """It can't start until a user changes the cluster: a node pool, a Secret, a permission."""
     FINAL = "final"
-    """It has ended, or can never start as it was asked for."""
+    """It has ended, or can never start as requested."""
 
 
 PLATFORM = (Reason.PREEMPTED, Reason.EVICTED, Reason.NODE_LOST)
-_FAULT = "it is not the program's fault"
+NOT_THE_PROGRAM = "the program isn't at fault"
 
 ADVICE = {
-    **dict.fromkeys(PLATFORM, f"{_FAULT}: run it again if it isn't retried by itself"),
+    **dict.fromkeys(PLATFORM, f"{NOT_THE_PROGRAM}: submit it again unless kinetic retries it"),
     Reason.USER_ERROR: "see its log",
     Reason.SETUP: "correct what the message names, or ask the cluster's administrator",
-    Reason.OUT_OF_MEMORY: "ask for more memory (memory=), or use less",
+    Reason.OUT_OF_MEMORY: "request more memory (memory=), or use less",
     Reason.OUT_OF_DISK: "write less, write to a bucket, or raise that limit",
-    Reason.IMAGE_PULL: "correct the image's name, let the nodes read it, or see its registry",
-    Reason.UNSCHEDULABLE: "ask for what a node pool has, or add a node pool that has it",
-    Reason.QUOTA: "ask for less, or have the quota raised",
-    Reason.QUEUED: "wait; this is not an error",
+    Reason.IMAGE_PULL: "correct the image's name, let the nodes read it, or check its registry",
+    Reason.UNSCHEDULABLE: "request what a node pool has, or add a node pool that has it",
+    Reason.QUOTA: "request less, or have the quota raised",
+    Reason.QUEUED: "wait; this isn't an error",
     Reason.REFUSED: "change what the message names, or ask the cluster's administrator",
     Reason.DEADLINE: "give it more time (timeout=)",
-    Reason.CANCELLED: "submit again if that was not meant",
+    Reason.CANCELLED: "submit it again if you didn't intend that",
     Reason.LOST: "run it again",
 }
-"""What to do next, by reason, where a cause has no better advice."""
+"""The next step for each reason, for causes without advice that fits better."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cause:
-    """Why a job is as it is: *what* happened, in one clause, and what is *more* to say of it.
+    """Why a job is in its state: the first clause in *what*, the others in *more*.
 
-    Without ``advice``, its reason's counts. ``secret`` names a Secret that does not exist.
+    If ``advice`` is None, `ADVICE` has it. ``secret`` names a Secret that doesn't exist.
     """
 
     what: str = ""
@@ -63,12 +63,12 @@ class Cause:
 
     @property
     def clauses(self) -> list[str]:
-        """All that it says."""
+        """All clauses in order."""
         return [one for one in (self.what, *self.more) if one]
 
     @property
     def next_step(self) -> str:
-        """What to do about it; empty where nothing is wrong."""
+        """The advice; empty if nothing is wrong."""
         if self.advice is None and self.reason is not None:
             return ADVICE[self.reason]
         return self.advice or ""
@@ -76,13 +76,12 @@ class Cause:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diagnosis:
-    """What a user sees of a job.
+    """The state of a job as its user sees it.
 
-    ``phase`` is about processes: while one of them may still run it is never ENDED,
-    whatever the Job's conditions say. ``executor`` is the uid of the pod it is about.
-    ``message`` says what happened and ``advice`` what to do next; each may be empty.
-    ``secret`` names a Secret that the job waits for. ``host`` is the host that failed first, of
-    a job on several.
+    ``phase`` is about processes: it isn't ENDED while one may run, whatever the Job's
+    conditions say. ``executor`` is the pod's uid. ``message`` says what happened and
+    ``advice`` what to do next; both may be empty. ``secret`` names a Secret that the job
+    waits for. Of a job on several hosts, ``host`` is the one that failed first.
     """
 
     status: JobStatus = JobStatus.PENDING
@@ -104,10 +103,10 @@ class Diagnosis:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class State:
-    """Everything that a sentence about a job is made of.
+    """The facts from which `tell` makes a `Diagnosis`.
 
-    ``lead`` are clauses that come before the cause, the outermost first. ``before`` is why an
-    earlier pod ended, ``held`` what holds a deleted object.
+    The clauses in ``lead`` come before the cause. ``before`` is why an earlier pod ended,
+    ``held`` is what keeps a deleted object from going.
     """
 
     status: JobStatus
@@ -134,7 +133,7 @@ def waiting(cause: Cause, *lead: str, executor: str = "") -> State:
 
 
 def running(cause: Cause, *lead: str, executor: str = "") -> State:
-    """Return the state of a job that runs; *cause* is what may yet end it."""
+    """Return the state of a job that runs, and that *cause* may end."""
     return replace(
         waiting(cause, *lead, executor=executor), status=JobStatus.RUNNING, phase=Phase.RUNNING
     )
@@ -148,40 +147,32 @@ def ended(
     status: JobStatus = JobStatus.FAILED,
 ) -> State:
     """Return the state of a job that *cause* ended."""
-    return State(
-        status=status,
-        phase=Phase.ENDED,
-        cause=cause,
-        lead=lead,
-        exit_code=exit_code,
-        executor=executor,
-    )
+    found = waiting(cause, *lead, executor=executor)
+    return replace(found, status=status, phase=Phase.ENDED, exit_code=exit_code)
 
 
 def tell(state: State) -> Diagnosis:
-    """Put *state* into words: the only place that makes a sentence of causes."""
-    cause, before, held = state.cause, state.before, state.held
+    """Put *state* into words. No other function makes a sentence of causes."""
+    cause, before = state.cause, state.before
     first, *more = [*cause.clauses, ""]
-    clauses = [": ".join([one for one in (*state.lead, first) if one]), *more]
-    reason, advice = cause.reason, [_step(state)]
+    clauses = [": ".join(one for one in (*state.lead, first) if one), *more]
+    steps = [_step(state)]
     if before is not None:
-        if not state.over and before.reason not in (*PLATFORM, Reason.LOST):
-            advice = [advice[0] or before.next_step]
-        fault = f" ({_FAULT})" if before.reason in PLATFORM and not state.over else ""
-        clauses.append(f"before that: {'; '.join(before.clauses)}{fault}")
-        unfit = reason in (None, Reason.UNSCHEDULABLE) and cause.outlook is not Outlook.FINAL
-        reason = before.reason if unfit and not state.over else reason
-    if held is not None:
-        clauses += held.clauses
-        advice.append(held.next_step)
+        clauses.append(f"before that: {'; '.join(before.clauses)}")
+        if not (steps[0] or state.over or before.reason in PLATFORM):
+            steps.append(before.next_step)
+    if state.held is not None:
+        clauses += state.held.clauses
+        steps.append(state.held.next_step)
+    earlier = before.reason if before is not None and not state.over else None
     return Diagnosis(
         status=state.status,
         phase=state.phase,
-        reason=reason,
+        reason=cause.reason or earlier,
         exit_code=state.exit_code,
         executor=state.executor,
         message="; ".join(dict.fromkeys(one for one in clauses if one)),
-        advice="; ".join(dict.fromkeys(one for one in advice if one)),
+        advice="; ".join(dict.fromkeys(one for one in steps if one)),
         outlook=Outlook.FINAL if state.over else cause.outlook,
         secret=cause.secret,
         host=state.host,
@@ -189,38 +180,40 @@ def tell(state: State) -> Diagnosis:
 
 
 def _step(state: State) -> str:
-    """Return what to do next, and what happens then."""
+    """Return the next step, and what follows it."""
     step, outlook = state.cause.next_step, state.cause.outlook
     if not step or outlook is Outlook.OPEN:
         return step
     if state.over:
         return f"{step}, then submit it again"
     by_itself = outlook is Outlook.BLOCKED and state.cause.reason is Reason.SETUP
-    return f"{step}; it starts by itself then" if by_itself else step
+    return f"{step}; then it starts automatically" if by_itself else step
 
+
+# --- messages of Kubernetes -----------------------------------------------------------------
 
 _FLAGS = re.DOTALL | re.IGNORECASE | re.MULTILINE
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What words mean that *pattern* finds.
+    """The cause that a message has if it matches *pattern*.
 
-    In *what* and *advice*, ``{name}`` stands for the group of that name and ``{all}`` for
-    everything that was found.
+    *advice* and *what* may refer to the pattern's groups by name, and to the facts that
+    `known` gets. By default the cause quotes the message.
     """
 
     pattern: str
-    what: str
     advice: str | None = None
+    what: str = "{what}: {said}"
     reason: Reason | None = Reason.SETUP
     outlook: Outlook = Outlook.BLOCKED
 
-    def apply(self, text: str, **facts: str) -> Cause | None:
-        """Return what *text* means, with *facts* for further names; None if it doesn't match."""
+    def apply(self, text: str, facts: Mapping[str, str]) -> Cause | None:
+        """Return the cause of *text*, or None if the pattern doesn't match."""
         if (found := re.search(self.pattern, text, _FLAGS)) is None:
             return None
-        words = {key: both_ends(one or "", LONGEST) for key, one in _groups(found)}
+        words = {key: both_ends(one, LONGEST) for key, one in found.groupdict("").items()}
         words |= facts
         return Cause(
             what=self.what.format(**words),
@@ -231,59 +224,56 @@ class Rule:
         )
 
 
-def _groups(found: re.Match[str]) -> list[tuple[str, str | None]]:
-    return [*found.groupdict().items(), ("all", found[0])]
+def known(rules: Iterable[Rule], what: str, text: str, **facts: str) -> Cause | None:
+    """Return the cause by the first of *rules* that matches *text*, or None.
+
+    A cause that quotes *text* begins with *what*.
+    """
+    facts = {"what": what, "said": gist(text), **facts}
+    return next((one for rule in rules if (one := rule.apply(text, facts)) is not None), None)
 
 
-def known(rules: Iterable[Rule], text: str, **facts: str) -> Cause | None:
-    """Return what the first of *rules* that matches says of *text*."""
-    return next((one for rule in rules if (one := rule.apply(text, **facts)) is not None), None)
+def quoted(
+    what: str,
+    text: str,
+    rules: Iterable[Rule] = (),
+    *,
+    reason: Reason = Reason.SETUP,
+    outlook: Outlook = Outlook.BLOCKED,
+    **facts: str,
+) -> Cause:
+    """Return the cause by `known`; without a rule, *text* with the advice for *reason*."""
+    found = known(rules, what, text, **facts)
+    if found is not None:
+        return found
+    said = gist(text)
+    return Cause(what=f"{what}: {said}" if said else what, reason=reason, outlook=outlook)
 
 
-_PASSED_ON = re.compile(
+# Prefixes that components add when they pass on an error: the informative part comes last.
+_PREFIXES = re.compile(
     r"^(?:.*(?:OCI runtime create failed|unable to start container process): "
     r"|rpc error: code = \w+ desc = |Err\w+: |Error creating: |Internal error occurred: "
     r'|Back-off pulling image "[^"]*": '
     r"|create Pod \S+ in StatefulSet \S+ failed error: |\S+ nodes are available: "
-    r"|failed (?:to (?:pull|resolve|do|copy|create|generate|start|call)|calling)"
+    r"|failed to (?:pull|resolve|do|copy|create|generate|start)"
     r' (?:[^:"]|"[^"]*")*: |(?:Get|Head|Post) "[^"]*": )+'
     r"|(?:: unknown|\. no new claims.*)$",
     re.DOTALL | re.IGNORECASE,
 )
 
 
-def gist(said: str) -> str:
-    """Return the informative end of an error, without the words of those who passed it on."""
-    return both_ends(_PASSED_ON.sub("", said), 400).rstrip(".")
+def gist(text: str) -> str:
+    """Return the informative end of an error message."""
+    return both_ends(_PREFIXES.sub("", text), 400).rstrip(".")
 
-
-def quoted(
-    what: str, said: str, reason: Reason = Reason.SETUP, outlook: Outlook = Outlook.BLOCKED
-) -> Cause:
-    """Return a cause in Kubernetes' own words, with the advice that its *reason* has."""
-    end = gist(said)
-    return Cause(what=f"{what}: {end}" if end else what, reason=reason, outlook=outlook)
-
-
-_CREATE = "create it or correct the name"
 
 ABSENT = (
+    Rule(r'secrets? "?(?P<secret>[^\s"]+)"? not found', "create the Secret or correct its name"),
     Rule(
-        r"(?P<kind>namespace|\w+ ?class)(?:es|s)?(?:\.[\w.]+)?(?: with name)? "
-        r'"?(?P<name>[^\s"]+)"? (?:(?:was|not) found|does not exist)',
-        "{kind} {name!r} does not exist in this cluster",
+        r'(namespace|\w+ ?class|configmap|service ?account)\S* (with name )?"?[^\s"]+"? '
+        "((was|not) found|does not exist)",
         "create it, have an administrator create it, or correct the name",
     ),
-    Rule(
-        r'secrets? "?(?P<secret>[^\s"]+)"? not found',
-        "Secret {secret!r} does not exist in the namespace",
-        _CREATE,
-    ),
-    Rule(
-        r"(?P<kind>configmap|persistentvolumeclaim|service ?account|resourceclaim\w*?)s?"
-        r'(?:\.[\w.]+| \S+: \w+)? "?(?P<name>[^\s"]+)"? not found',
-        "{kind} {name!r} does not exist in the namespace",
-        _CREATE,
-    ),
 )
-"""Objects that are named and don't exist, whatever looks for them."""
+"""Messages about objects that don't exist."""

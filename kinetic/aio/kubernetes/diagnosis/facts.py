@@ -1,4 +1,4 @@
-"""Facts about one job and its pods, as the API returned them. Nothing here is worded."""
+"""Facts about one job and its pods, as the API returned them."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from kinetic.aio.kubernetes.diagnosis.documents import Document, condition, part
 class Seen:
     """Everything known of one job, as the API returned it.
 
-    ``nodes`` None means that they are not known. ``workload`` is Kueue's object for the
-    Job. ``gone`` and ``earlier`` are the last versions of pods and of the Job that no
-    longer exist: `merged` keeps them, because a cause is often deleted a second later.
+    ``nodes`` is None if they are not known. ``workload`` is Kueue's object for the Job.
+    ``gone`` and ``earlier`` are the last versions of pods and of the Job that no longer
+    exist: `merged` keeps them, because Kubernetes often deletes a cause after a second.
     ``scenes`` are nodes by pod uid, as they were when the pod was first disrupted.
-    ``makers`` are kind and name of what makes the pods of a set. ``absent`` are storage
-    drivers that the cluster doesn't have.
+    ``makers`` are kind and name of the objects that create the pods of a set. ``absent``
+    are storage drivers that the cluster doesn't have.
     """
 
     job: Document | None = None
@@ -50,10 +50,10 @@ class Seen:
         return self.name or str(part(self.any_job, "metadata").get("name", ""))
 
     def about(self, document: Document | None, *reasons: str) -> list[Document]:
-        """Events on a pod (for None: the Job, or its makers) with one of *reasons*, in order.
+        """Return events on a pod (for None: the Job, or its makers) with one of *reasons*.
 
-        Events outlive their objects. One with another uid, or older than the object,
-        belongs to an earlier object of the same name.
+        They are in order of time. Events outlive their objects: one with another uid, or
+        older than the object, belongs to an earlier object of the same name.
         """
         metadata: Document = part(document if document is not None else self.any_job, "metadata")
         named: Sequence[tuple[str, str]] = [("Pod", metadata.get("name") or "")]
@@ -93,7 +93,7 @@ def _moment(event: Document) -> str:
 
 
 def merged(before: Seen, now: Seen) -> Seen:
-    """Return *now* with the last versions of what has gone since *before*."""
+    """Return *now* with the last versions of the objects that were deleted since *before*."""
     present = {uid(pod) for pod in now.pods}
     left = {uid(pod): pod for pod in (*before.gone, *before.pods)}
     told = {_identity(event) for event in now.events}
@@ -112,7 +112,7 @@ def merged(before: Seen, now: Seen) -> Seen:
 
 
 def _as_first_asked(before: Document | None, now: Document) -> Document:
-    """Return *now* with its first deletion time: a node asks for deletion again at the end."""
+    """Return *now* with its first deletion time: at the end, its node requests deletion again."""
     first, asked = part(before, "metadata"), ("deletionTimestamp", "deletionGracePeriodSeconds")
     if not first.get("deletionTimestamp"):
         return now
@@ -135,15 +135,15 @@ def _identity(event: Document) -> tuple[object, ...]:
 
 
 OUTCOME = "kinetic"
-"""Where the end of a container has the reason of the outcome that its runner committed."""
+"""The key of a container's end with the reason of the outcome that its runner committed."""
 
 START_ERRORS = frozenset({"StartError", "ContainerCannotRun", "RunContainerError"})
-"""Reasons of a container's end which say that its program never began."""
+"""Reasons of a container's end that mean that its program never started."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Container:
-    """One container: its part of the pod's spec beside its status."""
+    """One container: its parts of the pod's spec and status."""
 
     name: str
     spec: Document
@@ -157,14 +157,14 @@ class Container:
 
     @property
     def ended(self) -> Document | None:
-        """How it ended: now, or the last time if it waits to be started again."""
+        """Its end: the current one, or the last one while it waits for a restart."""
         last: Document | None = part(self.status, "lastState").get("terminated")
         waits = self.state("waiting") is not None
         return self.state("terminated") or (last if waits else None)
 
     @property
     def unmade(self) -> bool:
-        """Whether its node never had its image, and gave it an end because the pod has one."""
+        """Whether it never started and its node made up an end for it, as a pod's end needs one."""
         unknown = (self.ended or {}).get("reason") == "ContainerStatusUnknown"
         return unknown and self.status.get("imageID") == ""
 
@@ -179,7 +179,7 @@ _INDEX = "batch.kubernetes.io/job-completion-index"
 
 
 class Pod:
-    """A pod: its last version, and what else was *seen*."""
+    """The last version of a pod, with everything else that was *seen*."""
 
     def __init__(self, document: Document, seen: Seen | None = None) -> None:
         self.document, self.seen = document, seen or Seen()
@@ -195,7 +195,7 @@ class Pod:
 
     @cached_property
     def containers(self) -> Sequence[Container]:
-        """All of them, init containers first: GKE puts the sidecar that mounts buckets there."""
+        """All containers, init containers (such as GKE's sidecar for buckets) first."""
         found: list[Container] = []
         for init, kind in ((True, "initContainers"), (False, "containers")):
             told = parts(self.status, "initContainerStatuses" if init else "containerStatuses")
@@ -214,16 +214,16 @@ class Pod:
 
     @cached_property
     def programs(self) -> Sequence[Container]:
-        """Those that do the work; the first one decides."""
+        """Containers that aren't init containers; the first one decides."""
         return [one for one in self.containers if not one.init]
 
     @property
     def ended(self) -> bool:
-        """Whether none of its programs runs or will run."""
+        """Whether no program of it runs or will run."""
         if self.status.get("phase") in ("Succeeded", "Failed"):
             return True
         if not self.status.get("containerStatuses"):
-            return False  # most pods, and this is asked often
+            return False  # the case of most pods, and this runs often
         never = self.spec.get("restartPolicy") == "Never"
         return never and all(one.state("terminated") is not None for one in self.programs)
 
@@ -254,12 +254,12 @@ class Pod:
 
     @property
     def disruption(self) -> Document | None:
-        """The condition which says that the platform ended it."""
+        """The condition that it has if the platform ended it."""
         return condition(self.document, "DisruptionTarget")
 
     @property
     def bad(self) -> Container | None:
-        """The program that made it fail, or a container that kept the program from starting."""
+        """The program that failed, or an init container that failed before the program started."""
         return next((one for one in reversed(self.containers) if self._failed(one)), None)
 
     def _failed(self, one: Container) -> bool:
@@ -267,50 +267,50 @@ class Pod:
 
     @property
     def end(self) -> Document:
-        """How its program ended."""
+        """The end of its program."""
         one = self.bad or next(iter(self.programs), None)
         return (one.ended if one is not None else None) or {}
 
     @property
     def answered(self) -> bool:
-        """Whether its program ended in its own way after the pod's deletion was requested."""
+        """Whether its program ended by itself after the pod's deletion was requested."""
         try:
             until = datetime.fromisoformat(self.metadata["deletionTimestamp"])
             asked = until - timedelta(seconds=int(self.metadata["deletionGracePeriodSeconds"]))
             since = datetime.fromisoformat(self.end["finishedAt"]) >= asked
-        except (KeyError, ValueError, TypeError):  # not every pod has these
+        except (KeyError, ValueError, TypeError):  # a pod may lack any of these
             return False
         return since and self.end.get("reason") not in ("OOMKilled", *START_ERRORS)
 
     @property
     def stopped(self) -> bool:
-        """Whether its end may be the answer to a request to stop, by exit code or moment."""
+        """Whether a request to stop may have caused its end, by exit code or time."""
         code, reason = self.end.get("exitCode"), self.end.get("reason")
         by_signal = code in (137, 143) and reason in (None, "Error")
         return self.bad is None or self.bad.unmade or by_signal or self.answered
 
     @property
     def swept(self) -> bool:
-        """Whether its Job or a user stopped it."""
+        """Whether its Job or a user deleted it, and not the platform."""
         return self.leaving and self.stopped and self.disruption is None
 
     @cached_property
     def node(self) -> Document | None:
-        """Its node: as it was when the pod was first disrupted, else as it is."""
+        """Its node as it was when the pod was first disrupted; otherwise as it is."""
         name = self.spec.get("nodeName")
         found = (one for one in self.seen.nodes or () if part(one, "metadata").get("name") == name)
         return self.seen.scenes.get(self.uid) or next(found, None)
 
     @property
     def node_removed(self) -> bool:
-        """Whether its node is not among those that exist."""
+        """Whether its node no longer exists."""
         name = self.spec.get("nodeName")
         there = {part(one, "metadata").get("name") for one in self.seen.nodes or ()}
         return bool(name and there) and name not in there
 
     @property
     def node_silent(self) -> bool:
-        """Whether its node does not answer; its containers still say that they run."""
+        """Whether its node does not answer. The status of its containers is out of date then."""
         if self.status.get("phase") == "Unknown":
             return True
         if condition(self.node, "Ready", "Unknown") is not None:
@@ -331,7 +331,7 @@ class Pod:
 
     @property
     def taken_back(self) -> bool:
-        """Whether the cloud has announced the end of its node (documents: GKE, Spot VMs)."""
+        """Whether the cloud has announced the end of its node (GKE, "Spot VMs")."""
         notice = "cloud.google.com/impending-node-termination"
         return any(one.get("key") == notice for one in self.taints)
 

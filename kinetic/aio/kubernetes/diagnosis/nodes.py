@@ -1,4 +1,4 @@
-"""Nodes beside what a pod asks for: labels, taints, room."""
+"""Nodes beside what a pod requests: labels, taints, resources."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from kinetic.aio.kubernetes.diagnosis.documents import Document, part, parts
-from kinetic.aio.kubernetes.diagnosis.quantities import number, requests
+from kinetic.aio.kubernetes.diagnosis.quantities import number, requests, shown
 
-# Taints that a node has for as long as it is made ready, unwell or about to be removed.
-_PASSING = (
+_TEMPORARY = (
     "node.kubernetes.io/",
     "node.cloudprovider.kubernetes.io/",
     "node.cilium.io/",
@@ -19,73 +18,80 @@ _PASSING = (
     "ToBeDeletedByClusterAutoscaler",
     "cloud.google.com/impending-node-termination",
 )
+"""Prefixes of taints that a node has while it starts, is unwell, or is about to be removed."""
+
+_GPU_TYPE = "cloud.google.com/gke-accelerator"
 
 
 @dataclass(frozen=True, slots=True)
-class Offer:
-    """A node that has the labels which a pod selects, as that pod sees it."""
+class Refusal:
+    """Why a node doesn't take a pod: *text* follows the node's name and "has".
 
-    node: Document
-    short: bool
-    """Whether it has too little of something, even when nothing else runs there."""
-    taints: Mapping[str, str]
-    """Those that the pod does not tolerate, by key, as people write them."""
+    A *temporary* refusal ends without anybody's help.
+    """
 
-    @property
-    def name(self) -> str:
-        """The node's name."""
-        return str(part(self.node, "metadata").get("name") or "?")
-
-    @property
-    def cordoned(self) -> bool:
-        """Whether an operator has closed it."""
-        return bool(part(self.node, "spec").get("unschedulable"))
-
-    @property
-    def kept(self) -> list[str]:
-        """The taints that do not go by themselves."""
-        return [text for key, text in self.taints.items() if not key.startswith(_PASSING)]
-
-    @property
-    def closed(self) -> list[str]:
-        """What closes it to the pod; what goes by itself only if there is nothing else."""
-        stays = [f"taint {text}" for text in self.kept] + ["cordoned"] * self.cordoned
-        return stays or [key.rpartition("/")[2] for key in self.taints]
+    text: str
+    advice: str = ""
+    temporary: bool = False
 
 
-def offers(spec: Document, nodes: Sequence[Document]) -> list[Offer]:
-    """What those of *nodes* offer that a pod of this *spec* selects."""
-    asked = requests(spec)
-    return [
-        Offer(node, short(asked, node), _taints(spec, node))
-        for node in nodes
-        if matches(spec, node)
-    ]
+def refusals(spec: Document, node: Document) -> list[Refusal]:
+    """Return why *node*, used by no other pod, doesn't take a pod of this *spec*.
+
+    Labels are not considered; see `matches`.
+    """
+    return [*_sizes(requests(spec), node), *_closings(spec, node)]
 
 
-def labels(node: Document) -> Mapping[str, str]:
-    """The node's labels."""
-    found = part(part(node, "metadata"), "labels")
-    return {key: value for key, value in found.items() if value is not None}
+def takes(spec: Document, node: Document) -> bool:
+    """Return whether *node* takes a pod of this *spec* while it has room."""
+    return matches(spec, node) and not refusals(spec, node)
 
 
-def allocatable(node: Document, resource: str) -> float:
-    """How much of *resource* the node has for pods, in use or not."""
-    status: Document = part(node, "status")
-    return number((status.get("allocatable") or part(status, "capacity")).get(resource, 0))
+def _sizes(asked: Mapping[str, float], node: Document) -> list[Refusal]:
+    found: list[Refusal] = []
+    for name in asked:
+        there = allocatable(node, name)
+        if asked[name] <= there:
+            continue
+        # GKE, "Troubleshoot GPUs": a node whose driver isn't installed has no nvidia.com/gpu.
+        if name == "nvidia.com/gpu" and not there and (kind := labels(node).get(_GPU_TYPE)):
+            advice = (
+                "wait until the driver is installed; if that takes longer than 10 min, create the "
+                "node pool with gpu-driver-version=default"
+            )
+            found.append(Refusal(f"no usable {kind} yet: its driver isn't ready", advice, True))
+            continue
+        has = f"only {shown(name, there)}" if there else f"no {shown(name, 0).split(' ', 1)[-1]}"
+        found.append(Refusal(has, "request less, or add a larger machine type"))
+    return found
 
 
-def short(asked: Mapping[str, float], node: Document) -> bool:
-    """Whether the node has too little of something, even when nothing else runs there."""
-    return any(amount > allocatable(node, name) for name, amount in asked.items())
-
-
-def refusing(spec: Document, node: Document) -> bool:
-    """Whether the node takes no such pod, however much room it has."""
-    return bool(Offer(node, False, _taints(spec, node)).closed)
+def _closings(spec: Document, node: Document) -> list[Refusal]:
+    taints = _taints(spec, node)
+    stays = [text for key, text in taints.items() if not key.startswith(_TEMPORARY)]
+    cordoned = part(node, "spec").get("unschedulable")
+    found: list[Refusal] = []
+    if stays:
+        text = f"taint {', '.join(sorted(stays))}, which the pod doesn't tolerate"
+        found.append(
+            Refusal(
+                text, "add a node pool whose taints the pod tolerates, or have the taint removed"
+            )
+        )
+    if cordoned:
+        found.append(Refusal("been cordoned by an operator", "have it uncordoned, or wait"))
+    if taints and not found:
+        names = ", ".join(sorted(key.rpartition("/")[2] for key in taints))
+        advice = "wait; this isn't an error"
+        if "memory-pressure" in names:
+            advice = "wait, or request memory (memory=) to start there earlier"
+        found.append(Refusal(f"temporary taint {names}", advice, True))
+    return found
 
 
 def _taints(spec: Document, node: Document) -> dict[str, str]:
+    """Return the taints that the pod doesn't tolerate, by key."""
     found: dict[str, str] = {}
     for taint in parts(part(node, "spec"), "taints"):
         hard = taint.get("effect") in ("NoSchedule", "NoExecute")
@@ -105,21 +111,32 @@ def _tolerates(toleration: Mapping[str, Any], taint: Mapping[str, Any]) -> bool:
     )
 
 
+def labels(node: Document) -> Mapping[str, str]:
+    """Return the node's labels."""
+    found = part(part(node, "metadata"), "labels")
+    return {key: value for key, value in found.items() if value is not None}
+
+
+def allocatable(node: Document, resource: str) -> float:
+    """Return how much of *resource* the node has for pods, in use or not."""
+    status: Document = part(node, "status")
+    return number((status.get("allocatable") or part(status, "capacity")).get(resource, 0))
+
+
 def matches(spec: Document, node: Document) -> bool:
-    """Whether the node has the labels that the pod selects, and one of each that it accepts."""
+    """Return whether the node has the labels that the pod selects."""
     given = labels(node)
-    return part(spec, "nodeSelector").items() <= given.items() and all(
-        given.get(key) in values for key, values in accepted(spec).items()
-    )
+    return all(given.get(key) in values for key, values in selected(spec).items())
 
 
-def accepted(spec: Document) -> dict[str, Sequence[str]]:
-    """Return the values that the pod's required node affinity accepts, by label."""
+def selected(spec: Document) -> dict[str, Sequence[str]]:
+    """Return the values that the pod accepts for each label, by selector and node affinity."""
     affinity: Document = part(part(spec, "affinity"), "nodeAffinity")
     required: Document = part(affinity, "requiredDuringSchedulingIgnoredDuringExecution")
-    return {
+    accepted = {
         str(one.get("key")): parts(one, "values")
         for term in parts(required, "nodeSelectorTerms")[:1]
         for one in parts(term, "matchExpressions")
         if one.get("operator") == "In"
     }
+    return accepted | {key: (value,) for key, value in part(spec, "nodeSelector").items()}
