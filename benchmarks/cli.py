@@ -3,7 +3,7 @@
 Fresh processes, with a bare interpreter in the same rounds to compare with:
 ``--help``, and ``jobs list`` and ``batches list`` on a store with few and with
 many jobs and batches; with ``--peer PYTHON``, an interpreter that has it, also
-``--help`` of keras-kinetic. A regression: ``--help`` takes more than 7.5 times
+``--help`` of keras-kinetic. A regression: ``--help`` takes more than 6 times
 a bare interpreter, or a list of many more than 3 times one of few.
 """
 

@@ -8,7 +8,6 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import UTC, datetime
 from typing import Any, cast
 
 import click
@@ -35,6 +34,8 @@ def note(text: str) -> None:
 
 def age(created_at: str) -> str:
     """Return how long ago *created_at* (ISO 8601) was."""
+    from datetime import UTC, datetime  # `kinetic --help` needs none
+
     try:
         born = datetime.fromisoformat(created_at)
     except ValueError:

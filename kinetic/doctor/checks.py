@@ -12,7 +12,19 @@ import anyio
 
 from kinetic.errors import KineticError
 
-__all__ = ["Check", "Finding", "Report", "Result", "State", "run_checks"]
+__all__ = [
+    "Check",
+    "Finding",
+    "Report",
+    "Result",
+    "State",
+    "failed",
+    "failed_by",
+    "ok",
+    "run_checks",
+    "skipped",
+    "warning",
+]
 
 LIMIT_S = 30.0
 """Maximum time of one check, not counting the checks that it needs."""
