@@ -1,7 +1,7 @@
 """The supervisor's entry: ``python -P -m kinetic._supervisor HOME READY_FD``.
 
-It leaves the process that started it by a second fork, decides by a lock
-whether it is the one, and says so through the descriptor: one JSON line.
+It detaches from the process that started it by a second fork. A lock decides whether it becomes
+the supervisor of HOME. It writes the decision to the descriptor, as one line of JSON.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from kinetic._supervisor.supervisor import Supervisor, say, seconds
 
 WAITING_CLIENTS = 512
 DIARY_BYTES = 1 << 20
-"""A supervisor begins its log anew when those before it have written more."""
+"""Above this size, a new supervisor empties the log of earlier ones."""
 
 
 def found(
     home: Path, environ: Mapping[str, str], tell: Callable[[Mapping[str, object]], None]
 ) -> Supervisor | None:
-    """The supervisor of *home*, listening; None if there is one already.
+    """Return the supervisor of *home*, listening; None if another one runs.
 
-    *tell* is called once clients can connect, to this one or to the other.
+    Call *tell* once clients can connect, to this supervisor or to the other.
 
     Raises:
         OSError: The state folder cannot be used.
@@ -63,7 +63,7 @@ def found(
         processes.become_subreaper()
         left = parents.end_processes_of(str(places.state))
         if left:
-            say(f"processes of an earlier supervisor do not end: {left}")
+            say(f"processes of an earlier supervisor can't be killed: {left}")
         machine = jobs.Slots(cpus_here(environ), gpus_here(environ))
         table = Table(machine, seconds(environ.get("KINETIC_JOB_TTL_S", ""), KEPT_S))
         journal = _go_on(table, places)
@@ -75,7 +75,7 @@ def found(
 
 
 def _go_on(table: Table, places: Places) -> Journal:
-    """Take over what is known of the jobs; nothing of them runs any more."""
+    """Restore the table of jobs from the journal. None of their processes runs any more."""
     deleted = table.restore(read(places.journal), time.time())
     journal = Journal(places.journal)
     for name in deleted:
@@ -85,7 +85,7 @@ def _go_on(table: Table, places: Places) -> Journal:
 
 
 def _clear(places: Places) -> None:
-    """Put aside what jobs that are gone have left in their folders; empty a log that is long."""
+    """Move the folders of earlier jobs to the trash, and empty a long log."""
     with contextlib.suppress(OSError):
         if places.diary.stat().st_size > DIARY_BYTES:
             os.truncate(places.diary, 0)
@@ -105,9 +105,9 @@ def _listen(places: Places) -> socket.socket:
 
 
 def main(home: Path, ready: int) -> None:
-    """Become the supervisor of *home*, or find that there is one."""
+    """Become the supervisor of *home*, unless another one runs."""
     if os.fork():
-        os._exit(0)  # nobody has to wait for a supervisor's end
+        os._exit(0)  # init collects the supervisor, not the client that started it
     told: list[Mapping[str, object]] = []
 
     def tell(words: Mapping[str, object]) -> None:
@@ -116,7 +116,7 @@ def main(home: Path, ready: int) -> None:
             os.write(ready, json.dumps(words).encode() + b"\n")
             os.close(ready)
         except OSError:
-            return  # whoever asked has gone; others will come
+            return  # the client that started it has ended; others may come
 
     try:
         _begin(home, tell)

@@ -78,7 +78,7 @@ class Slots:
 
 
 KEPT_S = 24 * 3600.0
-"""How long to remember an ended job; its log stays until the job is deleted."""
+"""How long the supervisor remembers an ended job; the log stays until the job is deleted."""
 
 KEPT = 4096
 """How many ended jobs to remember; above that, forget the one that ended first.
@@ -114,7 +114,7 @@ class Stop(enum.Enum):
 
 
 class Due(enum.Enum):
-    """What a timer is for."""
+    """The kinds of timers of a job."""
 
     START = "start"
     DEADLINE = "deadline"
@@ -343,11 +343,11 @@ class Table:
     ) -> list[Action]:
         """End *job*, whose process has left with exit code *status* (negative: a signal).
 
-        *meaning* is what that exit code of a runner says.
+        *meaning* explains an exit code of the runner.
         """
         job.exit_code = status
         reason, message = _verdict(job, status, out_of_memory=out_of_memory)
-        more = f", by which its runner says that {meaning}" if meaning and not reason else ""
+        more = f": {meaning}" if meaning and not reason else ""
         return self._end(job, now, reason, message + more)
 
     def failed(self, job: Job, now: float, reason: Reason, message: str) -> list[Action]:
@@ -382,7 +382,7 @@ class Table:
         return actions
 
     def due(self, what: Due, job: Job, now: float) -> list[Action]:
-        """Act on an `Arm` whose time has come; nothing is left to do if the job has moved on."""
+        """Handle an `Arm` that is due; ignore it if the job has moved on."""
         match what:
             case Due.START if job.state is State.QUEUED and job.header is not None:
                 limit = job.header.start_timeout or 0.0
@@ -552,8 +552,8 @@ def _verdict(job: Job, status: int, *, out_of_memory: bool) -> tuple[str, str]:
     if status == -signal.SIGKILL and out_of_memory:
         return Reason.OUT_OF_MEMORY, "killed by the kernel: the machine ran out of memory"
     if status == -signal.SIGKILL:
-        somebody = "by the kernel when memory ran out, or by somebody"
-        return Reason.LOST, f"killed by SIGKILL ({somebody})"
+        sender = "by the kernel when memory ran out, or by a user"
+        return Reason.LOST, f"killed by SIGKILL ({sender})"
     known = -status in signal.valid_signals()
     return (
         Reason.LOST,

@@ -1,9 +1,8 @@
-"""What happened to the jobs, in a file that outlives the supervisor.
+"""The journal: a file of events of jobs that the next supervisor reads.
 
-One JSON object a line, appended by a single write: a kill at any moment leaves
-whole lines. Nothing is synced, so a power cut may take the last ones; the
-processes they speak of are then gone as well. Neither environment nor key of a
-job is ever written here.
+Each line is a JSON object, appended by a single write, so a kill leaves whole lines. Nothing is
+synced: a power cut may lose the last lines, and it ends the processes in them. The journal never
+contains a job's environment or key.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from typing import Any
 
 Line = Mapping[str, Any]
 SPARE_LINES = 20_000
-"""The journal is rewritten when it has this many lines, most of them about the past."""
+"""Rewrite the journal above this many lines, if most of them are about forgotten jobs."""
 
 _dumps = json.JSONEncoder(separators=(",", ":")).encode
 
@@ -32,7 +31,7 @@ class Journal:
         self._lines = 0
 
     def rewrite(self, lines: Iterable[Line]) -> None:
-        """Begin anew with *lines*; the old file stays if that fails.
+        """Replace the content by *lines*; after an error, the old file stays.
 
         Raises:
             OSError: It cannot be written.
@@ -53,10 +52,10 @@ class Journal:
         self._owed.clear()
 
     def append(self, line: Line) -> None:
-        """Write *line* before anybody is told what it says.
+        """Write *line* now, before any client hears of the event.
 
         Raises:
-            OSError: It cannot be written; the file is as it was.
+            OSError: The write failed; the file is unchanged.
         """
         owed = len(self._owed)
         self._owed.append(_dumps(line).encode() + b"\n")
@@ -67,25 +66,25 @@ class Journal:
             raise
 
     def note(self, line: Line) -> None:
-        """Write *line* with the next one, by `pay` or, while the disk is full, when it can be."""
+        """Write *line* with the next one or by `pay`; keep it while the disk is full."""
         self._owed.append(_dumps(line).encode() + b"\n")
 
     def pay(self) -> None:
-        """Write what is owed.
+        """Write the lines that were only noted.
 
         Raises:
-            OSError: It still cannot be written.
+            OSError: The write failed; the lines are kept.
         """
         if self._owed:
             self._append(b"".join(self._owed), len(self._owed))
             self._owed.clear()
 
     def crowded(self, records: int) -> bool:
-        """Whether most lines speak of jobs that are forgotten; *records* are known."""
+        """Return whether most lines are about forgotten jobs, with *records* jobs in the table."""
         return self._lines > SPARE_LINES and self._lines > 8 * records
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         os.close(self._fd)
 
     def _append(self, data: bytes, lines: int) -> None:
@@ -98,7 +97,7 @@ class Journal:
 
 
 def _write_whole(fd: int, data: bytes) -> None:
-    """All of *data* or none of it."""
+    """Write all of *data* or, after an error, none of it."""
     written = 0
     try:
         while written < len(data):
@@ -110,12 +109,12 @@ def _write_whole(fd: int, data: bytes) -> None:
 
 
 def supervisor_line() -> Line:
-    """The journal's word about who goes on with it."""
+    """Return the line with which a supervisor takes the journal over."""
     return {"was": "supervisor", "pid": os.getpid(), "at": time.time()}
 
 
 def read(path: Path) -> list[Line]:
-    """The lines of a journal, in order; none if there is no file."""
+    """Return the lines of a journal, in order; none if there is no file."""
     lines: list[Line] = []
     try:
         content = path.read_bytes()

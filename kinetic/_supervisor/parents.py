@@ -1,4 +1,4 @@
-"""The warm parents of a supervisor: started when a job needs one, mourned when one dies."""
+"""The warm parents of a supervisor, and the folders of its jobs."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ from kinetic._supervisor.jobs import Job
 from kinetic._supervisor.protocol import JobHeader, Places
 
 PATIENCE_S = 5.0
-"""How long a job's end may wait for killed processes that do not go (they hang in the kernel)."""
+"""How long a job's end waits for killed processes, which may hang in the kernel."""
 
 SHORT_S = 0.05
-"""Not more often is it looked whether a job's function has been called."""
+"""Minimum pause between two looks whether a job's function has been called."""
 
 _dumps = json.JSONEncoder(separators=(",", ":")).encode
 
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """What makes two jobs children of the same parent."""
+    """Jobs with the same key are children of the same parent."""
 
     command: tuple[str, ...]
     runner: str
@@ -52,7 +52,7 @@ class Key:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """Nothing of the job runs any more; ``status`` is its exit code or negative signal."""
+    """The job and all its processes have ended; ``status`` is an exit code or negative signal."""
 
     job: Job
     status: int
@@ -60,7 +60,7 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """No process could be made for the job."""
+    """The parent could not fork a process for the job."""
 
     job: Job
     error: OSError
@@ -75,7 +75,7 @@ class _Ending:
 
 
 class Parent:
-    """A warm parent; *directory* is what its jobs' marks begin with."""
+    """A warm parent; the marks of its jobs begin with *directory*."""
 
     def __init__(self, key: Key, pid: int, sock: socket.socket, directory: str) -> None:
         sock.setblocking(False)
@@ -104,12 +104,12 @@ class Parent:
 
     @property
     def jobs(self) -> list[Job]:
-        """The jobs that have not been told to be over."""
+        """The jobs whose `Ended` is still to come."""
         return [*self._jobs.values(), *(ending.job for ending in self._ending.values())]
 
     @property
     def settling(self) -> bool:
-        """Whether a job has ended and something of it is still there."""
+        """Whether processes of an ended job still run."""
         return bool(self._ending)
 
     @property
@@ -132,13 +132,13 @@ class Parent:
             self._out += fork_server.COMMAND.pack(fork_server.SIGNAL, serial, number)
             unwanted = all(one.stopping is not None for one in self._jobs.values())
             if number == signal.SIGKILL and not self.ready and unwanted:
-                self.kill()  # it hangs, and will not hear of it
+                self.kill()  # it hangs and reads no commands
 
     def flush(self) -> None:
-        """Send what the parent takes now.
+        """Send as much as the parent takes now.
 
         Raises:
-            OSError: It is gone.
+            OSError: The parent has ended.
         """
         while self._out:
             try:
@@ -148,7 +148,7 @@ class Parent:
             del self._out[:sent]
 
     def hear(self) -> list[Ended | Refused] | None:
-        """What has happened to jobs; None when the parent is gone."""
+        """Return the news of jobs; None if the parent has ended."""
         try:
             data = self._sock.recv(1 << 16)
         except (BlockingIOError, InterruptedError):
@@ -176,7 +176,7 @@ class Parent:
         return told
 
     def settle(self) -> Iterator[Ended]:
-        """Have killed what ended jobs left running; those that left nothing are over."""
+        """Kill the processes that ended jobs left; yield the jobs that have none."""
         if not self._ending:
             return
         left = self._slay_orphans()
@@ -209,7 +209,7 @@ class Parent:
             self._ending[serial] = _Ending(job, pid, status, time.monotonic() + PATIENCE_S)
 
     def _slay_orphans(self) -> set[str]:
-        """The executors that had something left."""
+        """Kill processes of ended jobs; return the executors of these jobs."""
         left: set[str] = set()
         running: set[str] | None = None
         for pid in self._children.read():
@@ -219,14 +219,14 @@ class Parent:
                 running = {job.executor for job in self._jobs.values()}
             if owners.isdisjoint(running):
                 left |= owners
-                # Its own children become the parent's, and are next.
+                # Its own children become the parent's, and this kills them next time.
                 self._out += fork_server.COMMAND.pack(fork_server.SLAY, pid, 0)
         return left
 
     def _owners(self, pid: int) -> frozenset[str] | None:
-        """The jobs a process may belong to: one, unless it hides where it comes from.
+        """Return the executors that a process may belong to: one, unless it has no mark.
 
-        None: a fork that is about to become a job.
+        None stands for a fork that is about to become a job.
         """
         directory, executor = mark_of(pid)
         if directory == self._directory:
@@ -234,7 +234,7 @@ class Parent:
                 return None
             owners = self._orphans[pid] = frozenset({executor})
             return owners
-        if pid in self._orphans:  # it hides, or is ending and has no mark any more
+        if pid in self._orphans:  # it has removed its mark, or is ending
             return self._orphans[pid]
         try:
             session = os.getsid(pid)
@@ -245,7 +245,7 @@ class Parent:
         for ending in self._ending.values():
             if session == ending.pid:
                 return frozenset({ending.job.executor})
-        # Whoever was there when it was first seen; it goes when the last of them has ended.
+        # Any job that ran when it was first seen may own it, so it ends with the last of them.
         owners = self._orphans[pid] = frozenset(job.executor for job in self.jobs)
         return owners
 
@@ -273,7 +273,7 @@ def processes_of(directory: str) -> list[int]:
 def end_processes_of(directory: str, patience: float = 10.0) -> list[int]:
     """Kill these processes until none is left; return those that remain after *patience* seconds.
 
-    The caller holds the lock, so that nobody starts such processes meanwhile.
+    The caller holds the lock, so no other supervisor starts such processes meanwhile.
     """
     until = time.monotonic() + patience
     while (pids := processes_of(directory)) and time.monotonic() < until:
@@ -283,13 +283,13 @@ def end_processes_of(directory: str, patience: float = 10.0) -> list[int]:
 
 
 def _kill(pid: int, directory: str, until: float) -> None:
-    """Kill one process and wait until it is gone; never kill another that got its number."""
+    """Kill one process and wait for its end; don't kill another process that got its number."""
     try:
         fd = os.pidfd_open(pid)
     except OSError:
-        return  # it went by itself
+        return  # it has ended
     try:
-        # The descriptor stands for whoever has the number now: look once more.
+        # The descriptor belongs to the process that has the number now, so check its mark again.
         if mark_of(pid)[0] != directory:
             return
         signal.pidfd_send_signal(fd, signal.SIGKILL)
@@ -317,9 +317,9 @@ class _Spare:
 
 
 class Sweeper:
-    """Makes the folders of jobs; keeps the *spares* among them, and removes the others.
+    """Makes the folders of jobs, keeps some of them as *spares*, and removes the others.
 
-    What is to be removed goes to *refuse*, and a process at a time removes it.
+    It renames a folder into *refuse*, and one helper process at a time removes what is there.
     """
 
     def __init__(self, refuse: Path, kept: Path) -> None:
@@ -345,7 +345,7 @@ class Sweeper:
         while project in self._kept:
             try:
                 os.rename(self._kept[project][-1].path, folder)
-            except FileNotFoundError:  # somebody has removed it
+            except FileNotFoundError:  # a user has removed it
                 self._forget(project)
                 continue
             self._forget(project)
@@ -361,7 +361,7 @@ class Sweeper:
         """Keep the *folder* of a job that has ended as a spare, or put it aside."""
         try:
             names = os.listdir(folder)
-        except OSError:  # it was never made, or the job has closed it
+        except OSError:  # it was never made, or the job has made it unreadable
             self._put_aside(folder)
             return
         project = spares.project_of(names) if self.keeps else ""
@@ -403,36 +403,36 @@ class Sweeper:
             self._waiting.append(aside)
 
     def sweep(self) -> None:
-        """Begin to remove what waits, unless that is going on."""
+        """Start a helper that removes the waiting folders, unless one runs."""
         if self._waiting and self._sweeping not in self.helpers:
-            with contextlib.suppress(OSError):  # no process to be had: later
+            with contextlib.suppress(OSError):  # no process available: next time
                 self._sweeping = processes.remove_aside(self._waiting)
                 self.helpers.add(self._sweeping)
                 self._waiting = []
 
     def aside(self, work: Callable[[], object]) -> None:
-        """Have something else done that may take long."""
-        with contextlib.suppress(OSError):  # no process to be had: another time
+        """Run *work* in a helper process."""
+        with contextlib.suppress(OSError):  # no process available: next time
             self.helpers.add(processes.aside(work))
 
     def helped(self, pid: int) -> None:
-        """A child of the supervisor has ended; it may have been a helper."""
+        """Note that a child of the supervisor has ended, which may be a helper."""
         self.helpers.discard(pid)
 
 
 SPARE = 4
-"""How many parents without a job are kept warm."""
+"""How many parents without a job to keep warm."""
 
 LAST_WORDS = 2000
 _BASE = ("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "TMPDIR", "TZ", "KINETIC_HOME")
 _SOCKET_FD = 3
 
 _OUTPUTS = re.compile(r"(/.*/outputs/(?:job|grp)-(?:local-)?[0-9a-f]{12})(/[0-9]+)?")
-"""The output directories that kinetic has named; one that the user has is the user's."""
+"""Matches output directories that kinetic named; kinetic never removes the user's own."""
 
 
 class Parents:
-    """All parents, and which of them has which job."""
+    """All parents, and the parent of each job."""
 
     def __init__(self, places: Places, environ: Mapping[str, str], sweeper: Sweeper) -> None:
         self._places = places
@@ -454,12 +454,12 @@ class Parents:
         self._writers: Counter[str] = Counter()
 
     def start(self, job: Job, header: JobHeader, variables: Mapping[str, str]) -> Parent:
-        """Give *job* to its parent; a new one if need be, for the caller to listen to.
+        """Give *job* to its parent, and return the parent, which may be new.
 
         Raises:
-            OSError: Its interpreter cannot be started, or its folder not be made.
+            OSError: The interpreter can't be started, or the job's folder can't be made.
         """
-        if job.name in self._left:  # one of its name has ended this very moment: its folder goes
+        if job.name in self._left:  # a job of this name has just ended: remove its folder first
             self.tidy()
         key = Key.of(header, sys.executable)
         parent = self._parents.get(key)
@@ -484,11 +484,11 @@ class Parents:
         return parent
 
     def work(self, job: Job) -> str:
-        """The folder *job* runs in."""
+        """Return the folder that *job* runs in."""
         return f"{self._work}/{job.name}"
 
     def time_left(self, job: Job, now: float) -> float:
-        """Seconds that *job* still has, whose time may be over *now*, by the monotonic clock."""
+        """Return the seconds that *job* may still run at *now*, by the monotonic clock."""
         if job.header is None:
             return 0.0
         limit, called = job.header.timeout or 0.0, time_limit.called_at(self.work(job))
@@ -497,20 +497,20 @@ class Parents:
         return max(limit, SHORT_S) if now < job.started + job.header.start_allowance else 0.0
 
     def signal(self, job: Job, number: int) -> Parent | None:
-        """Have *job*'s main process signalled; the parent to flush, if there is one to hear it."""
+        """Signal *job*'s main process; return the parent to flush, None if it has ended."""
         parent = self._homes.get(job)
-        if parent is None or parent in self._dead:  # then the job ends without being asked
+        if parent is None or parent in self._dead:  # the kernel ends the job with its parent
             return None
         parent.signal(job, number)
         return parent
 
     def ended(self, job: Job) -> None:
-        """Nothing of *job* runs any more; its folder goes with the next `tidy`."""
+        """Note that all processes of *job* have ended; the next `tidy` removes its folder."""
         self._homes.pop(job, None)
         self._left[job.name] = job
 
     def tidy(self) -> None:
-        """Clear the folders of those that have ended."""
+        """Clear the folders of ended jobs."""
         for job in self._left.values():
             self._sweeper.clear(self.work(job), job.executor)
             time_limit.forget(self.work(job))
@@ -529,70 +529,70 @@ class Parents:
                 private.make_folder(folder)
 
     def _drop_outputs(self, job: Job) -> None:
-        """Remove the output directory of *job* if nothing is in it, and that of its batch so."""
+        """Remove the output directory of *job*, and that of its batch, if they are empty."""
         folder = self._outputs.pop(job, None)
         if folder is None:
             return
         self._writers[folder] -= 1
-        if self._writers[folder]:  # the next attempt has it
+        if self._writers[folder]:  # the next attempt uses it
             return
         del self._writers[folder]
         named = _OUTPUTS.fullmatch(folder)
-        with contextlib.suppress(OSError):  # there is something in it
+        with contextlib.suppress(OSError):  # it isn't empty
             os.rmdir(folder)
             if named is not None and named[2]:
                 os.rmdir(named[1])
 
     def settling(self) -> list[Parent]:
-        """Parents with jobs that have ended and left something behind."""
+        """Return the parents with processes of ended jobs."""
         return [one for one in self._parents.values() if one.settling]
 
     def spare(self) -> list[Parent]:
-        """Parents that nobody has needed for the longest time."""
+        """Return the parents to dismiss: above `SPARE`, the least recently used without a job."""
         if len(self._parents) <= SPARE:
             return []
         free = [one for one in self._parents.values() if not one.jobs]
         return sorted(free, key=lambda one: one.used)[:-SPARE]
 
     def dismiss(self, parent: Parent) -> None:
-        """It is gone, or has to go: it ends its jobs and itself."""
+        """Disconnect *parent*, which then ends its jobs and itself, if it hasn't ended."""
         if self._parents.get(parent.key) is parent:
             del self._parents[parent.key]
         parent.disconnect()
         self._dead.append(parent)
 
     def dismiss_all(self) -> None:
-        """Let all of them go."""
+        """Dismiss all parents."""
         for parent in [*self._parents.values()]:
             self.dismiss(parent)
 
     @property
     def dying(self) -> bool:
-        """Whether processes of parents that are gone may still be there."""
+        """Whether processes of dismissed parents may still run."""
         return bool(self._dead)
 
     def kill_all(self) -> None:
-        """End those that do not end by themselves."""
+        """Kill the dismissed parents that still run."""
         for parent in self._dead:
             parent.kill()
 
     def reap(self) -> list[tuple[Parent, list[Job]]]:
-        """Collect what has died; the parents that are gone with all they had, and their jobs.
+        """Collect dead processes; return the parents that have ended with all jobs, and these jobs.
 
-        Jobs' processes become ours when their parent dies. What is neither a
-        parent nor a helper is therefore to be ended.
+        When a parent dies, this process inherits its jobs' processes. So any child that is
+        neither a parent nor a helper must be killed.
         """
         self._collect()
         ours = {one.pid for one in self._living()} | self._sweeper.helpers
         try:
             orphans = [pid for pid in children() if pid not in ours]
-        except OSError:  # without a descriptor they cannot be listed: the next look does it
+        except OSError:  # no free descriptor to list them: try again next time
             return []
         for pid in orphans:
             try:
                 os.kill(pid, signal.SIGKILL)
             except OSError:
-                continue  # a set-user-id program is not ours to end
+                continue  # this user may not kill a set-user-ID program
         finished: list[tuple[Parent, list[Job]]] = []
         for parent in [*self._dead]:
             late = time.monotonic() > parent.gone_at + PATIENCE_S
@@ -606,7 +606,7 @@ class Parents:
         return finished
 
     def last_words(self, parent: Parent) -> str:
-        """The end of what *parent* has written to its standard error."""
+        """Return the end of *parent*'s standard error."""
         try:
             with open(self._places.diary, "rb") as file:
                 end = os.fstat(file.fileno()).st_size

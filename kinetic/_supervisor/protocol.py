@@ -1,7 +1,7 @@
-"""What client and supervisor say to each other, where they meet, and how a message is framed.
+"""The protocol between clients and the supervisor: messages, frames, and the files of both.
 
-A client opens with ``hello``. Requests carry an ``id`` and are answered in any
-order; what happens to jobs is told unasked to whoever subscribes.
+A client sends ``hello`` first. Each request has an ``id``, and answers come in any order. A
+client that watches gets the changes of jobs without asking.
 """
 
 from __future__ import annotations
@@ -27,26 +27,26 @@ _loads = json.JSONDecoder().decode
 
 
 class ChannelError(ValueError):
-    """The other side does not speak this format."""
+    """The peer sent something that isn't in this format."""
 
 
 def encode(header: Mapping[str, Any], body: bytes = b"") -> bytes:
-    """One message as bytes."""
+    """Return one message as bytes."""
     head = _dumps(header).encode()
     return HEAD.pack(len(head), len(body)) + head + body
 
 
 class Decoder:
-    """Cuts a stream into messages, wherever the stream was cut."""
+    """Splits a stream into messages."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> list[Message]:
-        """The messages that *data* completes.
+        """Return the messages that *data* completes.
 
         Raises:
-            ChannelError: This is not our format.
+            ChannelError: The data isn't in this format.
         """
         buffer = self._buffer
         buffer += data
@@ -72,12 +72,12 @@ class Decoder:
 def _header(text: str) -> dict[str, Any]:
     header: dict[str, Any] = _loads(text)
     if type(header) is not dict:
-        raise ValueError("its header is no object")
+        raise ValueError("its header isn't an object")
     return header
 
 
 class Channel:
-    """One end of a connection whose owner waits for readiness itself."""
+    """One end of a connection, for an owner that polls it."""
 
     def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(False)
@@ -86,23 +86,23 @@ class Channel:
         self._out = bytearray()
 
     def fileno(self) -> int:
-        """The descriptor to wait on."""
+        """Return the descriptor to poll."""
         return self._sock.fileno()
 
     @property
     def unsent(self) -> int:
-        """How many bytes wait for the other side to read."""
+        """The number of bytes that the peer has not read yet."""
         return len(self._out)
 
     def send(self, header: Mapping[str, Any], body: bytes = b"") -> None:
-        """Keep a message for the next `flush`."""
+        """Queue a message for the next `flush`."""
         self._out += encode(header, body)
 
     def flush(self) -> None:
-        """Send what the other side takes now.
+        """Send as much as the peer takes now.
 
         Raises:
-            OSError: The other side is gone.
+            OSError: The peer has disconnected.
         """
         while self._out:
             try:
@@ -112,10 +112,10 @@ class Channel:
             del self._out[:sent]
 
     def receive(self) -> list[Message] | None:
-        """What has arrived; None when nothing more will come.
+        """Return the messages that have arrived; None at the end of the stream.
 
         Raises:
-            ChannelError: The other side does not speak this format.
+            ChannelError: The data isn't in this format.
         """
         try:
             data = self._sock.recv(RECEIVE_BYTES)
@@ -126,14 +126,14 @@ class Channel:
         return self._decoder.feed(data) if data else None
 
     def close(self) -> None:
-        """Let go; what is unsent is lost."""
+        """Close the connection and drop unsent messages."""
         self._sock.close()
 
 
 VERSION = (1, 2)
-"""Major and minor. Client and supervisor have the same: a job names files of the runner.
+"""Major and minor version. Client and supervisor need the same, as both use the runner's files.
 
-The minor is raised when those are moved; another major lives at another path.
+Raise the minor when the runner's files move. Each major has its own socket path.
 """
 
 SUBMISSION = "kinetic.dev/submission"
@@ -143,7 +143,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 
 
 class OrderError(ValueError):
-    """A job that cannot be accepted as it was asked for."""
+    """The supervisor can't accept this job."""
 
 
 def _kinds(value: Iterable[Any]) -> set[type]:
@@ -173,10 +173,10 @@ _FIELDS: Mapping[str, Callable[[Any], bool]] = {
 
 
 def check(header: Mapping[str, Any]) -> None:
-    """Refuse a request that says something else than it can mean, before any of it acts.
+    """Check the types of a request's fields before the supervisor acts on it.
 
     Raises:
-        ChannelError: A field is not of its kind.
+        ChannelError: A field has a wrong type.
     """
     for name, is_right in _FIELDS.items():
         if name in header and not is_right(header[name]):
@@ -185,7 +185,7 @@ def check(header: Mapping[str, Any]) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobHeader:
-    """What the supervisor reads of a job. The rest of a ``launch`` message is for the runner.
+    """The part of a job that the supervisor reads. The rest of the message is for the runner.
 
     ``command`` starts the job's interpreter; ``runner`` is the folder of the runner's code, and
     ``edition`` tells one content of that folder from another. ``timeout``, ``start_timeout``,
@@ -230,7 +230,7 @@ class JobHeader:
             raise OrderError(f"the order is garbled: {exc}") from exc
         if not _NAME.fullmatch(header.name):
             raise OrderError(
-                f"{header.name!r} is no name for a job: at most 200 letters, digits, "
+                f"{header.name!r} is no name for a job: use at most 200 letters, digits, "
                 "dots, dashes and underscores, the first a letter or digit"
             )
         if not header.command:
@@ -248,12 +248,12 @@ class JobHeader:
             if seconds is None and what in ("timeout", "start_timeout"):
                 continue
             if not isinstance(seconds, int | float) or not 0 <= seconds < math.inf:
-                raise OrderError(f"{what}={seconds!r} is no time in seconds")
+                raise OrderError(f"{what}={seconds!r} isn't a number of seconds")
         return header
 
 
 def edition(runner: Path) -> str:
-    """Tells one state of the runner's code from another, so that no old one stays warm."""
+    """Return a version of the runner's code; a warm parent serves one version only."""
     latest = max((file.stat().st_mtime_ns for file in runner.rglob("*.py")), default=0)
     return f"{latest:x}"
 
@@ -276,49 +276,49 @@ class Places:
 
     @property
     def lock(self) -> Path:
-        """Held by the supervisor as long as it lives."""
+        """The lock that the supervisor holds while it runs."""
         return self.state / "lock"
 
     @property
     def starting(self) -> Path:
-        """Held while a supervisor decides whether it is the one, or that it is no more."""
+        """The lock that a supervisor holds while it starts or stops."""
         return self.state / "starting"
 
     @property
     def journal(self) -> Path:
-        """What has happened to the jobs."""
+        """The events of jobs; see `journal`."""
         return self.state / "journal"
 
     @property
     def diary(self) -> Path:
-        """What the supervisor and the warm parents write to their standard error."""
+        """The standard error of the supervisor and the warm parents."""
         return self.state / "supervisor.log"
 
     @property
     def logs(self) -> Path:
-        """One file a job."""
+        """The folder with a log file for each job."""
         return self.state / "logs"
 
     @property
     def work(self) -> Path:
-        """One folder a running job."""
+        """The folder with a work folder for each running job."""
         return self.state / "work"
 
     @property
     def refuse(self) -> Path:
-        """Folders of jobs that ended, until they are removed."""
+        """The trash: folders of ended jobs that a helper removes."""
         return self.state / "refuse"
 
     @property
     def spares(self) -> Path:
-        """Folders of jobs that ended, for later jobs of the same project."""
+        """Folders of ended jobs that later jobs of the same project reuse."""
         return self.state / "spares"
 
     @property
     def cache(self) -> Path:
-        """What jobs share: code that was unpacked, by digest."""
+        """Unpacked code and data that jobs share, by digest."""
         return self.home / "cache"
 
     def log(self, name: str) -> Path:
-        """The output of a job."""
+        """Return the log file of a job."""
         return self.logs / f"{name}.log"

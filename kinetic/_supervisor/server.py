@@ -35,7 +35,7 @@ class Owner:
         self._descriptor = os.pidfd_open(pid)
 
     def fileno(self) -> int:
-        """Return the descriptor, for a selector."""
+        """Return the descriptor that a selector polls."""
         return self._descriptor
 
     def close(self) -> None:
@@ -48,7 +48,7 @@ def peer_process(sock: socket.socket) -> int:
     if not hasattr(os, "pidfd_open"):
         return 0
     packed = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
-    return int(struct.unpack("3i", packed)[0])  # 0, too, where it is in another namespace
+    return int(struct.unpack("3i", packed)[0])  # also 0 for a client in another PID namespace
 
 
 AHEAD_BYTES = 1 << 18
@@ -56,11 +56,11 @@ AHEAD_BYTES = 1 << 18
 
 JOBS_A_MESSAGE = 200
 PAUSE_S = 0.02
-"""How often a client that watches hears of open jobs; many changes in one message cost less."""
+"""Minimum pause between two messages to a client that watches; one message has many changes."""
 
 
 class Ending(Exception):
-    """This supervisor takes no more jobs; ask the next one."""
+    """This supervisor is shutting down; the client has to ask the next one."""
 
 
 class Connection:
@@ -80,7 +80,7 @@ class Connection:
         """Send what the client reads now; return False if some is kept for later.
 
         Raises:
-            OSError: The client is gone.
+            OSError: The client has disconnected.
         """
         self.channel.flush()
         if self.changes and self.synced and not hurry and now < self.next_word:
@@ -148,7 +148,7 @@ class Server:
                 self._on_launch(connection, header, body)
 
     def close(self, connection: Connection) -> None:
-        """Forget a client that is gone."""
+        """Forget a client that has disconnected."""
         connection.closed = True
         connection.channel.close()
         self.connections.discard(connection)
@@ -166,7 +166,7 @@ class Server:
             job = JobHeader.from_json(header)
             there = self._table.jobs.get(job.name)
             if there is not None and there.stopping is Stop.DELETED:
-                # Its successor starts when it is gone, which its grace period bounds.
+                # Start the new job when the old one has ended; its grace period bounds the wait.
                 self._held.setdefault(job.name, []).append((connection, header, body))
                 return
             if there is None:
@@ -183,7 +183,9 @@ class Server:
         names = [str(name) for name in header.get("names") or ()]
         for name in names:
             for waiting, held, _ in self._held.pop(name, ()):
-                self._reply(waiting, {"id": held["id"]})  # it was there, and is deleted again
+                self._reply(
+                    waiting, {"id": held["id"]}
+                )  # the held job is accepted, and deleted at once
         for job in self._selected(names, header.get("labels")):
             self._delete(job)
         labels: Mapping[str, str] = header.get("labels") or {}

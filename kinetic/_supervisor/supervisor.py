@@ -1,7 +1,7 @@
 """The loop of the supervisor: waits for clients, warm parents, signals and the clock.
 
-What is decided within one turn of the loop is written to the journal first and
-sent at the turn's end, so nobody hears of what a restart would not know.
+Each turn of the loop writes its decisions to the journal before it sends them, so no client
+hears of an event that the next supervisor would not know.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ from kinetic._supervisor.server import Connection, Ending, Owner, Server, peer_u
 from kinetic.job_status import Reason
 
 FRESH_S = 10.0
-"""A reading this old is renewed before a job starts."""
+"""Maximum age of the kernel's count when a job starts."""
 
 
 class KernelKills:
-    """Notices that the kernel has killed something since the last job started."""
+    """Detects whether the kernel has killed a process for memory since the last job started."""
 
     def __init__(self, count: Callable[[], int | None]) -> None:
         self._count = count
@@ -58,18 +58,18 @@ class KernelKills:
         self._read_at = 0.0
 
     def note(self, now: float) -> None:
-        """A job starts: older kills are none of its business."""
+        """Renew an old count when a job starts, so that earlier kills don't count for it."""
         if now - self._read_at > FRESH_S:
             self._read_at, self._before = now, self._count()
 
     def happened(self) -> bool:
-        """Whether there was a kill since."""
+        """Return whether the kernel has killed a process since."""
         after = self._count()
         return after is not None and self._before is not None and after > self._before
 
 
 def count_kills() -> int | None:
-    """How many processes of our control group, or else of this machine, the kernel killed."""
+    """Return how many processes of this control group, or machine, the kernel has killed."""
     for path in _counters():
         try:
             found = re.search(r"^oom_kill (\d+)$", path.read_text(), re.MULTILINE)
@@ -98,7 +98,7 @@ def _counters() -> list[Path]:
 
 
 def acquire(path: Path, *, wait: bool) -> int | None:
-    """The descriptor that holds the lock; None when another process has it.
+    """Return a descriptor that holds the lock; None if another process has it.
 
     Raises:
         OSError: The file cannot be made or locked.
@@ -117,7 +117,7 @@ def acquire(path: Path, *, wait: bool) -> int | None:
 
 @contextlib.contextmanager
 def holding(path: Path, *, wait: bool) -> Generator[bool]:
-    """Hold the lock within the block; whether it could be had."""
+    """Hold the lock within the block; yields False if another process has it."""
     fd = acquire(path, wait=wait)
     try:
         yield fd is not None
@@ -128,17 +128,16 @@ def holding(path: Path, *, wait: bool) -> Generator[bool]:
 
 IDLE_S = 300.0
 FIRST_CLIENT_S = 5.0
-"""How long whoever had this process started may take to come."""
+"""How long to wait for the client that started this process."""
 
 SHUTDOWN_GRACE_S = 3.0
 SWEEP_S = 600.0
 FIRST_COLLECTION_S, COLLECTION_S = 60.0, 3600.0
 TIMERS = 4096
-"""As often as so many were set, those of jobs that are over are dropped: a time may be days."""
+"""After this many new timers, drop those of ended jobs, which might be due only in days."""
 
 START_AGAIN_S = 1.0
-"""After a job could not be started for want of descriptors, disk or memory, none starts for this
-long."""
+"""Pause before the next start after a lack of descriptors, disk space, or memory."""
 
 PASSING = frozenset(
     {
@@ -146,11 +145,11 @@ PASSING = frozenset(
         errno.ENOSPC,
     }
 )  # fmt: skip
-"""Why a job cannot be started now, and may be later."""
+"""Errors at the start of a job that may go away."""
 
 
 def say(text: str) -> None:
-    """A line for the supervisor's own log."""
+    """Write a line to the supervisor's own log."""
     stamp = time.strftime("%Y-%m-%d %H:%M:%S")
     with contextlib.suppress(OSError, ValueError):
         sys.stderr.write(f"{stamp} supervisor {os.getpid()}: {text}\n")
@@ -158,7 +157,7 @@ def say(text: str) -> None:
 
 
 class Timers:
-    """What has to be done to open jobs, and when; moments are those of the monotonic clock."""
+    """The timers of open jobs, by the monotonic clock."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[float, int, Due, Job]] = []
@@ -169,11 +168,11 @@ class Timers:
 
     @property
     def first(self) -> float | None:
-        """The next moment at which there is something to do."""
+        """When the next timer is due."""
         return self._heap[0][0] if self._heap else None
 
     def set(self, at: float, what: Due, job: Job) -> None:
-        """Have *what* told of *job* at this moment."""
+        """Set a timer of *job*."""
         self._made += 1
         heapq.heappush(self._heap, (at, self._made, what, job))
         if self._made % TIMERS == 0:
@@ -182,7 +181,7 @@ class Timers:
             heapq.heapify(self._heap)
 
     def due(self, now: float) -> tuple[Due, Job] | None:
-        """One whose moment has come, and is over with that."""
+        """Remove and return a timer that is due; None if there is none."""
         if not self._heap or self._heap[0][0] > now:
             return None
         _, _, what, job = heapq.heappop(self._heap)
@@ -190,7 +189,7 @@ class Timers:
 
 
 class Supervisor:
-    """Serves *listener* until nobody has needed it for a while, or somebody ends it."""
+    """Serves *listener* until it has been idle for a while, or gets SIGTERM."""
 
     def __init__(
         self,
@@ -227,7 +226,7 @@ class Supervisor:
         self._ending = False
 
     def run(self) -> None:
-        """The loop; when it ends, no process of ours is left."""
+        """Run the loop; at its end, none of its processes is left."""
         self._listener.setblocking(False)
         self._select(self._listener, self._on_client)
         wake = _wake_on_signals()
@@ -241,7 +240,7 @@ class Supervisor:
             self._flush()
         self._say_goodbye()
 
-    # --- what happens ------------------------------------------------------------------------
+    # --- events ------------------------------------------------------------------------
 
     def _on_client(self) -> None:
         try:
@@ -252,7 +251,7 @@ class Supervisor:
         except (BlockingIOError, InterruptedError, ConnectionError):
             return
         except OSError as exc:
-            say(f"a client could not be accepted: {exc}")
+            say(f"can't accept a client: {exc}")
             time.sleep(0.1)  # too many open files: clients wait, jobs go on
             return
         connection = Connection(sock)
@@ -260,15 +259,13 @@ class Supervisor:
         self._select(connection.channel, lambda: self._on_connection(connection))
 
     def _on_connection(self, connection: Connection) -> None:
-        self._server.dirty.add(connection)  # it may be here because it reads again
+        self._server.dirty.add(connection)  # it may have room for unsent messages
         try:
             messages = connection.channel.receive()
             for message in messages or ():
                 self._server.handle(connection, message)
-        except (
-            Exception
-        ) as exc:  # whatever it says, the jobs of the others are none of its business
-            say(f"a client was sent away: {exc!r:.500}")
+        except Exception as exc:  # one client's bad message must not end the jobs of others
+            say(f"disconnecting a client: {exc!r:.500}")
             messages = None
         if messages is None:
             self._drop(connection)
@@ -300,7 +297,7 @@ class Supervisor:
             self._perform(actions)
 
     def _not_started(self, job: Job, exc: OSError) -> list[Action]:
-        """End *job*, or have it wait where the cause may pass and others of its batch ran."""
+        """End *job*, or queue it again if the error may pass and other items of its batch ran."""
         words = _cannot(exc)
         if exc.errno not in PASSING or not self._table.may_wait(job):
             return self._table.failed(job, time.time(), Reason.SETUP, words)
@@ -323,19 +320,19 @@ class Supervisor:
 
     def _cause_of_death(self, parent: Parent) -> tuple[Reason, str]:
         if self._ending:
-            return Reason.LOST, "its supervisor was told to end, and the job with it"
+            return Reason.LOST, "its supervisor was told to end, and ended the job"
         if parent.ready or (parent.status or 0) < 0:
             return Reason.LOST, f"its parent process ({parent.pid}) died, and the job with it"
         words = self._parents.last_words(parent)
         command = " ".join(parent.key.command)
-        return Reason.SETUP, f"the interpreter {command} could not be prepared for jobs: {words}"
+        return Reason.SETUP, f"the interpreter {command} can't run jobs: {words}"
 
     def _keep_time(self) -> None:
         now = time.monotonic()
         while (due := self._timers.due(now)) is not None:
             what, job = due
             left = self._parents.time_left(job, now) if what is Due.DEADLINE else 0.0
-            if left > 0:  # its function was called, or is to be, later than its process began
+            if left > 0:  # its time counts from the call of its function
                 self._timers.set(now + left, what, job)
             else:
                 self._perform(self._table.due(what, job, time.time()))
@@ -363,14 +360,14 @@ class Supervisor:
             self._busy_at = now
 
     def _collect(self) -> None:
-        """In a process of its own."""
+        """Collect unused content of the store and the cache, in a helper process."""
         from kinetic import _collector
 
         home, limits = self._places.home, _collector.Limits.of(self._environ)
         store = _collector.Directory(_collector.local_store(home, self._environ))
         _collector.collect(home, limits, store, limits)
 
-    # --- what is done about it -----------------------------------------------------------------
+    # --- actions -----------------------------------------------------------------
 
     def _launch(self, header: JobHeader, body: bytes, client: int) -> None:
         if self._ending:
@@ -385,7 +382,7 @@ class Supervisor:
             self._own(self._table.jobs[header.name], client)
 
     def _own(self, job: Job, client: int) -> None:
-        """Have *job* end with the process *client*."""
+        """End *job* when the process *client* ends."""
         owner = self._owners.get(client)
         if owner is None:
             try:
@@ -393,20 +390,20 @@ class Supervisor:
             except ProcessLookupError:
                 self._orphan(job)
                 return
-            except OSError as exc:  # it goes on then, as if there was a handle of it
-                say(f"{job.name} will not end with process {client}: {exc}")
+            except OSError as exc:  # the job goes on, like one with a handle
+                say(f"{job.name} won't end with process {client}: {exc}")
                 return
             self._select(owner, lambda: self._on_owner_gone(client))
         owner.jobs.add(job)
 
     def _on_owner_gone(self, client: int) -> None:
-        owner = self._owners.get(client)  # its last job may have ended in this very turn
+        owner = self._owners.get(client)  # its last job may have ended in this turn
         for job in [*owner.jobs] if owner is not None else []:
             say(f"{job.name} ends with process {client}, which waited for it")
             self._orphan(job)
 
     def _orphan(self, job: Job) -> None:
-        """Nobody else knows of *job*: end it, and remove its objects when it is gone."""
+        """End *job*, whose only client has ended, and remove its objects afterwards."""
         if job.header is not None:  # else it has just ended
             self._orphans[job] = job.header
         self._disown(job)
@@ -423,7 +420,7 @@ class Supervisor:
         self._perform(self._table.delete(job))
 
     def _discard(self, names: Collection[str], submission: str) -> None:
-        """Remove the logs of jobs that are not in the table any more."""
+        """Remove the logs of jobs that aren't in the table."""
         found = {f"{name}.log" for name in names}
         if submission:
             with contextlib.suppress(FileNotFoundError), os.scandir(self._logs) as logs:
@@ -448,17 +445,17 @@ class Supervisor:
                     return
 
     def _make_folders(self) -> None:
-        """Somebody may have deleted them: people clean up."""
+        """Make the folders again if a user has deleted them."""
         for folder in (self._logs, self._work):
             if not os.path.isdir(folder):
                 make_folder(folder)
-                say(f"{folder} was deleted, with what jobs had there; it is made again")
+                say(f"{folder} was deleted while jobs used it; kinetic has made it again")
 
     def _perform(self, actions: Iterable[Action]) -> None:
         """Carry out actions in order.
 
         Raises:
-            OSError: The first that could not be, if nothing had been told yet.
+            OSError: The first action failed, and no client has heard of it.
         """
         for action in actions:
             match action:
@@ -500,11 +497,12 @@ class Supervisor:
             with contextlib.suppress(OSError):
                 self._journal.rewrite([supervisor_line(), *self._table.lines()])
         for parent in self._flushing:
-            with contextlib.suppress(OSError):  # its end is read from the channel
+            with contextlib.suppress(OSError):  # `hear` notices its end
                 parent.flush()
             self._wait_for_room(parent)
         self._flushing.clear()
-        self._parents.tidy()  # after those that wait for their turn, before anybody is told
+        # After the flush, so that no queued job waits; before any client hears of the ends.
+        self._parents.tidy()
         self._tell_clients()
 
     def _tell_clients(self) -> None:
@@ -569,7 +567,7 @@ class Supervisor:
         return time.monotonic() - self._busy_at >= self._idle_s and self._leave_quietly()
 
     def _leave_quietly(self) -> bool:
-        """Stop listening, unless somebody is at the door just now."""
+        """Stop listening, unless a client is just connecting."""
         starting = acquire(self._places.starting, wait=False)
         before = len(self._server.connections)
         if starting is not None:
@@ -579,13 +577,13 @@ class Supervisor:
             if starting is not None:
                 os.close(starting)
             return False
-        # Held until this process is gone: whoever starts the next one waits for that.
-        say("nobody needs me: leaving")
+        # The lock stays held until this process has ended: the next supervisor waits for it.
+        say("idle; shutting down")
         self._stop_listening()
         return True
 
     def _end(self, why: str) -> None:
-        say(f"leaving: {why}")
+        say(f"shutting down: {why}")
         self._ending = True
         acquire(self._places.starting, wait=True)
         self._stop_listening()
@@ -611,7 +609,7 @@ class Supervisor:
 
 
 def _meaning(job: Job, status: int, places: Places) -> str:
-    """What the runner of *job* says by leaving with *status*; empty if that is not its own."""
+    """Explain the exit code *status* of a runner; empty if it isn't one of the runner's codes."""
     if job.header is None or status not in (
         wire.EXIT_FINAL,
         wire.EXIT_SETUP,
@@ -619,11 +617,13 @@ def _meaning(job: Job, status: int, places: Places) -> str:
     ):
         return ""
     if status == wire.EXIT_SETUP:
-        return f"it could not prepare the job in {places.work}: see its log, and its disk's space"
+        return (
+            f"kinetic couldn't prepare the job in {places.work}; see its log, and the disk's space"
+        )
     store = job.header.store
     if status == wire.EXIT_UNCOMMITTED:
-        return f"it could not write to the store {store}: see its log, and its disk's space"
-    return f"there was nothing for it to do in the store {store}: was it removed, or cleaned up?"
+        return f"kinetic couldn't write to the store {store}; see its log, and the disk's space"
+    return f"the store {store} has nothing to run for it; it was removed, or cleaned up"
 
 
 def _remove_objects(header: JobHeader) -> None:
@@ -636,7 +636,7 @@ def _remove_objects(header: JobHeader) -> None:
 
 
 def _wake_on_signals() -> socket.socket:
-    """A socket that holds a byte for each signal that came."""
+    """Return a socket that receives a byte for each signal."""
     ours, theirs = socket.socketpair()
     for end in (ours, theirs):
         end.setblocking(False)
@@ -649,11 +649,11 @@ def _wake_on_signals() -> socket.socket:
 
 
 def _noted(signum: int, frame: object) -> None:
-    """Nothing: the signal is read from the wake-up socket."""
+    """Do nothing: the wake-up socket reports the signal."""
 
 
 def _new_executor() -> str:
-    """An id of a process that nobody else has, in the form of a UUID."""
+    """Return a new random ID of a process, in the form of a UUID."""
     digits = os.urandom(16).hex()
     parts = (digits[:8], digits[8:12], f"4{digits[13:16]}", f"8{digits[17:20]}", digits[20:])
     return "-".join(parts)
@@ -661,11 +661,11 @@ def _new_executor() -> str:
 
 def _cannot(exc: OSError) -> str:
     what = f": {exc.filename}" if exc.filename else ""
-    return f"the job could not be started: {exc.strerror or exc}{what}"
+    return f"the job couldn't be started: {exc.strerror or exc}{what}"
 
 
 def seconds(text: str, default: float) -> float:
-    """A setting in seconds, or its default."""
+    """Parse a setting in seconds; return *default* if it isn't a number."""
     try:
         return max(0.0, float(text))
     except ValueError:

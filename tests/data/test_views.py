@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import importlib.util
-import json
 import os
 import shutil
 import sys
@@ -342,17 +340,3 @@ async def test_a_store_elsewhere_is_fetched_from(
     assert {name: (view / name).read_bytes() for name in os.listdir(view)} == tree
     assert os.access(view / "large", os.X_OK)
     assert len(objects.fetched) == 1
-
-
-def test_how_much_is_worth_a_mount() -> None:
-    if namespace.SUPPORTED and os.geteuid() == 0:
-        large = [workspace.Weight(201, 0), workspace.Weight(1, 33 << 20)]
-        assert all(workspace.worth_mounting(weight, mounts=True) for weight in large)
-        assert not any(workspace.worth_mounting(weight, mounts=False) for weight in large)
-    assert not workspace.worth_mounting(workspace.Weight(200, 32 << 20), mounts=True)
-
-
-def test_a_reference_travels_as_json() -> None:
-    ref = wire.DataRef(uri="data/x/manifest", digest="x", mount="/data")
-    order: dict[str, Any] = json.loads(json.dumps({"data": [dataclasses.asdict(ref)]}))
-    assert wire.DataRef(**order["data"][0]) == ref

@@ -297,8 +297,3 @@ def test_a_tree_that_lost_something_is_noticed(place: Place) -> None:
     (tree,) = (place.cache / "code").glob("*/*")
     (tree / "d" / "b").unlink()
     assert f"{tree} is not as it was made" in str(refused(place, code))
-
-
-def test_a_site_is_a_value(tmp_path: Path) -> None:
-    site = workspace.Site(work=tmp_path, cache=tmp_path, mounts=False)
-    assert site == workspace.Site(work=tmp_path, cache=tmp_path, mounts=False)

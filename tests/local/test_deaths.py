@@ -193,16 +193,6 @@ async def test_what_comes_while_the_supervisor_ends_is_for_the_next_one(
     assert supervisor_pid(home) != pid
 
 
-async def test_killing_the_job_alone_is_told(cluster: LocalCluster, home: Path) -> None:
-    await cluster.launch(spec("job", SLEEP))
-    await eventually(lambda: len(marked(home)) == 2)
-    (parent,) = parents(home)
-    (job,) = [pid for pid in marked(home) if pid != parent]
-    os.kill(job, signal.SIGKILL)
-    seen = await until(cluster, "job", Phase.ENDED)
-    assert (seen.exit_code, seen.reason) == (-9, Reason.LOST)
-
-
 async def test_many_starters_make_one_supervisor(
     home: Path, environ: dict[str, str], runner: Path
 ) -> None:
@@ -363,19 +353,6 @@ def test_a_supervisor_that_says_nothing_is_given_up(
     with pytest.raises(supervisor.SupervisorError, match="set KINETIC_HOME to another"):
         supervisor.connect(home, environ)
     blocker.close()
-
-
-async def test_a_client_that_talks_nonsense_harms_nobody(cluster: LocalCluster, home: Path) -> None:
-    await cluster.launch(spec("one", SLEEP))
-    for nonsense in (b"GET / HTTP/1.1\r\n\r\n", b"\xff" * 64, b"\x02\0\0\0\0\0\0\0[]"):
-        with socket.socket(socket.AF_UNIX) as sock:
-            sock.connect(str(Places(home).socket))
-            sock.sendall(nonsense)
-            sock.shutdown(socket.SHUT_WR)
-            sock.settimeout(DEADLINE_S)
-            with contextlib.suppress(ConnectionResetError):
-                assert sock.recv(100) == b""
-    assert len(await cluster.find()) == 1
 
 
 async def test_a_client_that_does_not_read_holds_nobody_up(

@@ -19,7 +19,6 @@ from kinetic._supervisor.jobs import (
     Due,
     Grant,
     Job,
-    Need,
     Record,
     Send,
     Slots,
@@ -137,12 +136,6 @@ def test_a_gpu_job_that_lacks_a_cpu_goes_first() -> None:
     table.add(order("g", gpus=1, cpus=2), b"{}", 0.0)
     table.add(order("c2"), b"{}", 0.0)
     assert table.next() is None  # c2 would keep g waiting for ever, with others like it
-
-
-def test_needs_are_cut_down_to_the_machine() -> None:
-    slots = Slots(4, ("a", "b"))
-    assert slots.fit(Need(99, 99)) == Need(4, 2)
-    assert slots.fit(Need(0, 0)) == Need(1, 0)
 
 
 def test_a_name_that_was_deleted_may_be_used_again_before_a_death() -> None:

@@ -87,19 +87,6 @@ async def test_a_result_comes_while_its_process_still_leaves(home: Path, gate: s
         await assert_slot_is_taken_until_it_leaves(client, home, pid, gate)
 
 
-async def test_a_result_with_its_log_comes_while_its_process_still_leaves(
-    home: Path, gate: str, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
-) -> None:
-    """As in a plain call, which prints the log; the job is removed once it has left."""
-    async with aio.Client(backend="local") as client:
-        job = await client.submit(stays, gate)
-        pid = await job.result(timeout=DEADLINE_S, stream_logs=True)
-        assert "first line\n" in capfd.readouterr().out
-        assert "still runs; further output isn't printed" in caplog.text
-        await assert_slot_is_taken_until_it_leaves(client, home, pid, gate)
-        assert await client.list_jobs() == []
-
-
 async def test_an_item_ends_while_its_process_still_leaves(
     home: Path, gate: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -90,27 +90,6 @@ def test_a_tail_reads_no_more_than_its_limit(tmp_path: Path) -> None:
         assert tail_offset(file.fileno(), 2) == 2 * TAIL_BYTES + 5
 
 
-async def test_following_ends_with_the_job(cluster: LocalCluster, tmp_path: Path) -> None:
-    gate = tmp_path / "gate"
-    os.mkfifo(gate)
-    source = (
-        "import os, sys\nprint('first')\n"
-        f"open({str(gate)!r}).read()\n"
-        "os.write(2, b'caf\\xc3'); os.write(1, b'\\xa9\\nend')"
-    )
-    await cluster.launch(spec("grow", source))
-    heard: list[str] = []
-    async with asyncio.timeout(DEADLINE_S):
-        async for line in cluster.logs("grow", follow=True):
-            heard.append(line)
-            if line == "first":
-                assert await lines(cluster, "grow", tail=1) == ["first"]
-                gate.write_text("")
-    assert heard == ["first", "café", "end"]
-    assert await lines(cluster, "grow", follow=True, tail=2) == ["café", "end"]
-    assert await lines(cluster, "grow", tail=0) == []
-
-
 async def test_following_starts_before_the_job_does(cluster: LocalCluster) -> None:
     hold = "import time; time.sleep(60)"
     for name in ("h1", "h2"):

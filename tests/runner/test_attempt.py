@@ -158,12 +158,6 @@ def test_a_missing_module_is_named_with_what_to_do(bench, tmp_path: Path) -> Non
     assert f"install only_here for {sys.executable}" in bench.error()["message"]
 
 
-def test_an_order_of_another_format_is_refused(bench) -> None:
-    code, output = bench.run(replace(bench.order(add, 1), version=9))
-    assert code == 1
-    assert "format 9" in output
-
-
 def test_a_duplicate_waits_for_the_claimant_and_runs_nothing(bench) -> None:
     order = bench.order(add, 1)
     bench.claim("pod-0")
@@ -258,24 +252,6 @@ def started(bench, fifo: Path, **changes: Any):
     with open(fifo) as pipe:
         assert pipe.read() == "ready"
     return process
-
-
-def test_sigterm_is_a_preemption_and_lets_the_code_clean_up(bench, tmp_path: Path) -> None:
-    process = started(bench, tmp_path / "fifo")
-    process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=60)
-    assert process.returncode == wire.EXIT_RETRY
-    assert (bench.outcome().kind, bench.outcome().reason) == (Kind.ERROR, "preempted")
-    assert (tmp_path / "fifo.cleaned").exists()
-
-
-def test_sigterm_after_a_stop_is_a_cancellation(bench, tmp_path: Path) -> None:
-    process = started(bench, tmp_path / "fifo")
-    bench.stop()
-    process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=60)
-    assert process.returncode == wire.EXIT_FINAL
-    assert bench.outcome().kind is Kind.CANCELLED
 
 
 def test_sigterm_at_the_end_of_the_time_is_a_deadline(bench, tmp_path: Path) -> None:
