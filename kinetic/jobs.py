@@ -147,7 +147,7 @@ class JobHandle(JobRecord, Generic[T]):
 
     @staticmethod
     def facing(job: aio.JobHandle[S]) -> JobHandle[S]:
-        """Return the sync handle of *job*, which belongs to the sync face's loop; not for users."""
+        """Return the sync handle of *job*, which belongs to the sync face's loop; internal."""
         handle = JobHandle[S].from_dict(job.to_dict())
         handle._home, handle._twin = PORTAL.current, job
         return handle

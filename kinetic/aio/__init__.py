@@ -1,7 +1,7 @@
 """The asyncio API: the same names as the sync one, as coroutines.
 
-The functions of this module share one implicit client a running loop; it is
-closed with the loop. Use `Client` for a lifetime of your own.
+The functions of this module share one client per event loop, which closes with the loop. Use
+`Client` to control its lifetime.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ async def run(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any
 async def attach(
     job_id: str, project: str | None = None, cluster: str | None = None
 ) -> JobHandle[Any]:
-    """The handle of a job that any process submitted; see `Client.attach`."""
+    """Return the handle of a job that any process submitted; see `Client.attach`."""
     return await (await _client()).attach(job_id, project, cluster)
 
 
@@ -148,7 +148,7 @@ async def attach_batch(
     poll_interval: float = 10.0,
     poll_timeout: float | None = None,
 ) -> BatchHandle[Any]:
-    """The handle of a batch that any process submitted; see `Client.attach_batch`."""
+    """Return the handle of a batch that any process submitted; see `Client.attach_batch`."""
     return await (await _client()).attach_batch(
         group_id, project, cluster, poll_interval, poll_timeout
     )
@@ -166,7 +166,7 @@ async def list_batches(
     cluster: str | None = None,
     limit: int | None = None,
 ) -> list[BatchHandle[Any]]:
-    """Handles of the batches in the store, the newest first; see `Client.list_batches`."""
+    """List the batches in the store, the newest first; see `Client.list_batches`."""
     return await (await _client()).list_batches(name, tags, project, cluster, limit)
 
 
@@ -177,17 +177,20 @@ async def list_jobs(
     namespace: str | None = None,
     limit: int | None = None,
 ) -> list[JobHandle[Any]]:
-    """Handles of the jobs the platform knows; see `Client.list_jobs`."""
+    """List the jobs that the platform knows; see `Client.list_jobs`."""
     return await (await _client()).list_jobs(project, zone, cluster, namespace, limit)
 
 
 async def load_result(path: str | os.PathLike[str]) -> Any:
-    """The value in a file that `JobHandle.save_result` has written; rebuilding it may run code.
+    """Read a value from a file that `JobHandle.save_result` wrote; unpickling may run code.
+
+    Args:
+        path: The file.
 
     Raises:
-        OSError: The file cannot be read.
-        ValueError: It is not whole, or not of this kind.
-        Exception: Whatever the value's classes raise while it is rebuilt.
+        OSError: The file can't be read.
+        ValueError: The file is damaged, or isn't such a file.
+        Exception: The classes of the value raise it while it is rebuilt.
     """
     from kinetic._runner.protocol import pickles
     from kinetic._tasks import in_thread

@@ -81,16 +81,16 @@ class BatchHandle(Generic[T, X]):
         self.created_at: str = batch.manifest["created_at"]
         self._batch = batch
         self._handles: weakref.WeakValueDictionary[int, JobHandle[T]]
-        self._handles = weakref.WeakValueDictionary()  # an endless batch has no end of them
+        self._handles = weakref.WeakValueDictionary()  # a batch can have infinitely many items
         self._refusals: dict[int, Exception] = {}
-        self._failed: list[int] | None = None  # as the last `results` has found
+        self._failed: list[int] | None = None  # as the last `results` found
         self._detached = attached
         self._progress = progress
         # Until then, a wait includes items that another process has not submitted yet.
         self._search_until = None
         if poll_timeout is not None:
             self._search_until = asyncio.get_running_loop().time() + poll_timeout
-        self._report: Path | None = None  # that was written last
+        self._report: Path | None = None  # the last one written
 
     def __repr__(self) -> str:
         return handle_repr("BatchHandle", self.facts())
@@ -99,9 +99,9 @@ class BatchHandle(Generic[T, X]):
         return self.bundle()
 
     def bundle(self) -> dict[str, str]:
-        """Return what a notebook shows: the facts known now, updated as items end.
+        """Return what a notebook shows: the known facts, updated as items end; internal.
 
-        It sends no request, and follows the batch only if it is called on its loop; not for users.
+        Sends no request. Follows the batch only if called on its loop.
         """
         if self._progress is not False:
             notebook.follow_batch(self._batch)
@@ -169,7 +169,7 @@ class BatchHandle(Generic[T, X]):
             with contextlib.suppress(BackendError):
                 await coordinator.is_replaced()
             if coordinator.lease.lost is not None:
-                logging.warning("it is left alone: %s", coordinator.lease.lost)
+                logging.warning("the batch goes on: %s", coordinator.lease.lost)
                 return
         await self.cancel()
 
@@ -177,15 +177,18 @@ class BatchHandle(Generic[T, X]):
 
     @property
     def jobs(self) -> list[JobHandle[T] | None]:
-        """The handles by index; None where nothing was submitted, or not yet."""
+        """The handles by index; None where no job was submitted, or not yet."""
         known = range(self._batch.known)
         return [self._handle(i) if self._batch.submitted(i) else None for i in known]
 
     async def job(self, index: int) -> JobHandle[T]:
-        """The handle of one item.
+        """Return the handle of one item.
+
+        Args:
+            index: The item's place in the inputs, from 0.
 
         Raises:
-            ConfigurationError: *index* is no int.
+            ConfigurationError: *index* isn't an int.
             NotFound: The batch has no such item.
         """
         check(index=index)
@@ -205,10 +208,10 @@ class BatchHandle(Generic[T, X]):
         return handle
 
     async def statuses(self) -> list[tuple[int, JobStatus]]:
-        """Index and status of every submitted job, read from the store now.
+        """Return index and status of every submitted job, read from the store now.
 
-        ``NOT_FOUND`` is a job that was cancelled, ``FAILED`` one that failed,
-        was lost, or could not be submitted; `outcomes` tells these apart.
+        ``NOT_FOUND`` means cancelled; ``FAILED`` covers failed, lost, and could not be submitted.
+        `outcomes` distinguishes these.
 
         Raises:
             NotFound: The batch was cleaned up.
@@ -217,7 +220,7 @@ class BatchHandle(Generic[T, X]):
         return await self._batch.statuses()
 
     async def status_counts(self) -> dict[str, int]:
-        """How many submitted jobs are in each status; see `statuses`."""
+        """Count the submitted jobs by status, as in ``{"SUCCEEDED": 8}``."""
         counts: dict[str, int] = {}
         for _, status in await self.statuses():
             counts[status.value] = counts.get(status.value, 0) + 1
@@ -225,35 +228,35 @@ class BatchHandle(Generic[T, X]):
 
     @property
     def finished(self) -> bool:
-        """Whether every item has its outcome, as far as this process has seen.
+        """Whether every item has its outcome, by what this process has read.
 
-        A handle from `Client.list_batches` looks only when something else is asked of it.
+        A handle from `Client.list_batches` looks when you ask it something else, such as
+        `status_counts`.
         """
         return self._batch.finished
 
     @property
     def submission_failures(self) -> dict[int, Exception]:
-        """Index → exception of inputs that could not be submitted at all.
+        """The exceptions of inputs that could not be submitted, by index.
 
-        Of a batch that another process submitted, after `results`.
+        For a batch that another process submitted, call `results` first.
         """
         return {**self._refusals, **self._batch.refused}
 
     @property
     def unavailable_children(self) -> dict[int, str]:
-        """Index → job id of items that nothing more can be found out about.
+        """The job IDs of items whose objects are damaged or forged, by index.
 
-        What the store has of them is damaged, or forged: that is the error of their
-        outcome. Of all others there is a handle, and an outcome sooner or later.
+        Their outcome is that error.
         """
         submission = self._batch.submission
         return {index: submission.identity.job_id(index) for index in submission.unreadable()}
 
     @property
     def stored(self) -> int:
-        """How many inputs are stored, as far as this process has seen.
+        """How many inputs are stored, by what this process has read.
 
-        `resume` with *inputs* goes on after them.
+        `resume` takes the *inputs* after them.
         """
         return self._batch.stored
 
@@ -262,9 +265,14 @@ class BatchHandle(Generic[T, X]):
     async def wait(self, *, timeout: float | None = None) -> None:
         """Wait until every item has its outcome.
 
+        Args:
+            timeout: Seconds to wait; the batch goes on after them. None: no limit.
+
         Raises:
-            ResultTimeout: *timeout* seconds are over (a ``TimeoutError``); the batch goes on.
-            SubmitterLost: Nobody submits the rest of it any more.
+            ResultTimeout: *timeout* is over (a ``TimeoutError``).
+            SubmitterLost: The process that submitted the batch has ended; `resume` continues it.
+
+        Cancelled: ends the wait; the batch goes on.
         """
         async with self._consuming(timeout, windowed=False) as (consumer, deadline):
             async with asyncio.timeout_at(deadline):
@@ -274,18 +282,23 @@ class BatchHandle(Generic[T, X]):
     async def as_completed(
         self, *, poll_interval: float = 5.0, timeout: float | None = None
     ) -> AsyncGenerator[JobHandle[T], None]:
-        """Each job once, as it ends: the last attempt of its item.
+        """Yield each job's handle once, when the job ends.
 
-        Inputs that could not be submitted have no job: see
-        `submission_failures`, or use `outcomes`.
+        Inputs that could not be submitted have no job: see `submission_failures`, or use
+        `outcomes`.
 
         Args:
-            poll_interval: Accepted for compatibility; nothing is polled.
-            timeout: Seconds for everything.
+            poll_interval: Accepted for compatibility; has no effect.
+            timeout: Seconds for the whole loop; the batch goes on after them. None: no limit.
 
         Raises:
-            ResultTimeout: *timeout* seconds are over (a ``TimeoutError``); the batch goes on.
-            SubmitterLost: Nobody submits the rest of it any more.
+            ResultTimeout: *timeout* is over (a ``TimeoutError``).
+            SubmitterLost: The process that submitted the batch has ended; `resume` continues it.
+
+        Example::
+
+            async for job in batch.as_completed():
+                print(job.group_index, await job)
         """
         async with self._consuming(timeout) as (consumer, deadline):
             while True:
@@ -300,32 +313,32 @@ class BatchHandle(Generic[T, X]):
     async def outcomes(
         self, *, ordered: bool = False, timeout: float | None = None
     ) -> AsyncGenerator[Completion[T, X], None]:
-        """Each item once with its input and what it came to: value, error, cancelled or lost.
+        """Yield each item once, when it ends, with its input and its outcome.
 
-        They come as they end, or with *ordered* in the order of the inputs.
-        What was returned is `Succeeded`, also when it is an exception; an
-        input that could not be submitted is `Failed`. The input is the object
-        itself as long as this process has it, else one read from the store;
-        None where that cannot be rebuilt here. Nothing is collected:
-        some 32 values are read ahead of you, and the rest stays in the store.
-        Any number of iterations may go on at once, and each gets everything.
+        Items that fail don't end the loop: a returned value is `Succeeded`, even if it is an
+        exception, and an input that could not be submitted is `Failed`. The input is None if it
+        can't be rebuilt here. kinetic reads at most 32 values ahead. Several loops at once each get
+        every item.
 
-        In order, an item waits for all before it, however long the slowest
-        takes. What has ended meanwhile costs a byte each, its value stays in
-        the store; but it counts as not delivered, so with a ``window`` no
-        more inputs are pulled than that many beyond the one waited for.
+        An ordered loop waits for the slowest item. Items that ended meanwhile count as undelivered:
+        with a ``window``, no more inputs are pulled than that many beyond the one waited for.
 
         Args:
-            ordered: In the order of the inputs, instead of as they end.
-            timeout: Seconds for everything.
+            ordered: Yield in the order of the inputs. Default: in the order in which items end.
+            timeout: Seconds for the whole loop; the batch goes on after them. None: no limit.
 
         Raises:
-            ResultTimeout: *timeout* seconds are over (a ``TimeoutError``); the batch goes on.
-            SubmitterLost: Nobody submits the rest of it any more.
-            InputsUnfinished: All that is stored has ended, and more was to come.
+            ResultTimeout: *timeout* is over (a ``TimeoutError``).
+            SubmitterLost: The process that submitted the batch has ended; `resume` continues it.
+            InputsUnfinished: All stored items ended, and the iterator of the rest is lost.
             BackendError: The store does not answer; iterate again for the rest.
 
-        Closed or cancelled: the batch goes on; nothing else is left behind.
+        Closed or cancelled: the batch goes on.
+
+        Example::
+
+            async for index, rate, outcome in batch.outcomes():
+                print(rate, outcome.unwrap() if outcome.ok else outcome.error)
         """
         async with self._consuming(timeout, ordered=ordered) as (consumer, deadline):
             found = Outcomes(consumer, self._batch, deadline)
@@ -337,12 +350,12 @@ class BatchHandle(Generic[T, X]):
         try:
             return await self._batch.input_of(index)
         except SubmissionError:
-            return None  # it never could be pickled: its outcome says so
+            return None  # it could not be pickled, as its outcome says
         except Exception as exc:
             if isinstance(exc, BackendError) and not isinstance(exc, NotFound):
                 raise
-            if index not in self._batch.submission.values:  # else it was removed with its outcome
-                what = "input %d of %s cannot be rebuilt in this process, None stands for it: %s"
+            if index not in self._batch.submission.values:  # else `results` removed it
+                what = "can't rebuild input %d of %s in this process; its place has None: %s"
                 logging.warning(what, index, self.group_id, exc)
             return None
 
@@ -361,15 +374,12 @@ class BatchHandle(Generic[T, X]):
         )
 
     async def progress(self) -> AsyncGenerator[Progress, None]:
-        """How far it is: now, and again whenever something has changed, until the end.
+        """Yield how far the batch is: now, and after each change, until it ends.
 
-        A slow reader misses what came in between, and gets the newest. The
-        values are those of the live line, at most ten a second.
+        Yields at most ten values per second; a slow reader skips intermediate values.
 
         Raises:
             NotFound: The batch was cleaned up.
-
-        Closed or cancelled: nothing is left behind.
         """
         self._batch.submission.refuse_removed()
         values = progress(self._batch)
@@ -379,14 +389,17 @@ class BatchHandle(Generic[T, X]):
 
     @property
     def max_concurrent(self) -> int | None:
-        """How many of its jobs may be unfinished at once; None without a limit."""
+        """How many jobs may be unfinished at once; None: no limit."""
         found = self._batch.manifest["terms"].get("max_concurrent")
         return int(found) if found is not None else None
 
     def longest_running(self, count: int) -> list[tuple[int, float]]:
-        """Index and seconds of the *count* items that have run for longest, as far as is known.
+        """Return index and seconds of the items that have run longest.
 
-        The seconds are since the platform made the item's process.
+        Counts from the creation of the item's process, by what this process has read.
+
+        Args:
+            count: How many items.
         """
         seen = self._batch.submission.observations()
         ages = {
@@ -420,8 +433,7 @@ class BatchHandle(Generic[T, X]):
             The absolute path of the file.
 
         Raises:
-            ConfigurationError: The file cannot be written there (nothing was read), or no result
-                that has ended is a number of that name.
+            ConfigurationError: The file can't be written, or no ended result has that metric.
             NotFound: The batch was cleaned up.
             WireError: The inputs in the store differ from those submitted.
 
@@ -433,13 +445,13 @@ class BatchHandle(Generic[T, X]):
         """
         check(path=path, direction=direction, metric=metric)
         self._batch.submission.refuse_removed()
-        from kinetic.aio._engine import report  # it takes a while, and few need it
+        from kinetic.aio._engine import report  # a slow import that few programs need
 
         self._report = await report.write(self._batch, path, direction=direction, metric=metric)
         return self._report
 
     async def submitted(self) -> None:
-        """Wait until every input was handed to the platform once, or never will be."""
+        """Wait until every input was submitted once, or never will be."""
         await self._batch.submitted_all()
 
     # --- collecting ---
@@ -473,32 +485,32 @@ class BatchHandle(Generic[T, X]):
         cleanup: bool = True,
         return_exceptions: bool = False,
     ) -> list[Any]:
-        """Wait for all and return their values.
-
-        An exception that a function returned is a value like any other.
+        """Wait for all items and return their values.
 
         Args:
-            timeout: Seconds for everything; the batch goes on after them.
-            ordered: Input order; else the order in which the jobs ended.
-            cleanup: Remove the jobs. When every item has its value, remove their inputs, outcomes
-                and logs from the store as well: this handle keeps the values, another process
-                can't read them any more. `statuses` and `failures` say the same as before; the
-                job itself is NOT_FOUND to this process. A batch in which something failed keeps
-                its objects, for `retry_failed`.
-            return_exceptions: Put an exception where there is no value.
-                `outcomes` tells it from one that was returned.
+            timeout: Seconds to wait; the batch goes on after them. None: no limit.
+            ordered: Sort the values by input. False: in the order in which items ended.
+            cleanup: Remove each job from the platform. If every item has its value, also remove
+                their inputs, outcomes, and logs from the store: this handle keeps the values, other
+                processes can't read them. A batch with failures keeps its objects, for
+                `retry_failed`.
+            return_exceptions: Put the exception where an item has no value. `outcomes`
+                distinguishes it from a returned one.
 
         Raises:
-            BatchError: Some have no value, and *return_exceptions* is false.
+            BatchError: Some items have no value, and *return_exceptions* is false.
             ResultTimeout: *timeout* is over (a ``TimeoutError``).
-            SubmitterLost: Nobody submits the rest of it any more.
-            InputsUnfinished: All that is stored has ended, and more was to come.
+            SubmitterLost: The process that submitted the batch has ended; `resume` continues it.
+            InputsUnfinished: All stored items ended, and the iterator of the rest is lost.
             NotFound: The batch was cleaned up, or another process has collected its results.
-            Exception: The iterator of the inputs raised it, which ended the
-                submitting; a note says how to go on.
+            Exception: The iterator of the inputs raised it; a note says how to continue.
 
-        Cancelled: the batch goes on. If the removal has begun, this handle keeps the values:
-            call it again.
+        Cancelled: the batch goes on. If the removal has begun, this handle keeps the values: call
+            it again.
+
+        Example::
+
+            losses = await batch.results()
         """
         check(ordered=ordered, cleanup=cleanup, return_exceptions=return_exceptions)
         async with self._consuming(timeout) as (consumer, deadline):
@@ -507,8 +519,8 @@ class BatchHandle(Generic[T, X]):
             total = self._batch.total
             if total is not None and len(found) < total:  # a short list would look like success
                 raise KineticError(
-                    f"batch {self.group_id} has ended, and only {len(found)} of its {total} items "
-                    "were told; ask for its results again"
+                    f"batch {self.group_id} has ended, but only {len(found)} of its {total} items "
+                    "were read; call results() again"
                 )
             self._failed = [i for i, one in found.items() if isinstance(one, Failed | Lost)]
             if cleanup:
@@ -521,7 +533,7 @@ class BatchHandle(Generic[T, X]):
         return [one.value if isinstance(one := found[i], Succeeded) else one.error for i in order]
 
     async def _tidy(self, found: dict[int, Outcome[T]], deadline: float | None) -> None:
-        """Remove what is unneeded once the caller has *found*; log what cannot be removed."""
+        """Remove what the caller no longer needs after *found*; log what can't be removed."""
         values = {i: one.value for i, one in found.items() if isinstance(one, Succeeded)}
         whole = len(values) == len(found) == self._batch.total and self._batch.sealed
         try:
@@ -531,8 +543,8 @@ class BatchHandle(Generic[T, X]):
                 elif not self._batch.items_removed:
                     await self._batch.collect(values, await self._history())
         except (BackendError, TimeoutError) as exc:
-            why = str(exc) or "there was no time left"
-            what = "%s: some of its objects are left: %s; results() or cleanup() removes them"
+            why = str(exc) or "the timeout is over"
+            what = "%s: some of its objects remain (%s); results() or cleanup() removes them"
             logging.warning(what, self.group_id, why)
 
     async def _history(self) -> list[Any] | None:
@@ -542,7 +554,7 @@ class BatchHandle(Generic[T, X]):
         try:
             return history.packed(await history.read(self._batch))
         except KineticError as exc:
-            logging.warning("%s: a report of it will lack its items: %s", self.group_id, exc)
+            logging.warning("%s: its report will have no items: %s", self.group_id, exc)
             return None
 
     def _error(self, found: dict[int, Outcome[T]], refused: dict[int, Exception]) -> BatchError:
@@ -568,10 +580,10 @@ class BatchHandle(Generic[T, X]):
         )
 
     async def estimate(self, *, look: bool = True) -> Estimate:
-        """Estimate what the batch has cost by list prices, and what it may cost in the end.
+        """Estimate by list prices what the batch has cost, and may cost in the end.
 
-        With *look* it looks at what has not ended, as `statuses` does, and at nothing
-        else; without, it tells what this handle has seen so far.
+        Args:
+            look: Read the outcomes of unfinished items first. Default: yes.
 
         Raises:
             NotFound: The batch was cleaned up.
@@ -582,9 +594,9 @@ class BatchHandle(Generic[T, X]):
         return self._batch.estimate()
 
     async def reason(self) -> str:
-        """Why it is as it is: why it was stopped, what failed first, or what it waits for.
+        """Say in words why the batch is in its state; empty when there is nothing to say.
 
-        Empty when there is nothing to say. Nothing is unpickled for it.
+        That is why it was stopped, its first failure, or what it waits for. Unpickles nothing.
         """
         if cause := self._batch.cause:
             return cause
@@ -596,9 +608,9 @@ class BatchHandle(Generic[T, X]):
         return str(error) if error is not None else submission.held_up()
 
     async def failures(self) -> list[JobHandle[T]]:
-        """Return the handles of jobs that failed for good or were lost, from their outcomes.
+        """Return the handles of jobs that failed or were lost.
 
-        After `results`, this also works when the batch was cleaned up.
+        After `results`, this also works for a batch that was cleaned up.
 
         Raises:
             NotFound: The batch was cleaned up before that.
@@ -610,7 +622,7 @@ class BatchHandle(Generic[T, X]):
         return [self._handle(index) for index in failed if not self._is_refused(index)]
 
     def _is_refused(self, index: int) -> bool:
-        """Whether the input could not be submitted, so that there is no job."""
+        """Return whether the input could not be submitted, so that there is no job."""
         submission = self._batch.submission
         if submission.refusal(index) is not None:
             return True
@@ -621,27 +633,24 @@ class BatchHandle(Generic[T, X]):
     # --- ending ---
 
     async def cancel(self) -> None:
-        """Stop everything that is unfinished and wait until it has ended.
-
-        Of a batch that was cleaned up nothing is left to stop: it returns at once.
+        """Stop all unfinished items and wait until they end.
 
         Raises:
-            BackendError: The stop cannot be stored, and the batch goes on; or what was
-                stopped cannot be looked at.
+            BackendError: The store or the platform does not answer.
 
-        Cancelled: the request stays; running attempts end all the same.
+        Cancelled: the request stays, and running attempts end.
         """
         if not self._batch.submission.removed:
             await self._batch.cancel()
 
     async def detach(self, *, seal: bool = False) -> None:
-        """Leave the batch running when the block is left.
+        """Let the batch go on after the ``async with`` block.
 
-        This process goes on submitting it for as long as the client is open;
-        after that, `resume` does from anywhere.
+        This process submits it as long as the client is open; after that, `resume` continues it
+        from any process.
 
         Args:
-            seal: Pull no more inputs: those pulled so far are all.
+            seal: Take no more inputs: those taken so far are all.
 
         Raises:
             NotFound: The batch was cleaned up.
@@ -655,19 +664,16 @@ class BatchHandle(Generic[T, X]):
     # --- going on ---
 
     async def retry_failed(self, indices: Iterable[int] | None = None) -> int:
-        """Run again what failed, was lost or was cancelled, and only that; from any process.
+        """Run items that failed, were lost, or were cancelled again; from any process.
 
-        With a ``batch_timeout``, who resumes it for that gives them the whole time again.
+        Returns how many items run again. The batch's submitter starts them; without one, this
+        process resumes the batch. A ``batch_timeout`` then begins anew.
 
         Args:
-            indices: Only those among them.
-
-        Returns:
-            How many items will run again. The batch's submitter starts
-            them; without one, this process resumes the batch.
+            indices: Only these of them. None: all.
 
         Raises:
-            ConfigurationError: *indices* are no ints, or this process lacks a variable that the
+            ConfigurationError: *indices* aren't ints, or this process lacks a variable that the
                 batch captured.
             NotFound: The batch has no such item, or was cleaned up.
         """
@@ -682,24 +688,20 @@ class BatchHandle(Generic[T, X]):
         seal: bool = False,
         force: bool = False,
     ) -> Self:
-        """Take over a batch whose submitter has ended, and submit the rest from this process.
-
-        Nothing that has its outcome runs again. A submitter that may be alive
-        is given 45 s to show it; one that died on this machine is known to.
+        """Submit the rest of a batch whose submitter has ended. Ended items don't run again.
 
         Args:
-            inputs: The inputs after those that are `stored`, when those
-                came from an iterator that died with its process.
+            inputs: The inputs after the `stored` ones, if an iterator died with its process.
             seal: There are no more inputs than those stored.
-            force: Wait for no sign of life. Should the other one be alive, it
-                stops submitting as soon as it notices.
+            force: Don't wait up to 45 s for a sign of life of the old submitter; if it is alive, it
+                stops submitting when it notices.
 
         Raises:
-            ConfigurationError: An argument is wrong, the batch has all its inputs, or this
-                process lacks a variable that the batch captured.
-            Conflict: Somebody submits it, and is alive.
+            Conflict: Another process submits the batch.
+            ConfigurationError: An argument is wrong; the batch has all its inputs, and you gave
+                more; or this process lacks a variable that the batch captured.
             NotFound: The batch was cleaned up.
-            WireError: It was written in a format that this version does not know.
+            WireError: The batch has a format that this version can't read.
         """
         check(seal=seal, force=force)
         if inputs is not None:
@@ -710,20 +712,24 @@ class BatchHandle(Generic[T, X]):
         return self
 
     async def cleanup(self, *, k8s: bool = True, gcs: bool = True) -> None:
-        """Stop and remove all jobs (*k8s*) and the batch's objects (*gcs*); outputs stay.
+        """Stop and remove the batch; output directories stay.
 
-        Without its objects there is no batch: whatever is asked of the handle
-        then raises `NotFound`, but for `cancel`, `submitted` and this, which do nothing.
+        Without its objects there is no batch: the handle's methods then raise `NotFound`, except
+        `cancel`, `submitted`, and this, which do nothing.
 
-        Cancelled: run it again; it goes on where it was.
+        Args:
+            k8s: Remove its jobs from the platform.
+            gcs: Remove its objects from the store.
+
+        Cancelled: part of it may be removed; call it again to remove the rest.
         """
         await self._batch.remove(jobs=k8s, objects=gcs)
 
     async def let_run(self) -> int:
-        """Before the interpreter ends, the sync face wants all to be submitted; not for users.
+        """Prepare the end of the interpreter: let the batch submit all it has; internal.
 
-        No more inputs are pulled, and nobody is waited for to take what has
-        ended. Returns how many inputs have yet to be handed to the platform.
+        Pulls no more inputs and waits for no reader. Returns how many inputs are yet to be
+        submitted.
         """
         batch = self._batch
         if not batch.submits or batch.coordinator is None:

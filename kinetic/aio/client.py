@@ -1,4 +1,4 @@
-"""The client: opens platforms, submits functions, finds what others submitted."""
+"""The client: opens platforms, submits functions, and finds jobs and batches."""
 
 from __future__ import annotations
 
@@ -54,18 +54,29 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 PACKING = 8
-"""Calls that are packed at once: a thousand in one turn of the loop would hold it up."""
+"""Limit of calls that are packed at once: a thousand would block the loop."""
 
 
 class Client:
-    """Everything kinetic does on one event loop, with an explicit lifetime.
+    """Submit functions from one event loop, and find jobs and batches.
 
-    ``async with Client() as client:`` closes it; jobs and detached batches go
-    on, what is just being submitted is undone. Parameters are defaults for
-    functions that do not say themselves where they run. ``max_concurrent``
-    bounds all unfinished attempts of this client.
+    ``async with Client() as client:`` closes it at the end: jobs and detached batches go on, and
+    submissions under way are undone. You can open any number of clients, in one loop or several.
 
-    Any number of clients can be open at once, in one loop or in several.
+    Args:
+        backend, project, zone, cluster, namespace: Where to run functions that don't say so
+            themselves. None: by environment, profile, and default.
+        store: A directory or ``gs://bucket`` instead of the backend's own store.
+        max_concurrent: Limit of unfinished attempts of this client. None: no limit.
+        platform: Adapters for tests.
+
+    Raises:
+        ConfigurationError: *max_concurrent* isn't an int of at least 1, or None.
+
+    Example::
+
+        async with kinetic.aio.Client(backend="local") as client:
+            print(await client.run(train, 0.1))
     """
 
     def __init__(
@@ -111,14 +122,15 @@ class Client:
         await self.aclose()
 
     async def aclose(self) -> None:
-        """Undo what is just being submitted, stop following, and close every connection.
+        """Undo submissions under way, stop following jobs, and close every connection.
 
-        Calling it twice does nothing. Cancelled: all that is done first, in up to 30 s each.
+        A second call does nothing. Cancelled: the undoing and the closing still take up to 30 s
+        each.
         """
         self.closed = True
         sessions, self._sessions = self._sessions, {}
         try:
-            await release(self._under_way.end(), what="undoing what was being submitted")
+            await release(self._under_way.end(), what="undoing submissions under way")
         finally:
             await release(_close([*sessions.values()]), what="closing the client")
 
@@ -169,10 +181,7 @@ class Client:
     async def submit_owned(
         self, function: Callable[..., Any], /, *args: Any, **kwargs: Any
     ) -> JobHandle[Any]:
-        """`submit` for who awaits the job at once; not for users.
-
-        The job ends with this process, on a platform that can tell when that dies.
-        """
+        """Submit a job that ends with this process, where the platform can tell; internal."""
         return await self._begin(function, args, kwargs, owned=True)
 
     async def _begin(
@@ -212,16 +221,24 @@ class Client:
 
     @own_frames_left_out
     async def run(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-        """Submit, wait, and return the value: the awaiting task owns the job.
+        """Submit a job, wait for it, and return its value; the awaiting task owns the job.
+
+        With ``debug=True`` it first forwards the debugger to port KINETIC_DEBUG_PORT (5678).
+
+        Args:
+            function: The function to run, plain or decorated.
+            args, kwargs: Its arguments; kinetic pickles them.
 
         Raises:
-            SubmissionError: As `submit`.
-            JobError: As `JobHandle.result`.
-            Exception: Whatever the function raised.
+            SubmissionError: The job could not be submitted.
+            JobError: The job has no value; see `JobHandle.result`.
+            Exception: The exception that the function raised.
 
-        Cancelled: the job is cancelled too and removed, for up to 30 s; its output
-        directory is kept. With ``debug=True`` `JobHandle.debug_attach` comes first,
-        on port KINETIC_DEBUG_PORT (5678).
+        Cancelled: the job is cancelled and removed, within 30 s; its output directory stays.
+
+        Example::
+
+            loss = await client.run(train, 0.1)
         """
         debug = settings_of(function)[1].debug
         return await run_plain_call(
@@ -300,12 +317,16 @@ class Client:
     async def attach(
         self, job_id: str, project: str | None = None, cluster: str | None = None
     ) -> JobHandle[Any]:
-        """The handle of a job that any process submitted, an item of a batch included.
+        """Return the handle of a job that any process submitted; also of a batch's item.
+
+        Args:
+            job_id: The job's ID.
+            project, cluster: Where it runs. None: by the client's settings.
 
         Raises:
-            ConfigurationError: That is no job's id.
-            NotFound: There is no such job in the store.
-            WireError: Its description is not signed by anyone who may submit here.
+            ConfigurationError: *job_id* isn't the ID of a job.
+            NotFound: The store has no such job.
+            WireError: The signature of its description is wrong.
         """
         check(job_id=job_id, project=project, cluster=cluster)
         item = engine.ids.item_of(job_id)
@@ -324,22 +345,20 @@ class Client:
         poll_interval: float = 10.0,
         poll_timeout: float | None = None,
     ) -> BatchHandle[Any]:
-        """The handle of a batch that any process submitted; it observes and submits nothing.
+        """Return the handle of a batch that any process submitted; it observes and submits nothing.
 
         Args:
-            group_id: The batch's id.
-            project: Where it runs, as in the settings.
-            cluster: Where it runs, as in the settings.
-            poll_interval: Accepted for compatibility; nothing is polled.
-            poll_timeout: Seconds, from now, that a wait on this handle also waits for
-                items which another process has yet to submit; after them it ends with
-                `ResultTimeout`. None is no limit. It limits nothing else: once all
-                items are known, ``timeout=`` of the wait does.
+            group_id: The batch's ID.
+            project, cluster: Where it runs. None: by the client's settings.
+            poll_interval: Accepted for compatibility; has no effect.
+            poll_timeout: Seconds from now that a wait on this handle waits for items that another
+                process has yet to submit; then it raises `ResultTimeout`. None: no limit. Once all
+                items are known, only ``timeout=`` of the wait counts.
 
         Raises:
-            ConfigurationError: That is no batch's id.
-            NotFound: There is no such batch in the store.
-            WireError: It, or its inputs, were not signed by who may submit here.
+            ConfigurationError: *group_id* isn't the ID of a batch.
+            NotFound: The store has no such batch.
+            WireError: The signature of the batch or its inputs is wrong.
         """
         check(group_id=group_id, project=project, cluster=cluster)
         check(poll_interval=poll_interval, poll_timeout=poll_timeout)
@@ -349,13 +368,13 @@ class Client:
         return _batch(batch, attached=True, poll_timeout=poll_timeout)
 
     async def full_id(self, prefix: str) -> str:
-        """The id of the one job or batch in the store that begins with *prefix*.
+        """Return the ID of the one job or batch in the store that begins with *prefix*.
 
-        A whole id is its own, and is not looked for.
+        Returns a whole ID without looking for it.
 
         Raises:
-            ConfigurationError: It is no beginning of an id, or that of several.
-            NotFound: It is the beginning of none.
+            ConfigurationError: No ID can begin this way, or several do.
+            NotFound: No ID in the store begins this way.
         """
         if engine.ids.is_whole(prefix):
             return prefix
@@ -364,19 +383,22 @@ class Client:
     async def cleanup(
         self, submission: str, project: str | None = None, cluster: str | None = None
     ) -> None:
-        """Take a batch, or a job of its own, away by its id: jobs and objects; outputs stay.
+        """Remove a batch or a single job by its ID: jobs and objects; output directories stay.
 
-        Nothing of what it says of itself is read: this also removes what no handle can be had
-        of, for it is damaged, or cannot be verified. What is not there is no error.
+        Reads nothing of the objects, so it also removes damaged ones. A missing ID isn't an error.
+
+        Args:
+            submission: The ID of a batch or of a single job.
+            project, cluster: Where it runs. None: by the client's settings.
 
         Raises:
-            ConfigurationError: That is no id, or the one of a job of a batch.
-            BackendError: Its jobs do not end within 180 s, or somebody does not answer.
+            ConfigurationError: It isn't an ID, or it is that of a batch's item.
+            BackendError: Its jobs don't end within 180 s, or a service does not answer.
 
-        Cancelled: run it again; it goes on where it was.
+        Cancelled: part of it may be removed; call it again to remove the rest.
         """
         check(submission=submission, project=project, cluster=cluster)
-        engine.ids.is_batch(submission)  # refuses what is no id before anything is opened
+        engine.ids.is_batch(submission)  # refuses a wrong ID before a platform opens
         session = await self._session_for_id(submission, project, cluster)
         await engine.batches.remove(session, submission)
 
@@ -388,13 +410,13 @@ class Client:
         cluster: str | None = None,
         limit: int | None = None,
     ) -> list[BatchHandle[Any]]:
-        """Handles of the batches in the store, the newest first; they observe.
+        """List the batches in the store, the newest first; the handles observe.
 
         Args:
-            name: Only those of this name.
+            name: Only those with this name.
             tags: Only those that carry all of these.
-            project, cluster: Where to look, instead of the client's own.
-            limit: The maximum number of jobs.
+            project, cluster: Where to look. None: by the client's settings.
+            limit: Maximum number of batches. None: no limit.
 
         Raises:
             ConfigurationError: An argument is wrong.
@@ -413,12 +435,14 @@ class Client:
         namespace: str | None = None,
         limit: int | None = None,
     ) -> list[JobHandle[Any]]:
-        """Handles of the jobs the platform knows, the newest first, *limit* at most.
+        """List the jobs that the platform knows, the newest first.
 
-        Of a Kubernetes cluster, those on one host and those on several. On this
-        machine also single jobs that it has forgotten, and that nobody has
-        cleaned up. Those whose objects are in another store are left out. Handles of
-        jobs that were there before the *limit* newest were made are not read.
+        On a cluster that includes jobs on several hosts. On this machine it includes single jobs
+        that were not cleaned up. Jobs whose objects are in another store are left out.
+
+        Args:
+            project, zone, cluster, namespace: Where to look. None: by the client's settings.
+            limit: Maximum number of jobs. None: no limit.
 
         Raises:
             ConfigurationError: An argument is wrong.
@@ -435,25 +459,25 @@ class Client:
     async def collect(self) -> Collection:
         """Remove unused contents from the store and from this machine's caches.
 
-        From the store (a bucket as well as a directory) it removes code, functions, requirements
-        and `Data` that nothing refers to and nobody has used for a day, and what a process that
-        died left of a batch; from the bucket of builds, what images were built of. A batch refers
-        to them until its results are collected or it is cleaned up, a job until it has ended.
-        Call ``cleanup(gcs=True)`` on a job or batch if you want its own objects gone.
+        From the store it removes code, functions, requirements, and `Data` that nothing refers to
+        and that were unused for a day, and the remains of batches whose process died. From the
+        bucket of builds it removes build contexts. A batch refers to its content until its results
+        are collected or it is cleaned up; a job, until it ends. To remove a job's or batch's own
+        objects, call ``cleanup(gcs=True)`` on it.
 
         The caches are the unpacked projects and `Data` in ``KINETIC_HOME/cache``, limited by
         KINETIC_CACHE_AGE_S and KINETIC_CACHE_SIZE_MB. Once an hour the local supervisor applies
         these limits to the caches and to a store in a directory.
 
         Returns:
-            What was removed, by folder.
+            The removed contents, by folder.
 
         Raises:
             ConfigurationError: A setting is wrong.
             AuthError: You may not list or delete objects of the bucket.
             BackendError: The store does not answer.
 
-        Cancelled: the removal under way ends first; what was removed stays removed.
+        Cancelled: the removal under way ends first.
         """
         from kinetic import _collector
         from kinetic.aio._shared_objects import Blocking
@@ -526,7 +550,7 @@ class Client:
                 where["backend"] = backend
         session = await self._open(where)
         own = BACKENDS[session.target.backend]
-        if own.beside and f"-{own.marker}" not in identity:  # chosen for other jobs than this
+        if own.beside and f"-{own.marker}" not in identity:  # the default is for other jobs
             session = await self._open({**where, "backend": own.beside[0]})
         return session
 
@@ -563,12 +587,12 @@ class Client:
 
 async def _close(sessions: Sequence[asyncio.Task[Session]]) -> None:
     for opening in sessions:
-        opening.cancel()  # to one that is open nothing happens
+        opening.cancel()  # has no effect on one that is open
     opened = await asyncio.gather(*sessions, return_exceptions=True)
     closing = (one.aclose() for one in opened if not isinstance(one, BaseException))
     for end in await asyncio.gather(*closing, return_exceptions=True):
         if isinstance(end, BaseException):
-            logging.warning("closing the client did not work: %s", described(end))
+            logging.warning("can't close the client: %s", described(end))
 
 
 def _given(values: Mapping[str, str | None]) -> dict[str, str | None]:
@@ -598,7 +622,7 @@ _LIFETIMES: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, AsyncGenerator[
 
 
 async def implicit_client() -> Client:
-    """The client that module-level functions share on the running loop."""
+    """Return the client that module-level functions share on the running loop."""
     loop = running_loop()
     client = _IMPLICIT.get(loop)
     if client is None or client.closed:

@@ -15,9 +15,9 @@ asyncio.set_event_loop(None)
 
 
 COMMON = """
-import asyncio, itertools, os, pathlib, signal, sys, time
+import asyncio, itertools, os, pathlib, pickle, signal, sys, threading, time
 import kinetic
-from kinetic import Cancelled, Completion, Failed, Lost, Succeeded
+from kinetic import Cancelled, Completion, Failed, JobStatus, Lost, Succeeded
 
 os.environ["KINETIC_PROGRESS"] = "off"  # on a slow machine, too, what is soon over is silent
 

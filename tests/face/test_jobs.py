@@ -1,4 +1,4 @@
-"""The sync face over real jobs of this machine, each test a script of its own."""
+"""The sync face over real jobs of this machine, by scripts."""
 
 from __future__ import annotations
 
@@ -8,25 +8,6 @@ import textwrap
 from pathlib import Path
 
 import pytest
-
-from tests.face.child import Child
-
-COMMON = """
-import asyncio, os, pathlib, pickle, signal, sys, threading, time
-import kinetic
-from kinetic import JobStatus
-
-os.environ["KINETIC_PROGRESS"] = "off"  # on a slow machine, too, what is soon over is silent
-
-def remote(function):
-    return kinetic.run(backend="local", accelerator="cpu")(function)
-"""
-
-
-@pytest.fixture
-def script(tmp_path: Path):
-    """Starts a script of the project in *tmp_path*."""
-    return lambda code, *options: Child(COMMON + code, *options, folder=tmp_path)
 
 
 def test_inside_a_job_a_call_is_an_ordinary_call(script, tmp_path: Path) -> None:
@@ -145,12 +126,6 @@ def waits(folder):
     pathlib.Path(folder, "started").touch()
     print("started")
     time.sleep(1000)
-
-def until(condition):
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 """
 
 
@@ -310,23 +285,8 @@ print(batch.status_counts())
         assert process.end() == (0, "", "")
 
 
-def test_debugging_without_a_terminal_is_refused_before_anything_is_sent(script) -> None:
-    code = """
-@remote
-def work():
-    return 1
-
-try:
-    work.options(debug=True)()
-except kinetic.errors.ConfigurationError as error:
-    print("KINETIC_NO_TTY_DEBUG" in str(error), kinetic.list_jobs())
-"""
-    with script(code) as process:
-        process.expect("True []")
-        assert process.end() == (0, "", "")
-
-
-def test_objects_of_classes_with_slots_come_and_go(script) -> None:
+def test_values_names_and_callbacks_arrive_in_a_job(script) -> None:
+    """Objects of classes with slots, arguments of any name, and callbacks for the end."""
     code = """
 import dataclasses
 
@@ -360,24 +320,28 @@ def there(one):
 for one in (Point(1), Named(), Private(), Open()):
     is_open, back = there(one)
     print(type(back) is type(one), is_open, back == one or back.name)
-"""
-    with script(code) as process:
-        for line in ("True False True", "True False n", "True False True", "True True True"):
-            process.expect(line)
-        assert process.end() == (0, "", "")
 
-
-def test_arguments_may_have_any_name(script) -> None:
-    code = """
 @remote
 def names(**given):
     return sorted(given)
 
 given = dict.fromkeys(["args", "begin", "function", "made", "options", "self"], 1)
 print(names(**given) == names.local(**given) == names.run_async(**given).result())
+
+@remote
+def registers():
+    import atexit, threading
+    atexit.register(print, "interpreter")
+    threading._register_atexit(print, "threads")
+
+registers()
 """
     with script(code) as process:
+        for line in ("True False True", "True False n", "True False True", "True True True"):
+            process.expect(line)
         process.expect("True")
+        process.expect("threads")  # those of threads come before those of the interpreter
+        process.expect("interpreter")
         assert process.end() == (0, "", "")
 
 
@@ -465,23 +429,14 @@ print(os.path.exists(f"/proc/{pid}"), "did not end" in job.tail())
         assert process.end()[:2] == (0, "")
 
 
-def test_callbacks_for_the_end_of_threads_come_before_those_of_the_interpreter(script) -> None:
-    code = """
-@remote
-def registers():
-    import atexit, threading
-    atexit.register(print, "interpreter")
-    threading._register_atexit(print, "threads")
-
-registers()
-"""
-    with script(code) as process:
-        process.expect("threads")
-        process.expect("interpreter")
-        assert process.end() == (0, "", "")
-
-
-@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
+@pytest.mark.parametrize(
+    "method",
+    [
+        "spawn",
+        pytest.param("fork", marks=pytest.mark.full),
+        pytest.param("forkserver", marks=pytest.mark.full),
+    ],
+)
 def test_processes_of_a_job_work_on_what_the_script_and_the_project_define(
     script, tmp_path: Path, method: str
 ) -> None:

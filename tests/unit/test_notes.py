@@ -119,7 +119,7 @@ def test_an_error_is_noted_by_its_type_and_the_beginning_of_its_message() -> Non
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.binary(),
     lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner) | st.tuples(inner, inner),
-    max_leaves=40,
+    max_leaves=15,
 )
 
 
