@@ -340,69 +340,6 @@ async def test_inputs_may_be_declared_finished(platform: Platform) -> None:
         assert await found.results() == [*range(1, found.stored + 1)]
 
 
-class Said:
-    """Inputs that say how many they are."""
-
-    def __init__(self, inputs: AsyncIterator[int]) -> None:
-        self._inputs = inputs
-
-    def __len__(self) -> int:
-        return 3
-
-    def __aiter__(self) -> AsyncIterator[int]:
-        return self._inputs
-
-
-@pytest.mark.looptime
-@pytest.mark.parametrize("said", [False, True])
-@pytest.mark.parametrize("at_the_end", [False, True])
-async def test_inputs_may_close_the_client_that_pulls_them(
-    platform: Platform, said: bool, at_the_end: bool
-) -> None:
-    loop = asyncio.get_running_loop()
-    client = aio.Client(platform=platform)
-    waits: asyncio.Future[float] = loop.create_future()
-
-    async def some() -> AsyncIterator[int]:
-        async with client:
-            yield 0
-            await asyncio.sleep(60)
-            closing = loop.time()
-            if not at_the_end:
-                await client.aclose()
-                waits.set_result(loop.time() - closing)
-                yield 1
-        waits.set_result(loop.time() - closing)
-
-    inputs = some()
-    batch = await client.run_async_map(same, Said(inputs) if said else inputs)
-    assert await waits < 5
-    assert batch.stored == 1
-    await asyncio.sleep(60)
-    assert "kinetic" not in {task.get_name().partition(" ")[0] for task in asyncio.all_tasks()}
-    await inputs.aclose()
-
-
-@pytest.mark.looptime
-async def test_inputs_may_cancel_the_batch_they_are_of(client: aio.Client) -> None:
-    loop, made = asyncio.get_running_loop(), asyncio.Event()
-    waits: asyncio.Future[float] = loop.create_future()
-
-    async def inputs() -> AsyncIterator[int]:
-        yield 0
-        await made.wait()
-        await asyncio.sleep(60)
-        closing = loop.time()
-        async with batch:
-            pass
-        waits.set_result(loop.time() - closing)
-
-    batch = await client.run_async_map(same, inputs())
-    made.set()
-    assert await waits < 5
-    assert await batch.results() == [0]
-
-
 @pytest.mark.looptime
 async def test_inputs_that_have_the_client_closed_and_wait_on_are_ended(
     platform: Platform,

@@ -560,7 +560,7 @@ class BatchCoordinator:
         """Have all inputs stored; pull no more lazy ones, and write their end with *seal*."""
         if self.pump is None or self.pump.finished:
             return
-        if self._is_lazy or self.pump.spare():
+        if self._is_lazy:
             self.pump.close()
         await self._fed.wait()
         if self._is_lazy and seal and self.lease.lost is None:
@@ -628,8 +628,6 @@ class BatchCoordinator:
         Raises:
             BackendError: The request cannot be stored: nothing was stopped.
         """
-        if self.pump is not None:
-            self.pump.spare()
         request = wire.Request(kind="stop", cause=cause, keep_running=keep_running)
         await retry_forever(lambda: self._submission.append(request), "asking for the end")
 

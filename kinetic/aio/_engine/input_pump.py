@@ -154,15 +154,10 @@ class InputPump:
         """There may be room, or nothing more to wait for."""
         self._room.set()
 
-    def spare(self) -> bool:
-        """Whether the caller runs inside the inputs' iterator, which must not be awaited then."""
-        return self._feed.source.spare()
-
     def close(self) -> None:
         """Pull nothing more; what was pulled is stored, and so is a list, which is all here."""
         if self._feed.there is not None:
             return
-        self.spare()
         self.closing = True
         self._room.set()
         if self._taking is not None:

@@ -6,9 +6,9 @@ import asyncio
 import bisect
 import contextlib
 import hashlib
+import itertools
 import json
 import keyword
-import queue
 import threading
 from array import array
 from collections import deque
@@ -21,7 +21,6 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
-from contextvars import ContextVar
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -327,8 +326,8 @@ CHUNK_ITEMS = 100
 CHUNK_BYTES = 8 * 1024 * 1024
 FLUSH_S, HURRY_S = 0.05, 0.005
 
-SPARED_S = 60.0
-"""A step that has closed what it was pulled for has its end by then; closing takes 30 s at most."""
+CLOSE_S = 5.0
+"""How long a step of an async generator may take to end when it is cancelled, in seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -438,7 +437,10 @@ def _is_name(key: object) -> bool:
 
 
 class Source:
-    """The user's inputs, pulled only when asked for; an iterator is never interrupted.
+    """The user's inputs, pulled only when asked for.
+
+    A sync iterator is read in a worker thread, because it may block. Neither kind is
+    interrupted while it produces an input.
 
     Raises:
         ConfigurationError: *inputs* cannot be iterated over.
@@ -447,241 +449,143 @@ class Source:
     def __init__(self, inputs: Iterable[Any] | AsyncIterable[Any]) -> None:
         self._there: Sequence[Any] | None = None
         self._async: AsyncIterator[Any] | None = None
-        self._reader: _Reader | None = None
-        self._next: asyncio.Future[Any] | None = None
-        self._taken: list[Any] = []
-        self._mark, self._spared = object(), False
-        self._at = 0
+        self._sync: Iterator[Any] | None = None
+        self._ready: deque[Any] = deque()
+        self._arrived = asyncio.Event()
+        self._step: asyncio.Task[bool] | None = None
+        self._stopped = False
         if isinstance(inputs, (tuple, range)):
             self._there = inputs
+            self._sync = iter(inputs)
         elif isinstance(inputs, AsyncIterable):
             self._async = aiter(inputs)
         else:
             try:
-                self._reader = _Reader(iter(inputs))
+                self._sync = iter(inputs)
             except TypeError:
                 kind = type(inputs).__name__
                 raise ConfigurationError(f"inputs must be an iterable, not {kind}") from None
 
     async def take(self, wanted: int, hurry: Callable[[], bool] = lambda: False) -> list[Any]:
-        """Between 1 and *wanted* inputs, or none when there are no more.
+        """Return between 1 and *wanted* inputs, or none when there are no more.
 
-        Waits up to 50 ms for more than one; less when somebody is in a *hurry*.
+        This waits up to 50 ms for more than one input, and up to 5 ms in a *hurry*.
 
-        Cancelled: what was taken so far is in `rest`.
+        Cancelled: the inputs that were pulled are in `stop`.
         """
-        if self._there is not None:
-            self._at += wanted
-            return [*self._there[self._at - wanted : self._at]]
-        deadline = 0.0
-        while len(self._taken) < wanted and await self._took(wanted, deadline, hurry):
-            deadline = deadline or asyncio.get_running_loop().time() + FLUSH_S
-        return self.rest()
+        if self._there is not None and self._sync is not None:
+            return [*itertools.islice(self._sync, wanted)]
+        clock = asyncio.get_running_loop().time
+        deadline: float | None = None
+        while len(self._ready) < wanted and not self._is_over:
+            if self._step is None or self._step.done():
+                self._step = asyncio.ensure_future(self._pull(wanted - len(self._ready)))
+                self._step.add_done_callback(lambda _: self._arrived.set())
+            self._arrived.clear()
+            limit = None
+            if self._ready:
+                deadline = clock() + FLUSH_S if deadline is None else deadline
+                limit = max(0.0, deadline - clock())
+                limit = min(limit, HURRY_S) if hurry() else limit
+            try:
+                await asyncio.wait_for(self._arrived.wait(), limit)
+            except TimeoutError:
+                break
+        if not self._ready and self._step is not None and self._step.done():
+            if self._step.cancelled() and not self._stopped:
+                raise RuntimeError("the iterator of the inputs was cancelled")
+            self._step.result()  # raise what the iterator raised, after the inputs before it
+        return self._taken(wanted)
 
-    def rest(self) -> list[Any]:
-        """Inputs that were taken and not handed out."""
-        taken, self._taken = self._taken, []
-        return taken
+    @property
+    def _is_over(self) -> bool:
+        """Whether the iterator has ended or raised."""
+        step = self._step
+        if self._stopped or step is None or not step.done():
+            return self._stopped
+        return step.cancelled() or step.exception() is not None or not step.result()
+
+    def _taken(self, wanted: int) -> list[Any]:
+        return [self._ready.popleft() for _ in range(min(wanted, len(self._ready)))]
 
     def stop(self) -> list[Any]:
-        """Pull nothing more, and return what was pulled and not handed out."""
-        left = self.rest()
-        if self._reader is not None:
-            return left + self._reader.close()
-        over, self._next = self._next, None
-        if over is None or not over.done():
-            self._next = over
-        elif not over.cancelled() and over.exception() is None and over.result() is not _END:
-            left.append(over.result())
-        return left
+        """Pull nothing more, and return what was pulled and not taken."""
+        self._stopped = True
+        return self._taken(len(self._ready))
 
     async def drain(self, patience: float) -> list[Any]:
-        """As `stop`; for an input that a thread is just being given it waits *patience* seconds."""
-        left = self.stop()
-        if self._reader is None:
-            return left
-        return left + await self._reader.drain(patience)
-
-    async def _took(self, wanted: int, deadline: float, hurry: Callable[[], bool]) -> bool:
-        """Take the next input; False when it does not come in time, or there is none."""
-        missing = wanted - len(self._taken)
-        if self._reader is not None and (ready := self._reader.ready(missing)):
-            self._taken += ready
-            return True
-        self._next = self._next or self._ask(missing)
-        if not self._next.done():
-            await asyncio.sleep(0)  # a generator that does not wait has come up with it now
-        if not self._next.done():
-            limit = None
-            if self._taken:
-                limit = max(0.0, deadline - asyncio.get_running_loop().time())
-                limit = min(limit, HURRY_S) if hurry() else limit
-            await asyncio.wait({self._next}, timeout=limit)
-        if not self._next.done():
-            return False
-        if self._next.cancelled():
-            raise RuntimeError("the iterator of the inputs was cancelled")
-        if (error := self._next.exception()) is not None and self._taken:
-            return False  # those before it are good; it is raised next time
-        value = _END if error is not None else self._next.result()
-        if error is not None:
-            raise error
-        if value is _END:
-            return False  # and it stays so
-        self._next = None
-        if value is not _READY:
-            self._taken.append(value)
-        return True
-
-    def _ask(self, wanted: int) -> asyncio.Future[Any]:
-        if self._reader is not None:
-            return self._reader.ask(wanted)
-        assert self._async is not None
-        return asyncio.ensure_future(_anext(self._async, self._mark))
-
-    def spare(self) -> bool:
-        """Whether the caller runs inside this iterator, whose step must not be awaited then.
-
-        It may close what it is pulled for, which ends when nothing is pulled any more.
-        """
-        self._spared = self._spared or _PULLED.get() is self._mark
-        return self._spared
+        """Do as `stop`, but wait *patience* seconds for an input that a thread is producing."""
+        self._stopped = True
+        if self._sync is not None and self._step is not None:
+            await asyncio.wait({self._step}, timeout=patience)
+        return self.stop()
 
     async def aclose(self) -> None:
-        """Stop pulling; an async generator gets to run its ``finally``."""
-        if self._reader is not None:
-            self._reader.close()
-        elif self._next is not None and self._spared and not self._next.done():
-            _SPARED.add(self._next)
-            self._next.add_done_callback(_end_spared)
-            asyncio.get_running_loop().call_later(SPARED_S, self._next.cancel)
-            return
-        elif self._next is not None:
-            self._next.cancel()
-            await asyncio.gather(self._next, return_exceptions=True)
+        """Stop pulling; an async generator gets to run its ``finally``.
+
+        A thread that blocks in an iterator is left alone.
+        """
+        self._stopped = True
+        if self._step is not None:
+            self._step.cancel()
+            # Not forever: a generator that waits for its own batch to end would never end.
+            await asyncio.wait({self._step}, timeout=CLOSE_S)
+            if not self._step.done():
+                return
+            if not self._step.cancelled():
+                self._step.exception()  # mark it as read
         closing = getattr(self._async, "aclose", None)
         if closing is not None:
             await closing()
 
-
-class _Reader:
-    """Reads a sync iterator in a thread of its own, for it may block for as long as it likes."""
-
-    def __init__(self, iterator: Iterator[Any]) -> None:
-        self._iterator = iterator
-        self._asked: queue.SimpleQueue[int] = queue.SimpleQueue()
-        self._read: deque[Any] = deque()
-        self._waiter: asyncio.Future[Any] | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._ordered = 0
-        self._got = 0
-        self._told = False
-        self._closed = False
-        self._over: Exception | None = None
-
-    def ready(self, wanted: int) -> list[Any]:
-        """What was read and not taken yet, at most *wanted*."""
-        return [self._read.popleft() for _ in range(min(wanted, len(self._read)))]
-
-    def ask(self, wanted: int) -> asyncio.Future[Any]:
-        """A future that is done as soon as something is `ready`, or nothing will be."""
-        if self._loop is None:
-            self._loop = asyncio.get_running_loop()
-            threading.Thread(target=self._run, name="kinetic inputs", daemon=True).start()
-        self._waiter = self._loop.create_future()
-        if self._over is None and self._got == self._ordered:
-            self._ordered += wanted
-            self._asked.put(wanted)
-        self._tell()
-        return self._waiter
-
-    def close(self) -> list[Any]:
-        """Read no more, and return what was read; an iterator that blocks now is left alone."""
-        self._closed = True
-        self._asked.put(0)
-        return self.ready(len(self._read))
-
-    async def drain(self, patience: float) -> list[Any]:
-        """Close it, and return what it is still given within *patience* seconds."""
-        left = self.close()
-        if self._loop is not None and self._over is None and patience:
-            self._waiter = self._loop.create_future()
-            self._tell()
-            await asyncio.wait({self._waiter}, timeout=patience)
-        return left + self.ready(len(self._read))
-
-    def _run(self) -> None:
+    async def _pull(self, wanted: int) -> bool:
+        """Pull *wanted* inputs; return False if there were fewer."""
         try:
-            while wanted := self._asked.get():
-                for _ in range(wanted):
-                    if self._closed:
-                        break
-                    self._read.append(next(self._iterator))
-                    self._got += 1
-                    self._say()
-        except Exception as exc:
-            self._end(exc)
-        except BaseException as exc:  # it is no task that is cancelled, and no loop that ends
-            self._end(_raised(exc))
-        else:
-            self._end(StopIteration())  # it was closed
+            if self._async is None:
+                return await anyio.to_thread.run_sync(
+                    self._pull_in_thread,
+                    asyncio.get_running_loop(),
+                    wanted,
+                    abandon_on_cancel=True,
+                    limiter=anyio.CapacityLimiter(1),  # it may block as long as it likes
+                )
+            while wanted and not self._stopped:
+                try:
+                    self._ready.append(await anext(self._async))
+                except StopAsyncIteration:
+                    return False
+                self._arrived.set()
+                wanted -= 1
+            return True
+        except (SystemExit, KeyboardInterrupt) as exc:
+            # A task that raises these ends the loop, and everything else that runs on it.
+            pressed = isinstance(exc, KeyboardInterrupt) and self._async is not None
+            if pressed and threading.current_thread() is threading.main_thread():
+                raise  # the user has pressed Ctrl-C
+            raise _raised(exc) from exc
 
-    def _end(self, over: Exception) -> None:
-        self._over = over
-        self._told = False
-        self._say()
-
-    def _say(self) -> None:
-        """Wake the loop, unless it was woken and has not come to it yet."""
-        assert self._loop is not None
-        if not self._told:
-            self._told = True
-            with contextlib.suppress(RuntimeError):  # the loop is closed, nobody listens
-                self._loop.call_soon_threadsafe(self._tell)
-
-    def _tell(self) -> None:
-        self._told = False  # what is read from now on is told anew
-        if self._waiter is None or self._waiter.done():
-            return
-        over = self._over  # looked at before what it has read: nothing comes after it
-        if self._read:
-            self._waiter.set_result(_READY)
-        elif isinstance(over, StopIteration):
-            self._waiter.set_result(_END)
-        elif over is not None:
-            self._waiter.set_exception(over)
-            self._waiter.exception()  # whoever waited may have given up: that is nobody's news
-
-
-_READY = object()
-_END = object()
-
-_PULLED: ContextVar[object] = ContextVar("mark of the inputs that are pulled", default=None)
-
-_SPARED: set[asyncio.Future[Any]] = set()
-"""The last steps of iterators that are pulled no more: the loop itself would forget them."""
-
-
-def _end_spared(step: asyncio.Future[Any]) -> None:
-    _SPARED.discard(step)
-    if not step.cancelled():
-        step.exception()  # nobody is there any more to hear of it
-
-
-async def _anext(source: AsyncIterator[Any], mark: object) -> Any:
-    _PULLED.set(mark)
-    try:
-        return await anext(source, _END)
-    except SystemExit as exc:  # a task that raises it ends the loop, and all that goes on there
-        raise _raised(exc) from exc
-    except KeyboardInterrupt as exc:
-        if threading.current_thread() is threading.main_thread():
-            raise  # the user's, who has pressed Ctrl-C
-        raise _raised(exc) from exc
+    def _pull_in_thread(self, loop: asyncio.AbstractEventLoop, wanted: int) -> bool:
+        assert self._sync is not None
+        pulled = 0
+        while pulled < wanted and not self._stopped:
+            try:
+                value = next(self._sync)
+            except StopIteration:
+                return False
+            except Exception:
+                raise
+            except BaseException as exc:  # in a task, it would end the loop or cancel the task
+                raise _raised(exc) from exc
+            self._ready.append(value)
+            pulled += 1
+            if not self._arrived.is_set():
+                with contextlib.suppress(RuntimeError):  # the loop is closed
+                    loop.call_soon_threadsafe(self._arrived.set)
+        return True
 
 
 def _raised(error: BaseException) -> RuntimeError:
-    """A RuntimeError in place of an exception that has a meaning of its own in the engine."""
+    """Return a RuntimeError in place of an exception that means something else to the engine."""
     stand_in = RuntimeError(f"the iterator of the inputs raised {error!r}")
     stand_in.__cause__ = error
     return stand_in

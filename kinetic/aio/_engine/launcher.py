@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Generic, TypeVar
 
 from absl import logging
 
@@ -21,58 +19,6 @@ from kinetic.aio._engine.submission import Submission
 from kinetic.aio._lease import HeldLease
 from kinetic.aio._net.retry import is_answer, is_definite, retry_forever
 from kinetic.errors import BackendError, KineticError, SubmitterLost, Throttled
-
-T = TypeVar("T")
-
-
-class WorkQueue(Generic[T]):
-    """A FIFO queue that wakes one waiting worker for a whole burst of entries.
-
-    A worker that takes an entry wakes the next worker, which gets its turn as
-    soon as the first has to wait for something. To wake one for each entry costs
-    several times as much when handling an entry does not have to wait for anything.
-    """
-
-    def __init__(self) -> None:
-        self._things: deque[T] = deque()
-        self._idle: deque[asyncio.Future[None]] = deque()
-        self._called: asyncio.Future[None] | None = None
-
-    def put(self, thing: T) -> None:
-        """Add one at the end."""
-        self._things.append(thing)
-        self._call()
-
-    def take(self) -> T | None:
-        """The first, if there is one now."""
-        if not self._things:
-            return None
-        thing = self._things.popleft()
-        self._call()
-        return thing
-
-    async def get(self) -> T:
-        """Take the first, as soon as there is one."""
-        while (thing := self.take()) is None:
-            call: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._idle.append(call)
-            try:
-                await call
-            except asyncio.CancelledError:
-                if call is self._called:
-                    self._called = None
-                    self._call()
-                raise
-            self._called = None
-        return thing
-
-    def _call(self) -> None:
-        while self._things and self._idle and self._called is None:
-            call = self._idle.popleft()
-            if not call.done():
-                self._called = call
-                call.set_result(None)
-
 
 LAUNCHING = 32
 """Requests to the platform that are under way at once."""
@@ -118,7 +64,7 @@ class Launcher:
         self._state = state
         self._post = post
         self._on_change = on_change
-        self._queue: WorkQueue[scheduler.Start] = WorkQueue()
+        self._queue: asyncio.Queue[scheduler.Start] = asyncio.Queue()
         self._slots: dict[int, int] = {}  # of the client's limit: item → the attempt that has it
         self._tries: dict[int, int] = {}
         self._launched = 0
@@ -137,7 +83,7 @@ class Launcher:
     def start(self, start: scheduler.Start) -> None:
         """Put an attempt into the queue."""
         self.unasked.add(start.index)
-        self._queue.put(start)
+        self._queue.put_nowait(start)
 
     def free(self, index: int) -> None:
         """An outcome has freed the slot of this item."""
@@ -179,7 +125,7 @@ class Launcher:
                 jobs for longer than KINETIC_SUBMIT_PATIENCE.
         """
         while True:
-            start = self._queue.take() or await self._queue.get()
+            start = await self._queue.get()
             await self._acquire(start)
             if self.halted:
                 continue
