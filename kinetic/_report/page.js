@@ -4,7 +4,7 @@ const facts = JSON.parse(document.getElementById("facts").textContent);
 const STATES = facts.states;
 const byId = (id) => document.getElementById(id);
 
-// --- making elements: what comes from outside is only ever text -----------------------------
+// --- making elements: names, inputs, and messages are always text -----------------------------
 
 const SVG = "http://www.w3.org/2000/svg";
 
@@ -99,9 +99,9 @@ const columns = facts.columns.map(noted);
 const inputs = columns.filter((one) => one.of === "input");
 const results = columns.filter((one) => one.of === "result");
 const built = [
-  { name: "took", label: "seconds it took", of: "", numeric: true, value: takenOf, text: (row) => span(takenOf(row)) },
-  { name: "started", label: "seconds until it started", of: "", numeric: true, value: begunOf, text: (row) => span(begunOf(row)) },
-  { name: "item", label: "number of the item", of: "", numeric: true, value: indexOf, text: (row) => String(indexOf(row)) },
+  { name: "took", label: "duration in seconds", of: "", numeric: true, value: takenOf, text: (row) => span(takenOf(row)) },
+  { name: "started", label: "start in seconds", of: "", numeric: true, value: begunOf, text: (row) => span(begunOf(row)) },
+  { name: "item", label: "item number", of: "", numeric: true, value: indexOf, text: (row) => String(indexOf(row)) },
 ];
 const axes = [...columns, ...built];
 const noteOf = (row, some) => some.map((one) => [one.name, one.text(row)]).filter(([, text]) => text !== "")
@@ -256,8 +256,8 @@ function head() {
   byId("title").append(said(facts.name || facts.function || facts.group));
   const of = facts.total === null ? plural(facts.known, "item") + " so far" : plural(facts.total, "item");
   byId("subtitle").append(over
-    ? `${of}, all ended; it took ${span(facts.seconds)}`
-    : `${of}, of which ${count(ended)} had ended when this was written, ${span(facts.seconds)} after it began`);
+    ? `${of}, all ended after ${span(facts.seconds)}`
+    : `${of}; ${count(ended)} had ended ${span(facts.seconds)} after the start, when this report was written`);
   const all = Math.max(1, facts.known);
   let at = 0;
   const parts = [...states(facts.counts)].sort((a, b) => ORDER.indexOf(a[0]) - ORDER.indexOf(b[0]));
@@ -294,7 +294,7 @@ const COMPARE = {
   "<": (a, b) => a < b, "<=": (a, b) => a <= b, ">": (a, b) => a > b, ">=": (a, b) => a >= b, "=": (a, b) => a === b,
 };
 
-/** Tests of the words of a search: `#17`, `lr<0.01`, `optimizer=adam`, `failure=2`, or any text. */
+/** Return a test for each word of a search: `#17`, `lr<0.01`, `optimizer=adam`, `failure=2`, or any text. */
 function tests(query) {
   const words = query.match(/"[^"]*"|\S+/g) || [];
   return words.map((word) => {
@@ -358,7 +358,7 @@ function failures() {
     const button = el("button", { type: "button", click: () => ask(`failure=${at + 1}`, true) }, plural(group.count, "item"), hidden(` of failure ${at + 1}`));
     return [String(at + 1), count(group.count), el("div", {}, said(group.message || "no message"), example), said(group.reason), button];
   });
-  place.append(table("By message, numbers in it left aside", [["No.", true], ["Items", true], ["Message", "text why"], ["Reason"], ["Show", "brief"]], lines));
+  place.append(table("By message; numbers in messages are ignored", [["No.", true], ["Items", true], ["Message", "text why"], ["Reason"], ["Show", "brief"]], lines));
   if (facts.more_failures > 0) place.append(el("p", { class: "faint" }, `${plural(facts.more_failures, "more kind")} of failure ${facts.more_failures === 1 ? "is" : "are"} not listed.`));
 }
 
@@ -432,7 +432,7 @@ function plots() {
   };
   chosen.colour = given.find((one) => one !== chosen.x) || null;
   if (!columns.length) {
-    place.append(el("p", { class: "faint" }, "No numbers or short texts are noted of these inputs and results; what is known of every item can be plotted all the same."));
+    place.append(el("p", { class: "faint" }, "These inputs and results have no numbers or short texts. You can still plot the facts that every item has."));
   }
   const told = el("output", { class: "told", "aria-live": "polite" });
   const key = el("div", { class: "ramp", "aria-hidden": "true" });
@@ -481,7 +481,7 @@ function plots() {
     parallel = figure(place, {
       title: "Each item as a line through its inputs and results",
       height: 320,
-      describe: () => ["Coloured by ", said(chosen.y.label), ".", every() > 1 ? ` One of ${every()} items is drawn.` : "",
+      describe: () => ["Colored by ", said(chosen.y.label), ".", every() > 1 ? ` One of ${every()} items is drawn.` : "",
         " A column that is a text has its values evenly spaced."],
       draw: (chart, width, high) => {
         const some = shown.rows.filter((_, at) => at % every() === 0);
@@ -812,9 +812,9 @@ function durations() {
     parts.append(left);
     const bins = found.bins, most = Math.max(...bins.map((bin) => bin[2]));
     figure(left, {
-      title: "How long the successful ones took",
+      title: "Durations of successful items",
       height: 240,
-      describe: () => `${plural(found.count, "item")}: half of them took at most ${span(found.p50)} (p50), 95 % at most ${span(found.p95)} (p95); from ${span(found.least)} to ${span(found.most)}, ${span(found.total)} together.`,
+      describe: () => `${plural(found.count, "item")}: half took at most ${span(found.p50)} (p50), 95 % at most ${span(found.p95)} (p95); shortest ${span(found.least)}, longest ${span(found.most)}, total ${span(found.total)}.`,
       draw: (chart, width, high) => {
         const [from, to, top, bottom] = [56, width - 14, 22, high - 26];
         const edges = [bins[0][0], bins[bins.length - 1][1]];
@@ -842,7 +842,7 @@ function durations() {
   }
   const slow = facts.slowest.map((index) => rowOf(index)).filter((row) => row !== undefined);
   if (slow.length) {
-    parts.append(el("div", {}, el("h3", {}, "The slowest"), table("By the time of their last attempt", [["Item", true], ["Took", true], ["State", "brief"], ["Input", "text why"]],
+    parts.append(el("div", {}, el("h3", {}, "The slowest"), table("By duration of the last attempt", [["Item", true], ["Took", true], ["State", "brief"], ["Input", "text why"]],
       slow.slice(0, 10).map((row) => [link(row, String(indexOf(row))), span(takenOf(row)), stateOf(row), said(noteOf(row, inputs))])),
     slow.length > 10 ? el("p", { class: "faint" }, "Sort the items by “took” for more.") : null));
   }
@@ -851,12 +851,12 @@ function durations() {
 
 function retries() {
   const place = byId("retries");
-  if (!facts.retries.length) { place.append(el("p", { class: "faint" }, "No item was tried more than once.")); return; }
+  if (!facts.retries.length) { place.append(el("p", { class: "faint" }, "No item was retried.")); return; }
   const all = facts.retries.reduce((sum, one) => sum + one[1], 0);
-  place.append(table(`${plural(all, "attempt")} after the first, by what the one before ended with`, [["Reason"], ["Attempts", true], ["Items", true], ["", false]],
+  place.append(table(`${plural(all, "retry", "retries")}, by the reason why the attempt before failed`, [["Reason"], ["Attempts", true], ["Items", true], ["", false]],
     facts.retries.map(([reason, tries, items]) => [said(reason), count(tries), count(items),
       svg("svg", { viewBox: "0 0 100 10", width: 120, height: 12, "aria-hidden": "true" }, svg("rect", { class: "column", width: px((100 * tries) / facts.retries[0][1]), height: 10 }))])));
-  place.append(el("p", {}, el("button", { type: "button", click: () => ask("attempts>1", true) }, "Show the items that were tried again")));
+  place.append(el("p", {}, el("button", { type: "button", click: () => ask("attempts>1", true) }, "Show the retried items")));
 }
 
 // --- the items ------------------------------------------------------------------------------------
@@ -924,7 +924,7 @@ function itemsTable() {
       if (head.numeric) return el(at ? "td" : "th", { class: "num", scope: at ? null : "row" }, head.text(row));
       return el("td", { class: head.why ? "text why" : "text" }, said(head.text(row)));
     }))));
-    const of = ROWS < facts.known ? `${count(ROWS)} of ${count(facts.known)} items are listed: those that failed first, the slowest, and every nth of the others. ` : "";
+    const of = ROWS < facts.known ? `${count(ROWS)} of ${count(facts.known)} items are listed: the failed ones first, the slowest, and every nth of the others. ` : "";
     status.replaceChildren(`${of}${all.length === ROWS ? `All ${plural(ROWS, "item")}` : `${count(all.length)} of ${plural(ROWS, "item")} match`}; the plots above show the same ones.`);
     pages.replaceChildren(`${count(shown.page * PAGE + (some.length ? 1 : 0))} – ${count(shown.page * PAGE + some.length)} of ${count(all.length)}`);
     previous.disabled = shown.page === 0;
@@ -950,7 +950,7 @@ function itemsTable() {
         shown.states = new Set(STATES);
         ask("", false);
       } }, "Show all")),
-    el("p", { id: "search-help", class: "faint" }, "Any text, the number of an item such as ", el("code", {}, "#0"), ", or a comparison such as ", el("code", {}, example()), "; several words must all match."),
+    el("p", { id: "search-help", class: "faint" }, "Type a text, an item number such as ", el("code", {}, "#0"), ", or a comparison such as ", el("code", {}, example()), ". All words must match."),
     status,
     el("div", { class: "wide", role: "region", "aria-label": "Items", tabindex: 0 },
       el("table", {}, el("caption", {}, "A heading sorts by its column."), el("thead", {}, names), body)),
@@ -976,7 +976,7 @@ overTime();
 durations();
 retries();
 itemsTable();
-byId("foot").append(`Written by kinetic ${document.querySelector("meta[name=generator]").content.replace(/^kinetic /, "")} at ${when(facts.read_at)}. Nothing in this page loads anything, or sends anything anywhere. Times are those of the jobs' own clocks.`);
+byId("foot").append(`Written by kinetic ${document.querySelector("meta[name=generator]").content.replace(/^kinetic /, "")} at ${when(facts.read_at)}. This page loads nothing and sends nothing. Times are those of the jobs' clocks.`);
 for (const again of drawn) again();
 let wide = innerWidth;
 addEventListener("resize", debounced(() => { if (innerWidth !== wide) { wide = innerWidth; for (const again of drawn) again(); } }));

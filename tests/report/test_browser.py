@@ -362,7 +362,7 @@ def test_with_little_to_show_it_says_so(shown, left: str) -> None:
     words = " ".join(texts(browser, "main"))
     assert {
         "no items": "Nothing has ended yet",
-        "no notes": "No numbers or short texts are noted",
+        "no notes": "have no numbers or short texts",
         "nothing ended": "No attempt has begun",
     }[left] in words
     assert "NaN" not in words and "undefined" not in words and "Infinity" not in words
