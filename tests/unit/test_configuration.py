@@ -62,14 +62,25 @@ def value_of(setting: str, letter: str) -> str:
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
-def test_the_default_holds_when_nobody_says_anything(machine: Machine, setting: str) -> None:
-    assert getattr(machine.resolve(), setting) == DEFAULTS.get(setting)
+def test_argument_variable_profile_default(machine: Machine, setting: str) -> None:
+    """Each wins over those after it; an empty variable counts as none, an empty argument fails."""
 
+    def found(**arguments: str) -> str | None:
+        value: str | None = getattr(machine.resolve(**arguments), setting)
+        return value
 
-@pytest.mark.parametrize("setting", SETTINGS)
-def test_the_profile_wins_over_the_default(machine: Machine, setting: str) -> None:
+    variable = f"KINETIC_{setting.upper()}"
+    assert found() == DEFAULTS.get(setting)
     machine.profile(**{setting: value_of(setting, "p")})
-    assert getattr(machine.resolve(), setting) == value_of(setting, "p")
+    machine.environ[variable] = ""
+    assert found() == value_of(setting, "p")
+    machine.profile(**{"project": "p", setting: value_of(setting, "p")})
+    machine.environ[variable] = value_of(setting, "v")
+    assert found() == value_of(setting, "v")
+    if setting in ARGUMENTS:
+        assert found(**{setting: value_of(setting, "a")}) == value_of(setting, "a")
+        with pytest.raises(ConfigurationError, match=f"{setting} is empty"):
+            found(**{setting: ""})
 
 
 def test_the_user_of_pods_is_a_number_from_variable_or_profile(machine: Machine) -> None:
@@ -84,34 +95,6 @@ def test_the_user_of_pods_is_a_number_from_variable_or_profile(machine: Machine)
             machine.resolve()
 
 
-@pytest.mark.parametrize("setting", SETTINGS)
-def test_the_variable_wins_over_the_profile(machine: Machine, setting: str) -> None:
-    machine.profile(**{"project": "p", setting: value_of(setting, "p")})
-    machine.environ[f"KINETIC_{setting.upper()}"] = value_of(setting, "v")
-    assert getattr(machine.resolve(), setting) == value_of(setting, "v")
-
-
-@pytest.mark.parametrize("setting", SETTINGS)
-def test_an_empty_variable_says_nothing(machine: Machine, setting: str) -> None:
-    machine.profile(**{setting: value_of(setting, "p")})
-    machine.environ[f"KINETIC_{setting.upper()}"] = ""
-    assert getattr(machine.resolve(), setting) == value_of(setting, "p")
-
-
-@pytest.mark.parametrize("setting", ARGUMENTS)
-def test_the_argument_wins_over_the_variable(machine: Machine, setting: str) -> None:
-    machine.profile(**{"project": "p", setting: value_of(setting, "p")})
-    machine.environ[f"KINETIC_{setting.upper()}"] = value_of(setting, "v")
-    found = machine.resolve(**{setting: value_of(setting, "a")})
-    assert getattr(found, setting) == value_of(setting, "a")
-
-
-@pytest.mark.parametrize("setting", ARGUMENTS)
-def test_an_empty_argument_is_an_error(machine: Machine, setting: str) -> None:
-    with pytest.raises(ConfigurationError, match=f"{setting} is empty"):
-        machine.resolve(**{setting: ""})
-
-
 def test_google_cloud_project_is_the_last_word_about_the_project(machine: Machine) -> None:
     machine.environ["GOOGLE_CLOUD_PROJECT"] = "shared"
     assert machine.resolve(backend="gke").project == "shared"
@@ -119,12 +102,9 @@ def test_google_cloud_project_is_the_last_word_about_the_project(machine: Machin
     assert machine.resolve(backend="gke").project == "ours"
 
 
-def test_without_any_configuration_jobs_run_here(machine: Machine) -> None:
+def test_a_project_of_ours_chooses_gke_and_says_whose_it_was(machine: Machine) -> None:
     target = machine.resolve()
     assert (target.backend, target.why) == ("local", "no project is configured")
-
-
-def test_a_project_of_ours_chooses_gke_and_says_whose_it_was(machine: Machine) -> None:
     target = machine.resolve(project="p")
     assert (target.backend, target.why) == ("gke", "project 'p' comes from the argument project")
     machine.environ["KINETIC_PROJECT"] = "v"
@@ -198,14 +178,10 @@ def test_several_hosts_make_pathways_of_gke(machine: Machine, arguments: dict[st
     assert target.why.endswith("; tpu-v5p-16 has 4 hosts")
 
 
-@pytest.mark.parametrize("name", ["cpu", "gpu-a100x8", "tpu-v5e-8", "tpu-v6e-8"])
-def test_one_host_stays_on_gke(machine: Machine, name: str) -> None:
-    accelerator = accelerators.parse(name)
-    target = resolve(project="p", accelerator=accelerator, environ=machine.environ)
-    assert target.backend == "gke"
-
-
-def test_several_hosts_leave_other_backends_alone(machine: Machine) -> None:
+def test_other_hosts_and_backends_stay_as_they_are(machine: Machine) -> None:
+    for name in ("cpu", "gpu-a100x8", "tpu-v5e-8", "tpu-v6e-8"):
+        one = accelerators.parse(name)
+        assert resolve(project="p", accelerator=one, environ=machine.environ).backend == "gke"
     several = accelerators.parse("tpu-v5p-16")
     for backend in ("local", "pathways"):
         target = resolve(backend=backend, project="p", accelerator=several, environ=machine.environ)
@@ -256,13 +232,8 @@ def test_what_has_not_the_form_of_a_zone_is_refused_with_its_source(
     machine.environ["KINETIC_ZONE"] = zone
     with pytest.raises(ConfigurationError, match="KINETIC_ZONE"):
         machine.resolve()
-
-
-@pytest.mark.parametrize(
-    "zone", ["us-central1-a", "northamerica-northeast1-c", "us-south1-ai1b", "me-west1"]
-)
-def test_zones_and_regions_are_taken(machine: Machine, zone: str) -> None:
-    assert machine.resolve(zone=zone).zone == zone
+    for good in ("us-central1-a", "northamerica-northeast1-c", "us-south1-ai1b", "me-west1"):
+        assert machine.resolve(zone=good).zone == good
 
 
 def test_targets_differ_by_where_not_by_why(machine: Machine) -> None:
@@ -300,19 +271,10 @@ def test_the_profiles_are_at_home_or_in_the_file_named() -> None:
     assert profiles_file(both) == Path("/elsewhere.json")
 
 
-def test_the_environment_of_the_process_is_the_one_meant(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("KINETIC_NAMESPACE", "mine")
-    assert resolve().namespace == "mine"
-
-
-@pytest.mark.parametrize("name", ["DEBUG", "INFO", "WARNING", "ERROR"])
-def test_the_log_level_is_the_one_named(name: str) -> None:
-    assert log_level({"KINETIC_LOG_LEVEL": name.lower()}) == getattr(logging, name)
-
-
-def test_the_log_level_may_be_left_to_the_program_and_has_a_limit() -> None:
+def test_the_log_level_is_the_one_named_or_the_programs() -> None:
     assert log_level({}) is None and log_level({"KINETIC_LOG_LEVEL": ""}) is None
-    assert log_level({"KINETIC_LOG_LEVEL": "FATAL"}) == logging.FATAL
+    for name in ("debug", "INFO", "WARNING", "ERROR", "FATAL"):
+        assert log_level({"KINETIC_LOG_LEVEL": name}) == getattr(logging, name.upper())
     with pytest.raises(ConfigurationError, match="did you mean 'WARNING'"):
         log_level({"KINETIC_LOG_LEVEL": "warnign"})
 
@@ -325,7 +287,7 @@ def test_every_setting_has_a_variable_that_is_documented() -> None:
 def test_every_variable_in_the_source_is_documented() -> None:
     """Between processes of ours, one hands the other a file descriptor or a mark."""
     internal = {"KINETIC_ORDER_FD", "KINETIC_LOCAL_PROCESS"}
-    in_pods = {"ASSIGNMENT", "DISRUPTIONS", "FAILURES", "NODE", "POD_BEGAN", "POD_UID"}
+    in_pods = {"ORDER", "DISRUPTIONS", "FAILURES", "NODE", "POD_BEGAN", "POD_UID"}
     in_pods |= {"JAX", "KEY_FILE", "LWS", "POD_ACCOUNT_FOLDER", "TERMINATION_LOG"}
     internal |= {f"KINETIC_{name}" for name in in_pods}
     used = {
