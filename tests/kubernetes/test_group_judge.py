@@ -10,18 +10,10 @@ from kinetic.accelerators import parse
 from kinetic.aio.kubernetes.diagnosis.causes import Outlook
 from kinetic.aio.kubernetes.diagnosis.facts import Seen
 from kinetic.aio.kubernetes.manifests import Placement
-from kinetic.aio.kubernetes.multihost import (
-    LIFE,
-    WORKER_INDEX,
-    GroupTable,
-    Word,
-    judge_group,
-    lws_manifest,
-    word,
-)
+from kinetic.aio.kubernetes.multihost import GroupTable, ended_processes, judge_group, word
 from kinetic.aio.kubernetes.observations import ENDED, End
-from kinetic.aio.kubernetes.pathways import KINDS
 from kinetic.aio.kubernetes.reflector import Changed, Listed
+from kinetic.aio.kubernetes.sets import KINDS, LIFE, WORKER_INDEX
 from kinetic.aio.ports import Observation, Phase, Resources
 from kinetic.job_status import Reason
 from tests.kubernetes.orders import order
@@ -34,7 +26,7 @@ RUNNING: Json = {"running": {"startedAt": BEGAN}}
 
 def the_set(life: str = "a", **metadata: Any) -> Json:
     at = Placement(namespace="ns", secret="s", annotations={LIFE: life})
-    manifest = lws_manifest(SPEC, at)
+    manifest = KINDS["lws"].manifest(SPEC, at)
     own = {"uid": f"set-{life}", "creationTimestamp": "2026-01-01T00:00:00Z"}
     annotations = {**manifest["metadata"]["annotations"], **metadata.pop("annotations", {})}
     about = {**manifest["metadata"], **own, **metadata, "annotations": annotations}
@@ -82,8 +74,16 @@ def waiting(number: int) -> Json:
     return made
 
 
+class Word:
+    """The observation of a set, and what ended beside the process that it is about."""
+
+    def __init__(self, seen: Seen) -> None:
+        verdict = judge_group(seen)
+        self.said, self.ended = word(seen, verdict), ended_processes(seen, verdict)
+
+
 def told(*pods: Json, of: Json | None = None, **more: Any) -> Word:
-    return word(Seen(job=of if of is not None else the_set(), pods=pods, name="grp-1-7-2", **more))
+    return Word(Seen(job=of if of is not None else the_set(), pods=pods, name="grp-1-7-2", **more))
 
 
 def brief(said: Observation) -> tuple[Phase, str, Reason | None]:
@@ -137,12 +137,12 @@ def test_another_leader_in_place_of_the_first_does_not_make_it_run_again() -> No
 
 def test_a_set_that_goes_is_a_reason_to_look_and_no_more() -> None:
     going = the_set(deletionTimestamp="2026-01-01T00:02:00Z")
-    for found in (told(*ALL, of=going), word(Seen(pods=ALL, earlier=the_set(), name="grp-1-7-2"))):
+    for found in (told(*ALL, of=going), Word(Seen(pods=ALL, earlier=the_set(), name="grp-1-7-2"))):
         assert (found.said.phase, found.said.executor) == (Phase.RUNNING, "pod-0a")
         assert found.ended == {"set-a"}
-    nothing = word(Seen(earlier=the_set(), gone=[host(0, ended(0), phase="Succeeded")]))
+    nothing = Word(Seen(earlier=the_set(), gone=[host(0, ended(0), phase="Succeeded")]))
     assert brief(nothing.said) == (Phase.GONE, "pod-0a", None)
-    assert word(Seen(earlier=the_set())).said.phase is Phase.GONE
+    assert Word(Seen(earlier=the_set())).said.phase is Phase.GONE
 
 
 def test_what_a_client_has_ended_says_why() -> None:

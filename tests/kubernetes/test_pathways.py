@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from kinetic.accelerators import parse
-from kinetic.aio.kubernetes.pathways import KINDS
+from kinetic.aio.kubernetes.sets import KINDS
 from kinetic.aio.ports import Phase, Resources
 from kinetic.errors import LaunchError
 from kinetic.job_status import Reason

@@ -10,8 +10,7 @@ import pytest
 
 from kinetic import accelerators
 from kinetic.aio.kubernetes.manifests import Placement, job_manifest
-from kinetic.aio.kubernetes.multihost import group_name, jobset_manifest, lws_manifest
-from kinetic.aio.kubernetes.pathways import KINDS
+from kinetic.aio.kubernetes.sets import KINDS, group_name
 from kinetic.aio.ports import Resources
 from kinetic.errors import ConfigurationError
 from tests.kubernetes.orders import order
@@ -65,7 +64,7 @@ def test_each_host_has_the_pod_of_a_job_and_knows_the_others(kind: str) -> None:
 
 def test_the_pods_of_a_leader_worker_set_are_those_of_stateful_sets() -> None:
     """They may not end by themselves, and the leader alone may speak to the API server."""
-    manifest = lws_manifest(spec(timeout=60.0), AT)
+    manifest = KINDS["lws"].manifest(spec(timeout=60.0), AT)
     group = manifest["spec"]["leaderWorkerTemplate"]
     leader, worker = templates("lws", manifest)
     assert (manifest["spec"]["replicas"], group["size"]) == (1, 4)
@@ -79,8 +78,8 @@ def test_the_pods_of_a_leader_worker_set_are_those_of_stateful_sets() -> None:
 
 
 def test_where_libtpu_listens_is_what_the_user_says_if_he_does() -> None:
-    own = lws_manifest(spec(environment={"TPU_PROCESS_PORT": "8500"}), AT)
-    several = lws_manifest(spec("cpu:hosts=3"), AT)
+    own = KINDS["lws"].manifest(spec(environment={"TPU_PROCESS_PORT": "8500"}), AT)
+    several = KINDS["lws"].manifest(spec("cpu:hosts=3"), AT)
     for pod in templates("lws", own):
         told = [one for one in pod["spec"]["containers"][0]["env"] if "PROCESS_PORT" in one["name"]]
         assert ["valueFrom" in one for one in told] == [True]  # from the Secret
@@ -89,7 +88,7 @@ def test_where_libtpu_listens_is_what_the_user_says_if_he_does() -> None:
 
 
 def test_a_job_set_ends_with_the_first_failure_and_is_removed_later() -> None:
-    manifest = jobset_manifest(spec(timeout=60.0), AT)
+    manifest = KINDS["jobset"].manifest(spec(timeout=60.0), AT)
     job = manifest["spec"]["replicatedJobs"][0]["template"]["spec"]
     assert (job["completions"], job["parallelism"], job["backoffLimit"]) == (4, 4, 0)
     assert manifest["spec"]["failurePolicy"] == {"maxRestarts": 0}
@@ -137,4 +136,4 @@ def test_different_names_stay_different() -> None:
 
 def test_an_accelerator_that_is_none_is_told() -> None:
     with pytest.raises(ConfigurationError, match="no accelerator"):
-        lws_manifest(spec("tpu-v99-16"), AT)
+        KINDS["lws"].manifest(spec("tpu-v99-16"), AT)

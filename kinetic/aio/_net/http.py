@@ -17,7 +17,14 @@ from collections.abc import Awaitable, Collection, Generator, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 from kinetic._messages import one_line
-from kinetic.errors import AuthError, BackendError, ClientClosed, KineticError, Unavailable
+from kinetic.errors import (
+    AuthError,
+    BackendError,
+    ClientClosed,
+    KineticError,
+    Throttled,
+    Unavailable,
+)
 
 if TYPE_CHECKING:
     import aiohttp
@@ -65,6 +72,32 @@ class HttpError(Exception):
             found = ""
         text = "" if self.text.strip() == NO_PAGE else self.text
         return one_line(str(found or text or "no reason given"), 600)
+
+
+def google_refusal(answer: HttpError, what: str, service: str) -> BackendError:
+    """Return the error for a refusal that means the same in all of Google's APIs.
+
+    *what* couldn't be done; a 403 is about the rate of requests.
+    """
+    match answer.status:
+        case 401:
+            return AuthError(
+                f"{what}: Google does not accept the access token ({answer.said}); run "
+                "`gcloud auth application-default login` again"
+            )
+        case 403 | 429:
+            return Throttled(
+                f"{what}: too many requests for {service} ({answer.said}); try again later, with "
+                "fewer at a time",
+                retryable=True,
+                retry_after=answer.retry_after,
+            )
+        case status:
+            said = f"{what}: {service} answered {status} ({answer.said})"
+            if not answer.retryable:
+                return BackendError(said)
+            later = f"{said}; try again later"
+            return Unavailable(later, retryable=True, retry_after=answer.retry_after)
 
 
 def json_object(text: str) -> dict[str, Any]:

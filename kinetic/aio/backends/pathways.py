@@ -11,7 +11,8 @@ from kinetic.aio.backends.gke import placement, storage, store_url
 from kinetic.aio.kubernetes.access import open_access
 from kinetic.aio.kubernetes.api import Api
 from kinetic.aio.kubernetes.inventory import layout_in
-from kinetic.aio.kubernetes.pathways import KINDS, PathwaysCluster
+from kinetic.aio.kubernetes.pathways import PathwaysCluster
+from kinetic.aio.kubernetes.sets import KINDS
 from kinetic.aio.platforms import BACKENDS, Platform
 from kinetic.errors import ConfigurationError
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from kinetic._runner.protocol.gcs_names import Place
-from kinetic.aio._net.http import HttpClient, HttpError, proxy_for
+from kinetic.aio._net.http import HttpClient, HttpError, google_refusal, proxy_for
 from kinetic.aio._net.retry import Outage, RetryPolicy, is_retryable, retry
 from kinetic.aio._net.tokens import Credentials, with_token
 from kinetic.aio.ports import ObjectInfo
@@ -26,8 +26,6 @@ from kinetic.errors import (
     ConfigurationError,
     Conflict,
     NotFound,
-    Throttled,
-    Unavailable,
     WireError,
 )
 
@@ -261,11 +259,6 @@ def explained(refusal: HttpError, verb: Verb, bucket: str, name: str) -> Backend
     match refusal.status:
         case 400 if _is_damage(refusal):
             return Damaged(f"{what}: checksum mismatch on upload ({said}); check the network")
-        case 401:
-            return AuthError(
-                f"{what}: Google does not accept the access token ({said}); run "
-                "`gcloud auth application-default login` again"
-            )
         case 403 if not _is_limited(refusal):
             return AuthError(
                 f"{what}: the credentials lack {' and '.join(permissions)} on gs://{bucket} "
@@ -281,21 +274,8 @@ def explained(refusal: HttpError, verb: Verb, bucket: str, name: str) -> Backend
             return NotFound(f"there is no {name!r} in gs://{bucket}")
         case 409 | 412:
             return Conflict(f"{what}: another process changed it first")
-        case 429 | 403:
-            return Throttled(
-                f"{what}: too many requests for Cloud Storage ({said}); try again later, with "
-                "fewer at a time",
-                retryable=True,
-                retry_after=refusal.retry_after,
-            )
-        case status if refusal.retryable:
-            return Unavailable(
-                f"{what}: Cloud Storage answered {status} for too long ({said}); try again later",
-                retryable=True,
-                retry_after=refusal.retry_after,
-            )
-        case status:
-            return BackendError(f"{what}: Cloud Storage answered {status} ({said})")
+        case _:
+            return google_refusal(refusal, what, "Cloud Storage")
 
 
 NONCE = "kinetic-nonce"

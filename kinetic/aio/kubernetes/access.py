@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, cast
 import anyio.to_thread
 
 from kinetic._messages import one_line, suggest
-from kinetic.aio._net.http import HttpError, proxy_for
+from kinetic.aio._net.http import HttpError, google_refusal, proxy_for
 from kinetic.aio._net.retry import RetryPolicy
 from kinetic.aio._net.tokens import Credentials, Fresh, Revoked, TokenCache, lasting
 from kinetic.aio.kubernetes.api import Api, Limits
@@ -39,7 +39,6 @@ from kinetic.errors import (
     ConfigurationError,
     KineticError,
     NotFound,
-    Throttled,
     Unavailable,
 )
 
@@ -49,7 +48,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Section:
-    """What a kubeconfig says of one cluster or user; its paths are relative to ``folder``."""
+    """A kubeconfig's section about one cluster or user; its paths are relative to ``folder``."""
 
     values: Mapping[str, Any] = field(repr=False)
     folder: Path
@@ -184,7 +183,7 @@ async def open_context(name: str, environ: Mapping[str, str]) -> Access:
 
 
 async def _renewed(first: Context, environ: Mapping[str, str]) -> Fresh[ClusterCredentials]:
-    """Get credentials of a context anew, for the server that it named *first* and no other."""
+    """Read the credentials of a context again; its server must be the one that it named *first*."""
     asked = time.time()
     context = await anyio.to_thread.run_sync(read_context, first.name, environ)
     user = context.user
@@ -275,7 +274,7 @@ def _proxy(context: Context) -> str | None:
 
 
 def _impersonation(user: Section) -> tuple[tuple[str, str], ...]:
-    """Return the headers of a user who acts as somebody else."""
+    """Return the headers of a user who impersonates another."""
     headers = [("Impersonate-User", user.text("as")), ("Impersonate-Uid", user.text("as-uid"))]
     headers += [("Impersonate-Group", str(one)) for one in user.values.get("as-groups") or ()]
     extra: Mapping[str, list[str]] = user.values.get("as-user-extra") or {}
@@ -476,33 +475,16 @@ def _explained(answer: HttpError, target: Target) -> BackendError:
     match answer.status:
         case 404:
             return NotFound(said)
-        case 401:
-            return AuthError(
-                f"{what}: Google does not accept the access token ({said}); run "
-                "`gcloud auth application-default login` again"
-            )
         case 403:
             return AuthError(
                 f"{what}: {said}; the credentials need container.clusters.get there: grant it "
                 f"with `gcloud projects add-iam-policy-binding {target.project} "
-                "--member=user:YOU --role=roles/container.developer`, and see that the API is "
+                "--member=user:YOU --role=roles/container.developer`, and check that the API is "
                 "enabled: `gcloud services enable container.googleapis.com --project "
                 f"{target.project}`"
             )
-        case 429:
-            return Throttled(
-                f"{what}: too many requests ({said}); try again later",
-                retryable=True,
-                retry_after=answer.retry_after,
-            )
-        case status if status >= 500:
-            return Unavailable(
-                f"{what}: Google's container API answered {status} ({said}); try again later",
-                retryable=True,
-                retry_after=answer.retry_after,
-            )
-        case status:
-            return BackendError(f"{what}: Google's container API answered {status} ({said})")
+        case _:
+            return google_refusal(answer, what, "Google's container API")
 
 
 def _address(described: Mapping[str, Any], target: Target) -> tuple[str, str | None]:
@@ -534,7 +516,7 @@ def _address(described: Mapping[str, Any], target: Target) -> tuple[str, str | N
     encoded = cast("dict[str, Any]", described.get("masterAuth") or {}).get("clusterCaCertificate")
     if not encoded:
         raise ConfigurationError(
-            f"{_name(target)} tells no CA: the credentials may not see it; grant "
+            f"Google's API does not show the CA of {_name(target)}: grant the credentials "
             "roles/container.developer"
         )
     host = f"[{endpoint}]" if address is not None and address.version == 6 else endpoint

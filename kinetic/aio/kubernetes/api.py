@@ -49,15 +49,14 @@ class Limits:
 class Api:
     """Requests to one cluster, on one event loop.
 
-    It connects on the first request. It retries what may pass (429, 5xx, failed
-    connections) after growing, random pauses, or the pause that the server asks
-    for, and renews refused credentials once. A retried request may have succeeded
+    It connects on the first request. It retries failures that may pass (429, 5xx, broken
+    connections) after growing, random pauses, or the pause that the server asks for.
+    It renews refused credentials once. A retried request may have succeeded
     before, so callers choose the names of what they create and take `AlreadyThere`
     for success. Connecting and silence have timeouts; a whole request has none.
 
-    Every method raises `AuthError` (refused credentials, or a missing permission with the
-    Role that grants it), `NotFound`, `AlreadyThere`, `Conflict`, `Expired`,
-    `Refused` (with the server's message), `Throttled`, and `Unavailable`. *explain*
+    Every method raises `AuthError` for refused credentials or a missing permission, `NotFound`,
+    `AlreadyThere`, `Conflict`, `Expired`, `Refused`, `Throttled`, and `Unavailable`. *explain*
     makes these of a refusal; the default knows Kubernetes.
     """
 
@@ -127,8 +126,8 @@ class Api:
         breaks isn't repeated: only the caller knows where to go on.
 
         Args:
-            path: What to read.
-            query: Parameters of the request.
+            path: The path of the request.
+            query: Its parameters.
             idle: The silence, in seconds, after which the connection counts as dead;
                 None for a server that may be silent forever.
 

@@ -77,7 +77,7 @@ def _no_password() -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ClusterCredentials:
-    """What one request presents: a header, and the certificates of its connection.
+    """The credentials of one request: a header, and the certificates of its connection.
 
     Credentials of two renewals are never equal, even with the same content: a
     refusal of the older ones says nothing about the newer. ``tls`` is None for a

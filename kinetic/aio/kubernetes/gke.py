@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from anyio.abc import ByteStream
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 2.0
+"""Pauses while an earlier Job or pod is being deleted."""
+
 LEAVING_S = 10.0
 """How long a pod of the previous attempt may take to vanish after its grace period; seconds."""
 
@@ -45,38 +47,20 @@ GOING_S = 120.0
 """How long to wait for the deletion of an earlier Job of this name; seconds."""
 
 
-async def launched(api: Api, paths: Paths, secrets: Secrets, at: Placement, job: JobSpec) -> None:
-    """Start *job*. A Job of this name that exists already is success, unless it is being deleted.
-
-    A batch's Secret is made before its first Job. A single job's Secret is made after the
-    Job, which owns it: the pod waits for it.
-
-    Raises:
-        LaunchError: The API server refuses the job.
-        Throttled: A quota is used up.
-        AuthError: A right is missing.
-        Unavailable: The API server does not answer.
-
-    Cancelled: the job may or may not exist; delete it by name.
-    """
-    if not job.name:
-        raise LaunchError("'' is no name for a job", reason="order")
-    secret = submission_secret(job)
-    manifest = job_manifest(job, replace(at, secret=secret))
-    if await _comes_by_itself(api, paths, job):
-        return
-    await made(api, paths, secrets, job, secret, manifest)
-
-
-async def made(
-    api: Api, paths: Paths, secrets: Secrets, job: JobSpec, secret: str, manifest: dict[str, Any]
+async def create_job(
+    api: Api, paths: Paths, secrets: Secrets, job: JobSpec, manifest: dict[str, Any]
 ) -> None:
-    """Create *manifest*, and *secret* for its pods; see `launched`.
+    """Create *manifest*, and the Secret that its pods read.
+
+    A batch's Secret is created before its first Job. A single job's Secret is created after
+    the Job, which owns it: the pod waits for it.
 
     Raises:
         LaunchError: The API server refuses it.
     """
-    shared = job.order.group_id is not None
+    if not job.name:
+        raise LaunchError("'' is no name for a job", reason="order")
+    shared, secret = job.order.group_id is not None, submission_secret(job)
     try:
         if shared:
             await secrets.ensure(job, secret)
@@ -90,9 +74,9 @@ async def made(
 
 
 async def _comes_by_itself(api: Api, paths: Paths, job: JobSpec) -> bool:
-    """Return whether the Job of an earlier attempt makes a pod for this one.
+    """Return whether the Job of an earlier attempt creates a pod for this attempt.
 
-    It does if Kubernetes disrupted the earlier pod. Wait while that pod is still terminating.
+    It does if Kubernetes disrupted the earlier pod. Wait while that pod is terminating.
     """
     number = job.labels.get(ATTEMPT, "")
     if not number.isdecimal() or int(number) < 2:
@@ -111,7 +95,7 @@ async def _comes_by_itself(api: Api, paths: Paths, job: JobSpec) -> bool:
 
 @asynccontextmanager
 async def _undone(api: Api, paths: Paths, made: dict[str, Any] | None) -> AsyncGenerator[None]:
-    """Delete the Job that was *made* if the block fails, which gives it what it needs."""
+    """Delete the Job that was *made* if the block fails: the Job can't start without it."""
     try:
         yield
     except BaseException:
@@ -147,14 +131,14 @@ async def _created(
         if loop.time() > deadline:
             raise Unavailable(
                 f"Job {name} has been terminating for more than {GOING_S:g} s, so it can't be "
-                "made anew; see which finalizers hold it",
+                "created again; check which finalizers it has",
                 retryable=True,
             )
         await asyncio.sleep(next(pauses))
 
 
 def _explained(refused: Refused, name: str) -> Exception:
-    """Return the error for a refusal: a used-up quota passes, a policy doesn't."""
+    """Return the error for a refusal: an exceeded quota may pass, a policy doesn't."""
     found = refused_request(refused.answer)
     words = f"{name} was refused: {found.text}" if refused.answer else str(refused)
     if found.outlook is Outlook.OPEN:
@@ -176,8 +160,8 @@ MOST_ATTEMPTS = 100
 class GkeCluster:
     """`kinetic.aio.ports.Cluster` on one namespace of the cluster that *api* connects to.
 
-    *at* says where and how jobs are placed; without a namespace of its own, the one of
-    *api* counts. The first call is the first request. Closing it closes *api*; jobs go on.
+    *at* says where and how to place jobs; the default namespace is that of *api*. Nothing is
+    sent before the first call. Closing the cluster closes *api*; jobs go on.
 
     The submitter retries a job. Kubernetes only replaces a pod that it disrupted.
     """
@@ -200,19 +184,21 @@ class GkeCluster:
         self._rhythm = rhythm or Rhythm()
 
     async def launch(self, job: JobSpec) -> None:
-        """Start *job*; one of this name that exists already is success.
+        """Start *job*; a Job of this name that exists is success, unless it is being deleted.
 
         This takes two requests that write; for a job of a batch, one.
 
         Raises:
-            LaunchError: The API server refuses it; the message has its words.
-            Throttled: A quota is used up now.
+            LaunchError: The API server refuses it; the message quotes the server.
+            Throttled: A quota is exceeded.
             AuthError: A right is missing.
             Unavailable: The API server does not answer.
 
         Cancelled: the job may or may not exist; delete it by name.
         """
-        await launched(self._api, self._paths, self._secrets, self._at, job)
+        manifest = job_manifest(job, replace(self._at, secret=submission_secret(job)))
+        if not await _comes_by_itself(self._api, self._paths, job):
+            await create_job(self._api, self._paths, self._secrets, job, manifest)
 
     async def delete(
         self, *, names: Collection[str] = (), labels: Mapping[str, str] | None = None
@@ -253,7 +239,7 @@ class GkeCluster:
         """Read jobs as of one moment; without *names* and *labels*, all of kinetic's.
 
         A deleted job exists until none of its pods can run. *explained* also asks why the
-        first few of those that wait do so.
+        first few waiting jobs wait.
         """
         inquiry = self._inquiry if explained else None
         return await sought(self._api, self._paths, names, labels, inquiry=inquiry)
@@ -261,8 +247,8 @@ class GkeCluster:
     def watch(self, labels: Mapping[str, str]) -> AsyncGenerator[Observation]:
         """Yield what exists now, then every change, forever; it reconnects by itself.
 
-        The log explains why a job doesn't start. A job that can never start, or waits
-        longer than its ``start_timeout``, is ended by whoever watches it.
+        The log explains why a job doesn't start. The watch ends a job that can never start, or
+        that waits longer than its ``start_timeout``.
 
         Raises:
             BackendError: You may not read it.
@@ -275,7 +261,7 @@ class GkeCluster:
         """Yield lines of the job's output; see `kinetic.aio.kubernetes.logs.job_log`.
 
         Raises:
-            NotFound: The job doesn't exist, or its log is gone.
+            NotFound: The job or its log doesn't exist.
         """
 
         async def find_paths() -> Paths:

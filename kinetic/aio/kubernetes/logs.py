@@ -38,7 +38,7 @@ TRIES = 5
 _REMOVED = re.compile(
     rb"unable to retrieve container logs for |failed to try resolving symlinks in path "
 )
-"""What a kubelet answers for a log that it removed. Lines of a program begin with a time."""
+"""A kubelet's answer for a log that it removed. Lines of a program begin with a time."""
 
 _STAMP = re.compile(rb"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.\d+)?(?:Z|\+00:00) ?")
 
@@ -211,7 +211,7 @@ async def container_log(
             failure = exc
         except Refused as exc:  # "is waiting to start", or the node has removed it
             if over:
-                raise NotFound(f"the log is gone: {exc}") from exc
+                raise NotFound(f"the log no longer exists: {exc}") from exc
         barren = 0 if found else barren + 1
         if failure is not None and barren >= TRIES and last:
             raise failure

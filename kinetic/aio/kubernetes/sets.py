@@ -1,0 +1,174 @@
+"""The kinds of sets that carry a job on several hosts, and their manifests. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from kinetic.aio.kubernetes.manifests import HOSTS, JOB, Placement, job_manifest, object_name
+from kinetic.aio.ports import JobSpec
+
+NAME_LENGTH = 44
+"""The most characters of a set's name: controllers derive names and labels of at most 63."""
+
+NODE_POOL = "cloud.google.com/gke-nodepool"
+"""The label that all nodes of one TPU slice share: two sets never share a slice."""
+
+LIFE = "kinetic.dev/life"
+"""The annotation that only a set and its own pods share, not a later set of the same name."""
+
+PORT = 8476
+"""The port on which the first host listens for the others."""
+
+TPU_PORT = "TPU_PROCESS_PORT"
+"""libtpu's variable for its port. LeaderWorkerSet sets it to `PORT` if the pod doesn't."""
+
+LWS = "leaderworkerset.sigs.k8s.io"
+WORKER_INDEX = f"{LWS}/worker-index"
+"""The label with the number of a pod's host: the leader is 0."""
+
+HOST = "host"
+"""The name of a JobSet's one replicated job; the name of the Job contains it."""
+
+_INDEX = "batch.kubernetes.io/job-completion-index"
+_SINGLE_ONLY = ("KINETIC_FAILURES", "KINETIC_DISRUPTIONS")
+_NOT_IN_STATEFUL_SETS = ("activeDeadlineSeconds", "restartPolicy")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    """A kind of sets: where the API server keeps them, and how to make or stop one.
+
+    ``label`` is a label that only this kind's controller puts on pods. ``exclusive`` is the
+    annotation that keeps other sets off its nodes. ``host`` is the field of a pod with the number
+    of its host, and ``coordinator`` the address of the first host, by the set's name. ``body`` is
+    the set's spec, of its pods' template. ``stop`` is the change to that spec which ends the pods
+    and keeps the set. ``makers`` gives kind and name of the objects that create its pods.
+    """
+
+    name: str
+    api: str
+    collection: str
+    home: str
+    label: str
+    exclusive: str
+    host: str
+    coordinator: Callable[[str], str]
+    body: Callable[[str, int, dict[str, Any], Placement], dict[str, Any]]
+    stop: Mapping[str, Any]
+    makers: Callable[[str], Sequence[tuple[str, str]]]
+
+    def manifest(self, spec: JobSpec, at: Placement) -> dict[str, Any]:
+        """Return the set that carries *spec*: its pods are those of a Job for it.
+
+        Raises:
+            ConfigurationError: See `kinetic.aio.kubernetes.manifests.job_manifest`.
+        """
+        accelerator, name = spec.resources.accelerator, group_name(spec.name)
+        hosts = str(accelerator.hosts)
+        job = job_manifest(spec, replace(at, annotations={**at.annotations, HOSTS: hosts}))
+        pod: dict[str, Any] = job["spec"]["template"]
+        metadata: dict[str, Any] = {**job["metadata"], "name": name}
+        for one in (metadata, pod["metadata"]):
+            one["labels"] = {**one["labels"], JOB: name}
+        (container,) = pod["spec"]["containers"]
+        container["env"] = [
+            *(one for one in container["env"] if one["name"] not in _SINGLE_ONLY),
+            {"name": "KINETIC_HOSTS", "value": hosts},
+            {"name": "KINETIC_HOST", "valueFrom": {"fieldRef": {"fieldPath": self.host}}},
+            {"name": "KINETIC_COORDINATOR", "value": f"{self.coordinator(name)}:{PORT}"},
+        ]
+        if self.label.startswith(LWS):
+            container["env"].append({"name": "KINETIC_LWS", "value": name})
+        if accelerator.kind == "tpu" and accelerator.multi_host:  # a slice
+            metadata["annotations"] = {**metadata["annotations"], self.exclusive: NODE_POOL}
+            if self.label.startswith(LWS) and TPU_PORT not in spec.environment:
+                container["env"].append({"name": TPU_PORT, "value": "8471"})
+        return {
+            "apiVersion": self.api,
+            "kind": self.name,
+            "metadata": metadata,
+            "spec": self.body(name, accelerator.hosts, pod, at),
+        }
+
+
+def group_name(name: str) -> str:
+    """Return the name of the set that carries the attempt *name*."""
+    return object_name(name, longest=NAME_LENGTH)
+
+
+def _job_set(name: str, hosts: int, pod: dict[str, Any], at: Placement) -> dict[str, Any]:
+    job = {
+        "completionMode": "Indexed",
+        "completions": hosts,
+        "parallelism": hosts,
+        "backoffLimit": 0,
+        "template": pod,
+    }
+    metadata = {key: pod["metadata"][key] for key in ("labels", "annotations")}
+    return {
+        "replicatedJobs": [
+            {"name": HOST, "replicas": 1, "template": {"metadata": metadata, "spec": job}}
+        ],
+        "network": {
+            "enableDNSHostnames": True,
+            "publishNotReadyAddresses": True,  # hosts look each other up before they are ready
+            "subdomain": name,
+        },
+        "successPolicy": {"operator": "All"},
+        "failurePolicy": {"maxRestarts": 0},
+        "ttlSecondsAfterFinished": at.ttl_s,
+        **({"suspend": True} if at.queue else {}),
+    }
+
+
+def _leader_worker_set(name: str, hosts: int, pod: dict[str, Any], at: Placement) -> dict[str, Any]:
+    spec = {key: one for key, one in pod["spec"].items() if key not in _NOT_IN_STATEFUL_SETS}
+    return {
+        "replicas": 1,
+        "startupPolicy": "LeaderCreated",
+        "leaderWorkerTemplate": {
+            "size": hosts,
+            # The other hosts can't go on without one that died.
+            "restartPolicy": "RecreateGroupOnPodRestart",
+            # The leader deletes the set at the end.
+            "leaderTemplate": {**pod, "spec": {**spec, "automountServiceAccountToken": True}},
+            "workerTemplate": {**pod, "spec": spec},
+        },
+    }
+
+
+KINDS: Mapping[str, Kind] = {
+    "lws": Kind(
+        name="LeaderWorkerSet",
+        api="leaderworkerset.x-k8s.io/v1",
+        collection="leaderworkersets",
+        home="https://lws.sigs.k8s.io",
+        label=f"{LWS}/name",
+        exclusive=f"{LWS}/exclusive-topology",
+        host=f"metadata.labels['{WORKER_INDEX}']",
+        coordinator=lambda name: "$(LWS_LEADER_ADDRESS)",
+        body=_leader_worker_set,
+        stop={"replicas": 0},
+        makers=lambda name: (
+            ("LeaderWorkerSet", name),
+            ("StatefulSet", name),
+            ("StatefulSet", f"{name}-0"),
+        ),
+    ),
+    "jobset": Kind(
+        name="JobSet",
+        api="jobset.x-k8s.io/v1alpha2",
+        collection="jobsets",
+        home="https://jobset.sigs.k8s.io",
+        label="jobset.sigs.k8s.io/jobset-name",
+        exclusive="alpha.jobset.sigs.k8s.io/exclusive-topology",
+        host=f"metadata.annotations['{_INDEX}']",
+        coordinator=lambda name: f"{name}-{HOST}-0-0.{name}",
+        body=_job_set,
+        stop={"suspend": True},
+        makers=lambda name: (("JobSet", name), ("Job", f"{name}-{HOST}-0")),
+    ),
+}
+"""The kinds, by their names in ``KINETIC_MULTIHOST``."""
