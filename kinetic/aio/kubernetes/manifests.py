@@ -1,16 +1,16 @@
-"""A job as the Kubernetes objects that carry it: pure, values in, JSON out.
+"""Manifests and selectors of the Kubernetes objects that carry a job. Pure.
 
-The Job is an Indexed Job of one, because only such a Job tells its pods how
-many failed before them: the runner's attempt number is the order's own plus
-the two counts in ``KINETIC_FAILURES`` and ``KINETIC_DISRUPTIONS``.
+The Job is an Indexed Job with one index, because only such a Job tells its pods how
+many failed before them. The runner adds these counts, ``KINETIC_FAILURES`` and
+``KINETIC_DISRUPTIONS``, to the order's attempt number.
 
-What the container finds:
+The container gets:
 
 * ``KINETIC_ORDER``: what the runner has to do, as JSON (`wire.Order`);
 * ``/var/run/kinetic/key``: the submission's key, from its Secret;
 * ``KINETIC_POD_UID``: the executor's name for its claim;
-* the captured environment, variable by variable from the Secret, so that it is
-  there before the interpreter starts and never in the Job's own text.
+* the captured environment, each variable from the Secret: the interpreter starts with it,
+  and the Job's manifest doesn't contain it.
 """
 
 from __future__ import annotations
@@ -33,18 +33,20 @@ from kinetic.aio.ports import JobSpec, Resources
 from kinetic.errors import ConfigurationError
 
 JOB_NAME = 52
-"""The most characters of a Job's name: its pods add an index and five random ones, within 63."""
+"""The most characters of a Job's name: its pods append an index and five characters, within 63."""
 
 LABEL = 63
+"""The most characters of a label's value, and of most names."""
 
 _DIGEST = 10
+"""Characters of the digest that makes a shortened name unique."""
 
 
 def object_name(text: str, *, longest: int = JOB_NAME) -> str:
-    """*text* as the name of an object: a DNS label of at most *longest* characters.
+    """Return *text* as the name of an object: a DNS label of at most *longest* characters.
 
-    What is legal stays as it is. Anything else keeps what can be read of it
-    and gets a digest of the whole, so that different texts have different names.
+    A legal name stays as it is. Any other keeps its legal characters and gets a digest of
+    the whole, so that different texts have different names.
     """
     if len(text) <= longest and re.fullmatch(r"[a-z]([a-z0-9-]*[a-z0-9])?", text, re.ASCII):
         return text
@@ -55,26 +57,26 @@ def object_name(text: str, *, longest: int = JOB_NAME) -> str:
 
 
 def item_name(name: str, attempt: str | None) -> str:
-    """*name* of a job, without the number of its attempt where it ends with one."""
+    """Return the *name* of a job without the number of its *attempt*."""
     return name.removesuffix(f"-{attempt}") if attempt else name
 
 
 def other_attempt_name(name: str, attempt: int, other: int) -> str:
-    """The name of attempt *other* of the item whose *attempt* is called *name*.
+    """Return the name of attempt *other* of the item whose *attempt* is called *name*.
 
-    The first attempt of some has no number.
+    The name of a first attempt may have no number.
     """
     return name if attempt == other else f"{item_name(name, str(attempt))}-{other}"
 
 
 def items_of(name: str) -> list[str]:
-    """The names of items that an attempt called *name* may belong to."""
+    """Return the names of the items that an attempt called *name* may belong to."""
     return [*dict.fromkeys((name, re.sub(r"-[0-9]+$", "", name)))]
 
 
 @functools.lru_cache(4096)
 def label_value(text: str) -> str:
-    """*text* as a label's value: at most 63 of ``[A-Za-z0-9_.-]``; what is legal stays."""
+    """Return *text* as a label's value, at most 63 of ``[A-Za-z0-9_.-]``; a legal one stays."""
     if len(text) <= LABEL and re.fullmatch(r"([A-Za-z0-9]([\w.-]*[A-Za-z0-9])?)?", text, re.ASCII):
         return text
     words = re.sub(r"[^A-Za-z0-9_.-]+", "-", _ascii(text)).strip("-_.")
@@ -82,7 +84,7 @@ def label_value(text: str) -> str:
 
 
 def _ascii(text: str) -> str:
-    """Letters without their accents."""
+    """Return *text* with accents removed from its letters."""
     plain = unicodedata.normalize("NFKD", text)
     return "".join(one for one in plain if not unicodedata.combining(one))
 
@@ -94,27 +96,28 @@ def _shortened(words: str, text: str, longest: int, ends: str) -> str:
 
 
 DRIVER = "gcsfuse.csi.storage.gke.io"
+"""The storage driver that mounts buckets on GKE."""
+
 ARGUMENTS = "/_kinetic/fuse-data"
-"""Below it, by number, is what an argument rather than a volume refers to."""
+"""The folder with a numbered mount for each mounted argument that names no path."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FuseVolumes:
-    """Volumes of a pod, and where its container has them."""
+    """Volumes of a pod, and the paths at which its container mounts them."""
 
     volumes: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     mounts: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
 
 
 def fuse_volumes(data: Iterable[wire.DataRef], store: str = "") -> FuseVolumes:
-    """The volumes for those of *data* that are to be mounted.
+    """Return volumes for those of *data* that a job mounts.
 
-    Of a single object its folder is mounted; of what was uploaded, the files in
-    *store*, the store's URL. They are numbered in order, over all of *data*
-    that are mounted; the runner counts the same way.
+    A single object is mounted with its folder, an upload from its files in *store*, the
+    store's URL. The runner numbers mounts in the same order.
 
     Raises:
-        ConfigurationError: One is not in a bucket.
+        ConfigurationError: Data that isn't in a bucket can't be mounted.
     """
     found = FuseVolumes()
     for number, ref in enumerate(one for one in data if one.fuse):
@@ -133,7 +136,7 @@ def fuse_volumes(data: Iterable[wire.DataRef], store: str = "") -> FuseVolumes:
 
 
 def _where(ref: wire.DataRef, store: str) -> tuple[str, str]:
-    """Bucket and folder."""
+    """Return the bucket and folder of *ref*."""
     if "://" in ref.uri:
         return _place(ref.uri, is_dir=ref.is_dir)
     uploaded = ref.uri.rpartition("/")[0]  # beside its manifest
@@ -145,7 +148,7 @@ def _place(uri: str, *, is_dir: bool) -> tuple[str, str]:
     bucket, _, path = rest.partition("/")
     if scheme != "gs" or not bucket:
         raise ConfigurationError(
-            f"only what is in a bucket can be mounted, and {uri!r} is not; leave out fuse=True, "
+            f"only data in a bucket can be mounted, and {uri!r} is not; leave out fuse=True, "
             "or upload it and use its gs:// address"
         )
     folder = path if is_dir else path.rpartition("/")[0]
@@ -153,6 +156,8 @@ def _place(uri: str, *, is_dir: bool) -> tuple[str, str]:
 
 
 KEY = "key"
+"""The entry of a Secret with the submission's key."""
+
 LIMIT = 1024 * 1024
 """The most bytes of a Secret's content."""
 
@@ -160,20 +165,20 @@ _VARIABLE = re.compile(r"[ -<>-~]+")
 
 
 def carried(spec: JobSpec) -> dict[str, str]:
-    """Which variables of *spec* are in the Secret, and under what key of it.
+    """Return the variables of *spec* that the Secret carries, each with its key.
 
-    The environment of a submission was captured from the user's own and may hold secrets.
-    A variable's name need not be legal as a key, so keys are numbers.
+    They were captured from the user's environment and may be secrets. Keys are numbers,
+    because a variable's name may not be legal as a key.
 
     Raises:
-        ConfigurationError: A name cannot be that of a variable in a container.
+        ConfigurationError: A container can't have a variable of this name.
     """
     names = sorted(spec.environment)
     for name in names:
         if not _VARIABLE.fullmatch(name):
             raise ConfigurationError(
-                f"the environment variable {name!r} cannot be set in a container: Kubernetes takes "
-                "printable ASCII without '='; leave it out of capture_env_vars"
+                f"the environment variable {name!r} cannot be set in a container: Kubernetes "
+                "accepts printable ASCII without '='; leave it out of capture_env_vars"
             )
     return {name: f"env.{number}" for number, name in enumerate(names)}
 
@@ -186,11 +191,10 @@ def secret_manifest(
     labels: Mapping[str, str] | None = None,
     owner: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """The Secret *name* for the submission of *spec*, the same for all its jobs.
+    """Return the Secret *name* for the submission of *spec*, the same for all its jobs.
 
-    With *owner*, the Job (or the set of pods) of a single job as the API returned it, Kubernetes
-    removes the Secret with it. Another submission's content cannot get in:
-    the Secret is immutable.
+    With *owner*, the Job or set of a single job as the API returned it, Kubernetes deletes the
+    Secret with it. The Secret is immutable, so no other submission can replace its content.
 
     Raises:
         ConfigurationError: The environment is too large for a Secret.
@@ -204,7 +208,7 @@ def secret_manifest(
     size = sum(len(value) for value in content.values())
     if size > LIMIT:
         raise ConfigurationError(
-            f"the captured environment has {size} bytes, and a Secret holds {LIMIT}; capture "
+            f"the captured environment has {size} bytes, but a Secret holds {LIMIT}; capture "
             "fewer variables, or ship the content as Data"
         )
     metadata: dict[str, Any] = {
@@ -235,55 +239,56 @@ CONTAINER = "kinetic"
 """The container that runs the function, in every pod."""
 
 RUNNER = "/app/remote_runner.py"
+"""The runner's path in an image."""
+
 KEY_FOLDER = "/var/run/kinetic"
+"""The folder in the container with the submission's key."""
+
 JOB_ANNOTATION = "batch.kubernetes.io/"
 NAME = "kinetic.dev/name"
-"""The annotation with the job's own name, where the object's had to be another."""
+"""The annotation with the job's name, which may not be legal as an object's name."""
 
 LABELS = "kinetic.dev/labels"
-"""The annotation with the order's own labels as JSON: values of labels are cut and changed."""
+"""The annotation with the order's labels as JSON: as real labels, their values are shortened."""
 
 START_TIMEOUT = "kinetic.dev/start-timeout"
-"""The annotation with how many seconds the job may wait before it runs."""
+"""The annotation with the job's ``start_timeout``, in seconds."""
 
 JOB = "kinetic.dev/job"
 """The label with the Job's name, on the Job and its pods."""
 
 ITEM = "kinetic.dev/item"
-"""The label that all attempts of one item have, on Jobs and pods: one selector finds them."""
+"""The label with the item of an attempt, on Jobs and pods: one selector finds all attempts."""
 
 ATTEMPT = "kinetic.dev/attempt"
-"""The order's label with the number of the attempt that the Job was made for."""
+"""The label with the number of the attempt that the Job was created for."""
 
 HOSTS = "kinetic.dev/hosts"
-"""The annotation with the number of hosts, on a set of pods for one job and on all that is in it.
+"""The annotation with the number of hosts, on a set for one job and on its Jobs and pods.
 
-A Job or a pod that has it is not looked at by itself.
+Only tables of sets read Jobs and pods that have it.
 """
 
 MANAGED = "app.kubernetes.io/managed-by"
-"""The label, with the value ``kinetic``, of everything that is made here."""
+"""The label, with the value ``kinetic``, of every object that kinetic creates."""
 
 DAY_S = 24 * 3600
 PORTION = 2 * 1024**3
-"""Bytes of memory a core, asked for (not a limit) where nobody said how much."""
+"""Bytes of memory per core that a job without ``memory=`` requests; this isn't a limit."""
 
 PLATFORMS = {"cpu": "cpu", "gpu": "cuda,cpu", "tpu": "tpu,cpu"}
-"""For JAX, the first is the default; it fails without it instead of falling back."""
+"""JAX uses the first, and fails if it is missing instead of falling back."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
-    """Where jobs go, and what a cluster's owner may want otherwise.
+    """Where jobs run, and what a cluster's owner can set for them.
 
-    ``secret`` names the submission's Secret. ``ttl_s`` is how many seconds a
-    finished Job is kept. ``start_allowance_s`` is what the pod's deadline adds
-    to the job's own timeout and the time that its runner has until it calls the
-    function, for pulling an image, which counts for Kubernetes; the runner ends
-    the function in time, this ends a pod whose runner does not.
-    ``restarts`` is how often Kubernetes itself may start the job again after a
-    failure; None takes the order's budget. ``run_as_user`` is the user ID of pods;
-    None takes the image's, and 0 is root.
+    ``secret`` names the submission's Secret. ``ttl_s`` is how many seconds the cluster keeps
+    a finished Job. ``start_allowance_s`` is what the pod's deadline adds to the job's timeout
+    for pulling an image. The runner ends a function at its timeout; the deadline ends a pod
+    whose runner doesn't. ``run_as_user`` is the user ID of pods; None takes the image's,
+    and 0 is root.
     """
 
     namespace: str = "default"
@@ -299,11 +304,11 @@ class Placement:
 
 
 def job_manifest(spec: JobSpec, at: Placement) -> dict[str, Any]:
-    """The Job that carries *spec*.
+    """Return the Job that carries *spec*.
 
     Raises:
-        ConfigurationError: A name or value of the environment cannot be an
-            environment variable of a container, or a volume would hide what the job needs.
+        ConfigurationError: A container can't have a variable of the environment, or a
+            volume would hide a path that the job needs.
     """
     name = object_name(spec.name)
     own = {JOB: name, ITEM: object_name(item_name(spec.name, spec.labels.get(ATTEMPT)))}
@@ -323,7 +328,7 @@ def job_manifest(spec: JobSpec, at: Placement) -> dict[str, Any]:
             "completionMode": "Indexed",
             "completions": 1,
             "parallelism": 1,
-            "backoffLimitPerIndex": 0,  # whoever submitted it retries; Kubernetes replaces a pod
+            "backoffLimitPerIndex": 0,  # the submitter retries a failure, not Kubernetes
             "podReplacementPolicy": "Failed",
             "podFailurePolicy": {"rules": _failure_rules()},
             "ttlSecondsAfterFinished": at.ttl_s,
@@ -337,7 +342,11 @@ def job_manifest(spec: JobSpec, at: Placement) -> dict[str, Any]:
 
 
 def _failure_rules() -> list[dict[str, Any]]:
-    """The first that matches decides. A final exit ends it even while its node is drained."""
+    """Return rules, of which the first match decides.
+
+    A final exit code ends the Job even while its node is drained. Kubernetes replaces a pod
+    that it disrupted.
+    """
     codes = {"containerName": CONTAINER, "operator": "In", "values": [wire.EXIT_FINAL]}
     return [
         {"action": "FailIndex", "onExitCodes": codes},
@@ -349,13 +358,13 @@ def _failure_rules() -> list[dict[str, Any]]:
 
 
 def _labels(spec: JobSpec, at: Placement) -> dict[str, str]:
-    """Those of the order, as far as Kubernetes takes them, and the usual ones."""
+    """Return the order's labels, shortened for Kubernetes, and the usual ones."""
     labels = {key: label_value(value) for key, value in spec.labels.items()}
     return usual_labels(at.secret) | labels
 
 
 def usual_labels(instance: str) -> dict[str, str]:
-    """Those that tools for Kubernetes know, for anything of submission *instance*."""
+    """Return the labels that Kubernetes tools know, for objects of submission *instance*."""
     return {
         "app.kubernetes.io/name": "kinetic",
         MANAGED: "kinetic",
@@ -365,7 +374,7 @@ def usual_labels(instance: str) -> dict[str, str]:
 
 
 def _own_annotations(spec: JobSpec, at: Placement) -> dict[str, str]:
-    """What a reader needs to know the job again."""
+    """Return the annotations from which `observations` reads name and labels back."""
     labels = json.dumps(dict(spec.labels), separators=(",", ":"))
     own = {**at.annotations, NAME: spec.name, LABELS: labels}
     if spec.start_timeout is not None:
@@ -376,8 +385,8 @@ def _own_annotations(spec: JobSpec, at: Placement) -> dict[str, str]:
 def _pod_annotations(spec: JobSpec, own: Mapping[str, str]) -> dict[str, str]:
     annotations = dict(own)
     if any(ref.fuse for ref in spec.order.data):
-        annotations["gke-gcsfuse/volumes"] = "true"  # who asks for the sidecar that mounts
-    # A node that is emptied for thrift must not take a job's work with it.
+        annotations["gke-gcsfuse/volumes"] = "true"  # GKE then adds the sidecar that mounts
+    # The autoscaler must not remove a node to save cost while a job runs on it.
     return annotations | {"cluster-autoscaler.kubernetes.io/safe-to-evict": "false"}
 
 
@@ -415,9 +424,9 @@ def _pod(spec: JobSpec, at: Placement) -> dict[str, Any]:
 
 
 def _folders(data: Sequence[wire.DataRef], fuse: FuseVolumes) -> list[dict[str, Any]]:
-    """Mounts of empty folders for volumes that the job fills itself.
+    """Return mounts of empty folders for volumes that the runner fills.
 
-    Only root may make ``/data`` in a container. A folder inside another needs no mount.
+    Only root can create ``/data`` in a container. A folder inside another needs no mount.
     """
     filled = [one for one in data if one.mount and not one.fuse]
     taken = {str(one["mountPath"]) for one in fuse.mounts}
@@ -437,17 +446,17 @@ def _folder(ref: wire.DataRef) -> str:
 
 
 def _refuse_hiding(path: str) -> None:
-    """What is mounted at *path* is all that a container sees there."""
+    """Refuse a mount at *path* that would hide the runner or the key."""
     hides = any(f"{needed}/".startswith(f"{path}/") for needed in (RUNNER, KEY_FOLDER))
     if hides or path.startswith(f"{KEY_FOLDER}/"):
         raise ConfigurationError(
-            f"a bucket cannot be mounted at {path!r}: it would hide what a job needs there; "
+            f"a bucket cannot be mounted at {path!r}: it would hide files that a job needs; "
             "choose another path for this volume, such as '/data'"
         )
 
 
 def needs(accelerator: Accelerator) -> dict[str, Any]:
-    """What the pod of a job on *accelerator* asks of its node, as part of a pod's spec."""
+    """Return the part of a pod's spec that says what *accelerator* requires of a node."""
     return {
         "nodeSelector": _selector(accelerator),
         "affinity": _affinity(accelerator),
@@ -457,7 +466,7 @@ def needs(accelerator: Accelerator) -> dict[str, Any]:
 
 
 def _selector(accelerator: Accelerator) -> dict[str, str]:
-    """GKE keeps nodes with Arm processors for pods that ask for them."""
+    """Return the node selector; GKE keeps Arm nodes for pods that select them."""
     selector = dict(accelerator.node_selector)
     if accelerator.arch != "amd64":
         selector["kubernetes.io/arch"] = accelerator.arch
@@ -485,9 +494,9 @@ def _tolerations(accelerator: Accelerator) -> list[dict[str, str]]:
 
 
 def _pod_security(user: int | None) -> dict[str, Any]:
-    """Satisfy the Pod Security Standard ``restricted``, where *user* is known and not root.
+    """Satisfy the Pod Security Standard ``restricted`` if *user* is known and not root.
 
-    An image of the user's own keeps its user: kinetic doesn't know whether it can do with another.
+    A user's own image keeps its user: it may not work with another.
     """
     security: dict[str, Any] = {"seccompProfile": {"type": "RuntimeDefault"}}
     if user is not None:
@@ -508,7 +517,7 @@ def _container(spec: JobSpec, at: Placement, mounts: list[dict[str, Any]]) -> di
             "allowPrivilegeEscalation": False,
             "capabilities": {"drop": ["ALL"]},
         },
-        # The receipt of an outcome, or the last lines of a log when there is none.
+        # The receipt of an outcome, or the last lines of the log if the runner wrote none.
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "volumeMounts": [
             {"name": "key", "mountPath": KEY_FOLDER, "readOnly": True},
@@ -550,7 +559,7 @@ def _bucket(store: str) -> str:
 
 
 def _literal(value: str) -> str:
-    """Kubernetes puts a variable in place of ``$(NAME)``, and one dollar in place of two."""
+    """Escape *value*: Kubernetes expands ``$(NAME)``, and makes one dollar of two."""
     return value.replace("$", "$$")
 
 
@@ -559,11 +568,11 @@ def _field(name: str, path: str) -> dict[str, Any]:
 
 
 def _resources(asked: Resources) -> dict[str, Any]:
-    """Requests and limits.
+    """Return requests and limits.
 
-    An accelerator is in both, as Kubernetes wants. A job that has a machine's
-    accelerators to itself may use its cores, so its ``cpu`` is only a request;
-    others are held to theirs. Memory that was asked for is also the limit.
+    Kubernetes requires an accelerator in both. A job that has a machine's accelerators to
+    itself may use all its cores, so its ``cpu`` is only a request; for other jobs it is also
+    the limit. A requested memory is also the limit.
     """
     accelerator, cpu = asked.accelerator, _cores(asked.cpu)
     memory = asked.memory_bytes or int(PORTION * max(asked.cpu, 0.25))
@@ -585,25 +594,25 @@ def _cores(cpu: float) -> str:
 
 
 def _volumes(spec: JobSpec, at: Placement) -> list[dict[str, Any]]:
-    """The key, and shared memory for data loaders: 64 MiB otherwise."""
+    """Return the key, and shared memory for data loaders, which is 64 MiB by default."""
     shm: dict[str, Any] = {"medium": "Memory"}
     if spec.resources.memory_bytes is not None:  # what is written there counts as memory
         shm["sizeLimit"] = str(max(64 * 1024**2, spec.resources.memory_bytes // 2))
     key = {
         "secretName": at.secret,
         "items": [{"key": KEY, "path": "key"}],
-        # Its owner is root, and an image of anybody's may run as any user. Nobody else is there.
+        # Root owns it, and an image may run as any user. The container has no other users.
         "defaultMode": 0o444,
     }
     return [{"name": "key", "secret": key}, {"name": "shm", "emptyDir": shm}]
 
 
 NAMES = 50
-"""Names of jobs in one selector: a request's address has its limits."""
+"""The most names in one selector: servers limit the length of a URL."""
 
 
 class Paths:
-    """The addresses of one namespace's collections."""
+    """The paths of one namespace's collections."""
 
     def __init__(self, namespace: str) -> None:
         self.namespace = namespace
@@ -615,23 +624,23 @@ class Paths:
 
 
 def by_labels(labels: Mapping[str, str]) -> str:
-    """A selector for what is ours and carries all of *labels*, jobs and pods alike."""
+    """Return a selector of kinetic's Jobs and pods that carry all of *labels*."""
     wanted = {MANAGED: "kinetic"} | {key: label_value(value) for key, value in labels.items()}
     return ",".join(f"{key}={value}" for key, value in wanted.items())
 
 
 def by_jobs(names: Collection[str]) -> Iterator[str]:
-    """Selectors that together find the Jobs that were made for these attempts."""
+    """Yield selectors that together find the Jobs that were created for these attempts."""
     yield from _any_of(JOB, {object_name(name) for name in names})
 
 
 def by_items(names: Collection[str]) -> Iterator[str]:
-    """Selectors that find the jobs, and the pods, these attempts are in, and a few more."""
+    """Yield selectors that together find the Jobs and pods of the items of these attempts."""
     yield from _any_of(ITEM, {object_name(item) for name in names for item in items_of(name)})
 
 
 def before(name: str, attempt: int) -> str:
-    """A selector for all Jobs that attempt number *attempt*, called *name*, may be in."""
+    """Return a selector for all Jobs that may contain attempt number *attempt*, called *name*."""
     numbers = ",".join(str(one) for one in range(1, attempt + 1))
     item = object_name(item_name(name, str(attempt)))
     return f"{MANAGED}=kinetic,{ITEM}={item},{ATTEMPT} in ({numbers})"

@@ -7,7 +7,7 @@ import base64
 import binascii
 import contextlib
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import Any
 
 from kinetic._tasks import bounded
@@ -27,14 +27,21 @@ from kinetic.aio.ports import JobSpec
 from kinetic.errors import AlreadyThere, ConfigurationError, Conflict, NotFound
 
 ROOT_KEY = "kinetic-root-key"
+"""The name of the Secret with the namespace's root key."""
+
 ROOT_BYTES = 32
+"""Bytes of the root key."""
+
 FIELD = "key"
 CONTENT = "content"
 SUBMISSION = "kinetic.dev/submission"
+"""The label with the submission that a Secret belongs to."""
+
 FENCE = "kinetic.dev/fence"
 """The annotation with the fence of the batch that launches the jobs that read a Secret."""
 
 AT_ONCE = 16
+"""How many Secrets one call deletes at a time."""
 
 
 def submission_secret(job: JobSpec) -> str:
@@ -64,8 +71,8 @@ def _kept(name: str) -> str:
 class Secrets:
     """The Secrets of a namespace. It remembers only those that it made for batches.
 
-    A batch has one Secret for its pods. Whoever launches its first job under a fence
-    makes the Secret, or marks it with that fence. The last holder of the batch's lease
+    A batch has one Secret for its pods. The client that launches its first job under a fence
+    creates the Secret, or marks it with that fence. The last holder of the batch's lease
     deletes it at the end. A superseded holder finds a later fence and leaves it alone,
     however late its request arrives.
     """
@@ -76,7 +83,7 @@ class Secrets:
         self._made: dict[str, tuple[int, asyncio.Task[None]]] = {}
 
     async def root_key(self) -> bytes:
-        """Return the namespace's root key, which the first of all clients makes.
+        """Return the namespace's root key; the first client creates it.
 
         Raises:
             ConfigurationError: The Secret holds something else.
@@ -88,7 +95,7 @@ class Secrets:
         manifest = self._manifest(ROOT_KEY, {FIELD: os.urandom(ROOT_BYTES)}, ROOT_KEY)
         try:
             made = await self._create(manifest | {"immutable": True})
-        except AlreadyThere:  # by somebody else, or by the request whose answer was lost
+        except AlreadyThere:  # by another client, or by a request whose answer was lost
             made = await self._read(ROOT_KEY)
         return _root(made)
 
@@ -100,21 +107,16 @@ class Secrets:
         """
         if len(content) > LIMIT:
             raise ConfigurationError(
-                f"{name} has {len(content)} bytes to be kept in a Secret, and that holds {LIMIT}; "
+                f"{name} has {len(content)} bytes for a Secret, which holds {LIMIT}; "
                 "capture fewer variables of the environment, or ship the content as Data"
             )
         manifest = self._manifest(_kept(name), {CONTENT: content}, name)
-        while True:
-            try:
-                await self._create(manifest)
-                return
-            except AlreadyThere:
-                pass
-            try:
-                await self._api.call("PUT", self._path(_kept(name)), body=manifest)
-                return
-            except NotFound:  # dropped in between
-                continue
+
+        async def replace_it() -> bool:
+            await self._api.call("PUT", self._path(_kept(name)), body=manifest)
+            return True
+
+        await self._create_or(manifest, replace_it)
 
     async def kept(self, name: str) -> bytes:
         """Return what is kept under *name*.
@@ -151,7 +153,7 @@ class Secrets:
             known = {key: metadata[key] for key in ("uid", "resourceVersion")}
             await self._api.call("DELETE", path, body={"preconditions": known})
         except (NotFound, Conflict):
-            return  # it is gone, or has another holder since this moment
+            return  # another client deleted or marked it meanwhile
 
     async def _until_made(self, name: str) -> None:
         """Wait for a creation under way, which would follow the deletion."""
@@ -160,7 +162,7 @@ class Secrets:
             await asyncio.wait({making})
 
     async def ensure(self, job: JobSpec, name: str) -> None:
-        """Make the Secret of a batch before its first job here; once for all who ask."""
+        """Create the Secret of a batch before its first job; concurrent calls create it once."""
         fence = _fence_of(job)
         before, making = self._made.get(name, (0, None))
         failed = making is not None and making.done() and (making.cancelled() or making.exception())
@@ -171,39 +173,51 @@ class Secrets:
         await asyncio.shield(making)
 
     async def give(self, job: JobSpec, name: str, owner: Mapping[str, Any]) -> None:
-        """Make the Secret of a single job; Kubernetes deletes it with *owner*, the Job."""
+        """Create the Secret of a single job; Kubernetes deletes it with *owner*, the Job."""
         labels = self._labels(job)
         manifest = secret_manifest(job, name, self._paths.namespace, labels=labels, owner=owner)
-        while True:
-            try:
-                await self._create(manifest)
-                return
-            except AlreadyThere:
-                pass
-            try:
-                there = await self._read(name)
-                metadata = part(there, "metadata")
-                owners = {str(one.get("uid")) for one in parts(metadata, "ownerReferences")}
-                if owners == {str(owner["metadata"]["uid"])}:
-                    return
-                # It belongs to an earlier Job of this name, and vanishes with that at any moment.
-                options = {"preconditions": {"uid": metadata["uid"]}}
-                await self._api.call("DELETE", self._path(name), body=options)
-            except NotFound:
-                continue
+
+        async def is_its_own() -> bool:
+            there = part(await self._read(name), "metadata")
+            owners = {str(one.get("uid")) for one in parts(there, "ownerReferences")}
+            if owners == {str(owner["metadata"]["uid"])}:
+                return True
+            # It belongs to an earlier Job of this name, and Kubernetes deletes it at any moment.
+            options = {"preconditions": {"uid": there["uid"]}}
+            await self._api.call("DELETE", self._path(name), body=options)
+            return False
+
+        await self._create_or(manifest, is_its_own)
 
     async def aclose(self) -> None:
-        """Cancel what is under way."""
+        """Cancel creations under way."""
         tasks = [task for _, task in self._made.values()]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _make(self, job: JobSpec, name: str) -> None:
-        """Create it, or mark it: its content is immutable, and belongs to one submission."""
-        mark = {FENCE: str(_fence_of(job))}
+        """Create a batch's Secret, or mark it with a later fence: its content is immutable."""
+        fence = _fence_of(job)
         manifest = secret_manifest(job, name, self._paths.namespace, labels=self._labels(job))
-        manifest["metadata"]["annotations"] = mark
+        manifest["metadata"]["annotations"] = {FENCE: str(fence)}
+
+        async def mark() -> bool:
+            there = await self._read(name)
+            marks = part(part(there, "metadata"), "annotations")
+            if int(marks.get(FENCE) or 0) < fence:
+                annotations = {**marks, FENCE: str(fence)}
+                metadata = {**part(there, "metadata"), "annotations": annotations}
+                body = {**there, "metadata": metadata}
+                await self._api.call("PUT", self._path(name), body=body)
+            return True
+
+        await self._create_or(manifest, mark)
+
+    async def _create_or(
+        self, manifest: Mapping[str, Any], settle: Callable[[], Awaitable[bool]]
+    ) -> None:
+        """Create *manifest*, or *settle* what has its name; repeat until either works."""
         while True:
             try:
                 await self._create(manifest)
@@ -211,16 +225,10 @@ class Secrets:
             except AlreadyThere:
                 pass
             try:
-                there = await self._read(name)
-                marks = part(part(there, "metadata"), "annotations")
-                if int(marks.get(FENCE) or 0) >= _fence_of(job):
+                if await settle():
                     return
-                metadata = {**part(there, "metadata"), "annotations": {**marks, **mark}}
-                marked = {**there, "metadata": metadata}
-                await self._api.call("PUT", self._path(name), body=marked)
-                return
-            except (NotFound, Conflict):  # removed, or marked, in between
-                continue
+            except (NotFound, Conflict):
+                continue  # another client removed or changed it meanwhile
 
     def _labels(self, job: JobSpec) -> dict[str, str]:
         submission = job.labels.get(SUBMISSION, job.name)
@@ -256,7 +264,7 @@ class Secrets:
 
 def _noted(task: asyncio.Task[None]) -> None:
     if not task.cancelled():
-        task.exception()  # fetched here: everyone who waited may have been cancelled
+        task.exception()  # retrieved, because every caller that waited may have been cancelled
 
 
 def _bytes(secret: Document, field: str) -> bytes:
@@ -272,7 +280,7 @@ def _root(secret: Document) -> bytes:
         namespace = part(secret, "metadata").get("namespace")
         raise ConfigurationError(
             f"Secret {ROOT_KEY!r} in namespace {namespace!r} holds no key of {ROOT_BYTES} bytes: "
-            "put back the one that was there, or delete it to have another one made; results of "
-            "jobs that were signed with the old one can then not be read any more"
+            "restore the earlier key, or delete the Secret to have another one created; results "
+            "that were signed with the earlier key can then no longer be read"
         )
     return key
