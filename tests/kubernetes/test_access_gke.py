@@ -187,7 +187,7 @@ async def test_a_cluster_that_is_not_there_is_told_with_those_that_are(google: G
         (reset(), Unavailable, "does not answer"),
         (answer({"error": {"message": "what"}}, 418), BackendError, "answered 418"),
         (described("", b"x"), ConfigurationError, "no endpoint that can be reached"),
-        (described("34.90.1.2"), ConfigurationError, "tells no CA"),
+        (described("34.90.1.2"), ConfigurationError, "does not show the CA"),
         (answer({"status": "PROVISIONING"}), Unavailable, "is PROVISIONING"),
         (answer({"status": "ERROR", "statusMessage": "no IPs"}), Unavailable, "is ERROR: no IPs"),
     ],

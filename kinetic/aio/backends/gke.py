@@ -1,4 +1,4 @@
-"""A Kubernetes cluster, its bucket, and images that are built for it."""
+"""Compose the backend ``gke``: Jobs in a Kubernetes cluster, its bucket, and images."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from kinetic.errors import ConfigurationError
 
 
 async def open_backend(target: configuration.Target, environ: Mapping[str, str]) -> Platform:
-    """The platform of *target*, bound to its cluster; nothing is asked of the bucket yet.
+    """Open the platform of *target*; it sends nothing to the bucket yet.
 
     Raises:
-        ConfigurationError: There is no such cluster or context, or no bucket is known.
-        AuthError: The credentials cannot be had, or are refused.
-        Unavailable: Whoever has to be asked does not answer.
+        ConfigurationError: There is no such cluster or context, or no bucket is configured.
+        AuthError: There are no credentials, or they are refused.
+        Unavailable: The API server, or Google's API, does not answer.
     """
     at = placement(target, environ)
     store, images = storage(target, store_url(target), environ)  # nothing is open yet
@@ -40,10 +40,10 @@ async def open_backend(target: configuration.Target, environ: Mapping[str, str])
 
 
 def placement(target: configuration.Target, environ: Mapping[str, str]) -> Placement:
-    """Where the pods of *target* go, and what its owner has set for them.
+    """Return the placement of the pods of *target*.
 
     Raises:
-        ConfigurationError: KINETIC_JOB_TTL_S is no whole number of at least 0.
+        ConfigurationError: KINETIC_JOB_TTL_S isn't a whole number of at least 0.
     """
     own = Placement()
     return Placement(
@@ -59,24 +59,24 @@ def placement(target: configuration.Target, environ: Mapping[str, str]) -> Place
 def storage(
     target: configuration.Target, url: str, environ: Mapping[str, str]
 ) -> tuple[GcsStore, ContainerImages]:
-    """The bucket of jobs at *url*, and images that are built by way of the project's other one."""
+    """Return the bucket of jobs at *url*, and the images, built with the project's other bucket."""
     store = GcsStore(url, environ)
     builds = GcsStore(builds_url(target) or url, environ)
     return store, ContainerImages(target, jobs=store, builds=builds, environ=environ)
 
 
 def store_url(target: configuration.Target) -> str:
-    """Where the jobs of *target* are kept: its own bucket, unless another one is named.
+    """Return the URL of the store of *target*: its project's bucket, unless it names another.
 
     Raises:
-        ConfigurationError: Neither a bucket nor a project is configured, or a
-            directory, which pods do not see.
+        ConfigurationError: Neither a bucket nor a project is configured, or the store is a
+            directory, which pods can't read.
     """
     if target.store is None:
         if target.project is None:
             raise ConfigurationError(
-                f"the context {target.kube_context!r} says where jobs run, not where their values "
-                "are kept: set KINETIC_STORE, or the store= of the client, to gs://BUCKET, or "
+                f"the context {target.kube_context!r} says where jobs run, not where to keep their "
+                "values: set KINETIC_STORE, or the store= of the client, to gs://BUCKET, or "
                 "configure a project"
             )
         return _bucket(target, "jobs")
@@ -91,7 +91,7 @@ def store_url(target: configuration.Target) -> str:
 
 
 def builds_url(target: configuration.Target) -> str:
-    """Where Cloud Build finds what bundled images are made of; empty without a project."""
+    """Return the URL of the bucket that Cloud Build reads; empty without a project."""
     return _bucket(target, "builds") if target.project else ""
 
 

@@ -1,4 +1,4 @@
-"""A Kubernetes cluster for jobs on several hosts, its bucket, and images that are built for it."""
+"""Compose the backend ``pathways``: sets of pods in a cluster, its bucket, and images."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ VARIABLE = "KINETIC_MULTIHOST"
 
 
 async def open_backend(target: configuration.Target, environ: Mapping[str, str]) -> Platform:
-    """The platform of *target*, bound to its cluster; nothing is asked of the bucket yet.
+    """Open the platform of *target*; it sends nothing to the bucket yet.
 
     Raises:
         ConfigurationError: There is no such cluster or context, no bucket is
-            known, or KINETIC_MULTIHOST names no kind of sets.
-        AuthError: The credentials cannot be had, or are refused.
-        Unavailable: Whoever has to be asked does not answer.
+            configured, or KINETIC_MULTIHOST names no kind of sets.
+        AuthError: There are no credentials, or they are refused.
+        Unavailable: The API server, or Google's API, does not answer.
     """
     kind, at = _kind(environ), placement(target, environ)
     store, images = storage(target, store_url(target), environ)  # nothing is open yet

@@ -1,4 +1,4 @@
-"""From what Kubernetes says of the hosts of one job to its observations. Pure.
+"""Judge a job on several hosts by the state of its set and pods. Pure.
 
 The first host's pod decides: it claims, and its value counts. A failure of another host
 becomes the reason. Neither kind of set says how the function ended, and the pods of a
@@ -207,7 +207,7 @@ def _going_on(
 
 
 class GroupTable(Table):
-    """A `Table` of sets in place of Jobs.
+    """A `Table` of sets instead of Jobs.
 
     A set and its pods share one label; only pods that have *label* are of this kind of sets.
     With *hints*, `news` has an additional observation for each process that ended: it doesn't

@@ -223,8 +223,8 @@ def never_ran(
 def is_news(before: Observation | None, now: Observation) -> bool:
     """Return whether *now* is worth telling after *before*.
 
-    An end is told once: a later explanation changes nothing. But that no further attempt
-    follows is news.
+    An end is news once: a later explanation changes nothing, unless it says that no further
+    attempt follows.
     """
     if before is None or now.phase is not before.phase:
         return True

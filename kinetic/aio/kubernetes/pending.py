@@ -152,7 +152,7 @@ class Diagnostics:
     async def _absent_drivers(self, events: Sequence[Document]) -> list[str]:
         """Return the storage drivers that a node lacks and that aren't in the cluster at all.
 
-        A new node lacks a driver until the driver's pod has started there.
+        A new node lacks a driver until the driver's pod has started on it.
         """
         messages = (str(one.get("message")) for one in events)
         lacking = dict.fromkeys(name for one in messages for name in LACKS_DRIVER.findall(one))

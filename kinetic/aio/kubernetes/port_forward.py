@@ -98,7 +98,7 @@ class _Tunnel(ByteStream):
         """Send *item*, in pieces of 32 KiB.
 
         Raises:
-            BrokenResourceError: The connection is gone.
+            BrokenResourceError: The connection is broken.
         """
         try:
             for start in range(0, len(item), PIECE):

@@ -1,4 +1,4 @@
-"""List a collection, watch it from there, and list it anew when the watch can't go on."""
+"""List a collection, watch it from that version, and list it again if the watch can't go on."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Rhythm:
 
     ``idle_s`` is the silence after which a connection counts as dead. ``life_s`` is
     how long the server keeps one watch open. ``relist_s`` is how often everything is
-    listed anew, in case an event was lost. After a watch that ended within
+    listed again, in case an event was lost. After a watch that ended within
     ``brief_s`` and brought nothing, the pause grows. The pause that the server asks for
     counts up to ``longest_wish_s``: nothing is seen during a pause.
     """
@@ -113,8 +113,7 @@ async def listing(api: Api, path: str, selector: str, page: int = PAGE) -> Liste
         except Expired:
             continue
     raise Unavailable(
-        f"listing {path} took so long that the server forgot its beginning, {TRIES} times; "
-        "try again",
+        f"the server expired the list of {path} before its end, {TRIES} times; try again",
         retryable=True,
     )
 
@@ -136,7 +135,7 @@ async def reflect(
 ) -> AsyncGenerator[Listed | Changed]:
     """Yield what exists, then every change, forever; a further `Listed` replaces all before.
 
-    A watch resumes where it stopped. Everything is listed anew when the server no longer
+    A watch resumes where it stopped. It lists everything again when the server no longer
     remembers that version, after an error in the watch, and every ``rhythm.relist_s``.
 
     Raises:

@@ -1,4 +1,4 @@
-"""What a request to an API server does, which permission it needs, and why it was refused."""
+"""Requests to an API server: the permission that each needs, and the errors for refusals."""
 
 from __future__ import annotations
 

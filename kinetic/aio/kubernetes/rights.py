@@ -48,7 +48,7 @@ _NEEDED = (
 """All that kinetic does in a namespace; ``kinetic/doctor/namespace.yaml`` grants the same."""
 
 _AROUND = (_rule("", "nodes", "get list"),)
-"""What kinetic reads outside a namespace, to explain why a job does not start."""
+"""The resources outside a namespace that explain why a job does not start."""
 
 
 def rights(namespace: str) -> list[Right]:
@@ -65,7 +65,7 @@ def how_to_grant(right: Right, said: str) -> str:
     """Say how an administrator grants a missing *right*; *said*, the refusal, names the user."""
     found = re.search(r'User "(?P<user>[^"]*)"', said)
     user = found["user"] if found else "YOU"
-    login = "These credentials name nobody: log in first. " if user == "system:anonymous" else ""
+    login = "These credentials name no user: log in first. " if user == "system:anonymous" else ""
     where = ""
     if right.namespace:
         where = f"If {right.namespace!r} is not the namespace you mean, set KINETIC_NAMESPACE. "

@@ -84,7 +84,7 @@ class Entry:
         if whose:
             pods = [pod for pod in pods if owner(pod) in (whose, "")]
             if self.job is None and "orphan" not in _finalizers(self.seen.any_job):
-                pods = [_leaving(pod) for pod in pods]  # their deletion is told a moment later
+                pods = [_leaving(pod) for pod in pods]  # Kubernetes deletes them a moment later
         elif not any((orphans or Pod(pod).leaving) and is_process(pod) for pod in pods):
             return None
         self.see(sorted(pods, key=_age))
@@ -171,7 +171,7 @@ def is_process(pod: Document) -> bool:
 class Table:
     """The jobs of one selector. `feed` it lists and changes in any order; `news` has the result.
 
-    With ``orphans``, a pod whose Job is not among the jobs has lost it: the pod is told then.
+    With ``orphans``, a pod whose Job is not among the jobs has lost it: `news` reports the pod.
     """
 
     def __init__(self) -> None:
