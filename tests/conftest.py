@@ -26,7 +26,7 @@ import psutil
 import pytest
 from hypothesis import HealthCheck, settings
 
-pytest.register_assert_rewrite("tests.contract.cluster", "tests.kubernetes.situations")
+pytest.register_assert_rewrite("tests.contract.cluster", "tests.kubernetes.verdicts")
 
 EXIT_DEADLINE = 30.0
 """How many seconds the processes of a test may take to go once their supervisor was told to."""

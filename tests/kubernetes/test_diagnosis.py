@@ -25,7 +25,7 @@ from kinetic.aio.kubernetes.diagnosis.judge import judge, judge_pod, refused_req
 from kinetic.aio.kubernetes.diagnosis.quantities import number, requests, shown
 from kinetic.aio.ports import Phase
 from kinetic.job_status import JobStatus, Reason
-from tests.kubernetes.situations import check_any_order, row
+from tests.kubernetes.verdicts import check_any_order, row
 
 
 def _recordings(folder: str) -> dict[str, dict[str, Any]]:

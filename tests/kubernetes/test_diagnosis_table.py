@@ -1,55 +1,92 @@
 # ruff: noqa: E501 - what Kubernetes says is one line each
-"""What a user is told of states that no recording has: one table of objects, cause, fragment."""
+"""Causes that no recording has: one table of objects, reason, outlook, and words."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
 
+from kinetic.aio.kubernetes.diagnosis.causes import Outlook
 from kinetic.aio.kubernetes.diagnosis.facts import Seen
 from kinetic.aio.kubernetes.diagnosis.judge import judge
 from kinetic.job_status import Reason
-from tests.kubernetes.situations import (
-    BLOCKED,
-    BORN,
-    FINAL,
-    NAME,
-    OPEN,
-    RUNS,
-    Json,
-    a_container,
-    a_job,
-    a_node,
-    a_pod,
-    check_any_order,
-    disrupted,
-    ended,
-    event,
-    failed_job,
-    failed_pod,
-    not_placed,
-    waiting,
-)
+from tests.kubernetes.verdicts import check_any_order
 
+Json = dict[str, Any]
+BORN = "2026-01-01T00:00:00Z"
+NAME = "tune-1"
 IMAGE = "reg.example/team/train:1"
+OPEN, BLOCKED, FINAL = Outlook.OPEN, Outlook.BLOCKED, Outlook.FINAL
 
 
 # --- how objects come about ---------------------------------------------------------------
 
 
+def a_job(status: Json | None = None, *, labels: Json | None = None, suspend: bool = False) -> Json:
+    about = {"name": NAME, "uid": "job-uid", "creationTimestamp": BORN, "labels": labels or {}}
+    spec = {"completions": 1, "backoffLimitPerIndex": 0, "suspend": suspend}
+    return {"metadata": about, "spec": spec, "status": status or {"active": 1}}
+
+
+def a_pod(
+    state: Json | None = None, *, image: str = IMAGE, asks: Json | None = None, **spec: Any
+) -> Json:
+    """A pod with one container in *state*, which requests what it *asks* for."""
+    about = {"name": f"{NAME}-abcde", "uid": "pod-uid", "creationTimestamp": BORN}
+    status = {"phase": spec.pop("phase", "Pending"), **spec.pop("status", {})}
+    container = {"name": "main", "image": image, "resources": {"limits": asks or {}}}
+    if state is not None:
+        status["containerStatuses"] = [{"name": "main", "state": state}]
+    spec = {"nodeName": "n1", "restartPolicy": "Never", "containers": [container], **spec}
+    return {"metadata": about, "spec": spec, "status": status}
+
+
+def a_node(
+    name: str,
+    labels: Mapping[str, str] | None = None,
+    *taints: str,
+    cordoned: bool = False,
+    ready: str = "True",
+    **has: str,
+) -> Json:
+    """*taints* as ``key=value:Effect``; ``gpu`` and ``tpu`` are resources."""
+    names = {"gpu": "nvidia.com/gpu", "tpu": "google.com/tpu"}
+    resources = {"cpu": "8", "memory": "32Gi", **{names.get(key, key): has[key] for key in has}}
+    split = [one.rpartition(":") for one in taints]
+    closed = [
+        {"key": what.partition("=")[0], "value": what.partition("=")[2], "effect": effect}
+        for what, _, effect in split
+    ]
+    return {
+        "metadata": {"name": name, "labels": {"kubernetes.io/arch": "amd64", **(labels or {})}},
+        "spec": {"taints": closed, "unschedulable": cordoned},
+        "status": {"allocatable": resources, "conditions": [{"type": "Ready", "status": ready}]},
+    }
+
+
+def event(reason: str, message: str, *, kind: str = "Pod", **more: Any) -> Json:
+    target = {"kind": kind, "name": f"{NAME}-abcde" if kind == "Pod" else NAME}
+    return {"reason": reason, "message": message, "involvedObject": target, **more}
+
+
+def one_pod(
+    state: Json | None = None, *, events: Sequence[Json] = (), absent: Any = (), **pod: Any
+) -> Seen:
+    return Seen(job=a_job(), pods=[a_pod(state, **pod)], events=events, absent=absent)
+
+
 def image(said: str, name: str = IMAGE) -> Seen:
     """An image that cannot be pulled, in these words of containerd."""
     text = f'Back-off pulling image "{name}": ErrImagePull: failed to pull and unpack image "{name}": {said}'
-    pod = a_pod(waiting("ImagePullBackOff", text), containers=[a_container(image=name)])
-    return Seen(job=a_job(), pods=[pod])
+    return one_pod({"waiting": {"reason": "ImagePullBackOff", "message": text}}, image=name)
 
 
 def refused(said: str) -> Seen:
-    """A pod that the API server does not make."""
-    return Seen(
-        job=a_job(), events=[event("FailedCreate", f"Error creating: {PODS}{said}", kind="Job")]
-    )
+    """A pod that the API server does not create."""
+    told = event("FailedCreate", f"Error creating: {PODS}{said}", kind="Job")
+    return Seen(job=a_job(), events=[told])
 
 
 def queued(*conditions: Json, checks: Any = (), **spec: Any) -> Seen:
@@ -57,32 +94,31 @@ def queued(*conditions: Json, checks: Any = (), **spec: Any) -> Seen:
     status = {"conditions": [*conditions], "admissionChecks": [*checks]}
     workload = {"spec": {"queueName": "research", **spec}, "status": status}
     labels = {"kueue.x-k8s.io/queue-name": "research"}
-    job = a_job({}, metadata={"labels": labels}, suspend=True)
-    return Seen(job=job, workload=workload)
+    return Seen(job=a_job(labels=labels, suspend=True), workload=workload)
 
 
 def reserved(reason: str, message: str = "", status: str = "False") -> Json:
     return {"type": "QuotaReserved", "status": status, "reason": reason, "message": message}
 
 
-def unmounted(*said: str, **more: Any) -> Seen:
+def unmounted(*said: str, absent: Any = ()) -> Seen:
     """A pod whose volumes are not mounted."""
-    creating = a_pod({"waiting": {"reason": "ContainerCreating"}})
     events = [event("FailedMount", one) for one in said]
-    return Seen(job=a_job(), pods=[creating], events=events, **more)
+    return one_pod({"waiting": {"reason": "ContainerCreating"}}, events=events, absent=absent)
 
 
 def unstarted(said: str, reason: str = "CreateContainerError") -> Seen:
-    """A container that cannot be made."""
-    return Seen(job=a_job(), pods=[a_pod(waiting(reason, said))])
+    """A container that cannot be created."""
+    return one_pod({"waiting": {"reason": reason, "message": said}})
 
 
 def unplaced(
-    said: str, *nodes: Json, asks: Json | None = None, events: Any = (), **spec: Any
+    said: str, *nodes: Json, reason: str = "Unschedulable", events: Any = (), **pod: Any
 ) -> Seen:
     """A pod that the scheduler refuses in these words."""
-    pod = not_placed(said, asks=asks, **spec)
-    return Seen(job=a_job(), pods=[pod], nodes=nodes or None, events=events)
+    told = {"type": "PodScheduled", "status": "False", "reason": reason, "message": said}
+    made = a_pod(status={"conditions": [told]}, nodeName=None, **pod)
+    return Seen(job=a_job(), pods=[made], nodes=nodes or None, events=events)
 
 
 def scaled(*told: tuple[str, str], nodes: Any = ()) -> Seen:
@@ -96,27 +132,41 @@ def scaled(*told: tuple[str, str], nodes: Any = ()) -> Seen:
     return unplaced(said, *there, asks={"google.com/tpu": "16"}, events=events)
 
 
-def exited(code: int, reason: str = "", said: str = "", **pod: Any) -> Seen:
-    """A Job that failed with its only pod."""
-    return Seen(job=failed_job(), pods=[failed_pod(code, reason, said, **pod)])
-
-
-def removed(
-    reason: str = "", message: str = "", by: str = "", nodes: Any = None, **more: Any
+def exited(
+    code: int, reason: str = "Error", said: str = "", *, sidecar: bool = False, **more: Any
 ) -> Seen:
-    """A Job that failed because something was done to its pod: its status, or *by* whom."""
+    """A Job that failed with its only pod, whose *sidecar* ran out of memory."""
+    end = {
+        "exitCode": code,
+        "reason": reason,
+        "message": said,
+        "finishedAt": "2026-01-01T00:00:09Z",
+    }
+    pod = a_pod({"terminated": end}, phase="Failed", status=more.pop("status", {}))
+    if sidecar:
+        name, limits = "gke-gcsfuse-sidecar", {"limits": {"memory": "256Mi"}}
+        pod["spec"]["initContainers"] = [
+            {"name": name, "restartPolicy": "Always", "resources": limits}
+        ]
+        killed = {"terminated": {"exitCode": 137, "reason": "OOMKilled"}}
+        pod["status"]["initContainerStatuses"] = [{"name": name, "state": killed}]
+    told = {"type": "Failed", "status": "True", "reason": "BackoffLimitExceeded"}
+    return Seen(job=a_job({"failed": 1, "conditions": [told]}), pods=[pod], **more)
+
+
+def removed(reason: str = "", message: str = "", by: str = "", nodes: Any = None) -> Seen:
+    """A Job that failed because something ended its pod: *reason* of its status, or *by*."""
     status: Json = {"reason": reason, "message": message} if reason else {}
-    status |= disrupted(by, message) if by else {}
-    return Seen(job=failed_job(), pods=[failed_pod(143, status=status)], nodes=nodes, **more)
+    if by:
+        told = {"type": "DisruptionTarget", "status": "True", "reason": by, "message": message}
+        status["conditions"] = [told]
+    return exited(143, status=status, nodes=nodes)
 
 
 def running(*taints: str, labels: Json | None = None, **node: Any) -> Seen:
     """A pod that runs on a node with these taints."""
-    return Seen(
-        job=a_job(),
-        pods=[a_pod(RUNS, phase="Running")],
-        nodes=[a_node("n1", labels, *taints, **node)],
-    )
+    pod = a_pod({"running": {"startedAt": BORN}}, phase="Running")
+    return Seen(job=a_job(), pods=[pod], nodes=[a_node("n1", labels, *taints, **node)])
 
 
 PODS = f'pods "{NAME}-x" is forbidden: '
@@ -140,10 +190,6 @@ SLICE = {
     "cloud.google.com/gke-tpu-topology": "2x4",
 }
 GPU_TAINT = "nvidia.com/gpu=present:NoSchedule"
-SIDECAR = a_container(
-    "gke-gcsfuse-sidecar", restartPolicy="Always", resources={"limits": {"memory": "256Mi"}}
-)
-SMALL = a_container(resources={"limits": {"memory": "64Mi"}})
 
 # --- the table ------------------------------------------------------------------------------
 
@@ -158,8 +204,8 @@ TABLE: list[tuple[str, Seen, Reason | None, Any, tuple[str, ...]]] = [
     ("a name like an error", image("x/not-found/forbidden-403:timeout: manifest unknown", "x/not-found/forbidden-403:timeout"), Reason.IMAGE_PULL, FINAL, ("does not exist",)),
     ("words that nobody knows are quoted", image("something nobody has seen yet"), Reason.IMAGE_PULL, BLOCKED, (IMAGE, "something nobody has seen yet")),
     # Admission.
-    ("a quota that is in use", refused("exceeded quota: gpus, requested: requests.nvidia.com/gpu=2,pods=1, used: requests.nvidia.com/gpu=7,pods=4, limited: requests.nvidia.com/gpu=8,pods=10"), Reason.QUOTA, OPEN, ("requests.nvidia.com/gpu 2 requested, 7 used, limit 8", "wait")),
-    ("too many Jobs", refused("exceeded quota: gke-resource-quotas, requested: count/jobs.batch=1, used: count/jobs.batch=5k, limited: count/jobs.batch=5k"), Reason.QUOTA, OPEN, ("'gke-resource-quotas' is used up", "delete finished Jobs")),
+    ("a quota that is in use", refused("exceeded quota: gpus, requested: requests.nvidia.com/gpu=2,pods=1, used: requests.nvidia.com/gpu=7,pods=4, limited: requests.nvidia.com/gpu=8,pods=10"), Reason.QUOTA, OPEN, ("exceeded quota: gpus", "wait")),
+    ("too many Jobs", refused("exceeded quota: gke-resource-quotas, requested: count/jobs.batch=1, used: count/jobs.batch=5k, limited: count/jobs.batch=5k"), Reason.QUOTA, OPEN, ("exceeded quota: gke-resource-quotas", "delete finished Jobs")),
     ("a quota wants a limit", refused("failed quota: team: must specify limits.memory for: main; requests.cpu for: main"), Reason.QUOTA, FINAL, ("quota: team", "limits.memory", "memory=")),
     ("a LimitRange", refused("[minimum memory usage per Container is 256Mi, but request is 64Mi, maximum cpu usage per Pod is 4, but limit is 8]"), Reason.REFUSED, FINAL, ("LimitRange", "256Mi", "limit is 8")),
     ("Pod Security, restricted", refused('violates PodSecurity "restricted:latest": runAsNonRoot != true (pod or container "main" must set securityContext.runAsNonRoot=true)'), Reason.REFUSED, FINAL, ('PodSecurity "restricted', "KINETIC_RUN_AS_USER")),
@@ -214,10 +260,10 @@ TABLE: list[tuple[str, Seen, Reason | None, Any, tuple[str, ...]]] = [
     ("no driver of the GPU", unstarted("OCI runtime create failed: nvidia-container-cli: initialization error: nvml error: driver not loaded: unknown"), Reason.SETUP, BLOCKED, ("container 'main'", "GPU driver isn't ready")),
     ("no such user", unstarted(RUNC + "unable to find user trainer: no matching entries in passwd file"), Reason.SETUP, BLOCKED, ("unable to find user trainer", "KINETIC_RUN_AS_USER")),
     ("the node is slow", unstarted("failed to sync secret cache: timed out waiting for the condition", "CreateContainerConfigError"), None, OPEN, ("not created container 'main' yet",)),
-    ("its node is silent", Seen(job=a_job(), pods=[a_pod(phase="Unknown")]), Reason.NODE_LOST, OPEN, ("its node n1 does not answer",)),
+    ("its node is silent", one_pod(phase="Unknown"), Reason.NODE_LOST, OPEN, ("its node n1 does not answer",)),
     # Ends.
     ("out of memory without a limit", exited(137, "OOMKilled"), Reason.OUT_OF_MEMORY, FINAL, ("has no memory limit", "larger machine")),
-    ("a sidecar ran out of memory", Seen(job=failed_job(), pods=[failed_pod(1, init=[(SIDECAR, ended(137, "OOMKilled"))])]), Reason.USER_ERROR, FINAL, ("exit code 1", "gke-gcsfuse-sidecar")),
+    ("a sidecar ran out of memory", exited(1, sidecar=True), Reason.USER_ERROR, FINAL, ("exit code 1", "gke-gcsfuse-sidecar")),
     ("another processor", exited(255, "Error", "exec /app/train: exec format error"), Reason.SETUP, FINAL, ("'/app/train' is built for another processor",)),
     ("killed, with the last lines of its log", exited(137, "Error", "step 41: loss 0.3"), Reason.LOST, FINAL, ("signal 9", "step 41: loss 0.3")),
     ("aborted", exited(134), Reason.USER_ERROR, FINAL, ("SIGABRT",)),
@@ -232,7 +278,6 @@ TABLE: list[tuple[str, Seen, Reason | None, Any, tuple[str, ...]]] = [
     ("an operator's taint", removed(by="DeletionByTaintManager", message="x", nodes=[a_node("n1", {}, "maintenance=true:NoExecute")]), Reason.EVICTED, FINAL, ("taint 'maintenance'",)),
     ("a refusal of the node", removed("TopologyAffinityError", "Pod was rejected: Resources cannot be allocated with Topology locality"), Reason.UNSCHEDULABLE, FINAL, ("Topology locality",)),
     # Running.
-    ("a child of a success was killed", Seen(job=a_job({}), pods=[a_pod(ended(0, "OOMKilled"), phase="Succeeded")]), None, FINAL, ("succeeded", "a child process ran out of memory")),
     ("a notice of a spot machine", running(NOTICE, labels=SPOT), Reason.PREEMPTED, OPEN, ("takes its spot machine back",)),
     ("a notice before maintenance", running(NOTICE), Reason.PREEMPTED, OPEN, ("for maintenance",)),
     ("its node does not answer", running(ready="Unknown"), Reason.NODE_LOST, OPEN, ("its node n1 does not answer",)),

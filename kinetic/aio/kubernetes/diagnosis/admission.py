@@ -5,16 +5,12 @@ from __future__ import annotations
 import re
 from functools import partial
 
-from kinetic.aio.kubernetes.diagnosis.causes import ABSENT, Cause, Outlook, Rule, quoted
-from kinetic.aio.kubernetes.diagnosis.quantities import amount, number
+from kinetic.aio.kubernetes.diagnosis.causes import ABSENT, Cause, Outlook, Rule, gist, quoted
+from kinetic.aio.kubernetes.diagnosis.quantities import number
 from kinetic.job_status import Reason
 
 _WHAT = re.compile(r'(pods?|jobs?\.batch)( "[^"]*")? (is|are) forbidden: ')
-_QUOTA = re.compile(
-    r"exceeded quota: (?P<name>[^,]+), requested: (?P<asked>.*?), used: (?P<used>.*?), "
-    r"limited: (?P<limit>.*)",
-    re.DOTALL,
-)
+_QUOTA = re.compile(r"exceeded quota: .*?requested: (?P<asked>.*?), used: .*limited: (?P<limit>.*)")
 
 
 def refusal(text: str, unknown: Outlook = Outlook.BLOCKED) -> Cause:
@@ -24,32 +20,24 @@ def refusal(text: str, unknown: Outlook = Outlook.BLOCKED) -> Cause:
     """
     said = _WHAT.sub("", text)
     if (quota := _QUOTA.search(said)) is not None:
-        return _exceeded(quota)
+        return _exceeded(gist(said), quota["asked"], quota["limit"])
     what = "the API server refuses it"
     return quoted(what, said, _RULES, reason=Reason.REFUSED, outlook=unknown)
 
 
-def _exceeded(found: re.Match[str]) -> Cause:
-    asked, used, limit = (
-        dict(re.findall(r"([^,=\s]+)=([^,\s]+)", found[group]))
-        for group in ("asked", "used", "limit")
-    )
-    never = [name for name in asked if name in limit and number(asked[name]) > number(limit[name])]
-    clauses = [
-        f"{name} {amount(name, asked[name])} requested, {amount(name, used.get(name, '?'))} used, "
-        f"limit {amount(name, limit.get(name, '?'))}"
-        for name in never or asked
-    ]
-    what = f"quota {found['name']!r} {'can never hold it' if never else 'is used up'}"
-    advice = None if never else "wait for other work to end, or have the quota raised"
-    if "count/jobs.batch" in asked and not never:
+def _exceeded(said: str, asked: str, limit: str) -> Cause:
+    most = dict(_amounts(limit))
+    advice = "wait for other work to end, or have the quota raised"
+    if "count/jobs.batch" in asked:
         advice = "delete finished Jobs (kubectl delete job NAME), or have the quota raised"
-    return Cause(
-        what=f"{what}: {'; '.join(clauses)}",
-        advice=advice,
-        reason=Reason.QUOTA,
-        outlook=Outlook.FINAL if never else Outlook.OPEN,
-    )
+    if any(number(amount) > number(most.get(name, "inf")) for name, amount in _amounts(asked)):
+        what = f"it can never fit: {said}"
+        return Cause(what=what, reason=Reason.QUOTA, outlook=Outlook.FINAL)
+    return Cause(what=said, advice=advice, reason=Reason.QUOTA)
+
+
+def _amounts(text: str) -> list[tuple[str, str]]:
+    return re.findall(r"([^,=\s]+)=([^,\s]+)", text)
 
 
 _refused = partial(Rule, reason=Reason.REFUSED)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from functools import partial
 
 from kinetic.aio.kubernetes.diagnosis.causes import Cause, Outlook, Rule, gist, known, quoted
@@ -14,7 +15,22 @@ _READER = "give the nodes' service account the reader role there (roles/artifact
 _blocked = partial(Rule, reason=Reason.IMAGE_PULL)
 _final = partial(_blocked, outlook=Outlook.FINAL)
 
-_UNREADABLE = (
+_QUOTE = r'"[^"]*"'
+
+# "REASON: message", without quoted text and the image's own name.
+_CAUSES = (
+    _final("^InvalidImageName:", "correct the name; waiting does not help"),
+    _final(
+        r"no match for platform|no matching manifest|exec format error",
+        "build it for the node's architecture (linux/{arch})",
+        "the image {image} has no variant for linux/{arch}",
+    ),
+    _blocked(
+        r"too ?many ?requests|\b429\b|rate limit",
+        "wait, or use a copy in a registry of your own",
+        "the registry {registry} limits how often {image} may be pulled",
+        outlook=Outlook.OPEN,
+    ),
     _blocked(
         r"does not exist or may require|requested access to the resource is denied"
         r"|or it may not exist",
@@ -33,26 +49,6 @@ _UNREADABLE = (
         f"{_READER}; the image itself may exist",
         "the nodes may not read the image {image} from {registry}",
     ),
-)
-"""Messages that a missing pull Secret explains."""
-
-_QUOTE = r'"[^"]*"'
-
-# "REASON: message", without quoted text and the image's own name.
-_CAUSES = (
-    _final("^InvalidImageName:", "correct the name; waiting does not help"),
-    _final(
-        r"no match for platform|no matching manifest|exec format error",
-        "build it for the node's architecture (linux/{arch})",
-        "the image {image} has no variant for linux/{arch}",
-    ),
-    _blocked(
-        r"too ?many ?requests|\b429\b|rate limit",
-        "wait, or use a copy in a registry of your own",
-        "the registry {registry} limits how often {image} may be pulled",
-        outlook=Outlook.OPEN,
-    ),
-    *_UNREADABLE,
     _blocked(
         r"connection (refused|reset)|no such host|i/o timeout|timed? ?out"
         r"|network is unreachable|no route|server misbehaving|deadline exceeded|\bdial\b"
@@ -88,14 +84,6 @@ def unpulled(pod: Pod, one: Container, reason: str, said: str) -> Cause:
     }
     what = f"the image {image} cannot be pulled"
     bare = f"{reason}: {re.sub(_QUOTE, ' ', said).replace(image, ' ')}"
-    found = known(_CAUSES, what, bare, **facts)
-    secret = re.search(r"\(([^)]*)\)", pod.last_said("FailedToRetrieveImagePullSecret"))
-    if secret and (found is None or known(_UNREADABLE, what, bare, **facts) == found):
-        return Cause(
-            what=f"the pull Secret {secret[1]!r} does not exist, and the registry of {image} "
-            "refuses without it",
-            advice="create that Secret in the job's namespace, or correct its name",
-            reason=Reason.IMAGE_PULL,
-            outlook=Outlook.BLOCKED,
-        )
-    return found or quoted(what, said, reason=Reason.IMAGE_PULL)
+    found = known(_CAUSES, what, bare, **facts) or quoted(what, said, reason=Reason.IMAGE_PULL)
+    lacks = gist(pod.last_said("FailedToRetrieveImagePullSecret"))
+    return replace(found, more=[lacks])

@@ -108,29 +108,13 @@ def _ended_pod(pod: Pod) -> State:
     cause = failure(pod)
     if cause is None:
         succeeded = JobStatus.SUCCEEDED
-        return ended(_success(pod), "succeeded", executor=pod.uid, exit_code=0, status=succeeded)
+        return ended(Cause(), "succeeded", executor=pod.uid, exit_code=0, status=succeeded)
     state = ended(cause, executor=pod.uid, exit_code=pod.end.get("exitCode"))
     if pod.ran or cause.reason is not Reason.DEADLINE:
         return state
-    return _late(state, obstacle(pod))
-
-
-def _late(state: State, held: Cause) -> State:
-    """Return *state*, the end by a time limit of a job that *held* kept from running."""
-    lead = f"{state.cause.what} before the program started"
+    held = obstacle(pod)
+    lead = f"{cause.what} before the program started"
     return replace(state, cause=replace(held, reason=held.reason or Reason.DEADLINE), lead=(lead,))
-
-
-def _success(pod: Pod) -> Cause:
-    """Return what may surprise the user about a pod that succeeded."""
-    code = "its program ended with exit code 0"
-    if pod.disruption is not None:
-        return Cause(what=f"{code} while the platform stopped it")
-    if pod.answered:
-        return Cause(what=f"{code} while the pod was being deleted")
-    if any((one.ended or {}).get("reason") == "OOMKilled" for one in pod.programs):
-        return Cause(what="a child process ran out of memory and was killed")
-    return Cause()
 
 
 def _worry(pod: Pod) -> Cause:
@@ -265,64 +249,50 @@ def _succeeded(pods: _Pods) -> State:
 
 def _failed(seen: Seen, pods: _Pods, target: Document) -> State:
     """The failure of the Job is certain: *target* is the condition that says so."""
-    last = [one for one in pods.bad if not one[0].swept] or pods.bad
-    late = target.get("reason") == "DeadlineExceeded"
-    said = one_line(str(target.get("message") or ""))
-    pod = pods.latest
-    if late:
-        limit = seen.spec.get("activeDeadlineSeconds")
-        what = f"the Job's time limit of {limit} s passed"
-        state = ended(Cause(what=what, reason=Reason.DEADLINE))
-        held = no_pod(seen) if pod is None else Cause() if pod.ran else obstacle(pod)
-        state = _late(state, held) if held.what else state
+    why, said = str(target.get("reason")), one_line(str(target.get("message") or ""))
+    late, pod = why == "DeadlineExceeded", pods.latest
+    last = [one for one in pods.bad if not one[0].swept]
+    if not late and (last or pods.bad):
+        last = last or pods.bad
+        state = last.pop()[1]
+    elif pod is not None and not late and (cause := removal(pod)) is not None:
+        # Its program answered the deletion with exit code 0, which its Job counts as a failure.
+        state = ended(cause, executor=pod.uid, exit_code=0 if pod.ended else None)
+    else:
+        reason = Reason.DEADLINE if late else Reason.LOST
+        state = ended(Cause(what=f"the Job failed ({why})", more=[said], reason=reason))
         if pod is not None and pods.alive is None:
             state = replace(state, executor=pod.uid, exit_code=pod.end.get("exitCode"))
-    elif last:
-        state = last[-1][1]
-    elif pod is not None and (why := removal(pod)) is not None:
-        # Its program answered the deletion with exit code 0, which its Job counts as a failure.
-        state = ended(why, executor=pod.uid, exit_code=0 if pod.ended else None)
-    else:
-        what = f"the Job failed ({target.get('reason')})"
-        state = ended(Cause(what=what, more=[said], reason=Reason.LOST))
-    earlier = [one.cause for _, one in (last if late else last[:-1])]
-    if earlier and earlier[-1].what != state.cause.what:
-        state = replace(state, before=earlier[-1])
+    if last and last[-1][1].cause.what != state.cause.what:
+        state = replace(state, before=last[-1][1].cause)
     return state if pods.alive is None else _still(seen, pods.alive, state)
 
 
 def _deleted(seen: Seen, pods: _Pods) -> State:
     """A Job that is being deleted, or was deleted before its end; or never existed."""
     if not seen.any_job and pods.latest is None:
-        name = f" {seen.job_name!r}" if seen.job_name else ""
-        state = _cancelled("")
-        return replace(state, cause=Cause(what=f"there is no Job{name}"))
+        return ended(Cause(what=f"there is no Job {seen.job_name!r}"), status=JobStatus.NOT_FOUND)
     alive, last = pods.alive, pods.over[-1] if pods.over else None
     if alive is not None:
-        state = _cancelled("the Job was deleted")
+        cause = Cause(what="the Job was deleted", reason=Reason.CANCELLED)
         if seen.job is None and not alive.leaving:
-            cause = replace(state.cause, what="the Job was deleted, but its pod remains")
-            state = replace(state, cause=replace(cause, advice="delete the pod"))
+            cause = replace(cause, more=["its pod was not"], advice="delete the pod")
         elif alive.node_silent:
-            node = alive.spec.get("nodeName")
-            cause = replace(
-                state.cause,
-                more=[f"its pod remains, because its node {node!r} does not answer"],
-                advice="restore or delete that node, or force-delete the pod",
-            )
-            state = replace(state, cause=cause)
-        return _still(seen, alive, state)
+            more = [f"node {alive.spec.get('nodeName')!r} does not answer, and keeps its pod"]
+            cause = replace(cause, more=more, advice="restore or delete that node")
+        return _still(seen, alive, ended(cause, status=JobStatus.NOT_FOUND))
     when = "while it ran" if pods.ran else "before it ran"
-    state = _cancelled(f"the Job was deleted {when}")
+    cause = Cause(what=f"the Job was deleted {when}", reason=Reason.CANCELLED)
+    state = ended(cause, status=JobStatus.NOT_FOUND)
     if last is None:
         return state
     pod, end = last
     if seen.job is None and end.status is JobStatus.SUCCEEDED and not pod.answered:
         return end
     state = replace(state, executor=end.executor, exit_code=end.exit_code)
-    if pod.swept:
-        return replace(state, cause=replace(state.cause, more=reaction(pod)))
-    return replace(state, before=end.cause)
+    if not pod.swept:
+        return replace(state, before=end.cause)
+    return replace(state, cause=replace(cause, more=reaction(pod)))
 
 
 def _still(seen: Seen, alive: Pod, state: State) -> State:
@@ -336,10 +306,6 @@ def _still(seen: Seen, alive: Pod, state: State) -> State:
         before=state.before,
         executor=state.executor or alive.uid,
     )
-
-
-def _cancelled(what: str) -> State:
-    return ended(Cause(what=what, reason=Reason.CANCELLED), status=JobStatus.NOT_FOUND)
 
 
 # --- no pod -------------------------------------------------------------------------------

@@ -56,11 +56,6 @@ def readable(quantity: str | float) -> str:
     return f"{size:g}"
 
 
-def amount(resource: str, quantity: str) -> str:
-    """Return *quantity* of *resource*, such as one of a quota, with bytes in a readable unit."""
-    return readable(quantity) if is_bytes(resource) and quantity.isdecimal() else quantity
-
-
 def requests(spec: Mapping[str, Any]) -> dict[str, float]:
     """Return what a pod of this spec asks of its node; where there is only a limit, that."""
     sidecars = (

@@ -1,0 +1,40 @@
+"""Compare verdicts of the diagnosis."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+
+from kinetic.aio.kubernetes.diagnosis.causes import Diagnosis
+from kinetic.aio.kubernetes.diagnosis.facts import Seen
+from kinetic.aio.kubernetes.diagnosis.judge import judge
+
+
+def row(verdict: Diagnosis) -> list[object]:
+    """Return the verdict as recordings have it."""
+    reason = verdict.reason.name if verdict.reason is not None else None
+    status, phase, outlook = verdict.status.name, verdict.phase.name, verdict.outlook.name
+    return [status, phase, reason, verdict.exit_code, outlook]
+
+
+def check_any_order(seen: Seen) -> None:
+    """Check that order, repetition, and the events of a newer API don't change the verdict."""
+    verdict = judge(seen)
+    twice = [one for event in seen.events for one in (event, copy.deepcopy(event))]
+    newer = [
+        {
+            **{key: one[key] for key in one.keys() - {"involvedObject", "message"}},
+            "regarding": one["involvedObject"],
+            "note": one.get("message"),
+        }
+        for one in seen.events
+        if "involvedObject" in one
+    ]
+    for other in (
+        replace(seen, pods=[*reversed(seen.pods)], gone=[*reversed(seen.gone)]),
+        replace(seen, events=twice),
+        replace(seen, events=newer or seen.events),
+        replace(seen, nodes=seen.nodes and [*reversed(seen.nodes)]),
+    ):
+        again = judge(other)
+        assert (row(again), again.executor) == (row(verdict), verdict.executor), again.text
