@@ -1,19 +1,16 @@
-"""Which value holds for each setting, and which backend follows from them.
+"""Choose the value of each setting, and the backend that follows from them.
 
-For each setting the first that says something wins: the argument (anything but
-None), the ``KINETIC_*`` variable (anything but empty), the active profile, the
-default. Only the project has one more source, GOOGLE_CLOUD_PROJECT, after the
-profile.
+The first source that has a value wins: the argument (anything but None), the ``KINETIC_*`` variable
+(anything but empty), the active profile, the default. The project has one more source after the
+profile: GOOGLE_CLOUD_PROJECT.
 
-The backend is the argument, else KINETIC_BACKEND, else the profile's, else
-``gke`` when a project or KINETIC_KUBE_CONTEXT is configured, else ``local``. A
-``gke`` becomes ``pathways`` for an accelerator of several hosts, whose pods have
-to start together.
+The backend is the argument, else KINETIC_BACKEND, else the profile's, else ``gke`` if a project or
+KINETIC_KUBE_CONTEXT is configured, else ``local``. An accelerator with several hosts turns ``gke``
+into ``pathways``, because its pods must start together.
 
-GOOGLE_CLOUD_PROJECT chooses ``gke`` for an accelerator that this machine does not
-have, or beside a cluster that is named for kinetic. Other jobs stay on this machine:
-gcloud's shells, editors and ``.env`` files set the variable, so it alone does not say
-that somebody wants to upload source and start machines that cost money.
+GOOGLE_CLOUD_PROJECT chooses ``gke`` only for an accelerator that this machine lacks, or beside a
+cluster that is configured for kinetic. gcloud's shells, editors, and ``.env`` files set the
+variable, so it alone doesn't say that the user wants to upload source and pay for machines.
 """
 
 from __future__ import annotations
@@ -24,7 +21,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from kinetic import profiles
 from kinetic._devices import gpus_here, tpus_here
@@ -51,6 +48,8 @@ __all__ = [
     "with_store",
 ]
 
+T = TypeVar("T", int, float)
+
 BACKENDS = ("gke", "pathways", "local")
 
 DEFAULTS: Mapping[str, str] = MappingProxyType(
@@ -63,53 +62,53 @@ DEFAULTS: Mapping[str, str] = MappingProxyType(
 
 VARIABLES: Mapping[str, str] = MappingProxyType(
     {
-        "KINETIC_BACKEND": "gke, pathways or local",
+        "KINETIC_BACKEND": "gke, pathways, or local",
         "KINETIC_PROJECT": "the GCP project",
         "GOOGLE_CLOUD_PROJECT": "the GCP project, after the profile's; not for jobs on CPUs",
         "KINETIC_ZONE": "the GCP zone (us-central1-a)",
         "KINETIC_CLUSTER": "the GKE cluster (kinetic-cluster)",
         "KINETIC_NAMESPACE": "the Kubernetes namespace (default)",
-        "KINETIC_KUBE_CONTEXT": "a context of the kubeconfig, or in-cluster, and no GKE cluster",
-        "KINETIC_MULTIHOST": "lws or jobset: what carries jobs on several hosts of a cluster (lws)",
-        "KINETIC_JOB_TTL_S": "after how many seconds a platform forgets a finished job (86400)",
-        "KINETIC_SUBMIT_PATIENCE": "how many seconds a batch waits for a refusal to pass (900)",
+        "KINETIC_KUBE_CONTEXT": "a kubeconfig context, or in-cluster, instead of a GKE cluster",
+        "KINETIC_MULTIHOST": "lws or jobset: the object for jobs on several hosts (lws)",
+        "KINETIC_JOB_TTL_S": "seconds until a platform forgets a finished job (86400)",
+        "KINETIC_SUBMIT_PATIENCE": "seconds a batch waits while the platform refuses jobs (900)",
         "KINETIC_QUEUE": "the Kueue queue of jobs on a cluster",
         "KINETIC_PRIORITY_CLASS": "the priority class of jobs on a cluster",
         "KINETIC_SERVICE_ACCOUNT": "the Kubernetes service account of jobs (kinetic)",
         "KINETIC_RUN_AS_USER": "the user ID of pods; 0 is root (the image's)",
         "KINETIC_STORE": "the bucket or directory of jobs, instead of the backend's own",
-        "KINETIC_BASE_IMAGE_REPO": "where prebuilt base images are; on a cluster they need it",
-        "KINETIC_PYTHON_IMAGE": "what built images begin with (python:{python}-slim)",
-        "KINETIC_OUTPUT_DIR": "where jobs write what is kept; in a job, its own directory",
+        "KINETIC_BASE_IMAGE_REPO": "the repository of prebuilt base images",
+        "KINETIC_PYTHON_IMAGE": "the base of built images (python:{python}-slim)",
+        "KINETIC_OUTPUT_DIR": "where jobs write files to keep; in a job, its own directory",
         "KINETIC_PROFILE": "the profile to use, instead of the current one",
         "KINETIC_PROFILES_FILE": "the file of profiles (profiles.json in KINETIC_HOME)",
-        "KINETIC_HOME": "profiles, store, supervisor and caches of this machine (~/.kinetic)",
-        "KINETIC_LOCAL_SLOTS": "how many CPUs local jobs may take together (all there are)",
-        "KINETIC_LOCAL_IDLE_S": "after how many seconds without a job the supervisor ends",
+        "KINETIC_HOME": "profiles, store, supervisor, and caches of this machine (~/.kinetic)",
+        "KINETIC_LOCAL_SLOTS": "limit of CPUs for all local jobs together (all)",
+        "KINETIC_LOCAL_IDLE_S": "seconds without a job until the supervisor ends",
         "KINETIC_LOCAL_FRESH": "1: a fresh interpreter for each local job (off; on for macOS)",
         "KINETIC_CACHE_AGE_S": "how long caches keep unused contents, in seconds (2592000)",
         "KINETIC_CACHE_SIZE_MB": "how large the caches may be, in MB (20000)",
         "KINETIC_PRICES": "a JSON file with prices of your own: accelerator to US dollars an hour",
-        "KINETIC_LOG_LEVEL": "how much of kinetic's own log is seen (what your program says)",
-        "KINETIC_PROGRESS": "how progress is shown: auto, live, plain or off (auto)",
+        "KINETIC_LOG_LEVEL": "the level of kinetic's own log (as your program configures it)",
+        "KINETIC_PROGRESS": "how to show progress: auto, live, plain, or off (auto)",
         "KINETIC_NO_TTY_DEBUG": "1: debug=True without a terminal (off)",
-        "KINETIC_DEBUG_PORT": "where f() with debug=True listens for the editor (5678)",
-        "KINETIC_DEBUG_WAIT_S": "how long a job waits for its debugger, and that for the job (600)",
+        "KINETIC_DEBUG_PORT": "the port where f() with debug=True listens for the editor (5678)",
+        "KINETIC_DEBUG_WAIT_S": "seconds a job waits for its debugger, and you for the job (600)",
         "KINETIC_PACKAGE_ROOT": "the project's root, instead of the one found by its markers",
-        "KINETIC_NO_DEFAULT_EXCLUDES": "1: ship what is left out by default (off)",
+        "KINETIC_NO_DEFAULT_EXCLUDES": "1: ship the files that are left out by default (off)",
         "KINETIC_CONTEXT_SIZE_WARN_MB": "warn about a larger project archive, in MB (100)",
         "KINETIC_PAYLOAD_SIZE_WARN_MB": "warn about larger pickled arguments, in MB (50)",
-        "KINETIC_JOB_ID": "in a job: its id",
-        "KINETIC_GROUP_ID": "in a job of a batch: the batch's id",
+        "KINETIC_JOB_ID": "in a job: its ID",
+        "KINETIC_GROUP_ID": "in a job of a batch: the batch's ID",
         "KINETIC_INDEX": "in a job: the index of its input in the batch; 0 for a single job",
-        "KINETIC_HOSTS": "in a job on several hosts: how many there are",
-        "KINETIC_HOST": "in a job on several hosts: which one this is, from 0",
-        "KINETIC_COORDINATOR": "in a job on several hosts: where the first one listens, HOST:PORT",
-        "KINETIC_OUTPUT_PATH": "in a job: a local directory that is its KINETIC_OUTPUT_DIR",
-        "KINETIC_ATTEMPT": "in a job: which attempt this is; 1 for the first",
+        "KINETIC_HOSTS": "in a job on several hosts: their number",
+        "KINETIC_HOST": "in a job on several hosts: the number of this one, from 0",
+        "KINETIC_COORDINATOR": "in a job on several hosts: HOST:PORT of the first one",
+        "KINETIC_OUTPUT_PATH": "in a job: a local directory whose files go to KINETIC_OUTPUT_DIR",
+        "KINETIC_ATTEMPT": "in a job: the number of its attempt, from 1",
     }
 )
-"""Every variable a user may set or read, and its default; who reads it is its own module."""
+"""Every variable that you can set or read, with its meaning and its default."""
 
 DEBUG_PORT, DEBUG_WAIT_S, SUBMIT_PATIENCE_S = 5678, 600.0, 900.0
 
@@ -120,13 +119,11 @@ LOG_LEVELS: Mapping[str, int] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """Where jobs run and what belongs to it; every choice is made.
+    """Where jobs run, with every setting chosen.
 
-    ``why`` says in one phrase how the backend was chosen, and does not tell two
-    targets apart. ``store`` is a bucket or directory instead of the backend's
-    own, ``kube_context`` a context of the kubeconfig instead of the cluster's
-    own address; None means that nobody named one. ``run_as_user`` is the user ID of
-    pods; None means that of the image.
+    ``why`` is a phrase that says how the backend was chosen; equality ignores it. ``store`` is a
+    bucket or directory instead of the backend's own, ``kube_context`` a context of the kubeconfig
+    instead of the cluster's own address. ``run_as_user`` is the user ID of pods; None: the image's.
     """
 
     backend: str
@@ -144,14 +141,14 @@ class Target:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Settings:
-    """The sources of settings; `find` asks them in order."""
+    """The sources of settings, in order."""
 
     arguments: Mapping[str, str | None]
     environ: Mapping[str, str]
     profile: profiles.Profile | None
 
     def find(self, name: str) -> tuple[str | None, str]:
-        """The value and where it is from; the default has no origin."""
+        """Return the value and its origin; the default's origin is empty."""
         argument = self.arguments.get(name)
         if argument is not None:
             if not argument:
@@ -170,7 +167,7 @@ class _Settings:
         return self.find(name)[0]
 
     def text(self, name: str) -> str:
-        """A setting that has a default."""
+        """Return a setting that has a default."""
         return self.find(name)[0] or DEFAULTS[name]
 
 
@@ -186,15 +183,14 @@ def resolve(
     accelerator: Accelerator | None = None,
     environ: Mapping[str, str] = os.environ,
 ) -> Target:
-    """Settle every setting; None means that the caller does not say.
+    """Choose every setting; an argument of None leaves it to the other sources.
 
-    Reads the profiles, which are a small file, and nothing else.
+    Reads the file of profiles and nothing else.
 
     Raises:
-        ConfigurationError: There is no such backend, a cluster's backend has
-            neither project nor context, an argument is empty, the zone is
-            malformed, or a variable that is a number is none.
-        ProfileError: The profiles cannot be read, or there is no such profile.
+        ConfigurationError: The backend doesn't exist, or is a cluster without project or context;
+            an argument is empty; the zone is malformed; or a numeric variable isn't a number.
+        ProfileError: The profiles can't be read, or the profile doesn't exist.
     """
     _check_numbers(environ)
     settings = _Settings(
@@ -263,29 +259,18 @@ def _user_id(text: str | None, origin: str) -> int | None:
     return int(text)
 
 
-SHOWN = (
-    "backend",
-    "project",
-    "zone",
-    "cluster",
-    "namespace",
-    "kube_context",
-    "store",
-    "base_image_repo",
-    "output_dir",
-    "run_as_user",
-)
-"""The settings that `sources` tells."""
+SHOWN = ("backend", *(name for name in profiles.SETTINGS if name != "backend"))
+"""The settings that `sources` returns, in the order to show them."""
 
 
 def sources(
     arguments: Mapping[str, str | None], environ: Mapping[str, str] = os.environ
 ) -> dict[str, tuple[str | None, str]]:
-    """Each setting's value, and where it is from; *arguments* are what the caller says.
+    """Return each setting's value and its source; *arguments* are those of the caller.
 
     Raises:
-        ConfigurationError: An argument is empty, or there is no such backend.
-        ProfileError: The profiles cannot be read, or there is no such profile.
+        ConfigurationError: An argument is empty, or the backend doesn't exist.
+        ProfileError: The profiles can't be read, or the profile doesn't exist.
     """
     settings = _Settings(
         arguments=arguments, environ=environ, profile=_profiles(environ).active(environ)
@@ -298,43 +283,54 @@ def sources(
     return {**told, "backend": _backend(settings, None)}
 
 
-_NUMBERS: Mapping[str, tuple[type[int | float], int]] = MappingProxyType(
+@dataclass(frozen=True, slots=True)
+class _Number:
+    """The rule of a numeric variable."""
+
+    kind: type[int | float]
+    least: int
+
+
+_NUMBERS: Mapping[str, _Number] = MappingProxyType(
     {
-        "KINETIC_LOCAL_SLOTS": (int, 1),
-        "KINETIC_LOCAL_IDLE_S": (float, 0),
-        "KINETIC_JOB_TTL_S": (int, 0),
-        "KINETIC_CACHE_AGE_S": (float, 0),
-        "KINETIC_CACHE_SIZE_MB": (float, 0),
-        "KINETIC_DEBUG_PORT": (int, 0),
-        "KINETIC_DEBUG_WAIT_S": (float, 0),
-        "KINETIC_SUBMIT_PATIENCE": (float, 0),
-        "KINETIC_CONTEXT_SIZE_WARN_MB": (float, 0),
-        "KINETIC_PAYLOAD_SIZE_WARN_MB": (float, 0),
+        "KINETIC_LOCAL_SLOTS": _Number(int, 1),
+        "KINETIC_LOCAL_IDLE_S": _Number(float, 0),
+        "KINETIC_JOB_TTL_S": _Number(int, 0),
+        "KINETIC_CACHE_AGE_S": _Number(float, 0),
+        "KINETIC_CACHE_SIZE_MB": _Number(float, 0),
+        "KINETIC_DEBUG_PORT": _Number(int, 0),
+        "KINETIC_DEBUG_WAIT_S": _Number(float, 0),
+        "KINETIC_SUBMIT_PATIENCE": _Number(float, 0),
+        "KINETIC_CONTEXT_SIZE_WARN_MB": _Number(float, 0),
+        "KINETIC_PAYLOAD_SIZE_WARN_MB": _Number(float, 0),
     }
 )
 
 
 def _check_numbers(environ: Mapping[str, str]) -> None:
-    """Refuse wrong values here, because other processes read them later, or seldom."""
-    for name, (kind, least) in _NUMBERS.items():
-        text = environ.get(name) or str(least)
+    """Refuse wrong values of all variables now: other processes read some of them much later."""
+    for name, rule in _NUMBERS.items():
+        text = environ.get(name) or str(rule.least)
         try:
-            right = kind(text) >= least  # nan is not
+            right = rule.kind(text) >= rule.least  # false for nan
         except ValueError:
             right = False
         if not right:
-            what = "a whole number" if kind is int else "a number"
-            raise ConfigurationError(f"{name} must be {what} of at least {least}, not {text!r}")
+            what = "a whole number" if rule.kind is int else "a number"
+            raise ConfigurationError(
+                f"{name} must be {what} of at least {rule.least}, not {text!r}"
+            )
 
 
-def number(name: str, environ: Mapping[str, str], default: int) -> int:
-    """Return the whole number that the variable *name* holds.
+def number(name: str, default: T, environ: Mapping[str, str] = os.environ) -> T:
+    """Return the number in the variable *name*, of the type of *default*.
 
     Raises:
-        ConfigurationError: It holds something else.
+        ConfigurationError: A numeric variable has a wrong value.
     """
     _check_numbers(environ)
-    return int(environ.get(name) or default)
+    text = environ.get(name)
+    return type(default)(text) if text else default
 
 
 def with_store(target: Target, store: str) -> Target:
@@ -356,7 +352,7 @@ def _backend(settings: _Settings, accelerator: Accelerator | None) -> tuple[str,
 
 
 def _implied_backend(settings: _Settings, accelerator: Accelerator | None) -> tuple[str, str]:
-    """The backend when nobody named one; the module's documentation argues for it."""
+    """Return the backend if none is named; the module's documentation has the reasons."""
     for setting in ("project", "kube_context"):
         value, origin = settings.find(setting)
         if value:
@@ -375,7 +371,7 @@ def _implied_backend(settings: _Settings, accelerator: Accelerator | None) -> tu
 
 
 def _is_here(accelerator: Accelerator, environ: Mapping[str, str]) -> bool:
-    """Whether this machine has as many devices of the accelerator's kind."""
+    """Return whether this machine has the accelerator's devices."""
     match accelerator.kind:
         case "cpu":
             return True
@@ -399,8 +395,8 @@ def home(environ: Mapping[str, str] = os.environ) -> Path:
     That is KINETIC_HOME, else ``~/.kinetic``; it need not exist.
 
     Raises:
-        ConfigurationError: KINETIC_HOME is not set and the user has no home directory, or the path
-            is not UTF-8.
+        ConfigurationError: KINETIC_HOME isn't set and the user has no home directory, or the path
+            isn't UTF-8.
     """
     named = environ.get("KINETIC_HOME")
     path = _absolute(named, environ) if named else _user_home(environ) / ".kinetic"
@@ -408,14 +404,14 @@ def home(environ: Mapping[str, str] = os.environ) -> Path:
         str(path).encode()
     except UnicodeEncodeError:
         raise ConfigurationError(
-            f"the path of kinetic's files, {str(path)!r}, is not UTF-8; set KINETIC_HOME to a "
+            f"the path of kinetic's files, {str(path)!r}, isn't UTF-8; set KINETIC_HOME to a "
             "folder whose name is"
         ) from None
     return path
 
 
 def profiles_file(environ: Mapping[str, str] = os.environ) -> Path:
-    """Return the file of profiles: KINETIC_PROFILES_FILE, else one in `home`."""
+    """Return the file of profiles: KINETIC_PROFILES_FILE, else ``profiles.json`` in `home`."""
     named = environ.get("KINETIC_PROFILES_FILE")
     return _absolute(named, environ) if named else home(environ) / "profiles.json"
 
@@ -438,46 +434,30 @@ def _user_home(environ: Mapping[str, str]) -> Path:
         return Path.home()
     except RuntimeError as error:
         raise ConfigurationError(
-            "this user has no home directory; set KINETIC_HOME to a directory of your own"
+            "this user has no home directory; set KINETIC_HOME to a directory"
         ) from error
 
 
-def debug_port(environ: Mapping[str, str] = os.environ) -> int:
-    """Return the port of this machine that a blocking call with ``debug=True`` forwards.
-
-    Raises:
-        ConfigurationError: KINETIC_DEBUG_PORT is no whole number of at least 0.
-    """
-    return number("KINETIC_DEBUG_PORT", environ, DEBUG_PORT)
+def debug_port() -> int:
+    """Return the port of this machine that a plain call with ``debug=True`` forwards."""
+    return number("KINETIC_DEBUG_PORT", DEBUG_PORT)
 
 
-def debug_wait_s(environ: Mapping[str, str] = os.environ) -> float:
-    """Return how many seconds a job with ``debug=True`` waits for a debugger to attach.
-
-    As long does `JobHandle.debug_attach` wait for the job to be ready for one.
-
-    Raises:
-        ConfigurationError: KINETIC_DEBUG_WAIT_S is no number of at least 0.
-    """
-    _check_numbers(environ)
-    return float(environ.get("KINETIC_DEBUG_WAIT_S") or DEBUG_WAIT_S)
+def debug_wait_s() -> float:
+    """Return how many seconds a debug job waits for a debugger, and `debug_attach` for the job."""
+    return number("KINETIC_DEBUG_WAIT_S", DEBUG_WAIT_S)
 
 
-def submit_patience_s(environ: Mapping[str, str] = os.environ) -> float:
-    """Return how many seconds a batch that has started waits while the platform refuses jobs.
-
-    Raises:
-        ConfigurationError: KINETIC_SUBMIT_PATIENCE is no number of at least 0.
-    """
-    _check_numbers(environ)
-    return float(environ.get("KINETIC_SUBMIT_PATIENCE") or SUBMIT_PATIENCE_S)
+def submit_patience_s() -> float:
+    """Return how many seconds a batch that has started waits while the platform refuses jobs."""
+    return number("KINETIC_SUBMIT_PATIENCE", SUBMIT_PATIENCE_S)
 
 
 def log_level(environ: Mapping[str, str] = os.environ) -> int | None:
     """Return the level of KINETIC_LOG_LEVEL, in the numbers of the `logging` module; else None.
 
     Raises:
-        ConfigurationError: It is not DEBUG, INFO, WARNING, ERROR or FATAL.
+        ConfigurationError: It isn't DEBUG, INFO, WARNING, ERROR, or FATAL.
     """
     named = environ.get("KINETIC_LOG_LEVEL")
     if not named:

@@ -5,12 +5,10 @@ The file, private to the user::
     {"current": "work", "profiles": {"work": {"project": "p", "zone": "us-central1-a",
                                               "cluster": "c", "namespace": "default"}}}
 
-Each setting may be absent, null or empty, which all mean that the profile does
-not say. Keys that this version does not know are kept when the file is written;
-a warning names those of a profile.
+A setting that is absent, null, or empty has no value. Writing the file keeps keys that this version
+doesn't know; a warning names those of a profile.
 
-Reading and changing are apart: `load` and `save` touch the disk, the methods of
-`Profiles` return another value.
+`load`, `save`, and `update` touch the disk; the methods of `Profiles` return another value.
 """
 
 from __future__ import annotations
@@ -44,7 +42,7 @@ SETTINGS = (
     "output_dir",
     "run_as_user",
 )
-"""The settings that a profile may have; kinetic writes the first four into every profile."""
+"""The settings of a profile; kinetic writes the first four into every profile."""
 
 ALWAYS_WRITTEN = 4
 NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_-]{0,63}", re.ASCII)
@@ -52,10 +50,7 @@ NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_-]{0,63}", re.ASCII)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
-    """One profile; ``settings`` has what it says, and nothing else.
-
-    ``extra`` is what the file says beside `SETTINGS`.
-    """
+    """One profile: ``settings`` has its values, ``extra`` the unknown keys of the file."""
 
     name: str
     settings: Mapping[str, str]
@@ -66,7 +61,7 @@ class Profile:
         """Return a new profile of that name; empty settings are left out.
 
         Raises:
-            ProfileError: The name cannot be one, or there is no such setting.
+            ProfileError: The name is invalid, or there is no such setting.
         """
         _check_name(name)
         for setting in settings:
@@ -114,7 +109,7 @@ class Profiles:
         """Return these and *profile*.
 
         Raises:
-            ProfileError: There is one of that name, and it is not to be replaced.
+            ProfileError: A profile of that name exists, and *replacing* is false.
         """
         if profile.name in self.profiles and not replacing:
             raise ProfileError(f"the profile {profile.name!r} exists already; replace or remove it")
@@ -133,7 +128,7 @@ class Profiles:
         return replace(self, current=None)
 
     def remove(self, name: str) -> Profiles:
-        """Return these without the profile *name*, which is no longer in use then.
+        """Return these without the profile *name*; if it was in use, none is.
 
         Raises:
             ProfileError: There is no such profile.
@@ -145,13 +140,12 @@ class Profiles:
 
 
 def load(path: Path, *, required: bool = False) -> Profiles:
-    """Read the profiles; there are none where there is no file, unless it is *required*.
+    """Read the profiles; without a file there are none, unless it is *required*.
 
-    A ``current`` that names no profile counts as none. Of that, and of unknown
-    settings, a warning is logged once a process.
+    Warns once a process of a ``current`` that names no profile, and of unknown settings.
 
     Raises:
-        ProfileError: The file cannot be read, or is not a file of profiles.
+        ProfileError: The file can't be read, or isn't a file of profiles.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -161,10 +155,10 @@ def load(path: Path, *, required: bool = False) -> Profiles:
                 f"there is no file of profiles {path}; correct KINETIC_PROFILES_FILE or unset it"
             ) from error
         return Profiles()
-    except (OSError, ValueError) as error:  # ValueError: no UTF-8, or a NUL in the path
-        raise ProfileError(f"the profiles in {path} cannot be read: {error}") from error
+    except (OSError, ValueError) as error:  # ValueError: not UTF-8, or a NUL in the path
+        raise ProfileError(f"can't read the profiles in {path}: {error}") from error
     try:
-        # RecursionError: brackets nested some thousand times.
+        # Thousands of nested brackets raise a RecursionError.
         content: object = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise _malformed(path, f"it is not JSON ({error})") from error
@@ -183,7 +177,9 @@ def _profiles(content: object, path: Path) -> Profiles:
         hint = suggest(
             current, profiles, otherwise=f"there are {names}" if names else "it has none"
         )
-        _warn(f'{path}: "current" is {current!r}, which is no profile, so none is in use; {hint}')
+        _warn(
+            f'{path}: "current" is {current!r}, which isn\'t a profile, so none is in use; {hint}'
+        )
     return Profiles(
         current=current if current in profiles else None,
         profiles=profiles,
@@ -193,7 +189,7 @@ def _profiles(content: object, path: Path) -> Profiles:
 
 def _profile(name: str, entry: object, path: Path) -> Profile:
     if NAME.fullmatch(name) is None:
-        raise _malformed(path, f"{name!r} cannot be the name of a profile")
+        raise _malformed(path, f"{name!r} can't be the name of a profile")
     said = _mapping(entry, path, f"the profile {name!r}")
     settings: dict[str, str] = {}
     for setting in SETTINGS:
@@ -205,14 +201,14 @@ def _profile(name: str, entry: object, path: Path) -> Profile:
     extra = {key: one for key, one in said.items() if key not in SETTINGS}
     for key in extra:
         hint = suggest(key, SETTINGS, otherwise=f"there are {', '.join(SETTINGS)}")
-        _warn(f"{path}: the profile {name!r} has {key!r}, which is no setting; {hint}")
+        _warn(f"{path}: the profile {name!r} has {key!r}, which isn't a setting; {hint}")
     return Profile(name=name, settings=settings, extra=extra)
 
 
 @functools.lru_cache
 def _warn(message: str) -> None:
-    """Log it, once: the file is read for each submission."""
-    from absl import logging  # what is right costs no import
+    """Log *message* once, although each submission reads the file."""
+    from absl import logging  # a correct file costs no import
 
     logging.warning("%s", message)
 
@@ -224,25 +220,24 @@ def _mapping(value: object, path: Path, what: str) -> dict[str, Any]:
 
 
 def _malformed(path: Path, what: str) -> ProfileError:
-    return ProfileError(f"{path} is not a file of profiles: {what}; correct or delete it")
+    return ProfileError(f"{path} isn't a file of profiles: {what}; correct or delete it")
 
 
 def _check_name(name: str) -> None:
     if NAME.fullmatch(name) is None:
         raise ProfileError(
-            f"{name!r} cannot be the name of a profile: use at most 64 letters, digits, "
+            f"{name!r} can't be the name of a profile: use at most 64 letters, digits, "
             "'-' and '_', a letter or digit first"
         )
 
 
 def save(path: Path, profiles: Profiles) -> None:
-    """Write the profiles, so that a reader finds the old file or the new one.
+    """Replace the file of profiles atomically; of two writers, the later wins.
 
-    Two writers at once do not damage the file; the later one wins. A link stays
-    a link, to a new file.
+    A symbolic link stays one: its target is replaced.
 
     Raises:
-        ProfileError: The file cannot be written; the old one is as it was.
+        ProfileError: The file can't be written; the old one stays.
     """
     document = {
         "current": profiles.current,
@@ -261,14 +256,14 @@ def save(path: Path, profiles: Profiles) -> None:
             file.flush()
             os.fsync(file.fileno())
     except OSError as error:
-        raise ProfileError(f"the profiles cannot be written to {path}: {error}") from error
+        raise ProfileError(f"can't write the profiles to {path}: {error}") from error
 
 
 def update(path: Path, change: Callable[[Profiles], Profiles]) -> Profiles:
-    """Read the profiles, *change* them and write them, one process at a time; what they are now.
+    """Read, *change*, and write the profiles, one process at a time; return the new ones.
 
     Raises:
-        ProfileError: As `load`, `save` and *change*; the file is as it was.
+        ProfileError: As `load`, `save`, and *change*; the file stays as it was.
     """
     try:
         target = path.resolve()
@@ -279,7 +274,7 @@ def update(path: Path, change: Callable[[Profiles], Profiles]) -> Profiles:
             save(path, changed)
             return changed
     except OSError as error:
-        raise ProfileError(f"the profiles in {path} cannot be changed: {error}") from error
+        raise ProfileError(f"can't change the profiles in {path}: {error}") from error
 
 
 def _private(path: str, flags: int) -> int:

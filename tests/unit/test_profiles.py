@@ -76,7 +76,7 @@ def test_a_current_profile_that_is_gone_counts_as_none_and_is_said_once(
     assert load(path).current is None
     (record,) = caplog.records
     assert record.levelname == "WARNING"
-    assert f"{path}: \"current\" is 'wrok', which is no profile" in record.getMessage()
+    assert f"{path}: \"current\" is 'wrok', which isn't a profile" in record.getMessage()
     assert "did you mean 'work'?" in record.getMessage()
 
 
@@ -88,7 +88,7 @@ def test_a_key_of_a_profile_that_is_no_setting_is_said_once_and_kept(
     assert load(path)["work"].settings == {"zone": "y"}
     assert json.loads(path.read_text())["profiles"]["work"]["zome"] == "z"
     (record,) = caplog.records
-    assert "'work' has 'zome', which is no setting; did you mean 'zone'" in record.getMessage()
+    assert "'work' has 'zome', which isn't a setting; did you mean 'zone'" in record.getMessage()
 
 
 def test_the_variable_wins_over_the_current_profile() -> None:
@@ -117,7 +117,7 @@ def test_an_unknown_profile_is_an_error_with_the_nearest_name() -> None:
         ({"profiles": [1]}, '"profiles" must be an object'),
         ({"profiles": {"work": "p"}}, "the profile 'work' must be an object"),
         ({"profiles": {"work": {"zone": 5}}}, "\"zone\" of the profile 'work' must be text"),
-        ({"profiles": {"a b": {}}}, "'a b' cannot be the name"),
+        ({"profiles": {"a b": {}}}, "'a b' can't be the name"),
         ({"profiles": {}, "current": 5}, '"current" must be the name'),
     ],
 )
@@ -158,7 +158,7 @@ def test_any_json_is_profiles_or_a_profile_error(
 
 def test_a_file_that_cannot_be_read_is_an_error(path: Path) -> None:
     path.mkdir(parents=True)
-    with pytest.raises(ProfileError, match="cannot be read"):
+    with pytest.raises(ProfileError, match="can't read"):
         load(path)
 
 
@@ -175,7 +175,7 @@ def test_the_file_and_its_directory_are_private(path: Path) -> None:
 def test_a_failed_write_leaves_what_was_there(path: Path) -> None:
     path.mkdir(parents=True)
     (path / "kept").touch()
-    with pytest.raises(ProfileError, match="cannot be written"):
+    with pytest.raises(ProfileError, match="can't write"):
         save(path, Profiles().create(WORK))
     assert [one.name for one in path.parent.iterdir()] == ["profiles.json"]
     assert (path / "kept").exists()
@@ -234,7 +234,7 @@ def test_unsetting_and_removing() -> None:
 
 @pytest.mark.parametrize("name", ["", "-a", "_a", "a b", "a.b", "ä", "a\n", "x" * 65])
 def test_names_that_profiles_may_not_have(name: str) -> None:
-    with pytest.raises(ProfileError, match="cannot be the name"):
+    with pytest.raises(ProfileError, match="can't be the name"):
         Profile.checked(name, {})
     for good in ("a", "A-b_c", "9", "x" * 64):
         assert Profile.checked(good, {}).name == good

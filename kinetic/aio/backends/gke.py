@@ -49,7 +49,7 @@ def placement(target: configuration.Target, environ: Mapping[str, str]) -> Place
     return Placement(
         namespace=target.namespace,
         service_account=environ.get("KINETIC_SERVICE_ACCOUNT") or own.service_account,
-        ttl_s=configuration.number("KINETIC_JOB_TTL_S", environ, own.ttl_s),
+        ttl_s=configuration.number("KINETIC_JOB_TTL_S", own.ttl_s, environ),
         queue=environ.get("KINETIC_QUEUE", own.queue),
         run_as_user=target.run_as_user,
         priority_class=environ.get("KINETIC_PRIORITY_CLASS", own.priority_class),
