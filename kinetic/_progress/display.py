@@ -63,9 +63,9 @@ class Display:
             return lambda: None
         return lambda: self.close(entry, lambda: None)
 
-    def close(self, entry: Entry, told: Callable[[], object]) -> None:
-        """Stop showing *entry*; the drawing thread calls *told* after its last line."""
-        self._orders.put((entry, told))
+    def close(self, entry: Entry, on_drawn: Callable[[], object]) -> None:
+        """Stop showing *entry*; the drawing thread calls *on_drawn* after its last line."""
+        self._orders.put((entry, on_drawn))
 
     def settle(self) -> None:
         """Wait up to `LAST_S` until everything is drawn."""

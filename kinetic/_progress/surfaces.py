@@ -215,29 +215,29 @@ def _bundle(entry: Entry) -> dict[str, str]:
 FIRST_S, LONGEST_S = 10.0, 60.0
 
 
-def next_line(said: int) -> float:
-    """Return the seconds until the next line, after *said* lines: 10, 20, 40, 60, 60…"""
-    return min(LONGEST_S, FIRST_S * float(1 << min(said, 10)))
+def next_line(lines: int) -> float:
+    """Return the seconds until the next line, after *lines* lines: 10, 20, 40, 60, 60…"""
+    return min(LONGEST_S, FIRST_S * float(1 << min(lines, 10)))
 
 
 class Plain:
     """Write a line for each entry after 10 s, then less and less often, and one at its end."""
 
     def __init__(self) -> None:
-        self._said: dict[Entry, tuple[int, float]] = {}
+        self._written: dict[Entry, tuple[int, float]] = {}
 
     def draw(self, entries: list[Entry], now: float) -> None:
         """Write the lines that are due."""
         for entry in entries:
-            said, last = self._said.get(entry, (0, entry.begun))
-            if now - last >= next_line(said) and entry.value is not None:
-                self._said[entry] = (said + 1, now)
+            count, last = self._written.get(entry, (0, entry.begun))
+            if now - last >= next_line(count) and entry.value is not None:
+                self._written[entry] = (count + 1, now)
                 entry.drawn = True
                 say(entry.line())
 
     def finish(self, entry: Entry, now: float) -> None:
         """Write the last line, if the entry had one before."""
-        if self._said.pop(entry, None) is not None:
+        if self._written.pop(entry, None) is not None:
             say(entry.line())
 
     def close(self, *, quietly: bool = False) -> None:
@@ -305,10 +305,10 @@ class Live:
         """The size by COLUMNS and LINES, but never more than the terminal has."""
         wanted = self._console.size
         try:
-            there = os.get_terminal_size(self._stream.fileno())
+            actual = os.get_terminal_size(self._stream.fileno())
         except (OSError, ValueError):  # KINETIC_PROGRESS=live without a terminal
             return os.terminal_size(wanted)
-        width, height = there.columns or wanted.width, there.lines or wanted.height
+        width, height = actual.columns or wanted.width, actual.lines or wanted.height
         return os.terminal_size((min(wanted.width, width), min(wanted.height, height)))
 
     @property
@@ -317,8 +317,8 @@ class Live:
 
     def _on_screen(self) -> Screen:
         if self._screen is None:
-            there = (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__)
-            streams = [one for one in there if one is not None and is_terminal(one)]
+            known = (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__)
+            streams = [one for one in known if one is not None and is_terminal(one)]
             self._screen = Screen(self._stream, [*streams, self._stream])
         return self._screen
 

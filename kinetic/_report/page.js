@@ -434,7 +434,7 @@ function plots() {
   if (!columns.length) {
     place.append(el("p", { class: "faint" }, "These inputs and results have no numbers or short texts. You can still plot the facts that every item has."));
   }
-  const told = el("output", { class: "told", "aria-live": "polite" });
+  const told = el("output", { class: "output", "aria-live": "polite" });
   const key = el("div", { class: "ramp", "aria-hidden": "true" });
   const redraw = () => { scatter(); if (parallel) parallel(); };
   const options = axes.filter((one) => varying.includes(one) || built.includes(one));
@@ -694,7 +694,7 @@ function lanesOf(some) {
 function overTime() {
   const place = byId("time");
   const frame = (width, high) => ({ left: 56, right: width - 12, top: 14, bottom: high - 26 });
-  const rowsTold = el("output", { class: "told", "aria-live": "polite" });
+  const rowsTold = el("output", { class: "output", "aria-live": "polite" });
   // One row for each item while rows stay readable; then each attempt in the first free lane.
   const lined = () => (shown.rows.length <= ITEM_ROWS ? shown.rows.map((row) => ({ row, bars: barsOf(row) })) : lanesOf(shown.rows));
   let lines = lined();
@@ -955,7 +955,7 @@ function itemsTable() {
     el("div", { class: "wide", role: "region", "aria-label": "Items", tabindex: 0 },
       el("table", {}, el("caption", {}, "A heading sorts by its column."), el("thead", {}, names), body)),
     el("div", { class: "controls pages" }, previous, pages, next));
-  if (raw.untold) place.append(el("p", { class: "faint" }, `The earlier attempts of ${plural(raw.untold, "item")} are not listed, to keep this page small.`));
+  if (raw.unlisted) place.append(el("p", { class: "faint" }, `The earlier attempts of ${plural(raw.unlisted, "item")} are not listed, to keep this page small.`));
   later.push(show);
   show();
 }

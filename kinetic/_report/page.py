@@ -162,10 +162,10 @@ def _facts(report: BatchReport, found: Digest, room: _Room) -> dict[str, Any]:
         "slowest": list(found.slowest),
     }
     room.take_all(facts)
-    whys = room.part(0.25)
-    facts["failures"], groups = _failures(report, found, whys)
+    some = room.part(0.25)
+    facts["failures"], groups = _failures(report, found, some)
     facts["more_failures"] = len(found.failures) - len(facts["failures"])
-    room.give_back(whys)
+    room.give_back(some)
     facts["items"] = _items(report, found, listed, groups, room)
     facts["columns"], facts["constants"], facts["left_out"] = _columns(listed, room)
     return facts
@@ -261,7 +261,7 @@ def _items(
     }
     room.take_all(items)
     some = room.part(0.2)
-    items["tries"], items["untold"] = _tries(listed, found.begun, step, some)
+    items["tries"], items["unlisted"] = _tries(listed, found.begun, step, some)
     room.give_back(some)
     some = room.part(0.25)
     items["why"], items["messages"] = _whys(listed, groups, some)
@@ -277,10 +277,10 @@ def _tries(
     An attempt is its begin, its duration, and how and why it ended.
     """
     tries: dict[str, Any] = {}
-    untold = 0
+    unlisted = 0
     for row, item in enumerate(listed):
         if item.before:
-            told = [
+            shown = [
                 [
                     None if one.begun is None else round((one.begun - begun) / step),
                     None
@@ -291,12 +291,12 @@ def _tries(
                 ]
                 for one in item.before[-10:]
             ]
-            more = len(item.before) - len(told)
-            if room.take([str(row), more, *told]):
-                tries[str(row)] = [more, *told]
+            more = len(item.before) - len(shown)
+            if room.take([str(row), more, *shown]):
+                tries[str(row)] = [more, *shown]
             else:
-                untold += 1
-    return tries, untold
+                unlisted += 1
+    return tries, unlisted
 
 
 def _whys(

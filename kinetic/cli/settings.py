@@ -99,11 +99,11 @@ def _create(
     }
     made = Profile.checked(name, {**where.given(), **more})
 
-    def add(there: Profiles) -> Profiles:
-        if name in there.profiles and not force:
+    def add(saved: Profiles) -> Profiles:
+        if name in saved.profiles and not force:
             raise click.UsageError(f"the profile {name!r} exists: --force replaces it")
-        changed = there.create(made, replacing=force)
-        return changed if there.profiles else changed.use(name)
+        changed = saved.create(made, replacing=force)
+        return changed if saved.profiles else changed.use(name)
 
     _update(add)
     output.note(f"created the profile {name!r}")
@@ -113,11 +113,11 @@ def _create(
 @json_option
 def _list(as_json: bool) -> None:
     """List the profiles."""
-    there = _load()
+    saved = _load()
     yes, no = (True, False) if as_json else ("*", "")
     rows = [
-        {"current": yes if one.name == there.current else no, "name": one.name, **one.settings}
-        for one in there.profiles.values()
+        {"current": yes if one.name == saved.current else no, "name": one.name, **one.settings}
+        for one in saved.profiles.values()
     ]
     columns = ("current", "name", "backend", "project", "zone", "cluster", "namespace", "store")
     empty = "no profiles; create one: kinetic profile create NAME --project PROJECT"
@@ -129,11 +129,11 @@ def _list(as_json: bool) -> None:
 @json_option
 def _show(name: str | None, as_json: bool) -> None:
     """Show a profile. Default: the current one."""
-    there = _load()
-    found = there[name] if name else there.active(os.environ)
+    saved = _load()
+    found = saved[name] if name else saved.active(os.environ)
     if found is None:
         raise click.UsageError("no profile is current: name one of `kinetic profile ls`")
-    known = {"name": found.name, "current": found.name == there.current, **found.settings}
+    known = {"name": found.name, "current": found.name == saved.current, **found.settings}
     output.facts("profile", {**known, **found.extra}, as_json=as_json)
 
 
@@ -141,14 +141,14 @@ def _show(name: str | None, as_json: bool) -> None:
 @click.argument("name")
 def _use(name: str) -> None:
     """Make a profile the current one."""
-    _update(lambda there: there.use(name))
+    _update(lambda saved: saved.use(name))
     output.note(f"the current profile is {name!r}")
 
 
 @profile.command("unset")
 def _unset() -> None:
     """Make no profile the current one."""
-    _update(lambda there: there.unset())
+    _update(lambda saved: saved.unset())
     output.note("no profile is current")
 
 
@@ -159,5 +159,5 @@ def _remove(name: str, yes: bool) -> None:
     """Remove a profile."""
     _load()[name]  # an unknown name fails before the question
     output.confirm(f"Remove the profile {name!r}?", yes=yes)
-    _update(lambda there: there.remove(name))
+    _update(lambda saved: saved.remove(name))
     output.note(f"removed the profile {name!r}")

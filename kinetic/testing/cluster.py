@@ -144,10 +144,10 @@ class MemoryCluster:
         self.requests["launch"] += 1
         if not job.name:
             raise LaunchError("'' is no name for a job", reason="order")
-        if (there := self._jobs.get(job.name)) is not None:
-            if not there.deleted:
+        if (present := self._jobs.get(job.name)) is not None:
+            if not present.deleted:
                 return
-            await there.gone.wait()
+            await present.gone.wait()
             if job.name in self._jobs:
                 return  # another caller waited for the same name
         self._begin(job)

@@ -72,9 +72,9 @@ class MemoryStore:
     async def get(self, name: str, *, limit: int | None = RECORD_BYTES, start: int = 0) -> Object:
         """See the port."""
         self.requests["get"] += 1
-        there = self._get(name)
-        there = replace(there, body=there.body[start:]) if start else there
-        return there if limit is None or len(there.body) <= limit else replace(there, body=b"")
+        found = self._get(name)
+        found = replace(found, body=found.body[start:]) if start else found
+        return found if limit is None or len(found.body) <= limit else replace(found, body=b"")
 
     async def fetch(self, name: str, path: Path) -> None:
         """See the port."""
@@ -100,9 +100,9 @@ class MemoryStore:
     async def renew(self, names: Collection[str]) -> set[str]:
         """See the port."""
         self.requests["renew"] += 1
-        there = {name for name in names if name in self._objects}
-        self._used |= dict.fromkeys(there, time.time())
-        return {*names} - there
+        present = {name for name in names if name in self._objects}
+        self._used |= dict.fromkeys(present, time.time())
+        return {*names} - present
 
     async def collect(self, objects: Sequence[ObjectInfo]) -> bool:
         """See the port."""

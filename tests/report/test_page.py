@@ -79,7 +79,7 @@ def test_the_largest_page_is_as_small_and_says_what_it_lacks(size: int) -> None:
     }
     if size == 10_000:
         assert {"rn0", "n0"} <= shown, "numbers are kept before texts"
-        assert there["items"]["untold"] > 0
+        assert there["items"]["unlisted"] > 0
 
 
 def test_of_very_many_items_those_that_failed_are_listed() -> None:
