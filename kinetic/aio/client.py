@@ -105,6 +105,7 @@ class Client:
         self.limit = AttemptLimit(max_concurrent)
         self._packing = asyncio.Semaphore(PACKING)
         self._id = os.urandom(6).hex()
+        self._process = os.getpid()
         self._sessions: dict[tuple[Path, configuration.Target], asyncio.Task[Session]] = {}
         self._under_way = InFlight()
         self.closed = False
@@ -124,10 +125,12 @@ class Client:
     async def aclose(self) -> None:
         """Undo submissions under way, stop following jobs, and close every connection.
 
-        A second call does nothing. Cancelled: the undoing and the closing still take up to 30 s
-        each.
+        A second call does nothing, and neither does one in a forked child: the connections are
+        the parent's. Cancelled: the undoing and the closing still take up to 30 s each.
         """
         self.closed = True
+        if os.getpid() != self._process:
+            return
         sessions, self._sessions = self._sessions, {}
         try:
             await release(self._under_way.end(), what="undoing submissions under way")
@@ -559,6 +562,8 @@ class Client:
         where: Mapping[str, str | None],
         accelerator: Accelerator | None = None,
     ) -> Session:
+        if os.getpid() != self._process:
+            raise ClientClosed("this client belongs to the process that was forked; open another")
         if self.closed:
             raise ClientClosed(CLOSED)
         target = configuration.resolve(

@@ -449,3 +449,32 @@ with waits_for.run_async_map([f"{here}/a", f"{here}/b"]) as batch:
         for line in ("3 False", "0.25 ['a', 'b']", "4", "['a', 'b']"):
             process.expect(line)
         assert process.end()[0] == 0
+
+
+def test_a_client_of_asyncio_is_of_no_use_and_does_no_harm_in_a_forked_child(script) -> None:
+    """A child that ends the parent's loop would end it for the parent; so it leaves by _exit."""
+    code = """
+from kinetic import aio, errors
+
+with asyncio.Runner() as runner:
+    client = aio.Client(backend="local")
+    job = runner.run(client.submit(waits_for, f"{here}/a"))
+    pid = os.fork()
+    if pid == 0:
+        try:
+            asyncio.run(client.run(abs, -1))
+        except errors.ClientClosed as error:
+            print(error)
+        asyncio.run(client.aclose())
+        print(runner.get_loop().is_closed(), flush=True)
+        os._exit(3)
+    print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+    pathlib.Path("a").touch()
+    print(runner.run(job.result()))
+    runner.run(client.aclose())
+"""
+    with script(code, "-Wignore::DeprecationWarning") as process:
+        assert "another" in process.line()
+        for line in ("False", "3", "a"):
+            process.expect(line)
+        assert process.end() == (0, "", "")
