@@ -1,8 +1,7 @@
-"""The runner's entry: ``python3 -u remote_runner.py``, in a pod or in a process of this machine.
+"""The runner's entry point: ``python3 -u remote_runner.py``, in a pod or in a local process.
 
-Run as a script it knows its neighbours by their folder alone. They become the
-package ``kinetic_runner``, and the folder leaves ``sys.path``, so that none of
-their names can hide a module of the user's.
+As a script it makes its folder the package ``kinetic_runner``, and takes the folder
+off ``sys.path``. So no file in it can hide a module of the user.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from typing import Any
 
 LEAST = (3, 11)
 EXIT_FINAL = 42
-"""As in `wire`, which an older Python cannot read."""
+"""The same as `wire.EXIT_FINAL`; Python versions below `LEAST` can't import `wire`."""
 
 
 def load_runner(folder: Path) -> None:
@@ -48,7 +47,7 @@ def read_order(message: bytes) -> tuple[dict[str, Any], dict[str, Any], bytes]:
 
 
 def in_a_pod() -> int:
-    """Carry out a pod's order, or say what its image lacks for that."""
+    """Carry out a pod's order, or report what its image lacks."""
     here = ".".join(map(str, sys.version_info[:3]))
     words = ""
     if sys.version_info < LEAST:
@@ -69,7 +68,7 @@ def in_a_pod() -> int:
 
 
 def main() -> int:
-    """Carry out an order: from the descriptor in ``KINETIC_ORDER_FD``, or that of a pod."""
+    """Carry out the order from the descriptor in ``KINETIC_ORDER_FD``, or the pod's order."""
     folder = Path(__file__).resolve().parent
     sys.path[:] = [entry for entry in sys.path if Path(entry or ".").resolve() != folder]
     load_runner(folder)
@@ -94,10 +93,10 @@ def main() -> int:
 
 
 def tell_crashes() -> None:
-    """Where this process crashes in C, its log shall say in which line of Python.
+    """Print the Python traceback if this process crashes in C.
 
-    Not where in C, which Python 3.14 says, too: of what was printed before,
-    the last lines of the log would show nothing.
+    Python 3.14 would also print the C stack, which would push other lines out of the end of the
+    log.
     """
     if sys.version_info >= (3, 14):
         faulthandler.enable(c_stack=False)
@@ -106,28 +105,28 @@ def tell_crashes() -> None:
 
 
 LEAVE_S = 8.0
-"""How long the end of the interpreter may take once the function has returned."""
+"""How long, in seconds, the interpreter may take to exit after the function has returned."""
 
 TELL_S = 0.1
-"""After how much of this time the supervisor of the job hears that only the process is left."""
+"""After this many seconds of it, the supervisor learns that the function has returned."""
 
 
 def leave(code: int) -> None:
-    """End the process as an interpreter ends, but wait for no thread of the user's.
+    """Exit as an interpreter does, but don't wait for the user's threads.
 
-    Callbacks of `threading` run first, as pools of workers need it, then those of `atexit`.
-    After `TELL_S` seconds the supervisor hears that the job has ended, so that nobody waits for
-    the callbacks. After `LEAVE_S` seconds the process ends without the rest, and the other
-    processes of its job are killed with it.
+    Callbacks of `threading` run first, because pools of workers need that, then those of `atexit`.
+    After `TELL_S` seconds the supervisor learns that the job has ended, so that its client doesn't
+    wait for the callbacks. After `LEAVE_S` seconds the process exits without the rest, and the
+    supervisor kills the other processes of the job.
     """
     try:
         callbacks = _threading_callbacks()
         if callbacks or _count_exitfuncs():
-            import _thread  # no page of `threading` is touched
+            import _thread  # `threading` would touch more memory pages
 
             try:  # noqa: SIM105 - `suppress` would touch more of the memory
                 _thread.start_new_thread(_end_later, (code, os.getpid()))
-            except (RuntimeError, MemoryError):  # a limit of the job's; its end is not bounded
+            except (RuntimeError, MemoryError):  # at a limit of the job, its exit is unbounded
                 pass
         for callback in reversed(callbacks):
             try:
@@ -141,7 +140,7 @@ def leave(code: int) -> None:
 
 
 def _threading_callbacks() -> list[Callable[[], object]]:
-    """What libraries have registered with ``threading._register_atexit``."""
+    """Return the callbacks that libraries registered with ``threading._register_atexit``."""
     return [*getattr(sys.modules.get("threading"), "_threading_atexits", ())]
 
 
@@ -150,20 +149,20 @@ def _end_later(code: int, owner: int) -> None:
     if os.getpid() == owner:
         try:  # noqa: SIM105 - `suppress` would touch more of the memory
             importlib.import_module("kinetic_runner.job.processes").tell_leaving()
-        except Exception:  # whoever waits for the job looks by itself, later
+        except Exception:  # the supervisor finds out later
             pass
     time.sleep(LEAVE_S - TELL_S)
     if os.getpid() == owner:
         sys.stderr.write(
-            f"kinetic: the function has ended, but its process did not end within {LEAVE_S:g} s: "
-            "something that it started still runs, and is killed\n"
+            f"kinetic: the function has returned, but its process still runs after {LEAVE_S:g} s; "
+            "kinetic kills what it has started\n"
         )
         flush()
         os._exit(code)
 
 
 def flush() -> None:
-    """Write out what was printed."""
+    """Flush standard output and standard error."""
     for stream in (sys.stdout, sys.stderr):
         try:  # noqa: SIM105 - `suppress` would touch more of the memory
             stream.flush()

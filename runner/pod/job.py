@@ -1,4 +1,4 @@
-"""The job in its pod: the process that the user's code runs in."""
+"""The job in its pod: the process that runs the user's code."""
 
 from __future__ import annotations
 
@@ -24,21 +24,28 @@ from ..job.attempt import Invocation
 from ..job.opening import Opening
 from ..job.processes import Stopped
 from ..job.workspace import Site
+from ..pauses import pauses
 from ..protocol import outcomes, wire
 from ..stores.objects import Objects, opened
-from .attempt import Line, PodAttempt, Restarts, close_earlier, close_restarted, code_of
+from .attempt import PodAttempt, Restarts, close_earlier, close_restarted, code_of
+from .guard import Line
 
 PORT = 8476
-"""Where JAX looks for its coordinator, unless the address says so."""
+"""JAX's port on the first host, unless the address has one."""
 
 JOIN_S = 600
+"""How long, in seconds, JAX waits for the other hosts."""
+
 CLAIM_S = 600.0
+"""How long, in seconds, a host waits for the first host's claim."""
+
 LOOK_S = 5.0
+"""The longest pause, in seconds, between two checks for an outcome of another host."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hosts:
-    """How many hosts there are, which of them this is, and where the first one listens."""
+    """The number of hosts, the index of this one, and the address of the first one."""
 
     count: int
     index: int
@@ -46,10 +53,10 @@ class Hosts:
 
     @classmethod
     def of(cls, environ: Mapping[str, str]) -> Hosts | None:
-        """What the environment says; None for a job on a single host.
+        """Read the environment; None for a job on a single host.
 
         Raises:
-            ValueError: It says too little.
+            ValueError: It is incomplete.
         """
         count = int(environ.get("KINETIC_HOSTS") or environ.get("LWS_GROUP_SIZE") or 1)
         if count < 2 and not environ.get("KINETIC_LWS"):  # which starts its pods again
@@ -59,27 +66,27 @@ class Hosts:
         where = environ.get("KINETIC_COORDINATOR") or environ.get("LWS_LEADER_ADDRESS") or ""
         if not index or not where or not 0 <= int(index) < count:
             raise ValueError(
-                f"this is one of {count} hosts, but the environment does not say which, or where "
-                "the first one is (KINETIC_HOST, KINETIC_COORDINATOR)"
+                f"this is one of {count} hosts, but the environment lacks its index or the "
+                "first host's address (KINETIC_HOST, KINETIC_COORDINATOR)"
             )
         address = where if ":" in where else f"{where}:{PORT}"
         return cls(count=count, index=int(index), coordinator=address)
 
     @property
     def leads(self) -> bool:
-        """Whether this is the host that claims, and whose value counts."""
+        """Whether this host claims the attempt and returns its value."""
         return self.index == 0
 
     @property
     def name(self) -> str:
-        """For people."""
+        """The name in messages."""
         return f"host {self.index} of {self.count}"
 
     def join(self) -> None:
-        """Make the hosts one for JAX, if it is there and was not told otherwise.
+        """Join the hosts for JAX, if it is installed and ``KINETIC_JAX`` isn't ``0``.
 
         Raises:
-            Exception: They do not find each other within ten minutes.
+            Exception: JAX doesn't find all hosts within ten minutes.
         """
         if (
             self.count < 2
@@ -90,7 +97,9 @@ class Hosts:
         jax: Any = importlib.import_module("jax")
         bind: dict[str, str] = {}
         if self.leads and set(self.coordinator) <= set("0123456789.:"):
-            bind["coordinator_bind_address"] = self.coordinator  # else it would take all addresses
+            bind["coordinator_bind_address"] = (
+                self.coordinator
+            )  # else it would listen on all addresses
         jax.distributed.initialize(
             coordinator_address=self.coordinator,
             num_processes=self.count,
@@ -101,24 +110,23 @@ class Hosts:
 
 
 class HostCall(Invocation):
-    """The call on one of several hosts. What a host returns that does not lead is not kept."""
+    """The call on one of several hosts; only the first host's value is kept."""
 
     hosts: Hosts
     watch: Watch
 
     def watched(self) -> tuple[wire.Outcome, outcomes.Stored]:
-        """Make the call, and look meanwhile whether another host has ended it.
+        """Make the call, and watch meanwhile whether another host ends the attempt.
 
-        The host that leads has its value when all the others have ended well, too.
+        The first host waits for the success of all others before it returns its value.
         """
         try:
             outcome, body = self.run()
             if outcome.kind is wire.Kind.VALUE and self.hosts.leads:
                 self._phase = "waiting for the other hosts"
-                pause = 0.05
+                waits = pauses(0.05, 1.0)
                 while not self.watch.all_done(self.hosts.count):
-                    time.sleep(pause)
-                    pause = min(1.0, pause * 1.5)
+                    time.sleep(next(waits))
                     if self._stopping.requested:
                         return self._stopped(Stopped())
             return outcome, body
@@ -144,7 +152,7 @@ class HostCall(Invocation):
 
 
 class Watch:
-    """Looks now and then whether the attempt has ended by what another host did."""
+    """Check regularly whether another host has ended the attempt."""
 
     def __init__(self, order: wire.Order, objects: Objects, ended: Callable[[], None]) -> None:
         self._place = (order.scope, order.index, order.attempt)
@@ -154,22 +162,22 @@ class Watch:
         self._over = threading.Event()
 
     def start(self) -> None:
-        """Begin, in a thread of its own: what the hosts wait for may never come."""
+        """Start a thread that checks: the call may wait for a host that has failed."""
         threading.Thread(target=self._look, name="kinetic-hosts", daemon=True).start()
 
     def all_done(self, count: int) -> bool:
-        """Whether every host but the first has said that it has ended well."""
+        """Return whether every host but the first has succeeded."""
         names = [wire.attempt_key(*self._place, host_done(index)) for index in range(1, count)]
         return len(self._objects.look_up(names)) == len(names)
 
     def stop(self) -> None:
-        """The own part is over."""
+        """End the checks: this host has finished."""
         self._over.set()
 
     def _look(self) -> None:
-        pause = 0.5
-        while not self._over.wait(pause):
-            pause = min(LOOK_S, pause * 1.5)
+        for pause in pauses(0.5, LOOK_S):
+            if self._over.wait(pause):
+                return
             try:
                 there = self._objects.exists(self._name)
             except OSError as exc:
@@ -183,32 +191,28 @@ class Watch:
 
 
 def host_done(index: int) -> str:
-    """The object of a host whose part has ended well; see `wire.attempt_key`."""
+    """Return the name of the object that marks a host's success; see `wire.attempt_key`."""
     return f"host-{index}.done"
 
 
 def claimant(name: str, objects: Objects, patience: float = CLAIM_S) -> str:
-    """Wait for the claim *name*, and return its executor; empty if there is none in time."""
-    end, pause = time.monotonic() + patience, 0.1
-    while True:
-        try:
+    """Wait for the claim *name*, and return its executor; empty after *patience* seconds."""
+    for pause in pauses(0.1, 2.0, patience):
+        with contextlib.suppress(KeyError):
             return objects.stat(name).metadata.get("executor", "")
-        except KeyError:
-            if time.monotonic() > end:
-                return ""
         time.sleep(pause)
-        pause = min(2.0, pause * 1.5)
+    return ""
 
 
 KEY_FILE = "/var/run/kinetic/key"
 TERMINATION_LOG = "/dev/termination-log"
 OWN = ("KINETIC_ORDER", "KINETIC_FAILURES", "KINETIC_DISRUPTIONS", "KINETIC_KEY_FILE")
-"""Variables that are for the runner alone."""
+"""Variables of the runner, which the job doesn't get."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pod:
-    """What the environment of a pod says: its order, with this attempt's number, and its key.
+    """The environment of a pod: its order, with this attempt's number, and its key.
 
     ``first`` is the number of the attempt that the job's first pod made. ``group`` is the
     name of the LeaderWorkerSet that the pod belongs to, or empty.
@@ -224,7 +228,7 @@ class Pod:
 
     @property
     def host(self) -> int:
-        """The number of this host; 0 of a job on one."""
+        """The index of this host; 0 for a job on one host."""
         return 0 if self.hosts is None else self.hosts.index
 
 
@@ -238,7 +242,7 @@ def read_pod(environ: Mapping[str, str]) -> Pod:
     order = wire.Order.decode(environ.get("KINETIC_ORDER", "null"))
     executor = environ.get("KINETIC_POD_UID", "")
     if not executor:
-        raise ValueError("KINETIC_POD_UID is not set, and without it nothing can be claimed")
+        raise ValueError("KINETIC_POD_UID is not set, so the attempt cannot be claimed")
     receipt = environ.get("KINETIC_TERMINATION_LOG", TERMINATION_LOG)
     restarts = Restarts(
         failures=int(environ.get("KINETIC_FAILURES") or 0),
@@ -257,11 +261,11 @@ def read_pod(environ: Mapping[str, str]) -> Pod:
 
 
 AGAIN = "again"
-"""Return the exit code of a host whose earlier pod did the work: it has run nothing now."""
+"""The mark of a host that has run nothing because its earlier pod began the attempt."""
 
 
 def become(pod: Pod, place: str, line: Line, parent: int) -> NoReturn:
-    """Run the job in this fork of *parent*, and end with it. Never returns, whatever happens."""
+    """Run the job in this fork of *parent*, and exit; it also ends when *parent* does."""
     mine, code = os.getpid(), wire.EXIT_RETRY
     try:
         processes.die_with(parent)
@@ -269,7 +273,9 @@ def become(pod: Pod, place: str, line: Line, parent: int) -> NoReturn:
         by_value.teach_multiprocessing()
         sys.stdout = sys.__stdout__ = _stream(1)  # type: ignore[misc]
         sys.stderr = sys.__stderr__ = _stream(2)  # type: ignore[misc]
-        sys.modules["__main__"] = types.ModuleType("__main__")  # the runner's is not the job's
+        sys.modules["__main__"] = types.ModuleType(
+            "__main__"
+        )  # the runner's module isn't the job's
         sys.argv[:] = [""]
         code = _Job(pod, place, line).run()
         line.tell(code)
@@ -277,13 +283,13 @@ def become(pod: Pod, place: str, line: Line, parent: int) -> NoReturn:
         _report()
     finally:
         if os.getpid() != mine:
-            os._exit(code)  # a fork of the user's code: nothing here is its own
+            os._exit(code)  # this is a fork that the user's code made
         remote_runner.leave(code)
         os._exit(code)
 
 
 class _Job:
-    """The steps of the attempt, in the places that a container has for them."""
+    """Carry out the attempt in the folders of its container."""
 
     def __init__(self, pod: Pod, place: str, line: Line) -> None:
         self._again = os.path.join(place, AGAIN)
@@ -306,20 +312,21 @@ class _Job:
         )
 
     def run(self) -> int:
-        """Carry it out; what to leave with. Asked to stop before anybody has begun, it just ends.
+        """Carry out the attempt, and return the exit code.
 
-        A claim that was under way may be there then; it is closed as that of a killed pod.
+        If it is asked to stop before the claim, it ends. A claim that was under way may exist
+        then; a later pod closes it.
         """
         try:
             with self._stopping.interruptible():
                 go_on = self._begun()
         except Stopped:
-            print("kinetic: asked to stop before the job has begun", file=sys.stderr)
+            print("kinetic: the job was asked to stop before its start", file=sys.stderr)
             return wire.EXIT_RETRY
         return go_on()
 
     def _begun(self) -> Callable[[], int]:
-        """Wait until the attempt is claimed, by the first host; what is to follow."""
+        """Wait until the first host has claimed the attempt, and return the next step."""
         which, executor = self._pod.hosts, self._pod.executor
         if which is None:
             return self._lead(Invocation)
@@ -348,9 +355,9 @@ class _Job:
         return rest
 
     def _follow(self, which: Hosts, executor: str) -> int:
-        """Run beside the first host, whose claim is for all."""
+        """Run beside the first host, which claims for all hosts."""
         if not executor:
-            print("kinetic: the first host has not begun in time", file=sys.stderr)
+            print("kinetic: the first host did not claim the attempt in time", file=sys.stderr)
             return wire.EXIT_RETRY
         if executor == wire.VOID or self._objects.exists(self._name("outcome")):
             return self._opening_code(executor)
@@ -361,7 +368,7 @@ class _Job:
         return self._attempt(HostCall, executor).beside(done)
 
     def _restarted(self, which: Hosts, executor: str) -> int:
-        """This host was here before; what it ran must not run twice."""
+        """Close the attempt: this host restarted, and the function must not run twice."""
         os.mkdir(self._again)
         key = self._pod.key
         return close_restarted(self._order, key, executor, which.name, self._objects)
@@ -402,18 +409,18 @@ class _Job:
 
 def _flush() -> None:
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(Exception):  # they are the user's, who may have closed them
+        with contextlib.suppress(Exception):  # the user's code may have closed them
             stream.flush()
 
 
 def _stream(fd: int) -> io.TextIOWrapper:
-    """Write printed text at once, and let no character of it end the job."""
+    """Open a stream that writes at once and escapes what can't be encoded."""
     raw = open(fd, "wb", buffering=0, closefd=False)  # noqa: SIM115 - it lives as long as the job
     return io.TextIOWrapper(raw, encoding="utf-8", errors="backslashreplace", write_through=True)
 
 
 def _report() -> None:
-    """Say why there is no outcome; frames of the runner's own are shown of its defects only."""
+    """Print why there is no outcome; only a defect of the runner shows a traceback."""
     import traceback
 
     error = sys.exception()

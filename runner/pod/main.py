@@ -1,6 +1,6 @@
 """A job in a pod: the container's first process, which looks after the job's own process.
 
-It stays small and does what must not depend on the user's code; see `attempt.Guard`. The job
+It stays small and does what must not depend on the user's code; see `guard.Guard`. The job
 is its child, and commits its own outcome. If the child dies before, this process commits how.
 """
 
@@ -11,7 +11,6 @@ import http.client
 import importlib.util
 import os
 import pwd
-import random
 import re
 import signal
 import ssl
@@ -23,18 +22,23 @@ from dataclasses import replace
 from pathlib import Path
 
 from ..job import processes
+from ..pauses import pauses
 from ..protocol import wire
 from ..stores.objects import opened
 from . import job
-from .attempt import Ended, Guard, Limits, Line, close_dead, death_of, oom_kills
+from .attempt import close_dead, death_of, oom_kills
+from .guard import Ended, Guard, Limits, Line
 from .job import OWN, Pod, read_pod
 
 ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
-"""Where Kubernetes mounts it; without a container, KINETIC_POD_ACCOUNT_FOLDER says where it is."""
+"""Where Kubernetes mounts it; KINETIC_POD_ACCOUNT_FOLDER overrides that, outside a container."""
 
 API = "/apis/leaderworkerset.x-k8s.io/v1"
 PATIENCE_S = 600.0
+"""How long to retry the deletion of a LeaderWorkerSet, in seconds."""
+
 TIMEOUT_S = 30.0
+"""Timeout of one request for it, in seconds."""
 ROLE = """\
 apiVersion: rbac.authorization.k8s.io/v1
 kind: Role
@@ -52,9 +56,9 @@ subjects: [{{kind: ServiceAccount, name: {account}, namespace: {namespace}}}]"""
 
 
 def delete(name: str, environ: Mapping[str, str] = os.environ) -> bool:
-    """Delete the LeaderWorkerSet *name* of the pod's own namespace; whether it is going.
+    """Delete the LeaderWorkerSet *name* in the pod's namespace; return whether that worked.
 
-    Tries for ten minutes, and logs a failure.
+    It retries for ten minutes, and logs a failure.
     """
     account = Path(environ.get("KINETIC_POD_ACCOUNT_FOLDER", ACCOUNT))
     try:
@@ -62,8 +66,8 @@ def delete(name: str, environ: Mapping[str, str] = os.environ) -> bool:
     except OSError as exc:
         _say(f"cannot delete its own LeaderWorkerSet {name}: no service account is mounted ({exc})")
         return False
-    end, pause = time.monotonic() + PATIENCE_S, 1.0
-    while True:
+    status, said = 0, ""
+    for pause in pauses(1.0, 30.0, PATIENCE_S):
         try:
             status, said = _request(name, namespace, environ, account)
         except (OSError, http.client.HTTPException, KeyError) as exc:
@@ -75,11 +79,9 @@ def delete(name: str, environ: Mapping[str, str] = os.environ) -> bool:
             words = f"may not delete its own LeaderWorkerSet {name}, which keeps its hosts busy"
             _say(f"{words}; delete it, and let the next one, with\n{role}")
             return False
-        if time.monotonic() + pause > end:
-            _say(f"cannot delete its own LeaderWorkerSet {name} ({status or said}); delete it")
-            return False
-        time.sleep(random.uniform(pause / 2, pause))
-        pause = min(30.0, pause * 2)
+        time.sleep(pause)
+    _say(f"cannot delete its own LeaderWorkerSet {name} ({status or said}); delete it")
+    return False
 
 
 def _request(
@@ -101,13 +103,13 @@ def _request(
 
 
 def _refused(said: str) -> str:
-    """The name of the service account that a refusal is about."""
+    """Return the name of the service account in a refusal."""
     found = re.search(r"system:serviceaccount:[^:]+:([a-z0-9.-]+)", said)
     return found[1] if found else "kinetic"
 
 
 def rest() -> None:
-    """Do nothing until the pod is asked to end; SIGTERM has to be held back before."""
+    """Do nothing until the pod is asked to stop; the caller has blocked SIGTERM."""
     signal.sigwait([signal.SIGTERM])
 
 
@@ -116,10 +118,11 @@ def _say(words: str) -> None:
 
 
 CLAIM_S = 60.0
+"""How long, in seconds, a dead host's guard waits for the first host's claim."""
 
 
 def main() -> int:
-    """Carry out what the environment says, and return what to leave with."""
+    """Run the job that the environment describes, and return the exit code."""
     try:
         pod = read_pod(os.environ)
     except (ValueError, OSError) as exc:
@@ -141,18 +144,18 @@ def main() -> int:
     if code is None:
         code = _closed(pod, ended, memory=oom_kills() > killed_before)
     again = os.path.exists(os.path.join(place, job.AGAIN))
-    with contextlib.suppress(OSError):  # what is much goes with the container
+    with contextlib.suppress(OSError):  # the container removes large folders faster
         processes.remove_if_small(place)
     if pod.group and not ended.stopped:
         leads = pod.hosts is None or pod.hosts.leads
         if leads and not delete(pod.group) and not again:
-            return code  # the end of this container tells that there is an outcome
+            return code  # the end of this container shows that there is an outcome
         rest()
     return code
 
 
 def _settle_in(place: str) -> None:
-    """Give a user that the image doesn't know a name and a home: libraries keep caches there."""
+    """Give a user that the image doesn't know a name and a home, which libraries use for caches."""
     if not os.access(os.path.expanduser("~"), os.W_OK):
         os.environ["HOME"] = os.path.join(place, "home")
         os.mkdir(os.environ["HOME"], 0o700)
@@ -163,11 +166,11 @@ def _settle_in(place: str) -> None:
 
 
 def _lacking(store: str) -> str:
-    """A library that the store needs is missing: reported once, and final."""
+    """Return the name of a missing library that the store needs; empty if it has all."""
     for name in ("requests", "google.auth", "google_crc32c") if store.startswith("gs://") else ():
         try:
             found = importlib.util.find_spec(name)
-        except ImportError:  # what it is in is not there either
+        except ImportError:  # its package is missing
             found = None
         if found is None:
             return name
@@ -175,7 +178,7 @@ def _lacking(store: str) -> str:
 
 
 def _closed(pod: Pod, ended: Ended, *, memory: bool) -> int:
-    """Say what became of a job that has said nothing itself."""
+    """Close the attempt of a job that has left no outcome."""
     order, executor = pod.order, pod.executor
     death = death_of(ended, order, memory=memory)
     if pod.hosts is not None:
@@ -196,8 +199,8 @@ def _closed(pod: Pod, ended: Ended, *, memory: bool) -> int:
 
 def _in_a_child(pod: Pod, place: str) -> Ended:
     line, mine = Line(), os.getpid()
-    signal.pthread_sigmask(signal.SIG_BLOCK, processes.STOPS)  # until each side is ready for them
-    source, sink = os.pipe()  # one for both outputs: what goes there keeps its order
+    signal.pthread_sigmask(signal.SIG_BLOCK, processes.STOPS)  # until each process handles them
+    source, sink = os.pipe()  # one pipe for both outputs keeps their order
     pid = os.fork()
     if pid == 0:
         os.close(source)

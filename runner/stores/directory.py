@@ -1,15 +1,12 @@
-"""A store in a directory: one file an object, created whole or not at all.
+"""A store in a directory: one file for each object, created atomically.
 
-An object without metadata is a plain file with exactly its content. Metadata,
-and the generation of an object that was replaced, go into a header before the
-content, so that both appear by the same atomic step. Nothing is synced to the
-disk: objects survive every process, not a power cut.
+An object without metadata is a file with exactly its content. Metadata and the generation of a
+replaced object are in a header before the content, so one atomic step creates both. Nothing is
+synced to the disk: objects survive every process, but not a power cut.
 
-Whatever lies there may be damaged, or put there by somebody else. A header that
-cannot be read is none: the file is all content, and has no metadata. What is no
-regular file (a link, a pipe, a device) is an object without content, is never
-read and never followed. So who verifies an object finds that it is not signed.
-A directory is no object, and a file that may not be read has no metadata.
+Files may be damaged, and other users may have put them here. A file with an invalid header has no
+metadata. A link, a pipe, or a device is an empty object that is never read or followed. All these
+fail the verification of signatures. A directory isn't an object.
 """
 
 from __future__ import annotations
@@ -35,24 +32,28 @@ from ..protocol.private import make_folder
 MAGIC = b"\x89KNO\r\n\x1a\n"
 HEAD = struct.Struct("<8sI")
 TEMPORARY = ".tmp"
+"""The folder of drafts and locks."""
+
 SAFE = "".join(chr(c) for c in range(32, 127) if chr(c) not in '%/\\:*?"<>|')
 PLAIN = bytes(c for c in range(128) if chr(c).isalnum() or chr(c) in "_-./")
 SMALL = 64 * 1024
+"""A file below this size is read or written by one system call."""
+
 _json = json.encoder.encode_basestring_ascii
 LONGEST = 240  # bytes of one file name; most file systems stop at 255
 READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # waits for no pipe's writer
 NO_FILE = (errno.ELOOP, errno.ENXIO, errno.ENODEV, errno.EOPNOTSUPP)  # a link, a socket, a device
 ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ENOTEMPTY, errno.EEXIST)
 HEADER_BYTES = 4 * 1024 * 1024
-"""No header is as long as this."""
+"""Maximum bytes of a header."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """An object, as a listing shows it.
+    """An object in a listing.
 
-    ``size`` is that of its content, in bytes; ``used`` when it was written or
-    renewed last, in seconds since 1970.
+    ``size`` is the size of its content in bytes; ``used`` is the time of its last write or renewal,
+    in seconds since 1970.
     """
 
     name: str
@@ -69,8 +70,8 @@ Entries = list[tuple[str, bool]]
 class DirectoryObjects:
     """Objects under *root*. Safe for any number of threads and processes at once.
 
-    A missing object is a ``KeyError`` with its name; everything else that goes
-    wrong is the ``OSError`` of the file system.
+    A missing object raises ``KeyError`` with its name; any other failure raises the ``OSError`` of
+    the file system.
     """
 
     def __init__(self, root: str | Path) -> None:
@@ -79,12 +80,12 @@ class DirectoryObjects:
 
     @property
     def root(self) -> Path:
-        """The directory."""
+        """The directory of the store."""
         return Path(self._root)
 
     @property
     def url(self) -> str:
-        """Where another process finds the same objects."""
+        """The URL of this store for other processes."""
         return "file://" + urllib.parse.quote(self._root)
 
     @classmethod
@@ -101,7 +102,7 @@ class DirectoryObjects:
         *,
         consume: bool = False,
     ) -> bool:
-        """Create *name* if it is absent; False when it exists.
+        """Create *name* if it is absent; return False if it exists.
 
         With *consume* a file given as *body* may become the object itself.
         """
@@ -116,7 +117,7 @@ class DirectoryObjects:
             os.unlink(temporary)
 
     def replace(self, name: str, body: bytes, generation: int) -> int | None:
-        """Overwrite *generation* of an object; None when it is another one by now."""
+        """Overwrite *generation* of an object; return None if it has another generation now."""
         target = self._file(name)
         make_folder(os.path.join(self._root, TEMPORARY))
         place = os.path.join(self._root, TEMPORARY, "replace.lock")
@@ -130,9 +131,9 @@ class DirectoryObjects:
     def get(
         self, name: str, start: int | None = None, stop: int | None = None
     ) -> tuple[bytes, Mapping[str, str]]:
-        """Content, or its bytes from *start* to *stop*, and metadata."""
+        """Return the content, or its bytes from *start* to *stop*, and the metadata."""
         beginning = self._beginning(name)
-        if len(beginning) < SMALL:  # it is the whole, by one read
+        if len(beginning) < SMALL:  # one read got the whole file
             metadata, _, offset = _head(io.BytesIO(beginning))
             last = None if stop is None else offset + stop
             return beginning[offset + (start or 0) : last], metadata
@@ -142,7 +143,7 @@ class DirectoryObjects:
             return file.read(-1 if stop is None else stop - (start or 0)), metadata
 
     def read(self, name: str, limit: int) -> tuple[Stored, bytes | None]:
-        """An object and its content, or None in its place when that exceeds *limit* bytes."""
+        """Return an object and its content; None for content above *limit* bytes."""
         with self._open(name) as file:
             stored, offset = _described(name, file)
             if stored.size > limit:
@@ -151,7 +152,7 @@ class DirectoryObjects:
             return stored, file.read(limit)
 
     def path(self, name: str) -> Path | None:
-        """The file that holds exactly the content; None if there is none."""
+        """Return the file that has exactly the content; None if the file has a header."""
         with self._open(name) as file:
             whole = not isinstance(file, io.BytesIO) and _head(file)[2] == 0
             return Path(self._file(name)) if whole else None
@@ -168,35 +169,35 @@ class DirectoryObjects:
             return _described(name, file)[0]
 
     def exists(self, name: str) -> bool:
-        """Whether there is such an object."""
+        """Return whether the object exists."""
         try:
             return not stat.S_ISDIR(os.lstat(self._file(name)).st_mode)
         except (FileNotFoundError, NotADirectoryError):
             return False
 
     def holds(self, folder: str) -> bool:
-        """Whether there is an object below *folder*; True also for what is no object there."""
+        """Return whether *folder* isn't empty."""
         try:
             return bool(os.listdir(self._file(folder)))
         except (FileNotFoundError, NotADirectoryError):
             return False
 
     def list(self, prefix: str) -> Listing:
-        """All objects whose name starts with *prefix*, sorted by name."""
+        """Return all objects whose names start with *prefix*, sorted by name."""
         folder, _, start = prefix.rpartition("/")
         return self.look_up(sorted(self._names(folder, start)))
 
     def look_up(self, names: Iterable[str]) -> Listing:
-        """Those of *names* that exist: cheaper here than a listing of their folder.
+        """Return the objects among *names* that exist, which is cheaper than a listing.
 
-        One that may not be read is among them, without metadata: it costs no other object.
+        An unreadable object has no metadata, so it doesn't hide the others.
         """
         found: list[Stored] = []
         for name in names:
             try:
                 found.append(self.stat(name))
             except PermissionError:
-                status = os.lstat(self._file(name))  # raises where the folder may not be read
+                status = os.lstat(self._file(name))  # raises if the folder is unreadable
                 found.append(Stored(name, status.st_size, {}, 1, status.st_mtime))
             except KeyError:
                 continue
@@ -214,9 +215,9 @@ class DirectoryObjects:
         return absent
 
     def collect(self, used: Mapping[str, float | None]) -> bool:
-        """Delete these, in this order, if the time of use of each is still as it was listed.
+        """Delete these objects, in this order, unless one was renewed since its listing.
 
-        No `renew` comes between the look and the deletion: it sees all of them, or none.
+        A lock keeps `renew` out between the check and the deletion.
         """
         with self._collecting(fcntl.LOCK_EX):
             if any(one.used != used[one.name] for one in self.look_up(used)):
@@ -233,7 +234,7 @@ class DirectoryObjects:
             yield
 
     def delete(self, names: Iterable[str]) -> None:
-        """Delete objects, and the folders that this leaves empty."""
+        """Delete objects, and folders that become empty."""
         for name in names:
             file = self._file(name)
             try:
@@ -245,7 +246,7 @@ class DirectoryObjects:
                     raise
 
     def sweep(self, age: float) -> None:
-        """Remove what writers who were killed left more than *age* seconds ago."""
+        """Remove drafts that killed writers left more than *age* seconds ago."""
         place, now = os.path.join(self._root, TEMPORARY), time.time()
         for name in os.listdir(place) if os.path.isdir(place) else ():
             path = os.path.join(place, name)
@@ -253,7 +254,7 @@ class DirectoryObjects:
                 if not name.endswith(".lock") and os.stat(path).st_mtime < now - age:
                     os.unlink(path)
             except OSError:
-                continue  # another process was faster, or does that later
+                continue  # another process was faster
 
     def _names(self, folder: str, start: str) -> Iterator[str]:
         quoted = urllib.parse.quote(start, safe=SAFE, errors="surrogateescape")
@@ -278,7 +279,7 @@ class DirectoryObjects:
                 yield name
 
     def _entries(self, folder: str) -> Entries:
-        """What is in *folder*, and whether it is a folder itself; none that a link leads to."""
+        """Return the entries of *folder*, and whether each is a folder; none behind a link."""
         place = self._file(folder) if folder else self._root
         at = place
         while len(at) > len(self._root):
@@ -289,10 +290,10 @@ class DirectoryObjects:
             with os.scandir(place) as entries:
                 return [(one.name, one.is_dir(follow_symlinks=False)) for one in entries]
         except (FileNotFoundError, NotADirectoryError):
-            return []  # or it was deleted meanwhile
+            return []
 
     def _file(self, name: str) -> str:
-        if _is_plain(name):  # what kinetic itself names
+        if _is_plain(name):  # as all names of kinetic's own objects are
             return f"{self._root}/{name}"
         return os.path.join(self._root, *map(_segment, name.split("/")))
 
@@ -309,7 +310,7 @@ class DirectoryObjects:
         return io.BytesIO() if fd is None else cast(BinaryIO, io.FileIO(fd))
 
     def _opened(self, name: str) -> int | None:
-        """A descriptor of the object's file; None where that is no file but a link or a device."""
+        """Open the object's file; return None for a link or a device."""
         try:
             fd = os.open(self._file(name), READ)
         except (FileNotFoundError, NotADirectoryError):
@@ -343,7 +344,7 @@ class DirectoryObjects:
                 os.close(fd)
                 return temporary
             os.lseek(fd, 0, os.SEEK_SET)
-            # Buffered: a raw file may take less than it is given, and say so only in passing.
+            # Buffered, because a raw file may write only a part.
             with open(fd, "wb") as file:
                 if isinstance(body, Path):
                     with open(body, "rb") as source:
@@ -355,12 +356,12 @@ class DirectoryObjects:
         except BaseException as exc:
             os.unlink(temporary)
             if isinstance(exc, OSError) and exc.filename is None:
-                exc.filename = self._root  # a write does not say to what
+                exc.filename = self._root  # errors of write() have no filename
             raise
         return temporary
 
     def _link(self, temporary: str, target: str) -> bool:
-        for _ in range(100):  # a delete elsewhere may take the folder away again
+        for _ in range(100):  # another process may delete the empty folder again
             try:
                 os.link(temporary, target)
             except FileExistsError:
@@ -369,11 +370,11 @@ class DirectoryObjects:
                 make_folder(os.path.dirname(target))
             else:
                 return True
-        raise OSError(f"the folder of {target} vanishes as often as it is made")
+        raise OSError(f"the folder of {target} disappears each time it is created")
 
 
 class _suppress_cross_device:
-    """Swallow the error of a hard link that the file system does not allow."""
+    """Suppress the error of a hard link that the file system doesn't allow."""
 
     def __enter__(self) -> None: ...
 
@@ -382,14 +383,14 @@ class _suppress_cross_device:
 
 
 def _is_plain(name: str) -> bool:
-    """Whether the name is a path as it stands; told by single calls, for it is told often."""
+    """Return whether the name is a valid path; a fast check, because it is a frequent one."""
     if not name.isascii() or name.encode().translate(None, PLAIN) or len(name) > LONGEST:
         return False
     return not (name.startswith((".", "/")) or name.endswith("/") or "/." in name or "//" in name)
 
 
 def _segment(segment: str) -> str:
-    """A file name for one part of an object's name, whatever it holds."""
+    """Return a valid file name for one part of an object's name."""
     quoted = urllib.parse.quote(segment, safe=SAFE, errors="surrogateescape")
     if quoted in ("", ".", "..") or quoted.startswith(TEMPORARY):
         quoted = "%" + (f"{ord(quoted[0]):02X}{quoted[1:]}" if quoted else "")
@@ -405,7 +406,7 @@ def _unquoted(entry: str) -> str:
 def _header(start: bytes, metadata: Mapping[str, str], generation: int) -> bytes:
     if not metadata and generation == 1 and not start.startswith(MAGIC):
         return b""
-    # Written without the detour over an encoder: it is done for each claim and outcome.
+    # Without `json.dumps`, which is slower: each claim and outcome has a header.
     fields = ", ".join([f"{_json(name)}: {_json(value)}" for name, value in metadata.items()])
     content = f'{{"m": {{{fields}}}, "g": {generation}}}'.encode()
     return HEAD.pack(MAGIC, len(content)) + content
@@ -426,7 +427,7 @@ def _described(name: str, file: BinaryIO) -> tuple[Stored, int]:
 
 
 def _head(file: BinaryIO) -> tuple[Mapping[str, str], int, int]:
-    """Metadata, generation and the offset of the content."""
+    """Return the metadata, the generation, and the offset of the content."""
     start = file.read(HEAD.size)
     if len(start) < HEAD.size or not start.startswith(MAGIC):
         return {}, 1, 0

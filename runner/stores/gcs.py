@@ -2,15 +2,14 @@
 
 google-cloud-storage transfers, retries, and checks contents. This module adds names,
 preconditions, and errors that say what to do. A write requires that no such object exists, and
-carries a random nonce in its hidden metadata. After a lost reply, the nonce says whose object is
-there. The client's adapter does the same.
+carries a random nonce in its hidden metadata. After a lost reply, the nonce tells which writer
+created the object. The client's adapter does the same.
 """
 
 from __future__ import annotations
 
 import importlib
 import os
-import random
 import secrets
 import sys
 import time
@@ -21,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from ..pauses import pauses
 from ..protocol.gcs_names import Place
 from .directory import Stored
 
@@ -38,20 +38,20 @@ PAGE = 1000
 CONNECTIONS = 64
 
 PIECE_BYTES = 16 * 1024 * 1024
-"""One request of a resumable upload: the library holds it in memory."""
+"""Bytes of one request of a resumable upload, which the library holds in memory."""
 
 PART_BYTES = 32 * 1024 * 1024
 PARTS = 8
-"""How many parts of one large object are downloaded at once."""
+"""How many parts of one large object to download at once, and the bytes of each."""
 
 TRIES = 3
-"""How often a transfer is repeated whose content arrived damaged, or whose session was lost."""
+"""How often to try a transfer whose content arrives damaged or whose session is lost."""
 
 YOUNG_S = 45.0
-"""How long a node's metadata server may take to know a new pod."""
+"""How long, in seconds, a node's metadata server may take to know a new pod."""
 
 QUIET_S = 10.0
-"""A failure that lasts longer than this is reported in the job's log."""
+"""After this many seconds, a failure is reported in the job's log."""
 
 PASSING = frozenset({408, 429, 500, 502, 503, 504})
 RATE_LIMITS = ("rateLimitExceeded", "userRateLimitExceeded")
@@ -121,7 +121,7 @@ class Bucket:
         """Call *make* until the node's metadata server knows this pod."""
         young = YOUNG_S if "KUBERNETES_SERVICE_HOST" in os.environ else 0.0
         until = float(os.environ.get("KINETIC_POD_BEGAN") or time.monotonic()) + young
-        while True:
+        for pause in pauses(0.2, 2.0):
             try:
                 return make()
             except self._auth.DefaultCredentialsError as exc:
@@ -130,16 +130,17 @@ class Bucket:
                         f"there are no credentials for Cloud Storage here ({exc}); let the pods' "
                         "service account act as one of Google's (workload identity)"
                     ) from exc
-            time.sleep(random.uniform(0.1, 2.0))
+            time.sleep(pause)
+        raise AssertionError("pauses() has no end")
 
     # --- operations ---
 
     def blob(self, object_name: str) -> Any:
-        """An object by its name in the bucket; no request."""
+        """Return an object by its name in the bucket, without a request."""
         return self._bucket.blob(object_name)
 
     def find(self, object_name: str) -> Any:
-        """Look at an object; None if it does not exist."""
+        """Look at an object; return None if it doesn't exist."""
         blob = self.blob(object_name)
         try:
             self._call(f"look at {self._url(object_name)}", lambda how: blob.reload(**how))
@@ -148,7 +149,7 @@ class Bucket:
         return blob
 
     def list(self, prefix: str, limit: int | None = None) -> Iterator[Any]:
-        """The objects whose names start with *prefix*, at most *limit* of them."""
+        """Yield the objects whose names start with *prefix*, at most *limit*."""
 
         def first(how: Mapping[str, Any]) -> Any:
             return self._bucket.list_blobs(
@@ -162,7 +163,7 @@ class Bucket:
     def write(
         self, blob: Any, body: bytes | Path, *, metadata: Mapping[str, str], absent: bool
     ) -> bool:
-        """Write an object; False if it has to be *absent* and is not.
+        """Write an object; return False if it must be *absent* and isn't.
 
         An object above 8 MiB takes several requests.
         """
@@ -189,7 +190,7 @@ class Bucket:
         return self._whole(f"write {self._url(blob.name)}", upload)
 
     def read(self, blob: Any, start: int | None = None, stop: int | None = None) -> bytes:
-        """The content, or its bytes from *start* to *stop*."""
+        """Return the content, or its bytes from *start* to *stop*."""
         end = None if stop is None else stop - 1
 
         def download(how: Mapping[str, Any]) -> bytes:
@@ -243,7 +244,7 @@ class Bucket:
     # --- retries and errors ---
 
     def _whole(self, what: str, transfer: Callable[[Mapping[str, Any]], T]) -> T:
-        """Repeat a *transfer* whose content arrived damaged, or whose upload session was lost."""
+        """Retry a *transfer* whose content arrived damaged, or whose upload session was lost."""
         with self._told(what):
             for _ in range(TRIES - 1):
                 try:
@@ -261,7 +262,7 @@ class Bucket:
             return request(self._how(what))
 
     def _how(self, what: str) -> dict[str, Any]:
-        """The timeout and the retry policy of every call of the library."""
+        """Return the timeout and the retry policy of a call of the library."""
         patience, began = self._patience, time.monotonic()
         said = False
 
@@ -287,7 +288,7 @@ class Bucket:
             limited = status == 403 and any(one in answer.text for one in RATE_LIMITS)
             return limited or status in PASSING
         if isinstance(exc, self._auth.GoogleAuthError):
-            # A metadata server that does not know the pod yet says so in many ways.
+            # A metadata server that doesn't know the pod yet answers in many ways.
             return (
                 isinstance(exc, self._auth.TransportError)
                 or bool(getattr(exc, "retryable", False))
@@ -298,7 +299,7 @@ class Bucket:
         return self._is_of_the_network(exc)
 
     def _is_of_the_network(self, exc: Exception) -> bool:
-        """By name: the library lets errors of the packages below it through."""
+        """Return whether *exc* is a network error, which the library doesn't always wrap."""
         lower = type(exc).__module__.partition(".")[0] in ("http", "urllib3")
         return lower or isinstance(
             exc, (self._requests.exceptions.RequestException, ConnectionError)
@@ -332,11 +333,11 @@ class Bucket:
         elif isinstance(exc, self._errors.NotFound):
             advice = f"; check the name of gs://{self.place.bucket} and the right to see it"
         elif isinstance(exc, self._corrupt):
-            advice = "; the content arrives damaged: check the network"
+            advice = "; checksum mismatch: check the network"
         return Trouble(f"cannot {what}: {self._words(exc)}{advice}")
 
     def _words(self, exc: Any) -> str:
-        """The service's own sentence where there is one, on one line."""
+        """Return the service's message, if there is one, on one line."""
         words = str(exc)
         if isinstance(exc, self._errors.GoogleAPICallError) and exc.response is not None:
             with suppress(KeyError, TypeError, ValueError):
@@ -363,7 +364,7 @@ class GcsObjects:
 
     @property
     def url(self) -> str:
-        """Where another process finds the same objects."""
+        """The URL of this store for other processes."""
         return self._place.url
 
     def create(
@@ -374,43 +375,43 @@ class GcsObjects:
         *,
         consume: bool = False,
     ) -> bool:
-        """Create *name* if it is absent; False if it exists. *consume* changes nothing here."""
+        """Create *name* if it is absent; return False if it exists. *consume* has no effect."""
         return self._bucket.write(self._blob(name), body, metadata=metadata or {}, absent=True)
 
     def get(
         self, name: str, start: int | None = None, stop: int | None = None
     ) -> tuple[bytes, Mapping[str, str]]:
-        """Content, or its bytes from *start* to *stop*. It has no metadata: see `stat`."""
+        """Return the content, or its bytes from *start* to *stop*, without metadata; see `stat`."""
         if stop is not None and stop <= (start or 0):
             self.stat(name)
             return b"", {}
         return self._bucket.read(self._blob(name), start, stop), {}
 
     def fetch(self, name: str, path: Path) -> None:
-        """Write the content to a new file, in flat memory."""
+        """Write the content to a new file, in constant memory."""
         self._bucket.fetch(self._blob(name), path)
 
     def path(self, name: str) -> Path | None:
-        """No object is a file here."""
+        """Return None: no object is a file."""
         return None
 
     def stat(self, name: str) -> Stored:
-        """Return the entry of one object in a listing."""
+        """Return the entry of one object."""
         blob = self._bucket.find(self._place.object_name(name))
         if blob is None:
             raise KeyError(name)
         return _stored(name, blob)
 
     def exists(self, name: str) -> bool:
-        """Whether there is such an object."""
+        """Return whether the object exists."""
         return self._bucket.find(self._place.object_name(name)) is not None
 
     def holds(self, folder: str) -> bool:
-        """Whether there is an object below *folder*."""
+        """Return whether there is an object below *folder*."""
         return any(self._bucket.list(self._place.object_name(f"{folder}/"), 1))
 
     def list(self, prefix: str) -> Listing:
-        """All objects whose names start with *prefix*, sorted by name."""
+        """Return all objects whose names start with *prefix*, sorted by name."""
         found = [
             _stored(name, blob)
             for blob in self._bucket.list(self._place.object_name(prefix))
@@ -419,7 +420,7 @@ class GcsObjects:
         return sorted(found, key=lambda one: one.name)
 
     def look_up(self, names: Iterable[str]) -> Listing:
-        """Those of *names* that exist, by one listing of their common prefix."""
+        """Return the objects among *names* that exist, by one listing of their common prefix."""
         wanted = set(names)
         if not wanted:
             return []

@@ -1,4 +1,4 @@
-"""The objects of a store, wherever it is: what the runner asks of them."""
+"""The interface of a store for the runner."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ Listing = list[Stored]
 
 
 class Objects(Protocol):
-    """A store as a job sees it. A missing object is a ``KeyError``, other trouble an ``OSError``.
+    """A store as a job uses it; `DirectoryObjects` documents the methods.
 
-    `DirectoryObjects` says what each does.
+    A missing object raises ``KeyError``, any other failure ``OSError``.
     """
 
     def create(
@@ -30,7 +30,7 @@ class Objects(Protocol):
     def get(
         self, name: str, start: int | None = None, stop: int | None = None
     ) -> tuple[bytes, Mapping[str, str]]:
-        """Content, and metadata where they come with it; `stat` has them for certain."""
+        """Return the content, and the metadata if they cost no request; `stat` always has them."""
         ...
 
     def path(self, name: str) -> Path | None: ...
@@ -51,11 +51,11 @@ class Objects(Protocol):
 
 
 def opened(url: str) -> Objects:
-    """The store of a ``file://`` or ``gs://`` URL; what the latter takes is loaded for it alone.
+    """Open the store of a ``file://`` or ``gs://`` URL.
 
     Raises:
-        ValueError: It is of another kind.
-        OSError: A library that the store needs is not installed.
+        ValueError: The URL has another scheme.
+        OSError: A library that the store needs isn't installed.
     """
     if url.startswith("file://"):
         return DirectoryObjects.from_url(url)
@@ -63,4 +63,4 @@ def opened(url: str) -> Objects:
         gcs: Any = importlib.import_module(".gcs", __package__)
         found: Objects = gcs.GcsObjects(url)
         return found
-    raise ValueError(f"this runner knows no store like {url!r}")
+    raise ValueError(f"this runner supports no store like {url!r}")

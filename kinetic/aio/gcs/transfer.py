@@ -9,15 +9,17 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
+import functools
 import io
 import itertools
 import os
 import secrets
-from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, TypeVar
+from typing import IO, TYPE_CHECKING, Any, TypeVar
 
+import aiofiles
 import google_crc32c
 
 from kinetic._tasks import in_thread
@@ -26,13 +28,16 @@ from kinetic.aio.gcs.http import DAMAGED_TRIES, NONCE, Damaged, Described, Http,
 from kinetic.aio.ports import Object
 from kinetic.errors import BackendError, NotFound, Unavailable
 
+if TYPE_CHECKING:
+    from aiofiles.threadpool.binary import AsyncBufferedIOBase
+
 T = TypeVar("T")
 CRC32C: Any = google_crc32c  # it ships half of its types
 
 TYPE = "application/octet-stream"
 
 BLOCK = 4 * 1024 * 1024
-"""Bytes that one call in a worker thread reads: the call can't be cancelled."""
+"""Bytes to read and check at a time."""
 
 LONG = 8 * 1024 * 1024
 """Bytes above which memory is joined and checked in a worker thread."""
@@ -79,12 +84,12 @@ class Content:
         if isinstance(body, bytes):
             return cls(len(body), await checksum(body), held=body)
         try:
-            with _reader(body) as file:
-                held = await in_thread(file.read, small + 1)
+            async with aiofiles.open(body, "rb") as file:
+                held = await file.read(small + 1)
                 if len(held) <= small:
                     return cls(len(held), await checksum(held), held=held)
                 size, value = len(held), extended(0, held)
-                while block := await in_thread(file.read, BLOCK):
+                while block := await file.read(BLOCK):
                     size, value = size + len(block), await in_thread(extended, value, block)
         except OSError as exc:
             raise _unreadable(body, exc) from exc
@@ -99,7 +104,7 @@ class Content:
         if self.path is None:
             return io.BytesIO(self.held)
         try:
-            file = _reader(self.path)
+            file = self.path.open("rb")
         except OSError as exc:
             raise _unreadable(self.path, exc) from exc
         if os.fstat(file.fileno()).st_size == self.size:
@@ -109,10 +114,6 @@ class Content:
             f"the size of {self.path} changed during the upload; keep the file as it is and try "
             "again"
         )
-
-
-def _reader(path: Path) -> io.BufferedReader:
-    return path.open("rb")
 
 
 def _unreadable(path: Path, exc: OSError) -> BackendError:
@@ -264,16 +265,13 @@ async def fetch(http: Http, name: str, path: Path) -> None:
 
     async def once() -> None:
         about, value = await http.described(name), 0
-        with _new_file(path) as file:
-
-            def append(piece: bytes) -> None:
-                nonlocal value
-                with _writing(path):
-                    file.write(piece)
-                value = extended(value, piece)
+        async with _new_file(path) as file:
 
             async def take(piece: bytes) -> None:
-                await in_thread(append, piece)
+                nonlocal value
+                with _writing(path):
+                    await file.write(piece)
+                value = extended(value, piece)
 
             await _download(http, name, take, about=about)
             if about.crc32c not in ("", encoded(value)):
@@ -331,16 +329,18 @@ async def _download(
     return generation
 
 
-@contextlib.contextmanager
-def _new_file(path: Path) -> Generator[IO[bytes]]:
-    """Open a new file at *path*; a failure removes it."""
+@contextlib.asynccontextmanager
+async def _new_file(path: Path) -> AsyncGenerator[AsyncBufferedIOBase]:
+    """Open a new, private file at *path*; a failure removes it."""
+    private = functools.partial(os.open, mode=0o600)
     with _writing(path):
-        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        file = await aiofiles.open(path, "xb", opener=private)
         try:
-            with open(handle, "wb") as file:
-                yield file
+            yield file
+            await file.close()
         except BaseException:
-            path.unlink(missing_ok=True)
+            await file.close()
+            os.unlink(path)
             raise
 
 

@@ -1,0 +1,23 @@
+"""The pauses of every loop in the runner that waits for something outside its process.
+
+The images of jobs needn't have tenacity, which paces the client's loops.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+from collections.abc import Iterator
+
+
+def pauses(first_s: float, longest_s: float, total_s: float = math.inf) -> Iterator[float]:
+    """Yield pauses in seconds until *total_s* is over.
+
+    Each is half as long again as the one before, up to *longest_s*. Up to a quarter of each is
+    random, so that pods that failed together don't return together.
+    """
+    end, pause = time.monotonic() + total_s, first_s
+    while time.monotonic() < end:
+        yield pause * random.uniform(0.75, 1.0)
+        pause = min(longest_s, pause * 1.5)
