@@ -1,7 +1,7 @@
-"""How a fork of the warm parent becomes a job: its own session, log, limits and environment.
+"""Turn a fork of the warm parent into a job, with its own session, log, limits, and environment.
 
-Written for few touched pages: each that a fork writes to is copied, and that
-is most of what a fork costs.
+This code avoids writing to memory: the kernel copies each page that a fork writes to, and that
+is most of a fork's cost.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .. import remote_runner
 from ..job import processes
 from ..protocol import wire
 
-# What is called by its own name needs no look at a module, which would touch more of the memory.
+# Module-level names: a look-up in another module would touch more pages.
 _signal: Any = importlib.import_module("_signal")  # `signal` without the detour over its enums
 _set_wakeup_fd, _set_handler, _SIG_DFL = _signal.set_wakeup_fd, _signal.signal, _signal.SIG_DFL
 _SIGCHLD = signal.SIGCHLD.value
@@ -37,14 +37,14 @@ _make_site: Callable[..., Any] | None = None
 
 
 def prepare(inherited: Sequence[int]) -> None:
-    """In the parent, once: what forks shall find done. They close the descriptors *inherited*."""
+    """In the parent, once: prepare what all forks need. They close the descriptors *inherited*."""
     global _inherited
     _inherited = inherited
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            # A line that is printed can be followed; no character of it may end the job.
+            # Line buffering lets others follow the log; no printed character may raise an error.
             stream.reconfigure(encoding="utf-8", errors="backslashreplace", line_buffering=True)
-    sys.modules["__main__"] = types.ModuleType("__main__")  # the parent's script is not the job's
+    sys.modules["__main__"] = types.ModuleType("__main__")  # hide the parent's script from the job
     sys.argv[:] = [""]
 
 
@@ -77,13 +77,13 @@ def become(message: bytes, parent: int) -> NoReturn:
         _collect()
         threads: Any = sys.modules.get("threading")
         if threads is not None:
-            threads.main_thread()._set_native_id()  # a fork keeps that of its parent
+            threads.main_thread()._set_native_id()  # a fork inherits its parent's
         code = _carry_out(message)
     except BaseException:
         _report()
     finally:
         if _getpid() != mine:
-            os._exit(code)  # a fork of the user's code: nothing here is its own
+            os._exit(code)  # a fork of the user's code must not run what follows
         _leave(code)
 
 
@@ -122,7 +122,7 @@ def _open_log(path: str) -> None:
 
 
 def _replace_environment(environment: Mapping[str, str]) -> None:
-    """Have exactly this one."""
+    """Make this the whole environment of the process."""
     for name in os.environ.keys() - environment.keys():
         del os.environ[name]
     _add_to_environment(environment)
@@ -130,7 +130,7 @@ def _replace_environment(environment: Mapping[str, str]) -> None:
 
 
 def _add_to_environment(variables: Mapping[str, str]) -> None:
-    """Set these; through the mapping itself it would cost three times the touched pages."""
+    """Set variables; `os.environ` itself would touch three times as many pages."""
     data: dict[bytes, bytes] = vars(os.environ)["_data"]
     for variable, text in variables.items():
         name = variable.encode(_ENCODING, "surrogateescape")
@@ -153,7 +153,7 @@ def _execute(command: list[str], environment: dict[str, str], message: bytes) ->
 
 
 def _private_file() -> int:
-    """A file without a name: the key in it is for the job's process alone."""
+    """Open a file without a name, because only the job's process may read the key in it."""
     if processes.LINUX:
         return os.memfd_create("order")
     fd = os.open(".order", os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)

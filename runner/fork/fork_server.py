@@ -1,10 +1,9 @@
-"""The warm parent: forks one process a job, and does as little else as can be.
+"""The warm parent: forks one process per job, and does little else.
 
-Every page of memory it writes to between two forks has to be copied, so what
-there is to know about jobs, its supervisor knows. What must be here: it owns
-the ids of its children until it has reaped them, so that a signal never meets
-a stranger; orphans of its jobs become its children; and when the supervisor's
-end of the socket closes, it kills everything and ends.
+The kernel copies every page that it writes to between two forks, so its supervisor keeps all
+facts about jobs. Three tasks must be here. It reaps its children, so that a signal never hits a
+process that reuses an ID. It inherits the orphans of its jobs. When the supervisor closes the
+socket, it kills all of them and ends.
 """
 
 from __future__ import annotations
@@ -24,8 +23,8 @@ COMMAND = struct.Struct("<cII")
 `child.become`), SIGNAL (serial, number), or SLAY (process ID, 0), which kills an orphan."""
 
 WORD = struct.Struct("<cIIi")
-"""What it is told: READY, REFUSED (serial, 0, errno), FORKED (serial, process id, 0), and
-EXITED (serial or 0 for an orphan, process id, exit code or negative signal)."""
+"""A report to the supervisor: READY, REFUSED (serial, 0, errno), FORKED (serial, process ID, 0),
+or EXITED (serial or 0 for an orphan, process ID, exit code or negative signal)."""
 
 FORK, SIGNAL, SLAY = b"f", b"s", b"k"
 READY, REFUSED, FORKED, EXITED = b"r", b"n", b"p", b"x"
@@ -35,14 +34,11 @@ _SIGKILL = signal.SIGKILL.value
 
 
 class _Gone(Exception):
-    """The supervisor has closed its end."""
+    """The supervisor has closed the socket."""
 
 
 def serve(talk: int) -> None:
-    """Carry out commands from the socket *talk* until the supervisor has closed its end.
-
-    Then nothing of ours is left.
-    """
+    """Execute commands from the socket *talk* until the supervisor closes it; then end all jobs."""
     processes.become_subreaper()
     wake, woken = os.pipe()
     for end in (wake, woken):
@@ -52,7 +48,7 @@ def serve(talk: int) -> None:
     child.prepare((talk, wake, woken))
     gc.collect()
     gc.disable()
-    gc.freeze()  # what is loaded now is shared with every fork, and stays untouched
+    gc.freeze()  # all forks share the objects that exist now, and the collector leaves them alone
     serials: dict[int, int] = {}
     try:
         _serve(talk, wake, serials)
@@ -69,7 +65,7 @@ def _serve(talk: int, wake: int, serials: dict[int, int]) -> None:
     buffer, told = bytearray(), bytearray(WORD.pack(READY, 0, 0, 0))
     pids: dict[int, int] = {}
     while True:
-        if told and told[0] != FORKED[0]:  # of forks alone nobody has to hear at once
+        if told and told[0] != FORKED[0]:  # FORKED alone can wait for the next report
             _send(talk, told)
         for fd, _ in poll.poll():
             if fd == talk:
@@ -100,7 +96,7 @@ def _obey(
     pids: dict[int, int],
     told: bytearray,
 ) -> None:
-    """Carry out the commands that are whole."""
+    """Execute the complete commands in *buffer*."""
     while len(buffer) >= COMMAND.size:
         what, one, two = COMMAND.unpack_from(buffer)
         end = COMMAND.size + (two if what == FORK else 0)
@@ -126,13 +122,13 @@ def _obey(
 
 
 def _reap(serials: dict[int, int], pids: dict[int, int]) -> bytes:
-    """Collect the children that have ended; the words about them."""
+    """Reap ended children; return the reports about them."""
     said = b""
     look = getattr(os, "waitid", None)  # macOS has it from Python 3.13 on
     while True:
         try:
             if look is not None:
-                # A zombie holds its number: the process group it led is nobody else's yet.
+                # A zombie keeps its ID, so the process group is still the job's.
                 seen = look(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
                 if seen is None:
                     return said
@@ -153,7 +149,7 @@ def _reap(serials: dict[int, int], pids: dict[int, int]) -> bytes:
 
 
 def _slay(pid: int) -> None:
-    """Kill an orphan, if it is a child of ours still: only then the number is its own."""
+    """Kill an orphan if it is still a child: another process may have its ID otherwise."""
     with contextlib.suppress(OSError):
         look = getattr(os, "waitid", None)
         if look is not None:
@@ -175,7 +171,7 @@ def _end_all(serials: dict[int, int]) -> None:
             os.kill(pid, signal.SIGKILL)
     while True:
         for pid in processes.children():
-            with contextlib.suppress(OSError):  # a set-user-id program is not ours to end
+            with contextlib.suppress(OSError):  # this user may not kill a set-user-ID program
                 os.kill(pid, signal.SIGKILL)
         try:
             os.waitpid(-1, 0)
@@ -184,4 +180,4 @@ def _end_all(serials: dict[int, int]) -> None:
 
 
 def _noted(signum: int, frame: object) -> None:
-    """Nothing: the signal is read from the wake-up pipe."""
+    """Do nothing: the wake-up pipe reports the signal."""

@@ -1,7 +1,6 @@
-"""Entry of the fork server: ``python -P warm.py {descriptor} [fresh]``.
+"""Entry point of the fork server: ``python -P warm.py {descriptor} [fresh]``.
 
-With ``fresh`` it loads nothing of the jobs' code: each of them gets an
-interpreter of its own.
+With ``fresh`` it doesn't load the runner's job code, because each job starts a new interpreter.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """One attempt, step by step: claim, check, run, commit.
 
-The claim is created before anything else and the checks come after it, so that
-of a start and a stop at least one sees the other. The outcome is one create:
-that request is the commit, and nothing overrides it.
+An attempt creates its claim first and checks for a stop afterwards. So of a start and a stop, at
+least one sees the other. One request creates the outcome: it is the commit, and final.
 """
 
 from __future__ import annotations
@@ -36,11 +35,11 @@ if TYPE_CHECKING:
 SMALL_VALUE = 64 * 1024
 
 RESERVE = 4 << 20
-"""Bytes that are kept back for a job which fails because it has taken all the others."""
+"""Bytes to reserve for reporting that the job ran out of memory."""
 
 
 class Invocation:
-    """One call of the user's function, with the phase it is in."""
+    """One call of the user's function, and the phase that it is in."""
 
     def __init__(
         self,
@@ -61,12 +60,12 @@ class Invocation:
         self._outputs: outputs.Mirror | None = None
         self._reserve = b""
         self.read_ahead: Callable[[], bytes] = bytes
-        """The arguments, checked, if they were read before; else nothing."""
+        """Return the arguments if they were read and checked before, else nothing."""
 
     def run(self) -> tuple[Outcome, outcomes.Stored]:
-        """The outcome and its body. Never raises but for `Stopped`'s kind of trouble in itself.
+        """Make the call; return the outcome and its body. Any error of the call is an outcome.
 
-        What the job has written for its output directory is there then.
+        The job's output files are uploaded before this returns.
         """
         ended = self._ended()
         if self._outputs is not None:
@@ -111,7 +110,7 @@ class Invocation:
         return function, args, kwargs
 
     def _join(self) -> None:
-        """Where several hosts run one call: find the others, before anything is loaded."""
+        """Join the other hosts of the call; a job on one host has none."""
 
     def _load(self, content: bytes) -> Any:
         if self._order.debug_s is None:
@@ -119,7 +118,7 @@ class Invocation:
         return _debugger().load(content, self._order, self._site)
 
     def _debug(self) -> None:
-        """Let a person attach a debugger, and wait for that."""
+        """Start the debugger and wait until a user attaches to it."""
         self._phase = "debugger setup"
         host, hosts = self._place()
         waiting = _debugger().Waiting(self._order, self._objects, self._site, host, hosts)
@@ -128,7 +127,7 @@ class Invocation:
         waiting.wait()
 
     def _place(self) -> tuple[int, int]:
-        """Which of how many hosts this is."""
+        """Return the number of this host, and how many hosts there are."""
         return 0, 1
 
     def _content(self, part: Input) -> bytes:
@@ -147,7 +146,7 @@ class Invocation:
         try:
             value = function(*args, **kwargs)
             if hasattr(value, "__await__"):
-                import asyncio  # a warm parent without it makes cheaper forks
+                import asyncio  # forks of a warm parent without asyncio are cheaper
 
                 value = asyncio.run(_awaited(value))
         except SystemExit as leaving:
@@ -163,7 +162,7 @@ class Invocation:
             stored = outcomes.encode_value(value, spool)
         except BaseException as error:
             self._reserve = b""
-            with suppress(OSError):  # else it may take the space that the outcome needs
+            with suppress(OSError):  # it may take the disk space that the outcome needs
                 os.unlink(spool)
             text = outcomes.error_text(error, phase=self._phase, own_frames=1)
             words = f"the result cannot be pickled: {text.qualname}: {text.message}"
@@ -184,8 +183,8 @@ class Invocation:
                 outcomes.error_text(error, phase=self._phase, own_frames=_own_frames(error))
             )
             text = replace(text, traceback=text.traceback + self._hint(error, "", "\n"))
-            if not self._order.owned:  # its caller prints the log, then raises this
-                with suppress(Exception):  # the log is the user's, who may have closed it
+            if not self._order.owned:  # its caller prints the log and raises the error
+                with suppress(Exception):  # the user's code may have closed it
                     sys.stderr.write(text.traceback)
         else:
             text = self._located(outcomes.error_text(error, phase=self._phase))
@@ -215,7 +214,7 @@ class Invocation:
         return hint and f"{before}{hint}{after}"
 
     def _located(self, text: outcomes.ErrorText) -> outcomes.ErrorText:
-        """Name the files of modules that the job imported as they are named at the caller's."""
+        """Show files of the workspace by their paths on the caller's machine."""
         root = self._order.root
         if not root:
             return text
@@ -223,7 +222,7 @@ class Invocation:
         return replace(text, traceback=text.traceback.replace(there, here))
 
     def _worded(self, text: outcomes.ErrorText) -> outcomes.ErrorText:
-        """As it is told: with the last lines of the log, where these would be gone."""
+        """Add the last lines of the log, where the platform doesn't keep them."""
         log = self._site.log
         return text if log is None else replace(text, log=log())
 
@@ -241,7 +240,7 @@ class Invocation:
 
 
 def _reserve() -> bytes:
-    """Memory that is not touched, and so costs none before it is given back."""
+    """Allocate memory without touching it, which costs no pages."""
     try:
         return bytes(RESERVE)
     except MemoryError:
@@ -249,7 +248,7 @@ def _reserve() -> bytes:
 
 
 def _load(content: bytes) -> Any:
-    """The value of a container; a small one that knows nothing of ours by the shortest way."""
+    """Unpickle a container; a small one without kinetic's classes takes a shortcut."""
     if len(content) < SMALL_VALUE and b"kinetic" not in content:
         only = frames.only(content)
         if only is not None:
@@ -262,7 +261,7 @@ async def _awaited(value: Any) -> Any:
 
 
 def _own_frames(error: BaseException) -> int:
-    """How many frames are outside of the user's: ours, and between them those of asyncio."""
+    """Return the number of frames before the user's: the runner's, and asyncio's between them."""
     count = own = 0
     trace = error.__traceback__
     while trace is not None:
@@ -274,7 +273,7 @@ def _own_frames(error: BaseException) -> int:
 
 
 def _leaving(error: BaseException) -> bool:
-    """Exceptions that must not be raised in the caller's process as themselves."""
+    """Return whether *error* must not be raised as itself in the caller's process."""
     return isinstance(error, (SystemExit, KeyboardInterrupt, GeneratorExit))
 
 
@@ -285,7 +284,7 @@ def _reason(error: BaseException, phase: str) -> str:
 
 
 def _check_python(submitted: str) -> None:
-    """Refuse before anything is unpickled: bytecode does not cross minor versions."""
+    """Refuse another minor version of Python, which can't read the function's bytecode."""
     here = ".".join(map(str, sys.version_info[:3]))
     if submitted and submitted.split(".")[:2] != here.split(".")[:2]:
         raise RuntimeError(
@@ -295,7 +294,7 @@ def _check_python(submitted: str) -> None:
 
 
 def _install(part: Input, objects: Objects, site: workspace.Site) -> None:
-    """Install what the project needs, before anything of it is imported."""
+    """Install the project's requirements before its modules are imported."""
     requirements: Any = importlib.import_module(".requirements", __package__)
     requirements.install(part, objects, os.fspath(site.work))
 
@@ -319,7 +318,7 @@ def _hint(error: BaseException, phase: str, site: workspace.Site) -> str:
 
 
 def _is_of_environ(error: KeyError) -> bool:
-    """Whether looking up a variable in ``os.environ`` has raised it."""
+    """Return whether a look-up in ``os.environ`` raised *error*."""
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
@@ -327,7 +326,7 @@ def _is_of_environ(error: KeyError) -> bool:
 
 
 def _memory_limit() -> int:
-    """Bytes that this process may have by its limit; 0 without one."""
+    """Return this process's memory limit in bytes; 0 without one."""
     try:
         import resource  # there is none on Windows
     except ImportError:
@@ -338,7 +337,7 @@ def _memory_limit() -> int:
 
 PATIENCE_S = 600.0
 FULL_S, FULL_PAUSE_S = 60.0, 1.0
-"""How long, and how often, what has ended is written again to a disk that is full."""
+"""How long, and at which interval, to retry writing an outcome to a full disk."""
 
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 
@@ -406,7 +405,7 @@ class Attempt:
         mine = os.getpid()
         outcome, body = self._invoke()
         if os.getpid() != mine:
-            os._exit(0)  # a fork of the user's code came out here; it has nothing to say
+            os._exit(0)  # a fork of the user's code returned here; the outcome isn't its own
         yield "commit"
         if self._stopping.requested and outcome.kind is not wire.Kind.VALUE and self._was_stopped():
             outcome = self._cancelled("cancelled")
@@ -451,9 +450,9 @@ class Attempt:
         *,
         consume: bool = False,
     ) -> bool:
-        """Create an object; on a full disk again and again for a minute, if it can ever hold it.
+        """Create an object; on a full disk, retry for a minute unless the object can never fit.
 
-        The work is done: a minute is little beside it, and enough to free some space.
+        The work is done, and a minute may be enough for the user to free some space.
         """
         until, told = time.monotonic() + FULL_S, False
         while True:
@@ -475,22 +474,21 @@ class Attempt:
         return exit_code(outcome, self._order)
 
     def _uncommitted(self, outcome: wire.Outcome, exc: OSError) -> int:
-        print(f"kinetic: the outcome could not be written: {exc}", file=sys.stderr)
+        print(f"kinetic: can't write the outcome: {exc}", file=sys.stderr)
         if outcome.kind is not wire.Kind.VALUE:
             return wire.EXIT_UNCOMMITTED
         text = outcomes.error_text(exc, phase="commit")
-        words = f"the job ended well, but its result could not be stored: {text.message}"
+        words = f"the job succeeded, but its result can't be stored: {text.message}"
         text = replace(text, message=words)
         failed = outcome._replace(kind=wire.Kind.ERROR, reason="setup", phase="commit", value=None)
         failed = failed._replace(note=text.note)
         return self._commit(failed, outcomes.encode_error(text, None))
 
     def _wait_for_the_other(self) -> int:
-        """Another process has this attempt: leave only when it has ended.
+        """Wait for the end of the process that has claimed this attempt.
 
-        Leaving earlier would complete a Kubernetes Job, whose controller then
-        deletes the process that does the work. An attempt that was voided has
-        none, and whoever hears of our end closes it.
+        Leaving earlier would complete a Kubernetes Job, whose controller then deletes the
+        working process. A voided attempt has no process; a client closes it.
         """
         if self._opening.is_void():
             return wire.EXIT_FINAL
@@ -517,24 +515,24 @@ class Attempt:
 
 
 def _can_hold(place: str, content: bytes | Path) -> bool:
-    """Whether the disk of *place* could, if it were empty."""
+    """Return whether the disk of *place* could hold *content* if it were empty."""
     size = len(content) if isinstance(content, bytes) else content.stat().st_size
     disk = os.statvfs(place)
     return size < disk.f_blocks * disk.f_frsize
 
 
 def _tell_full(exc: OSError) -> None:
-    with contextlib.suppress(OSError):  # the log may lie on the same disk
+    with contextlib.suppress(OSError):  # the log may be on the same disk
         print(
-            f"kinetic: the job has ended, and what came of it cannot be written: {exc}; it is "
-            f"tried again for {FULL_S:.0f} s: free some space",
+            f"kinetic: the job has ended, but its result can't be written ({exc}); free some "
+            f"space: kinetic retries for {FULL_S:.0f} s",
             file=sys.stderr,
             flush=True,
         )
 
 
 def exit_code(outcome: wire.Outcome, order: Order) -> int:
-    """The exit code for the platform: done, may be retried, or final."""
+    """Return the exit code for the platform: done, may be retried, or final."""
     if outcome.kind is wire.Kind.VALUE:
         return wire.EXIT_VALUE
     if outcome.kind is wire.Kind.CANCELLED:

@@ -1,8 +1,8 @@
-"""A debugger in the job: a person attaches to it before the function is called.
+"""A debugger in the job, to which a user attaches before the function is called.
 
-It listens on the loopback of the job's own machine, or pod, alone, on a port
-that the system chooses, and says where in an object beside the claim. Where
-several hosts run one call, all of them wait until a debugger has attached to one.
+It listens on the loopback of the job's machine or pod, on a port that the system chooses. An
+object beside the claim has the port. If several hosts run one call, all of them wait until a
+debugger has attached to one.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class Waiting:
             try:
                 self._debugpy.wait_for_client.cancel()
             except RuntimeError:
-                continue  # the wait has not begun yet
+                continue  # `wait_for_client` has not started yet
 
     def _exists(self, name: str) -> bool:
         try:
@@ -145,12 +145,14 @@ def _workspace(site: Site) -> str:
 
 
 def _debugpy(site: Site) -> Any:
-    os.environ.setdefault("PYDEVD_DISABLE_FILE_VALIDATION", "1")  # else it warns of its own ways
+    os.environ.setdefault(
+        "PYDEVD_DISABLE_FILE_VALIDATION", "1"
+    )  # else it prints a warning about frozen modules
     try:
         return importlib.import_module(PACKAGE)
     except ImportError as exc:
         lacking: Exception = exc
-    if site.alone:  # nobody else's interpreter gets anything by it
+    if site.alone:  # the container is the job's own, so this changes no shared interpreter
         try:
             requirements: Any = importlib.import_module(".requirements", __package__)
             requirements.add(PACKAGE, os.path.join(site.work, PACKAGE))

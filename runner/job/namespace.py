@@ -165,7 +165,7 @@ def overlay(lower: str, upper: str, work: str, target: str) -> None:
     finally:
         for fd in opened:
             os.close(fd)
-    # The kernel makes directories without permissions there, which nobody could remove.
+    # The kernel makes directories without permissions in *work*; open them so they can be removed.
     for folder, inside, _ in os.walk(work):
         for name in inside:
             os.chmod(os.path.join(folder, name), 0o700)
@@ -181,7 +181,7 @@ def place(volumes: Mapping[str, str], scratch: str) -> None:
     writable. *scratch* is a directory of the job.
     """
     here = "/"
-    with contextlib.suppress(OSError):  # somebody may have deleted it
+    with contextlib.suppress(OSError):  # another process may have deleted it
         here = os.getcwd()
     points = {os.path.realpath(point): view for point, view in volumes.items()}
     if len(points) != len(volumes):
@@ -201,7 +201,7 @@ def place(volumes: Mapping[str, str], scratch: str) -> None:
 
 
 def _create_within(point: str, view: str, scratch: str) -> None:
-    """Make a point inside another volume, which belongs to the job, so it can write there."""
+    """Make a point inside another volume of the job."""
     try:
         _make_like(view, point)
     except OSError as exc:

@@ -1,9 +1,8 @@
-"""``KINETIC_OUTPUT_PATH``: a local directory that is the job's output place.
+"""``KINETIC_OUTPUT_PATH``: a local directory for the job's output files.
 
-Where that place is a path, it is the directory itself. Of a prefix in a bucket
-the job has a folder: what is in the bucket is there at its beginning, and what
-is written there goes to the bucket, a file as soon as two looks find it
-unchanged, and all of them at the end. A file that is deleted here stays in the bucket.
+If the output directory is a path, both are the same. For a prefix in a bucket, the job gets a
+folder with the files of the prefix. kinetic uploads a new file when two scans find it unchanged,
+and the rest at the end of the job. A file that the job deletes stays in the bucket.
 """
 
 from __future__ import annotations
@@ -27,25 +26,25 @@ if TYPE_CHECKING:
 
 VARIABLE = "KINETIC_OUTPUT_PATH"
 LOOK_S = 30.0
-"""How long lies between two looks."""
+"""Seconds between two scans."""
 
 AT_ONCE = 16
 BIG = 1024 * 1024
-"""Files of more bytes go one after the other: each takes some memory of the job's."""
+"""Upload larger files one by one, because each upload takes memory of the job."""
 
 NAMED = 5
-"""How many of the files that were not uploaded are named."""
+"""How many files to name that were not uploaded."""
 
 SHARE = 0.5
 """The share of a job's grace that uploads may take; the rest is for its outcome."""
 
 
 def begin(order: Order, host: int, hosts: int, work: str | os.PathLike[str]) -> Mirror | None:
-    """Have the directory of this host, with what is there already; None: nothing is to be uploaded.
+    """Prepare this host's output directory; return a `Mirror` if it is in a bucket.
 
     Raises:
-        OSError: It cannot be made, or what is there cannot be had.
-        RuntimeError: Something other than files is in the way.
+        OSError: The directory can't be made, or its files can't be downloaded.
+        RuntimeError: An object can't become a file.
     """
     place = f"{order.output_dir}/hosts/{host}" if hosts > 1 else order.output_dir
     os.environ.pop(VARIABLE, None)
@@ -58,7 +57,7 @@ def begin(order: Order, host: int, hosts: int, work: str | os.PathLike[str]) -> 
         mirror = Mirror(place, folder)
         own = f"{order.store}/outputs/{order.group_id or order.job_id}"
         if order.attempt > 1 or not order.output_dir.startswith(own):
-            mirror.fetch()  # else no process has written there before
+            mirror.fetch()  # else no other process has written there
         os.environ[VARIABLE] = folder
         mirror.start()
         return mirror
@@ -90,11 +89,11 @@ class Mirror:
         self._process = os.getpid()
 
     def fetch(self) -> None:
-        """Bring here what is there, unless it takes more than half of what is left of the disk.
+        """Download the files of the prefix, unless they need more than half of the free disk.
 
         Raises:
-            OSError: It cannot be had.
-            RuntimeError: It cannot be files.
+            OSError: A download failed.
+            RuntimeError: An object can't become a file.
         """
         downloads: Any = importlib.import_module(".downloads", __package__)
         found = list(self._bucket().list(self._prefix))
@@ -102,31 +101,31 @@ class Mirror:
         free = shutil.disk_usage(self._folder).free
         if size > free // 2:
             _say(
-                f"{self._place} has {size:,} bytes, and the job's disk {free:,} left: nothing of "
-                f"it is in {VARIABLE}"
+                f"{self._place} has {size:,} bytes, and the job's disk has {free:,} left; "
+                f"{VARIABLE} starts empty"
             )
             return
         downloads.fetch_under(self._bucket(), self._place, found, self._prefix, self._folder)
         self._sent, _ = self._found()
 
     def start(self) -> None:
-        """Look every 30 s from now on."""
+        """Start to scan every 30 s."""
         self._looking = threading.Thread(target=self._look_on, name="kinetic-outputs", daemon=True)
         self._looking.start()
 
     def look(self) -> None:
-        """Upload what is as it was at the look before, and not as it was uploaded."""
+        """Upload the changed files that have not changed since the last scan."""
         now, _ = self._found()
         self._send({name: seen for name, seen in now.items() if self._before.get(name) == seen})
         self._before = now
 
     def finish(self, stopping: Stopping, grace: float) -> None:
-        """Upload everything that is there; say what could not be.
+        """Upload all changed files, and report those that fail.
 
-        A job that was asked to end takes half of its *grace* for it, from then on.
+        A job that was asked to end spends at most half of its *grace* on this.
         """
         if os.getpid() != self._process:
-            return  # a fork of the user's code
+            return  # a fork of the user's code has no thread that uploads
         self._over.set()
         last = threading.Thread(target=self._send_all, name="kinetic-outputs-end", daemon=True)
         last.start()
@@ -145,8 +144,8 @@ class Mirror:
         while not self._over.wait(LOOK_S):
             try:
                 self.look()
-            except Exception as exc:  # the job goes on, and the end tells what is not there
-                _say(f"cannot look after {self._folder}: {exc}")
+            except Exception as exc:  # the job goes on; `finish` reports missing files
+                _say(f"can't scan {self._folder}: {exc}")
 
     def _send_all(self) -> None:
         if self._looking is not None:
@@ -154,7 +153,7 @@ class Mirror:
         self._send(self._found()[0])
 
     def _found(self) -> tuple[dict[str, _Seen], list[str]]:
-        """The files, and what is there besides: links to folders, pipes, what cannot be read."""
+        """Return the files, and the entries that can't be uploaded, such as links to folders."""
         files: dict[str, _Seen] = {}
         others: list[str] = []
         for parent, folders, names in os.walk(self._folder):
@@ -167,7 +166,7 @@ class Mirror:
                 except FileNotFoundError:
                     if os.path.islink(path):
                         others.append(f"{relative} (a link to nothing)")
-                    continue  # else it was deleted meanwhile
+                    continue  # it was deleted meanwhile
                 except OSError as exc:
                     others.append(f"{relative} ({exc.strerror})")
                     continue
@@ -182,7 +181,7 @@ class Mirror:
         if not new:
             return
         try:
-            self._bucket()  # opened once, before several threads ask for it
+            self._bucket()  # open it once, before several threads use it
         except OSError as exc:
             self._why.update({name: str(exc) for name, _ in new})
             return

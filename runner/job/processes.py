@@ -1,9 +1,8 @@
-"""Keep a job's processes together by means of the kernel: death signals, orphans, marks.
+"""Keep a job's processes together with the kernel's help: death signals, orphans, marks.
 
-A process that forks keeps the environment it was executed with in ``/proc``.
-`Mark` writes a job's id into that memory, so that every process of the job
-carries it: forks by copying the memory, executed programs by inheriting the
-variable.
+``/proc`` shows the environment with which a process was executed, and a fork shows its parent's.
+`Mark` writes a job's ID into that memory, so ``/proc`` shows it for every process of the job:
+forks copy the memory, and executed programs inherit the variable.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from typing import Any
 
 _signal: Any = importlib.import_module("_signal")  # `signal` without the detour over its enums
 STOPS = (int(signal.SIGTERM), int(signal.SIGXCPU))
-"""The signals; the warm parent holds them back from a fork that cannot take them yet."""
+"""The signals by which a platform asks a job to end."""
 
 
 class Stopped(BaseException):
@@ -31,9 +30,9 @@ class Stopped(BaseException):
 
 
 class Stopping:
-    """Remembers SIGTERM and raises `Stopped` where that is allowed.
+    """Records the signals of `STOPS`, and raises `Stopped` where that is allowed.
 
-    ``since`` is when it first came, by the monotonic clock.
+    ``since`` is when the first signal came, by the monotonic clock.
     """
 
     def __init__(self) -> None:
@@ -43,7 +42,7 @@ class Stopping:
         self._armed = False
 
     def install(self) -> None:
-        """Take the signals over, also those held back so far; call it in the main thread."""
+        """Handle the signals, also blocked ones that are pending; call it in the main thread."""
         for number in STOPS:
             _signal.signal(number, self._on_signal)
         os.register_at_fork(before=_hold_back, after_in_child=self._uninstall)
@@ -51,10 +50,10 @@ class Stopping:
         _signal.pthread_sigmask(_signal.SIG_UNBLOCK, STOPS)
 
     def _uninstall(self) -> None:
-        """In a fork of the user's, such as a worker of a pool, the signals kill again.
+        """Restore the default action in a fork of the user's code, such as a pool's worker.
 
-        A handler in Python misses a signal that comes just before a call that blocks. Until here
-        the signals are held back: Python drops those that reach a handler in a new fork.
+        A Python handler misses a signal that comes just before a blocking call. The signals are
+        blocked until here, because Python drops those that reach a handler in a new fork.
         """
         for number in STOPS:
             if _signal.getsignal(number) == self._on_signal:
@@ -65,11 +64,11 @@ class Stopping:
         self.requested = True
         self.out_of_time = self.out_of_time or number == signal.SIGXCPU
         if self._armed:
-            self._armed = False  # once: a clean-up that was begun is not torn down
+            self._armed = False  # raise only once, so that a clean-up can finish
             raise Stopped
 
     def interruptible(self) -> Stopping:
-        """For ``with``: within its block SIGTERM raises `Stopped`; at once, if it came before."""
+        """Return a context manager: in its block a signal raises `Stopped`, also an earlier one."""
         return self
 
     def __enter__(self) -> None:
@@ -83,18 +82,18 @@ class Stopping:
 
 
 LINUX = sys.platform == "linux"
-_libc = ctypes.PyDLL(None)  # short calls: no need to let go of the interpreter
+_libc = ctypes.PyDLL(None)  # short calls need not release the interpreter lock
 
 
 def _signal_set(*numbers: int) -> ctypes.Array[ctypes.c_char]:
-    held = ctypes.create_string_buffer(128)  # sizeof(sigset_t) on Linux, and less elsewhere
+    held = ctypes.create_string_buffer(128)  # sizeof(sigset_t) on Linux, and less on macOS
     _libc.sigemptyset(held)
     for number in numbers:
         _libc.sigaddset(held, number)
     return held
 
 
-# These are calls in C, in which no handler runs: `Stopped` would be lost in a hook of a fork.
+# No Python handler runs during these C calls: `Stopped` would get lost in a fork's hook.
 _before = _signal_set()
 _hold_back = functools.partial(
     _libc.pthread_sigmask, _signal.SIG_BLOCK, _signal_set(*STOPS), _before
@@ -103,25 +102,25 @@ _restore = functools.partial(_libc.pthread_sigmask, _signal.SIG_SETMASK, _before
 
 
 MARK = "KINETIC_LOCAL_PROCESS"
-"""The variable; its value is ``{state directory}:{executor}``."""
+"""The variable of the mark; its value is ``{state directory}:{executor}``."""
 
 NOBODY = "00000000-0000-0000-0000-000000000000"
-"""The executor in the mark of a process that belongs to no job."""
+"""The executor in the mark of a warm parent, which belongs to no job."""
 
 _SIGKILL = int(signal.SIGKILL)
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
-_prctl = _libc.prctl if LINUX else None  # looked up here, once for all forks
+_prctl = _libc.prctl if LINUX else None  # looked up once, for all forks
 _getppid, _memmove = os.getppid, ctypes.memmove
 
 
 def become_subreaper() -> None:
-    """From now on, orphans among the descendants become children of this process."""
+    """Make orphans among the descendants children of this process from now on."""
     if _prctl is not None:
         _prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def die_with(parent: int) -> None:
-    """Be killed when *parent*, which must be single-threaded, dies; at once, if it has."""
+    """Have the kernel kill this process when *parent*, a single-threaded process, dies."""
     if _prctl is not None:
         _prctl(_PR_SET_PDEATHSIG, _SIGKILL, 0, 0, 0)
     if _getppid() != parent:
@@ -129,7 +128,7 @@ def die_with(parent: int) -> None:
 
 
 def close_inherited() -> None:
-    """In a fork: close every descriptor but the standard three."""
+    """Close every descriptor of a fork except the standard three."""
     for entry in os.listdir("/dev/fd"):
         if int(entry) > 2:
             with contextlib.suppress(OSError):  # the listing's own
@@ -137,10 +136,9 @@ def close_inherited() -> None:
 
 
 def children(parent: int | None = None) -> list[int]:
-    """The children of this process, or of *parent*; both single-threaded. Zombies included.
+    """Return the children, with zombies, of this process or of *parent*; both single-threaded.
 
-    Complete if nobody reaps any of them meanwhile: the kernel's list loses
-    nobody while none of its members is taken out.
+    The list is complete if no process reaps any of them meanwhile.
     """
     if not LINUX:
         return []
@@ -154,14 +152,14 @@ def children(parent: int | None = None) -> list[int]:
         while part := os.read(fd, 1 << 16):
             parts.append(part)
     except ProcessLookupError:
-        return []  # the parent has ended meanwhile
+        return []  # the parent has ended
     finally:
         os.close(fd)
     return [int(one) for one in b"".join(parts).split()]
 
 
 class Children:
-    """The same, of one process that is looked at again and again: its list is held open."""
+    """The children of one process that is read repeatedly; the kernel's list stays open."""
 
     def __init__(self, parent: int) -> None:
         self._parent = parent
@@ -169,10 +167,10 @@ class Children:
         self._fd = -1
 
     def read(self) -> list[int]:
-        """The children there are now; all of them, even while the parent reaps some.
+        """Return all children, even while the parent reaps some.
 
-        The kernel goes through them by position, and passes one over for each that was told
-        and is gone by the next step. Two looks that tell the same have not met that.
+        The kernel iterates by position, and skips a child for each earlier one that was reaped
+        between two reads. Two equal readings prove that none was skipped.
         """
         if self._fd < 0 and LINUX:
             with contextlib.suppress(OSError):
@@ -184,7 +182,7 @@ class Children:
             while now != before and now:
                 before, now = now, self._look()
         except ProcessLookupError:
-            return []  # the parent has ended meanwhile
+            return []  # the parent has ended
         return [int(one) for one in now.split()]
 
     def _look(self) -> bytes:
@@ -195,14 +193,14 @@ class Children:
         return content
 
     def close(self) -> None:
-        """Let go of the list."""
+        """Close the list."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
 
 
 def _children_by_search(parent: int) -> list[int]:
-    """For kernels without the list of children."""
+    """Find the children on a kernel without the list."""
     found: list[int] = []
     for entry in os.listdir("/proc"):
         if entry.isdigit():
@@ -210,14 +208,14 @@ def _children_by_search(parent: int) -> list[int]:
                 with open(f"/proc/{entry}/stat", "rb") as file:
                     its_parent = file.read().rpartition(b")")[2].split()[1]
             except OSError:
-                continue  # it ended meanwhile
+                continue  # it has ended
             if int(its_parent) == parent:
                 found.append(int(entry))
     return found
 
 
 def mark_of(pid: int) -> tuple[str, str]:
-    """State directory and executor in the mark of a process; empty where it has none."""
+    """Return state directory and executor in the mark of a process; empty without one."""
     try:
         with open(f"/proc/{pid}/environ", "rb") as file:
             environ = file.read()
@@ -232,7 +230,7 @@ def mark_of(pid: int) -> tuple[str, str]:
 
 
 class Mark:
-    """The mark of this process, for its forks to write their own executor into."""
+    """The mark of this process, in which each fork writes its own executor."""
 
     def __init__(self) -> None:
         self.directory, _, executor = os.environ.get(MARK, "").rpartition(":")
@@ -252,7 +250,7 @@ class Mark:
 
 
 TELLING_S = 1.0
-"""How long the supervisor may take to listen."""
+"""Timeout of the connection to the supervisor."""
 
 
 def tell_leaving() -> None:
@@ -261,7 +259,7 @@ def tell_leaving() -> None:
     The message is framed as `kinetic._supervisor.protocol` says. In a pod, no message is sent.
 
     Raises:
-        OSError: There is no supervisor, or it does not listen.
+        OSError: The supervisor doesn't accept connections.
     """
     import socket  # slow to load, and few jobs need it
 
@@ -282,7 +280,7 @@ def tell_leaving() -> None:
 
 
 def remove_if_small(folder: str, entries: int = 256) -> bool:
-    """Remove *folder* if it has at most *entries* files and folders; whether it is gone."""
+    """Remove *folder* if it has at most *entries* files and folders; return whether it did."""
     folders = [folder]
     files: list[str] = []
     for each in folders:  # grows while it is walked
@@ -300,7 +298,7 @@ def remove_if_small(folder: str, entries: int = 256) -> bool:
 
 
 def remove_aside(folders: Sequence[str]) -> int:
-    """Fork a process that removes *folders* and ends; its id. See `aside`."""
+    """Fork a process that removes *folders*; see `aside`."""
 
     def remove() -> None:
         for folder in folders:
@@ -310,7 +308,7 @@ def remove_aside(folders: Sequence[str]) -> int:
 
 
 def aside(work: Callable[[], object]) -> int:
-    """Fork a process that does *work* in nobody's way, and ends; its id.
+    """Fork a process of low priority that does *work* and ends; return its ID.
 
     Call it in a single-threaded process only.
     """
@@ -318,7 +316,7 @@ def aside(work: Callable[[], object]) -> int:
     if pid:
         return pid
     try:
-        close_inherited()  # no lock and no socket of the parent's
+        close_inherited()  # keep no lock and no socket of the parent
         os.nice(10)
         work()
     finally:

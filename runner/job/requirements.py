@@ -1,4 +1,4 @@
-"""The dependencies that a job installs before all else, where its image does not have them."""
+"""Install the dependencies that an image lacks, before a job does anything else."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ TOLD = 30
 def install(part: wire.Input, objects: Objects, folder: str) -> None:
     """Install the requirements file *part* for this interpreter; *folder* is for scratch files.
 
-    What uv says goes to the job's log.
+    The job's log has the output of uv.
 
     Raises:
         KeyError: The object does not exist.
         ValueError: It is not what was submitted.
-        RuntimeError: It cannot be installed; the message has the last lines of uv.
+        RuntimeError: The installation failed; the message has the last lines of uv.
     """
     file = os.path.join(folder, "requirements.txt")
     with open(file, "wb") as written:
@@ -36,10 +36,10 @@ def install(part: wire.Input, objects: Objects, folder: str) -> None:
 
 
 def add(package: str, folder: str) -> None:
-    """Install *package* into *folder*, which is new, for this process alone.
+    """Install *package* into the new *folder*, for this process only.
 
     Raises:
-        RuntimeError: It cannot be installed; the message has the last lines of uv.
+        RuntimeError: The installation failed; the message has the last lines of uv.
     """
     _install(package, "--target", folder, package)
     sys.path.append(folder)
@@ -62,12 +62,12 @@ def _install(what: str, *how: str) -> None:
             for line in installing.stdout:
                 sys.stderr.write(line)
                 lines.append(line)
-        except BaseException:  # this job must end: do not wait for the process that installs for it
+        except BaseException:  # the job must end: don't wait for the installation
             installing.kill()
             raise
     if installing.returncode:
         raise RuntimeError(
-            f"{what} could not be installed, `{os.path.basename(command[0])}` ended with "
+            f"can't install {what}: `{os.path.basename(command[0])}` ended with "
             f"{installing.returncode}:\n{''.join(lines)}"
         )
     importlib.invalidate_caches()
@@ -79,6 +79,6 @@ def _installer(what: str) -> list[str]:
     if importlib.util.find_spec("pip") is not None:
         return [sys.executable, "-m", "pip", "install"]
     raise RuntimeError(
-        f"{what} could not be installed: this image has no uv; use a base image "
+        f"can't install {what}: this image has no uv; use a base image "
         "that was made from what kinetic gives for it"
     )

@@ -1,8 +1,8 @@
-"""The time that a job may run: it is counted from the moment its function is called.
+"""The timeout of a job, which counts from the call of its function.
 
-What looks after the job's process, and ends it, is another process: a pod's
-first one is told so by a message, the local supervisor by a file beside the
-job's folder, which it reads when the time could be over.
+Another process ends the job. In a pod it is the first process, which gets a message at the call.
+On this machine it is the supervisor: it reads a file beside the job's folder when the time could
+be over.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from contextlib import suppress
 
 
 def tell_called(work: str | os.PathLike[str]) -> None:
-    """In the job that has the folder *work*: its function is called now."""
+    """Record that the function of the job in the folder *work* is called now."""
     fd = os.open(_marker(work), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     try:
         os.write(fd, b"%r" % time.monotonic())
@@ -22,7 +22,7 @@ def tell_called(work: str | os.PathLike[str]) -> None:
 
 
 def called_at(work: str | os.PathLike[str]) -> float | None:
-    """When that was, by the monotonic clock that all processes share; None: not yet."""
+    """Return when the function was called, by the monotonic clock; None before."""
     try:
         with open(_marker(work), "rb") as file:
             return float(file.read())
@@ -31,7 +31,7 @@ def called_at(work: str | os.PathLike[str]) -> float | None:
 
 
 def forget(work: str | os.PathLike[str]) -> None:
-    """The job has ended."""
+    """Remove the record of a job that has ended."""
     with suppress(OSError):
         os.unlink(_marker(work))
 

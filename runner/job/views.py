@@ -43,10 +43,10 @@ def prepare(refs: Sequence[DataRef], objects: Objects, site: Site) -> None:
     Must come before threads are started when there are volumes.
 
     Raises:
-        RuntimeError: A Data is gone from the store, cannot be carried here, or
-            a volume cannot have its place.
+        RuntimeError: A Data is missing in the store or can't be mounted, or a volume's path
+            can't be used.
         ValueError: Content is not what was submitted.
-        OSError: The disk, or the kernel, does not let us.
+        OSError: The disk is full, or the kernel refuses a mount.
     """
     mounted = _mounted(refs, objects) if site.alone else {}
     in_namespace = False
@@ -101,7 +101,7 @@ def _mounted(refs: Sequence[DataRef], objects: Objects) -> dict[int, str]:
 
 
 def _settle(volumes: Mapping[str, str]) -> None:
-    """Put views where they are wanted, in a file system that is for this job only."""
+    """Move views to their volumes' paths, in a file system that only this job uses."""
     for point, shown in sorted(volumes.items()):
         try:
             if os.path.ismount(point):
@@ -130,7 +130,7 @@ def _settle(volumes: Mapping[str, str]) -> None:
 
 
 def _has_namespace(site: Site) -> bool:
-    """Whether this process has a private mount namespace; where it cannot do without, it must."""
+    """Enter a private mount namespace; return False in a container that gives none."""
     try:
         if not (site.mounts or site.alone):
             raise OSError("mounts are switched off here")
@@ -205,7 +205,7 @@ def _view(ref: DataRef, objects: Objects, site: Site, folder: str) -> str:
 
 
 def _ground(ref: DataRef, site: Site) -> str:
-    """Where to build a view: on the file system of its volume, if the pod mounts one there.
+    """Return where to build a view: on its volume's own file system, if the pod mounts one.
 
     A view is then renamed into place. A link would do for most, but ``os.walk`` doesn't follow it.
     """
@@ -217,7 +217,7 @@ def _ground(ref: DataRef, site: Site) -> str:
 
 
 def _remove_ground(shown: str) -> None:
-    """Remove what `_ground` has made for the view *shown*, unless other views are there."""
+    """Remove the folders of `_ground` for the view *shown*, unless other views use them."""
     if f"/{GROUND}/" in shown:
         with contextlib.suppress(OSError):
             os.removedirs(os.path.dirname(shown))
@@ -284,6 +284,6 @@ def _build_file(target: str, entry: manifest.Entry, name: str, objects: Objects)
 
 def _gone(name: str) -> RuntimeError:
     return RuntimeError(
-        f"{name} is no longer in the store; delete its remains there "
-        f"({'/'.join(name.split('/')[:2])}/) and submit again, which uploads the Data anew"
+        f"{name} is no longer in the store; delete what is left of it "
+        f"({'/'.join(name.split('/')[:2])}/) and submit again, which uploads the Data"
     )

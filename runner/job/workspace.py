@@ -1,7 +1,7 @@
 """The directory a job runs in: a private copy of the project's tree.
 
-An archive is unpacked once on a machine, then every job gets a view of that
-tree in which it may write as it likes.
+kinetic unpacks an archive once per machine. Then every job gets a private view of that tree, in
+which it may write.
 """
 
 from __future__ import annotations
@@ -35,26 +35,25 @@ NOT_HERE = {errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPE
 
 @dataclass(frozen=True, slots=True)
 class Weight:
-    """How much a tree holds; *size* in bytes."""
+    """Size of a tree: its number of files, and its bytes."""
 
     files: int
     size: int
 
 
 @dataclass(frozen=True, slots=True)
-class Shared:
-    """A read-only tree."""
+class Tree:
+    """A read-only tree that jobs share."""
 
     path: str
     weight: Weight
 
 
-def shared(place: str, build: Callable[[str], Weight]) -> Shared:
-    """The tree of *place*, made by *build* in an empty directory if it is not there.
+def shared(place: str, build: Callable[[str], Weight]) -> Tree:
+    """Return the tree of *place*; if it doesn't exist, *build* makes it in an empty directory.
 
-    Processes that want the same tree wait for one that makes it; when that one
-    is killed, the next begins anew. Nobody can `discard` it as long as this
-    process lives.
+    Processes that need the same tree wait for the one that builds it. If that is killed, the
+    next one builds it again. `discard` leaves the tree alone while this process lives.
     """
     while True:
         found = find(place) or _made(place, build)
@@ -62,8 +61,8 @@ def shared(place: str, build: Callable[[str], Weight]) -> Shared:
             return found
 
 
-def _made(place: str, build: Callable[[str], Weight]) -> Shared | None:
-    """Make the tree, unless another process has; None: the place was discarded meanwhile."""
+def _made(place: str, build: Callable[[str], Weight]) -> Tree | None:
+    """Build the tree unless another process has; return None if the place was discarded."""
     make_folder(place)
     try:
         lock = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -76,26 +75,26 @@ def _made(place: str, build: Callable[[str], Weight]) -> Shared | None:
         if (found := find(place)) is not None:
             return found
         part = os.path.join(place, "part")
-        if os.path.isdir(part):  # its builder died: we hold the lock
+        if os.path.isdir(part):  # its builder died: this process holds the lock now
             _discard(part)
         os.mkdir(part, 0o700)
         try:
             weight = build(part)
         except BaseException:
-            _discard(part)  # what fills the disk must not stay there
+            _discard(part)  # a failed build must not fill the disk
             raise
-        # One step makes it complete, and carries its weight in the name.
+        # The rename completes the tree in one step; the name has its weight.
         tree = os.path.join(place, f"tree-{weight.files}-{weight.size}")
         os.rename(part, tree)
-        return Shared(tree, weight)
+        return Tree(tree, weight)
     finally:
         os.close(lock)
 
 
-def _kept(place: str, tree: Shared) -> bool:
-    """Hold *tree* until this process ends; False: it is gone.
+def _kept(place: str, tree: Tree) -> bool:
+    """Lock *tree* until this process ends; return False if it no longer exists.
 
-    By a lock on the tree, which may be mounted: the descriptor stays open on purpose.
+    The descriptor stays open on purpose, because the tree may be mounted.
     """
     try:
         held = os.open(tree.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -110,7 +109,7 @@ def _kept(place: str, tree: Shared) -> bool:
 
 
 def discard(place: str, before: float) -> bool:
-    """Remove the tree of *place*, unless a process holds it or one began to since *before*."""
+    """Remove the tree of *place*, unless a process holds it or has used it since *before*."""
     with contextlib.ExitStack() as locks:
         try:
             for path in (place, *(f"{place}/{name}" for name in os.listdir(place))):
@@ -123,15 +122,17 @@ def discard(place: str, before: float) -> bool:
             for name in os.listdir(place):
                 if name.startswith("tree-"):
                     _discard(f"{place}/part")
-                    os.rename(f"{place}/{name}", f"{place}/part")  # in one step it is no tree
-        except OSError:  # somebody has it, or was faster
+                    os.rename(
+                        f"{place}/{name}", f"{place}/part"
+                    )  # the rename makes it incomplete in one step
+        except OSError:  # another process uses it, or removes it
             return False
         _discard(place)
         return True
 
 
-def find(place: str) -> Shared | None:
-    """The tree of *place*, if it has been made."""
+def find(place: str) -> Tree | None:
+    """Return the tree of *place*; None if it has not been built."""
     try:
         names = os.listdir(place)
     except FileNotFoundError:
@@ -139,32 +140,32 @@ def find(place: str) -> Shared | None:
     for name in names:
         if name.startswith("tree-"):
             files, size = name.split("-")[1:]
-            return Shared(f"{place}/{name}", Weight(int(files), int(size)))
+            return Tree(f"{place}/{name}", Weight(int(files), int(size)))
     return None
 
 
-def view(tree: Shared, target: str, layers: str, *, mounts: bool) -> bool:
+def view(tree: Tree, target: str, layers: str, *, mounts: bool) -> bool:
     """Make *target*, a new directory, a private and writable view of *tree*.
 
     *layers* is where an overlay keeps what is written, on the same file system.
     Returns whether it is a copy.
 
     Raises:
-        RuntimeError: Somebody took something out of *tree*.
+        RuntimeError: *tree* is incomplete.
     """
     if worth_mounting(tree.weight, mounts=mounts) and _overlaid(tree.path, target, layers):
         return False
     if copy(tree.path, target) != tree.weight:
-        words = f"{tree.path} is not as it was made; remove it and submit again: it is made anew"
+        words = f"{tree.path} was changed; remove it and submit again, which unpacks it again"
         raise RuntimeError(words)
     return True
 
 
 def worth_mounting(weight: Weight, *, mounts: bool) -> bool:
-    """Whether an overlay is cheaper than copying this much, where *mounts* are allowed.
+    """Return whether an overlay is cheaper than a copy, if *mounts* are allowed.
 
-    As an ordinary user it takes a user namespace, in which sudo and the like
-    do not work: not for what is copied within a second.
+    An ordinary user needs a user namespace for it, in which sudo doesn't work. So a tree that
+    takes less than a second to copy isn't worth it.
     """
     if not mounts or not namespace.SUPPORTED:
         return False
@@ -181,7 +182,7 @@ def _overlaid(tree: str, target: str, layers: str) -> bool:
             os.makedirs(folder, mode=0o700)
         namespace.overlay(tree, upper, work, target)
     except OSError:
-        # Not every file system can be a layer, and not every kernel lets us.
+        # Some file systems can't be a layer, and some kernels refuse.
         _discard(layers)
         if os.path.isdir(target):
             os.rmdir(target)
@@ -190,7 +191,7 @@ def _overlaid(tree: str, target: str, layers: str) -> bool:
 
 
 def copy(source: str, target: str) -> Weight:
-    """Copy a tree of files and directories to *target*, which must not exist.
+    """Copy a tree of files and directories to the new *target*.
 
     Permissions are kept, but the copy's owner may enter and write all directories.
     """
@@ -271,14 +272,13 @@ CHUNK = 1 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Site:
-    """Where a job may put things.
+    """The directories of a job, and the abilities of its machine.
 
-    ``work`` is its own directory and goes with it, ``cache`` is shared by the
-    jobs of this machine; ``mounts`` allows it a private mount namespace.
-    ``alone`` says that the whole file system is for this job only, and ``log``
-    gives the last lines that it has written, where nobody else keeps them.
-    ``called`` is for who looks after the job, if that is not the local supervisor.
-    ``kept`` says that ``work`` may serve a later job, as one of the `spares`.
+    ``work`` is the job's own directory, which is removed after it. The jobs of this machine share
+    ``cache``. ``mounts`` allows a private mount namespace. ``alone`` says that only this job uses
+    the file system. ``log`` returns the last lines of the log, where the platform doesn't keep
+    them. ``called`` reports the function's call in a pod; the local supervisor reads a file
+    instead. ``kept`` says that ``work`` may become one of the `spares`.
     """
 
     work: str | Path
@@ -290,7 +290,7 @@ class Site:
     kept: bool = False
 
     def tell_called(self) -> None:
-        """The function of a job whose time is limited is called now: that counts from here on."""
+        """Report that the function is called now, which starts the timeout."""
         if self.called is not None:
             self.called()
         else:
@@ -304,14 +304,14 @@ class Site:
 
 
 class Objects(Protocol):
-    """The reading half of a store; a missing object is a ``KeyError``."""
+    """The reading methods of a store; a missing object is a ``KeyError``."""
 
     def get(
         self, name: str, start: int | None = None, stop: int | None = None
     ) -> tuple[bytes, Mapping[str, str]]: ...
 
     def path(self, name: str) -> Path | None:
-        """The file that holds exactly the content, if there is one."""
+        """Return a file with exactly the content, if there is one."""
         ...
 
     def fetch(self, name: str, path: Path) -> None:
@@ -320,14 +320,14 @@ class Objects(Protocol):
 
 
 def prepare(code: Code | None, objects: Objects, site: Site) -> Path:
-    """Make the workspace, or restore a spare; stand and import where the caller did.
+    """Make the workspace, or restore a spare; set directory and ``sys.path`` as at the caller's.
 
     Returns the workspace, which is empty when there is no *code*. Changes
     ``sys.path`` and the working directory of this process.
 
     Raises:
         RuntimeError: The archive is no longer in the store.
-        ValueError: It is not the one that was submitted, or not a sound one.
+        ValueError: The archive was changed, or is damaged.
     """
     work = os.fspath(site.work)
     root = f"{work}/{spares.WORKSPACE}"
@@ -342,7 +342,7 @@ def prepare(code: Code | None, objects: Objects, site: Site) -> Path:
     return Path(root)
 
 
-def _tree(code: Code, objects: Objects, site: Site) -> Shared:
+def _tree(code: Code, objects: Objects, site: Site) -> Tree:
     place = _place(code, site)
     return shared(place, lambda part: _unpack(code, objects, place, part))
 
@@ -404,7 +404,7 @@ def _unpack(code: Code, objects: Objects, place: str, part: str) -> Weight:
         if hashlib.file_digest(file, "sha256").hexdigest() != code.digest:
             raise ValueError(f"{code.name} is not what was submitted: its SHA-256 differs")
         file.seek(0)
-        import zipfile  # it costs milliseconds, and most jobs find the tree unpacked
+        import zipfile  # slow to import, and most jobs find the tree unpacked
 
         with zipfile.ZipFile(file) as members:
             weight = _extract(members, part)
@@ -427,14 +427,14 @@ def _extract(members: zipfile.ZipFile, root: str) -> Weight:
             size += _extract_file(members, member, target, (mode or 0o644) | 0o400)
             files += 1
         else:
-            raise ValueError(f"the archive's {member.filename!r} is no file or directory")
+            raise ValueError(f"the archive's {member.filename!r} isn't a file or directory")
     for folder, mode in modes.items():
         os.chmod(folder, mode)
     return Weight(files, size)
 
 
 def _extract_file(members: zipfile.ZipFile, member: zipfile.ZipInfo, target: str, mode: int) -> int:
-    # Exclusive: nothing that an earlier member made is written through or over.
+    # Exclusive: a member must not overwrite an earlier one, or follow its link.
     fd = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     with open(fd, "wb") as file, members.open(member) as content:
         while chunk := content.read(CHUNK):
@@ -458,5 +458,5 @@ def _under(root: str, relative: str) -> str:
 
 def _hexadecimal(digest: str) -> str:
     if len(digest) != 64 or not set(digest) <= set("0123456789abcdef"):
-        raise ValueError(f"{digest!r} is no SHA-256")
+        raise ValueError(f"{digest!r} isn't a SHA-256")
     return digest

@@ -287,6 +287,6 @@ def close_dead(
             order, key, order.attempt, executor, death, objects, ended.log
         )
     except OSError as exc:
-        print(f"kinetic: the outcome could not be written: {exc}", file=sys.stderr)
+        print(f"kinetic: can't write the outcome: {exc}", file=sys.stderr)
         return wire.EXIT_UNCOMMITTED
     return _leave_with(opening, order, outcome, metadata, content, receipt)

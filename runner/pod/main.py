@@ -191,7 +191,7 @@ def _closed(pod: Pod, ended: Ended, *, memory: bool) -> int:
             claim = wire.attempt_key(*place, "claim")
             executor = job.claimant(claim, objects, CLAIM_S) or executor
     except (OSError, ValueError) as exc:
-        print(f"kinetic: the outcome could not be written: {exc}", file=sys.stderr)
+        print(f"kinetic: can't write the outcome: {exc}", file=sys.stderr)
         return wire.EXIT_RETRY
     host, receipt = pod.host, pod.restarts.receipt
     return close_dead(order, pod.key, executor, death, ended, host, receipt, objects)

@@ -1,11 +1,10 @@
-"""Carry exceptions from a job to its client, as instances of their own classes.
+"""Send exceptions from a job to its client, as instances of the original classes.
 
-Pickled the usual way, an exception is made by calling its class with ``args``, which many an
-``__init__`` does not take; and it loses what caused it. So one goes as its class says only where
-that gives the same again. Else it is taken apart, and put together without ``__init__``.
+pickle rebuilds an exception by calling its class with ``args``, which many constructors don't
+accept, and it drops the cause. So an exception is pickled that way only if the copy is equal.
+Otherwise its attributes are sent, and the copy is made without ``__init__``.
 
-Which exception is raised in the client for an outcome, `failure_of` says in
-``kinetic/aio/_engine/results.py``.
+`failure_of` in ``kinetic/aio/_engine/results.py`` decides which exception the client raises.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ HEAP_TYPE = 1 << 9
 _IDENTITY: Any = object.__eq__
 
 PART_BYTES = 16 * 1024
-"""What is larger is left out, where the whole is too large."""
+"""Leave out parts above this size if the whole exception is too large."""
 
 
 def dumps(error: BaseException, limit: int) -> bytes:

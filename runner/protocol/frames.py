@@ -2,8 +2,8 @@
 
 ``frame 0 | frame 1 | … | footer (JSON) | length of the footer (4 bytes) | magic``
 
-A footer can be written when the sizes are known, so a large pickle is streamed
-to a file once and never held twice in memory.
+The footer comes last, when the sizes are known. So a large pickle is streamed to a file, and
+memory never holds it twice.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def footer_length(end: bytes) -> int:
     """How many bytes the footer of the container with this *end* takes there, with what follows it.
 
     Raises:
-        FramesError: It is no container's end.
+        FramesError: It isn't the end of a container.
     """
     if len(end) < TAIL.size or end[-4:] != MAGIC:
         raise FramesError("the container's end is missing or damaged")
@@ -97,7 +97,7 @@ def footer_length(end: bytes) -> int:
 
 
 def footer_of(data: bytes | bytearray | memoryview) -> bytes:
-    """The bytes of a container's footer, unread: what may be signed in place of the whole.
+    """Return the raw footer of a container, which can be signed instead of the whole.
 
     Raises:
         FramesError: As `unpack`.
@@ -116,7 +116,7 @@ def unpack(data: bytes | bytearray | memoryview) -> Frames:
     """Read a container.
 
     Raises:
-        FramesError: It is truncated, or no container at all.
+        FramesError: It is truncated, or isn't a container.
     """
     footer, view = footer_of(data), memoryview(data).cast("B")
     body = view.nbytes - TAIL.size - len(footer)

@@ -1,10 +1,8 @@
-"""How a store's names become names of a bucket's objects, and back. Pure.
+"""Translate names of a store to names of a bucket's objects, and back.
 
-Cloud Storage refuses a few names and its tools trip over others. What is
-written in the manner of a URL here: control characters, lone surrogates, a dot
-at the beginning, and the percent sign itself. Everything else stays as it is,
-so that names can be read in the console; and the beginning of a name becomes
-the beginning of the object's name, so that listing by prefix works.
+Cloud Storage refuses a few names, and its tools can't handle some others. So control characters,
+lone surrogates, a leading dot, and the percent sign are percent-encoded. All other characters
+stay, so the names are readable in the console, and listing by prefix works.
 """
 
 from __future__ import annotations

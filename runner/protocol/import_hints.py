@@ -1,8 +1,7 @@
-"""What annotations are made of, where it goes by value.
+"""Pickle the annotations of functions and classes that travel by value.
 
-From Python 3.14 on they are computed when asked for. cloudpickle asks every
-function, and so fails where one names what is there for type checkers only;
-those of a class it leaves behind.
+Since Python 3.14, annotations are computed on access. cloudpickle accesses those of every
+function, and fails if one names an import for type checkers only. It drops those of classes.
 """
 
 from __future__ import annotations

@@ -79,8 +79,8 @@ class Manifest:
     def objects(self, digest: str) -> Iterator[tuple[Entry, str]]:
         """Each file with the name of its object.
 
-        The name ends in the file's path, so that a bucket can be mounted and
-        read as it is, unless some store could not have such a name.
+        The name ends in the file's path, so a mounted bucket shows the original tree. A path
+        that some store can't have becomes a number.
         """
         for number, entry in enumerate(self.entries):
             if _speakable(entry.path):

@@ -18,11 +18,10 @@ Note = Mapping[str, Scalar]
 
 NOTE_BYTES = 1024
 TEXT, ERROR_TEXT = 100, 300
-"""Characters that are kept of a text, and of the message of an error."""
+"""Maximum characters of a text, and of the message of an error."""
 
 DEPTH, ELEMENTS, ENTRIES = 3, 16, 64
-"""What is nested deeper is left out; so is a sequence that is longer, and what comes after so many
-entries."""
+"""Leave out deeper nesting, longer sequences, and further entries."""
 
 RESULT = "result"
 """The name of a result that is a scalar itself."""
@@ -78,10 +77,10 @@ def _bounded(value: Any) -> Note | None:
 
 
 def _fitting(note: Note) -> dict[str, Scalar]:
-    """The entries, in order, that fit; one that is too long is left out."""
+    """Return the entries that fit, in order; leave out those that don't."""
     left, kept = NOTE_BYTES - 2, dict[str, Scalar]()
     for name, one in note.items():
-        size = len(_compact({name: one})) - 1  # a comma in place of two braces
+        size = len(_compact({name: one})) - 1  # a comma replaces two braces
         if size <= left:
             left -= size
             kept[name] = one

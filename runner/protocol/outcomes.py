@@ -37,8 +37,8 @@ class Stored:
 class ErrorText:
     """An exception in words; ``qualname`` is dotted with its module.
 
-    ``log`` holds the last lines of the job's log where they would be gone with it,
-    ``withheld`` why the exception itself is not there although it was to be.
+    ``log`` has the last lines of the job's log, where the platform doesn't keep them.
+    ``withheld`` says why the exception itself is missing.
     """
 
     qualname: str
@@ -146,10 +146,10 @@ def digest(content: bytes) -> str:
 
 
 def encode_value(value: Any, spool: str | Path, limit: int = wire.INLINE_BYTES) -> Stored:
-    """Pickle a result; what exceeds *limit* bytes goes to the file *spool*.
+    """Pickle a result; one of more than *limit* bytes goes to the file *spool*.
 
     Raises:
-        Exception: Whatever pickling the value raises.
+        Exception: Pickling the value failed.
     """
     if _is_plain(value):
         content = frames.pack_one(pickle.dumps(value, protocol=5))

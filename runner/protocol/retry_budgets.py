@@ -1,4 +1,4 @@
-"""Which failures of an item are tried again, and how often: a budget for each kind of reason."""
+"""Decide whether a failed item is retried: one budget for each kind of reason."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 INFRASTRUCTURE = frozenset({"preempted", "node lost", "evicted"})
-"""Reasons that are no fault of the function; all others count on the user's budget."""
+"""Reasons that the function didn't cause; all others use the user's budget."""
 
 SUBMISSION = "submission"
-"""The reason of an item that could not be submitted: no budget covers it, for nothing ran."""
+"""The reason of an item that was not submitted; no budget covers it, because nothing ran."""
 
 UNVERIFIED = "unverified"
-"""The reason of an attempt whose outcome nobody signed for it: forged, damaged, or emptied by a
-power cut. Nothing of what it says counts, and no budget covers it; a retry goes past it."""
+"""The reason of an attempt whose outcome has no valid signature: forged, damaged, or emptied by a
+power cut. Its content doesn't count, and no budget covers it; `retry_failed()` makes another."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,7 +24,7 @@ class RetryBudgets:
     infrastructure: int = 3
 
     def cover(self, failures: Sequence[str]) -> bool:
-        """Whether an item that has failed for these reasons, in order, is tried again."""
+        """Return whether an item that has failed for these reasons, in order, is retried."""
         if failures and failures[-1] in (SUBMISSION, UNVERIFIED):
             return False
         platform = sum(reason in INFRASTRUCTURE for reason in failures)

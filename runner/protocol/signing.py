@@ -1,4 +1,4 @@
-"""Signatures: without a submission's key, nobody can make its objects or move them."""
+"""Signatures: making or moving an object of a submission takes the submission's key."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _SIGNED = re.compile(rb', "mac": "([0-9a-f]{64})"\}\Z')
 
 
 def submission_key(root: bytes, scope: str) -> bytes:
-    """The keys that one submission signs with; a pod never sees the root key."""
+    """Return the key of one submission; a pod never sees the root key."""
     return hmac.new(root, b"kinetic submission " + scope.encode(), hashlib.sha256).digest()
 
 
@@ -28,16 +28,16 @@ def sign(key: bytes, scope: str, name: str, content: bytes) -> str:
 def is_signed(
     metadata: Mapping[str, str], key: bytes, scope: str, name: str, content: bytes
 ) -> bool:
-    """Whether ``mac`` of *metadata* is what who has *key* wrote beside *content* under *name*.
+    """Return whether ``mac`` in *metadata* signs *content* under *name* with *key*.
 
-    What lies in a store acts only after this, or what is signed says its digest.
+    kinetic uses an object only after this check, or if a signed object has its digest.
     """
     said = str(metadata.get("mac", "")).encode(errors="replace")
     return hmac.compare_digest(said, sign(key, scope, name, content).encode())
 
 
 def signed_json(key: bytes, scope: str, name: str, content: bytes) -> bytes:
-    """A JSON object with its signature as one field more: a file of it stays what it is."""
+    """Return a JSON object with its signature as a further field."""
     mac = sign(key, scope, name, content).encode()
     return content[:-1] + b', "mac": "%b"}' % mac
 

@@ -46,10 +46,10 @@ _OF_THE_FUNCTION = frozenset({"__doc__", "__module__"})
 
 
 class Decorated(functools.partial[Any]):
-    """A function of the script or the project that ``kinetic.run`` decorates there.
+    """Stands for a function that ``kinetic.run`` decorates in the script or the project.
 
-    It is made of the function alone, and what it has not itself is asked of that. A partial call,
-    as which it is made, leaves no line of its own in a traceback.
+    It delegates unknown attributes to the function. It is a partial call, because that adds no
+    line to a traceback.
     """
 
     @property

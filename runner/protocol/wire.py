@@ -1,8 +1,7 @@
-"""The contract between client and runner: names of objects, their content, one rule.
+"""The contract between client and runner: names of objects, their content, and one rule.
 
-Everything here is pure. `item` is the one place where it is decided what the
-objects of a batch say about one of its items; runner, submitter and observers
-share it.
+Everything here is pure. `item_state` alone decides the state of an item from the objects of its
+batch; runner, submitter, and observers share it.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ RECEIPT_VERSION = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Receipt:
-    """The metadata of an outcome, whose it is, and its body where that is small enough."""
+    """A copy of an outcome: its item and attempt, its metadata, and its body if that is small."""
 
     index: int
     attempt: int
@@ -39,7 +38,7 @@ class Receipt:
     body: bytes | None = None
 
     def to_text(self) -> str:
-        """As a termination message; empty when even the header is too large for one."""
+        """Return a termination message; empty if even the header is too large for one."""
         for body in (self.body, None):
             fields = {
                 "kinetic": RECEIPT_VERSION,
@@ -56,7 +55,7 @@ class Receipt:
 
 
 def parse(text: str) -> Receipt | None:
-    """The receipt in a termination message, or None if it is none."""
+    """Return the receipt in a termination message; None if it has none."""
     if not text.startswith('{"kinetic":'):
         return None
     try:
@@ -75,82 +74,84 @@ def parse(text: str) -> Receipt | None:
 
 
 VERSION = 1
-"""The version of the formats in a store; a reader refuses every other."""
+"""The version of the formats in a store; a reader refuses any other."""
 
 BLOCK = 500
 INLINE_BYTES = 256 * 1024
 LOG_BYTES = 1 << 20
-"""So much is kept of a job's output, at its end, where the platform loses it with the job."""
+"""Maximum bytes to keep of a job's output, where the platform loses the log with the job."""
 
 VOID = "void"
-"""The executor of a claim that was made to close an attempt which will not start."""
+"""The executor in a claim that a client makes to close an attempt which has not started."""
 
 EXIT_VALUE, EXIT_FINAL, EXIT_RETRY = 0, 42, 43
 START_ALLOWANCE_S = 3600.0
-"""So much more than its ``timeout`` a job may take until its function is called: data, packages."""
+"""How long a job may take until its function is called, for data and packages."""
 
 EXIT_SETUP, EXIT_UNCOMMITTED = 70, 74
-"""The job's process could not be prepared; its outcome could not be written. Its log says why
-(EX_SOFTWARE and EX_IOERR of sysexits.h)."""
+"""The runner could not prepare the job, or could not write its outcome; the log says why.
+
+(EX_SOFTWARE and EX_IOERR of sysexits.h.)
+"""
 
 UNSIGNED = "unsigned"
-"""The kind of a request that cannot be verified: its slot is taken, and says nothing."""
+"""The kind of a request without a valid signature: it takes a slot, and has no effect."""
 
 CLEANUP = "cleanup"
-"""The cause of a stop that comes before the objects are removed: no retry comes after it."""
+"""The cause of a stop before the objects are removed: no retry is possible after it."""
 
 
 # --- names -----------------------------------------------------------------------------
 
 
 def input_key(scope: str, slot: int) -> str:
-    """Slot *slot* of the inputs: a chunk of them, or the end."""
+    """Return the name of input slot *slot*: a chunk of inputs, or their end."""
     return f"{scope}inputs/{slot:08d}"
 
 
 def control_key(scope: str, slot: int) -> str:
-    """Slot *slot* of the requests: stop or retry."""
+    """Return the name of request slot *slot*: stop or retry."""
     return f"{scope}control/{slot:08d}"
 
 
 def group_key(group_id: str) -> str:
-    """What a batch is listed by; its metadata say the rest."""
+    """Return the name of the entry that lists a batch; its metadata describe the batch."""
     return f"groups/{group_id}"
 
 
 def done_key(scope: str, requests: int) -> str:
-    """How all items had ended when there were so many requests."""
+    """Return the name of the summary of all items after this number of requests."""
     return f"{scope}done/{requests:08d}"
 
 
 def collected_key(scope: str) -> str:
-    """That every item had its value, and that the objects of the items are removed since."""
+    """Return the name of the mark that all values were collected and the items' objects removed."""
     return f"{scope}collected"
 
 
 def block_prefix(scope: str, index: int) -> str:
-    """The claims and outcomes of the 500 items around *index*: at most one list page."""
+    """Return the prefix of the claims and outcomes of 500 items, which fit in a list page."""
     return f"{scope}attempts/{index // BLOCK:06d}/"
 
 
 def item_prefix(scope: str, index: int) -> str:
-    """The claims and outcomes of one item."""
+    """Return the prefix of the claims and outcomes of one item."""
     return f"{block_prefix(scope, index)}{index:08d}."
 
 
 def attempt_key(scope: str, index: int, attempt: int, what: str) -> str:
-    """*what* is ``claim`` or ``outcome``; below `item_prefix`, written out for it is made often."""
+    """Return the name of an attempt's ``claim`` or ``outcome``, below `item_prefix`."""
     place = (scope, index // BLOCK, index, attempt, what)
-    return "%sattempts/%06d/%08d.%04d.%s" % place  # noqa: UP031 - half the time of an f-string
+    return "%sattempts/%06d/%08d.%04d.%s" % place  # noqa: UP031 - takes half the time of an f-string
 
 
 def debugger_mark(host: int) -> str:
-    """What of an attempt host number *host* leaves when its debugger listens, with the port."""
+    """Return the part of a name by which *host* reports its debugger's port; see `attempt_key`."""
     return f"debug-{host}"
 
 
 def attempt_keys(scope: str, index: int, up_to: int) -> list[str]:
-    """The claims and outcomes of attempts 1 to *up_to*, for a store that finds names cheaply."""
+    """Return the names of the claims and outcomes of attempts 1 to *up_to*."""
     return [
         attempt_key(scope, index, attempt, what)
         for attempt in range(1, up_to + 1)
@@ -159,17 +160,17 @@ def attempt_keys(scope: str, index: int, up_to: int) -> list[str]:
 
 
 def value_key(scope: str, index: int, attempt: int, executor: str) -> str:
-    """A value too large for its outcome."""
+    """Return the name of a value that is too large for its outcome."""
     return f"{scope}values/{index:08d}.{attempt:04d}.{executor}"
 
 
 def log_prefix(scope: str, index: int, attempt: int) -> str:
-    """What was kept of an attempt's output, an object for each of its hosts."""
+    """Return the prefix of an attempt's kept logs, one object for each host."""
     return f"{scope}logs/{index:08d}.{attempt:04d}."
 
 
 def log_key(scope: str, index: int, attempt: int, host: int) -> str:
-    """The end of the output on host number *host*, with its signature as ``mac``."""
+    """Return the name of the kept log of *host*; its metadata have the signature as ``mac``."""
     return f"{log_prefix(scope, index, attempt)}{host:04d}"
 
 
@@ -177,7 +178,7 @@ _ATTEMPT = re.compile(r"(\d{8,})\.(\d{4,})\.(claim|outcome)$")
 
 
 def claim_metadata(executor: str, fence: int) -> dict[str, str]:
-    """Of a claim that *executor* makes now."""
+    """Return the metadata of a claim that *executor* makes now."""
     return {"executor": executor, "fence": str(fence), "at": f"{time.time():.3f}"}
 
 
@@ -188,7 +189,7 @@ def check_version(version: object, what: str) -> None:
     """Refuse a format that this version of kinetic can't read.
 
     Raises:
-        ValueError: It is another one.
+        ValueError: The version differs.
     """
     if version != VERSION:
         raise ValueError(
@@ -202,7 +203,7 @@ def check_version(version: object, what: str) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Code:
-    """The project's archive, and where in it the caller stood (paths with ``/``)."""
+    """The project's archive, and the caller's directory in it (paths with ``/``)."""
 
     name: str
     digest: str
@@ -223,8 +224,8 @@ class Input(NamedTuple):
 class DataRef:
     """One Data: content under a prefix of the store, or a URI that the job resolves itself.
 
-    ``mount`` is the absolute path of a volume; None means an argument. ``name`` is
-    that of a single file that was uploaded.
+    ``mount`` is the absolute path of a volume; None means an argument. ``name`` is the file name
+    of a single uploaded file.
     """
 
     uri: str
@@ -327,7 +328,7 @@ _decode = json.JSONDecoder().raw_decode
 
 
 def start_allowance(debug_s: float | None) -> float:
-    """Seconds that a job with a ``timeout`` has beside it until its function is called."""
+    """Return how many seconds a job may take until its function is called."""
     return START_ALLOWANCE_S + (debug_s or 0.0)
 
 
@@ -338,8 +339,8 @@ def start_allowance(debug_s: float | None) -> float:
 class Slot:
     """One slot of ``inputs/``: *count* inputs from index *first* on, or the end with the *total*.
 
-    It travels as the object's metadata, so that a listing tells all. ``footer`` is the SHA-256
-    of a chunk's footer, which has the digest of each input.
+    It is stored as the object's metadata, so that a listing has all slots. ``footer`` is the
+    SHA-256 of a chunk's footer, which has the digest of each input.
     """
 
     first: int = 0
@@ -349,7 +350,7 @@ class Slot:
     total: int | None = None
 
     def signed(self, key: bytes, scope: str, name: str) -> dict[str, str]:
-        """As metadata, with a signature over all of it and the slot *name*."""
+        """Return the metadata, with a signature over them and the slot *name*."""
         if self.total is not None:
             said = {"total": str(self.total)}
         else:
@@ -386,12 +387,12 @@ class Kind(StrEnum):
 
 
 class Outcome(NamedTuple):
-    """The header of an outcome: it travels as the object's metadata and in receipts.
+    """The header of an outcome, which is stored as the object's metadata and in receipts.
 
-    The body is a `frames` container; ``body`` is its SHA-256. A value that is
-    too large for it lies under ``value`` (name, SHA-256), and the body's
-    frames are empty. ``started`` and ``ended`` are seconds since the epoch by
-    the job's clock, for display; so is ``note``, see `notes`.
+    The body is a `frames` container, and ``body`` is its SHA-256. A value that is too large for
+    it has its own object ``value`` (name, SHA-256), and the body is empty. ``started`` and
+    ``ended`` are seconds since the epoch by the job's clock, for display. So is ``note``; see
+    `notes`.
     """
 
     kind: Kind
@@ -407,7 +408,7 @@ class Outcome(NamedTuple):
     note: Note | None = None
 
     def signed(self, key: bytes, scope: str, index: int, attempt: int) -> dict[str, str]:
-        """As metadata, with a signature over everything and the place it is for."""
+        """Return the metadata, with a signature over the header and its place."""
         header = _compact(self._asdict())
         return {"header": header, "mac": signing.seal_of(key, scope, index, attempt, header)}
 
@@ -440,8 +441,8 @@ class Outcome(NamedTuple):
         try:
             fields, end = _decode(header)
             if end != len(header):
-                raise ValueError("it goes on after its end")
-            known = _UNSAID | fields  # what is unknown here is left out below
+                raise ValueError("it has text after its end")
+            known = _UNSAID | fields  # unknown fields are left out below
             known["kind"] = _KINDS.get(known["kind"]) or Kind(known["kind"])
             if known["value"]:
                 known["value"] = tuple(known["value"])
@@ -461,10 +462,10 @@ _in_order = cast(Callable[[Mapping[str, Any]], Any], operator.itemgetter(*Outcom
 
 
 class Attempt(NamedTuple):
-    """What the store holds of one attempt.
+    """The objects of one attempt in the store.
 
-    ``claimed`` is when, in seconds since the epoch by the job's clock: for display, for nobody
-    has signed it.
+    ``claimed`` is the time of the claim, in seconds since the epoch by the job's clock. It is for
+    display only, because it isn't signed.
     """
 
     executor: str | None = None
@@ -474,11 +475,11 @@ class Attempt(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """One slot of ``control/``: stop some items or all, or let some be tried again.
+    """One slot of ``control/``: stop some items or all, or retry some.
 
-    ``items``, in ascending order, None means all; ``bases`` maps an item to the number of attempts
-    that are behind it; ``keep_running`` leaves claimed attempts to end. Who
-    does not know the kind ignores it, unless it is a ``must``.
+    ``items`` are in ascending order; None means all. ``bases`` maps an item to its number of
+    earlier attempts. ``keep_running`` lets claimed attempts finish. A reader ignores an unknown
+    kind, unless it is a ``must``.
     """
 
     kind: str
@@ -489,13 +490,13 @@ class Request:
     must: bool = False
 
     def to_bytes(self) -> bytes:
-        """As the slot's content."""
+        """Return the slot's content."""
         bases = {str(index): base for index, base in self.bases.items()}
         content = {**_shallow(self), "bases": bases}
         return json.dumps(content).encode()
 
     def signed(self, key: bytes, scope: str, name: str) -> tuple[bytes, dict[str, str]]:
-        """Content and metadata of the slot *name*."""
+        """Return content and metadata of the slot *name*."""
         content = self.to_bytes()
         return content, {"mac": signing.sign(key, scope, name, content)}
 
@@ -503,14 +504,14 @@ class Request:
     def verified(
         cls, content: bytes, metadata: Mapping[str, str], key: bytes, scope: str, name: str
     ) -> Request:
-        """What the slot *name* says: nothing (`UNSIGNED`), unless it was signed for that place."""
+        """Read the slot *name*; without a valid signature, the kind is `UNSIGNED`."""
         if not signing.is_signed(metadata, key, scope, name, content):
             return cls(kind=UNSIGNED)
         return cls.from_bytes(content)
 
     @classmethod
     def from_bytes(cls, content: bytes) -> Request:
-        """The inverse of `to_bytes`; unknown fields are ignored, and nothing is verified."""
+        """Read a slot without checking its signature; ignore unknown fields."""
         known = _known(cls, json.loads(content))
         if known.get("items") is not None:
             known["items"] = tuple(sorted(known["items"]))
@@ -519,11 +520,11 @@ class Request:
 
 
 class Standing(NamedTuple):
-    """What the requests of a batch, as far as they were read, say of one item.
+    """The effect of a batch's requests, as far as they were read, on one item.
 
-    None of the attempts up to ``base`` counts, or starts any more. ``retried`` is the number of
-    requests up to the one that says so, 0 if none does. An item that is ``stopped`` does not start,
-    and what runs of it is to end if it is ``unwanted``, too. It is so for good when the batch is
+    Attempts up to ``base`` don't count, and don't start. ``retried`` is the number of requests up
+    to the retry that set the base, 0 without a retry. A ``stopped`` item doesn't start; if it is
+    also ``unwanted``, its running attempt has to end. The stop is final when the batch is
     ``removing`` its objects.
     """
 
@@ -534,12 +535,12 @@ class Standing(NamedTuple):
     removing: bool = False
 
     def after(self, index: int | None, request: Request, number: int) -> Standing:
-        """What stands for item *index* after one more, by which there are *number* requests.
+        """Return the standing of item *index* after *request*, the request with this *number*.
 
-        Of None, which is every item that no request has named yet.
+        None stands for each item that no request has named yet.
         """
         if self.removing:
-            return self  # its objects go: nothing reopens what is left
+            return self  # no request reopens an item whose objects are being removed
         if request.kind == "stop" and _names(request, index):
             unwanted = self.unwanted or not request.keep_running
             removing = request.cause == CLEANUP
@@ -550,7 +551,7 @@ class Standing(NamedTuple):
 
 
 def standing(index: int, requests: Iterable[Request]) -> Standing:
-    """What the *requests*, all from the first slot on, say of an item."""
+    """Return the standing of an item after all *requests*, from the first slot on."""
     stands = Standing()
     for number, request in enumerate(requests, start=1):
         stands = stands.after(index, request, number)
@@ -558,10 +559,9 @@ def standing(index: int, requests: Iterable[Request]) -> Standing:
 
 
 class ItemState(StrEnum):
-    """What the objects say of an item.
+    """The state of an item, from its objects.
 
-    ``final`` says whether only a retry request can change it (and nothing, if
-    it succeeded); an attribute, for it is asked for at every turn.
+    Only a retry request can change a ``final`` state, and nothing changes `SUCCEEDED`.
     """
 
     OPEN = "open"
@@ -579,10 +579,9 @@ class ItemState(StrEnum):
 class Item(NamedTuple):
     """The state of an item.
 
-    ``attempt`` is the attempt that decided it; of an open item, the one and
-    only attempt that may start or is running. ``after`` is why the last one
-    before it failed, and ``failures`` how many of an open item's did on the
-    user's budget.
+    ``attempt`` is the attempt that decided the state. For an open item, it is the only attempt
+    that may start or is running. ``after`` is the reason why the attempt before it failed, and
+    ``failures`` counts an open item's failures on the user's budget.
     """
 
     state: ItemState
@@ -593,7 +592,7 @@ class Item(NamedTuple):
 
     @property
     def stopped(self) -> bool:
-        """Whether what becomes of its open attempt is that it was cancelled."""
+        """Whether the item's open attempt can only end as cancelled."""
         return self.state in (ItemState.CANCELLING, ItemState.CANCELLED)
 
 
@@ -602,10 +601,9 @@ _UNVERIFIED = Outcome(Kind.ERROR, UNVERIFIED)
 
 
 def item_state(stands: Standing, attempts: Mapping[int, Attempt], budgets: RetryBudgets) -> Item:
-    """The outcome of an item, from the batch's objects alone.
+    """Decide the state of an item from the batch's objects alone.
 
-    A value counts for good, also under a stop and at a number that a retry
-    request has retired.
+    A value always counts, even after a stop or in an attempt before a retry's base.
     """
     base, stopped = stands.base, stands.stopped
     failed: tuple[int, Outcome] | None = None
@@ -632,10 +630,10 @@ def item_state(stands: Standing, attempts: Mapping[int, Attempt], budgets: Retry
 def retry_base(
     stands: Standing, attempts: Mapping[int, Attempt], budgets: RetryBudgets
 ) -> int | None:
-    """The base of a request to try the item again, or None when there is nothing to retry.
+    """Return the base of a request to retry the item, or None if there is nothing to retry.
 
-    All closed attempts are behind it. So is the open one of an item that was
-    stopped: a job with that number may be on its way.
+    The base includes all closed attempts. For a stopped item it includes the open attempt,
+    because a job with that number may still start.
     """
     ended = item_state(stands, attempts, budgets).state
     if stands.removing or ended not in (ItemState.FAILED, ItemState.CANCELLED):
@@ -647,7 +645,7 @@ def retry_base(
 
 
 def _names(request: Request, index: int | None) -> bool:
-    """Whether a stop is about this item; `items` are in order, and may be ten thousand."""
+    """Return whether a stop names this item; a binary search, as there may be 10,000 items."""
     if request.items is None or index is None:
         return request.items is None
     at = bisect.bisect_left(request.items, index)
@@ -657,9 +655,9 @@ def _names(request: Request, index: int | None) -> bool:
 def attempts_of(
     entries: Iterable[tuple[str, Mapping[str, str]]], key: bytes, scope: str
 ) -> dict[int, dict[int, Attempt]]:
-    """Item → attempt number → what is there, from a listing of names and metadata.
+    """Return the attempts of each item by number, from a listing of names and metadata.
 
-    An outcome that was not signed with *key* for its place is a failure, for `UNVERIFIED`.
+    An outcome without a valid signature for its place is a failure with the reason `UNVERIFIED`.
     """
     found: dict[int, dict[int, Attempt]] = {}
     for name, metadata in entries:

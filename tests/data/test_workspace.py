@@ -154,7 +154,7 @@ def test_links_and_devices_are_refused(place: Place) -> None:
         code = archive(
             place, {"link": b"/etc", "link/passwd": str(kind).encode()}, {"link": kind | 0o777}
         )
-        assert str(refused(place, code)) == "the archive's 'link' is no file or directory"
+        assert str(refused(place, code)) == "the archive's 'link' isn't a file or directory"
 
 
 def test_a_member_does_not_replace_another(place: Place) -> None:
@@ -186,7 +186,7 @@ def test_an_archive_that_is_not_the_submitted_one_is_refused(place: Place) -> No
         "the project's archive code/gone.zip is no longer in the store; submit the job again"
     )
     odd = wire.Code(name=code.name, digest="../" * 21 + "x")
-    assert "is no SHA-256" in str(refused(place, odd))
+    assert "isn't a SHA-256" in str(refused(place, odd))
 
 
 def test_a_store_without_files_is_fetched_from(place: Place) -> None:
@@ -296,4 +296,4 @@ def test_a_tree_that_lost_something_is_noticed(place: Place) -> None:
     assert place.run(LOOK, code=code)["files"] == ["a", "d/b"]
     (tree,) = (place.cache / "code").glob("*/*")
     (tree / "d" / "b").unlink()
-    assert f"{tree} is not as it was made" in str(refused(place, code))
+    assert f"{tree} was changed" in str(refused(place, code))

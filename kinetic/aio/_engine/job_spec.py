@@ -1,4 +1,4 @@
-"""The order for one attempt, and what undoes a submission."""
+"""Build the order of an attempt, and remove the jobs and objects of a submission."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ from kinetic.errors import BackendError, StoreFull
 CONFIRM_PAUSE_S = 0.01
 
 LABEL_LENGTH = 200
-"""Characters of a function's name that are told; what a platform cannot take of them it changes."""
+"""Maximum characters of a function's name in a label; a platform may change some of them."""
 
 
 @dataclass(slots=True)  # not frozen: one is made for each job, in a third of the time
 class AttemptSpec:
-    """Everything one attempt adds to what its submission shares."""
+    """What one attempt adds to the order of its submission."""
 
     index: int
     attempt: int
@@ -95,7 +95,7 @@ class JobSpecBuilder:
         )
 
     def spec(self, one: AttemptSpec) -> JobSpec:
-        """Return the job of one attempt, as the platform is asked for it."""
+        """Return the platform's job for one attempt."""
         identity, template = self._identity, self._template
         order = replace(
             template.order,
@@ -117,12 +117,12 @@ class JobSpecBuilder:
         return replace(template, name=name, labels=labels, order=order)
 
     async def launch(self, one: AttemptSpec) -> None:
-        """Start one attempt; a platform that took it and failed to say so is asked again.
+        """Start one attempt; after an unclear error, look whether the job exists.
 
         Raises:
-            LaunchError: It was refused.
-            Throttled: The platform takes no more now.
-            BackendError: The platform does not answer, and has no such job.
+            LaunchError: The platform refused the job.
+            Throttled: The platform accepts no more jobs now.
+            BackendError: The platform doesn't answer, or has no such job.
         """
         spec = self.spec(one)
         try:
@@ -133,12 +133,12 @@ class JobSpecBuilder:
 
 
 def _debugging() -> dict[str, Any]:
-    """Return what only a job that waits for a debugger has to know."""
+    """Return the fields of an order that only a debugger needs."""
     return {"debug_s": configuration.debug_wait_s(), "stood": os.getcwd()}
 
 
 def _as_loaded(root: str, function: Any) -> str:
-    """*root* by the path that the function's file was loaded by: there may be links in it."""
+    """Return *root* by the path that loaded the function's file, which may contain links."""
     file = os.path.abspath(getattr(getattr(function, "__code__", None), "co_filename", ""))
     inside = os.path.relpath(os.path.realpath(file), root) if root else ""
     if inside and file.endswith(f"{os.sep}{inside}"):
@@ -160,11 +160,11 @@ async def remove(
     timeout: float = 180.0,
     ended: bool = False,
 ) -> None:
-    """Take a submission away: its jobs, then its objects.
+    """Remove a submission: its jobs, then its objects.
 
-    A late process finds a stop request, or finds no inputs, at every moment in
-    between. With *ended* its processes are known to be gone already. Where a
-    store is too full for the request, the platform ends them without it.
+    At any moment in between, a late process finds a stop request, or finds no inputs. *ended*
+    says that all its processes have ended. If the store is too full for a stop request, the
+    platform ends the jobs without one.
     """
     store, cluster = session.platform.store, session.platform.cluster
     if objects and not ended:
@@ -179,7 +179,7 @@ async def remove(
             await until_gone(session, names, timeout, labels=labels)
     if objects:
         await _remove_objects(store, scope)
-        if not ended:  # who had looked before the handle went may have told of its end since
+        if not ended:  # a late process may have written its outcome since the listing
             await store.delete([one.name for one in await store.list(scope)])
 
 
@@ -192,7 +192,7 @@ async def _store_stop(session: Session, scope: str) -> None:
 
 
 async def _remove_objects(store: Store, scope: str) -> None:
-    """Remove what jobs read first, and last the object by which the submission is found."""
+    """Remove the inputs first, and the entry by which a submission is found last."""
     listed = [one.name for one in await store.list(scope)]
     inputs = [name for name in listed if name.startswith(f"{scope}inputs/")]
     last = [name for name in listed if name.startswith(f"{scope}control/")]
@@ -203,9 +203,9 @@ async def _remove_objects(store: Store, scope: str) -> None:
 
 
 async def undo(session: Session, scope: str, name: str) -> None:
-    """Take away what was begun of a submission with one job.
+    """Remove a submission of one job whose start failed.
 
-    Whether or not the platform can be reached: a late process finds no inputs.
+    If the platform can't be reached, remove its objects: a late process finds no inputs.
     """
     try:
         await remove(session, scope, names=[name], timeout=25.0)
@@ -221,25 +221,23 @@ async def until_gone(
     *,
     labels: Mapping[str, str] | None = None,
 ) -> None:
-    """Wait until the platform has forgotten jobs that it was told to delete.
+    """Wait until the platform has deleted jobs.
 
     Raises:
-        BackendError: They are still there after *timeout* seconds.
+        BackendError: A job still exists after *timeout* seconds.
     """
     deadline, pause = time.monotonic() + timeout, CONFIRM_PAUSE_S
     while found := await session.platform.cluster.find(names=names, labels=labels):
         if time.monotonic() > deadline:
-            raise BackendError(
-                f"{found[0].name} was deleted and is still there after {timeout:g} s"
-            )
+            raise BackendError(f"{found[0].name} was deleted, and still exists after {timeout:g} s")
         await asyncio.sleep(pause)
         pause = min(1.0, pause * 1.5)
-        if pause == 1.0:  # somebody may have launched since
+        if pause == 1.0:  # a late request may have launched it again
             await session.platform.cluster.delete(names=names, labels=labels)
 
 
 def output_base(session: Session, placed: UploadedCall, identity_id: str) -> str:
-    """Where its jobs leave what is kept; `Identity.output_dir` says where each of them does."""
+    """Return the base of its jobs' output directories; see `Identity.output_dir`."""
     configured = placed.call.options.output_dir or session.target.output_dir
     if configured:
         if "://" in configured:
@@ -252,12 +250,12 @@ def output_base(session: Session, placed: UploadedCall, identity_id: str) -> str
 
 
 def new_id(kind: str, marker: str) -> str:
-    """An id nobody else has: ``job-…`` or ``grp-…``, with the platform's marker."""
+    """Return a new random ID, ``job-…`` or ``grp-…``, with the platform's marker."""
     return f"{kind}-{marker}{os.urandom(6).hex()}"
 
 
 def _user() -> str:
-    """Who submits; in a container there need be no name for that."""
+    """Return the submitting user's name; in a container there may be none."""
     try:
         return getpass.getuser()
     except (KeyError, OSError, ImportError):

@@ -1,8 +1,7 @@
-"""From a call to a job: pack, place, launch. Each stage takes a frozen value and returns the next.
+"""From a call to a job: pack, upload, launch. Each stage takes a frozen value and returns the next.
 
-`pack` does everything that blocks, in one worker thread. `place` uploads what
-the store does not have yet. What is the same for all items of a batch is
-packed and placed once.
+`pack` does everything that blocks, in one worker thread. `upload_call` uploads what the store
+lacks. A batch packs and uploads once for all its items.
 """
 
 from __future__ import annotations
@@ -39,13 +38,11 @@ from kinetic.options import DEFAULT_ACCELERATOR, Options, settings_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """What the user asked for; ``arguments`` None when there are many (a batch).
+    """The user's call.
 
-    ``function`` is None when it was shipped by another process.
-
-    ``inputs`` are those of a batch that are there already: the `Data` in them
-    is kept out of the project's archive. ``owned`` is a single job that ends with
-    this process.
+    ``arguments`` is None for a batch, ``function`` if another process has uploaded it.
+    ``inputs`` are the inputs of a batch that exist already: the project's archive leaves the
+    `Data` in them out. An ``owned`` call is a single job that ends with this process.
     """
 
     function: Callable[..., Any] | None
@@ -58,7 +55,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackedCall:
-    """The call as bytes on this machine. ``spool`` is a private folder to be removed."""
+    """The call as bytes on this machine. The caller removes the private folder ``spool``."""
 
     call: Call
     project: discover.Project
@@ -72,7 +69,7 @@ class PackedCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UploadedCall:
-    """What every attempt of the submission shares, with all content in the store."""
+    """The shared part of all attempts of a submission, whose content is in the store."""
 
     call: Call
     project: discover.Project
@@ -119,9 +116,9 @@ async def pack(call: Call) -> PackedCall:
     """Discover the project, pickle the call and archive the tree, in a worker thread.
 
     Raises:
-        PackError: Something of it cannot be shipped.
+        PackError: A part of it can't be shipped.
 
-    Cancelled: the thread ends first; nothing is left behind.
+    Cancelled: wait for the thread, and leave nothing behind.
     """
     spool = scratch_folder()
     try:
@@ -170,7 +167,7 @@ def _pack(call: Call, spool: Path, environ: dict[str, str], packing: Step) -> Pa
 
 
 def _data_in(value: Any, depth: int = 4) -> Iterator[Data]:
-    """The `Data` in nested containers, as far down as inputs are usually nested."""
+    """Yield the `Data` in nested containers, down to the usual depth of inputs."""
     if isinstance(value, Data):
         yield value
     elif depth and isinstance(value, (list, tuple, dict)):
@@ -182,7 +179,7 @@ async def upload_call(session: Session, packed: PackedCall) -> UploadedCall:
     """Upload code, function and data where they are missing, and find the image.
 
     Raises:
-        ConfigurationError: The backend cannot give what the options ask for.
+        ConfigurationError: The backend can't fulfil the options.
         DataError: A `Data` changed while it was uploaded.
         BackendError: The store failed.
 
@@ -205,8 +202,8 @@ async def upload_call(session: Session, packed: PackedCall) -> UploadedCall:
         root=packed.project.root,
     )
     code, function, refs, image = await all_or_none(
-        _place_code(store, packed),
-        _place_function(store, packed.function),
+        _upload_code(store, packed),
+        _upload_function(store, packed.function),
         upload_all(store, packed.data, packed.call.options.volumes or {}),
         session.platform.images.resolve(request),
     )
@@ -249,22 +246,18 @@ def _is_elsewhere(session: Session, output_dir: str) -> bool:
 async def upload_all(
     store: Store, data: Sequence[Data], volumes: Mapping[str, Data]
 ) -> tuple[wire.DataRef, ...]:
-    """A reference for each, uploaded once by content; the first ones are the volumes."""
+    """Upload each `Data` once by content; return their references, the volumes first."""
     if not data:
         return ()
     mounts = list(volumes)
     refs = await all_or_none(*(data_upload.upload(store, one) for one in data))
     return tuple(
-        _mounted(ref, mounts[upload_call]) if upload_call < len(mounts) else ref
-        for upload_call, ref in enumerate(refs)
+        replace(ref, mount=mounts[number]) if number < len(mounts) else ref
+        for number, ref in enumerate(refs)
     )
 
 
-def _mounted(ref: wire.DataRef, mount: str) -> wire.DataRef:
-    return replace(ref, mount=mount)
-
-
-async def _place_code(store: Store, packed: PackedCall) -> wire.Code | None:
+async def _upload_code(store: Store, packed: PackedCall) -> wire.Code | None:
     if packed.archive is None:
         return None
     name = f"code/{packed.archive.digest}.zip"
@@ -277,7 +270,7 @@ async def _place_code(store: Store, packed: PackedCall) -> wire.Code | None:
     )
 
 
-async def _place_function(store: Store, function: payload.Pickled) -> wire.Input:
+async def _upload_function(store: Store, function: payload.Pickled) -> wire.Input:
     name = f"functions/{function.digest}.pkl"
     await _upload(store, name, function.content)
     return wire.Input(name=name, start=0, stop=function.size, digest=function.digest)
@@ -309,22 +302,22 @@ def _fingerprint() -> dict[str, str]:
 
 
 def log_choice(session: Session, placed: UploadedCall) -> None:
-    """Say once a submission where it runs and why, once a process what an accelerator became."""
+    """Log where a submission runs and why; once per process, what an accelerator becomes here."""
     target, options = session.target, placed.call.options
     logging.info("%s runs on %s (%s)", placed.call.name, target.backend, target.why)
     if target.backend == "local" and options.accelerator not in _stood_in:
         _stood_in.add(options.accelerator)
         if became := _stand_in(options, session.platform.capacity):
-            asked = options.accelerator != DEFAULT_ACCELERATOR  # else most likely by nobody
+            asked = options.accelerator != DEFAULT_ACCELERATOR  # else it is only the default
             logging.log(logging.WARNING if asked else logging.INFO, "%s", became)
 
 
 _stood_in: set[str] = set()
-"""The accelerators of which this process has said what they become on this machine."""
+"""The accelerators whose substitute on this machine this process has logged."""
 
 
 def _stand_in(options: Options, capacity: Capacity | None) -> str:
-    """What the machine has instead of the accelerator that is asked for; empty if it has that."""
+    """Describe this machine's substitute for the requested accelerator; empty if it has one."""
     asked, accelerator, said = options.accelerator, options.parsed_accelerator, list[str]()
     if capacity is not None and accelerator.kind != "cpu":
         if not capacity.gpus:

@@ -38,22 +38,22 @@ if TYPE_CHECKING:
     from kinetic.aio.local.supervisor import Connection
 
 LONGEST_LINE = 1 << 20
+"""Maximum bytes of a line; a longer line comes in pieces of this size."""
 
 TAIL_BYTES = 2 << 20
-"""How far before the end of a log a tail may begin: a job can write a line of any length."""
-"""A line of more bytes is told in pieces of at most this size."""
+"""Maximum distance of a tail from the end of the log: a job can write a line of any length."""
 
 BLOCK = 1 << 16
 
 
 class Lines:
-    """Cuts bytes into lines, as they come; what is no UTF-8 is replaced."""
+    """Splits a stream of bytes into lines, and replaces what isn't UTF-8."""
 
     def __init__(self) -> None:
         self._rest = bytearray()
 
     def feed(self, data: bytes) -> Iterator[str]:
-        """The lines that *data* completes, without their newlines."""
+        """Yield the lines that *data* completes, without their newlines."""
         searched = len(self._rest)
         self._rest += data
         start = 0
@@ -61,13 +61,15 @@ class Lines:
             yield from _pieces(bytes(self._rest[start:end]))
             start = end + 1
         del self._rest[:start]
-        while len(self._rest) > LONGEST_LINE:  # the byte after a piece tells whether it is whole
+        while (
+            len(self._rest) > LONGEST_LINE
+        ):  # the byte after a piece shows whether a character ends there
             cut = _boundary(self._rest, LONGEST_LINE)
             yield self._rest[:cut].decode(errors="replace")
             del self._rest[:cut]
 
     def rest(self) -> Iterator[str]:
-        """The last line, if nothing ended it."""
+        """Yield the last line, if it has no newline."""
         if self._rest:
             yield self._rest.decode(errors="replace")
             self._rest.clear()
@@ -82,7 +84,7 @@ def _pieces(line: bytes) -> Iterator[str]:
 
 
 def _boundary(data: bytes | bytearray, cut: int) -> int:
-    """The last place at or before *cut* that is not within a character."""
+    """Return the last position up to *cut* that is between two characters."""
     for back in range(4):
         if data[cut - back] & 0xC0 != 0x80:
             return cut - back
@@ -114,11 +116,11 @@ KEY_BYTES = 32
 
 
 def root_key(home: Path) -> bytes:
-    """The key in *home*, made on first use; all who ask at once get the same.
+    """Return the key in *home*; the first caller makes it, and all callers get the same.
 
     Raises:
-        ValueError: The file holds something else.
-        OSError: It can be neither read nor made.
+        ValueError: The file is damaged.
+        OSError: The file can't be read or made.
     """
     path = home / "key"
     try:
@@ -130,7 +132,7 @@ def root_key(home: Path) -> bytes:
         try:
             with open(fd, "wb") as file:
                 file.write(os.urandom(KEY_BYTES))
-            os.link(draft, path)  # whole, or somebody else's
+            os.link(draft, path)  # a complete file, or that of another process
         except FileExistsError:
             pass
         finally:
@@ -142,7 +144,7 @@ def root_key(home: Path) -> bytes:
 
 
 ATTEMPTS = 4
-"""How many supervisors a request may see die before it is given up."""
+"""Give a request up after this many supervisors have died over it."""
 
 _dumps = json.JSONEncoder(separators=(",", ":")).encode
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.02, 0.25
@@ -181,7 +183,7 @@ class LocalCluster:
         self._fresh = _wants_fresh(environ)
 
     def _report(self, seen: Observation) -> None:
-        """Say once of a submission that it waits for jobs of others, or can't be started now."""
+        """Warn once per submission and cause that its jobs have to wait."""
         submission = seen.labels.get(SUBMISSION, seen.name)
         cause = submission, seen.message.partition(":")[0]
         if seen.phase is not Phase.PENDING or not seen.message or submission in seen.message:
@@ -191,13 +193,13 @@ class LocalCluster:
             logging.warning("%s is %s", seen.name, seen.message)
 
     async def launch(self, job: JobSpec) -> None:
-        """Start *job*; one with this name already there is success.
+        """Start *job*; do nothing if a job of this name exists.
 
         Raises:
-            LaunchError: It was refused.
-            Unavailable: The supervisor cannot be reached.
+            LaunchError: The supervisor refused it.
+            Unavailable: The supervisor can't be reached.
 
-        Cancelled: the job may or may not exist; delete it by name.
+        Cancelled: the job may exist; delete it by name.
         """
         if not self._edition:
             self._edition = await self._learned()
@@ -213,7 +215,7 @@ class LocalCluster:
             )
 
     async def _learned(self) -> str:
-        """The runner's edition; many that ask at once go on in the order they came."""
+        """Return the runner's edition; concurrent callers continue in the order of their calls."""
         from kinetic._supervisor.protocol import edition
 
         if self._learning is None:
@@ -271,12 +273,12 @@ class LocalCluster:
         return [_observation(view) for view in (await self._ask(header))["jobs"]]
 
     async def watch(self, labels: Mapping[str, str]) -> AsyncGenerator[Observation]:
-        """What is there now, then every change, for ever; reconnects by itself.
+        """Yield the current state of each job, then every change; reconnect when needed.
 
-        What has vanished while nobody was connected is told as gone.
+        Yields `Phase.GONE` for a job that was deleted during an interruption.
 
         Raises:
-            Unavailable: There is no supervisor, and there was none before.
+            Unavailable: The first connection to a supervisor failed.
             ClientClosed: This was closed.
         """
         from kinetic.aio.local.supervisor import Lost, open_connection
@@ -296,7 +298,7 @@ class LocalCluster:
             met, missing = True, set(known)
             self._watches.add(connection)
             try:
-                self._check()  # it may have been closed while this was made
+                self._check()  # this may have been closed meanwhile
                 connection.send({"op": "watch", "labels": dict(labels)})
                 while True:
                     message = await connection.event()
@@ -322,14 +324,14 @@ class LocalCluster:
     async def logs(
         self, name: str, *, follow: bool = False, tail: int | None = None
     ) -> AsyncGenerator[str]:
-        """Lines of the job's output; with *follow*, until it has ended and all is read.
+        """Yield the lines of the job's output; with *follow*, until the job has ended.
 
-        A line of more than 1 MiB comes in pieces. The log is kept until the job
-        is deleted, also when nothing else is known of it any more.
+        A line of more than 1 MiB comes in pieces. The log stays until the job is deleted, even if
+        the supervisor has forgotten the job.
 
         Raises:
             NotFound: There is no such job.
-            BackendError: The log cannot be read, or the supervisor cannot be reached.
+            BackendError: The log can't be read, or the supervisor can't be reached.
             ClientClosed: This was closed.
         """
 
@@ -341,7 +343,7 @@ class LocalCluster:
         ended: asyncio.Task[dict[str, Any]] | None = None
         if follow:
             ended = asyncio.create_task(self._ask({"op": "ended", "name": name}))
-            ended.add_done_callback(_noted)  # nobody may read any more when it fails
+            ended.add_done_callback(_noted)  # the reader may have stopped when it fails
         fd = -1
         pause = FIRST_PAUSE_S
         lines = Lines()
@@ -359,7 +361,7 @@ class LocalCluster:
                     await asyncio.sleep(0)
                     continue
                 if over:
-                    break  # and what it wrote before its end has been read
+                    break  # all that the job wrote has been read
                 assert ended is not None
                 await asyncio.wait({ended}, timeout=pause)
                 pause = min(LONGEST_PAUSE_S, pause * 1.5)
@@ -371,14 +373,14 @@ class LocalCluster:
             if fd >= 0:
                 os.close(fd)
         if ended is not None and not ended.cancelled():
-            ended.result()  # the supervisor could not be reached any more: say so
+            ended.result()  # raise if the supervisor can't be reached
 
     async def dial(self, name: str, port: int, *, host: int = 0) -> ByteStream:
-        """A connection to *port* of this machine's loopback, which jobs share.
+        """Connect to *port* of this machine's loopback, which jobs share.
 
         Raises:
             NotFound: No such job is running, or *host* is not its only one.
-            Unavailable: Nothing listens there.
+            Unavailable: No process listens on the port.
         """
         found = await self.find(names=[name])
         if host or not found or found[0].phase is not Phase.RUNNING:
@@ -389,10 +391,10 @@ class LocalCluster:
             raise Unavailable(f"{name} does not listen on port {port} ({exc})") from exc
 
     async def root_key(self) -> bytes:
-        """The secret of this user on this machine; made on first use, 32 bytes.
+        """Return the secret of this user on this machine, 32 bytes; make it on first use.
 
         Raises:
-            ConfigurationError: The file is damaged, or can be neither read nor made.
+            ConfigurationError: The file is damaged, or can't be read or made.
         """
 
         try:
@@ -422,11 +424,11 @@ class LocalCluster:
         """Do nothing: no secret is kept."""
 
     async def finish(self, name: str, fence: int) -> None:
-        """Nothing is kept for processes but in the memory of their warm parents."""
+        """Do nothing: no secret is kept."""
 
     async def aclose(self) -> None:
-        """Let go of the supervisor; jobs go on."""
-        self._closed = True  # nobody who asks connects any more
+        """Disconnect from the supervisor; jobs go on."""
+        self._closed = True  # later requests must not connect again
         if self._connecting is not None:
             self._connecting.cancel()
             await asyncio.wait({self._connecting})
@@ -443,9 +445,9 @@ class LocalCluster:
             )
 
     async def _ask(self, header: Mapping[str, Any], body: bytes = b"") -> dict[str, Any]:
-        """An answer, from this supervisor or, when it dies meanwhile, from the next one.
+        """Return the answer of this supervisor or, if it dies meanwhile, of the next one.
 
-        Every request may be repeated: names decide what it is about.
+        It is safe to repeat any request, because requests name their jobs.
         """
         from kinetic.aio.local.supervisor import Lost
 
@@ -460,7 +462,9 @@ class LocalCluster:
                 continue
             if answer.get("kind") != "ending":
                 return answer
-            await connection.aclose()  # the next one begins when this one's jobs have ended
+            await (
+                connection.aclose()
+            )  # the next supervisor starts when the jobs of this one have ended
         raise Unavailable(
             f"the local supervisor of {self._home} died {ATTEMPTS} times over one request; "
             "see supervisor.log there"
@@ -469,7 +473,7 @@ class LocalCluster:
     async def _connected(self) -> Connection:
         if self._connecting is None or self._connecting.done():
             self._connecting = asyncio.create_task(self._connect(), name="kinetic supervisor")
-            self._connecting.add_done_callback(_noted)  # all who waited may have been cancelled
+            self._connecting.add_done_callback(_noted)  # all callers may have been cancelled
         return await _tasks.shared(self._connecting, "the client of the local platform")
 
     async def _connect(self) -> Connection:
@@ -485,7 +489,7 @@ def _noted(task: asyncio.Task[Any]) -> None:
 
 
 def _wants_fresh(environ: Mapping[str, str]) -> bool | None:
-    """``KINETIC_LOCAL_FRESH``; None when nobody said anything."""
+    """Parse ``KINETIC_LOCAL_FRESH``; None if it is unset."""
     said = environ.get("KINETIC_LOCAL_FRESH", "").strip().lower()
     if said:
         return said not in ("0", "false", "no", "off")
@@ -494,23 +498,23 @@ def _wants_fresh(environ: Mapping[str, str]) -> bool | None:
 
 
 def _must_be_fresh(environment: Mapping[str, str]) -> bool:
-    """Whether an interpreter would read some of these at its start, which a fork does not have."""
+    """Return whether an interpreter reads one of these at its start, which a fork has behind it."""
     return any(name.startswith(("PYTHON", "LD_", "DYLD_")) for name in environment)
 
 
 def _gpus(accelerator: Accelerator) -> int:
-    """How many GPUs stand for what was asked for, if there are any: a TPU becomes one."""
+    """Return how many GPUs to request for *accelerator*; a TPU becomes one GPU."""
     return {"cpu": 0, "gpu": accelerator.count, "tpu": 1}[accelerator.kind]
 
 
 @contextlib.contextmanager
 def _legible(name: str, path: Path) -> Generator[None]:
-    """Raise what the file system says about a log as an error of the platform."""
+    """Translate errors of the file system about a log."""
     try:
         yield
     except OSError as exc:
         raise BackendError(
-            f"the log of {name} cannot be read ({exc.strerror}); look at {path}"
+            f"can't read the log of {name} ({exc.strerror}); look at {path}"
         ) from exc
 
 
@@ -541,6 +545,6 @@ def _vanished(seen: Observation) -> Observation:
         phase=Phase.GONE,
         labels=seen.labels,
         executor=seen.executor,
-        message="deleted while nobody was connected to the supervisor",
+        message="deleted while this client was not connected to the supervisor",
         created_at=seen.created_at,
     )

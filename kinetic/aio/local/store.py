@@ -31,14 +31,14 @@ FIRST = 1
 """The generation of what was created and never replaced."""
 
 SMALL_BYTES = 256 * 1024
-"""Up to here a request is made on the loop: it takes less than handing it to a thread."""
+"""Up to this size a request runs on the loop, which is faster than a thread."""
 
 
 class DirectoryStore:
     """`kinetic.aio.ports.Store` over a directory, private to the user.
 
-    What changes something has ended when it returns, also when it is cancelled:
-    whoever undoes it then comes after it.
+    A method that changes the store has finished when it returns, even if it is cancelled, so
+    the caller can undo the change.
     """
 
     def __init__(self, root: Path) -> None:
@@ -133,14 +133,14 @@ class DirectoryStore:
 
     @contextmanager
     def _translated(self, name: str) -> Generator[None]:
-        """File system errors as ours, saying on what and what to do."""
+        """Translate errors of the file system, with the place and a remedy."""
         try:
             yield
         except KeyError:
             raise NotFound(f"there is no {name} in {self._objects.root}") from None
         except PermissionError as exc:
             raise AuthError(
-                f"{exc.filename or self._objects.root} cannot be used: {exc.strerror}; make it "
+                f"{exc.filename or self._objects.root} can't be used: {exc.strerror}; make it "
                 "writable, or set KINETIC_HOME or KINETIC_STORE to a directory that is"
             ) from exc
         except OSError as exc:
@@ -152,7 +152,7 @@ class DirectoryStore:
 
 
 async def _in_thread(work: Callable[[], T]) -> T:
-    """Read something; who is cancelled does not wait for it."""
+    """Run a reading call in a thread; a cancelled caller doesn't wait for it."""
     return await anyio.to_thread.run_sync(work)
 
 

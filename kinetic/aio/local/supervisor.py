@@ -24,7 +24,7 @@ from kinetic.errors import Unavailable
 
 STARTS = 6
 START_S = 30.0
-"""How long a supervisor may take until it listens."""
+"""How long a supervisor may take to start."""
 
 _PASSED_ON = (
     "PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "TMPDIR", "TZ",
@@ -35,14 +35,14 @@ _LONGEST_PATH = 100
 
 
 class SupervisorError(OSError):
-    """There is no supervisor, and none can be started."""
+    """No supervisor runs, and none can be started."""
 
 
 def connect(home: Path, environ: Mapping[str, str]) -> socket.socket:
-    """A connection to the supervisor of *home*, which is started if need be.
+    """Connect to the supervisor of *home*; start one if none runs.
 
     Raises:
-        SupervisorError: That was not possible.
+        SupervisorError: It can't be reached or started.
     """
     places = Places(home)
     until = time.monotonic() + START_S
@@ -51,15 +51,15 @@ def connect(home: Path, environ: Mapping[str, str]) -> socket.socket:
         try:
             return _dial(places)
         except (FileNotFoundError, ConnectionRefusedError, ConnectionResetError):
-            pass  # none is there, or it went without a word
+            pass  # none runs, or it has just ended
         except OSError as exc:
             raise _unusable(home, exc.strerror or str(exc), str(places.socket)) from exc
-        time.sleep(pause)  # the one that was there, or was just started, has gone: rare
+        time.sleep(pause)  # the last supervisor has just ended, which is rare
         pause = pause * 2 or 0.02
         if not _start(home, places, environ, until):
             break
     raise SupervisorError(
-        f"the supervisor of {home} cannot be started, or does not live; its log is {places.diary}"
+        f"the supervisor of {home} can't be started, or ends at once; its log is {places.diary}"
     )
 
 
@@ -70,7 +70,7 @@ def _dial(places: Places) -> socket.socket:
         path = os.fspath(places.socket)
         if len(os.fsencode(path)) <= _LONGEST_PATH:
             sock.connect(path)
-        else:  # a socket's path is short, a home's may not be
+        else:  # the path of a socket has a limit of about 100 bytes
             with tempfile.TemporaryDirectory(prefix="kinetic-") as folder:
                 os.symlink(places.state, f"{folder}/s")
                 sock.connect(f"{folder}/s/{places.socket.name}")
@@ -81,10 +81,10 @@ def _dial(places: Places) -> socket.socket:
 
 
 def _start(home: Path, places: Places, environ: Mapping[str, str], until: float) -> bool:
-    """Start a supervisor and wait until it, or another one, listens, or dies; False: too long.
+    """Start a supervisor and wait until one listens; return False after *until*.
 
     Raises:
-        SupervisorError: It says that it cannot work.
+        SupervisorError: It reports that it can't work.
     """
     try:
         make_folder(places.state)
@@ -122,7 +122,7 @@ def _start(home: Path, places: Places, environ: Mapping[str, str], until: float)
 
 
 def _collect(process: subprocess.Popen[bytes]) -> None:
-    """The first process has forked the supervisor and ended, if all is well."""
+    """Collect the first process, which ends when it has forked the supervisor."""
     try:
         process.wait(1.0)
     except subprocess.TimeoutExpired:
@@ -131,7 +131,7 @@ def _collect(process: subprocess.Popen[bytes]) -> None:
 
 
 def _read_line(fd: int, until: float) -> dict[str, Any]:
-    """What the supervisor says of itself; empty if it died, or did not say it in time."""
+    """Read the line that a starting supervisor writes; empty if it died, or after *until*."""
     said = b""
     poll = select.poll()
     poll.register(fd, select.POLLIN)
@@ -157,17 +157,17 @@ def _environment(home: Path, environ: Mapping[str, str]) -> dict[str, str]:
 
 def _unusable(home: Path, error: str, file: str) -> SupervisorError:
     return SupervisorError(
-        f"{file}: {error}; jobs on this machine need a folder that can be written to: "
+        f"{file}: {error}; jobs on this machine need a writable folder: "
         f"repair {home}, or set KINETIC_HOME to another one"
     )
 
 
 class Lost(ConnectionError):
-    """The supervisor is gone; what was asked may or may not have happened."""
+    """The connection broke; the supervisor may have acted on the last request."""
 
 
 class Connection(asyncio.Protocol):
-    """Requests that are answered in any order, and the messages of a watch."""
+    """A connection with concurrent requests, or with the messages of a watch."""
 
     def __init__(self) -> None:
         self._transport: asyncio.Transport | None = None
@@ -184,7 +184,9 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Part of `asyncio.Protocol`."""
-        self._transport = cast("asyncio.Transport", transport)  # uvloop's is of no such class
+        self._transport = cast(
+            "asyncio.Transport", transport
+        )  # uvloop's transport has another class
 
     def data_received(self, data: bytes) -> None:
         """Part of `asyncio.Protocol`."""
@@ -206,22 +208,22 @@ class Connection(asyncio.Protocol):
         self._over.set()
         for answer in self._answers.values():
             if not answer.done():
-                answer.set_exception(Lost("the local supervisor has gone"))
-                answer.exception()  # whoever asked may have been cancelled
+                answer.set_exception(Lost("the local supervisor has ended"))
+                answer.exception()  # the caller may have been cancelled
         self._answers.clear()
         self._wake()
 
     # --- what the client calls -----------------------------------------------------------------
 
     def ask(self, header: Mapping[str, Any], body: bytes = b"") -> asyncio.Future[dict[str, Any]]:
-        """Send a request; the future has its answer, or raises `Lost`.
+        """Send a request; the future returns the answer, or raises `Lost`.
 
-        Requests of one turn of the loop travel together.
+        Requests of one turn of the loop are sent together.
         """
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[dict[str, Any]] = loop.create_future()
         if self.lost:
-            answer.set_exception(Lost("the local supervisor has gone"))
+            answer.set_exception(Lost("the local supervisor has ended"))
             return answer
         self._asked += 1
         self._answers[self._asked] = answer
@@ -229,20 +231,20 @@ class Connection(asyncio.Protocol):
         return answer
 
     def send(self, header: Mapping[str, Any], body: bytes = b"") -> None:
-        """Send a message that is not answered."""
+        """Send a message that gets no answer."""
         if not self._unsent:
             asyncio.get_running_loop().call_soon(self._flush)
         self._unsent += encode(header, body)
 
     async def event(self) -> dict[str, Any]:
-        """The next message of the watch.
+        """Return the next message of the watch.
 
         Raises:
-            Lost: There will be none.
+            Lost: The connection broke.
         """
         while not self._events:
             if self.lost:
-                raise Lost("the local supervisor has gone")
+                raise Lost("the local supervisor has ended")
             self._event = asyncio.get_running_loop().create_future()
             await self._event
         return self._events.popleft()
@@ -269,13 +271,13 @@ class Connection(asyncio.Protocol):
 
 
 async def open_connection(home: Path, environ: Mapping[str, str]) -> Connection:
-    """Connect to the supervisor of *home*; one is started if there is none.
+    """Connect to the supervisor of *home*; start one if none runs.
 
     Raises:
-        Unavailable: It cannot be reached.
+        Unavailable: It can't be reached.
 
     Cancelled:
-        A supervisor may have been started; without work it ends by itself.
+        A supervisor may have started; it ends when it is idle.
     """
     loop = asyncio.get_running_loop()
     for _ in range(5):
@@ -286,12 +288,12 @@ async def open_connection(home: Path, environ: Mapping[str, str]) -> Connection:
             dialling.add_done_callback(_hang_up)
             raise
         except OSError as exc:
-            raise Unavailable(f"the local platform cannot be used: {exc}") from exc
+            raise Unavailable(f"the local platform can't be used: {exc}") from exc
         _, connection = await loop.create_unix_connection(Connection, sock=sock)
         try:
             hello = await connection.ask({"op": "hello", "protocol": VERSION})
         except Lost:
-            continue  # it was about to leave when we came
+            continue  # it was about to shut down
         except BaseException:
             connection.close()
             raise
@@ -307,9 +309,9 @@ async def open_connection(home: Path, environ: Mapping[str, str]) -> Connection:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Running:
-    """A supervisor that runs: its process, its log, and how many jobs it has, by phase.
+    """A running supervisor: its process, its log, and its number of jobs by phase.
 
-    ``protocol`` is the version it speaks; the jobs of another than ours are not told.
+    ``protocol`` is its version. ``jobs`` is empty for a version other than this client's.
     """
 
     pid: int
@@ -319,10 +321,10 @@ class Running:
 
 
 async def running(home: Path) -> Running | None:
-    """The supervisor of *home*; None where none runs, and none is started.
+    """Return the supervisor of *home*, None if none runs; start none.
 
     Raises:
-        Unavailable: It cannot be asked.
+        Unavailable: It doesn't answer.
     """
     places, loop = Places(home), asyncio.get_running_loop()
     try:
@@ -330,7 +332,7 @@ async def running(home: Path) -> Running | None:
     except (FileNotFoundError, ConnectionRefusedError, ConnectionResetError):
         return None
     except OSError as exc:
-        raise Unavailable(f"the local platform cannot be asked: {exc}") from exc
+        raise Unavailable(f"the local platform doesn't answer: {exc}") from exc
     _, connection = await loop.create_unix_connection(Connection, sock=sock)
     try:
         hello = await connection.ask({"op": "hello", "protocol": VERSION})
@@ -338,7 +340,7 @@ async def running(home: Path) -> Running | None:
         if tuple(hello["protocol"]) == VERSION:
             found = await connection.ask({"op": "find", "names": [], "labels": {}})
             jobs.update(str(one["phase"]) for one in found["jobs"])
-    except Lost:  # it was about to leave
+    except Lost:  # it was about to shut down
         return None
     finally:
         connection.close()
@@ -351,10 +353,10 @@ async def running(home: Path) -> Running | None:
 
 
 async def end(one: Running) -> None:
-    """Have a supervisor end, with its jobs, and wait until it has.
+    """Stop a supervisor and its jobs, and wait for its end.
 
     Raises:
-        Unavailable: It is still there after 30 s.
+        Unavailable: It still runs after 30 s.
     """
     try:
         os.kill(one.pid, signal.SIGTERM)
