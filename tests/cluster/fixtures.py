@@ -5,6 +5,7 @@ The control plane and the kubelet are started once, whoever asks, and ended with
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
@@ -12,7 +13,7 @@ import re
 import tempfile
 import urllib.request
 import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ from typing import Any, Generic, TypeVar
 
 import pytest
 
+from kinetic import aio
 from tests.cluster.binaries import MissingBinaries, find
 from tests.cluster.control_plane import ControlPlane
 from tests.cluster.kubelet import Kubelet
@@ -219,3 +221,50 @@ def fresh_bucket(gcs_server: str) -> str:
     )
     with urllib.request.urlopen(request, timeout=60):
         return name
+
+
+IMAGE = "example.test/image:1"
+"""Any name will do: the processes run in the interpreter of the tests."""
+
+
+def settings(namespace: Namespace, bucket: str, gcs_server: str) -> dict[str, str]:
+    """Return the variables by which users name cluster and bucket."""
+    return {
+        "KUBECONFIG": str(namespace.kubeconfig),
+        "KINETIC_KUBE_CONTEXT": "admin",
+        "KINETIC_NAMESPACE": namespace.name,
+        "KINETIC_STORE": f"gs://{bucket}",
+        "STORAGE_EMULATOR_HOST": gcs_server,
+    }
+
+
+@pytest.fixture
+def configured(
+    namespace: Namespace,
+    bucket: str,
+    gcs_server: str,
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Namespace:
+    """The namespace; this process is configured for it, and packs the folder of the test alone."""
+    for name, value in settings(namespace, bucket, gcs_server).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("KINETIC_PACKAGE_ROOT", str(request.path.parent))
+    if isinstance(namespace.kubelet, Kubelet):
+        namespace.kubelet.set_environment(STORAGE_EMULATOR_HOST=gcs_server)
+    (tmp_path / "pyproject.toml").touch()
+    monkeypatch.chdir(tmp_path)
+    return namespace
+
+
+@pytest.fixture
+async def client(configured: Namespace) -> AsyncIterator[aio.Client]:
+    async with aio.Client() as client:
+        yield client
+
+
+async def until(what: Callable[[], Any]) -> None:
+    """Wait until *what*, asked in a thread, is true."""
+    while not await asyncio.to_thread(what):
+        await asyncio.sleep(0.05)

@@ -1,4 +1,4 @@
-"""A real control plane, and the platform on a namespace of the test's own."""
+"""A real control plane, the platform on a namespace of the test's own, and a server that fails."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.fixtures import Namespace, control_plane, groups, kubelet, namespace, nodes
+from tests.kubernetes.faults import FaultServer
 from tests.kubernetes.places import Place
+from tests.kubernetes.world import World
 
 __all__ = ["control_plane", "groups", "kubelet", "namespace", "nodes"]
 
@@ -19,3 +21,18 @@ async def place(namespace: Namespace, tmp_path: Path) -> AsyncIterator[Place]:
     made = Place(namespace, tmp_path)
     yield made
     await made.aclose()
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[FaultServer]:
+    """A server that does what the test tells it."""
+    async with FaultServer() as running:
+        yield running
+
+
+@pytest.fixture
+def world(server: FaultServer) -> World:
+    """Jobs and pods, which `server` tells of."""
+    made = World()
+    server.always = made.handle
+    return made

@@ -15,7 +15,7 @@ from aiohttp import web
 from kinetic.aio._net.retry import RetryPolicy
 from kinetic.aio._net.tokens import Fresh, TokenCache
 from kinetic.aio.kubernetes.api import Limits
-from kinetic.aio.kubernetes.credentials import ClusterCredentials
+from kinetic.aio.kubernetes.credentials import Access, ClusterCredentials
 
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
@@ -182,3 +182,12 @@ class Tokens:
     async def _renew(self) -> Fresh[ClusterCredentials]:
         self.made += 1
         return Fresh(value=ClusterCredentials(authorization=f"Bearer token-{self.made}"))
+
+
+def anonymous(server: FaultServer) -> Access:
+    """Access to *server* without credentials."""
+
+    async def fresh() -> Fresh[ClusterCredentials]:
+        return Fresh(value=ClusterCredentials())
+
+    return Access(server=server.url, name="a test", passes=TokenCache(fresh, "a test"))

@@ -24,12 +24,6 @@ from tests.kubernetes.kubeconfigs import PODS, Config, opened, personal, secured
 
 
 @pytest.fixture
-async def server() -> AsyncIterator[FaultServer]:
-    async with FaultServer() as running:
-        yield running
-
-
-@pytest.fixture
 def config(tmp_path: Path, server: FaultServer) -> Config:
     return Config(tmp_path, server.url)
 

@@ -6,7 +6,6 @@ import asyncio
 import base64
 import json
 import time
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +18,6 @@ from kinetic.errors import AuthError, Unavailable
 from tests.cluster import certificates
 from tests.kubernetes.faults import FaultServer, answer, status
 from tests.kubernetes.kubeconfigs import ONCE, PODS, Config, opened, secured, shown
-
-
-@pytest.fixture
-async def server() -> AsyncIterator[FaultServer]:
-    async with FaultServer() as running:
-        yield running
 
 
 @pytest.fixture

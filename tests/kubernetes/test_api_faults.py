@@ -47,12 +47,6 @@ SILENCE_S = 0.3
 
 
 @pytest.fixture
-async def server() -> AsyncIterator[FaultServer]:
-    async with FaultServer() as running:
-        yield running
-
-
-@pytest.fixture
 def tokens() -> Tokens:
     return Tokens()
 

@@ -8,12 +8,10 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from kinetic.aio._net.tokens import Fresh, TokenCache
 from kinetic.aio.kubernetes.api import Api
-from kinetic.aio.kubernetes.credentials import Access, ClusterCredentials
 from kinetic.aio.kubernetes.manifests import Paths
 from kinetic.aio.kubernetes.pending import Diagnostics, Patience
-from tests.kubernetes.faults import FaultServer, answer, status
+from tests.kubernetes.faults import FaultServer, anonymous, answer, status
 
 POD = {"spec": {"nodeName": "n1"}}
 NODE = {"metadata": {"name": "n1"}, "spec": {}, "status": {}}
@@ -21,18 +19,8 @@ FORBIDDEN = status(403, "Forbidden", 'User "x" cannot get resource "nodes"')
 
 
 @pytest.fixture
-async def server() -> AsyncIterator[FaultServer]:
-    async with FaultServer() as running:
-        yield running
-
-
-async def _fresh() -> Fresh[ClusterCredentials]:
-    return Fresh(value=ClusterCredentials())
-
-
-@pytest.fixture
 async def api(server: FaultServer) -> AsyncIterator[Api]:
-    made = Api(Access(server=server.url, name="a test", passes=TokenCache(_fresh, "a test")))
+    made = Api(anonymous(server))
     yield made
     await made.aclose()
 

@@ -9,13 +9,11 @@ import pytest
 from aiohttp import web
 
 from kinetic.aio._net.retry import RetryPolicy
-from kinetic.aio._net.tokens import Fresh, TokenCache
 from kinetic.aio.kubernetes.api import Api, Limits
-from kinetic.aio.kubernetes.credentials import Access, ClusterCredentials
 from kinetic.aio.kubernetes.gke import AT_ONCE, GkeCluster
 from kinetic.aio.kubernetes.pathways import PathwaysCluster
 from kinetic.aio.kubernetes.watch import MANY_NAMES
-from tests.kubernetes.faults import FaultServer, answer
+from tests.kubernetes.faults import FaultServer, anonymous, answer
 from tests.kubernetes.orders import order
 from tests.kubernetes.world import AT, World
 
@@ -23,18 +21,8 @@ LIMITS = Limits(retry=RetryPolicy(total_s=30.0, first_s=0.2, longest_s=0.2))
 
 
 @pytest.fixture
-async def server() -> AsyncIterator[FaultServer]:
-    async with FaultServer() as running:
-        yield running
-
-
-async def _fresh() -> Fresh[ClusterCredentials]:
-    return Fresh(value=ClusterCredentials())
-
-
-@pytest.fixture
 async def cluster(server: FaultServer) -> AsyncIterator[GkeCluster]:
-    access = Access(server=server.url, name="a test", passes=TokenCache(_fresh, "a test"))
+    access = anonymous(server)
     made = GkeCluster(Api(access, LIMITS), AT)
     yield made
     await made.aclose()
@@ -107,7 +95,7 @@ async def test_many_jobs_are_deleted_together(server: FaultServer, cluster: GkeC
 async def test_many_sets_are_deleted_some_at_a_time(server: FaultServer) -> None:
     crowd = Crowd()
     server.always = crowd.handle
-    access = Access(server=server.url, name="a test", passes=TokenCache(_fresh, "a test"))
+    access = anonymous(server)
     cluster = PathwaysCluster(Api(access, LIMITS), AT, kind="lws")
     await cluster.delete(names=[f"grp-{number}-1" for number in range(60)])
     assert sum("leaderworkersets/" in path for path in crowd.paths) == 60

@@ -12,9 +12,7 @@ import pytest
 from aiohttp import web
 
 from kinetic.accelerators import parse
-from kinetic.aio._net.tokens import Fresh, TokenCache
 from kinetic.aio.kubernetes.api import Api
-from kinetic.aio.kubernetes.credentials import Access, ClusterCredentials
 from kinetic.aio.kubernetes.manifests import Placement
 from kinetic.aio.kubernetes.pathways import PathwaysCluster
 from kinetic.aio.kubernetes.pending import Patience
@@ -23,7 +21,7 @@ from kinetic.aio.kubernetes.sets import KINDS, LIFE
 from kinetic.aio.ports import Phase, Resources
 from kinetic.errors import LaunchError, NotFound
 from kinetic.job_status import Reason
-from tests.kubernetes.faults import FaultServer, answer, status, stream
+from tests.kubernetes.faults import FaultServer, anonymous, answer, status, stream
 from tests.kubernetes.orders import order
 from tests.kubernetes.places import watching
 
@@ -58,21 +56,6 @@ class Sets:
         return await answer({"items": items, "metadata": {"resourceVersion": "1"}})(request)
 
 
-@pytest.fixture
-async def server() -> AsyncIterator[FaultServer]:
-    async with FaultServer() as running:
-        yield running
-
-
-def access(server: FaultServer) -> Access:
-    """To that server, as nobody."""
-
-    async def fresh() -> Fresh[ClusterCredentials]:
-        return Fresh(value=ClusterCredentials())
-
-    return Access(server=server.url, name="a test", passes=TokenCache(fresh, "a test"))
-
-
 @pytest.fixture(params=KINDS)
 def kind(request: pytest.FixtureRequest) -> str:
     return str(request.param)
@@ -83,7 +66,7 @@ async def cluster(server: FaultServer, kind: str) -> AsyncIterator[PathwaysClust
     """A client of this kind, of a cluster that has only the other."""
     server.always = Sets(OTHER[kind])
     rhythm = Rhythm(longest_pause_s=0.02, longest_wish_s=0.02)
-    made = PathwaysCluster(Api(access(server)), AT, kind=kind, rhythm=rhythm)
+    made = PathwaysCluster(Api(anonymous(server)), AT, kind=kind, rhythm=rhythm)
     yield made
     await made.aclose()
 
@@ -132,7 +115,7 @@ class Queued(Sets):
 async def test_why_a_queue_holds_the_pods_of_a_set_is_asked(server: FaultServer) -> None:
     server.always = Queued()
     impatient = Patience(asked_s=0.1)
-    cluster = PathwaysCluster(Api(access(server)), AT, kind="lws", patience=impatient)
+    cluster = PathwaysCluster(Api(anonymous(server)), AT, kind="lws", patience=impatient)
     async with aclosing(cluster), asyncio.timeout(60), watching(cluster, SPEC.labels) as watch:
         seen = [await anext(watch), await anext(watch)]
     assert {(one.phase, one.reason) for one in seen} == {(Phase.PENDING, Reason.QUEUED)}
@@ -143,7 +126,7 @@ async def test_why_a_queue_holds_the_pods_of_a_set_is_asked(server: FaultServer)
 
 async def test_it_is_asked_at_once_for_who_wants_an_explanation(server: FaultServer) -> None:
     server.always = Queued()
-    cluster = PathwaysCluster(Api(access(server)), AT, kind="lws")
+    cluster = PathwaysCluster(Api(anonymous(server)), AT, kind="lws")
     async with aclosing(cluster), asyncio.timeout(60):
         (plain,) = await cluster.find(names=[SPEC.name])
         (seen,) = await cluster.find(names=[SPEC.name], explained=True)

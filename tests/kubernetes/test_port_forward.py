@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
+from contextlib import aclosing
 
 import anyio
 import pytest
@@ -14,7 +15,16 @@ from kinetic.aio.kubernetes.credentials import Access
 from kinetic.aio.kubernetes.manifests import Paths
 from kinetic.aio.kubernetes.port_forward import PROTOCOL, dialled
 from kinetic.errors import AuthError, NotFound, Unavailable
-from tests.kubernetes.faults import LIMITS, FaultServer, Handler, Tokens, answer, reset, status
+from tests.kubernetes.faults import (
+    LIMITS,
+    FaultServer,
+    Handler,
+    Tokens,
+    anonymous,
+    answer,
+    reset,
+    status,
+)
 
 POD = {
     "metadata": {
@@ -29,19 +39,13 @@ PORT = b"\x39\x30"
 
 
 @pytest.fixture
-async def server() -> AsyncIterator[FaultServer]:
-    async with FaultServer() as running:
-        running.then(answer({"items": [POD]}))
-        yield running
-
-
-@pytest.fixture
 def tokens() -> Tokens:
     return Tokens()
 
 
 @pytest.fixture
 async def api(server: FaultServer, tokens: Tokens) -> AsyncIterator[Api]:
+    server.then(answer({"items": [POD]}))
     made = Api(Access(server=server.url, name="the cluster", passes=tokens.passes), LIMITS)
     yield made
     await made.aclose()
@@ -119,11 +123,8 @@ async def test_a_refusal_comes_with_its_words(
 
 
 @pytest.mark.parametrize("phase", ["Pending", "Succeeded", "Failed"])
-async def test_a_pod_that_does_not_run_is_not_dialled(phase: str) -> None:
-    async with FaultServer() as server:
-        server.then(answer({"items": [{**POD, "status": {"phase": phase}}]}))
-        access = Access(server=server.url, name="the cluster", passes=Tokens().passes)
-        other = Api(access, LIMITS)
-        with pytest.raises(NotFound, match="no pod of one is running in namespace team of the"):
-            await dial(other)
-        await other.aclose()
+async def test_a_pod_that_does_not_run_is_not_dialled(server: FaultServer, phase: str) -> None:
+    server.then(answer({"items": [{**POD, "status": {"phase": phase}}]}))
+    async with aclosing(Api(anonymous(server), LIMITS)) as api:
+        with pytest.raises(NotFound, match="no pod of one is running in namespace team of a test"):
+            await dial(api)

@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import tempfile
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from kinetic import aio
 from tests.cluster.binaries import MissingBinaries, find
 from tests.cluster.control_plane import ControlPlane
-from tests.cluster.fixtures import Namespace, absent, bucket
+from tests.cluster.fixtures import Namespace, absent, bucket, client, configured, until
 from tests.cluster.kubelet import NODE, Kubelet
 from tests.cluster.rest import Refused
 from tests.gcs import processes
 from tests.node import images, machine, parts
 from tests.node.node import Node
 
-__all__ = ["bucket"]
+__all__ = ["bucket", "client", "configured", "until"]
 
 GONE_S = 60.0
 FIRST_S = 1800.0
@@ -122,36 +119,6 @@ def namespace(control_plane: ControlPlane, node: Node) -> Iterator[Namespace]:
         yield made
 
 
-@pytest.fixture
-def configured(
-    namespace: Namespace,
-    bucket: str,
-    gcs_server: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> Namespace:
-    """The namespace, with the variables by which users name cluster and bucket."""
-    settings = {
-        "KUBECONFIG": str(namespace.kubeconfig),
-        "KINETIC_KUBE_CONTEXT": "admin",
-        "KINETIC_NAMESPACE": namespace.name,
-        "KINETIC_STORE": f"gs://{bucket}",
-        "STORAGE_EMULATOR_HOST": gcs_server,
-        "KINETIC_PACKAGE_ROOT": str(Path(__file__).parent),  # not the whole repository
-    }
-    for name, value in settings.items():
-        monkeypatch.setenv(name, value)
-    (tmp_path / "pyproject.toml").touch()
-    monkeypatch.chdir(tmp_path)
-    return namespace
-
-
-@pytest.fixture
-async def client(configured: Namespace) -> AsyncIterator[aio.Client]:
-    async with aio.Client() as client:
-        yield client
-
-
 async def gone(namespace: Namespace, *kinds: str) -> None:
     """Wait until there is neither a Job nor a pod nor a submission's Secret."""
 
@@ -166,9 +133,3 @@ async def gone(namespace: Namespace, *kinds: str) -> None:
 
     with contextlib.suppress(Refused):
         await until(lambda: not left())
-
-
-async def until(true: Callable[[], Any]) -> None:
-    """Return when it is, asked in a thread."""
-    while not await asyncio.to_thread(true):
-        await asyncio.sleep(0.1)

@@ -13,12 +13,14 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.fixtures import (
+    IMAGE,
     control_plane,
     fresh_bucket,
     fresh_namespace,
     gcs_server,
     groups,
     nodes,
+    settings,
 )
 from tests.conftest import private_home
 
@@ -26,10 +28,6 @@ from .crew import Crew
 from .place import ON_UVLOOP, Platform
 
 __all__ = ["control_plane", "gcs_server", "groups", "nodes"]
-
-IMAGE = "example.test/image:1"
-"""Any name will do: the processes run in the interpreter of the tests."""
-
 
 # The fixture asks for the control plane where it is needed, which no name of a fixture tells.
 ON_A_CLUSTER = [pytest.param(one, marks=pytest.mark.control_plane) for one in ("gke", "pathways")]
@@ -72,11 +70,8 @@ def _cluster(
     with fresh_namespace(plane, kubelet) as namespace:
         if name == "pathways":  # a JobSet, unlike the other kind, stays for its log
             patch.setenv("KINETIC_MULTIHOST", "jobset")
-        patch.setenv("KUBECONFIG", str(namespace.kubeconfig))
-        patch.setenv("KINETIC_KUBE_CONTEXT", "admin")
-        patch.setenv("KINETIC_NAMESPACE", namespace.name)
-        patch.setenv("KINETIC_STORE", f"gs://{fresh_bucket(server)}")
-        patch.setenv("STORAGE_EMULATOR_HOST", server)
+        for variable, value in settings(namespace, fresh_bucket(server), server).items():
+            patch.setenv(variable, value)
         kubelet.set_environment(STORAGE_EMULATOR_HOST=server)
         options = {"container_image": IMAGE, "cpu": 0.1}
         yield Platform(
