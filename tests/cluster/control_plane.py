@@ -164,17 +164,7 @@ class ControlPlane:
     @contextlib.contextmanager
     def frozen_api(self) -> Iterator[None]:
         """Within, the API server keeps its connections and says nothing: as half-open ones do."""
-        with self._frozen("kube-apiserver"):
-            yield
-
-    @contextlib.contextmanager
-    def frozen_scheduler(self) -> Iterator[None]:
-        """Within, no pod gets a node."""
-        with self._frozen("kube-scheduler"):
-            yield
-
-    @contextlib.contextmanager
-    def _frozen(self, name: str) -> Iterator[None]:
+        name = "kube-apiserver"
         process = self._processes[name]
         process.send_signal(signal.SIGSTOP)
         try:

@@ -250,14 +250,6 @@ class Kubelet:
         """Images with *part* in their name cannot be pulled, until mended or the test's end."""
         self._order("fail_pull", part=part, why=why)
 
-    def mend_pull(self, part: str) -> None:
-        """They can be again."""
-        self._order("mend_pull", part=part)
-
-    def set_image(self, part: str, *, python: Path, app: Path) -> None:
-        """Images with *part* in their name have this interpreter, and this folder as ``/app``."""
-        self._order("set_image", part=part, python=str(python), app=str(app))
-
     def set_environment(self, **variables: str) -> None:
         """These, beside their own, for all containers that start from now on."""
         self._order("set_environment", **variables)

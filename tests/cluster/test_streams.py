@@ -1,16 +1,14 @@
-"""exec and port-forward reach a pod through the API server."""
+"""port-forward reaches a pod through the API server."""
 
 from __future__ import annotations
 
 import asyncio
-import json
-from urllib.parse import urlencode
 
 import aiohttp
 from yarl import URL
 
 from tests.cluster.fixtures import Namespace
-from tests.cluster.orders import FOREVER, follow_until, pod
+from tests.cluster.orders import follow_until, pod
 
 DEADLINE_S = 40.0
 V4 = ("v4.channel.k8s.io",)
@@ -45,18 +43,6 @@ async def spoken(namespace: Namespace, below: str, sent: bytes) -> dict[int, byt
         while connection.fileno() != -1:  # aiohttp does not wait for the end of TLS
             await asyncio.sleep(0.01)
     return heard
-
-
-async def test_a_command_runs_in_a_pod(namespace: Namespace) -> None:
-    namespace.call("POST", "pods", pod("p", FOREVER))
-    follow_until(namespace, "p", b"up")
-    code = "import os, sys; os.write(1, sys.stdin.buffer.read(3)); os.write(2, b'oh'); sys.exit(3)"
-    asked = {"container": "main", "stdin": "true", "stdout": "true", "stderr": "true"}
-    query = urlencode(asked | {"command": ["python3", "-c", code]}, doseq=True)
-    heard = await spoken(namespace, f"pods/p/exec?{query}", b"abc")
-    assert (heard[1], heard[2]) == (b"abc", b"oh")
-    causes = json.loads(heard[3])["details"]["causes"]
-    assert causes == [{"reason": "ExitCode", "message": "3"}]
 
 
 async def test_a_port_of_a_pod_is_reached(namespace: Namespace) -> None:

@@ -43,7 +43,6 @@ class Container:
         self.started = False
         self.env: dict[str, str] = {}
         self.work = folder
-        self.guests: set[int] = set()
         """Processes that were started in it from outside, each first in its session."""
 
         self._folder = folder
@@ -184,9 +183,8 @@ class Container:
         """SIGKILL, to all of it."""
         if self._pid is not None:
             self._oom = self._oom or oom
-            for pid in (self._pid, *self.guests):
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._pid, signal.SIGKILL)
 
     async def _watch_memory(self, pid: int) -> None:
         limits: Mapping[str, str] = (self.spec.get("resources") or {}).get("limits") or {}

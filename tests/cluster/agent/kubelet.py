@@ -71,7 +71,6 @@ class Kubelet:
         self._pull_failures: dict[str, str] = {}
         self.pulls_change = asyncio.Event()  # set once other images can be pulled than now
         self._extra: dict[str, str] = {}
-        self._images: dict[str, tuple[str, Path]] = {}
         self._purged: set[str] = set()
         self._numbers = itertools.count()
 
@@ -182,21 +181,13 @@ class Kubelet:
 
     def command(self, spec: Json, words: Sequence[str], volumes: Mapping[str, Path]) -> list[str]:
         """A command whose paths are this machine's."""
-        python, app = self._content(spec["image"])
-        found = [python if words[0] in PYTHONS else words[0]]
+        found = [sys.executable if words[0] in PYTHONS else words[0]]
         for word in words[1:]:
             place = located(word, spec, volumes) if word.startswith("/") else None
             if word.startswith(f"{RUNNER}/"):
-                place = app / word.removeprefix(f"{RUNNER}/")
+                place = ROOT / "runner" / word.removeprefix(f"{RUNNER}/")
             found.append(str(place or word))
         return found
-
-    def _content(self, image: str) -> tuple[str, Path]:
-        """The interpreter of an image, and what is at `RUNNER` in it."""
-        for part, content in self._images.items():
-            if part in image:
-                return content
-        return sys.executable, ROOT / "runner"
 
     async def event(self, about: Json, reason: str, message: str, kind: str) -> None:
         """An event as kubelet writes it; lost when the server is not there."""
@@ -306,11 +297,6 @@ class Kubelet:
         self._pull_failures[part] = why
         self._news_of_pulls()
 
-    async def mend_pull(self, part: str) -> None:
-        """They can be again."""
-        self._pull_failures.pop(part, None)
-        self._news_of_pulls()
-
     async def start_controllers(self) -> None:
         """Begin to do what the controllers of LeaderWorkerSet and JobSet do."""
         job_sets = JobSets(self.session)
@@ -325,10 +311,6 @@ class Kubelet:
             task.add_done_callback(complain)
             self._controllers.add(task)
 
-    async def set_image(self, part: str, python: str, app: str) -> None:
-        """Images whose name contains *part* have an interpreter and a runner of their own."""
-        self._images[part] = (python, Path(app))
-
     async def set_environment(self, **variables: str) -> None:
         """More variables for every container that starts from now on."""
         self._extra = variables
@@ -337,7 +319,6 @@ class Kubelet:
         """Nothing goes wrong any more."""
         self._pull_failures.clear()
         self._extra = {}
-        self._images.clear()
         self._news_of_pulls()
 
     def _news_of_pulls(self) -> None:

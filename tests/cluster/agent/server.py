@@ -1,4 +1,4 @@
-"""What the API server asks a kubelet for: logs, exec, port-forward."""
+"""What the API server asks a kubelet for: logs, port-forward."""
 
 from __future__ import annotations
 
@@ -28,7 +28,6 @@ class Server:
         """Begin to serve; the caller cleans the runner up."""
         app = web.Application()
         app.router.add_get("/containerLogs/{namespace}/{pod}/{container}", self._logs)
-        app.router.add_get("/exec/{namespace}/{pod}/{container}", self._exec)
         app.router.add_get("/portForward/{namespace}/{pod}", self._port_forward)
         app.router.add_post("/complete", self._kubelet.leader_worker_sets.complete)
         runner = web.AppRunner(
@@ -53,14 +52,6 @@ class Server:
             if one.name == wanted:
                 return pod, one
         raise web.HTTPNotFound(text=f'container "{wanted}" of pod "{pod.name}" not found')
-
-    async def _exec(self, request: web.Request) -> web.StreamResponse:
-        pod, container = self._found(request)
-        if not container.running:
-            raise web.HTTPInternalServerError(text=f'container not found ("{container.name}")')
-        words = request.query.getall("command")
-        command = self._kubelet.command(container.spec, words, pod.volumes)
-        return await streams.run(request, container, command)
 
     async def _port_forward(self, request: web.Request) -> web.StreamResponse:
         self._pod(request)

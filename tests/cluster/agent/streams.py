@@ -1,4 +1,4 @@
-"""exec and port-forward over WebSockets: messages whose first byte names the stream.
+"""port-forward over WebSockets: messages whose first byte names the stream.
 
 The protocol is ``v4.channel.k8s.io``, which the API server hands on as it is. Its newer ones it
 would translate to SPDY, which is not spoken here.
@@ -8,18 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
-import os
-import signal
 from collections.abc import Sequence
-from typing import Any
 
 from aiohttp import WSMsgType, web
 
-from tests.cluster.agent.container import Container
-
 PROTOCOLS = ("v4.channel.k8s.io",)
-STDIN, STDOUT, STDERR, STATUS = range(4)
 PIECE = 64 * 1024
 
 
@@ -37,72 +30,6 @@ async def pump(reader: asyncio.StreamReader, socket: web.WebSocketResponse, chan
     with contextlib.suppress(ConnectionError):
         while data := await reader.read(PIECE):
             await socket.send_bytes(bytes([channel]) + data)
-
-
-async def run(
-    request: web.Request, container: Container, command: Sequence[str]
-) -> web.WebSocketResponse:
-    """A command in a container; it ends with the connection, or the container."""
-    socket = await opened(request)
-    try:
-        process = await asyncio.create_subprocess_exec(
-            *command,
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-            cwd=container.work,
-            env=container.env,
-            start_new_session=True,
-        )
-    except OSError as error:
-        await _status(socket, 126, f"{command[0]}: {error.strerror}")
-        return socket
-    container.guests.add(process.pid)
-    assert process.stdin and process.stdout and process.stderr
-    heard = asyncio.create_task(_hear(socket, process.stdin), name="input of exec")
-    outputs = [
-        asyncio.create_task(pump(process.stdout, socket, STDOUT), name="output of exec"),
-        asyncio.create_task(pump(process.stderr, socket, STDERR), name="errors of exec"),
-    ]
-    try:
-        told = asyncio.gather(*outputs)
-        await asyncio.wait({heard, told}, return_when=asyncio.FIRST_COMPLETED)
-        if told.done():
-            code = await process.wait()
-            await _status(socket, 128 - code if code < 0 else code, f"exit code {code}")
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        container.guests.discard(process.pid)
-        for task in (heard, *outputs):
-            task.cancel()
-        await asyncio.wait({heard, *outputs})
-        await process.wait()
-    return socket
-
-
-async def _hear(socket: web.WebSocketResponse, stdin: asyncio.StreamWriter) -> None:
-    async for message in socket:
-        if message.type is WSMsgType.BINARY and message.data[:1] == bytes([STDIN]):
-            with contextlib.suppress(ConnectionError):
-                stdin.write(message.data[1:])
-                await stdin.drain()
-
-
-async def _status(socket: web.WebSocketResponse, code: int, message: str) -> None:
-    told: dict[str, Any] = {"metadata": {}, "status": "Success"}
-    if code:
-        cause = {"reason": "ExitCode", "message": str(code)}
-        told = {
-            "metadata": {},
-            "status": "Failure",
-            "reason": "NonZeroExitCode",
-            "message": f"command terminated with non-zero exit code: {message}",
-            "details": {"causes": [cause]},
-        }
-    with contextlib.suppress(ConnectionError):
-        await socket.send_bytes(bytes([STATUS]) + json.dumps(told).encode())
-        await socket.close()
 
 
 async def forward(request: web.Request, ports: Sequence[int]) -> web.WebSocketResponse:
