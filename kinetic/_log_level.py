@@ -1,4 +1,4 @@
-"""How much of kinetic's own log is seen, where KINETIC_LOG_LEVEL says so."""
+"""Apply KINETIC_LOG_LEVEL to kinetic's own log."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from kinetic import configuration
 OURS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "")
 
 log_level: str = (os.environ.get("KINETIC_LOG_LEVEL") or "WARNING").strip().upper()
-"""What KINETIC_LOG_LEVEL said when this was first asked for; without it, what one sees."""
+"""The value of KINETIC_LOG_LEVEL when this module was loaded; WARNING without it."""
 
 
 class _OnlyOurs(logging.Filter):
-    """Of absl's logger, which many libraries share: ours from *level* on, of others as before."""
+    """Filter kinetic's lines of absl's logger by *level*; other libraries share the logger."""
 
     def __init__(self, logger: logging.Logger, level: int) -> None:
         super().__init__()
@@ -31,14 +31,14 @@ class _OnlyOurs(logging.Filter):
         if record.pathname.startswith(OURS):
             return record.levelno >= self._level
         if self._logger.level != self._lowered:
-            return True  # somebody has set it since, and for everybody
+            return True  # the program has set the level for all since
         return record.levelno >= (self._before or logging.getLogger().level)
 
 
 def obey(environ: Mapping[str, str] = os.environ) -> None:
-    """Once a process, have KINETIC_LOG_LEVEL hold; without it, nothing is touched.
+    """Apply KINETIC_LOG_LEVEL, once a process; without it, change nothing.
 
-    Where the program has configured no logging, absl has the lines go to standard error.
+    If the program configures no logging, absl writes to standard error.
 
     Raises:
         ConfigurationError: There is no such level.

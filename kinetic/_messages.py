@@ -1,4 +1,4 @@
-"""Times, amounts and messages as people read them on one line."""
+"""Format times, amounts, and messages for people."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 LONGEST_NAME = 80
-"""A longer word resembles no name of ours, and comparing costs its length squared."""
+"""Limit of words to compare: a longer one resembles no name, and the cost grows with its square."""
 
 
 def nearest(word: str, known: Iterable[str], *, limit: int = 3, cutoff: float = 0.5) -> list[str]:
@@ -37,7 +37,7 @@ def suggest(word: str, known: Iterable[str], *, otherwise: str) -> str:
 
 
 _STYLE = re.compile(r"\x1b\[[0-9;:]*m")
-"""Colours and the like: the one kind of sequence that changes nothing but how text looks."""
+"""Colors and the like: the only sequences that change nothing but how text looks."""
 
 _COMMAND = re.compile(
     r"""(?!\x1b\[[0-9;:]*m)(?:                   # anything but a style
@@ -54,11 +54,10 @@ _OVERWRITTEN = re.compile(r"^[^\n]*\r(?=[^\r\n])", re.MULTILINE)
 
 
 def shown(text: str) -> str:
-    """*text* as it may be written to a terminal: colours stay, all other commands are gone.
+    """Return *text* for a terminal: colors stay, all other control sequences go.
 
-    Of a line that was written over, as progress bars do by a carriage return, the
-    last state stays. Newlines and tabs are kept. Pieces of a text that are taken
-    one by one are as harmless as the whole.
+    A line that carriage returns overwrite, as progress bars do, keeps its last state. Newlines and
+    tabs stay. Each piece of a text can be passed separately.
     """
     if "\r" in text:
         text = _OVERWRITTEN.sub(lambda line: "".join(_STYLE.findall(line[0])), text)
@@ -66,7 +65,7 @@ def shown(text: str) -> str:
 
 
 def unstyled(text: str) -> str:
-    """The same without colours, where somebody else's would not fit."""
+    """Return *text* without control sequences and colors."""
     return _STYLE.sub("", shown(text))
 
 
@@ -74,7 +73,7 @@ LONGEST = 200
 
 
 def span(seconds: float) -> str:
-    """A length of time for people: two units at most."""
+    """Format a duration, with two units at most."""
     whole = round(max(0.0, seconds))
     if whole < 60:
         return f"{whole} s"
@@ -86,7 +85,7 @@ def span(seconds: float) -> str:
 
 
 def amount(size: float) -> str:
-    """Bytes for people."""
+    """Format a number of bytes."""
     for unit in ("bytes", "kB", "MB", "GB"):
         if size < 1000 or unit == "GB":
             break
@@ -95,12 +94,12 @@ def amount(size: float) -> str:
 
 
 def described(error: BaseException) -> str:
-    """An exception with its type and notes, for a log that has no traceback of it."""
+    """Format an exception with its type and notes, for a log without a traceback."""
     return ". ".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", ())])
 
 
 def handle_repr(kind: str, facts: Mapping[str, object]) -> str:
-    """A handle on one line: its id, which comes first, and what else is known of it."""
+    """Format a handle on one line: its ID, then the other known *facts*."""
     identity, *rest = [(name, one_line(repr(one), 60)) for name, one in facts.items() if one]
     return f"{kind}({', '.join([identity[1], *(f'{name}={one}' for name, one in rest)])})"
 
@@ -111,9 +110,9 @@ def handle_bundle(
     counts: Mapping[str, int] | None = None,
     file: Path | None = None,
 ) -> dict[str, str]:
-    """The same for a notebook: as text, and as HTML with a table of *counts* and a link to *file*.
+    """Format a handle for a notebook: as text, and as HTML with *counts* and a link to *file*.
 
-    A file below the current directory, where the notebook most likely is, is linked from there.
+    The link is relative for a file below the current directory, where the notebook probably is.
     """
     import html  # only a notebook needs these
     import urllib.parse
@@ -136,15 +135,15 @@ def handle_bundle(
 
 
 def _from_here(file: Path) -> str:
-    """Its path from the current directory; empty if it lies elsewhere."""
+    """Return the path from the current directory; empty if it is elsewhere."""
     try:
         return file.relative_to(file.cwd()).as_posix()
-    except (ValueError, OSError):  # the directory may be gone
+    except (ValueError, OSError):  # the directory may be deleted
         return ""
 
 
 def both_ends(text: str, longest: int) -> str:
-    """As `one_line`, but what is too long loses its middle: the end often says why."""
+    """Format as `one_line`, but cut the middle of a long text: the end often has the reason."""
     words = one_line(text, 1 << 16)
     head = longest // 3
     if len(words) <= longest:
@@ -153,7 +152,7 @@ def both_ends(text: str, longest: int) -> str:
 
 
 def one_line(text: str, longest: int = LONGEST) -> str:
-    """*text* on one line that no terminal takes for a command, *longest* characters at most."""
+    """Return *text* on one line without control sequences, *longest* characters at most."""
     text = text[: 8 * longest]
     if not text.isprintable():
         text = "".join(one if one.isprintable() else " " for one in unstyled(text))

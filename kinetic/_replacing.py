@@ -1,4 +1,4 @@
-"""A file that is written whole or not at all: beside its place first, then in it."""
+"""Replace a file atomically."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from pathlib import Path
 
 @contextmanager
 def replacing(path: Path) -> Generator[Path]:
-    """A name beside *path*: the file that the block makes there takes its place at the end.
+    """Yield a name beside *path*; the file that the block writes there replaces *path* at the end.
 
-    Whoever reads *path* finds the old file or the new one. If the block fails, nothing is left.
+    A reader of *path* finds the old file or the new one. If the block fails, the old one stays.
     """
     beside = path.with_name(f".{path.name[:100]}.{os.urandom(4).hex()}.tmp")
     try:

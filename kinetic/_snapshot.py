@@ -1,4 +1,4 @@
-"""What a local path holds at one moment: its files, their digests, its hash."""
+"""The contents of a local path at one moment: its files, their digests, its hash."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kinetic._runner.protocol.manifest import Entry, Manifest, file_hash
 from kinetic.errors import DataError
 
 BIG = 1 << 20
-"""Bytes from which on a file is worth a thread of its own, and its hash worth keeping."""
+"""Minimum size in bytes of a file that a separate thread hashes, and whose hash is kept."""
 
 CHUNK = 1 << 20
 HASHING_THREADS = 4
@@ -26,7 +26,7 @@ Stamp = tuple[int, int, int, int, int]
 
 
 class Abandoned(Exception):
-    """Whoever wanted the answer has gone."""
+    """The caller no longer needs the snapshot."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,14 +49,14 @@ class Snapshot:
 
 
 _hashes: dict[tuple[str, str, Stamp], bytes] = {}
-"""Digests of big files of this process; no lock, which a fork could find taken."""
+"""Digests of big files; without a lock, because a fork could copy it locked."""
 
 
 def take(path: str, is_dir: bool, stop: threading.Event) -> Snapshot:
     """Walk and hash *path*, an absolute path.
 
     Raises:
-        DataError: Something in it cannot be read, is no file, or changes meanwhile.
+        DataError: Something in it can't be read, isn't a file, or changes meanwhile.
         Abandoned: *stop* was set.
     """
     if os.path.isdir(path) != is_dir:
@@ -83,10 +83,10 @@ def take(path: str, is_dir: bool, stop: threading.Event) -> Snapshot:
 
 
 def read(file: str, entry: Entry, root: str) -> bytes:
-    """The content of a small file, which is certainly the one that was hashed.
+    """Read a small file and verify its digest.
 
     Raises:
-        DataError: It is another one by now.
+        DataError: The file has changed.
     """
     try:
         with open(file, "rb") as content:
@@ -101,7 +101,7 @@ def read(file: str, entry: Entry, root: str) -> bytes:
 
 
 def unchanged(file: str, stamp: Stamp) -> bool:
-    """Whether *file* still is what it was when it had *stamp*."""
+    """Return whether *file* is unchanged since it had *stamp*."""
     try:
         return _stamp(os.stat(file)) == stamp
     except OSError:
@@ -109,13 +109,13 @@ def unchanged(file: str, stamp: Stamp) -> bool:
 
 
 def sha256(file: str, path: str, stop: threading.Event) -> str:
-    """The digest of an entry at *path* whose content is in *file*, in hex."""
+    """Return the digest, in hex, of an entry at *path* whose content is in *file*."""
     with open(file, "rb", buffering=0) as content:
         return _digest(content.fileno(), path, stop).hex()
 
 
 def changed(file: str, root: str) -> DataError:
-    """What to say of a file that is not what it was."""
+    """Make the error about a changed file."""
     words = f"{file} changed since it was hashed; make a new Data({root!r}) when it is at rest"
     return DataError(words, path=root)
 
@@ -123,7 +123,7 @@ def changed(file: str, root: str) -> DataError:
 def _walk(
     root: str, links: list[str], empty: list[str], stop: threading.Event
 ) -> Iterator[tuple[str, str]]:
-    """Relative and absolute paths of files: those of a directory, then its directories'."""
+    """Yield the relative and absolute paths of files: a directory's, then its directories'."""
     pending = [""]
     while pending:
         _check(stop)
@@ -152,7 +152,7 @@ def _walk(
 def _is_dir(entry: os.DirEntry[str]) -> bool:
     try:
         return entry.is_dir()
-    except OSError:  # a link that leads in a circle: reading it will say so
+    except OSError:  # a circular link: reading it raises the error
         return False
 
 
@@ -182,7 +182,7 @@ def _hashed(
 
 def _entry(path: str, file: str, root: str, stop: threading.Event) -> tuple[Entry, Stamp]:
     try:
-        # Without O_NONBLOCK, opening a FIFO waits for somebody to write into it.
+        # Without O_NONBLOCK, opening a FIFO waits for a writer.
         fd = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as exc:
         raise _unreadable(file, root, exc) from exc
@@ -227,7 +227,7 @@ def _stamp(status: os.stat_result) -> Stamp:
 
 
 def _keep(file: str, path: str, stamp: Stamp, digest: bytes) -> None:
-    # A file written a moment ago may be written again without its times moving on.
+    # A file that was just written can change again within the resolution of its times.
     if time.time_ns() - max(stamp[1], stamp[2]) < SETTLED_NS:
         return
     if len(_hashes) >= KEPT:

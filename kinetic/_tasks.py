@@ -1,4 +1,4 @@
-"""Finish what must be finished, however often its caller is cancelled."""
+"""Tasks that finish even if their caller is cancelled, and tasks that end together."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from kinetic.errors import ClientClosed, PortalError
 
 
 def running_loop() -> asyncio.AbstractEventLoop:
-    """The loop of whoever calls.
+    """Return the running asyncio loop.
 
     Raises:
-        PortalError: There is none, or it is one of another library.
+        PortalError: There is none, or it is another library's.
     """
     try:
         return asyncio.get_running_loop()
@@ -33,9 +33,9 @@ T = TypeVar("T")
 
 
 async def in_thread(work: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-    """Run *work* in a worker thread, to its end even when the caller is cancelled.
+    """Run *work* in a worker thread, to its end even if the caller is cancelled.
 
-    A thread cannot be stopped; what it uses must not be taken from under it.
+    A thread can't be stopped, so the caller must not remove what it uses before its end.
     """
     call = functools.partial(work, *args, **kwargs)
     running = asyncio.ensure_future(anyio.to_thread.run_sync(call))
@@ -49,14 +49,14 @@ async def in_thread(work: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) 
 async def _ended(running: asyncio.Future[Any]) -> None:
     await asyncio.wait({running})
     if not running.cancelled():
-        running.exception()  # it has a reader; the caller was cancelled for another reason
+        running.exception()  # mark it as read: the caller raises its cancellation
 
 
 async def shared(task: asyncio.Task[T], owner: str) -> T:
-    """What *task* returns, which others wait for as well: cancelling one leaves it to them.
+    """Await a task that several callers share: cancelling one of them leaves it to the others.
 
     Raises:
-        ClientClosed: Its *owner* was closed, and has ended it.
+        ClientClosed: Its *owner* was closed.
     """
     try:
         return await asyncio.shield(task)
@@ -67,7 +67,7 @@ async def shared(task: asyncio.Task[T], owner: str) -> T:
 
 
 def asked_to_end() -> bool:
-    """Whether the running task itself was cancelled, not only what it waited for."""
+    """Return whether the running task itself was cancelled, not only the one it awaited."""
     task = asyncio.current_task()
     return task is None or task.cancelling() > 0
 
@@ -107,9 +107,9 @@ async def release(
 ) -> None:
     """Run *work* to its end for up to *grace* seconds, shielded from cancellation.
 
-    The grace begins anew whenever what *progress* returns has changed. Its failure is logged, never
-    raised: the caller is on its way out with a reason of its own. A cancellation that arrives
-    meanwhile is raised after it; if the caller was *interrupted* before, it ends the waiting.
+    The grace starts again whenever the value of *progress* has changed. Logs a failure of *work*
+    instead of raising it, because the caller already raises another error. Raises a cancellation
+    afterwards; if the caller was *interrupted* before, at once.
     """
     loop = asyncio.get_running_loop()
     task = loop.create_task(work, name=f"kinetic release: {what}")
@@ -128,10 +128,10 @@ async def release(
     if not task.done():
         task.cancel()
         if interrupted and cancelled is not None:
-            logging.warning("interrupted again: let go of %s", what)
+            logging.warning("interrupted again: stopped %s", what)
         else:
             logging.warning("gave up on %s after %g s", what, grace)
     elif not task.cancelled() and (failure := task.exception()) is not None:
-        logging.warning("%s did not work: %s: %s", what, type(failure).__name__, failure)
+        logging.warning("%s failed: %s: %s", what, type(failure).__name__, failure)
     if cancelled is not None:
         raise cancelled

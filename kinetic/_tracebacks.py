@@ -1,4 +1,4 @@
-"""Whose line a warning, or the traceback of an exception, is about."""
+"""Leave kinetic's frames out of warnings and tracebacks, so that they show the user's line."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from typing import Any, TypeVar, cast
 F = TypeVar("F", bound=Callable[..., Any])
 
 REMOTE_TRACEBACK = "Remote traceback of "
-"""How the note begins that tells where in its job an exception was raised."""
+"""The beginning of the note that has an exception's traceback in its job."""
 
 _OURS = ("kinetic", "anyio", "asyncio", "cloudpickle", "contextlib")
 
 
 def own_frames() -> int:
-    """How many frames above the caller's are kinetic's, the caller's own included.
+    """Count kinetic's frames from the caller's up.
 
-    As ``stacklevel`` of a warning it blames the first line that is not ours.
+    As ``stacklevel`` of a warning, it names the first line outside kinetic.
     """
     frame = inspect.currentframe()
     count = 0
@@ -29,7 +29,7 @@ def own_frames() -> int:
 
 
 def without_own_frames(trace: TracebackType | None) -> TracebackType | None:
-    """Return *trace* from the first frame on that is not kinetic's, or of what carries it out."""
+    """Return *trace* from the first frame outside kinetic and the libraries that run it."""
     while trace is not None:
         if trace.tb_frame.f_globals.get("__name__", "").split(".")[0] not in _OURS:
             return trace
@@ -38,10 +38,10 @@ def without_own_frames(trace: TracebackType | None) -> TracebackType | None:
 
 
 class _OwnFramesLeftOut:
-    """Around what users call: an exception shows their line, and none of ours above it.
+    """Leave kinetic's frames out of exceptions that a public function raises.
 
-    It does so for what a job raised, for the errors of kinetic, which say all in words, and for
-    Ctrl-C. Anything else is a defect, or the user's, and keeps all frames.
+    Does so for exceptions of jobs, for kinetic's errors, and for Ctrl-C. Other exceptions keep all
+    frames: they are defects, or the user's.
     """
 
     def __call__(self, function: F) -> F:
@@ -69,7 +69,7 @@ class _OwnFramesLeftOut:
         trace: TracebackType | None,
     ) -> None:
         if error is not None and _shows_the_line_alone(error):
-            # What is raised again is not told of the frame that does so.
+            # Re-raising would add this frame again; setting the traceback doesn't.
             BaseException.__setattr__(error, "__traceback__", without_own_frames(trace))
 
 

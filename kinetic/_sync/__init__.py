@@ -1,1 +1,1 @@
-"""The bridge from threads to the event loop. May import errors and the values, nothing of `aio`."""
+"""The bridge from threads to the event loop. Imports nothing of `aio`."""

@@ -1,8 +1,8 @@
-"""An event loop on a separate thread, which a forked child leaves alone.
+"""An event loop on a separate thread, which a forked child doesn't use.
 
-A signal may interrupt the main thread between any two steps of Python code, and
-with it whatever it was doing to a lock of `threading`. What the main thread does
-here is therefore single calls into C: a `queue.SimpleQueue`, a set, a `_thread`.
+A signal can interrupt the main thread between any two steps of Python code, also while it holds a
+lock of `threading`. So the main thread only makes single calls into C here: `queue.SimpleQueue`, a
+set, `_thread`.
 """
 
 from __future__ import annotations
@@ -33,11 +33,10 @@ else:
     from asyncio import SelectorEventLoop as _EventLoop
 
 POLL_S = 0.1 if sys.platform == "win32" else 0.5
-"""How long a signal may go unheard by a thread that waits.
+"""How long a waiting thread may miss a signal.
 
-Windows tells a waiting thread nothing of Ctrl-C. Elsewhere a signal that comes between the
-interpreter's last look for one and its wait for a lock, or that another thread is given, wakes
-nobody; it would be lost until the wait ends.
+On Windows, Ctrl-C never wakes a waiting thread. Elsewhere, a signal that comes just before the wait
+for a lock, or that another thread gets, would be lost until the wait ends.
 """
 
 Arguments = TypeVarTuple("Arguments")
@@ -45,10 +44,10 @@ T = TypeVar("T")
 
 
 def receive(mail: queue.SimpleQueue[T], timeout: float = math.inf) -> T:
-    """Wait for the next item of *mail*, *timeout* seconds at most, with an ear for signals.
+    """Return the next item of *mail* within *timeout* seconds; signals interrupt the wait.
 
     Raises:
-        queue.Empty: There was none in time.
+        queue.Empty: No item came in time.
     """
     deadline = time.monotonic() + timeout
     while True:
@@ -61,14 +60,14 @@ def receive(mail: queue.SimpleQueue[T], timeout: float = math.inf) -> T:
 
 @dataclass(frozen=True, slots=True)
 class Hook:
-    """Work to await before a loop is closed; if *patient*, without a time limit."""
+    """A function to await before a loop closes; if *patient*, without a time limit."""
 
     function: Callable[[], Awaitable[None]]
     patient: bool
 
 
 class Outcome(Generic[T]):
-    """The return value or exception of a call; set once, in the thread of the loop."""
+    """The value or exception of a call; set once, in the thread of the loop."""
 
     __slots__ = ("_error", "_tell", "_value", "done")
 
@@ -80,12 +79,12 @@ class Outcome(Generic[T]):
         self._tell = tell
 
     def succeed(self, value: T) -> None:
-        """The call returned *value*."""
+        """Set the return value."""
         self._value = value
         self._settle()
 
     def fail(self, error: BaseException) -> None:
-        """The call raised *error*; what was settled before stays."""
+        """Set the exception, unless the call has a value or exception."""
         if not self.done:
             self._error = error
             self._settle()
@@ -97,7 +96,7 @@ class Outcome(Generic[T]):
         try:
             raise self._error
         finally:
-            del self  # or the error's traceback would hold the error
+            del self  # else the error's traceback refers to the error
 
     def _settle(self) -> None:
         self.done = True
@@ -107,9 +106,9 @@ class Outcome(Generic[T]):
 class LoopThread:
     """One event loop with its thread, and the calls that wait for it.
 
-    ``waiting`` are the calls under way, ``forsaken`` those nobody waits for any
-    more. ``ending`` tells that another call would come too late. ``news`` gets
-    one item when the patient hooks have run, and one when the loop is closed.
+    ``waiting`` are the calls under way, ``forsaken`` those whose caller has stopped waiting.
+    ``ending`` says that the loop takes no more calls. ``news`` gets one item when the patient hooks
+    have run, and one when the loop is closed.
     """
 
     loop: _Loop
@@ -142,14 +141,14 @@ class LoopThread:
             raise error
 
     def begin(self, function: Callable[[], Awaitable[None]]) -> None:
-        """Have ``function()`` awaited here and wait for nothing; too late is too late."""
+        """Await ``function()`` on the loop without waiting for it; do nothing if it is closed."""
         with contextlib.suppress(RuntimeError):
             self.loop.call_soon_threadsafe(self._spawn, function)
 
     def stop(self) -> None:
-        """Ask the loop to end; to do so twice does not matter."""
+        """Ask the loop to end; a second call has no effect."""
         self._stop_asked = True
-        with contextlib.suppress(AttributeError, RuntimeError):  # not there yet; closed
+        with contextlib.suppress(AttributeError, RuntimeError):  # not started, or closed
             self.loop.call_soon_threadsafe(self._stopped.set)
 
     def refuse_own_thread(self) -> None:
@@ -170,14 +169,14 @@ class LoopThread:
         self.ident = threading.get_ident()
         try:
             self.loop = _Loop()
-        except BaseException as exc:  # no more files may be opened
+        except BaseException as exc:  # the process has too many open files
             self._ready.put(exc)
             return
         self._ready.put(None)
         try:
             self.loop.run_until_complete(self._serve())
         except BaseException:
-            logging.exception("kinetic's event loop ended unasked; the next call starts another")
+            logging.exception("kinetic's event loop failed; the next call starts another")
             self.ending = True
             self.loop.run_until_complete(self._wind_up())
         finally:
@@ -188,12 +187,12 @@ class LoopThread:
             self.news.put(None)
 
     async def _serve(self) -> None:
-        # One task from first to last: worker threads of anyio live as long as it does, and when
-        # the interpreter ends there may be no new ones to clean up with.
+        # A single task: anyio's worker threads live as long as it does, and at the end of the
+        # interpreter no new ones can start for the clean-up.
         if not self._stop_asked:
             await self._stopped.wait()
         self.ending = True
-        _make_do_with_threads_there_are()
+        _share_one_thread_if_none_can_start()
         hooks = tuple(self._hooks)
         for hook in hooks:
             if hook.patient:
@@ -219,7 +218,7 @@ class LoopThread:
 
 
 class _Loop(_EventLoop):
-    """A loop that does nothing in a forked child, where its selector is still the parent's."""
+    """A loop that does nothing in a forked child, which shares the selector with its parent."""
 
     def __init__(self) -> None:
         self._owner = os.getpid()
@@ -231,7 +230,7 @@ class _Loop(_EventLoop):
         func: Callable[[Unpack[Arguments]], T],
         *args: *Arguments,
     ) -> asyncio.Future[T]:
-        # When the interpreter ends, executors are shut down before anybody may clean up.
+        # At the end of the interpreter, executors shut down before kinetic can clean up.
         if executor is not None:
             return super().run_in_executor(executor, func, *args)
         import anyio.to_thread
@@ -239,18 +238,18 @@ class _Loop(_EventLoop):
         return self.create_task(anyio.to_thread.run_sync(func, *args), name="kinetic worker")
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
-        # What was let go of is destroyed at last: that is no news to anybody.
+        # Forsaken tasks are destroyed at the end of the interpreter: don't report them.
         if self._owner == os.getpid() and not sys.is_finalizing():
             super().call_exception_handler(context)
 
     def __del__(self) -> None:
-        with contextlib.suppress(Exception):  # it may have been made half only
+        with contextlib.suppress(Exception):  # its construction may have failed
             if self._owner == os.getpid() and not self.is_running():
                 self.close()
 
 
-def _make_do_with_threads_there_are() -> None:
-    """When an interpreter of 3.12 ends, no thread can be started: share one that idles."""
+def _share_one_thread_if_none_can_start() -> None:
+    """At the end of an interpreter from 3.12 on, no thread can start: use one that exists."""
     try:
         _thread.start_new_thread(os.getpid, ())
     except RuntimeError:

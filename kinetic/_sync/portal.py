@@ -1,4 +1,4 @@
-"""The one bridge from threads to an event loop; everything of the sync face goes over it."""
+"""The bridge from threads to an event loop: the whole sync API calls through it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ S = TypeVar("S")
 T = TypeVar("T")
 
 GRACE_S = 30.0
-"""How long an interrupted call, or the end of the interpreter, waits for clean-ups."""
+"""How long an interrupted call, or the end of the interpreter, waits for clean-ups; seconds."""
 
 
 def _nothing() -> None:
@@ -38,25 +38,24 @@ def _nothing() -> None:
 
 
 class Portal:
-    """An event loop on a separate thread, started when it is first needed.
+    """An event loop on a separate thread, which starts with the first call.
 
-    Any number of threads may call. A forked child gets a loop of its own: what
-    the parent's loop was doing goes on in the parent, and there only.
+    Any number of threads may call. A forked child starts another loop; the parent's work goes on in
+    the parent only.
     """
 
     def __init__(self, *, grace: float = GRACE_S) -> None:
         self._grace = grace
-        self._lock = threading.RLock()  # a finalizer may call while its thread is in here
+        self._lock = threading.RLock()  # a finalizer can call while its thread holds it
         self._home: LoopThread | None = None
         self._hooks: list[Hook] = []
         _PORTALS.add(self)
 
     def call(self, function: Callable[P, Awaitable[T]], /, *args: P.args, **kwargs: P.kwargs) -> T:
-        """Await ``function(...)`` on the loop, and wait here for what it returns or raises.
+        """Await ``function(...)`` on the loop; wait here and return or raise its outcome.
 
-        When the wait is interrupted, by Ctrl-C or anything else that a signal
-        handler raises, the coroutine is cancelled and gets the portal's grace
-        to clean up; a second interrupt lets go at once.
+        An interrupt (Ctrl-C, or another exception of a signal handler) cancels the coroutine, which
+        gets the portal's grace to clean up. A second interrupt stops waiting at once.
 
         Raises:
             PortalError: This is the loop's own thread, or the loop was closed.
@@ -80,33 +79,32 @@ class Portal:
     ) -> Iteration[S, T]:
         """Drive the async iterator that ``function()`` returns, from threads or other loops.
 
-        *on_interrupt* is called when Ctrl-C ends the wait of a ``for`` loop.
+        Calls *on_interrupt* when Ctrl-C ends the wait of a ``for`` loop.
         """
         return Iteration(self, function, convert, on_interrupt)
 
     def crossing(self, *, patient: bool = True) -> Crossing:
-        """One call to be made, for a caller that wants to be called back meanwhile.
+        """Prepare one call, for a caller that passes callbacks.
 
-        One that is not *patient* is let go of when it is interrupted, as if it
-        had been twice: it goes on for as long as this process does.
+        If not *patient*, the first interrupt stops waiting; the call goes on while this process
+        lives.
         """
         return Crossing(self, self._grace, patient)
 
     def on_close(self, hook: Callable[[], Awaitable[None]], *, patient: bool = False) -> None:
-        """Await ``hook()`` on each loop of this portal before that is closed.
+        """Await ``hook()`` on each loop of this portal before it closes.
 
-        The patient ones come first and may take as long as they need; only
-        another interrupt ends them.
+        Patient hooks come first and have no time limit; only an interrupt ends them.
         """
         self._hooks.append(Hook(hook, patient))
 
     @property
     def current(self) -> LoopThread | None:
-        """Where the loop runs now, if it was started; what belongs to another is stale."""
+        """The running loop, if any; objects of another loop are stale."""
         return self._home
 
     def home(self) -> LoopThread:
-        """Where the loop runs, started if it was not."""
+        """Return the running loop; start one if there is none."""
         home = self._home
         if home is not None and not home.ending:
             return home
@@ -125,10 +123,9 @@ class Portal:
             return home
 
     def close(self) -> None:
-        """Close the loop: run the hooks, cancel what still runs, wait up to the grace.
+        """Close the loop: run the hooks, cancel the remaining tasks, wait up to the grace.
 
-        A call that an impatient user has let go of is not waited for. A later
-        call starts a new loop.
+        Does not wait for forsaken calls. A later call starts a new loop.
 
         Raises:
             PortalError: This is the loop's own thread.
@@ -145,10 +142,10 @@ class Portal:
             receive(home.news)
             receive(home.news, timeout=self._grace)
         except queue.Empty:
-            logging.warning("kinetic's event loop did not end within %g s; let go", self._grace)
+            logging.warning("kinetic's event loop did not end within %g s", self._grace)
 
     def admit(self) -> None:
-        """Refuse to wait where that would last for ever; warn where it holds up a loop."""
+        """Refuse a wait that would never end; warn about one that blocks an event loop."""
         if self._home is not None:
             self._home.refuse_own_thread()
         try:
@@ -157,7 +154,7 @@ class Portal:
             return
         from kinetic._progress.entry import in_notebook
 
-        if in_notebook():  # a cell is to wait, and its loop has nothing else to do meanwhile
+        if in_notebook():  # its loop has nothing else to do while a cell waits
             return
         warnings.warn(
             "this call blocks the event loop that runs in this thread until it returns; "
@@ -167,7 +164,7 @@ class Portal:
         )
 
     def forget(self) -> None:
-        """In a forked child: the loop's thread is not here, and its files are the parent's."""
+        """In a forked child, forget the loop: its thread and its files are the parent's."""
         if self._home is not None:
             _INHERITED.append(self._home)
         self._lock = threading.RLock()
@@ -186,9 +183,9 @@ class Crossing:
         self._task: asyncio.Task[None] | None = None
 
     def here(self, function: Callable[P, object] | None) -> Callable[P, None] | None:
-        """A stand-in for *function* that has the waiting thread call it; None stays None.
+        """Return a function that makes the waiting thread call *function*; None stays None.
 
-        What it raises is logged, and the call goes on.
+        Logs the exceptions of *function*; the call goes on.
         """
         if function is None:
             return None
@@ -205,7 +202,7 @@ class Crossing:
         self._portal.admit()
         outcome: Outcome[T] = Outcome(functools.partial(self._mail.put, None))
         context = contextvars.copy_context()
-        context.run(WANTED.set, shower)  # somebody sits and waits
+        context.run(WANTED.set, shower)  # a user waits
         try:
             self._enter(functools.partial(function, *args, **kwargs), outcome, context)
             self._wait()
@@ -220,7 +217,7 @@ class Crossing:
     async def acall(
         self, function: Callable[P, Awaitable[T]], /, *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        """As `Portal.acall`; when it is cancelled, so is the coroutine, and is waited for."""
+        """As `Portal.acall`; a cancellation cancels the coroutine and waits for its end."""
         loop = asyncio.get_running_loop()
         settled: asyncio.Future[None] = loop.create_future()
 
@@ -235,7 +232,7 @@ class Crossing:
             await asyncio.shield(settled)
         except asyncio.CancelledError:
             self._cancel(outcome)
-            await settled  # a second cancellation lets go
+            await settled  # a second cancellation ends this wait
             raise
         try:
             return _result(outcome)
@@ -254,7 +251,7 @@ class Crossing:
             start = functools.partial(self._start, home, function, outcome, context)
             try:
                 home.loop.call_soon_threadsafe(start)
-            except RuntimeError:  # it was closed just now: the next one takes the call
+            except RuntimeError:  # it has just closed: start another one
                 home.waiting.discard(outcome)
                 if not home.loop.is_closed():
                     raise
@@ -276,7 +273,7 @@ class Crossing:
         context.run(_leave_library)
         carrying = _carry_out(function, outcome)
         self._task = home.loop.create_task(carrying, name="kinetic call", context=context)
-        home.carried.add(self._task)  # once it is let go of, nothing else may refer to it
+        home.carried.add(self._task)  # nothing else refers to a forsaken call
         self._task.add_done_callback(end)
 
     def _wait(self) -> None:
@@ -291,7 +288,7 @@ class Crossing:
                 logging.exception("a callback failed; the call goes on")
 
     def _leave(self, outcome: Outcome[Any]) -> None:
-        """The wait was interrupted: cancel, wait for the clean-up, let go the second time."""
+        """After an interrupt, cancel and wait for the clean-up; after a second one, don't wait."""
         if self._home is None or outcome.done:
             return
         if not self._patient:
@@ -303,10 +300,10 @@ class Crossing:
             while not outcome.done:
                 receive(self._mail, timeout=deadline - time.monotonic())
         except queue.Empty:
-            logging.warning("what was interrupted cleans up for %g s now; let go", self._grace)
+            logging.warning("an interrupted call did not clean up within %g s", self._grace)
         except BaseException:
             self._home.forsaken.add(outcome)
-            logging.warning("interrupted again: let go of a call while it cleaned up")
+            logging.warning("interrupted again: a call did not finish its clean-up")
 
     def _cancel(self, outcome: Outcome[Any]) -> None:
         def cancel() -> None:
@@ -323,9 +320,9 @@ class Crossing:
 
 
 class Iteration(Generic[S, T]):
-    """What a loop elsewhere yields: an iterator here and an async iterator in any loop.
+    """The items of an async iterator on the portal's loop, for ``for`` and ``async for``.
 
-    It is closed when it is exhausted, by `close`, or when it is dropped.
+    It closes at its end, by `close`, or when it is garbage-collected.
     """
 
     def __init__(
@@ -363,7 +360,7 @@ class Iteration(Generic[S, T]):
             return self._convert(await self._portal.acall(self._step))
 
     def close(self) -> None:
-        """Stop iterating, and wait until the iterator's clean-up has run."""
+        """Stop iterating, and wait for the iterator's clean-up."""
         if self._home is not None and self._home is self._portal.current:
             self._portal.call(_aclose, self._items)
 
@@ -386,9 +383,9 @@ class Iteration(Generic[S, T]):
 
 
 def _leave_library() -> None:
-    """What waits under another library's loop is carried out under asyncio's, and anyio must know.
+    """Tell anyio that the call runs on asyncio, even if another library's loop waits for it.
 
-    sniffio is where both look that up, if it is installed.
+    Both look up the library in sniffio, if it is installed.
     """
     sniffio: Any = sys.modules.get("sniffio")
     library = getattr(sniffio, "current_async_library_cvar", None)  # it may just be imported
@@ -397,11 +394,11 @@ def _leave_library() -> None:
 
 
 async def _carry_out(function: Callable[[], Awaitable[T]], outcome: Outcome[T]) -> None:
-    """Settle *outcome*; SystemExit is the caller's, too, and would end this loop."""
+    """Await ``function()`` and set *outcome*; a SystemExit here would end the loop."""
     try:
         outcome.succeed(await function())
     except RuntimeError as exc:
-        cause = exc.__cause__  # a coroutine cannot raise StopIteration as it is
+        cause = exc.__cause__  # a coroutine can't raise StopIteration itself
         outcome.fail(cause if isinstance(cause, StopIteration) else exc)
     except BaseException as exc:
         outcome.fail(exc)
@@ -434,7 +431,7 @@ _exit_is_hooked = False
 
 
 def _close_at_exit() -> None:
-    """Registered when a loop starts, so that it runs before whatever was registered earlier."""
+    """Register the end when a loop starts, so that it runs before earlier registrations."""
     global _exit_is_hooked
     if not _exit_is_hooked:
         atexit.register(_exit)
@@ -451,7 +448,7 @@ def _exit() -> None:
         for portal in tuple(_PORTALS):
             portal.close()
     except KeyboardInterrupt:
-        logging.warning("interrupted: kinetic let go of what it was closing")
+        logging.warning("interrupted: kinetic did not finish closing")
 
 
 def _after_fork() -> None:
@@ -463,4 +460,4 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
 
 PORTAL = Portal()
-"""The portal of the sync face; there is no other outside tests."""
+"""The portal of the sync API."""

@@ -157,7 +157,7 @@ def test_a_loop_that_a_task_took_down_fails_its_calls_and_is_replaced(
     with pytest.raises(PortalError, match="closed"):
         portal.call(waits_for_a_task_that_exits)
     assert portal.call(double, 3) == 6
-    assert "ended unasked" in caplog.text
+    assert "event loop failed" in caplog.text
     assert isinstance(tasks[0].exception(), SystemExit)
 
 
