@@ -177,12 +177,12 @@ OPENED: Counter[str] = Counter()
 
 
 @pytest.mark.timeout(300)
-async def test_a_thousand_items_share_what_is_the_same_for_all(
+async def test_the_items_of_a_batch_share_what_is_the_same_for_all(
     client: aio.Client, store: Written, cluster: Watched, tmp_path: Path, square
 ) -> None:
     from squares import times  # type: ignore[import-not-found]
 
-    many, one = 1000, Pickled()
+    many, one = 300, Pickled()
     (tmp_path / "table.csv").write_text("a,b\n")
 
     sys.addaudithook(lambda event, args: note_opened(str(args[0])) if event == "open" else None)

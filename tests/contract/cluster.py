@@ -251,7 +251,7 @@ async def test_find_is_by_name_by_label_or_all(place: Place) -> None:
 
 
 async def test_what_was_launched_is_found_and_what_was_deleted_is_not(place: Place) -> None:
-    for _ in range(20):
+    for _ in range(5):
         await place.cluster.launch(place.job("one", gate="never"))
         assert await place.names(names=["one"]) == ["one"]
         await place.cluster.delete(names=["one"])

@@ -231,7 +231,8 @@ async def test_nothing_starts_while_the_lease_is_in_doubt(world: World) -> None:
 
 @VIRTUAL
 async def test_a_batch_in_another_format_is_refused(world: World) -> None:
-    _, group = await begun(world, range(6), max_concurrent=2)
+    gone, group = await begun(world, range(6), max_concurrent=2)
+    await gone.aclose()
     name = f"batches/{group}/manifest"
     there = await world.platform.store.get(name)
     manifest = json.loads(there.body) | {"version": 2}
