@@ -10,6 +10,7 @@ import contextlib
 import gc
 import importlib
 import io
+import json
 import os
 import resource
 import signal
@@ -32,6 +33,10 @@ _die_with, _collect = processes.die_with, gc.enable
 _ENCODING = sys.getfilesystemencoding()
 _inherited: Sequence[int] = ()
 _mark = processes.Mark()
+_adopted = b""
+_secrets: dict[str, Any] = {}
+"""The last job's line of secrets, and its content: this process has their environment."""
+
 _attempt_main: Callable[..., int] | None = None
 _make_site: Callable[..., Any] | None = None
 
@@ -59,11 +64,24 @@ def preload() -> None:
     workspace.has_jax()
 
 
-def become(message: bytes, parent: int) -> NoReturn:
+def adopt(secrets: bytes) -> None:
+    """In the parent: take over the key and environment of the next job's submission.
+
+    All jobs of a submission share them, so most forks find their environment in place.
+    """
+    global _adopted, _secrets
+    if _attempt_main is not None and secrets != _adopted:
+        _adopted = b""
+        with contextlib.suppress(Exception):  # the job's own process reports the error
+            _secrets = json.loads(secrets)
+            _replace_environment(_secrets["environment"])
+            _adopted = secrets
+
+
+def become(local: bytes, secrets: bytes, order: bytes, parent: int) -> NoReturn:
     """Run the job in this fork of *parent*, and end with it. Never returns, whatever happens.
 
-    *message* has three lines of JSON: the supervisor's (where the job runs), the secrets, and
-    the order; see `remote_runner.read_order`.
+    The first three arguments are the lines of the job's message; see `remote_runner.read_order`.
     """
     code = wire.EXIT_SETUP
     mine = _getpid()
@@ -78,7 +96,7 @@ def become(message: bytes, parent: int) -> NoReturn:
         threads: Any = sys.modules.get("threading")
         if threads is not None:
             threads.main_thread()._set_native_id()  # a fork inherits its parent's
-        code = _carry_out(message)
+        code = _carry_out(local, secrets, order)
     except BaseException:
         _report()
     finally:
@@ -87,31 +105,30 @@ def become(message: bytes, parent: int) -> NoReturn:
         _leave(code)
 
 
-def _carry_out(message: bytes) -> int:
-    """Become the job of *message*."""
-    local, secrets, order = remote_runner.read_order(message)
+def _carry_out(local_line: bytes, secrets_line: bytes, order_line: bytes) -> int:
+    """Become the job that these lines describe."""
+    local: dict[str, Any] = json.loads(local_line)
+    known = secrets_line == _adopted
+    secrets: dict[str, Any] = _secrets if known else json.loads(secrets_line)
     executor, memory = local["executor"], local["memory_bytes"]
     _mark.write(executor)
     _open_log(local["log"])
     os.chdir(local["work"])
     if memory is not None:
         resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
-    mark = {processes.MARK: _mark.value(executor)}
-    environment: dict[str, str] = {**secrets["environment"], **local["variables"], **mark}
+    variables = {**local["variables"], processes.MARK: _mark.value(executor)}
     if local["command"]:
-        _execute(local["command"], environment, message)
-    _replace_environment(environment)
+        message = b"\n".join((local_line, secrets_line, order_line))
+        _execute(local["command"], {**secrets["environment"], **variables}, message)
+    if not known:
+        _replace_environment(secrets["environment"])
+    order = wire.Order.decode(order_line)
+    _add_to_environment({**variables, **order.variables()})
     assert _attempt_main is not None and _make_site is not None
-    what = wire.Order.decode(order)
-    _add_to_environment(what.variables())
-    return _attempt_main(
-        what,
-        bytes.fromhex(secrets["key"]),
-        executor,
-        _make_site(
-            work=local["work"], cache=local["cache"], mounts=local["mounts"], kept=local["spares"]
-        ),
+    site = _make_site(
+        work=local["work"], cache=local["cache"], mounts=local["mounts"], kept=local["spares"]
     )
+    return _attempt_main(order, bytes.fromhex(secrets["key"]), executor, site)
 
 
 def _open_log(path: str) -> None:

@@ -106,13 +106,15 @@ def _obey(
         del buffer[:end]
         if what == FORK:
             mine = os.getpid()
+            local, secrets, order = message.split(b"\n", 2)
+            child.adopt(secrets)
             try:
                 pid = os.fork()
             except OSError as exc:
                 told[:0] = WORD.pack(REFUSED, one, 0, exc.errno or 0)
                 continue
             if pid == 0:
-                child.become(message, mine)
+                child.become(local, secrets, order, mine)
             serials[pid], pids[one] = one, pid
             told += WORD.pack(FORKED, one, pid, 0)
         elif what == SIGNAL and one in pids:
