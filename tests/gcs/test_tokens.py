@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -15,7 +14,6 @@ from typing import Any
 import pytest
 
 from kinetic.aio._net.retry import RetryPolicy
-from kinetic.aio._net.tokens import Credentials
 from kinetic.aio.gcs.store import GcsStore
 from kinetic.errors import AuthError, BackendError, Unavailable
 from tests.gcs.conftest import QUICK
@@ -49,19 +47,6 @@ async def test_a_hundred_cold_requests_ask_for_one_token(
     assert server.requests["token"] == 1
 
 
-async def test_cancelling_one_who_waits_for_a_token_leaves_the_others_waiting(
-    server: GcsServer, store: GcsStore
-) -> None:
-    requests = [asyncio.create_task(store.create(str(number), b"")) for number in range(5)]
-    while not server.requests["token"]:
-        await asyncio.sleep(0)
-    requests[0].cancel()
-    results = await asyncio.gather(*requests, return_exceptions=True)
-    assert isinstance(results[0], asyncio.CancelledError)
-    assert results[1:] == [True] * 4
-    assert server.requests["token"] == 1
-
-
 async def test_a_token_that_is_refused_is_renewed_once(
     server: GcsServer, store: GcsStore, tmp_path: Path
 ) -> None:
@@ -80,15 +65,6 @@ async def test_a_service_that_accepts_no_token_is_not_asked_for_ever(
     with pytest.raises(AuthError, match="gcloud auth application-default login"):
         await store.list("")
     assert server.requests["list"] == 2
-
-
-async def test_credentials_that_are_refused_are_told_at_once(
-    server: GcsServer, store: GcsStore
-) -> None:
-    server.fail("token", times=100, status=400, text="invalid_grant: it was revoked")
-    with pytest.raises(AuthError, match=r"it was revoked.*gcloud auth application-default login"):
-        await store.create("x", b"")
-    assert server.requests["token"] == 1
 
 
 async def test_a_login_that_is_revoked_is_told_as_well_and_not_waited_for(
@@ -111,34 +87,6 @@ async def test_a_server_of_tokens_that_fails_is_asked_again(
     assert await store.create("x", b"")
 
 
-async def test_a_token_is_renewed_before_it_ends_and_beside_the_requests(
-    server: GcsServer, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.INFO, logger="absl")
-    now = [1000.0]
-    tokens = Credentials(clock=lambda: now[0])
-    first = await tokens.get()
-    now[0] += 2870
-    assert await tokens.get() == first
-    now[0] += 20  # past four fifths of its hour
-    server.fail("token", status=503)
-    assert await tokens.get() == first
-    while "were not renewed yet" not in caplog.text:  # from now on the next try is counted
-        await asyncio.sleep(0.001)
-    assert server.requests["token"] == 2
-    now[0] += 5
-    assert await tokens.get() == first
-    now[0] += 10
-    while await tokens.get() == first:
-        await asyncio.sleep(0.001)
-    assert server.requests["token"] == 3
-    now[0] += 3600
-    server.fail("token", times=100, status=503)
-    with pytest.raises(Unavailable):
-        await tokens.get()
-    await tokens.aclose()
-
-
 @pytest.mark.parametrize("how", [{"stall": True}, {"status": 503}], ids=["silent", "failing"])
 async def test_who_waits_for_a_token_when_the_store_is_closed_is_told(
     server: GcsServer, store: GcsStore, how: dict[str, Any]
@@ -151,16 +99,6 @@ async def test_who_waits_for_a_token_when_the_store_is_closed_is_told(
     async with asyncio.timeout(60):
         with pytest.raises(BackendError, match="closed"):
             await waiting
-
-
-async def test_credentials_that_are_closed_ask_for_nothing(server: GcsServer) -> None:
-    fresh, used = Credentials(), Credentials()
-    await used.get()
-    for tokens in (fresh, used):
-        await tokens.aclose()
-        with pytest.raises(BackendError, match="is closed; open another"):
-            await tokens.get()
-    assert server.requests["token"] == 1
 
 
 @pytest.mark.parametrize(

@@ -194,18 +194,6 @@ async def test_a_failure_shows_the_last_lines_of_the_step_that_failed(
     assert caught.value.log_url in message
 
 
-async def test_cancelled_so_is_the_build_and_nothing_is_left(cloud: Cloud, request_of) -> None:
-    gate = cloud.builds.script = Gate()
-    resolving = asyncio.create_task(cloud.images().resolve(request_of()))
-    await gate.begun.wait()
-    resolving.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await resolving
-    (one,) = cloud.builds.builds.values()
-    assert one.build.status == Status.CANCELLED
-    assert left(cloud) == []
-
-
 async def test_cancelled_while_it_is_ordered_so_is_the_build(cloud: Cloud, request_of) -> None:
     cloud.builds.script = Gate()
     cloud.builds.held["create"] = asyncio.Event()
@@ -373,24 +361,6 @@ async def test_closing_ends_what_is_being_built(cloud: Cloud, request_of) -> Non
             await one
     with pytest.raises(BackendError, match="is closed; open another"):
         await images.resolve(request_of())
-    (build,) = cloud.builds.builds.values()
-    assert build.build.status == Status.CANCELLED
-    assert left(cloud) == []
-
-
-async def test_closing_waits_for_a_build_that_is_being_cancelled(cloud: Cloud, request_of) -> None:
-    gate = cloud.builds.script = Gate()
-    cloud.builds.held["cancel"] = asyncio.Event()
-    images = cloud.images()
-    resolving = asyncio.create_task(images.resolve(request_of()))
-    await gate.begun.wait()
-    resolving.cancel()
-    await called(cloud, "cancel")
-    closing = asyncio.create_task(images.aclose())
-    await asyncio.sleep(0)
-    cloud.builds.held["cancel"].set()
-    await closing
-    await asyncio.wait({resolving})
     (build,) = cloud.builds.builds.values()
     assert build.build.status == Status.CANCELLED
     assert left(cloud) == []

@@ -10,7 +10,7 @@ import pytest
 from kinetic import __version__
 from kinetic.aio.images.container import COMMAND
 from kinetic.aio.ports import Image
-from kinetic.errors import ConfigurationError, PackError
+from kinetic.errors import ConfigurationError
 from tests.images.conftest import Cloud
 
 
@@ -28,26 +28,24 @@ async def test_a_job_installs_what_its_base_image_lacks(cloud: Cloud, request_of
 
 
 @pytest.mark.parametrize(
-    "text", ["", "# nothing\n", "--index-url https://i.test/simple\n", "jax\n"]
+    ("text", "installs"),
+    [
+        ("", False),
+        ("# nothing\n", False),
+        ("--index-url https://i.test/simple\n", False),
+        ("jax\n", False),
+        ("-e git+https://example.com/a/b#egg=c\n", True),
+        ("--requirement https://example.com/r.txt\n", True),
+    ],
 )
-async def test_nothing_is_installed_where_nothing_is_wanted(
-    cloud: Cloud, request_of, project: Path, text: str
+async def test_a_job_installs_only_if_a_line_asks_for_that(
+    cloud: Cloud, request_of, project: Path, text: str, installs: bool
 ) -> None:
     (project / "requirements.txt").write_text(text)
     image = await cloud.images().resolve(request_of(mode="prebuilt", category="tpu"))
-    assert image.requirements is None and image.uri == f"kinetic/base-tpu:{__version__}"
-    assert not cloud.jobs.requests
-
-
-@pytest.mark.parametrize(
-    "text", ["-e git+https://example.com/a/b#egg=c\n", "--requirement https://example.com/r.txt\n"]
-)
-async def test_what_is_asked_for_by_an_option_is_installed(
-    cloud: Cloud, request_of, project: Path, text: str
-) -> None:
-    (project / "requirements.txt").write_text(text)
-    image = await cloud.images().resolve(request_of(mode="prebuilt"))
-    assert image.requirements is not None
+    assert (image.requirements is not None) == installs
+    assert image.uri == f"kinetic/base-tpu:{__version__}"
+    assert bool(cloud.jobs.requests) == installs
 
 
 @pytest.mark.parametrize("unnamed", [None, ""])
@@ -81,14 +79,6 @@ async def test_who_may_not_look_leaves_it_to_the_cluster(cloud: Cloud, request_o
 async def test_a_place_that_is_none_is_refused(cloud: Cloud, request_of) -> None:
     with pytest.raises(ConfigurationError, match="base_image_repo="):
         await cloud.images().resolve(request_of(mode="prebuilt", base_image_repo="https://r.io/x"))
-
-
-async def test_what_only_this_machine_has_is_refused(
-    cloud: Cloud, request_of, project: Path
-) -> None:
-    (project / "requirements.txt").write_text("./mine.whl\n")
-    with pytest.raises(PackError, match="this machine only"):
-        await cloud.images().resolve(request_of(mode="prebuilt"))
 
 
 async def test_an_image_of_the_users_own_is_taken_as_it_is(

@@ -16,7 +16,7 @@ import kinetic
 import kinetic.aio
 from kinetic import __version__, configuration
 from kinetic.aio.images.recipe import installed_wheel
-from kinetic.errors import BuildError, ConfigurationError
+from kinetic.errors import ConfigurationError
 from kinetic.images import base_image, image_of
 from tests.images.conftest import Cloud
 from tests.images.services import BuildServer, Status, Underway
@@ -38,64 +38,11 @@ async def test_a_base_image_is_built_once_and_again_when_that_is_wanted(cloud: C
     assert not [name for name in cloud.bucket.objects if not name.startswith("logs/")]
 
 
-async def test_cancelled_it_leaves_no_build(cloud: Cloud) -> None:
-    begun = asyncio.Event()
-
-    async def endless(server: BuildServer, one: Underway) -> None:
-        begun.set()
-        await one.cancelled.wait()
-        server.end(one, Status.CANCELLED)
-
-    cloud.builds.script = endless
-    plan = base_image("cpu", f"{cloud.registry.host}/me")
-    building = asyncio.create_task(cloud.images().publish(plan.image, plan.context))
-    await begun.wait()
-    building.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await building
-    (one,) = cloud.builds.builds.values()
-    assert one.cancelled.is_set()
-    assert not [name for name in cloud.bucket.objects if not name.startswith("logs/")]
-
-
-async def test_images_that_share_a_name_or_a_content_are_built_side_by_side(cloud: Cloud) -> None:
-    go = asyncio.Event()
-
-    async def held(server: BuildServer, one: Underway) -> None:
-        await go.wait()
-        server.end(one, Status.SUCCESS)
-
-    cloud.builds.script = held
-    mine, yours = f"{cloud.registry.host}/me", f"{cloud.registry.host}/you"
-    plans = [base_image("cpu", mine), base_image("cpu", yours)]
-    plans.append(base_image("cpu", mine, dockerfile="FROM mine\n"))
-    publishing = [
-        asyncio.create_task(cloud.images().publish(plan.image, plan.context)) for plan in plans
-    ]
-    async with asyncio.timeout(30):
-        while len(cloud.builds.builds) < len(plans):
-            await asyncio.sleep(0.01)
-    assert len([name for name in cloud.bucket.objects if name.startswith("contexts/")]) == 3
-    go.set()
-    assert await asyncio.gather(*publishing) == [True] * 3
-
-
 async def test_where_cloud_build_cannot_push_it_is_not_asked(cloud: Cloud) -> None:
     plan = base_image("cpu", "docker.io/me")
     with pytest.raises(ConfigurationError, match=r"python -m kinetic\.images base"):
         await cloud.images().publish(plan.image, plan.context)
     assert not cloud.builds.calls
-
-
-async def test_a_build_that_fails_is_told_with_its_log(cloud: Cloud) -> None:
-    async def fail(server: BuildServer, one: Underway) -> None:
-        server.log(one, "no such package\n")
-        server.end(one, Status.FAILURE)
-
-    cloud.builds.script = fail
-    plan = base_image("gpu", f"{cloud.registry.host}/me")
-    with pytest.raises(BuildError, match="no such package"):
-        await cloud.images().publish(plan.image, plan.context)
 
 
 @pytest.mark.parametrize(
