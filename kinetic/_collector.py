@@ -1,9 +1,8 @@
-"""Removes what many jobs share, and none has used for long.
+"""Collect unused contents that many jobs share.
 
-That is what a store has of code, functions, requirements and `Data`, and what
-jobs of this machine have unpacked of it. Whatever may still be read stays: what a
-batch refers to whose results were not collected, or a job without an outcome, or
-what was used so recently that a submission under way may count on it.
+These are code, functions, requirements, and `Data` of a store, and their unpacked copies on this
+machine. Everything that may still be read stays: what an uncollected batch or an unfinished job
+refers to, and what was used so recently that a submission under way may count on it.
 """
 
 from __future__ import annotations
@@ -30,14 +29,15 @@ from kinetic.collection import Collection, Freed
 DAY_S = 24 * 3600.0
 
 STORE_KEPT_S = DAY_S
-"""A submission uses what was renewed in the last 12 hours as it is, and has as long to begin."""
+"""Minimum age of unused content: a submission uses content of the last 12 hours without renewing
+it, and has as long to store its manifest."""
 
 CACHE_KEPT_S = 3600.0
-"""What a process has unpacked it holds by a lock; this is for those that have not got to it."""
+"""Minimum age of unpacked contents: a process may be about to lock them."""
 
 SHARED = ("code", "functions", "requirements", "data")
 FOOTER_BYTES = 64 * 1024
-"""How much of inputs, which may be large, is read at once for what their footer names."""
+"""How much of the end of inputs to read for the names in their footer."""
 
 _NAMED = re.compile(rb'"((?:code|functions|requirements)/[^"]+|data/[0-9a-f]+)')
 _SUBMISSION = re.compile(r"(?:job|grp)-[A-Za-z0-9-]+")
@@ -45,9 +45,9 @@ _SUBMISSION = re.compile(r"(?:job|grp)-[A-Za-z0-9-]+")
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How long unused contents are kept, in seconds, and how many bytes at most.
+    """The age limit of unused contents, in seconds, and their size limit in bytes.
 
-    The bytes are those of the store's shared content, and again those of the caches.
+    The size limit applies to the store's shared content and to the caches separately.
     """
 
     age_s: float = 30 * DAY_S
@@ -55,10 +55,10 @@ class Limits:
 
     @classmethod
     def of(cls, environ: Mapping[str, str]) -> Limits:
-        """As KINETIC_CACHE_AGE_S and KINETIC_CACHE_SIZE_MB say."""
+        """Read the limits from KINETIC_CACHE_AGE_S and KINETIC_CACHE_SIZE_MB."""
         limits = cls()
         age, size = environ.get("KINETIC_CACHE_AGE_S"), environ.get("KINETIC_CACHE_SIZE_MB")
-        with contextlib.suppress(ValueError):  # clients refuse what is no number
+        with contextlib.suppress(ValueError):  # clients refuse wrong numbers
             limits = cls(float(age or limits.age_s), limits.size)
             limits = cls(limits.age_s, float(size) * 1e6 if size else limits.size)
         return limits
@@ -85,9 +85,9 @@ U = TypeVar("U", bound=Unit)
 def chosen(
     units: Iterable[U], needed: AnyOf[str], limits: Limits, kept_s: float, now: float
 ) -> list[U]:
-    """Those that go: what is too old, then the least recently used while all is too large.
+    """Choose the units to remove: the old ones, then the least recently used ones over the limit.
 
-    Never one that is *needed*, by its name, or was used in the last *kept_s* seconds.
+    Keeps units whose name is *needed*, and those used in the last *kept_s* seconds.
     """
     oldest = sorted(units, key=lambda unit: unit.used)
     total = sum(unit.size for unit in oldest)
@@ -103,7 +103,7 @@ def chosen(
 
 
 def local_store(home: Path, environ: Mapping[str, str]) -> Path:
-    """The store of the local platform, where no profile and no client has another."""
+    """Return the local platform's store, unless a profile or a client names another."""
     named = environ.get("KINETIC_STORE") or ""
     return Path(named).expanduser() if named and "://" not in named else home / "store"
 
@@ -137,7 +137,7 @@ class Objects(Protocol):
         ...
 
     def collect(self, objects: Sequence[Listed]) -> bool:
-        """Delete what belongs together, unless it was renewed since it was listed."""
+        """Delete objects that belong together, unless they were renewed since they were listed."""
         ...
 
     def delete(self, names: Iterable[str]) -> None:
@@ -145,7 +145,7 @@ class Objects(Protocol):
         ...
 
     def each(self, work: Callable[[T], R], items: Iterable[T]) -> Iterable[R]:
-        """Do *work*, which asks this store, with each of *items*; several at once if that helps."""
+        """Call *work*, which asks this store, with each of *items*; concurrently if that helps."""
         ...
 
 
@@ -170,7 +170,7 @@ class Directory:
 
 
 def directory_of(store: str) -> Directory | None:
-    """The directory that a store's address names; None if it is none."""
+    """Return the directory that a store's address names; None if it names another kind."""
     if not store.startswith("file://"):
         return None
     return Directory(DirectoryObjects.from_url(store).root)
@@ -185,9 +185,8 @@ def collect(
 ) -> Collection:
     """Remove contents beyond *limits* from the caches of *home*, and unneeded ones from stores.
 
-    Of *store*, and of *builds*, that is what *store_limits* say of shared content, and what was
-    left of batches. It may take long where much goes. What cannot be removed in a directory is
-    left.
+    In *store* and *builds*, *store_limits* apply to shared content; *store* also loses the remains
+    of batches whose process died. Leaves files that can't be removed.
     """
     freed: defaultdict[str, Freed] = defaultdict(Freed)
     gone: list[Iterable[Unit]] = [_from_cache(home / "cache", limits)]
@@ -208,12 +207,12 @@ def collect(
 
 
 def _from_store(store: _Store, limits: Limits) -> Iterator[Unit]:
-    """Shared content that nothing refers to, and what was left of batches.
+    """Remove shared content that nothing refers to, and the remains of batches.
 
-    An error of the file system ends it: nothing is taken for unneeded that cannot be looked at.
+    Stops at an error of the file system: an unreadable manifest may refer to any content.
     """
     with contextlib.suppress(OSError):
-        # Before anything that refers to it: what is stored later uses it, and has renewed it.
+        # List the content before the manifests: those stored later have renewed what they use.
         units = store.units(SHARED)
         kinds = {unit.kind for unit in chosen(units, (), limits, STORE_KEPT_S, time.time())}
         batches = store.objects.list("batches/")
@@ -233,7 +232,7 @@ class _Store:
         self.objects = objects
 
     def units(self, kinds: Iterable[str]) -> list[_Unit]:
-        """Each object; of `Data` the manifests and the files that they name, manifests first."""
+        """List shared objects; of `Data`, a unit is a manifest and then the files that it names."""
         return [unit for kind in kinds for unit in self._units_of(kind)]
 
     def _units_of(self, kind: str) -> Iterator[_Unit]:
@@ -255,7 +254,7 @@ class _Store:
         limits: Limits,
         units: list[_Unit] | None = None,
     ) -> Iterator[Unit]:
-        """Delete what *limits* say, but for what is *needed*; what went."""
+        """Delete units by *limits*, except those *needed*; yield the deleted ones."""
         units = self.units(kinds) if units is None else units
         going = chosen(units, needed, limits, STORE_KEPT_S, time.time())
         for unit, went in zip(going, self.objects.each(self._went, going), strict=True):
@@ -268,10 +267,10 @@ class _Store:
         return False
 
     def left_of(self, batches: Sequence[Listed]) -> Iterator[Unit]:
-        """Delete what a process that died left of batches; what went.
+        """Delete the remains of batches whose process died; yield what was deleted.
 
-        That is what belonged to the items of one that was collected, and what arrived after a
-        cleanup: then there is neither a manifest nor, listed after all that, an entry.
+        These are the objects of items of a collected batch, and objects that arrived after a
+        cleanup: then there is neither a manifest nor an entry, which is listed last.
         """
         by_id: defaultdict[str, list[Listed]] = defaultdict(list)
         for one in batches:
@@ -301,7 +300,7 @@ class _Store:
             if one.name.endswith(".outcome"):
                 outcome = _outcome_of(one)
                 if outcome is not None and outcome.reason not in INFRASTRUCTURE:
-                    ended.add(parts[one.name][1])  # else it may go on with another attempt
+                    ended.add(parts[one.name][1])  # else another attempt may follow
             elif one.name.endswith("/handle.json"):
                 speaking.append(one)
         asked = [one for one in speaking if parts[one.name][1] not in ended]
@@ -322,24 +321,24 @@ class _Store:
         try:
             length = frames.footer_length(end)
         except ValueError:
-            length = one.size  # it is damaged: whatever it names is kept
+            length = one.size  # damaged: read all of it, to keep all that it names
         return end if length <= len(end) else self.objects.content(one.name, one.size - length)
 
 
 OF_ITEMS = ("inputs/", "logs/", "done/", "attempts/", "values/")
-"""The objects of a batch that belong to its items, in the order in which they go.
+"""The objects of a batch that belong to its items, in the order of their removal.
 
-The inputs first: a late process that finds none leaves again.
+Inputs go first: a late process that finds none ends.
 """
 
 ITEMS = TypeVar("ITEMS", bound=Listed)
 
 
 def items_of(batch: Iterable[ITEMS]) -> list[ITEMS]:
-    """Those objects of a batch that go when its results were collected, in this order.
+    """Return the objects that a batch with collected results no longer needs, in removal order.
 
-    The outcomes of closed attempts stay: their process may be alive, and would commit another one
-    in their place.
+    The outcomes of closed attempts stay: without them, their process, if alive, could commit
+    another outcome.
     """
     found: list[ITEMS] = []
     objects = [*batch]
@@ -350,7 +349,7 @@ def items_of(batch: Iterable[ITEMS]) -> list[ITEMS]:
 
 
 def _is_closed(one: Listed) -> bool:
-    """Whether it is the outcome of an attempt whose process may not have written it."""
+    """Return whether it is an outcome that another process than the attempt's wrote."""
     outcome = _outcome_of(one)
     return outcome is not None and outcome.kind in (wire.Kind.LOST, wire.Kind.CANCELLED)
 
@@ -364,7 +363,7 @@ def _outcome_of(one: Listed) -> wire.Outcome | None:
 
 
 def _drop_empty_outputs(store: Path) -> None:
-    """Remove what jobs left that had written nothing, when their supervisor was killed."""
+    """Remove empty output folders, which jobs leave if their supervisor is killed."""
     with contextlib.suppress(OSError), os.scandir(store / "outputs") as entries:
         for entry in entries:
             name = entry.name
@@ -374,7 +373,7 @@ def _drop_empty_outputs(store: Path) -> None:
             if time.time() - entry.stat().st_mtime < CACHE_KEPT_S:
                 continue
             for folder, _, _ in os.walk(entry.path, topdown=False):
-                with contextlib.suppress(OSError):  # there is something in it
+                with contextlib.suppress(OSError):  # it isn't empty
                     os.rmdir(folder)
 
 

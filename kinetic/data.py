@@ -1,4 +1,4 @@
-"""A file or directory that a job should have."""
+"""Files and directories for jobs."""
 
 from __future__ import annotations
 
@@ -24,17 +24,15 @@ _HF_OPTIONS = ("split", "config_name", "revision")
 class Data:
     """A file or directory that should be available where the function runs.
 
-    Wraps a local path, a Cloud Storage URI (``gs://bucket/prefix/``) or a
-    Hugging Face dataset (``hf://owner/name?split=train``). Passed as an
-    argument, however deep in lists, tuples and dicts, or as a volume, it
-    arrives as a plain path: of a directory, or of one file. A job may write
-    there; nothing it writes reaches the store or another job.
+    Wraps a local path, a Cloud Storage URI (``gs://bucket/prefix/``), or a Hugging Face dataset
+    (``hf://owner/name?split=train``). As an argument, also inside lists, tuples, and dicts, or as a
+    volume, it arrives as the plain path of a directory or file. A job may write there; its changes
+    reach neither the store nor another job.
 
-    A local path is read once, when it is first hashed or shipped: from then on
-    this object stands for the contents at that time. Make another one after a change.
-    Directories that are symbolic links are left out; files that are links
-    arrive as what they point to. The permission to execute is kept, and so are
-    empty directories.
+    kinetic reads a local path once, when it first hashes or ships it: this object keeps the
+    contents of that time. Make another one after a change. Directories that are symbolic links are
+    left out; links to files arrive as the files. Empty directories and the permission to execute
+    are kept.
 
     For Cloud Storage a trailing slash means a directory; without one, it is a
     single object.
@@ -45,8 +43,8 @@ class Data:
         hf_trust_remote_code: Let a Hugging Face dataset run its own code in the job.
 
     Raises:
-        TypeError: An argument is of a wrong type.
-        ValueError: The path is empty, a URI is malformed, or ``hf://`` is to be mounted.
+        TypeError: An argument has a wrong type.
+        ValueError: The path is empty, a URI is malformed, or ``fuse`` is set for ``hf://``.
         FileNotFoundError: There is nothing at the local path.
     """
 
@@ -82,7 +80,7 @@ class Data:
 
     @property
     def fuse(self) -> bool:
-        """Whether it is mounted read-only and read on demand."""
+        """Whether the job mounts it read-only and reads it on demand."""
         return self._fuse
 
     @property
@@ -92,7 +90,7 @@ class Data:
 
     @property
     def is_gcs(self) -> bool:
-        """Whether it lies in Cloud Storage already."""
+        """Whether it is in Cloud Storage already."""
         return self._path.startswith("gs://")
 
     @property
@@ -115,7 +113,7 @@ class Data:
         The first call reads everything, later ones answer from memory.
 
         Raises:
-            ValueError: It is no local path, or something in it cannot be read.
+            ValueError: It isn't a local path, or something in it can't be read.
         """
         if self.is_gcs or self.is_hf:
             words = f"{self._path} is not local: only a local Data has a content hash"
@@ -126,7 +124,7 @@ class Data:
         """Return the contents of a local path for the engine; walk and hash it the first time.
 
         Raises:
-            DataError: Something in it cannot be read, is no file, or changes meanwhile.
+            DataError: Something in it can't be read, isn't a file, or changes meanwhile.
             Abandoned: *stop* was set.
         """
         from kinetic import _snapshot
@@ -155,7 +153,7 @@ class Data:
 
 
 def _of_uri(uri: str, fuse: bool) -> bool:
-    """Whether a URI names a directory.
+    """Return whether a URI names a directory.
 
     Raises:
         DataError: It is malformed.
@@ -213,9 +211,9 @@ def make_data_ref(
     fuse: bool = False,
     hf_trust_remote_code: bool = False,
 ) -> dict[str, object]:
-    """The plain dict that keras-kinetic puts for a `Data` into what it sends.
+    """Make the dict by which keras-kinetic refers to a `Data`.
 
-    For code that makes or reads such dicts; kinetic itself sends references of another form.
+    For code that makes or reads such dicts; kinetic itself sends other references.
     """
     return {
         "__data_ref__": True,
@@ -228,14 +226,14 @@ def make_data_ref(
 
 
 def is_data_ref(obj: object) -> bool:
-    """Whether *obj* is a dict as `make_data_ref` makes it."""
+    """Return whether *obj* is a dict that `make_data_ref` made."""
     if not isinstance(obj, dict):
         return False
     return cast("dict[object, object]", obj).get("__data_ref__") is True
 
 
 def parse_gcs_uri(gcs_uri: str) -> tuple[str, str]:
-    """Bucket and prefix of ``gs://bucket/prefix/``; the prefix without slashes around it.
+    """Split ``gs://bucket/prefix/`` into the bucket and the prefix without outer slashes.
 
     The prefix of a whole bucket is empty.
     """

@@ -29,7 +29,7 @@ __all__ = [
 ]
 
 DEBUGPY_PORT = DEBUG_PORT
-"""The port that a blocking call with ``debug=True`` forwards, unless KINETIC_DEBUG_PORT says so."""
+"""The port that a plain call with ``debug=True`` forwards, unless KINETIC_DEBUG_PORT is set."""
 
 DEBUG_WAIT_TIMEOUT = DEBUG_WAIT_S
 """Seconds that a job waits for its debugger, and `wait_for_debug_server` for the job."""
@@ -43,10 +43,10 @@ def wait_for_debug_server(
     Args:
         handle: A job with ``debug=True``.
         timeout: Seconds to wait; the job goes on after them.
-        poll_interval: Accepted for compatibility; the store is asked as often as it takes.
+        poll_interval: Accepted for compatibility; has no effect.
 
     Raises:
-        ConfigurationError: The job was not submitted with ``debug=True``.
+        ConfigurationError: The job has no debugger (``debug=True``).
         ResultTimeout: *timeout* is over (a ``TimeoutError``).
         JobError: The job has ended (a ``RuntimeError``).
     """
@@ -72,14 +72,14 @@ def start_port_forward(
 
     Args:
         pod_name: The job's name on its platform: `JobHandle.k8s_name`.
-        namespace: Its namespace; environment and profile say the rest.
-        local_port: 0 for any that is free.
+        namespace: Its namespace; the other settings are those of environment and profile.
+        local_port: 0 for any free one.
         remote_port: The port that `wait_for_debug_server` returned.
 
     Raises:
         ConfigurationError: The port is taken (a ``ValueError``).
         NotFound: No such job is running.
-        AuthError: A right is missing.
+        AuthError: You lack a permission.
         Unavailable: The platform does not answer.
     """
     from kinetic import configuration
@@ -101,7 +101,7 @@ def start_port_forward(
 
 
 def print_attach_instructions(local_port: int, working_dir: str | None = None) -> None:
-    """Print what VS Code needs to attach to *local_port* of this machine.
+    """Print the VS Code configuration to attach to *local_port* of this machine.
 
     *working_dir* is the folder where the editor finds the project; None for the one it has open.
     """
@@ -114,9 +114,9 @@ def print_attach_instructions(local_port: int, working_dir: str | None = None) -
 
 
 def cleanup_port_forward(proc: subprocess.Popen[bytes] | None) -> None:
-    """End the forwarder that `JobHandle.debug_attach` returned, and wait until it has ended.
+    """End the forwarder that `JobHandle.debug_attach` returned, and wait for its end.
 
-    One that ended already, or None, is fine.
+    Does nothing if it has ended already, or is None.
     """
     if proc is None:
         return

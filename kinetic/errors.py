@@ -4,27 +4,27 @@ KineticError
 ├── ConfigurationError(ValueError)     fixable before anything is sent
 │   └── ProfileError                   the profiles file, or the profile named
 ├── SubmissionError                    nothing ran
-│   ├── PackError                      .culprit: what could not be shipped
-│   ├── DataError(ValueError)          .path: a Data that cannot be shipped
+│   ├── PackError(ValueError)          .culprit: the value that can't be shipped
+│   ├── DataError(ValueError)          .path: a Data that can't be shipped
 │   ├── BuildError                     .build_id  .log_url
-│   └── LaunchError                    .reason  .passing: what the platform refused
-├── JobError(RuntimeError)             .job_id: it was accepted and gave no value
-│   ├── JobFailed                      it raised, and the exception cannot be rebuilt here
-│   ├── JobLost                        it died without a word: .reason  .exit_code
+│   └── LaunchError                    .reason  .passing: the platform refused it
+├── JobError(RuntimeError)             .job_id: a submitted job has no value
+│   ├── JobFailed                      it raised, and the exception can't be rebuilt here
+│   ├── JobLost                        it died without an outcome: .reason  .exit_code
 │   ├── JobCancelled                   it was cancelled
 │   ├── SubmitterLost                  its batch's submitter has ended
-│   └── ResultTimeout(TimeoutError)    it goes on; only the waiting ended
+│   └── ResultTimeout(TimeoutError)    the job goes on; only the wait ended
 ├── InputsUnfinished                   a batch whose inputs ended with their process: .stored
 ├── BackendError                       store or platform answered badly: .retryable  .retry_after
-│   ├── ClientClosed                   its client was closed: open another
+│   ├── ClientClosed                   the client was closed: open another
 │   ├── AuthError                      not allowed
-│   ├── StoreFull                      no room for what has to be stored
+│   ├── StoreFull                      no room in the store
 │   ├── NotFound(FileNotFoundError)    no such job, batch or object
-│   │   └── NoLog(RuntimeError)        a job that has no log yet, or none any more
+│   │   └── NoLog(RuntimeError)        the job has no log yet, or it was removed
 │   ├── Conflict                       another process was faster
-│   │   └── AlreadyThere               what was to be created exists
-│   ├── Refused                        the platform will not take it: .answer
-│   ├── Expired                        what was asked for is too old to be told
+│   │   └── AlreadyThere               the object to create exists
+│   ├── Refused                        the platform refuses the request: .answer
+│   ├── Expired                        the requested version is too old
 │   ├── Throttled                      too many requests
 │   └── Unavailable                    try again later
 ├── WireError                          runner and client disagree: version, digest or signature
@@ -75,10 +75,10 @@ __all__ = [
 
 
 class KineticError(Exception):
-    """Base of everything kinetic raises by itself.
+    """Base of all errors of kinetic.
 
-    ``passing`` says that somebody can lift the refusal without a change to what was
-    refused: by granting a right, logging in again, changing a policy, or making room.
+    ``passing`` says that the same request can succeed later: after someone grants a permission,
+    logs in again, changes a policy, or makes room.
     """
 
     passing: bool = False
@@ -89,7 +89,7 @@ class ConfigurationError(KineticError, ValueError):
 
 
 class ProfileError(ConfigurationError):
-    """The profiles file cannot be read, or has no such profile."""
+    """The profiles file can't be read, or has no such profile."""
 
 
 class SubmissionError(KineticError):
@@ -97,7 +97,7 @@ class SubmissionError(KineticError):
 
 
 class PackError(SubmissionError, ValueError):
-    """The function, an argument or the project cannot be shipped."""
+    """The function, an argument, or the project can't be shipped."""
 
     def __init__(self, message: str, *, culprit: str = "") -> None:
         super().__init__(message)
@@ -105,7 +105,7 @@ class PackError(SubmissionError, ValueError):
 
 
 class DataError(SubmissionError, ValueError):
-    """A `Data` cannot be shipped."""
+    """A `Data` can't be shipped."""
 
     def __init__(self, message: str, *, path: str = "") -> None:
         super().__init__(message)
@@ -131,7 +131,7 @@ class LaunchError(SubmissionError):
 
 
 class JobError(KineticError, RuntimeError):
-    """A job that was accepted has no value to give."""
+    """A submitted job has no value."""
 
     def __init__(self, message: str, *, job_id: str = "") -> None:
         super().__init__(message)
@@ -139,10 +139,10 @@ class JobError(KineticError, RuntimeError):
 
 
 class JobFailed(JobError):
-    """The job failed, and what it raised cannot be rebuilt in this process.
+    """The job failed, and its exception can't be rebuilt in this process.
 
-    ``phase`` says where (``execute`` is the user's own code), ``remote_type``
-    is the exception's qualified name, ``remote_traceback`` its text.
+    ``phase`` says where it failed; ``execute`` is your own code. ``remote_type`` is the exception's
+    qualified name, ``remote_traceback`` its traceback.
     """
 
     def __init__(
@@ -161,7 +161,7 @@ class JobFailed(JobError):
 
 
 class JobLost(JobError):
-    """The job's process ended and left no outcome."""
+    """The job's process ended without an outcome."""
 
     def __init__(
         self, message: str, *, job_id: str = "", reason: str = "", exit_code: int | None = None
@@ -176,14 +176,14 @@ class JobCancelled(JobError):
 
 
 class SubmitterLost(JobError):
-    """The process that submitted the batch has ended, and items are left."""
+    """The process that submitted the batch has ended before it submitted all items."""
 
 
 class InputsUnfinished(KineticError):
-    """The inputs of a batch were not all stored, and the process that had the rest is gone.
+    """The process with the rest of a batch's inputs has ended.
 
-    ``stored`` is how many there are: those have run. Give the others to
-    ``resume(inputs=...)``, or say by ``resume(seal=True)`` that there are none.
+    The ``stored`` inputs have run. Pass the others to ``resume(inputs=...)``, or end the batch with
+    ``resume(seal=True)``.
     """
 
     def __init__(self, message: str, *, stored: int = 0) -> None:
@@ -192,14 +192,14 @@ class InputsUnfinished(KineticError):
 
 
 class ResultTimeout(JobError, TimeoutError):
-    """Waiting ended; the job goes on and its handle stays valid."""
+    """The wait ended; the job goes on and its handle stays valid."""
 
 
 class BackendError(KineticError):
-    """The store or the platform answered badly.
+    """The store or the platform failed to do what was asked.
 
-    ``retryable`` is decided by the adapter that saw the answer;
-    ``retry_after`` is the server's own wish, in seconds.
+    ``retryable`` says whether a retry can help; ``retry_after`` is the pause that the server asks
+    for, in seconds.
     """
 
     def __init__(
@@ -211,17 +211,17 @@ class BackendError(KineticError):
 
 
 class ClientClosed(BackendError):
-    """The client through which this was asked is closed, or was closed meanwhile."""
+    """The client is closed, or was closed meanwhile."""
 
 
 class AuthError(BackendError):
-    """The caller is not allowed to do this."""
+    """You lack a permission for this."""
 
     passing = True
 
 
 class NotFound(BackendError, FileNotFoundError):
-    """There is no such job, batch or object."""
+    """There is no such job, batch, or object."""
 
 
 class NoLog(NotFound, RuntimeError):
@@ -229,7 +229,7 @@ class NoLog(NotFound, RuntimeError):
 
 
 class Conflict(BackendError):
-    """Somebody else changed it first."""
+    """Another process changed it first."""
 
 
 class AlreadyThere(Conflict):
@@ -237,9 +237,9 @@ class AlreadyThere(Conflict):
 
 
 class Refused(BackendError):
-    """The platform understood, and will not take this as it is.
+    """The platform refuses this request.
 
-    ``answer`` is what it said, decoded; of Kubernetes, a ``Status``.
+    ``answer`` is its decoded answer; for Kubernetes, a ``Status``.
     """
 
     def __init__(self, message: str, *, answer: Mapping[str, Any] | None = None) -> None:
@@ -248,11 +248,11 @@ class Refused(BackendError):
 
 
 class Expired(BackendError):
-    """The point to go on from is too old: list again."""
+    """The version to continue from is too old: list again."""
 
 
 class StoreFull(BackendError):
-    """There is no room for what has to be stored."""
+    """There is no room in the store."""
 
     passing = True
 
@@ -262,7 +262,7 @@ class Throttled(BackendError):
 
 
 class Unavailable(BackendError):
-    """The store or the platform cannot answer now."""
+    """The store or the platform can't answer now."""
 
 
 class WireError(KineticError):
@@ -276,11 +276,9 @@ class PortalError(KineticError, RuntimeError):
 class BatchError(Exception):
     """Some items of a batch have no value.
 
-    ``failures`` are the handles of failed jobs, ``partial_results`` has the
-    values in input order and None where there is none, ``submission_failures``
-    maps the index of an input that was never submitted to its exception. The
-    message has *first_failure*, one line about the first of them, and how many of
-    them were *cancelled*, for which *cause*.
+    ``failures`` are the handles of failed jobs. ``partial_results`` has the values in input order,
+    and None for items without one. ``submission_failures`` maps the index of an input that was
+    never submitted to its exception.
     """
 
     def __init__(

@@ -41,7 +41,7 @@ T = TypeVar("T")
 Owner = TypeVar("Owner")
 
 IN_A_JOB = "KINETIC_JOB_ID"
-"""The variable that every job has, and nothing else."""
+"""The variable that only jobs have."""
 
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 else:
 
     class _Look(Generic[R_co]):
-        """Says nothing: what the class annotates would be taken for the function's annotations."""
+        """Has no annotations: they would count as those of the function."""
 
         __slots__ = ()
 
@@ -62,12 +62,11 @@ else:
 class RemoteFunction(_Look[R_co], Generic[P, R_co]):
     """A function with settings of where it runs; `run` makes it.
 
-    Called, it runs there and returns what the function returns. Inside a job, a
-    call of it is an ordinary call, with any options, and starting others is refused.
-    Pickled elsewhere, it is the plain function.
+    A call runs it there and returns its value. Inside a job, a call is an ordinary call, and
+    starting other jobs is refused. It pickles as the plain function.
     """
 
-    # Not in the instance's dict, which functools.wraps would copy to a wrapper of it.
+    # Slots, because functools.wraps would copy the instance's dict to a wrapper.
     __slots__ = ("__dict__", "__weakref__", "_is_async", "_options", "_plain", "_receiver", "_root")
 
     def __init__(self, function: Callable[P, R_co], options: Options) -> None:
@@ -83,23 +82,26 @@ class RemoteFunction(_Look[R_co], Generic[P, R_co]):
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
-            # From Python 3.14 on, a function computes them when asked: nothing can be copied.
+            # From Python 3.14 on, a function computes them on access, so there is nothing to copy.
             if name == "__annotations__":
                 return _innermost(self._plain).__annotations__
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     @own_frames_left_out
     def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> R_co:
-        """Run it there with these arguments, print its output, and return its value.
+        """Run the function there, print its output, and return its value.
 
-        The call owns the job: Ctrl-C cancels and removes it there, too. An ``async def``
-        returns a coroutine instead, to be awaited in any loop; cancelling the
-        await cancels the job. Inside a job, it is an ordinary call.
+        The call owns the job: Ctrl-C cancels and removes it. An ``async def`` returns a coroutine
+        to await in any loop; cancelling the await cancels the job. Inside a job, this is an
+        ordinary call.
+
+        Args:
+            args, kwargs: The function's own arguments; kinetic pickles them.
 
         Raises:
-            SubmissionError: It could not be submitted.
-            JobError: It was, and has no value.
-            Exception: Whatever the function raised.
+            SubmissionError: The job could not be submitted.
+            JobError: The job has no value.
+            Exception: The exception that the function raised.
         """
         if IN_A_JOB in os.environ:
             return self.local(*args, **kwargs)
@@ -206,7 +208,10 @@ class RemoteFunction(_Look[R_co], Generic[P, R_co]):
 
     @own_frames_left_out
     def options(self, **changes: Unpack[RunOptions]) -> Self:
-        """The same function with other settings; this one keeps its own.
+        """Return the same function with other settings; this one keeps its own.
+
+        Args:
+            changes: The settings to change; see `run`.
 
         Raises:
             ConfigurationError: A value is wrong.
@@ -234,7 +239,7 @@ class RemoteFunction(_Look[R_co], Generic[P, R_co]):
     ) -> RemoteFunction[Q, T]: ...
 
     def __get__(self, instance: object, owner: type[object] | None = None) -> Any:
-        """The method of *instance*, which travels as the first argument."""
+        """Return the method of *instance*, which becomes the first argument."""
         return self if instance is None else self._bound_to(instance)
 
     def _bound_to(self, receiver: object) -> Self:
@@ -253,12 +258,12 @@ class RemoteFunction(_Look[R_co], Generic[P, R_co]):
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # The identity function that every Python has: kinetic need not be where this is read.
+        # typing.cast returns its second argument: kinetic needn't be installed in the job.
         return typing.cast, (None, self.__wrapped__)
 
 
 RemoteCallable = RemoteFunction
-"""The name that keras-kinetic has for it."""
+"""The name in keras-kinetic."""
 
 
 class Decorator(Protocol):
@@ -372,10 +377,10 @@ def _warn_of_preemption(settings: Options) -> None:
 
 
 def _checked(function: Callable[P, R]) -> Callable[P, R]:
-    """*function*, if it can run elsewhere.
+    """Return *function* if it can run elsewhere.
 
     Raises:
-        TypeError: It cannot; the message says what to do instead.
+        TypeError: It can't; the message says what to do instead.
     """
     if reason := _refusal(function):
         raise TypeError(reason)
@@ -390,18 +395,18 @@ def _refusal(function: object) -> str:
     if isinstance(function, RemoteFunction):
         return f"{name} is decorated already; use {name}.options(...) for other settings"
     if isinstance(function, type):
-        return f"kinetic.run cannot run the class {name}; decorate a function that uses it"
+        return f"kinetic.run can't run the class {name}; decorate a function that uses it"
     if hasattr(function, "cache_clear") and hasattr(function, "cache_info"):
-        return f"{name} has a cache, which a job would not share; put @kinetic.run below the cache"
+        return f"{name} has a cache, which jobs don't share; put @kinetic.run below the cache"
     if not callable(function):
         return f"kinetic.run decorates functions, not {kind}"
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
-        return f"{name} is a generator, which cannot leave its process; return a list"
+        return f"{name} is a generator, which can't leave its process; return a list"
     return ""
 
 
 def _look_like(wrapper: RemoteFunction[..., Any], function: Callable[..., Any]) -> None:
-    """As functools.update_wrapper, also for callables that have no name."""
+    """Do what functools.update_wrapper does, also for callables without a name."""
     inner = _innermost(function)
     if not hasattr(inner, "__name__"):
         wrapper.__name__ = wrapper.__qualname__ = type(inner).__name__
@@ -414,7 +419,7 @@ def _look_like(wrapper: RemoteFunction[..., Any], function: Callable[..., Any]) 
 
 
 def _innermost(function: Any) -> Any:
-    """What partial calls are of."""
+    """Return the function inside partials."""
     while isinstance(function, functools.partial):
         function = function.func
     return function

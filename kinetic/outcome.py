@@ -54,34 +54,34 @@ class _Unsuccessful:
 
 
 class Failed(_Unsuccessful):
-    """It gave no value: ``error`` is what the function raised, or what else went wrong.
+    """The item has no value: ``error`` is the function's exception, or another failure.
 
-    A `SubmissionError` says that the input could not be submitted and nothing ran.
+    A `SubmissionError` means that the input could not be submitted and nothing ran.
     """
 
     __slots__ = ()
 
 
 class Cancelled(_Unsuccessful):
-    """Somebody stopped it before it had a value; ``error`` is a `JobCancelled`."""
+    """The item was stopped before it had a value; ``error`` is a `JobCancelled`."""
 
     __slots__ = ()
 
 
 class Lost(_Unsuccessful):
-    """Its process died without a word; ``error`` is a `JobLost` that says what is known."""
+    """The item's process died without an outcome; ``error`` is a `JobLost` with the reason."""
 
     __slots__ = ()
 
 
 Outcome: TypeAlias = Succeeded[T] | Failed | Cancelled | Lost
-"""How an item ended: ``match`` it, ask ``.ok``, or take the value by ``.unwrap()``."""
+"""How an item ended: ``match`` it, check ``.ok``, or get the value with ``.unwrap()``."""
 
 
 class Completion(NamedTuple, Generic[T, X]):
-    """An item that ended: its place in the inputs, the input itself, and what it came to.
+    """An item that ended: its index in the inputs, its input, and its outcome.
 
-    The input is None if it cannot be pickled, or not rebuilt in this process.
+    The input is None if it can't be pickled, or can't be rebuilt in this process.
     """
 
     # A tuple has a method of that name, which this field replaces.

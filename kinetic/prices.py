@@ -1,9 +1,8 @@
 """Estimate what accelerators cost per hour, and what a submission costs.
 
-The figures of ``prices.json``, beside this file, are list prices in US dollars, each with its
-source and date; what no source is known for has no figure. KINETIC_PRICES names a JSON file with
-figures of your own, which go first: ``{"gpu-l4": 0.71, "tpu-v6e-8:spot": 6.5}``, US dollars an
-hour of all that the name means.
+``prices.json`` beside this file has list prices in US dollars, each with its source and date.
+KINETIC_PRICES names a JSON file with your own prices, which take precedence:
+``{"gpu-l4": 0.71, "tpu-v6e-8:spot": 6.5}``, in US dollars per hour of the whole accelerator.
 """
 
 from __future__ import annotations
@@ -43,10 +42,7 @@ class Price:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One accelerator of the catalogue. ``memory_gb`` is that of each GPU or chip.
-
-    None is what nothing is known of.
-    """
+    """An accelerator of the catalogue; ``memory_gb`` is that of a GPU or chip. None: unknown."""
 
     accelerator: Accelerator
     memory_gb: int | None
@@ -56,11 +52,11 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """The cost so far and to come: an estimate by list prices, not a bill.
+    """The cost so far and in the end: an estimate by list prices, not a bill.
 
-    ``hours`` are accelerator-hours (of all chips and hosts together) that attempts
-    which ended took, ``expected_hours`` those of the whole once it has ended, None
-    where nothing tells. Waiting, starting and idle machines are not in it.
+    ``hours`` are the accelerator-hours, of all chips and hosts together, of attempts that ended.
+    ``expected_hours`` are those of all attempts in the end; None if unknown. Waiting,
+    starting, and idle machines don't count.
     """
 
     accelerator: str
@@ -75,7 +71,7 @@ class Estimate:
 
     @property
     def expected_cost(self) -> float | None:
-        """US dollars in the end; None without a price, or where nothing tells."""
+        """US dollars in the end; None without a price, or if unknown."""
         if self.price is None or self.expected_hours is None:
             return None
         return self.expected_hours * self.price.usd_per_hour
@@ -88,7 +84,7 @@ class Estimate:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON shows it."""
+        """Return it for JSON."""
         price = self.price
         return {
             "estimate": True,
@@ -114,13 +110,12 @@ def price_of(
     *,
     listed: bool = True,
 ) -> Price | None:
-    """The price of *accelerator* in the region of *zone*, spot if it is; None if none is known.
+    """Return the price of *accelerator* in the region of *zone*; None if unknown.
 
-    Without *listed* only the user's own prices count: what runs elsewhere than on GKE costs
-    something else than is listed.
+    Without *listed*, only your own prices count: list prices are those of GKE.
 
     Raises:
-        ConfigurationError: The file of KINETIC_PRICES cannot be used.
+        ConfigurationError: The file of KINETIC_PRICES is wrong.
     """
     if (own := _own(environ).get(str(accelerator))) is not None:
         return Price(usd_per_hour=own, source=environ[VARIABLE])
@@ -145,10 +140,10 @@ def budget_price(
     *,
     listed: bool = True,
 ) -> Price:
-    """The price by which a budget is counted.
+    """Return the price for a budget.
 
     Raises:
-        ConfigurationError: None is known, or the file of KINETIC_PRICES cannot be used.
+        ConfigurationError: No price is known, or the file of KINETIC_PRICES is wrong.
     """
     if (found := price_of(accelerator, zone, environ, listed=listed)) is not None:
         return found
@@ -169,11 +164,10 @@ def estimate(
     spot: bool = False,
     environ: Mapping[str, str] = os.environ,
 ) -> Estimate:
-    """Estimate the cost of *items* calls of *seconds* each on *accelerator*, before any is made.
+    """Estimate the cost of *items* calls of *seconds* each on *accelerator*, before the first.
 
     Raises:
-        ConfigurationError: There is no such accelerator, or the file of KINETIC_PRICES cannot
-            be used.
+        ConfigurationError: There is no such accelerator, or the file of KINETIC_PRICES is wrong.
     """
     parsed = accelerators.parse(accelerator, spot=spot)
     return Estimate(
@@ -185,10 +179,10 @@ def estimate(
 
 
 def rows(zone: str, environ: Mapping[str, str] = os.environ) -> list[Row]:
-    """Every accelerator of the catalogue, with its prices in the region of *zone*.
+    """List the accelerators of the catalogue, with their prices in the region of *zone*.
 
     Raises:
-        ConfigurationError: The file of KINETIC_PRICES cannot be used.
+        ConfigurationError: The file of KINETIC_PRICES is wrong.
     """
     memory: Mapping[str, int] = _listed()["memory_gb"]
     return [
@@ -209,17 +203,17 @@ def _listed() -> dict[str, Any]:
 
 
 def _own(environ: Mapping[str, str]) -> Mapping[str, float]:
-    """The user's own prices, by the names of accelerators as ``str()`` gives them."""
+    """Return the user's own prices, by the names that ``str()`` gives accelerators."""
     named = environ.get(VARIABLE)
     if not named:
         return {}
     try:
         content: Any = json.loads(Path(named).expanduser().read_text())
         if not isinstance(content, dict):
-            raise ValueError("it is no object of names and numbers")
+            raise ValueError("it isn't an object of names and numbers")
     except (OSError, ValueError) as exc:
         raise ConfigurationError(
-            f"{VARIABLE} names {named}, which cannot be used: {exc}; write "
+            f"{VARIABLE} names {named}, which is wrong: {exc}; write "
             '{"gpu-l4": 0.71} there, US dollars an hour'
         ) from exc
     given = cast("dict[str, Any]", content)

@@ -1,4 +1,4 @@
-"""How far a batch is, as one value: counts, speed, what is left, and the first failure."""
+"""The progress of a batch: counts, speed, time left, and the first failure."""
 
 from __future__ import annotations
 
@@ -13,22 +13,18 @@ __all__ = ["Progress"]
 class Progress:
     """How far a batch is.
 
-    Every item is counted in exactly one of ``waiting``, ``running``,
-    ``succeeded``, ``failed``, ``cancelled`` and ``lost``; together they are the
-    items known so far. ``total`` is how many there will be, None while nobody
-    knows. ``retried`` counts the attempts after the first of all items, and
-    ``retried_after`` has pairs of what they followed, such as ``preempted``, and
-    how many, the most frequent first; what nobody here saw is not in it.
-
-    ``elapsed`` is seconds since the batch was made. ``rate`` is items ended a
-    second, lately: over half a minute, or the last 20 items where they are
-    slower. ``eta`` is seconds until the last item ends at this rate, None
-    while the total is unknown or nothing ended yet.
-
-    ``first_failure`` is the message of the first item that failed for good, on
-    one line, empty when none did. ``stopped`` says why nothing more starts, as when
-    a budget is spent; mostly it is empty. So is ``step``, which names a long single
-    step that this process is in, such as an upload.
+    Attributes:
+        total: How many items there will be; None while unknown.
+        waiting, running, succeeded, failed, cancelled, lost: Each known item counts in one of them.
+        retried: How many attempts were retries.
+        retried_after: Pairs of a reason, such as ``preempted``, and the number of retries after it,
+            the most frequent first; only retries that this process has seen.
+        elapsed: Seconds since the batch was submitted.
+        rate: Items that ended per second, over the last 30 s or the last 20 items.
+        eta: Seconds until the last item ends at this rate; None while unknown.
+        first_failure: One line about the first item that failed for good; empty without one.
+        stopped: Why nothing more starts, such as a spent budget; else empty.
+        step: A long step that this process is in, such as an upload; else empty.
     """
 
     total: int | None = None
@@ -54,7 +50,7 @@ class Progress:
 
     @property
     def ended(self) -> int:
-        """How many items ended, however they did."""
+        """How many items ended, in any way."""
         return self.succeeded + self.failed + self.cancelled + self.lost
 
     @property
@@ -64,13 +60,13 @@ class Progress:
 
     @property
     def fraction(self) -> float | None:
-        """Which part of the items ended, 0 to 1; None while the total is unknown."""
+        """The fraction of items that ended, 0 to 1; None while the total is unknown."""
         if self.total is None:
             return None
         return min(1.0, self.ended / self.total) if self.total else 1.0
 
     def line(self) -> str:
-        """Everything as one plain line."""
+        """Format everything as one plain line."""
         words = [self.counts()]
         if self.finished:
             words.append(f"took {span(self.elapsed)}")
@@ -83,13 +79,13 @@ class Progress:
         return "; ".join(words)
 
     def failure(self) -> str:
-        """The first failure, and what lists the others; empty when there is none."""
+        """Format the first failure, and how to list the others; empty without one."""
         bad = self.failed + self.lost
         rest = f" (batch.failures() lists all {bad:,})" if bad > 1 else ""
         return f"first failure{rest}: {self.first_failure}" if self.first_failure else ""
 
     def counts(self) -> str:
-        """How many items are where, without those states that none is in."""
+        """Format the counts of all states that have items."""
         named = [
             (self.succeeded, "succeeded"),
             (self.failed, "failed"),
@@ -104,7 +100,7 @@ class Progress:
         return f"{self.ended:,}{of} ended" + (f": {there}" if there else "")
 
     def speed(self) -> str:
-        """The rate, in the unit in which it is a number to be read."""
+        """Format the rate, per second, minute, or hour."""
         for unit, seconds in (("s", 1), ("min", 60), ("h", 3600)):
             if (rate := self.rate * seconds) >= 1 or unit == "h":
                 return f"{rate:.0f}/{unit}" if rate >= 10 else f"{rate:.1f}/{unit}"

@@ -215,7 +215,7 @@ async def stream() -> Any:
         (staticmethod(factorial.__wrapped__), "goes below @staticmethod"),
         (functools.cache(factorial.__wrapped__), "below the cache"),
         (WithProperty.here, "not property"),
-        (Model, "cannot run the class Model"),
+        (Model, "can't run the class Model"),
         (factorial, r"use factorial\.options"),
         (generator, "return a list"),
         (stream, "return a list"),

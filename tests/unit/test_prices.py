@@ -73,8 +73,8 @@ def test_prices_of_ones_own_go_first_by_any_name_of_the_accelerator(tmp_path: Pa
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        ("[]", "no object of names"),
-        ("{", "cannot be used"),
+        ("[]", "isn't an object of names"),
+        ("{", "which is wrong"),
         ('{"gpu-l5": 1}', "there is no accelerator 'gpu-l5'"),
         ('{"gpu-l4": "1"}', "the price of gpu-l4 is '1'; write a number"),
         ('{"gpu-l4": -1}', "write one above 0"),
