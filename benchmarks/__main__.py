@@ -1,4 +1,4 @@
-"""``python -m benchmarks [name…] [--quick]``: each question in a process of its own."""
+"""``python -m benchmarks [name…] [--quick]``: answer each question in a separate process."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def main() -> int:
     """Ask the questions that are named, or all; the number of those that failed."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="name", help=", ".join(QUESTIONS))
-    parser.add_argument("--quick", action="store_true", help="seconds in place of minutes")
+    parser.add_argument("--quick", action="store_true", help="run for seconds instead of minutes")
     chosen = parser.parse_args()
     unknown = sorted(set(chosen.names) - set(QUESTIONS))
     if unknown:

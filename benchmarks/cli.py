@@ -43,7 +43,7 @@ def probe(code: str, python: str = sys.executable) -> tuple[float, int]:
 
 
 def filled(scratch: Path, jobs: int, batches: int) -> Path:
-    """A home whose store has so many jobs and batches, all of which have ended."""
+    """Make a home whose store has *jobs* ended jobs and *batches* ended batches."""
     program = (
         "import kinetic.jobs, work\n"
         "square = kinetic.run('cpu')(work.square)\n"

@@ -1,4 +1,4 @@
-"""What runs many calls: kinetic, and what else there is. Each is opened warm for some slots."""
+"""The contenders that run many calls: kinetic and other tools. Each opens warm, for some slots."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ def fork_server(slots: int, scratch: Path) -> Iterator[Crew]:
 
 @contextlib.contextmanager
 def fresh_interpreter(slots: int, scratch: Path) -> Iterator[Crew]:
-    """one_job.py in an interpreter of its own, as many at once as there are slots."""
+    """Run one_job.py in a new interpreter per job, one job per slot at once."""
     calls = _Calls(scratch / "calls")
 
     def one(number: int) -> int:
@@ -194,7 +194,7 @@ def dask(slots: int, scratch: Path) -> Iterator[Crew]:
     import work
     from distributed import Client, LocalCluster
 
-    logging.disable(logging.WARNING)  # it tells of each of its processes
+    logging.disable(logging.WARNING)  # it logs each of its processes
     with (
         LocalCluster(
             n_workers=slots,

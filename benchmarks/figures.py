@@ -16,7 +16,7 @@ __all__ = ["Effort", "effort", "limited", "machine", "ratio", "row", "seconds", 
 
 
 def machine() -> str:
-    """What the figures depend on."""
+    """Describe the machine that the figures depend on."""
     here = f"{platform.system()} {platform.machine()}, {os.cpu_count()} processors"
     return f"Python {platform.python_version()}, {here}, load {os.getloadavg()[0]:.1f}"
 
@@ -30,7 +30,7 @@ class Effort:
 
 
 def effort(purpose: str | None, *, full: int, quick: int) -> Effort:
-    """What the command line asks for."""
+    """Read from the command line how much to measure."""
     parser = argparse.ArgumentParser(description=purpose)
     parser.add_argument("--quick", action="store_true", help="fewer rounds")
     parser.add_argument("--rounds", type=int, help="how often everything is measured")
@@ -47,7 +47,7 @@ def seconds(work: Callable[[], object]) -> float:
 
 @contextlib.contextmanager
 def limited(limit_s: float) -> Iterator[None]:
-    """End the block with a TimeoutError after so many seconds.
+    """End the block with a TimeoutError after *limit_s* seconds.
 
     What catches it within, or hangs while it is closed, gets another one each tenth of that time.
     """

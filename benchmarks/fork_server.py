@@ -57,7 +57,7 @@ def main(slots: int) -> None:
 
 
 def become(line: bytes) -> NoReturn:
-    """Be the job of *line*, in a session of its own."""
+    """Become the job of *line*, in a new session."""
     try:
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)

@@ -3,7 +3,7 @@
 A real control plane on loopback (`tests.cluster`) whose pods are processes of this machine, or with
 ``--node`` containers, and a GCS server that keeps its objects in memory. In each round everybody
 takes a turn in a namespace and a bucket that are new: kinetic; a bare loop over aiohttp; and
-keras-kinetic, the public package, in a virtualenv of its own.
+keras-kinetic, the public package, in a separate virtualenv.
 
 1. Submitting a batch while the scheduler stands still: from the call to the answer for the last of
    its Jobs, as the API server's audit log has it. The bare loop sends the very bytes that kinetic
@@ -57,14 +57,14 @@ def now(_: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Turns:
-    """What everybody takes part in."""
+    """The turns of all contenders."""
 
     place: Place
     peer: theirs.Peer | None
     rounds: int
 
     def order(self, number: int) -> list[str]:
-        """Who comes one after the other in a round; another one begins in the next."""
+        """The order of contenders in a round; each round begins with the next one."""
         names = [RAW, KINETIC, *([PEER] if self.peer else [])]
         first = number % len(names)
         return names[first:] + names[:first]
@@ -77,7 +77,7 @@ class Turns:
 
 @dataclass(slots=True)
 class Batches:
-    """Seconds of the rounds: lags of each item, until all values are here, until all is gone."""
+    """Seconds in each round: lag of each item, time to all values, time to removal."""
 
     lags: list[float] = field(default_factory=list)
     medians: list[float] = field(default_factory=list)
@@ -98,7 +98,7 @@ class Batches:
 
 
 async def taped(place: Place, jobs: int) -> Tape:
-    """What kinetic sends to submit so many."""
+    """Record the requests by which kinetic submits *jobs* jobs."""
     with place.corner() as corner:
         async with recording(place, corner) as tape:
             await ours.submit(place, tape.corner, jobs, warm=tape.requests.clear)
@@ -191,7 +191,7 @@ def single(turns: Turns) -> None:
 
 
 async def asked(turns: Turns, name: str) -> tuple[Counter[str], Counter[str]]:
-    """What a batch that runs, and is removed, asks of the API server and of the GCS server.
+    """Count the requests of a batch, from start to removal, to the API server and the GCS server.
 
     Not what its pods ask.
     """

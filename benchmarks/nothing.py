@@ -1,7 +1,7 @@
 """A platform that takes no time: a job has ended, with its outcome, when its launch returns.
 
-What is left of a batch's time over it is kinetic's own. `bare` says what the
-platform takes by itself, for the same jobs.
+The rest of a batch's time is kinetic's. `bare` measures the platform alone, with the
+same jobs.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Instant(MemoryCluster):
             await self._end(job)
 
     async def launched(self, count: int) -> None:
-        """Wait until so many jobs are held."""
+        """Wait until *count* jobs are held."""
         while len(self._waiting) < count:
             self._taken.clear()
             await self._taken.wait()

@@ -69,7 +69,7 @@ def weights(chance: random.Random, size: int) -> bytes:
 
 
 def pack_by_zipfile(root: Path, target: Path) -> int:
-    """What the standard library does."""
+    """Pack by the standard library, for comparison."""
     with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as archived:
         for path in sorted(root.rglob("*")):
             archived.write(path, path.relative_to(root))

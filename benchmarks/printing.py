@@ -69,7 +69,7 @@ def take_turns(seen: dict[str, list[float]], file: Path) -> None:
 
 
 def printed(file: Path, work: Callable[[], object]) -> None:
-    """Do *work* with *file* as the standard output, and see that all lines are there."""
+    """Do *work* with *file* as standard output, and check that no line is missing."""
     with file.open("w") as out, contextlib.redirect_stdout(out):
         work()
     assert file.read_bytes().count(b"\n") == LINES

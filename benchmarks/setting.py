@@ -64,7 +64,7 @@ def project(scratch: Path, files: int = 5) -> Iterator[None]:
 
 @contextlib.contextmanager
 def home(scratch: Path, slots: int) -> Iterator[Path]:
-    """A ``KINETIC_HOME`` of its own, whose supervisor has *slots* and goes with it."""
+    """Make a ``KINETIC_HOME`` whose supervisor has *slots*; stop the supervisor at the end."""
     for name in [name for name in os.environ if name.startswith("KINETIC_")]:
         del os.environ[name]
     path = Path(tempfile.mkdtemp(prefix="home-", dir=scratch))
@@ -106,7 +106,7 @@ class Spent:
     faults: int
 
     def since(self, before: Spent) -> Spent:
-        """What came on top of *before*."""
+        """Return the difference to *before*."""
         return Spent(
             self.own - before.own,
             self.children - before.children,

@@ -1,4 +1,4 @@
-"""What does a call of the sync face cost on top of the coroutine it awaits?
+"""How much does a call of the sync API cost on top of the coroutine it awaits?
 
 Microseconds of one call that awaits nothing: through the portal's loop on its
 own thread, by hand to such a loop, and by `asyncio.run`, which makes a loop

@@ -1,7 +1,7 @@
-"""The servers that everybody is measured on, and a corner of them for each turn.
+"""The servers that all contenders share, and a namespace and bucket for each turn.
 
-They are those of the tests: a real control plane on loopback, a kubelet that runs pods as
-processes or a real one with containers, and a GCS server that keeps its objects in memory.
+They are those of the tests: a real control plane on loopback, and a GCS server that keeps its
+objects in memory. The kubelet runs pods as processes, or is a real one with containers.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Absent(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Corner:
-    """A namespace and a bucket that nobody has used before.
+    """A new namespace and a new bucket.
 
     Names of all corners are equally long, so that what was sent to one may be sent to another.
     """
@@ -71,7 +71,7 @@ class Corner:
         return f"{self.name}-kn-{CLUSTER}-jobs"
 
     def variables(self) -> dict[str, str]:
-        """What leads kinetic here."""
+        """The variables that lead kinetic here."""
         return {
             "KUBECONFIG": str(self.kubeconfig),
             "KINETIC_KUBE_CONTEXT": "admin",
@@ -109,7 +109,7 @@ class Place:
 
     @property
     def user(self) -> Account:
-        """Who everybody is: its requests are in the server's audit log."""
+        """The account of all contenders: the server's audit log has its requests."""
         return self.plane.account("admin")
 
     @contextlib.contextmanager
@@ -146,7 +146,7 @@ class Place:
         return Corner(name=name, kubeconfig=kubeconfig, gcs=gcs)
 
     def requests(self, corner: Corner) -> Counter[str]:
-        """What was asked of the API server in the corner: ``create jobs``, …"""
+        """Count the requests to the API server in the corner: ``create jobs``, …"""
         return self.plane.requests(corner.name, "admin")
 
     def created(self, corner: Corner) -> list[float]:
@@ -180,7 +180,7 @@ class Place:
             self._created.setdefault(event["objectRef"]["namespace"], []).append(at.timestamp())
 
     def _remove(self, name: str) -> None:
-        """Wait for the pods; the namespace itself takes its time, and costs nobody any."""
+        """Wait for the pods only: the namespace ends later, and delays no turn."""
         path, options = (
             f"/apis/batch/v1/namespaces/{name}/jobs",
             {"propagationPolicy": "Background"},
@@ -260,7 +260,7 @@ def _end_pods(plane: ControlPlane, namespace: str) -> None:
 
 @contextlib.contextmanager
 def standing_in(corner: Corner) -> Iterator[None]:
-    """With the variables that lead kinetic there, and no others of its own."""
+    """Set the variables that lead kinetic to *corner*, and unset its others."""
     before = dict(os.environ)
     for name in [name for name in os.environ if name.startswith("KINETIC_")]:
         del os.environ[name]

@@ -26,7 +26,7 @@ TELL = """import os, time
 log = os.environ.get('KINETIC_TERMINATION_LOG', '/dev/termination-log')
 open(log, 'w').write(repr(time.time()))
 """
-"""What a pod does: it leaves the moment of its end where the API server tells it."""
+"""The command of a pod: it writes the time of its end to its termination message."""
 
 FOREVER = aiohttp.ClientTimeout(total=None)
 
@@ -46,7 +46,7 @@ async def _read(
 ) -> bytes:
     async with session.request(method, url, data=body, headers=headers) as answer:
         text = await answer.read()
-        # What was a second version of something cannot follow the first here: refused all the same.
+        # A replayed create or replace may conflict: it was refused, but it cost the same.
         assert answer.status < 300 or answer.status in (409, 412), (url, answer.status, text[:500])
         return text
 
@@ -140,7 +140,7 @@ async def complete(
 
 @contextmanager
 def watching(place: Place, corner: Corner, items: int) -> Iterator[Future[dict[int, float]]]:
-    """When the pod of each item of a batch was seen to end, by a thread of its own."""
+    """Watch in a thread when the pod of each item of a batch ends."""
     pods = f"{place.user.server}/api/v1/namespaces/{corner.name}/pods?watch=1"
 
     async def watch() -> dict[int, float]:

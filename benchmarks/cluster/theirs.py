@@ -1,6 +1,6 @@
-"""keras-kinetic, the public package, unchanged, in a virtualenv and a process of its own.
+"""keras-kinetic, the public package, unchanged, in a separate virtualenv and process.
 
-It asks for ``gcloud`` and for a plug-in of GKE's on PATH: programs that do nothing stand for them.
+It asks for ``gcloud`` and for a plug-in of GKE's on PATH: programs that do nothing replace them.
 Its own settings and variables lead it to the servers of a `Corner`; a container image is named, so
 that none is built; its pods run its own runner in its own virtualenv.
 """
@@ -75,7 +75,7 @@ class Peer:
         place.kubelet.set_image("/theirs:", python=python, app=Path(said.stdout.strip()))
 
     def run(self, what: str, jobs: int, corner: Corner) -> Any:
-        """What `theirs_driver` says of *what*.
+        """Run `theirs_driver` with *what*, and return its answer.
 
         Raises:
             RuntimeError: It failed; with the end of its output.

@@ -36,7 +36,7 @@ class Tokens(BaseHTTPRequestHandler):
 
 
 def credentials(key: str, folder: Path) -> None:
-    """Application-default credentials of a service account that nobody checks."""
+    """Write application-default credentials of a service account; the server doesn't check them."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), Tokens)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     account = {

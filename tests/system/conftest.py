@@ -74,7 +74,7 @@ class Client:
         return [line.split()[1] for line in self.lines if line.startswith("submitted")]
 
     def ended(self) -> dict[str, str]:
-        """What it was told: id → value or the name of an exception's class."""
+        """The results it received: ID → value or the name of an exception's class."""
         words = [line.split() for line in self.lines]
         return {said[1]: said[2] for said in words if len(said) == 3 and said[0] == "ended"}
 
@@ -133,7 +133,7 @@ class Scene:
         return [one for parent in self.parents() for one in children(parent)]
 
     def others(self) -> list[psutil.Process]:
-        """Whatever is neither supervisor nor warm parent."""
+        """The processes that are neither supervisor nor warm parent."""
         supervisor, parents = self.supervisor(), self.parents()
         left = [one for one in processes_of(self.home) if one not in (supervisor, *parents)]
         return [one for one in left if one.is_running()]
@@ -148,7 +148,7 @@ class Scene:
     # --- what they left ---
 
     def submissions(self) -> list[str]:
-        """The ids of everything that has begun in the store."""
+        """The IDs of all jobs and batches in the store."""
         found = [
             *(self.home / "store" / "jobs").glob("*"),
             *(self.home / "store" / "batches").glob("*"),
@@ -166,7 +166,7 @@ class Scene:
         return found
 
     def requests(self, group: str) -> list[Path]:
-        """What was asked of a batch."""
+        """The requests in the control log of a batch."""
         return [*(self.home / "store" / "batches" / group / "control").glob("*")]
 
     def started(self) -> list[str]:
@@ -200,7 +200,7 @@ def is_parent(process: psutil.Process) -> bool:
 def eventually(
     condition: Any, complaint: Any = lambda: "it did not happen", pause: float = 0.005
 ) -> Any:
-    """What *condition* returns once it is true; asked again and again, for nothing tells of it."""
+    """Poll *condition* until it is true, and return its value."""
     until = time.monotonic() + DEADLINE_S
     while not (found := condition()):
         assert time.monotonic() < until, complaint()
@@ -214,9 +214,9 @@ async def soon(condition: Any, complaint: Any = lambda: "it did not happen") -> 
 
 
 def locked(home: Path) -> list[Path]:
-    """The files under *home* that somebody holds a lock on."""
+    """The files under *home* that a process has locked."""
     held = []
-    # Unlike rglob, os.walk passes over a folder that somebody removes meanwhile.
+    # Unlike rglob, os.walk skips a folder that is removed meanwhile.
     files = (Path(folder, name) for folder, _, names in os.walk(home) for name in names)
     for path in files:
         if "lock" in path.name or path.name == "starting":
@@ -230,7 +230,7 @@ def locked(home: Path) -> list[Path]:
 
 @dataclass(frozen=True)
 class Word:
-    """What a client says of one job: its status, why, and value or exception."""
+    """What a client reports about one job: its status, the reason, and its value or exception."""
 
     status: JobStatus
     reason: str
@@ -248,7 +248,7 @@ async def word_of(job: aio.JobHandle[Any]) -> Word:
 
 
 async def truth(scene: Scene) -> dict[str, Word]:
-    """What a new client learns of everything that was begun: id of a job → what is said of it."""
+    """Ask a new client about all jobs; return its reports by job ID."""
     said: dict[str, Word] = {}
     async with aio.Client(backend="local") as client, asyncio.timeout(2 * DEADLINE_S):
         listed = {job.job_id for job in await client.list_jobs()}

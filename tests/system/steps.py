@@ -1,4 +1,4 @@
-"""Clients that die at every step of their work; copied into a project of its own and run there.
+"""Clients that die at every step of their work; tests copy this file into a project and run it.
 
 Usage: ``steps.py submit|clean|batch|lazy|cancel|remove FOLDER``. For each number from 1 on it forks
 a client that kills itself before the step of this number: a request to the store or to the
@@ -89,7 +89,7 @@ def platform() -> Platform:
 
 
 def work(folder: str, number: int) -> int:
-    """Leave a mark, which nobody else may have left."""
+    """Leave a mark; fail if it exists, because the item then runs twice."""
     name = f"{os.environ['KINETIC_JOB_ID']}.{os.environ['KINETIC_ATTEMPT']}"
     try:
         Path(folder, name).touch(exist_ok=False)

@@ -1,4 +1,4 @@
-"""A submitter that may be killed at any moment; copied into a project of its own and run there.
+"""A submitter that tests kill at any moment; they copy this file into a project and run it.
 
 Usage: ``sweeper.py listed|lazy FOLDER COUNT``. It says ``ready`` before it does anything, then the
 batch's id, then ``over`` when every item has its outcome, and waits to be killed.
@@ -20,7 +20,7 @@ RETRIES = 2
 
 
 def work(folder: str, number: int) -> int:
-    """Leave a mark that nobody else may have left; raise or die at the first attempt of some."""
+    """Leave a mark, which must be new; raise or die at the first attempt of some items."""
     attempt = os.environ["KINETIC_ATTEMPT"]
     name = f"{os.environ['KINETIC_JOB_ID']}.{attempt}"
     try:

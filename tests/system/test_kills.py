@@ -67,7 +67,7 @@ async def test_a_kill_at_any_moment(scene: Scene, seed: int) -> None:
 
 
 def check(said: dict[str, Word], client: Client, *, committed: set[str], died: str) -> None:
-    """What is said agrees with itself, with the store, and with what was said before."""
+    """Assert that the reports agree with each other, the store, and earlier reports."""
     lost: list[str] = []
     told = client.ended()
     for job_id, word in said.items():
@@ -131,7 +131,7 @@ async def test_a_client_killed_at_every_step(
 
 
 async def cancel(scene: Scene, groups: list[str]) -> None:
-    """Cancel batches that nobody submits any more."""
+    """Cancel batches whose submitters are dead."""
     async with aio.Client(backend="local") as client, asyncio.timeout(DEADLINE_S):
         for group in groups:
             try:

@@ -201,18 +201,6 @@ async def test_a_timeout_bounds_collecting_too(moody: Moody) -> None:
     assert len(await batch.results()) == 1
 
 
-async def test_returned_exceptions_are_told_apart_from_raised_ones(client) -> None:
-    def either(number: int) -> Any:
-        if number:
-            raise ValueError("raised")
-        return ValueError("returned")
-
-    batch = await client.run_async_map(either, [0, 1])
-    kinds = [str(one) for one in await batch.results(return_exceptions=True)]
-    assert kinds == ["returned", "raised"]
-    assert [job.group_index for job in await batch.failures()] == [1]
-
-
 async def test_a_retry_goes_on_from_what_its_item_has_written(client) -> None:
     def resumes(_: int) -> list[str]:
         place = Path(os.environ["KINETIC_OUTPUT_DIR"])
@@ -323,14 +311,6 @@ async def test_attaching_in_the_same_client_sees_a_lazy_batch_to_its_end(client)
         pass  # leaving it ends nothing: it was only attached to
     assert await same.results(cleanup=False) == [3, 2, 1]
     assert await batch.results() == [3, 2, 1]
-
-
-async def test_more_than_ten_items_keep_their_order(client) -> None:
-    batch = await client.run_async_map(abs, range(-12, 0))
-    assert await batch.results(cleanup=False) == [*range(12, 0, -1)]
-    async with aio.Client() as other:
-        found = await other.attach_batch(batch.group_id)
-        assert await found.results() == [*range(12, 0, -1)]
 
 
 # --- one job --------------------------------------------------------------------------------------

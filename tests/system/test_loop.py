@@ -30,7 +30,7 @@ async def client() -> AsyncIterator[aio.Client]:
 
 @pytest.fixture(autouse=True)
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """What builtins that are submitted are part of."""
+    """Make an almost empty project: submitting a builtin packs it."""
     (tmp_path / "pyproject.toml").touch()
     monkeypatch.chdir(tmp_path)
     return tmp_path
@@ -141,6 +141,6 @@ async def test_while_another_client_looks_around(client: aio.Client, loop_guard:
             assert len(await other.list_jobs()) == 120
             found = await other.attach_batch(batch.group_id)
             assert await found.status_counts() == {"SUCCEEDED": 100}
-            assert len(await found.results(cleanup=False)) == 100
+            assert await found.results(cleanup=False) == [*range(100, 0, -1)]
             for job in jobs:
                 assert await (await other.attach(job.job_id)).result(cleanup=False) >= 0

@@ -35,7 +35,7 @@ MANY_S = 200.0
 
 
 class Disk:
-    """A small disk of its own."""
+    """A small disk for one test."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -75,17 +75,17 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[Disk]:
 
 @pytest.fixture
 def this_folder(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is in this folder comes without the rest of the tree, which a small disk cannot hold."""
+    """Pack this folder without the rest of the tree, which a small disk can't hold."""
     monkeypatch.setenv("KINETIC_PACKAGE_ROOT", str(Path(__file__).parent))
 
 
 def contents(path: Path) -> str:
-    """What somebody has written there so far."""
+    """Read what a process has written to *path* so far."""
     return path.read_text() if path.exists() else ""
 
 
 def left_in(store: Path) -> list[str]:
-    """What a store holds, but for content that submissions share."""
+    """List the objects of a store, without content that submissions share."""
     found = [path for path in store.rglob("*") if path.is_file() and path.name != "replace.lock"]
     names = [str(path.relative_to(store)) for path in found]
     return [name for name in names if not name.startswith(("code/", "functions/", "data/"))]
@@ -323,7 +323,7 @@ def test_a_place_that_cannot_be_written_to_is_named(what: str) -> None:
         place.mkdir(parents=True)
         if what == "somebody else's home":
             if os.geteuid() != 0:
-                pytest.skip("only root can make what belongs to somebody else")
+                pytest.skip("only root can make files of another user")
             os.chown(home, NOBODY, NOBODY)
         else:
             place.chmod(0o555)
@@ -442,7 +442,7 @@ def at_once() -> Any:
 
 
 def piece_by_piece() -> Any:
-    """Take the last byte, in the smallest pieces, and hold on to them while it is told."""
+    """Take the last byte, in the smallest pieces, and keep them while the error is reported."""
     kept: list[Any] = []
     for size in (1 << 20, 1 << 16, 4096, 64):
         with contextlib.suppress(MemoryError):

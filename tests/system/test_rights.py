@@ -1,4 +1,4 @@
-"""What kinetic keeps is the user's alone, and what others could write to is not believed."""
+"""Only the user can read what kinetic keeps; kinetic rejects what others could have written."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if __name__ == "__main__":
 
 
 def open_to_others(top: Path) -> list[str]:
-    """What lies in *top* that others may use in any way.
+    """List what other users may read, write, or search in *top*.
 
     The files of a workspace have the modes that the project gives them; the folder around it is
     closed.

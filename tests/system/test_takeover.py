@@ -18,7 +18,7 @@ SWEEPER = Path(__file__).with_name("sweeper.py")
 COUNT = 12
 VALUES = [number * number for number in range(COUNT)]
 EVERYDAY, MORE, KILLS = 5, 125, 4
-"""Runs with so many kills each: 20 every day, 500 to soak."""
+"""How many kills each run has: 20 in the everyday tier, 500 to soak."""
 
 ATTEMPT = re.compile(r"(\d+)\.(\d+)\.(claim|outcome)$")
 

@@ -1,6 +1,6 @@
-"""The table of the guide to security, walked: each kind of object forged, moved, cut, put in place.
+"""Test each row of the security guide's table: forge, move, cut, or replace each kind of object.
 
-Whatever lies in a store ends nobody's wait, takes no memory, runs nothing, and harms no other item.
+No such object ends a wait, takes memory, runs code, or harms another item.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ DEADLINE_S = 60.0
 """Only what hangs comes to it."""
 
 MEMORY_KIB = 400 * 1024
-"""More than is read of any object at once, and far less than what is put there."""
+"""Above what kinetic reads of any object at once, and far below the size of the planted one."""
 
 LARGE = "large" * 100_000
 
@@ -41,7 +41,7 @@ ENDED = ["one", LARGE, "three"]
 
 
 class Trap:
-    """Rebuilding it makes a file: what somebody who replaces a pickle wants."""
+    """An object that makes a file when it is unpickled, as an attacker's would."""
 
     def __init__(self, mark: Path) -> None:
         self.mark = mark
@@ -60,7 +60,7 @@ def size_of(data: str) -> int:
 
 @dataclass
 class Made:
-    """Two ended batches and a job in a home of their own; damage is done to copies of its store."""
+    """Two ended batches and a job in one home; each test damages a copy of its store."""
 
     home: Path
     work: Path
@@ -302,7 +302,7 @@ ATTEMPT = "batches/{}/attempts/000000/0000000%d.0001.%s"
 
 READ = {
     "manifest": Kind("batches/{}/manifest", refused, "batches/{}/lease"),
-    # A body that was cut or swapped is no concern of who reads results.
+    # A reader of results ignores a body that was cut or swapped.
     "inputs": Kind(
         "batches/{}/inputs/00000000", either(refused, untouched), "batches/{}/inputs/00000001"
     ),
@@ -447,7 +447,7 @@ async def test_what_a_job_reads_is_verified_before_it_runs(
 async def test_a_shared_object_of_another_size_is_written_again(
     tmp_path: Path, damage: Callable[[Case], None]
 ) -> None:
-    """As a power cut leaves it, or somebody else."""
+    """As a power cut or another process may leave it."""
     store = DirectoryStore(tmp_path / "store")
     await _shared_objects.ensure(store, "functions/f", b"a function" * 100)
     case = Case(Made(tmp_path, tmp_path, "", "", "", ""), tmp_path / "store", "functions/f", "", "")
@@ -506,7 +506,7 @@ def test_caches_and_keys_are_private_to_the_user(made: Made) -> None:
 
 
 ELSEWHERE = {"handle", "code", "function", "data", "log", "receipt", "caches"}
-"""Kinds that have a test of their own above."""
+"""Kinds that a separate test above covers."""
 
 
 def test_the_guide_names_every_kind_and_each_is_walked() -> None:

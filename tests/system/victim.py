@@ -1,4 +1,4 @@
-"""A client that may be killed at any moment; copied into a project of its own and run there.
+"""A client that tests kill at any moment; they copy this file into a project and run it.
 
 Usage: ``victim.py jobs|batch|gated|leaving FOLDER COUNT SECONDS``. It says ``ready`` before it does
 anything, then what it has submitted, then how that ended, and waits to be killed.
@@ -18,7 +18,7 @@ from kinetic import aio
 
 
 def work(folder: str, number: int, seconds: float) -> int:
-    """Leave a mark, which nobody else may have left, and take some time; longer while held."""
+    """Leave a mark, which must be new, and take some time; longer while held."""
     name = f"{os.environ['KINETIC_JOB_ID']}.{os.environ['KINETIC_ATTEMPT']}"
     try:
         Path(folder, name).touch(exist_ok=False)
