@@ -102,12 +102,10 @@ class Slice:
 class Tpu:
     """A generation of TPU.
 
-    Of several slices with as many chips, the first is meant by a number alone.
-    ``largest`` is how many chips a cuboid that is not listed may have: GKE takes
-    any A≤B≤C of multiples of four above 64 chips, where the generation has a
-    third dimension. ``cores`` maps a number that counts TensorCores, and is no
-    number of chips here, to chips. ``labels`` are other names than GKE's that
-    the public package gives the hardware.
+    A number alone means the first slice with that many chips. ``largest`` is the maximum number of
+    chips of an unlisted cuboid: GKE takes any A≤B≤C of multiples of four above 64 chips, if the
+    generation has a third dimension. ``cores`` maps a number of TensorCores that isn't a number of
+    chips to chips. ``labels`` are the public package's other names of the hardware.
     """
 
     name: str
@@ -141,10 +139,11 @@ class Tpu:
         )
 
 
-def _gpu_kind(
-    name: str, label: str, machines: Mapping[int, str], *aliases: str, arch: str = "amd64"
-) -> Gpu:
-    return Gpu(name=name, label=label, machines=machines, aliases=aliases, arch=arch)
+def _gpu_model(name: str, label: str, machines: str, *aliases: str, arch: str = "amd64") -> Gpu:
+    """Make a model from *machines* such as ``1:g2-standard-4 2:g2-standard-24``."""
+    pairs = (one.split(":") for one in machines.split())
+    types = {int(count): machine for count, machine in pairs}
+    return Gpu(name=name, label=label, machines=types, aliases=aliases, arch=arch)
 
 
 def _slices(label: str, machine: str, topologies: str) -> tuple[Slice, ...]:
@@ -153,74 +152,51 @@ def _slices(label: str, machine: str, topologies: str) -> tuple[Slice, ...]:
     )
 
 
+_N1_SMALL = "1:n1-standard-4 2:n1-standard-8 4:n1-standard-16"
+
 GPUS: Mapping[str, Gpu] = {
     gpu.name: gpu
     for gpu in (
-        _gpu_kind(
-            "l4",
-            "nvidia-l4",
-            {1: "g2-standard-4", 2: "g2-standard-24", 4: "g2-standard-48", 8: "g2-standard-96"},
+        _gpu_model(
+            "l4", "nvidia-l4", "1:g2-standard-4 2:g2-standard-24 4:g2-standard-48 8:g2-standard-96"
         ),
-        _gpu_kind(
-            "t4",
-            "nvidia-tesla-t4",
-            {1: "n1-standard-4", 2: "n1-standard-8", 4: "n1-standard-16"},
-        ),
-        _gpu_kind(
+        _gpu_model("t4", "nvidia-tesla-t4", _N1_SMALL),
+        _gpu_model(
             "a100",
             "nvidia-tesla-a100",
-            {
-                1: "a2-highgpu-1g",
-                2: "a2-highgpu-2g",
-                4: "a2-highgpu-4g",
-                8: "a2-highgpu-8g",
-                16: "a2-megagpu-16g",
-            },
+            "1:a2-highgpu-1g 2:a2-highgpu-2g 4:a2-highgpu-4g 8:a2-highgpu-8g 16:a2-megagpu-16g",
             "a100-40gb",
         ),
         # Google documents no type with 16. The public package accepts it, so a pool may exist.
-        _gpu_kind(
+        _gpu_model(
             "a100-80gb",
             "nvidia-a100-80gb",
-            {count: f"a2-ultragpu-{count}g" for count in (1, 2, 4, 8, 16)},
+            " ".join(f"{count}:a2-ultragpu-{count}g" for count in (1, 2, 4, 8, 16)),
         ),
-        _gpu_kind(
+        _gpu_model(
             "h100",
             "nvidia-h100-80gb",
-            {1: "a3-highgpu-1g", 2: "a3-highgpu-2g", 4: "a3-highgpu-4g", 8: "a3-highgpu-8g"},
+            "1:a3-highgpu-1g 2:a3-highgpu-2g 4:a3-highgpu-4g 8:a3-highgpu-8g",
             "h100-80gb",
         ),
-        _gpu_kind(
-            "h100-mega",
-            "nvidia-h100-mega-80gb",
-            {8: "a3-megagpu-8g"},
-            "h100-mega-80gb",
-        ),
-        _gpu_kind("h200", "nvidia-h200-141gb", {8: "a3-ultragpu-8g"}, "h200-141gb"),
-        _gpu_kind("b200", "nvidia-b200", {8: "a4-highgpu-8g"}),
+        _gpu_model("h100-mega", "nvidia-h100-mega-80gb", "8:a3-megagpu-8g", "h100-mega-80gb"),
+        _gpu_model("h200", "nvidia-h200-141gb", "8:a3-ultragpu-8g", "h200-141gb"),
+        _gpu_model("b200", "nvidia-b200", "8:a4-highgpu-8g"),
         # Grace hosts: Arm machines, which GKE taints as such.
-        _gpu_kind("gb200", "nvidia-gb200", {4: "a4x-highgpu-4g"}, arch="arm64"),
-        _gpu_kind("gb300", "nvidia-gb300", {4: "a4x-maxgpu-4g-metal"}, arch="arm64"),
-        _gpu_kind(
+        _gpu_model("gb200", "nvidia-gb200", "4:a4x-highgpu-4g", arch="arm64"),
+        _gpu_model("gb300", "nvidia-gb300", "4:a4x-maxgpu-4g-metal", arch="arm64"),
+        _gpu_model(
             "rtx-pro-6000",
             "nvidia-rtx-pro-6000",
-            {1: "g4-standard-48", 2: "g4-standard-96", 4: "g4-standard-192", 8: "g4-standard-384"},
+            "1:g4-standard-48 2:g4-standard-96 4:g4-standard-192 8:g4-standard-384",
         ),
-        _gpu_kind(
+        _gpu_model(
             "v100",
             "nvidia-tesla-v100",
-            {1: "n1-standard-8", 2: "n1-standard-16", 4: "n1-standard-32", 8: "n1-standard-64"},
+            "1:n1-standard-8 2:n1-standard-16 4:n1-standard-32 8:n1-standard-64",
         ),
-        _gpu_kind(
-            "p100",
-            "nvidia-tesla-p100",
-            {1: "n1-standard-4", 2: "n1-standard-8", 4: "n1-standard-16"},
-        ),
-        _gpu_kind(
-            "p4",
-            "nvidia-tesla-p4",
-            {1: "n1-standard-4", 2: "n1-standard-8", 4: "n1-standard-16"},
-        ),
+        _gpu_model("p100", "nvidia-tesla-p100", _N1_SMALL),
+        _gpu_model("p4", "nvidia-tesla-p4", _N1_SMALL),
     )
 }
 
@@ -304,18 +280,11 @@ BARE_GPUS: Mapping[int, str] = {1: "h100", 2: "h100", 4: "h100", 8: "h100", 16: 
 """The GPU model for a bare number of GPUs; newer hardware never changes it."""
 
 BARE_TPUS: Mapping[int, str] = {
-    1: "v5litepod",
-    4: "v5litepod",
-    8: "v6e",
-    16: "v6e",
+    **dict.fromkeys((1, 4), "v5litepod"),
+    **dict.fromkeys((8, 16), "v6e"),
     32: "v5p",
-    64: "v5litepod",
-    128: "v5litepod",
-    256: "v5litepod",
-    512: "v4",
-    1024: "v4",
-    2048: "v4",
-    4096: "v4",
+    **dict.fromkeys((64, 128, 256), "v5litepod"),
+    **dict.fromkeys((512, 1024, 2048, 4096), "v4"),
 }
 """The TPU generation for a bare number of chips; newer hardware never changes it."""
 
@@ -323,7 +292,7 @@ BARE_TPUS: Mapping[int, str] = {
 Kind: TypeAlias = Literal["cpu", "gpu", "tpu"]
 
 MOST_HOSTS = 1024
-"""Machines without accelerators that can be asked for at once."""
+"""Limit of hosts without accelerators in one job."""
 
 RESOURCES = {"cpu": "", "gpu": "nvidia.com/gpu", "tpu": "google.com/tpu"}
 PREFIXED = re.compile(r"(cpu|gpu|tpu)(?:[:-](.+))?", re.ASCII | re.DOTALL)
@@ -339,11 +308,10 @@ TPU_NAMES = {alias: tpu for tpu in TPUS.values() for alias in (tpu.name, *tpu.al
 class Accelerator:
     """The hardware of a job; `parse` makes it, and ``str()`` gives a name that parses back.
 
-    ``count`` is how many GPUs or TPU chips there are in all, over ``hosts``
-    machines of the type ``machine``; for ``cpu`` it is the number of cores asked
-    for on each, 0 when that was left open. ``label`` is GKE's name for the hardware,
-    ``topology`` the shape of a TPU slice in chips (``2x4``), ``arch`` the
-    processor of the machine (``amd64`` or ``arm64``).
+    ``count`` is the number of GPUs or TPU chips on all ``hosts`` together; for ``cpu`` the number
+    of cores of each host, 0 if unspecified. ``machine`` is the type of each host. ``label`` is GKE's
+    name for the hardware, ``topology`` the shape of a TPU slice in chips (``2x4``), ``arch`` the
+    processor (``amd64`` or ``arm64``).
     """
 
     kind: Kind
@@ -377,26 +345,26 @@ class Accelerator:
 
     @property
     def chips_per_host(self) -> int:
-        """How many GPUs or chips each machine has, which is what its pod asks for."""
+        """How many GPUs or chips each host has, and its pod requests."""
         return self.count // self.hosts if self.kind != "cpu" else 0
 
     @property
     def multi_host(self) -> bool:
-        """Whether it takes several machines that must start together."""
+        """Whether it has several hosts, which must start together."""
         return self.hosts > 1
 
     @property
     def resource(self) -> str:
-        """The Kubernetes resource to ask for, e.g. ``google.com/tpu``; empty for a CPU."""
+        """The Kubernetes resource to request, such as ``google.com/tpu``; empty for a CPU."""
         return RESOURCES[self.kind]
 
     @property
     def node_selector(self) -> dict[str, str]:
-        """The labels a node must carry for a pod of this job.
+        """The labels that a node must have for a pod of this job.
 
-        A layout over more machines than the usual one names their type too: the
-        nodes of both carry the same labels, and half of a larger machine would
-        do for the pod otherwise. `node_affinity` has the label that may have several values.
+        A layout on more hosts than the usual one includes their machine type. Nodes of both layouts
+        have the same labels, and without the type a pod could take half of a larger machine.
+        `node_affinity` has the label that may have several values.
         """
         selector: dict[str, str] = {}
         if self.kind == "gpu":
@@ -413,24 +381,23 @@ class Accelerator:
 
     @property
     def node_affinity(self) -> dict[str, tuple[str, ...]]:
-        """The labels of which a node must carry one of several values."""
+        """The labels for which a node must have one of several values."""
         others = TPUS[self.name].labels if self.kind == "tpu" else ()
         return {"cloud.google.com/gke-tpu-accelerator": (self.label, *others)} if others else {}
 
     @property
     def layouts(self) -> tuple[Accelerator, ...]:
-        """The same chips on every type of machine that has them, the usual one first."""
+        """The same chips on each machine type that has them, the usual one first."""
         if self.kind != "tpu":
             return (self,)
         family = TPUS[self.name]
         return tuple(_of_slice(family, one, spot=self.spot) for one in family.shaped(self.topology))
 
     def among(self, pools: Collection[tuple[str, str]]) -> Accelerator:
-        """Return the layout to use where *pools* exist: the first one that has a pool.
+        """Return the first layout that has a pool.
 
-        Each pool is a pair of machine type and topology. An accelerator whose layout
-        was named stays as it is, and so does one for which there is no pool: somebody
-        may still make it.
+        Each of *pools* is a machine type and a topology. Returns this layout if the user named it,
+        or if no pool exists: a pool may be created later.
         """
         if self != self.layouts[0]:
             return self
@@ -439,7 +406,7 @@ class Accelerator:
 
 
 CPU = Accelerator(kind="cpu", name="cpu", count=0)
-"""A machine without accelerators, of as many cores as it has."""
+"""A host without accelerators, with an unspecified number of cores."""
 
 
 def parse(text: str, *, spot: bool = False) -> Accelerator:
@@ -463,7 +430,7 @@ def parse(text: str, *, spot: bool = False) -> Accelerator:
 
 
 def catalogue() -> tuple[Accelerator, ...]:
-    """Every accelerator of the table, each layout of a TPU slice on its own."""
+    """Return every accelerator of the table, with each layout of a TPU slice."""
     return (
         CPU,
         *(_of_gpu(gpu, count) for gpu in GPUS.values() for count in gpu.machines),
@@ -484,7 +451,7 @@ def _text(value: object) -> str:
 
 
 def _options(text: str) -> tuple[str, int | None, bool]:
-    """The name without its options, and those."""
+    """Split a name into its body, its number of hosts, and whether it is spot."""
     body, hosts, spot = text.strip().lower(), None, False
     while True:
         head, colon, option = body.rpartition(":")
@@ -543,7 +510,7 @@ def _tpu(kind: str, rest: str) -> Accelerator | None:
 
 
 def _sized(tpu: Tpu, size: str) -> Accelerator:
-    """The slice of that many chips, or of that shape."""
+    """Return the slice of that many chips, or of that shape."""
     if "x" in size:
         found = next(iter(tpu.shaped(size)), None)
     else:
@@ -565,7 +532,7 @@ def _spread(accelerator: Accelerator, hosts: int) -> Accelerator:
             return one
     possible = _listed(str(one.hosts) for one in accelerator.layouts)
     raise ConfigurationError(
-        f"{accelerator} cannot be spread over {hosts} hosts; its number of hosts is {possible}"
+        f"{accelerator} can't have {hosts} hosts; its number of hosts is {possible}"
     )
 
 
@@ -618,7 +585,7 @@ _ANY_GPU = frozenset({"cuda", "nvidia", "cuda:0", "gpu:cuda", "gpu-cuda"})
 
 
 def _nearly(body: str, options: str) -> tuple[str, str]:
-    """A last option with a slip in it goes to the others."""
+    """Move a misspelled last option from *body* to *options*."""
     head, colon, last = body.rpartition(":")
     if colon and nearest(last, ["spot"]):
         return head, f"{options}:spot"
