@@ -309,9 +309,9 @@ class Accelerator:
     """The hardware of a job; `parse` makes it, and ``str()`` gives a name that parses back.
 
     ``count`` is the number of GPUs or TPU chips on all ``hosts`` together; for ``cpu`` the number
-    of cores of each host, 0 if unspecified. ``machine`` is the type of each host. ``label`` is GKE's
-    name for the hardware, ``topology`` the shape of a TPU slice in chips (``2x4``), ``arch`` the
-    processor (``amd64`` or ``arm64``).
+    of cores of each host, 0 if unspecified. ``machine`` is the type of each host. ``label`` is
+    GKE's name for the hardware, ``topology`` the shape of a TPU slice in chips (``2x4``), ``arch``
+    the processor (``amd64`` or ``arm64``).
     """
 
     kind: Kind
