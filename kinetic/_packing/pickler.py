@@ -1,17 +1,16 @@
-"""Pickles what belongs to one call: a function of the project, or its arguments.
+"""Pickle a function of the project, or the arguments of a call.
 
 Beyond cloudpickle:
 
-- What the project's modules define goes by value, except what is compiled or
+- Definitions of the project's modules travel by value, except modules that are compiled or
   installed in a virtual environment of the project.
-- A module of the project has one namespace there, shared by its functions and
-  by the module itself where that is captured too. So what a function assigns
-  to a global is seen through the module, and modules may refer to each other.
+- In the job, a module of the project has one namespace, which its functions share. A global that a
+  function assigns changes in the module, and modules may refer to each other.
 - ``__file__`` of the project's modules names the file in the job's workspace.
 - Code keeps the name of its file. The job finds the source in its workspace, or
-  in the pickle if the project does not have the file.
+  in the pickle if the project doesn't have the file.
 - A `Data` becomes the path of its content in the job.
-- A decorated function becomes one that runs in the job's own process.
+- A decorated function becomes one that runs in the job's process.
 """
 
 from __future__ import annotations
@@ -43,13 +42,13 @@ if TYPE_CHECKING:
 
 _OURS = frozenset({"kinetic", "kinetic_runner"})
 SOURCE_CHARACTERS = 256 * 1024
-"""The longest source that travels in a pickle; a traceback shows no lines of a longer one."""
+"""Maximum length of a source in a pickle; tracebacks show no lines of a longer one."""
 
 _EXTENSIONS = tuple(importlib.machinery.EXTENSION_SUFFIXES)
 
 
 class Fate(enum.Enum):
-    """How what a module defines gets to the other side."""
+    """How the definitions of a module get to the job."""
 
     VALUE = "its code travels with the function"
     REFERENCE = "it is imported there"
@@ -65,7 +64,7 @@ class Fates:
         self._known: dict[str, Fate] = {}
 
     def of(self, name: str) -> Fate:
-        """The fate of the module called *name*."""
+        """Return the fate of the module *name*."""
         if (fate := self._known.get(name)) is None:
             fate = self._known[name] = self._decide(name)
         return fate
@@ -75,7 +74,7 @@ class Fates:
         if module is None or name in ("__main__", "builtins") or name.partition(".")[0] in _OURS:
             return Fate.USUAL
         if getattr(module, "__name__", None) != name:
-            return Fate.USUAL  # an alias; cloudpickle's list goes by the module's own name
+            return Fate.USUAL  # an alias; cloudpickle knows modules by their own name
         places = _places(module)
         if not places or not all(discover.is_within(one, self._below) for one in places):
             return Fate.USUAL
@@ -84,7 +83,7 @@ class Fates:
         return Fate.VALUE
 
     def _is_foreign(self, place: str) -> bool:
-        """Installed in the project's own virtual environment, or compiled."""
+        """Return whether a module is compiled, or installed in an environment of the project."""
         return (
             place.endswith(_EXTENSIONS)
             or discover.is_installed(place, self._below)
@@ -93,7 +92,7 @@ class Fates:
 
 
 def _places(module: types.ModuleType) -> list[str]:
-    """The file of a module; the directories of a namespace package."""
+    """Return the file of a module, or the directories of a namespace package."""
     file = getattr(module, "__file__", None)
     if isinstance(file, str):
         return [discover.real(file)]
@@ -104,7 +103,7 @@ def _places(module: types.ModuleType) -> list[str]:
 
 
 def importable_there(name: str, project: Project) -> bool:
-    """Whether the project's archive has module *name* where the job looks for it."""
+    """Return whether the job can import module *name* from the project's archive."""
     module = sys.modules.get(name)
     if module is None or project.root is None or name == "__main__":
         return False
@@ -118,7 +117,7 @@ def importable_there(name: str, project: Project) -> bool:
 
 
 class Register:
-    """Counts who needs a module on cloudpickle's list."""
+    """Count the uses of each module on cloudpickle's list of modules to pickle by value."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -127,11 +126,11 @@ class Register:
             os.register_at_fork(after_in_child=self._forget)
 
     def hold(self, name: str) -> None:
-        """Put a module on the list, until `release` was called as often."""
+        """Put a module on the list until `release` balances this call."""
         with self._lock:
             if name not in self._needed:
                 if name in cloudpickle.list_registry_pickle_by_value():
-                    return  # the user's own
+                    return  # the user registered it
                 _put_on(name)
             self._needed[name] = self._needed.get(name, 0) + 1
 
@@ -146,7 +145,7 @@ class Register:
                     _take_off(name)
 
     def _forget(self) -> None:
-        # The threads that held these do not exist in a forked process; nor does who has the lock.
+        # The threads that hold modules, or the lock, don't exist in a forked process.
         self._lock = threading.Lock()
         for name in self._needed:
             _take_off(name)
@@ -164,27 +163,27 @@ def _take_off(name: str) -> None:
 
 
 register = Register()
-"""The process's one register, as cloudpickle's list is the process's one list."""
+"""The register of this process, which has one list of cloudpickle."""
 
 
 class DataTable:
-    """The `Data` of a call, each once, in the order in which they were met."""
+    """The `Data` of a call, each once, in the order of their first use."""
 
     def __init__(self, start: Sequence[Data] = ()) -> None:
         self._places: dict[int, int] = {}
         self._items: list[Data] = []
         for data in start:
-            # One object under two volumes has a place for each.
+            # One object in two volumes has two places.
             self._places.setdefault(id(data), len(self._items))
             self._items.append(data)
 
     @property
     def items(self) -> tuple[Data, ...]:
-        """The number of each is its place here."""
+        """All `Data`; the index of each is its number."""
         return tuple(self._items)
 
     def index(self, data: Data) -> int:
-        """The number of *data*, which is this very object and not an equal one."""
+        """Return the number of *data*; equal objects have different numbers."""
         if (place := self._places.get(id(data))) is None:
             place = self._places[id(data)] = len(self._items)
             self._items.append(data)
@@ -192,10 +191,10 @@ class DataTable:
 
 
 def refuse_hidden(parts: Sequence[Part], what: str) -> None:
-    """Refuse a `Data` in a set or as a key: paths differ from job to job.
+    """Refuse a `Data` in a set or as a key, because its path differs in each job.
 
     Raises:
-        DataError: There is one; the message says where.
+        DataError: There is one; the message has its place.
     """
     seen: set[int] = set()
     stack = list(reversed(parts))
@@ -222,8 +221,8 @@ def _refuse_in(part: Part, what: str) -> None:
     for one in hidden:
         if isinstance(one, Data):
             raise DataError(
-                f"{what}: {part.label} has a Data {place}, where no path can stand for it. "
-                "Use a list, or make it a value of a dict.",
+                f"{what}: {part.label} has a Data {place}, which kinetic cannot replace by its "
+                "path. Use a list, or make it a value of a dict.",
                 path=one.path,
             )
 
@@ -244,12 +243,12 @@ def _inside(value: Any) -> list[Part]:
     return [Part(f".{name}", item) for name, item in attributes.items()]
 
 
-# A module's own; what the other side makes of a module has none of it.
+# Attributes of a module that its copy in the job doesn't get.
 _NOT_CARRIED = frozenset({"__builtins__", "__cached__", "__loader__", "__spec__"})
 
 
 class CallPickler(pickles.Pickler):
-    """One use pickles one object; `close` must follow."""
+    """Pickle one object; call `close` afterwards."""
 
     def __init__(
         self,
@@ -263,25 +262,25 @@ class CallPickler(pickles.Pickler):
         super().__init__(sink)
         self.met_data = False
         self._project = project
-        self._leave_out = leave_out  # ids of what becomes None, when a culprit is looked for
+        self._leave_out = leave_out  # ids of objects to replace by None in a search for the culprit
         self._fates = fates
         self._table = table
         self._held: set[str] = set()
         self._skeletons: dict[str, _Skeleton] = {}
         self._file_names: dict[str, Any] = {}
-        # Without the module there are no instances.
+        # Without this module there are no instances of Data.
         self._data: type[Any] | None = getattr(sys.modules.get("kinetic.data"), "Data", None)
         decorating = sys.modules.get("kinetic.function")
         self._remote: type[Any] | None = getattr(decorating, "RemoteFunction", None)
 
     def close(self) -> None:
-        """Take the modules that were met off cloudpickle's list."""
+        """Take the modules of this pickle off cloudpickle's list."""
         if self._held:
             held, self._held = self._held, set()
             register.release(held)
 
     def reducer_override(self, obj: Any) -> Any:
-        """How to pickle *obj*; called for everything but the plainest values."""
+        """Return how to pickle *obj*; the C pickler handles built-in values itself."""
         kind = type(typing.cast("object", obj))
         if self._leave_out and id(obj) in self._leave_out:
             return type(None), ()
@@ -306,7 +305,7 @@ class CallPickler(pickles.Pickler):
         return super().reducer_override(obj)  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
 
     def _fate(self, name: object) -> Fate:
-        """The fate of a module; one that goes by value is on cloudpickle's list from here on."""
+        """Return the fate of a module; put one that travels by value on cloudpickle's list."""
         if not isinstance(name, str):
             return Fate.USUAL
         fate = self._fates.of(name)
@@ -316,7 +315,7 @@ class CallPickler(pickles.Pickler):
         return fate
 
     def _defined(self, obj: Any) -> Any:
-        """A class or another thing that a module defines."""
+        """Return how to pickle a definition of a module, such as a class."""
         fate = self._fate(getattr(obj, "__module__", None))
         if fate is Fate.REFERENCE and _is_found(obj):
             return NotImplemented
@@ -328,7 +327,7 @@ class CallPickler(pickles.Pickler):
 
     def _function(self, function: types.FunctionType) -> Any:
         reduced = self._defined(function)
-        # Of a function by value: what makes it, what from, and what is set on it afterwards.
+        # A function by value: its constructor, the arguments, and the state to set afterwards.
         match reduced:
             case (make, (code, {**namespace}, *more), (attributes, {**facts}), *rest):
                 pass
@@ -351,7 +350,7 @@ class CallPickler(pickles.Pickler):
         return self._file_names[file]
 
     def _sourced(self, file: str) -> _StandIn | None:
-        """Return what names *file* in the job and gives tracebacks its source there."""
+        """Return a stand-in that names *file* in the job and provides its source for tracebacks."""
         place = self._place(file) if os.path.isfile(file) else file
         if isinstance(place, _StandIn):
             return _StandIn((stand_ins.source_at, (file, place)))
@@ -367,7 +366,7 @@ class CallPickler(pickles.Pickler):
     def _module(self, module: types.ModuleType) -> Any:
         match self._fate(module.__name__):
             case Fate.VALUE:
-                # The same module that the functions live in; only now it is filled.
+                # The module of the functions gets its content now.
                 state = {
                     name: value
                     for name, value in vars(module).copy().items()
@@ -389,7 +388,7 @@ class CallPickler(pickles.Pickler):
         return self._skeletons[name]
 
     def _relocated(self, namespace: Mapping[Any, Any]) -> dict[str, Any]:
-        """*namespace* with the places of the project's files as they are in the job."""
+        """Return *namespace* with the paths of the project's files in the job."""
         file, path = namespace.get("__file__"), namespace.get("__path__")
         moved = dict(namespace)
         if isinstance(file, str):
@@ -401,27 +400,27 @@ class CallPickler(pickles.Pickler):
     def _place(self, path: Any) -> Any:
         root = self._project.root
         if not isinstance(path, str):
-            return path  # it was done before: functions share a namespace
+            return path  # already replaced: functions share a namespace
         if root is None or not discover.is_within(there := discover.real(path), str(root)):
             return path
-        # The job unpickles in the directory that stands for the working directory here.
+        # The job unpickles in its copy of this working directory.
         start = os.path.join(root, self._project.cwd or "")
         return _StandIn((os.path.abspath, (os.path.relpath(there, start).replace(os.sep, "/"),)))
 
 
 class _StandIn:
-    """Pickled as what *reduced* makes."""
+    """A value whose pickle is *reduced*."""
 
     def __init__(self, reduced: tuple[Callable[..., Any], tuple[Any, ...]] | Any) -> None:
         self.reduced = reduced
 
 
 class _Skeleton(_StandIn):
-    """A module of the project before anything is in it."""
+    """A module of the project without content."""
 
 
 def _is_of_kinetic(value: Any) -> bool:
-    """A module that submits jobs is no reason for kinetic to be there; what is used of it is."""
+    """Return whether *value* is of kinetic, which a job needs only if its code uses it."""
     if isinstance(value, types.ModuleType):
         name: Any = value.__name__  # a module may call itself anything
     elif isinstance(value, (types.FunctionType, type)):
@@ -432,7 +431,7 @@ def _is_of_kinetic(value: Any) -> bool:
 
 
 def _module_of(function: types.FunctionType) -> types.ModuleType | None:
-    """The module in which *function* runs; a wrapper's ``__module__`` may name another."""
+    """Return the module whose globals *function* uses; ``__module__`` may name another."""
     module = sys.modules.get(str(function.__globals__.get("__name__")))
     if isinstance(module, types.ModuleType) and vars(module) is function.__globals__:
         return module
@@ -440,7 +439,7 @@ def _module_of(function: types.FunctionType) -> types.ModuleType | None:
 
 
 def _is_found(obj: Any) -> bool:
-    """Whether importing its module gives *obj* under its own name."""
+    """Return whether its module has *obj* under its qualified name."""
     found: Any = sys.modules.get(obj.__module__)
     for part in getattr(obj, "__qualname__", obj.__name__).split("."):
         found = getattr(found, part, None)

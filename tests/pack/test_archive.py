@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import random
-import shutil
 import signal
 import stat
 import subprocess
@@ -24,7 +23,7 @@ from hypothesis import strategies as st
 
 from kinetic._packing import archive
 from kinetic._packing.ignore import look_private
-from kinetic.errors import ConfigurationError, PackError
+from kinetic.errors import ConfigurationError
 
 from .conftest import REPOSITORY, Make, Python, contents, last_line, names, settle
 
@@ -379,18 +378,6 @@ def test_processes_may_pack_the_same_tree_at_once(tmp_path: Path, make: Make, pa
     assert not list((tmp_path / "cache").glob("*.new"))
 
 
-def test_threads_may_pack_at_once(tmp_path: Path, make: Make, pack: Pack) -> None:
-    root = make(tmp_path / "project", {"m.py": "x", "b": bytes(200_000)})
-    found: list[archive.Archive] = []
-    threads = [threading.Thread(target=lambda: found.append(pack(root))) for _ in range(8)]
-    for one in threads:
-        one.start()
-    for one in threads:
-        one.join()
-    assert len(found) == 8
-    assert len({one.digest for one in found}) == 1
-
-
 def test_a_killed_packer_leaves_nothing_that_counts(tmp_path: Path, make: Make, pack: Pack) -> None:
     root = make(tmp_path / "project", {"b": random.Random(0).randbytes(2 * LARGE)})
     script = PACKS.replace("sys.stdin.readline()", "print(flush=True)")
@@ -566,10 +553,3 @@ def test_a_large_project_is_said_with_its_largest_files(
     with pytest.raises(ConfigurationError, match="KINETIC_CONTEXT_SIZE_WARN_MB"):
         bad = environ | {"KINETIC_CONTEXT_SIZE_WARN_MB": "many"}
         pack(root, cache=tmp_path / "c3", environ=bad)
-
-
-def test_a_root_that_vanishes_is_an_error(tmp_path: Path, make: Make, pack: Pack) -> None:
-    root = make(tmp_path / "project", {"m.py": ""})
-    shutil.rmtree(root)
-    with pytest.raises(PackError, match="project"):
-        pack(root)

@@ -33,11 +33,6 @@ def test_names_are_ordered_by_their_bytes(tmp_path: Path, make: Make) -> None:
     assert {"a/", "a/b/", "z/", "ä"} <= set(found)
 
 
-def test_empty_directories_are_seen(tmp_path: Path, make: Make) -> None:
-    make(tmp_path, {"out/logs/": "", "m.py": ""})
-    assert names(tmp_path) == ["m.py", "out/", "out/logs/"]
-
-
 def test_links_inside_the_project_are_what_they_point_to(tmp_path: Path, make: Make) -> None:
     make(tmp_path, {"runs/7/w": "weights", "conf.a": "a"})
     (tmp_path / "latest").symlink_to("runs/7")
