@@ -23,7 +23,7 @@ from kinetic.aio.kubernetes.diagnosis.causes import (
 )
 from kinetic.aio.kubernetes.diagnosis.documents import Document, condition, part, parts, uid
 from kinetic.aio.kubernetes.diagnosis.facts import Pod, Seen
-from kinetic.aio.kubernetes.diagnosis.judge import held_fast, no_pod, pod_state
+from kinetic.aio.kubernetes.diagnosis.judge import blocking_finalizer, pod_state, why_no_pod
 from kinetic.aio.kubernetes.manifests import HOSTS, JOB
 from kinetic.aio.kubernetes.observations import End, observations
 from kinetic.aio.kubernetes.sets import LIFE, WORKER_INDEX
@@ -73,7 +73,7 @@ def ended_processes(seen: Seen, verdict: Diagnosis) -> frozenset[str]:
 
 def judge_group(seen: Seen) -> Diagnosis:
     """Judge the attempt. Pass the result of `merged`, so that a cause outlives its pod."""
-    return tell(replace(_state(seen), held=held_fast(seen)))
+    return tell(replace(_state(seen), held=blocking_finalizer(seen)))
 
 
 def _state(seen: Seen) -> State:
@@ -100,7 +100,7 @@ def _state(seen: Seen) -> State:
     if (target := condition(seen.job, "Failed")) is not None:
         said = str(target.get("message") or "the set failed")
         return cause or ended(Cause(what=said, reason=Reason.LOST))
-    return waiting(no_pod(seen))
+    return waiting(why_no_pod(seen))
 
 
 def _vanished(pod: Document) -> bool:
@@ -108,7 +108,7 @@ def _vanished(pod: Document) -> bool:
 
     Sets and pods come by different watches, either of which may be late.
     """
-    return Pod(pod).swept and not Pod(pod).ran
+    return Pod(pod).deleted and not Pod(pod).ran
 
 
 def _pods(seen: Seen) -> list[Document]:
@@ -268,4 +268,4 @@ class GroupTable(Table):
         if all(Pod(pod).ended for pod in entry.pods.values()):
             del self.entries[entry.name]
             return False
-        return self.orphans or any(Pod(pod).leaving for pod in entry.pods.values())
+        return self.orphans or any(Pod(pod).terminating for pod in entry.pods.values())

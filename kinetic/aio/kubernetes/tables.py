@@ -85,7 +85,7 @@ class Entry:
             pods = [pod for pod in pods if owner(pod) in (whose, "")]
             if self.job is None and "orphan" not in _finalizers(self.seen.any_job):
                 pods = [_leaving(pod) for pod in pods]  # Kubernetes deletes them a moment later
-        elif not any((orphans or Pod(pod).leaving) and is_process(pod) for pod in pods):
+        elif not any((orphans or Pod(pod).terminating) and is_process(pod) for pod in pods):
             return None
         self.see(sorted(pods, key=_age))
         self.verdict = judged(self.seen)

@@ -9,29 +9,29 @@ Document: TypeAlias = Mapping[str, Any]
 
 
 def part(document: Document | None, name: str) -> Document:
-    """The object at *name*, empty where there is none."""
+    """Return the object at *name*, or an empty one."""
     found: Any = document.get(name) if document is not None else None
     return found or {}
 
 
 def parts(document: Document | None, name: str) -> Sequence[Any]:
-    """The list at *name*, empty where there is none."""
+    """Return the list at *name*, or an empty one."""
     found: Any = document.get(name) if document is not None else None
     return found or ()
 
 
 def conditions(document: Document | None) -> Sequence[Document]:
-    """The conditions of an object's status."""
+    """Return the conditions of an object's status."""
     return parts(part(document, "status"), "conditions")
 
 
 def condition(document: Document | None, kind: str, status: str = "True") -> Document | None:
-    """Its condition of this kind, if it has this status."""
+    """Return the object's condition of this *kind* if it has this *status*."""
     found = (one for one in conditions(document) if one.get("type") == kind)
     return next((one for one in found if one.get("status") == status), None)
 
 
 def uid(document: Document | None) -> str:
-    """What tells it from others; its name where it has no uid yet."""
+    """Return the object's uid, or its name if it has no uid yet."""
     metadata = part(document, "metadata")
     return str(metadata.get("uid") or metadata.get("name") or "")

@@ -29,7 +29,7 @@ _open = partial(Rule, outlook=Outlook.OPEN)
 
 def failure(pod: Pod) -> Cause | None:
     """Return why *pod*, which ended or no longer exists, failed; None if it succeeded."""
-    phase, bad = pod.status.get("phase"), pod.bad
+    phase, bad = pod.status.get("phase"), pod.failed_container
     if pod.ended and (phase == "Succeeded" or (bad is None and phase != "Failed")):
         return None
     committed = str(pod.end.get(OUTCOME) or "")
@@ -41,7 +41,7 @@ def failure(pod: Pod) -> Cause | None:
 
 def _failure(pod: Pod, bad: Container | None) -> Cause:
     done = removal(pod)
-    if done is not None and (done.reason is not Reason.LOST or pod.stopped or not pod.ended):
+    if done is not None and (done.reason is not Reason.LOST or pod.may_be_stopped or not pod.ended):
         return done
     if bad is None or not pod.ended:
         return Cause(what="the pod is lost: it left no exit code", reason=Reason.LOST)
@@ -134,7 +134,7 @@ def removal(pod: Pod) -> Cause | None:
         shut_down="the cloud took its spot machine back" if pod.on_spot else "maintenance",
         spot=" (a spot machine, which the cloud may have taken back)" if pod.on_spot else "",
     )
-    if found is None and pod.leaving:
+    if found is None and pod.terminating:
         when = "while it ran" if pod.ran else "before it ran"
         return Cause(
             what=f"a user or a controller deleted the pod {when}",
@@ -157,7 +157,7 @@ def _removal_facts(pod: Pod, closing: list[str]) -> Iterator[str]:
         yield "Node silent"
     if state:
         yield f"Status {state}: {pod.status.get('message')}"
-    elif pod.taken_back and pod.stopped and not why:
+    elif pod.node_ending and pod.may_be_stopped and not why:
         yield "Node going"
     if pod.node_removed and not pod.ended:
         yield "Node removed"
@@ -172,7 +172,7 @@ def _readable(said: str) -> str:
 def reaction(pod: Pod) -> list[str]:
     """Return a clause about how the program of *pod* reacted to SIGTERM, unless it just ended."""
     code = pod.end.get("exitCode")
-    if not pod.leaving or code in (None, 0, 143):
+    if not pod.terminating or code in (None, 0, 143):
         return []
     if code == 137:
         return ["the program ignored SIGTERM and was killed after its grace period"]

@@ -163,7 +163,7 @@ class Container:
         return self.state("terminated") or (last if waits else None)
 
     @property
-    def unmade(self) -> bool:
+    def never_started(self) -> bool:
         """Whether it never started and its node made up an end for it, as a pod's end needs one."""
         unknown = (self.ended or {}).get("reason") == "ContainerStatusUnknown"
         return unknown and self.status.get("imageID") == ""
@@ -239,7 +239,7 @@ class Pod:
             one.state("running") is not None
             or (one.ended or {}).get("reason") not in (None, *START_ERRORS)
             for one in self.programs
-            if not one.unmade
+            if not one.never_started
         )
 
     @property
@@ -248,7 +248,7 @@ class Pod:
         return any(one.state("running") is not None for one in self.programs)
 
     @property
-    def leaving(self) -> bool:
+    def terminating(self) -> bool:
         """Whether its deletion was requested."""
         return bool(self.metadata.get("deletionTimestamp"))
 
@@ -258,7 +258,7 @@ class Pod:
         return condition(self.document, "DisruptionTarget")
 
     @property
-    def bad(self) -> Container | None:
+    def failed_container(self) -> Container | None:
         """The program that failed, or an init container that failed before the program started."""
         return next((one for one in reversed(self.containers) if self._failed(one)), None)
 
@@ -268,11 +268,11 @@ class Pod:
     @property
     def end(self) -> Document:
         """The end of its program."""
-        one = self.bad or next(iter(self.programs), None)
+        one = self.failed_container or next(iter(self.programs), None)
         return (one.ended if one is not None else None) or {}
 
     @property
-    def answered(self) -> bool:
+    def ended_on_request(self) -> bool:
         """Whether its program ended by itself after the pod's deletion was requested."""
         try:
             until = datetime.fromisoformat(self.metadata["deletionTimestamp"])
@@ -283,16 +283,17 @@ class Pod:
         return since and self.end.get("reason") not in ("OOMKilled", *START_ERRORS)
 
     @property
-    def stopped(self) -> bool:
+    def may_be_stopped(self) -> bool:
         """Whether a request to stop may have caused its end, by exit code or time."""
         code, reason = self.end.get("exitCode"), self.end.get("reason")
         by_signal = code in (137, 143) and reason in (None, "Error")
-        return self.bad is None or self.bad.unmade or by_signal or self.answered
+        failed = self.failed_container
+        return failed is None or failed.never_started or by_signal or self.ended_on_request
 
     @property
-    def swept(self) -> bool:
+    def deleted(self) -> bool:
         """Whether its Job or a user deleted it, and not the platform."""
-        return self.leaving and self.stopped and self.disruption is None
+        return self.terminating and self.may_be_stopped and self.disruption is None
 
     @cached_property
     def node(self) -> Document | None:
@@ -330,7 +331,7 @@ class Pod:
         return parts(part(self.node, "spec"), "taints")
 
     @property
-    def taken_back(self) -> bool:
+    def node_ending(self) -> bool:
         """Whether the cloud has announced the end of its node (GKE, "Spot VMs")."""
         notice = "cloud.google.com/impending-node-termination"
         return any(one.get("key") == notice for one in self.taints)

@@ -65,7 +65,7 @@ _CAUSES = (
 )
 
 
-def unpulled(pod: Pod, one: Container, reason: str, said: str) -> Cause:
+def pull_failure(pod: Pod, one: Container, reason: str, said: str) -> Cause:
     """Return why container *one* has no image, by its state's *reason* and message *said*.
 
     A message that only says that the node waits is replaced by that of an earlier event.

@@ -27,7 +27,7 @@ from kinetic.aio.kubernetes.diagnosis.ending import (
 from kinetic.aio.kubernetes.diagnosis.facts import Pod, Seen
 from kinetic.aio.kubernetes.diagnosis.placing import placing
 from kinetic.aio.kubernetes.diagnosis.queues import QUEUE, queued
-from kinetic.aio.kubernetes.diagnosis.starting import REPLACED, hindrance, unstarted
+from kinetic.aio.kubernetes.diagnosis.starting import REPLACED, container_obstacle, why_not_started
 from kinetic.aio.ports import Phase
 from kinetic.job_status import JobStatus, Reason
 
@@ -44,7 +44,7 @@ def judge(seen: Seen) -> Diagnosis:
     counts at once. Jobs and pods come by different watches, either of which may be late.
     Pass the result of `merged`, so that a cause outlives its pod.
     """
-    verdict = tell(replace(_job_state(seen), held=held_fast(seen)))
+    verdict = tell(replace(_job_state(seen), held=blocking_finalizer(seen)))
     return verdict if seen.job is not None or seen.pods else replace(verdict, phase=Phase.GONE)
 
 
@@ -64,7 +64,7 @@ def refused_request(answer: Document) -> Diagnosis:
     return replace(verdict, phase=Phase.GONE)
 
 
-def held_fast(seen: Seen) -> Cause | None:
+def blocking_finalizer(seen: Seen) -> Cause | None:
     """Return which finalizer keeps a deleted object of the job from going."""
     owner = seen.makers[0][0] if seen.makers else "Job"
     idle = [("Pod", pod) for pod in seen.pods if not Pod(pod).runs]
@@ -88,20 +88,20 @@ def pod_state(pod: Pod) -> State:
     """Return the state of *pod*."""
     if pod.ended or pod.gone:
         return _ended_pod(pod)
-    if pod.leaving:
+    if pod.terminating:
         cause = removal(pod) or Cause()
         return (running if pod.ran else waiting)(cause, _STOPPING, executor=pod.uid)
     if not pod.ran:
         return waiting(obstacle(pod), executor=pod.uid)
     lead = "running" if pod.runs else "its container is being restarted"
-    return running(_worry(pod), lead, executor=pod.uid)
+    return running(_threat(pod), lead, executor=pod.uid)
 
 
 def obstacle(pod: Pod) -> Cause:
     """Return what keeps a pod that never ran from running."""
     if not pod.spec.get("nodeName"):
         return placing(pod)
-    return unstarted(pod) or Cause(what="its container is being created")
+    return why_not_started(pod) or Cause(what="its container is being created")
 
 
 def _ended_pod(pod: Pod) -> State:
@@ -117,7 +117,7 @@ def _ended_pod(pod: Pod) -> State:
     return replace(state, cause=replace(held, reason=held.reason or Reason.DEADLINE), lead=(lead,))
 
 
-def _worry(pod: Pod) -> Cause:
+def _threat(pod: Pod) -> Cause:
     """Return what may end or delay a program that ran."""
     if pod.node_silent:
         return Cause(
@@ -125,12 +125,12 @@ def _worry(pod: Pod) -> Cause:
             advice=REPLACED,
             reason=Reason.NODE_LOST,
         )
-    if pod.taken_back:  # GKE, "Spot VMs" and "Manage disruption in GPU nodes"
+    if pod.node_ending:  # GKE, "Spot VMs" and "Manage disruption in GPU nodes"
         spot = "takes its spot machine back within 30 s"
         what = spot if pod.on_spot else "shuts its machine down soon, for maintenance"
         advice = f"{NOT_THE_PROGRAM}: let it save its state"
         return Cause(what=f"the cloud {what}", advice=advice, reason=Reason.PREEMPTED)
-    found = (hindrance(pod, one) for one in pod.containers)
+    found = (container_obstacle(pod, one) for one in pod.containers)
     beside = next((one for one in found if one is not None), None) or sidecar_memory(pod)
     return replace(beside, outlook=Outlook.OPEN) if beside is not None else Cause()
 
@@ -151,7 +151,7 @@ def _job_state(seen: Seen) -> State:
         return _suspended(seen, pods)
     if pods.alive is None and pods.over and not _is_replaced(seen, *pods.over[-1]):
         return _settled(seen, pods)
-    return _going_on(seen, pods)
+    return _active(seen, pods)
 
 
 class _Pods:
@@ -167,22 +167,22 @@ class _Pods:
         self.over = [
             (pod, _ended_pod(pod))
             for pod in found
-            if pod not in alive and not (suspended and pod.swept)  # the queue took its place
+            if pod not in alive and not (suspended and pod.deleted)  # the queue took its place
         ]
 
     @property
-    def good(self) -> list[tuple[Pod, State]]:
+    def succeeded(self) -> list[tuple[Pod, State]]:
         """Those that succeeded."""
         return [one for one in self.over if one[1].status is JobStatus.SUCCEEDED]
 
     @property
-    def bad(self) -> list[tuple[Pod, State]]:
+    def failed(self) -> list[tuple[Pod, State]]:
         """Those that failed."""
         return [one for one in self.over if one[1].status is JobStatus.FAILED]
 
     def before(self) -> Cause | None:
         """Return why the last pod that failed did; not if the Job or a user stopped it."""
-        found = [state.cause for pod, state in self.bad if not pod.swept]
+        found = [state.cause for pod, state in self.failed if not pod.deleted]
         return found[-1] if found else None
 
 
@@ -211,38 +211,38 @@ def _is_replaced(seen: Seen, pod: Pod, state: State) -> bool:
 
 def _settled(seen: Seen, pods: _Pods) -> State:
     """The last pod ended and no other follows; the Job says so a moment later."""
-    pod, _ = (pods.good or pods.over)[-1]
-    state = _succeeded(pods) if pods.good else _failed(seen, pods, {})
-    if not pod.swept or (pod.ran and not (pods.good and pod.answered)):
+    pod, _ = (pods.succeeded or pods.over)[-1]
+    state = _succeeded(pods) if pods.succeeded else _failed(seen, pods, {})
+    if not pod.deleted or (pod.ran and not (pods.succeeded and pod.ended_on_request)):
         return state
-    # Its Job may have deleted the pod itself, for a reason that only the Job's status has.
+    # The Job may have deleted the pod. Then only the Job's next status has the reason.
     return replace(state, status=JobStatus.PENDING, phase=Phase.PENDING, executor="")
 
 
-def _going_on(seen: Seen, pods: _Pods) -> State:
+def _active(seen: Seen, pods: _Pods) -> State:
     """A Job that isn't over: its pod, and why the one before it ended."""
     before = pods.before()
     if pods.alive is not None:
         return replace(pod_state(pods.alive), before=before)
-    state = replace(waiting(no_pod(seen)), before=before)
+    state = replace(waiting(why_no_pod(seen)), before=before)
     if before is None:
         return state
-    last = pods.bad[-1][1]
+    last = pods.failed[-1][1]
     return replace(state, executor=last.executor, exit_code=last.exit_code)
 
 
 def _suspended(seen: Seen, pods: _Pods) -> State:
     """A suspended Job may have no pod; the one that it had is being stopped."""
-    state, alive = waiting(no_pod(seen)), pods.alive
+    state, alive = waiting(why_no_pod(seen)), pods.alive
     if alive is not None and alive.ran:
-        state = running(no_pod(seen), _STOPPING, executor=alive.uid)
+        state = running(why_no_pod(seen), _STOPPING, executor=alive.uid)
     return replace(state, before=pods.before())
 
 
 def _succeeded(pods: _Pods) -> State:
     """The success of the Job is certain. Its pod's may be seen later."""
-    if pods.good:
-        return replace(pods.good[-1][1], before=pods.before())
+    if pods.succeeded:
+        return replace(pods.succeeded[-1][1], before=pods.before())
     executor = pods.latest.uid if pods.latest is not None and not pods.latest.ended else ""
     return ended(Cause(), "succeeded", executor=executor, exit_code=0, status=JobStatus.SUCCEEDED)
 
@@ -251,9 +251,9 @@ def _failed(seen: Seen, pods: _Pods, target: Document) -> State:
     """The failure of the Job is certain: *target* is the condition that says so."""
     why, said = str(target.get("reason")), one_line(str(target.get("message") or ""))
     late, pod = why == "DeadlineExceeded", pods.latest
-    last = [one for one in pods.bad if not one[0].swept]
-    if not late and (last or pods.bad):
-        last = last or pods.bad
+    last = [one for one in pods.failed if not one[0].deleted]
+    if not late and (last or pods.failed):
+        last = last or pods.failed
         state = last.pop()[1]
     elif pod is not None and not late and (cause := removal(pod)) is not None:
         # Its program answered the deletion with exit code 0, which its Job counts as a failure.
@@ -265,7 +265,7 @@ def _failed(seen: Seen, pods: _Pods, target: Document) -> State:
             state = replace(state, executor=pod.uid, exit_code=pod.end.get("exitCode"))
     if last and last[-1][1].cause.what != state.cause.what:
         state = replace(state, before=last[-1][1].cause)
-    return state if pods.alive is None else _still(seen, pods.alive, state)
+    return state if pods.alive is None else _while_alive(seen, pods.alive, state)
 
 
 def _deleted(seen: Seen, pods: _Pods) -> State:
@@ -275,29 +275,29 @@ def _deleted(seen: Seen, pods: _Pods) -> State:
     alive, last = pods.alive, pods.over[-1] if pods.over else None
     if alive is not None:
         cause = Cause(what="the Job was deleted", reason=Reason.CANCELLED)
-        if seen.job is None and not alive.leaving:
+        if seen.job is None and not alive.terminating:
             cause = replace(cause, more=["its pod was not"], advice="delete the pod")
         elif alive.node_silent:
             more = [f"node {alive.spec.get('nodeName')!r} does not answer, and keeps its pod"]
             cause = replace(cause, more=more, advice="restore or delete that node")
-        return _still(seen, alive, ended(cause, status=JobStatus.NOT_FOUND))
+        return _while_alive(seen, alive, ended(cause, status=JobStatus.NOT_FOUND))
     when = "while it ran" if pods.ran else "before it ran"
     cause = Cause(what=f"the Job was deleted {when}", reason=Reason.CANCELLED)
     state = ended(cause, status=JobStatus.NOT_FOUND)
     if last is None:
         return state
     pod, end = last
-    if seen.job is None and end.status is JobStatus.SUCCEEDED and not pod.answered:
+    if seen.job is None and end.status is JobStatus.SUCCEEDED and not pod.ended_on_request:
         return end
     state = replace(state, executor=end.executor, exit_code=end.exit_code)
-    if not pod.swept:
+    if not pod.deleted:
         return replace(state, before=end.cause)
     return replace(state, cause=replace(cause, more=reaction(pod)))
 
 
-def _still(seen: Seen, alive: Pod, state: State) -> State:
+def _while_alive(seen: Seen, alive: Pod, state: State) -> State:
     """Return *state*, which ends the Job, while its pod may still run."""
-    lead = [_STOPPING] if alive.leaving or seen.job is not None else []
+    lead = [_STOPPING] if alive.terminating or seen.job is not None else []
     make = running if alive.ran else waiting
     at = make(replace(state.cause, outlook=Outlook.OPEN), *lead, *state.lead)
     return replace(
@@ -318,7 +318,7 @@ def _is_suspended(job: Document) -> bool:
     return bool(part(job, "spec").get("suspend")) or condition(job, "Suspended") is not None
 
 
-def no_pod(seen: Seen) -> Cause:
+def why_no_pod(seen: Seen) -> Cause:
     """Return why a Job that isn't over has no pod."""
     if _is_suspended(seen.any_job):
         if seen.workload is not None or QUEUE in part(part(seen.any_job, "metadata"), "labels"):

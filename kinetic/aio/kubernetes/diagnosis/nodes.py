@@ -27,7 +27,7 @@ _GPU_TYPE = "cloud.google.com/gke-accelerator"
 class Refusal:
     """Why a node doesn't take a pod: *text* follows the node's name and "has".
 
-    A *temporary* refusal ends without anybody's help.
+    A *temporary* refusal ends by itself.
     """
 
     text: str
@@ -40,7 +40,7 @@ def refusals(spec: Document, node: Document) -> list[Refusal]:
 
     Labels are not considered; see `matches`.
     """
-    return [*_sizes(requests(spec), node), *_closings(spec, node)]
+    return [*_sizes(requests(spec), node), *_closures(spec, node)]
 
 
 def takes(spec: Document, node: Document) -> bool:
@@ -67,7 +67,7 @@ def _sizes(asked: Mapping[str, float], node: Document) -> list[Refusal]:
     return found
 
 
-def _closings(spec: Document, node: Document) -> list[Refusal]:
+def _closures(spec: Document, node: Document) -> list[Refusal]:
     taints = _taints(spec, node)
     stays = [text for key, text in taints.items() if not key.startswith(_TEMPORARY)]
     cordoned = part(node, "spec").get("unschedulable")

@@ -173,7 +173,7 @@ _STOCK = (
     ),
     _stock("", f"the cloud may have no such machine left: {_ELSEWHERE}"),
 )
-"""What to do if the cloud adds no machine, by the autoscaler's words."""
+"""Advice if the cloud adds no machine, by the autoscaler's message."""
 
 _PASSES = re.compile(
     r"max (node group size|cluster \w+|limit)|reached|in backoff|failed scale-up|quota", re.I

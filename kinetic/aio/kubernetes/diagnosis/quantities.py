@@ -1,4 +1,4 @@
-"""Kubernetes' quantities (``500m``, ``2Gi``) as numbers, and what a pod asks for."""
+"""Kubernetes' quantities (``500m``, ``2Gi``) as numbers, and the requests of a pod."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ NAMES = {
     "google.com/tpu": "TPU chips",
     "nvidia.com/gpu": "GPUs",
 }
-"""What to write after an amount of a resource."""
+"""The words that follow an amount of a resource."""
 
 
 def number(quantity: object) -> float:
-    """Return *quantity* in its resource's unit (cores, bytes, pieces); 0 when it is none."""
+    """Return *quantity* in its resource's unit (cores, bytes, pieces); 0 if it isn't a quantity."""
     found = _QUANTITY.fullmatch(str(quantity).strip())
     return float(found[1]) * _UNITS.get(found[2], 0.0) if found else 0.0
 
 
 def is_bytes(resource: str) -> bool:
-    """Whether amounts of *resource* are bytes."""
+    """Return whether amounts of *resource* are bytes."""
     return resource.endswith(("memory", "storage")) or resource.startswith("hugepages-")
 
 
 def shown(resource: str, amount: float) -> str:
-    """Return *amount* of *resource* for people: ``64 CPUs``, ``500Gi of memory``."""
+    """Format *amount* of *resource*: ``64 CPUs``, ``500Gi of memory``."""
     name = NAMES.get(resource, resource)
     if is_bytes(resource):
         return f"{readable(amount)} {name}"
@@ -47,7 +47,7 @@ def shown(resource: str, amount: float) -> str:
 
 
 def readable(quantity: str | float) -> str:
-    """Return an amount of bytes in the largest unit that fits: ``1534240Ki`` is ``1.46Gi``."""
+    """Format an amount of bytes in the largest unit that fits: ``1534240Ki`` is ``1.46Gi``."""
     size = number(quantity)
     for unit in ("Ti", "Gi", "Mi", "Ki"):
         if size >= _UNITS[unit]:
@@ -57,7 +57,7 @@ def readable(quantity: str | float) -> str:
 
 
 def requests(spec: Mapping[str, Any]) -> dict[str, float]:
-    """Return what a pod of this spec asks of its node; where there is only a limit, that."""
+    """Return the requests of a pod of this *spec*; a limit counts where it has no request."""
     sidecars = (
         one for one in parts(spec, "initContainers") if one.get("restartPolicy") == "Always"
     )

@@ -25,7 +25,7 @@ _STUCK = {
     "Suspended": "ask the queue's administrator to start it again",
     "Inadmissible": "correct the queue's name (KINETIC_QUEUE), or ask its administrator",
 }
-"""What to do about reasons of Kueue 0.18 and later that waiting does not end."""
+"""Advice for reasons (Kueue 0.18 and later) that do not end by waiting."""
 
 _NO_FLAVOR = re.compile(r"couldn't assign flavors to pod set [^\s:]+: ")
 

@@ -8,18 +8,18 @@ from collections.abc import Sequence
 from kinetic._messages import one_line
 from kinetic.aio.kubernetes.diagnosis.causes import NO_SECRET, Cause, Outlook, Rule, known, quoted
 from kinetic.aio.kubernetes.diagnosis.facts import Container, Pod
-from kinetic.aio.kubernetes.diagnosis.images import unpulled
+from kinetic.aio.kubernetes.diagnosis.images import pull_failure
 from kinetic.job_status import Reason
 
 REPLACED = "wait: Kubernetes replaces the pod if the node does not come back"
 
 
-def unstarted(pod: Pod) -> Cause | None:
+def why_not_started(pod: Pod) -> Cause | None:
     """Return why a pod that has a node does not run."""
     if pod.node_silent:
         what = f"its node {pod.spec.get('nodeName')} does not answer, so nothing starts it"
         return Cause(what=what, reason=Reason.NODE_LOST, advice=REPLACED)
-    found = (hindrance(pod, one) for one in pod.containers)
+    found = (container_obstacle(pod, one) for one in pod.containers)
     return next((one for one in found if one is not None), None) or _unprepared(pod)
 
 
@@ -29,14 +29,14 @@ _OF_IMAGES = re.compile("Image|Registry|Signature")
 _SLOW = re.compile(r"failed to sync \w+ cache|context deadline exceeded|is reserved for")
 
 
-def hindrance(pod: Pod, one: Container) -> Cause | None:
+def container_obstacle(pod: Pod, one: Container) -> Cause | None:
     """Return what keeps container *one* from starting, by its own state."""
     waits = one.state("waiting") or {}
     reason, said = str(waits.get("reason") or ""), str(waits.get("message") or "")
     if reason in ("", "ContainerCreating", "PodInitializing", "CrashLoopBackOff"):
         return None
     if _OF_IMAGES.search(reason):
-        return unpulled(pod, one, reason, said)
+        return pull_failure(pod, one, reason, said)
     if reason.startswith("CreateContainer") and _SLOW.search(said):
         what = f"the node has not created container {one.name!r} yet: {one_line(said)}"
         return Cause(what=what, advice="wait; tell the cluster's administrator if it stays")
@@ -77,11 +77,11 @@ def _pulling(pod: Pod, left: Sequence[tuple[str, str]]) -> Cause | None:
     if pulls[-1][0] == "Pulling":
         return Cause(what=f"pulling the image {images[-1]}")
     failing = next((one for one in pod.containers if one.spec.get("image") == images[-1]), None)
-    return unpulled(pod, failing, "ErrImagePull", "") if failing is not None else None
+    return pull_failure(pod, failing, "ErrImagePull", "") if failing is not None else None
 
 
 LACKS_DRIVER = re.compile(r"driver name (\S+) not found")
-"""What a node says if it lacks the storage driver of a volume."""
+"""The message of a node that lacks the storage driver of a volume."""
 
 _ENABLE = "enable the Cloud Storage FUSE CSI driver on the cluster, which also adds the sidecar"
 
