@@ -85,10 +85,10 @@ def start_port_forward(
     from kinetic import configuration
     from kinetic._sync.portal import PORTAL
     from kinetic.aio._engine import debugging
-    from kinetic.aio._engine.forwarder import Order
+    from kinetic.aio._engine.forwarder import ForwardRequest
 
     debugging.require_port(local_port)
-    order = Order(
+    order = ForwardRequest(
         target=configuration.resolve(namespace=namespace or None),
         name=pod_name,
         labels={},

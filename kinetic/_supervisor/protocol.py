@@ -11,7 +11,7 @@ import math
 import re
 import socket
 import struct
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -146,30 +146,18 @@ class OrderError(ValueError):
     """The supervisor can't accept this job."""
 
 
-def _kinds(value: Iterable[Any]) -> set[type]:
-    return {type(one) for one in value}
-
-
-def _is_names(value: Any) -> bool:
-    return _kinds([value]) == {list} and _kinds(value) <= {str}
-
-
-def _is_labels(value: Any) -> bool:
-    return _kinds([value]) == {dict} and _kinds(value.values()) <= {str}
-
-
-def _is_version(value: Any) -> bool:
-    return _kinds([value]) == {list} and _kinds(value[:1]) == {int}
-
-
-_FIELDS: Mapping[str, Callable[[Any], bool]] = {
-    "id": lambda value: isinstance(value, int),
-    "name": lambda value: isinstance(value, str),
-    "executor": lambda value: isinstance(value, str),
-    "names": lambda value: value is None or _is_names(value),
-    "labels": lambda value: value is None or _is_labels(value),
-    "protocol": _is_version,
-}
+_NAMES, _LABELS = (list, type(None)), (dict, type(None))
+_COUNT, _SECONDS = (int, type(None)), (int, float, type(None))
+_TYPES: Mapping[str, tuple[type, ...]] = {
+    "id": (int,), "protocol": (list,), "name": (str,), "executor": (str,), "names": _NAMES,
+    "labels": _LABELS, "command": (list,), "runner": (str,), "edition": (str,), "fresh": (bool,),
+    "owned": (bool,), "cpus": (int,), "gpus": (int,), "memory_bytes": _COUNT, "timeout": _SECONDS,
+    "start_timeout": _SECONDS, "start_allowance": (int, float), "grace": (int, float),
+    "project": (str,), "output_dir": (str,), "store": (str,), "scope": (str,),
+}  # fmt: skip
+_LIMITS = (
+    "cpus", "gpus", "memory_bytes", "timeout", "start_timeout", "start_allowance", "grace",
+)  # fmt: skip
 
 
 def check(header: Mapping[str, Any]) -> None:
@@ -178,9 +166,15 @@ def check(header: Mapping[str, Any]) -> None:
     Raises:
         ChannelError: A field has a wrong type.
     """
-    for name, is_right in _FIELDS.items():
-        if name in header and not is_right(header[name]):
-            raise ChannelError(f"a request whose {name} is {header[name]!r:.100}")
+    for name, value in header.items():
+        types = _TYPES.get(name)
+        inside: Iterable[Any] = ()
+        if type(value) in (dict, list):
+            inside = value.values() if type(value) is dict else value
+        element = int if name == "protocol" else str
+        wrong = types is not None and type(value) not in types
+        if wrong or (types is not None and any(type(one) is not element for one in inside)):
+            raise ChannelError(f"a request whose {name} is {value!r:.100}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -215,19 +209,17 @@ class JobHeader:
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> JobHeader:
-        """Read a ``launch`` message; unknown fields are ignored.
+        """Read a ``launch`` message that passed `check`; ignore unknown fields.
 
         Raises:
-            OrderError: The job cannot be accepted.
+            OrderError: The supervisor can't accept the job.
         """
         known: dict[str, Any] = {name: fields[name] for name in cls.__slots__ if name in fields}
         try:
-            if not _is_labels(known["labels"]) or not _is_names(known["command"]):
-                raise TypeError("its labels or its command")
             known["command"] = tuple(known["command"])
             header = cls(**known)
         except (KeyError, TypeError) as exc:
-            raise OrderError(f"the order is garbled: {exc}") from exc
+            raise OrderError(f"the job is incomplete: {exc}") from exc
         if not _NAME.fullmatch(header.name):
             raise OrderError(
                 f"{header.name!r} is no name for a job: use at most 200 letters, digits, "
@@ -235,20 +227,10 @@ class JobHeader:
             )
         if not header.command:
             raise OrderError("no interpreter was named")
-        counts: tuple[Any, ...] = (header.cpus, header.gpus, header.memory_bytes or 0)
-        if {int} != {type(count) for count in counts} or min(counts) < 0:
-            raise OrderError("its resources are garbled")
-        if [type(one) for one in (header.runner, header.edition, header.fresh)] != [str, str, bool]:
-            raise OrderError("its runner is garbled")
-        places = (header.project, header.output_dir, header.store, header.scope)
-        if {str} != {type(place) for place in places}:
-            raise OrderError("its places are garbled")
-        for what in ("timeout", "start_timeout", "start_allowance", "grace"):
-            seconds = getattr(header, what)
-            if seconds is None and what in ("timeout", "start_timeout"):
-                continue
-            if not isinstance(seconds, int | float) or not 0 <= seconds < math.inf:
-                raise OrderError(f"{what}={seconds!r} isn't a number of seconds")
+        for name in _LIMITS:
+            limit: float = getattr(header, name) or 0
+            if not 0 <= limit < math.inf:
+                raise OrderError(f"{name}={limit!r} can't be a limit")
         return header
 
 

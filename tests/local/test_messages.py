@@ -18,9 +18,9 @@ from kinetic.aio.ports import Phase
 from .conftest import spec, supervisor_pid
 
 HELLO = encode({"op": "hello", "id": 1, "protocol": VERSION})
-OPERATIONS = ("hello", "share", "launch", "delete", "find", "ended", "watch", "unheard")
+OPERATIONS = ("hello", "launch", "delete", "find", "ended", "watch", "unheard")
 FIELDS = (
-    "id", "protocol", "place", "name", "names", "labels", "command", "runner", "edition",
+    "id", "protocol", "name", "names", "labels", "command", "runner", "edition",
     "fresh", "cpus", "gpus", "memory_bytes", "timeout", "start_timeout", "grace",
 )  # fmt: skip
 
@@ -60,20 +60,17 @@ async def running(cluster: LocalCluster) -> LocalCluster:
         framed(b'{"a":' * 100_000),
         framed(b"[]"),
         framed(b"\xff\xfe"),
-        framed(b'{"op": "hello", "id": 1, "protocol": []}'),
         framed(b'{"op": "hello", "id": 1}'),
         framed(b'{"op": "watch", "labels": ["a"]}'),
         framed(b'{"op": "watch", "labels": {"a": 1}}'),
         framed(b'{"op": "find", "id": 1, "names": 5}'),
         framed(b'{"op": "ended", "id": 1, "name": ["a"]}'),
-        framed(b'{"op": "share", "place": {}}'),
         HEAD.pack(LARGEST, LARGEST),
         b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n" * 10,
     ],
     ids=[
-        "deep", "no object", "no text", "no version", "nothing of a version", "labels in a list",
-        "a number as label", "a number for names", "a list for a name", "an object for a place",
-        "too large", "http",
+        "deep", "no object", "no text", "nothing of a version", "labels in a list",
+        "a number as label", "a number for names", "a list for a name", "too large", "http",
     ],
 )  # fmt: skip
 async def test_who_talks_nonsense_is_sent_away_and_nobody_else(
@@ -90,16 +87,15 @@ async def test_who_talks_nonsense_is_sent_away_and_nobody_else(
 async def test_an_order_that_makes_no_sense_is_refused_and_starts_nothing(
     running: LocalCluster, home: Path
 ) -> None:
-    shared = {
-        "op": "share", "place": 0, "labels": {}, "command": ["python"], "runner": "/r",
-        "edition": "1", "fresh": False, "cpus": 1,
+    launch = {
+        "op": "launch", "id": 2, "name": "wrong", "labels": {}, "command": ["python"],
+        "runner": "/r", "edition": "1", "fresh": False, "cpus": 1,
     }  # fmt: skip
     for field, value in {
         "labels": [1], "command": "python", "runner": 5, "fresh": "yes", "cpus": -1, "gpus": "1",
-        "memory_bytes": 0.5, "timeout": "long", "grace": None,
+        "memory_bytes": 0.5, "timeout": "long", "grace": None, "name": "../up",
     }.items():  # fmt: skip
-        own = {"op": "launch", "id": 2, "place": 0, "name": "wrong", "labels": {}}
-        say(home, encode({**shared, field: value}, b'{"a":1}'), encode(own, b'{"a":1}'))
+        say(home, encode({**launch, field: value}, b"{}\n{}"))
     assert [one.name for one in await running.find()] == ["sleeper"]
 
 

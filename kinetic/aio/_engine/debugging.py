@@ -21,7 +21,7 @@ from absl import logging
 from kinetic import accelerators, configuration, errors
 from kinetic._runner.protocol import wire
 from kinetic._tasks import in_thread, release
-from kinetic.aio._engine.forwarder import LOOPBACK, Order, taken
+from kinetic.aio._engine.forwarder import LOOPBACK, ForwardRequest, taken
 from kinetic.aio._engine.session import JobRef
 from kinetic.aio._engine.submission import LABEL_INDEX, LABEL_SUBMISSION
 from kinetic.aio._net.retry import growing
@@ -170,7 +170,7 @@ async def forward(at: JobRef, place: Place, local_port: int) -> tuple[Forwarder,
 
     Raises and cancelled: as `carry_out`.
     """
-    order = Order(
+    order = ForwardRequest(
         target=at.session.target,
         name=place.name,
         labels={
@@ -184,7 +184,7 @@ async def forward(at: JobRef, place: Place, local_port: int) -> tuple[Forwarder,
     return await carry_out(order)
 
 
-async def carry_out(order: Order) -> tuple[Forwarder, int]:
+async def carry_out(order: ForwardRequest) -> tuple[Forwarder, int]:
     """Start a forwarder, and wait until it listens: on the port that is returned.
 
     Raises:
@@ -211,7 +211,7 @@ async def carry_out(order: Order) -> tuple[Forwarder, int]:
     return process, int(said["port"])
 
 
-def _started(order: Order) -> Forwarder:
+def _started(order: ForwardRequest) -> Forwarder:
     package = str(Path(__file__).parents[3])
     paths = [package, *filter(None, [os.environ.get("PYTHONPATH")])]
     process = subprocess.Popen(

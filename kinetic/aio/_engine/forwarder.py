@@ -32,7 +32,7 @@ WATCH_S = 300.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
+class ForwardRequest:
     """What to forward: *local_port* to *port* of host *host* of the attempt called *name*.
 
     ``labels`` find it in a watch.
@@ -50,7 +50,7 @@ class Order:
         return json.dumps(asdict(self)).encode() + b"\n"
 
     @classmethod
-    def of(cls, line: bytes) -> Order:
+    def of(cls, line: bytes) -> ForwardRequest:
         """The inverse of `to_line`."""
         fields: dict[str, Any] = json.loads(line)
         fields["target"] = Target(**fields["target"])
@@ -68,7 +68,7 @@ def taken(port: int, cause: OSError) -> errors.ConfigurationError:
 
 def main() -> int:
     """Do as the order says; what to exit with."""
-    order = Order.of(sys.stdin.buffer.readline())
+    order = ForwardRequest.of(sys.stdin.buffer.readline())
     try:
         asyncio.run(_forward(order, sys.stdin.buffer))
     except errors.KineticError as exc:
@@ -78,7 +78,7 @@ def main() -> int:
     return 0
 
 
-async def _forward(order: Order, orders: BinaryIO) -> None:
+async def _forward(order: ForwardRequest, orders: BinaryIO) -> None:
     platform = await open_platform(order.target)
     try:
         await _knock(platform.cluster, order)
@@ -104,7 +104,7 @@ async def _forward(order: Order, orders: BinaryIO) -> None:
         await platform.aclose()
 
 
-async def _knock(cluster: Cluster, order: Order) -> None:
+async def _knock(cluster: Cluster, order: ForwardRequest) -> None:
     """See whether the job can be reached; its debugger takes a connection for somebody's.
 
     Raises:
@@ -137,7 +137,7 @@ async def _until_closed(orders: BinaryIO) -> None:
         transport.close()
 
 
-async def _until_ended(cluster: Cluster, order: Order) -> None:
+async def _until_ended(cluster: Cluster, order: ForwardRequest) -> None:
     """Return when the job has ended."""
     while True:
         try:
@@ -155,7 +155,7 @@ async def _until_ended(cluster: Cluster, order: Order) -> None:
             await asyncio.sleep(PAUSE_S)
 
 
-async def _connect(cluster: Cluster, order: Order, near: SocketStream) -> None:
+async def _connect(cluster: Cluster, order: ForwardRequest, near: SocketStream) -> None:
     """Carry one connection to its end."""
     async with near:
         try:
