@@ -24,7 +24,7 @@ from kinetic._tracebacks import own_frames_left_out
 from kinetic.accelerators import parse
 from kinetic.aio import _engine as engine
 from kinetic.aio import _job_log
-from kinetic.aio._engine import implicit_client, job_spec, results
+from kinetic.aio._engine import implicit_client, results
 from kinetic.aio._engine.meter import Meter
 from kinetic.aio._log_printer import LogPrinter
 from kinetic.aio.ports import Phase
@@ -678,7 +678,7 @@ class JobHandle(JobRecord, Generic[T]):
                 f"{timeout:g} s; it will be killed",
                 job_id=self.job_id,
             ) from None
-        await job_spec.until_gone(at.session, names, timeout)
+        await engine.removal.until_gone(at.session, names, timeout)
 
     async def cleanup(
         self,
@@ -709,9 +709,9 @@ class JobHandle(JobRecord, Generic[T]):
     async def _remove(
         self, at: JobRef, *, jobs: bool, objects: bool, timeout: float, ended: bool = False
     ) -> None:
-        await job_spec.remove(
+        await engine.removal.remove(
             at.session,
-            at.submission.identity.scope,
+            at.submission.identity,
             names=self._attempt_names(at),
             jobs=jobs,
             objects=objects,

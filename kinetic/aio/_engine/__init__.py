@@ -45,6 +45,9 @@ if TYPE_CHECKING:
         prepare as prepare,
     )
     from kinetic.aio._engine import (
+        removal as removal,
+    )
+    from kinetic.aio._engine import (
         scratch as scratch,
     )
     from kinetic.aio._engine import (
@@ -65,6 +68,7 @@ _MODULES = (
     "manifest",
     "notebook",
     "prepare",
+    "removal",
     "scratch",
     "session",
     "submission",

@@ -24,12 +24,13 @@ from typing import Any, cast
 
 from absl import logging
 
+from kinetic._collector import OF_ITEMS, items_of
 from kinetic._runner.protocol import signing, wire
 from kinetic._runner.protocol.frames import MALFORMED
 from kinetic._runner.protocol.retry_budgets import RetryBudgets
 from kinetic._tasks import all_or_none, in_thread, release
 from kinetic.aio import _lease
-from kinetic.aio._engine import beginning, cleanup, ending, job_spec, prepare, scheduler
+from kinetic.aio._engine import beginning, ending, prepare, removal, scheduler
 from kinetic.aio._engine.cleanup import delete_all, delete_left
 from kinetic.aio._engine.coordinator import (
     BatchCoordinator,
@@ -38,7 +39,7 @@ from kinetic.aio._engine.coordinator import (
     renewed,
     since,
 )
-from kinetic.aio._engine.ids import Identity, is_batch, scope_of
+from kinetic.aio._engine.ids import Identity
 from kinetic.aio._engine.input_pump import InputSource
 from kinetic.aio._engine.inputs import InputIndex, Source, check_there, size_of
 from kinetic.aio._engine.launcher import BatchContext
@@ -50,7 +51,7 @@ from kinetic.aio._engine.manifest import (
 )
 from kinetic.aio._engine.refusals import Pause, until_lifted
 from kinetic.aio._engine.session import JobRef, Session
-from kinetic.aio._engine.submission import LABEL_SUBMISSION, Submission
+from kinetic.aio._engine.submission import Submission
 from kinetic.aio._net.retry import retry_forever
 from kinetic.errors import (
     AuthError,
@@ -647,8 +648,16 @@ class Batch:
             await self.coordinator.over.wait()  # it has some last words about the batch
         await self.delete_jobs()
         await submission.write_collected(len(values), history)
-        await cleanup.delete_items(self.session, submission.identity)
+        await self._delete_items()
         self.items_removed = True
+
+    async def _delete_items(self) -> None:
+        """Delete what the platform and the store keep for the items of a collected batch."""
+        store, identity = self.session.platform.store, self.submission.identity
+        await self.session.platform.cluster.drop_secret([identity.id])
+        for part in OF_ITEMS:
+            found = items_of(await store.list(f"{identity.scope}{part}"))
+            await store.delete([one.name for one in found])
 
     async def remove(self, *, jobs: bool, objects: bool) -> None:
         """Stop it, and take away its jobs and its objects."""
@@ -656,11 +665,11 @@ class Batch:
             return
         if self.coordinator is not None and self.submits:
             await self.cancel()
-            # Else `delete_batch` would wait for its lease to run out.
+            # Else `removal` would wait for its lease to run out.
             await self.coordinator.over.wait()
         identity = self.submission.identity
         await self._until_lifted(
-            lambda: cleanup.delete_batch(self.session, identity, jobs=jobs, objects=objects)
+            lambda: removal.remove(self.session, identity, jobs=jobs, objects=objects)
         )
         if objects:
             self.session.forget(self.submission)
@@ -788,8 +797,8 @@ async def start(
         session, placed, "grp", RetryBudgets(user=settings.retries)
     )
     manifest = batch_manifest(session, identity, placed, settings, feed.length, price)
-    removal = functools.partial(cleanup.delete_batch, session, identity, jobs=False, alone=True)
-    async with beginning.begun(session, placed, identity, removal) as submission:
+    undo = functools.partial(removal.remove, session, identity, jobs=False, fresh=True)
+    async with beginning.begun(session, placed, identity, undo) as submission:
         lease = await _create(session, identity, placed, manifest)
         batch = session.batches[identity.id] = Batch(session, submission, manifest)
         batch.coordinate(lease, placed, feed, settings)
@@ -839,12 +848,7 @@ async def remove(session: Session, submission: str) -> None:
     if (known := known_batch(session, submission)) is not None:
         await known.remove(jobs=True, objects=True)
         return
-    if is_batch(submission):
-        identity = await beginning.identity_of(session, submission)
-        await cleanup.delete_batch(session, identity)
-    else:
-        labels = {LABEL_SUBMISSION: submission}
-        await job_spec.remove(session, scope_of(submission), labels=labels)
+    await removal.remove(session, await beginning.identity_of(session, submission))
     if (followed := session.followed(submission)) is not None:
         session.forget(followed)
 

@@ -43,7 +43,7 @@ async def start_job(
         budgets = RetryBudgets(infrastructure=3 if replaced else 0)
         identity = await new_identity(session, placed, "job", budgets)
         name = identity.attempt_name(0, 1)
-        undo = functools.partial(job_spec.undo, session, identity.scope, name)
+        undo = functools.partial(_undo, session, identity, name)
         async with begun(session, placed, identity, undo) as submission:
             submission.relaunched = session.platform.relaunches
             record = record_of(session, identity, placed, 0)
@@ -85,6 +85,12 @@ def _on_closed(session: Session, waiting: asyncio.Task[wire.Item]) -> None:
     if not waiting.cancelled():
         waiting.exception()  # mark it as read: `result()` raises it
     session.limit.release()
+
+
+async def _undo(session: Session, identity: Identity, name: str) -> None:
+    from kinetic.aio._engine import removal  # most submissions succeed, and don't need it
+
+    await removal.undo(session, identity, name)
 
 
 class _Relauncher:

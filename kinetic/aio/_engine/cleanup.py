@@ -8,19 +8,12 @@ and what it reads may be gone by then.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Collection, Iterable
 
 from absl import logging
 
-from kinetic._collector import OF_ITEMS, items_of
 from kinetic._runner.protocol import wire
 from kinetic._tasks import bounded
-from kinetic.aio import _lease
-from kinetic.aio._engine import job_spec
-from kinetic.aio._engine.control_log import ControlLog
-from kinetic.aio._engine.ids import Identity
-from kinetic.aio._engine.session import Session
 from kinetic.aio._engine.submission import (
     LABEL_ATTEMPT,
     LABEL_INDEX,
@@ -30,94 +23,7 @@ from kinetic.aio._engine.submission import (
 )
 from kinetic.aio._net.retry import retry_forever
 from kinetic.aio.ports import Cluster, Phase
-from kinetic.errors import KineticError, NotFound, Unavailable
-
-GONE_S = 180.0
-
-
-async def delete_batch(
-    session: Session,
-    identity: Identity,
-    *,
-    jobs: bool = True,
-    objects: bool = True,
-    alone: bool = False,
-) -> None:
-    """Stop it, delete its jobs until there are none, then its objects, at last manifest and stop.
-
-    A late pod finds the stop, or finds no inputs, at every moment in between.
-    Before it deletes the objects, this waits until the batch has no submitter any
-    more. There is none to wait for when the caller is *alone*, which means that it
-    has just made the batch itself, or when an earlier removal has taken the manifest.
-
-    Raises:
-        BackendError: Its jobs do not end within 180 s, or somebody does not answer.
-
-    Cancelled: run it again; it goes on where it was.
-    """
-    store, cluster, scope = session.platform.store, session.platform.cluster, identity.scope
-    # Without a manifest there is nobody to wait for: it is created before the lease, and deleted
-    # after all waiting.
-    nobody = alone or not await store.list(identity.entry)
-    if objects and (alone or not nobody):
-        stop = wire.Request(kind="stop", cause=wire.CLEANUP)
-        await ControlLog(store, scope, identity.key).append(stop)
-    labels = {LABEL_SUBMISSION: identity.id}
-    if jobs:
-        await cluster.delete(labels=labels)
-        await job_spec.until_gone(session, (), GONE_S, labels=labels)
-    if not objects:
-        return
-    if not nobody:
-        await _until_let_go(session, identity)
-        if jobs:  # it may have started something in between
-            await cluster.delete(labels=labels)
-            await job_spec.until_gone(session, (), GONE_S, labels=labels)
-    for part in (*OF_ITEMS, "arrays/", "lease"):
-        await store.delete([one.name for one in await store.list(f"{scope}{part}")])
-    await store.delete([identity.entry])
-    # Whoever takes the lease meanwhile finds the stop, or no manifest.
-    await store.delete([one.name for one in await store.list(f"{scope}control/")])
-    await store.delete([wire.collected_key(scope)])
-    await cluster.drop_secret([identity.id])
-    await store.delete([wire.group_key(identity.id)])
-
-
-async def delete_items(session: Session, identity: Identity) -> None:
-    """Delete what the store and the platform keep for the items of a collected batch.
-
-    Raises:
-        BackendError: Somebody does not answer.
-
-    Cancelled: run it again; it goes on where it was.
-    """
-    await session.platform.cluster.drop_secret([identity.id])
-    store = session.platform.store
-    for part in OF_ITEMS:
-        found = items_of(await store.list(f"{identity.scope}{part}"))
-        await store.delete([one.name for one in found])
-
-
-async def _until_let_go(session: Session, identity: Identity) -> None:
-    """Wait until no process submits it any more, nor ever will."""
-    store, clock, scope = session.platform.store, session.platform.clock, identity.scope
-    try:
-        async with asyncio.timeout(GONE_S):
-            lease = await _lease.until_abandoned(store, scope, identity.submitter, clock)
-            if lease is not None and lease.held:
-                # Its owner may only be asleep, and must not go on once the requests are deleted.
-                with contextlib.suppress(NotFound):
-                    await _lease.acquire(store, scope, identity.submitter, clock, force=True)
-    except TimeoutError:
-        found = await _lease.read(store, scope)
-        owner = found[0].owner if found else identity.submitter
-        who = f"process {owner.pid} on {owner.host}" if owner else "its submitter"
-        raise Unavailable(
-            f"{identity.id} was stopped, but {who} holds it for more than {GONE_S:g} s: its "
-            "objects are left; clean up again when that process has ended",
-            retryable=True,
-        ) from None
-
+from kinetic.errors import KineticError
 
 PATIENCE_S = 30.0
 """The batch goes on then: its end must not wait for a platform that is away."""

@@ -1,14 +1,10 @@
-"""Build the order of an attempt, and remove the jobs and objects of a submission."""
+"""Build the order of an attempt."""
 
 from __future__ import annotations
 
-import asyncio
 import getpass
-import itertools
 import os
-import time
 import urllib.parse
-from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -25,10 +21,8 @@ from kinetic.aio._engine.submission import (
     LABEL_SUBMISSION,
 )
 from kinetic.aio._net.retry import is_answer
-from kinetic.aio.ports import JobSpec, Store
-from kinetic.errors import BackendError, StoreFull
-
-CONFIRM_PAUSE_S = 0.01
+from kinetic.aio.ports import JobSpec
+from kinetic.errors import BackendError
 
 LABEL_LENGTH = 200
 """Maximum characters of a function's name in a label; a platform may change some of them."""
@@ -147,93 +141,6 @@ def _as_loaded(root: str, function: Any) -> str:
 
 
 _NOTHING = wire.Input(name="", start=0, stop=0, digest="")
-
-
-async def remove(
-    session: Session,
-    scope: str,
-    *,
-    names: Collection[str] = (),
-    labels: Mapping[str, str] | None = None,
-    jobs: bool = True,
-    objects: bool = True,
-    timeout: float = 180.0,
-    ended: bool = False,
-) -> None:
-    """Remove a submission: its jobs, then its objects.
-
-    At any moment in between, a late process finds a stop request, or finds no inputs. *ended*
-    says that all its processes have ended. If the store is too full for a stop request, the
-    platform ends the jobs without one.
-    """
-    store, cluster = session.platform.store, session.platform.cluster
-    if objects and not ended:
-        try:
-            await _store_stop(session, scope)
-        except StoreFull:
-            if not jobs:
-                raise
-    if jobs:
-        await cluster.delete(names=names, labels=labels)
-        if not ended:
-            await until_gone(session, names, timeout, labels=labels)
-    if objects:
-        await _remove_objects(store, scope)
-        if not ended:  # a late process may have written its outcome since the listing
-            await store.delete([one.name for one in await store.list(scope)])
-
-
-async def _store_stop(session: Session, scope: str) -> None:
-    stop, key = wire.Request(kind="stop", cause=wire.CLEANUP), await session.key(scope)
-    for slot in itertools.count():
-        name = wire.control_key(scope, slot)
-        if await session.platform.store.create(name, *stop.signed(key, scope, name)):
-            return
-
-
-async def _remove_objects(store: Store, scope: str) -> None:
-    """Remove the inputs first, and the entry by which a submission is found last."""
-    listed = [one.name for one in await store.list(scope)]
-    inputs = [name for name in listed if name.startswith(f"{scope}inputs/")]
-    last = [name for name in listed if name.startswith(f"{scope}control/")]
-    last += [f"{scope}lease", f"{scope}manifest", f"{scope}handle.json"]
-    await store.delete(inputs)
-    await store.delete([name for name in listed if name not in {*inputs, *last}])
-    await store.delete(last)
-
-
-async def undo(session: Session, scope: str, name: str) -> None:
-    """Remove a submission of one job whose start failed.
-
-    If the platform can't be reached, remove its objects: a late process finds no inputs.
-    """
-    try:
-        await remove(session, scope, names=[name], timeout=25.0)
-    except BackendError:
-        await remove(session, scope, jobs=False, ended=True)
-        raise
-
-
-async def until_gone(
-    session: Session,
-    names: Collection[str],
-    timeout: float,
-    *,
-    labels: Mapping[str, str] | None = None,
-) -> None:
-    """Wait until the platform has deleted jobs.
-
-    Raises:
-        BackendError: A job still exists after *timeout* seconds.
-    """
-    deadline, pause = time.monotonic() + timeout, CONFIRM_PAUSE_S
-    while found := await session.platform.cluster.find(names=names, labels=labels):
-        if time.monotonic() > deadline:
-            raise BackendError(f"{found[0].name} was deleted, and still exists after {timeout:g} s")
-        await asyncio.sleep(pause)
-        pause = min(1.0, pause * 1.5)
-        if pause == 1.0:  # a late request may have launched it again
-            await session.platform.cluster.delete(names=names, labels=labels)
 
 
 def output_base(session: Session, placed: UploadedCall, identity_id: str) -> str:

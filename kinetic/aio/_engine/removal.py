@@ -1,0 +1,175 @@
+"""Remove a single job or a batch: its jobs, then its objects."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import time
+from collections.abc import Collection, Mapping
+
+from kinetic._runner.protocol import wire
+from kinetic.aio._engine.ids import Identity
+from kinetic.aio._engine.session import Session
+from kinetic.aio._engine.submission import LABEL_SUBMISSION
+from kinetic.errors import BackendError, NotFound, StoreFull, Unavailable
+
+GONE_S = 180.0
+"""How long to wait for jobs to end, or for a batch's holder to stop, in seconds."""
+
+CONFIRM_PAUSE_S = 0.01
+"""First pause before the platform is asked again whether deleted jobs are gone."""
+
+UNDO_S = 25.0
+"""How long to wait for a job to end whose submission failed, in seconds."""
+
+
+async def remove(
+    session: Session,
+    identity: Identity,
+    *,
+    names: Collection[str] = (),
+    jobs: bool = True,
+    objects: bool = True,
+    timeout: float = GONE_S,
+    ended: bool = False,
+    fresh: bool = False,
+) -> None:
+    """Stop a submission, delete its jobs until there are none, and then its objects.
+
+    At every moment in between a late process finds the stop, or finds no inputs. Where a store
+    is too full for the stop, the platform ends the processes without it.
+
+    *names* are the jobs to delete; without them those with the submission's label. *ended* says
+    that its processes have ended, and *fresh* that this process has just made it, so that no
+    other one submits it.
+
+    Raises:
+        BackendError: Its jobs don't end in *timeout* seconds, or a service doesn't answer.
+
+    Cancelled: call it again; it goes on where it was.
+    """
+    store = session.platform.store
+    if objects and not ended:
+        try:
+            await _append_stop(session, identity)
+        except StoreFull:
+            if not jobs:
+                raise
+    if jobs:
+        await _delete_jobs(session, identity, names, timeout, ended=ended)
+    if not objects:
+        return
+    # A holder has a manifest: that is created before the lease, and removed after this waiting.
+    if identity.leased and not fresh and await store.look(identity.entry) is not None:
+        await _until_let_go(session, identity)
+        if jobs:  # the holder may have started some meanwhile
+            await _delete_jobs(session, identity, names, timeout)
+    await _delete_objects(session, identity)
+    if not ended:  # a late process may have written some meanwhile
+        await store.delete([one.name for one in await store.list(identity.scope)])
+    if identity.leased:
+        await session.platform.cluster.drop_secret([identity.id])
+        await store.delete([wire.group_key(identity.id)])
+
+
+async def undo(session: Session, identity: Identity, name: str) -> None:
+    """Remove what was made of a single job whose submission failed.
+
+    If the platform can't be reached, a late process finds no inputs.
+    """
+    try:
+        await remove(session, identity, names=[name], timeout=UNDO_S)
+    except BackendError:
+        await remove(session, identity, jobs=False, ended=True)
+        raise
+
+
+async def until_gone(
+    session: Session,
+    names: Collection[str],
+    timeout: float,
+    *,
+    labels: Mapping[str, str] | None = None,
+) -> None:
+    """Wait until the platform has forgotten jobs that were deleted.
+
+    Raises:
+        BackendError: They are still there after *timeout* seconds.
+    """
+    deadline, pause = time.monotonic() + timeout, CONFIRM_PAUSE_S
+    while found := await session.platform.cluster.find(names=names, labels=labels):
+        if time.monotonic() > deadline:
+            raise BackendError(
+                f"{found[0].name} was deleted and is still there after {timeout:g} s"
+            )
+        await asyncio.sleep(pause)
+        pause = min(1.0, pause * 1.5)
+        if pause == 1.0:  # another process may have launched some since
+            await session.platform.cluster.delete(names=names, labels=labels)
+
+
+async def _append_stop(session: Session, identity: Identity) -> None:
+    """Store the stop that ends all requests, in the first free slot."""
+    stop = wire.Request(kind="stop", cause=wire.CLEANUP)
+    for slot in itertools.count():
+        name = wire.control_key(identity.scope, slot)
+        signed = stop.signed(identity.key, identity.scope, name)
+        if await session.platform.store.create(name, *signed):
+            return
+
+
+async def _delete_jobs(
+    session: Session,
+    identity: Identity,
+    names: Collection[str],
+    timeout: float,
+    *,
+    ended: bool = False,
+) -> None:
+    labels = None if names else {LABEL_SUBMISSION: identity.id}
+    await session.platform.cluster.delete(names=names, labels=labels)
+    if not ended:
+        await until_gone(session, names, timeout, labels=labels)
+
+
+async def _delete_objects(session: Session, identity: Identity) -> None:
+    """Delete first what jobs read, and the stop after the object that describes the submission.
+
+    A process that takes the lease meanwhile finds the stop, or no manifest.
+    """
+    store, scope = session.platform.store, identity.scope
+    listed = [one.name for one in await store.list(scope)]
+    inputs = [name for name in listed if name.startswith(f"{scope}inputs/")]
+    last = [name for name in listed if name.startswith((f"{scope}control/", f"{scope}collected"))]
+    await store.delete(inputs)
+    await store.delete([one for one in listed if one not in {*inputs, *last, identity.entry}])
+    await store.delete([identity.entry])
+    await store.delete(last)
+
+
+async def _until_let_go(session: Session, identity: Identity) -> None:
+    """Wait until no process submits the batch, nor ever will.
+
+    Raises:
+        Unavailable: A process holds it for longer than 180 s.
+    """
+    from kinetic.aio import _lease  # a single job has none
+
+    store, clock, scope = session.platform.store, session.platform.clock, identity.scope
+    try:
+        async with asyncio.timeout(GONE_S):
+            lease = await _lease.until_abandoned(store, scope, identity.submitter, clock)
+            if lease is not None and lease.held:
+                # Its owner may sleep, and must not go on once the requests are deleted.
+                with contextlib.suppress(NotFound):
+                    await _lease.acquire(store, scope, identity.submitter, clock, force=True)
+    except TimeoutError:
+        found = await _lease.read(store, scope)
+        owner = found[0].owner if found else identity.submitter
+        who = f"process {owner.pid} on {owner.host}" if owner else "its submitter"
+        raise Unavailable(
+            f"{identity.id} was stopped, but {who} holds it for more than {GONE_S:g} s: its "
+            "objects are left; clean up again when that process has ended",
+            retryable=True,
+        ) from None
