@@ -11,7 +11,7 @@
 Upper and lower case are the same, and so are names with and without their kind
 and the labels GKE gives its nodes (``nvidia-l4``, ``tpu-v6e-slice``).
 
-What could mean several things means:
+Ambiguous names mean:
 
 * A number counts GPUs, or TPU *chips*. Cloud TPU's own API counts TensorCores
   for v3, v4 and v5p, so its ``v4-8`` is ``v4-4`` here. One of its names has no
@@ -28,10 +28,10 @@ What could mean several things means:
 * ``cpu:4`` asks for four cores; ``cpu`` leaves it to ``cpu=`` and the platform.
   ``cpu:hosts=3`` is three machines without accelerators, which start together.
 
-Eight chips of v6e or v5e come as one machine (``ct6e-standard-8t``) or as two
-that share a slice (``ct6e-standard-4t``), with the same labels on their nodes.
-The name alone means the layout that the cluster has, and the single machine where
-it has both or neither: a function then runs once and sees all chips.
+Eight chips of v6e or v5e are one machine (``ct6e-standard-8t``) or two that share a
+slice (``ct6e-standard-4t``); their nodes have the same labels. The name alone means the
+layout that the cluster has, or the single machine if it has both or neither: a function
+then runs once and sees all chips.
 ``tpu-v6e-8:hosts=2`` asks for two machines.
 """
 

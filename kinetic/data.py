@@ -106,11 +106,10 @@ class Data:
     def content_hash(self) -> str:
         """SHA-256 of all file contents in deterministic order, in hex.
 
-        Each file is hashed by itself (its relative path, NUL and its content),
-        then the digests in the order of a sorted walk, after ``dir:`` or
-        ``file:``: a file never hashes like a directory that holds only it.
-        Symlinked directories are not followed, symlinked files are read.
-        The first call reads everything, later ones answer from memory.
+        A file's digest covers its relative path, NUL, and its content. The hash covers ``dir:`` or
+        ``file:``, so that a file differs from a directory with only that file, and then all digests
+        in the order of a sorted walk. Symlinked directories are left out, symlinked files are read.
+        The first call reads all files; later calls return the same hash.
 
         Raises:
             ValueError: It isn't a local path, or something in it can't be read.

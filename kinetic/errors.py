@@ -302,7 +302,7 @@ class BatchError(Exception):
             message += f", {cancelled} were cancelled" + (f" ({cause})" if cause else "")
         if first_failure:
             message += (
-                f"; first of all {first_failure.rstrip('.')}. outcomes() tells of each, "
+                f"; first of all {first_failure.rstrip('.')}. outcomes() yields each, "
                 "retry_failed() runs them again"
             )
         super().__init__(message)

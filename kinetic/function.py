@@ -184,9 +184,9 @@ class RemoteFunction(_Look[R_co], Generic[P, R_co]):
             progress: Show the live line while you wait. None: yes.
 
         Raises:
-            ConfigurationError: An option is wrong, no price for *budget* is known, or *inputs* is
-                empty, text, a dict, or has an input that doesn't fit the function. If their number
-                is unknown, such an input fails alone, with a `SubmissionError`.
+            ConfigurationError: An option is wrong, *budget* has no known price, or *inputs* is
+                empty, text, or a dict. Also if an input doesn't fit the function; if the number of
+                inputs is unknown, such an input fails alone, with a `SubmissionError`.
             SubmissionError: The function or its project can't be shipped.
 
         Ctrl-C while this call submits removes what it made. A script that ends submits the

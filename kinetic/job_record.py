@@ -1,4 +1,4 @@
-"""What identifies a job, and nothing that needs a connection."""
+"""The description of a job that a handle keeps; it needs no connection."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def utc_now() -> str:
 class JobRecord:
     """Durable description of a submitted job; every field is JSON-safe.
 
-    No function and no argument is held: only what it takes to find, collect
-    and clean the job from any machine.
+    It has no function and no argument: only the facts to find, collect, and clean up the job from
+    any machine.
     """
 
     job_id: str

@@ -1,4 +1,4 @@
-"""The sync face: the names of `kinetic.aio`, each waiting for its twin there."""
+"""The sync API: each function and method waits for its asyncio twin in `kinetic.aio`."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ M = TypeVar("M", aio.JobHandle[Any], aio.BatchHandle[Any])
 
 
 def _shows_the_users_line(cls: C) -> C:
-    """Have the errors of what a user calls of *cls* show the user's line and no frame of ours."""
+    """Leave kinetic's frames out of the errors that public methods of *cls* raise."""
     for name, member in tuple(vars(cls).items()):
         if inspect.isfunction(member) and (not name.startswith("_") or name == "__exit__"):
             setattr(cls, name, own_frames_left_out(member))
@@ -124,7 +124,7 @@ class JobHandle(JobRecord, Generic[T]):
 
     @property
     def _shown(self) -> aio.JobHandle[T]:
-        # The handle of any loop: showing it sends no request.
+        # Showing a handle sends no request, so the twin of any loop serves.
         return self._twin or aio.JobHandle[T].from_dict(self.to_dict())
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -139,7 +139,7 @@ class JobHandle(JobRecord, Generic[T]):
 
     @property
     def _aio(self) -> aio.JobHandle[T]:
-        # Of another loop, a closed one or that of the parent process, it would be of no use.
+        # A twin of a closed loop, or of the parent process before a fork, can't be awaited.
         home = PORTAL.home()
         if self._twin is None or self._home is not home:
             self._home, self._twin = home, aio.JobHandle.from_dict(self.to_dict())
@@ -390,9 +390,9 @@ class BatchHandle(Generic[T, X]):
         self._home = PORTAL.current
         self._twin = batch
         self._faces: weakref.WeakValueDictionary[int, JobHandle[T]]
-        self._faces = weakref.WeakValueDictionary()  # an endless batch has no end of them
+        self._faces = weakref.WeakValueDictionary()  # a batch can have infinitely many items
         self._owned = 0
-        """Blocks that are open, and will end it."""
+        """How many ``with`` blocks of it are open."""
 
     def __repr__(self) -> str:
         return handle_repr("BatchHandle", self._twin.facts())
@@ -411,15 +411,15 @@ class BatchHandle(Generic[T, X]):
         trace: TracebackType | None,
     ) -> None:
         self._owned = max(0, self._owned - 1)
-        if self._home is not PORTAL.current:  # in a forked child: the batch is its parent's
+        if self._home is not PORTAL.current:  # in a forked child: the batch is the parent's
             return
         try:
             PORTAL.crossing(patient=False).call(self._aio.__aexit__, kind, error, trace)
         except KeyboardInterrupt:
             _TOLD.add(self.group_id)
             logging.warning(
-                "interrupted again: batch %s is left as it is. "
-                "To end what still runs: kinetic batches cancel %s",
+                "interrupted again: some jobs of batch %s may still run. "
+                "To end them: kinetic batches cancel %s",
                 self.group_id,
                 self.group_id,
             )
@@ -439,7 +439,7 @@ class BatchHandle(Generic[T, X]):
 
     @property
     def _aio(self) -> aio.BatchHandle[T, X]:
-        if self._home is not PORTAL.home():  # that loop is closed, or is the parent process's
+        if self._home is not PORTAL.home():  # its loop is closed, or is the parent's before a fork
             self._twin = PORTAL.call(aio.attach_batch, self.group_id)
             self._home, self._faces = PORTAL.current, weakref.WeakValueDictionary()
         return self._twin
@@ -561,11 +561,11 @@ class BatchHandle(Generic[T, X]):
                 print(rate, outcome.unwrap() if outcome.ok else outcome.error)
         """
         ended = functools.partial(self._aio.outcomes, ordered=ordered, timeout=timeout)
-        return PORTAL.iterate(ended, _as_it_is, self._goes_on)
+        return PORTAL.iterate(ended, _identity, self._goes_on)
 
     def progress(self) -> Iteration[Progress, Progress]:
         """Yield how far the batch is: now, and after each change, until it ends."""
-        return PORTAL.iterate(self._aio.progress, _as_it_is)
+        return PORTAL.iterate(self._aio.progress, _identity)
 
     @overload
     def results(
@@ -747,13 +747,13 @@ class BatchHandle(Generic[T, X]):
 def _bundle(
     twin: aio.JobHandle[Any] | aio.BatchHandle[Any], home: LoopThread | None
 ) -> dict[str, str]:
-    """What a cell shows: from the loop of *twin*, which follows it on from there, if it runs."""
+    """Return what a cell shows; on the loop of *twin*, if it runs, which then updates the cell."""
 
     async def bundle() -> dict[str, str]:
         return twin.bundle()
 
     if home is not None and home is PORTAL.current:
-        with contextlib.suppress(PortalError):  # it is being closed
+        with contextlib.suppress(PortalError):  # the loop is closing
             return PORTAL.call(bundle)
     return twin.bundle()
 
@@ -842,9 +842,9 @@ def run_async_map(
         progress: Show the live line while you wait. None: yes.
 
     Raises:
-        ConfigurationError: An option is wrong, no price for *budget* is known, or *inputs* is
-            empty, text, a dict, or has an input that doesn't fit the function. If their number
-            is unknown, such an input fails alone, with a `SubmissionError`.
+        ConfigurationError: An option is wrong, *budget* has no known price, or *inputs* is
+            empty, text, or a dict. Also if an input doesn't fit the function; if the number of
+            inputs is unknown, such an input fails alone, with a `SubmissionError`.
         SubmissionError: The function or its project can't be shipped.
 
     Ctrl-C while this call submits removes what it made. A script that ends submits the
@@ -862,10 +862,19 @@ def run_async_map(
 
 @own_frames_left_out
 def attach(job_id: str, project: str | None = None, cluster: str | None = None) -> JobHandle[Any]:
-    """The handle of a job that any process submitted.
+    """Return the handle of a job that any process submitted; also of a batch's item.
+
+    Args:
+        job_id: The job's ID.
+        project, cluster: Where it runs. None: by environment, profile, and default.
 
     Raises:
-        NotFound: There is no such job.
+        ConfigurationError: *job_id* isn't the ID of a job.
+        NotFound: The store has no such job.
+
+    Example::
+
+        print(kinetic.attach("job-local-0123456789ab").status())
     """
     return JobHandle.facing(PORTAL.call(aio.attach, job_id, project, cluster))
 
@@ -878,13 +887,18 @@ def attach_batch(
     poll_interval: float = 10.0,
     poll_timeout: float | None = None,
 ) -> BatchHandle[Any]:
-    """The handle of a batch that any process submitted; it observes and submits nothing.
+    """Return the handle of a batch that any process submitted; it observes and submits nothing.
 
-    *poll_timeout* seconds from now, a wait on it stops waiting for items that another process has
-    yet to submit, with `ResultTimeout`. It limits nothing else.
+    Args:
+        group_id: The batch's ID.
+        project, cluster: Where it runs. None: by environment, profile, and default.
+        poll_interval: Accepted for compatibility; has no effect.
+        poll_timeout: Seconds from now that a wait on this handle waits for items that another
+            process has yet to submit; then it raises `ResultTimeout`. None: no limit.
 
     Raises:
-        NotFound: There is no such batch.
+        ConfigurationError: *group_id* isn't the ID of a batch.
+        NotFound: The store has no such batch.
     """
     return BatchHandle(
         PORTAL.call(aio.attach_batch, group_id, project, cluster, poll_interval, poll_timeout)
@@ -899,7 +913,7 @@ def cleanup(submission: str, project: str | None = None, cluster: str | None = N
 
 @own_frames_left_out
 def load_result(path: str | os.PathLike[str]) -> Any:
-    """The value in a file that `save_result` has written; see `kinetic.aio.load_result`."""
+    """Read a value from a file that `save_result` wrote; see `kinetic.aio.load_result`."""
     return PORTAL.call(aio.load_result, path)
 
 
@@ -911,7 +925,7 @@ def list_batches(
     cluster: str | None = None,
     limit: int | None = None,
 ) -> list[BatchHandle[Any]]:
-    """Handles of the batches in the store, the newest first; see `Client.list_batches`."""
+    """List the batches in the store, the newest first; see `Client.list_batches`."""
     batches = PORTAL.call(aio.list_batches, name, tags, project, cluster, limit)
     return [BatchHandle(batch) for batch in batches]
 
@@ -924,7 +938,7 @@ def list_jobs(
     namespace: str | None = None,
     limit: int | None = None,
 ) -> list[JobHandle[Any]]:
-    """Handles of the jobs the platform knows, the newest first, *limit* at most."""
+    """List the jobs that the platform knows, the newest first; see `Client.list_jobs`."""
     jobs = PORTAL.call(aio.list_jobs, project, zone, cluster, namespace, limit)
     return [JobHandle.facing(job) for job in jobs]
 
@@ -939,7 +953,7 @@ def collect() -> Collection:
 
 
 def _made(begin: Callable[P, Awaitable[M]], /, *args: P.args, **kwargs: P.kwargs) -> M:
-    """Wait for what ``begin(...)`` makes: the caller gets it, or nothing of it is left."""
+    """Return the handle from ``begin(...)``; if interrupted, remove what it has made."""
     made: list[M] = []
 
     async def make() -> M:
@@ -949,7 +963,7 @@ def _made(begin: Callable[P, Awaitable[M]], /, *args: P.args, **kwargs: P.kwargs
     try:
         return PORTAL.call(make)
     except BaseException:
-        for one in made:  # interrupted when it was just there
+        for one in made:  # interrupted right after the submission
             PORTAL.call(_undo, one)
         raise
 
@@ -967,7 +981,7 @@ async def _print(job: aio.JobHandle[Any], attempt: int | None) -> None:
 
 
 async def _output_dir_of(job: aio.JobHandle[Any]) -> str:
-    await job.status()  # which finds the job, if there is one
+    await job.status()  # which finds the job, if it exists
     return job.output_dir
 
 
@@ -978,7 +992,7 @@ async def _run_and_show(function: Callable[..., Any], /, *args: Any, **kwargs: A
     return await run_plain_call(submit, debug=debug, stream_logs=True)
 
 
-def _as_it_is(value: T) -> T:
+def _identity(value: T) -> T:
     return value
 
 
@@ -988,7 +1002,7 @@ _SUBMITTING: set[aio.BatchHandle[Any]] = set()
 
 
 def _remember(batch: aio.BatchHandle[Any]) -> None:
-    """The handle of a batch may be dropped, what it has to submit may not."""
+    """Keep a reference to a batch until it has submitted all: the user may drop the handle."""
     _SUBMITTING.difference_update([one for one in _SUBMITTING if one.finished])
     _SUBMITTING.add(batch)
 
@@ -999,14 +1013,14 @@ async def _submitting(
     *args: P.args,
     **kwargs: P.kwargs,
 ) -> S:
-    """Await ``begin(...)``, after which this process may be the one that submits *batch*."""
+    """Await ``begin(...)``, which may make this process the submitter of *batch*."""
     begun = await begin(*args, **kwargs)
     _remember(batch)
     return begun
 
 
 async def _finish_submitting() -> None:
-    """Submit what the batches of this process know of, however long that takes."""
+    """Submit all inputs of this process's batches, without a time limit."""
     await asyncio.gather(*(_until_submitted(batch) for batch in tuple(_SUBMITTING)))
 
 
@@ -1014,19 +1028,19 @@ async def _until_submitted(batch: aio.BatchHandle[Any]) -> None:
     if left := await batch.let_run():
         logging.warning(
             "batch %s has %d inputs that are not submitted yet; this process ends when they "
-            "are. Press Ctrl-C to end it now. To submit the rest then: kinetic batches resume %s",
+            "are. Press Ctrl-C to end it now. To submit the rest later: kinetic batches resume %s",
             batch.group_id,
             left,
             batch.group_id,
         )
     await batch.submitted()
-    ended_by = getattr(sys, "last_value", None)  # what has ended the script
+    ended_by = getattr(sys, "last_value", None)  # the exception that ended the script
     if isinstance(ended_by, KeyboardInterrupt) and batch.group_id not in _TOLD:
         _say_that_it_goes_on(batch)
 
 
 _TOLD = set[str]()
-"""The IDs of the batches whose user knows already that they go on after Ctrl-C."""
+"""The IDs of batches for which a message about Ctrl-C was logged."""
 
 
 def _say_that_it_goes_on(batch: aio.BatchHandle[Any]) -> None:
@@ -1046,7 +1060,7 @@ async def _close_client() -> None:
     await client.aclose()
 
 
-if hasattr(os, "register_at_fork"):  # the parent goes on submitting them
+if hasattr(os, "register_at_fork"):  # the parent submits them
     os.register_at_fork(after_in_child=_SUBMITTING.clear)
 PORTAL.on_close(_finish_submitting, patient=True)
 PORTAL.on_close(_close_client)

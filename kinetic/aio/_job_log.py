@@ -115,7 +115,7 @@ async def last(at: JobRef, count: int) -> list[str]:
 class _Reader:
     """Read the log of one attempt; stop if the attempt has ended and its log stays silent.
 
-    A platform may never report an end: the node is gone, or the pod stays and waits for others.
+    A platform may never report an end: its node was deleted, or the pod stays and waits for others.
     """
 
     def __init__(

@@ -148,7 +148,7 @@ async def _ended(job: JobHandle[Any]) -> None:
 
 
 def _report(message: str) -> None:
-    """Log *message*: as a warning if a person waits, for a program reports its cancellations."""
+    """Log *message*: as a warning if a person waits; a program reports its own cancellations."""
     logging.log(logging.WARNING if WANTED.get() else logging.INFO, "%s", message)
 
 

@@ -505,8 +505,8 @@ class BatchHandle(Generic[T, X]):
             NotFound: The batch was cleaned up, or another process has collected its results.
             Exception: The iterator of the inputs raised it; a note says how to continue.
 
-        Cancelled: the batch goes on. If the removal has begun, this handle keeps the values: call
-            it again.
+        Cancelled: the batch goes on. During the removal, this handle keeps the values: call it
+            again.
 
         Example::
 
@@ -667,7 +667,7 @@ class BatchHandle(Generic[T, X]):
         """Run items that failed, were lost, or were cancelled again; from any process.
 
         Returns how many items run again. The batch's submitter starts them; without one, this
-        process resumes the batch. A ``batch_timeout`` then begins anew.
+        process resumes the batch. A ``batch_timeout`` then starts again.
 
         Args:
             indices: Only these of them. None: all.

@@ -292,9 +292,9 @@ class Client:
             progress: Show the live line while you wait. None: no.
 
         Raises:
-            ConfigurationError: An option is wrong, no price for *budget* is known, or *inputs* is
-                empty, text, a dict, or has an input that doesn't fit the function. If their number
-                is unknown, such an input fails alone, with a `SubmissionError`.
+            ConfigurationError: An option is wrong, *budget* has no known price, or *inputs* is
+                empty, text, or a dict. Also if an input doesn't fit the function; if the number of
+                inputs is unknown, such an input fails alone, with a `SubmissionError`.
             SubmissionError: The function or its project can't be shipped.
 
         Cancelled: nothing of the batch is left, except content that other calls share.
@@ -462,9 +462,9 @@ class Client:
     async def collect(self) -> Collection:
         """Remove unused contents from the store and from this machine's caches.
 
-        From the store it removes code, functions, requirements, and `Data` that nothing refers to
-        and that were unused for a day, and the remains of batches whose process died. From the
-        bucket of builds it removes build contexts. A batch refers to its content until its results
+        From the store it removes code, functions, requirements, and `Data` without a reference that
+        were unused for a day. It also removes the remains of batches whose process died, and build
+        contexts from the bucket of builds. A batch refers to its content until its results
         are collected or it is cleaned up; a job, until it ends. To remove a job's or batch's own
         objects, call ``cleanup(gcs=True)`` on it.
 
@@ -531,7 +531,7 @@ class Client:
         return session.follow(submission, ours=False)
 
     async def _settled(self, call: Call) -> tuple[Session, Call]:
-        """Open the platform of *call*, with the layout of its accelerator that is there."""
+        """Open the platform of *call*, and choose the layout of its accelerator that exists."""
         session = await self._session(call.options)
         asked = call.options.parsed_accelerator
         found = await session.platform.layout(asked)
@@ -681,9 +681,9 @@ async def run_async_map(
         progress: Show the live line while you wait. None: no.
 
     Raises:
-        ConfigurationError: An option is wrong, no price for *budget* is known, or *inputs* is
-            empty, text, a dict, or has an input that doesn't fit the function. If their number
-            is unknown, such an input fails alone, with a `SubmissionError`.
+        ConfigurationError: An option is wrong, *budget* has no known price, or *inputs* is
+            empty, text, or a dict. Also if an input doesn't fit the function; if the number of
+            inputs is unknown, such an input fails alone, with a `SubmissionError`.
         SubmissionError: The function or its project can't be shipped.
 
     Cancelled: nothing of the batch is left, except content that other calls share.

@@ -175,7 +175,7 @@ async def test_a_batch_error_tells_the_first_failure_and_what_to_do(client: aio.
     text = str(caught.value)
     assert text.startswith(f"Batch {batch.group_id}: 2 of 4 jobs failed; ")
     assert "item 1: ZeroDivisionError: division by zero. " in text
-    assert "outcomes() tells of each, retry_failed() runs them again" in text
+    assert "outcomes() yields each, retry_failed() runs them again" in text
     bare = errors.BatchError("grp-1", [], [None], first_failure="item 0: it.")
     assert str(pickle.loads(pickle.dumps(bare))) == str(bare)
 
