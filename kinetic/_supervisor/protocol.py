@@ -168,13 +168,16 @@ def check(header: Mapping[str, Any]) -> None:
     """
     for name, value in header.items():
         types = _TYPES.get(name)
+        content: Any = value
         inside: Iterable[Any] = ()
-        if type(value) in (dict, list):
-            inside = value.values() if type(value) is dict else value
+        if isinstance(value, dict):
+            inside = content.values()
+        elif isinstance(value, list):
+            inside = content
         element = int if name == "protocol" else str
         wrong = types is not None and type(value) not in types
         if wrong or (types is not None and any(type(one) is not element for one in inside)):
-            raise ChannelError(f"a request whose {name} is {value!r:.100}")
+            raise ChannelError(f"a request whose {name} is {content!r:.100}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
