@@ -1,8 +1,8 @@
-"""Jobs that nobody wants any more are taken off the platform.
+"""Delete jobs that a stop has made useless.
 
-An item that is stopped before it began is cancelled by the stop request itself; no job has to run
-for that. Its job would wait for its turn, and have a machine made for it, only to find the stop;
-and what it reads may be gone by then.
+The stop request itself cancels an item that hasn't begun; no job has to run for that. Its job
+would wait for its turn, and get a machine, only to find the stop. By then its inputs may be
+removed.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from kinetic.aio.ports import Cluster, Phase
 from kinetic.errors import KineticError
 
 PATIENCE_S = 30.0
-"""The batch goes on then: its end must not wait for a platform that is away."""
+"""How long a batch waits for a platform to delete useless jobs, in seconds; then it goes on."""
 
 
 MANY = 200
-"""To delete more jobs than these in one request takes a server longer than it lets a request be."""
+"""Above this count, delete jobs in several requests: a server cuts one that takes too long."""
 
 CHUNK, AT_ONCE = 50, 16
-"""Jobs in a request of many, and such requests at a time."""
+"""Jobs in each of several requests, and requests at a time."""
 
 REPORT_S = 5.0
-"""How often it is told how far the deletion of many jobs is."""
+"""Interval of the log messages about a large deletion, in seconds."""
 
 
 async def delete_all(
@@ -62,7 +62,7 @@ async def delete_all(
 
 
 async def delete_left(cluster: Cluster, submission: Submission) -> None:
-    """Delete the jobs of stopped items that a process which died had not deleted yet.
+    """Delete the jobs of stopped items that a dead process has left.
 
     Raises:
         BackendError: The platform does not answer.
@@ -144,7 +144,7 @@ async def withdraw_idle(
 
 
 async def take_back(cluster: Cluster, submission: Submission, index: int, number: int) -> None:
-    """Delete a job that was being launched when a stop came, and that the stop missed."""
+    """Delete a job whose launch was under way when a stop came, so that the stop missed it."""
     stands = submission.requests.standing(index)
     if stands.unwanted or number <= stands.base:
         await delete_unwanted(cluster, submission, [(index, number)])
@@ -160,7 +160,7 @@ async def take_back(cluster: Cluster, submission: Submission, index: int, number
 
 
 def _is_idle(item: wire.Item, number: int, retired: int) -> bool:
-    """Whether *item* has ended, and attempt *number* has not begun and cannot begin any more."""
+    """Return whether *item* has ended without attempt *number*, which can no longer start."""
     if not item.state.final:
         return False
     if item.outcome is not None and item.attempt == number:

@@ -13,7 +13,7 @@ from kinetic.errors import NotFound, WireError
 
 KINDS = ("stop", "retry")
 MERGE_S = 1.0
-"""Stops of single items are appended at most once in so many seconds."""
+"""Minimum interval between two stops of single items in the log, in seconds."""
 
 
 class ControlLog:
@@ -34,22 +34,22 @@ class ControlLog:
         self._sent: float | None = None
 
     def standing(self, index: int) -> wire.Standing:
-        """What the log, as far as it was read, says of this item."""
+        """Return the standing of an item by the entries read so far."""
         return self._named.get(index, self._general)
 
     @property
     def all_stopped(self) -> bool:
-        """Whether somebody has stopped the whole batch, whatever was retried since."""
+        """Whether the whole batch was stopped, even if items were retried since."""
         return self._general.stopped
 
     @property
     def removing(self) -> bool:
-        """Whether somebody removes the batch; later requests are ignored."""
+        """Whether the batch is being removed; later requests are ignored."""
         return self._general.removing
 
     @property
     def reopened(self) -> list[int]:
-        """The items that somebody asked to be tried again."""
+        """The items that a request has reopened."""
         return [index for index, stands in self._named.items() if stands.retried]
 
     async def read(self) -> list[wire.Request]:
@@ -65,7 +65,7 @@ class ControlLog:
                 content = await self._store.get(name)
             except NotFound:
                 return self.entries
-            if known == len(self.entries):  # else somebody else has read it meanwhile
+            if known == len(self.entries):  # otherwise another task has read it meanwhile
                 self._note(self._parsed(content))
 
     async def look(self) -> None:
@@ -81,7 +81,7 @@ class ControlLog:
                 return its_round
 
     async def append_at(self, slot: int, request: wire.Request) -> bool:
-        """Add a request at exactly *slot*; False when somebody else has one there."""
+        """Add a request at exactly *slot*; return False if the slot is taken."""
         name = wire.control_key(self._scope, slot)
         body, metadata = request.signed(self._key, self._scope, name)
         if not await self._store.create(name, body, metadata):

@@ -1,4 +1,4 @@
-"""The one that submits a batch: it holds the lease, and carries decisions out."""
+"""Submit a batch: hold its lease and carry out the scheduler's decisions."""
 
 from __future__ import annotations
 
@@ -43,18 +43,17 @@ from kinetic.errors import (
 from kinetic.options import MapSettings
 
 SLICE = 1000
-"""Items that are gone through in one turn of the loop."""
+"""Maximum number of items handled in one turn of the loop."""
 
 
 async def recover_state(
     session: Session, submission: Submission, inputs: InputIndex
 ) -> list[scheduler.Event]:
-    """Read control, inputs, attempts and jobs, in this order, and say what they mean.
+    """Read requests, inputs, attempts, and jobs, in this order; return what they mean as events.
 
-    Every job without an outcome is busy. What has ended is closed, here or by
-    the watch; an item whose attempt has neither job, claim nor outcome may start.
-    All is read once more when somebody has appended a request meanwhile, which no
-    coordinator has heard of.
+    Every job without an outcome is busy. Dead attempts are closed, here or by the watch. An
+    item whose attempt has neither job, claim, nor outcome may start. If a request was appended
+    meanwhile, which no coordinator has read, everything is read again.
 
     Raises:
         NotFound: It was cleaned up.
@@ -69,22 +68,22 @@ async def recover_state(
             raise identity.gone
         asked = len(requests.entries)
         events = await _surveyed(session, submission, inputs)
-        known = scheduler.Known(_count_of(inputs))  # somebody else here may have read more inputs
+        known = scheduler.Known(_count_of(inputs))  # another task may have read more inputs
         if len(requests.entries) == asked and known in events:
             return events
 
 
 async def read_inputs(submission: Submission, inputs: InputIndex) -> None:
-    """Read how many inputs are stored by now, or were before they were removed."""
+    """Read how many inputs are stored, or were before they were removed."""
     await inputs.read()
     if inputs.total is None and await submission.read_collected():
         inputs.total = submission.collected
 
 
 def since(submission: Submission, event: scheduler.Event) -> Iterator[scheduler.Seen]:
-    """News of *event*'s items that came while the state was read, before anybody listened.
+    """Yield changes of *event*'s items that came while the state was read.
 
-    There may be some even of an item without a job: a request that the former coordinator sent
+    Even an item without a job may have changed: a launch that the former coordinator sent
     before it died may reach the platform late.
     """
     match event:
@@ -141,7 +140,7 @@ def _count_of(inputs: InputIndex) -> int:
 
 
 async def _claimants(submission: Submission, indices: list[int]) -> dict[tuple[int, int], str]:
-    """Who has claimed the open attempts, as far as that is known."""
+    """Return the known claimants of the open attempts."""
     found: dict[tuple[int, int], str] = {}
     for place, index in enumerate(indices, start=1):
         item = submission.item(index)
@@ -228,7 +227,7 @@ AT_ONCE = 16
 
 
 async def renewed(store: Store, placed: UploadedCall, data: Iterable[DataRef] = ()) -> list[str]:
-    """Renew the shared objects that the jobs of *placed* read; the names of those that are gone."""
+    """Renew the shared objects that the jobs of *placed* read; return names that don't exist."""
     parts = (placed.code, placed.function, placed.image.requirements)
     names = [one.name for one in parts if one is not None]
     uris = {one.uri: None for one in (*placed.data, *data) if "://" not in one.uri}
@@ -269,7 +268,7 @@ async def keep_renewing(
 
 
 def _data_of(inputs: InputIndex) -> Iterator[DataRef]:
-    """The `Data` in the inputs that this process has stored."""
+    """Yield the `Data` in the inputs that this process has stored."""
     for index in range(inputs.count):
         try:
             place = inputs.place(index)
@@ -280,19 +279,18 @@ def _data_of(inputs: InputIndex) -> Iterator[DataRef]:
 
 
 LEAVING_S = 10.0
-"""A lease that cannot be released in this time runs out by itself."""
+"""How long to try to release a lease, in seconds; after that it expires by itself."""
 
 TURN = 500
-"""Events that are decided on in one turn of the loop."""
+"""Maximum number of events decided on in one turn of the loop."""
 
 
 class BatchCoordinator:
-    """Runs one batch to its end, or until it stops submitting or another process has the lease.
+    """Run one batch to its end, or until it stops submitting or another process has the lease.
 
-    ``over`` is set when it is not at work any more; then ``error`` says why
-    the batch is not complete, if it is not. ``request_error`` is why a request
-    could not be carried out, or made: whoever waits for its effect hears of it.
-    *budget* is in seconds of attempts.
+    ``over`` is set when it no longer works; ``error`` then says why the batch isn't complete,
+    if it isn't. ``request_error`` is why a request could not be stored or carried out; it reaches
+    those who wait for its effect. *budget* is in seconds of attempts.
     """
 
     def __init__(
@@ -377,7 +375,7 @@ class BatchCoordinator:
             self._awake.set()
         elif (seen := self._submission.observation(index)) is not None:
             number = int(seen.labels.get(LABEL_ATTEMPT, 0))
-            if self.state.busy.get(index) != number:  # somebody else's request came late
+            if self.state.busy.get(index) != number:  # a launch by another process came late
                 self.post(scheduler.Found(index, number))
         if self._submission.is_damaged(index):
             self.post(scheduler.Refused(index))  # what is forged stays so: it counts as failed
@@ -404,7 +402,7 @@ class BatchCoordinator:
         task.add_done_callback(self._on_applied)
 
     def _on_applied(self, task: asyncio.Task[None]) -> None:
-        """An error in it ends the coordinator: else who waits for the request waits for ever."""
+        """End the coordinator after an error: otherwise a wait for the request would never end."""
         self._applying.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             logging.error("%s was not carried out: %s", task.get_name(), described(error))
@@ -457,7 +455,7 @@ class BatchCoordinator:
             logging.info("batch %s goes on: there is a request", self._submission.identity.id)
             await retry_forever(self.lease.retake, "taking the lease again")
             self._submission.fence = self.lease.fence
-            # While it was free, somebody may have appended a request that no coordinator has read.
+            # While it was free, a request may have been appended that no coordinator has read.
             await retry_forever(requests.read, "reading requests")
             self.lease.catch_up()
         if not self.state.sealed:
@@ -507,14 +505,14 @@ class BatchCoordinator:
             try:
                 if not self.complete and not self._leaving:
                     self._let_the_rest_know()
-            finally:  # whatever went wrong: nobody waits for a coordinator that is gone
+            finally:  # whatever failed: no waiter may hang on this coordinator
                 self._fed.set()
                 self.over.set()
                 self._decided.set()
                 self.on_change()
 
     def _let_the_rest_know(self) -> None:
-        """Give those who wait for items that are not submitted any more an error."""
+        """Raise an error for those who wait for items that are no longer submitted."""
         batch = self._submission.identity.id
         lost = self.error
         if not isinstance(lost, (SubmitterLost, InputsUnfinished)):
@@ -547,7 +545,7 @@ class BatchCoordinator:
         return self.pump is not None and not self.pump.known_length
 
     async def is_replaced(self) -> bool:
-        """Whether another process has the lease by now; without this, the next renewal would tell.
+        """Return whether another process has the lease, before the next renewal would show it.
 
         Raises:
             BackendError: The store does not answer.
@@ -623,7 +621,7 @@ class BatchCoordinator:
     # --- requests ---
 
     async def stop(self, cause: str, *, keep_running: bool) -> None:
-        """Ask for the end of the whole batch; the request is carried out like anybody's.
+        """Request a stop of the whole batch; it is carried out like a request of another process.
 
         Raises:
             BackendError: The request cannot be stored: nothing was stopped.
@@ -653,7 +651,7 @@ class BatchCoordinator:
             await withdraw_idle(self._session.platform.cluster, self._submission, sent)
 
     async def _delete_jobs(self, sent: Sequence[tuple[int, int]], its_round: int) -> None:
-        """Delete the jobs, to be quick: the stop alone keeps what has not begun from running."""
+        """Delete the jobs, so that they end sooner; the stop alone keeps waiting ones back."""
         cluster, batch = self._session.platform.cluster, self._submission.identity.id
         try:
             await retry_forever(
@@ -667,7 +665,7 @@ class BatchCoordinator:
         items = [*(request.items or request.bases)]
         submission = self._submission
         if request.kind == "stop" and not request.keep_running:
-            # Whoever asked for the stop could not know the jobs that were launched since.
+            # The process that asked for the stop could not know the jobs launched since.
             await delete_unwanted(self._session.platform.cluster, submission, sent)
         await retry_forever(lambda: submission.look_at_each(items), "looking at what was asked for")
         if request.kind != "retry":
@@ -690,8 +688,8 @@ class BatchCoordinator:
     async def reread(self) -> None:
         """Look at what is under way, ask the platform about it, and launch again what is nowhere.
 
-        A request to launch may still be on its way, so that an attempt is launched again when two
-        readings in a row have not found it. By the same name that costs nothing.
+        A launch request may still be on its way. So an attempt is launched again after two
+        readings in a row have not found it; by the same name, that costs nothing.
         """
         submission, launcher, busy = self._submission, self.launcher, self.state.busy
         asked = {one: number for one, number in busy.items() if one not in launcher.unasked}

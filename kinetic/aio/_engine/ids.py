@@ -1,4 +1,4 @@
-"""Ids of jobs and batches, and every name that follows from one: of objects, and of attempts."""
+"""IDs of jobs and batches, and the names of objects and attempts that follow from them."""
 
 from __future__ import annotations
 
@@ -104,12 +104,12 @@ def _refuse_others(text: str) -> None:
 
 
 YOUNG_S = 60.0
-"""A job that is nowhere may still be on its way for this long."""
+"""How long the launch of a new job may still be on its way, in seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
-    """What tells one submission from another: a job of its own, or a `BatchIdentity`.
+    """Identify a submission: a single job, or with `BatchIdentity` a batch.
 
     ``created`` is seconds since the epoch by the submitter's clock. One that is ``leased`` has a
     holder, who may still start what is not there, and closes what has died.
@@ -123,11 +123,11 @@ class Identity:
     created: float
     submitter: ProcessIdentity | None = None
     output_base: str = ""
-    """Where its jobs leave what is kept: a path where they run, or a ``gs://`` prefix."""
+    """The base of its jobs' output directories: a path where they run, or a ``gs://`` prefix."""
     scope: str = field(init=False)
     """The prefix of its objects."""
     entry: str = field(init=False)
-    """The object that is there as long as it was not cleaned up."""
+    """The name of the object that exists until it is cleaned up."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "scope", scope_of(self.id))
@@ -135,7 +135,7 @@ class Identity:
 
     @property
     def settled(self) -> bool:
-        """Whether what is not on the platform now will not come from its submitter any more."""
+        """Whether its submitter will launch nothing more that the platform lacks now."""
         if self.submitter is not None and self.submitter.dead:
             return True
         return time.time() - self.created > YOUNG_S
@@ -147,22 +147,22 @@ class Identity:
 
     @property
     def gone(self) -> NotFound:
-        """What whoever asks for it hears after it was cleaned up."""
+        """The error for those who ask for it after it was cleaned up."""
         return NotFound(
             f"{self.id} was cleaned up, with its log and its value: result() does that once it "
             "has returned; with cleanup=False it keeps them"
         )
 
     def job_id(self, index: int) -> str:
-        """The id of one item's job."""
+        """Return the ID of one item's job."""
         return self.id
 
     def output_dir(self, index: int) -> str:
-        """What one item's job sees as ``KINETIC_OUTPUT_DIR``, in each of its attempts."""
+        """Return the ``KINETIC_OUTPUT_DIR`` of one item's job, the same for all its attempts."""
         return self.output_base
 
     def attempt_name(self, index: int, attempt: int) -> str:
-        """The platform's name of one attempt: the same for everybody who computes it."""
+        """Return the platform's name of one attempt; every process computes the same."""
         return f"kinetic-{self.id}" if attempt == 1 else f"kinetic-{self.id}-{attempt}"
 
     def related(self, attempt: int) -> Collection[int]:
@@ -175,7 +175,7 @@ class Identity:
 
 
 class BatchIdentity(Identity):
-    """That of a batch."""
+    """Identify a batch."""
 
     __slots__ = ()
     leased: ClassVar[bool] = True

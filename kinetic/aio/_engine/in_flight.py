@@ -1,4 +1,4 @@
-"""What a client has under way, and undoes before it closes."""
+"""Count the attempts a client has under way, and cancel blocks before it closes."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ CLOSED = "this client is closed; open another one"
 
 
 class AttemptLimit:
-    """How many attempts without an outcome a client may have, all that it submits together.
+    """Bound the attempts without an outcome that a client may have in all.
 
-    *most* None is any number. ``waiting`` counts those that have to wait for another's end.
+    *most* None: any number. ``waiting`` counts those that wait for another one's end.
     """
 
     def __init__(self, most: int | None) -> None:
@@ -37,7 +37,7 @@ class AttemptLimit:
                 self.waiting -= 1
 
     def release(self) -> None:
-        """Give back the slot of one that has its outcome, or was not started."""
+        """Return the slot of an attempt that has its outcome, or was not started."""
         if self._free is not None:
             self._free.release()
 

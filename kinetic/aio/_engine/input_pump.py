@@ -26,9 +26,9 @@ from kinetic.errors import InputsUnfinished, SubmissionError, SubmitterLost
 
 
 class Backpressure:
-    """``limit`` bounds the items that have begun and were not delivered, while anybody consumes.
+    """Bound the items that have begun and were not delivered, while there are consumers.
 
-    Each consumer is to get every item: the slowest decides.
+    Each consumer gets every item, so the slowest decides.
     """
 
     def __init__(self, limit: int | None, on_change: Callable[[], None]) -> None:
@@ -38,17 +38,17 @@ class Backpressure:
 
     @property
     def delivered(self) -> int | None:
-        """How many items the slowest has got; None when nobody consumes."""
+        """How many items the slowest consumer has got; None without consumers."""
         return min((one.count for one in self._consumers), default=None)
 
     @property
     def bound(self) -> int | None:
-        """How many items may have begun at most for now; None: any number."""
+        """How many items may have started for now; None: any number."""
         delivered = self.delivered
         return None if self.limit is None or delivered is None else self.limit + delivered
 
     def begin(self, count: int = 0) -> Delivery:
-        """Register a consumer, who has got *count* items; `Delivery.end` ends it."""
+        """Register a consumer that has got *count* items; `Delivery.end` ends it."""
         delivery = Delivery(self, count)
         self._consumers.append(delivery)
         self._on_change()
@@ -79,12 +79,12 @@ class Delivery:
         self._window = window
 
     def add(self, items: int = 1) -> None:
-        """So many more have reached it."""
+        """Count *items* more that have reached it."""
         self.count += items
         self._window.changed()
 
     def end(self) -> None:
-        """It takes no more, and holds nobody up."""
+        """Take no more, and hold up no other consumer."""
         self._window.leave(self)
 
 
@@ -93,16 +93,16 @@ FIRST_CHUNK = 8
 
 
 AT_ONCE = 10 * CHUNK_ITEMS
-"""Inputs that are all there are pickled in one go of a worker thread."""
+"""Inputs of a list that one call of a worker thread pickles."""
 
 
 LAST_S = 0.25
-"""How long a batch that takes no more waits for the input that its iterator is just giving."""
+"""How long a closing batch waits for an input already being produced, in seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InputSource:
-    """Where inputs come from; ``length`` is None when it is not known."""
+    """A source of inputs; ``length`` is None if it isn't known."""
 
     source: Source
     mode: str
@@ -111,7 +111,7 @@ class InputSource:
 
 
 class InputPump:
-    """Pulls inputs to their end, at the pace of the jobs and of the consumers."""
+    """Pull inputs to their end, at the pace of the jobs and of the consumers."""
 
     def __init__(
         self,
@@ -174,7 +174,7 @@ class InputPump:
 
         Raises:
             SubmitterLost: Somebody else submits the batch now.
-            Exception: What the inputs raise.
+            Exception: The inputs raised it.
         """
         try:
             await (self._pull_all() if self.known_length else self._pull_as_needed())
@@ -258,7 +258,7 @@ class InputPump:
         return values
 
     def _whose(self) -> str:
-        """What to add to an exception of the user's iterator, which is seen far away from it."""
+        """Return a note for an exception of the user's iterator: what happens to the batch."""
         batch, stored = self._scope.strip("/").rpartition("/")[2], self._inputs.count
         return (
             f"The iterator of the inputs of {batch} raised this. What runs goes on, nothing more "

@@ -1,11 +1,11 @@
-"""What the store says of one submission's items, as far as this process has read it.
+"""Read what the store says of a submission's items.
 
-Facts only grow: an older view is late, never wrong, and what is final here
-stays so until a request to try it again is read.
+Facts only grow: an older view is late, never wrong. A final item stays final until a request to
+retry it is read.
 
-An attempt is *claimed* when a process has created its claim, *void* when
-somebody has claimed it only to keep it from ever beginning, and *closed* when
-somebody other than its process has written its outcome. It is *open* until it has an outcome.
+An attempt is *claimed* when a process has created its claim, and *void* when a process has
+claimed it only to keep it from starting. It is *closed* when another process than its own has
+written its outcome, and *open* until it has one.
 
 An item is *open* until it is *final*: it has a value, or failed and has no retry
 left, or was stopped and no claimed attempt of it is open. A retry request reopens
@@ -35,12 +35,10 @@ from kinetic.job_status import Reason
 
 
 def closing(attempt: wire.Attempt, seen: Observation | None) -> Death | None:
-    """How the attempt is to be closed, as far as the evidence proves its end.
+    """Return how to close the attempt, or None if the evidence doesn't prove its end.
 
-    None if it does not, or if the attempt has its outcome.
-
-    *seen* None says that a consistent read found nothing under the attempt's
-    name: neither the job nor any process of it.
+    *seen* None says that a consistent read found nothing under the attempt's name: neither the
+    job nor a process of it.
     """
     if attempt.outcome is not None:
         return None
@@ -73,10 +71,10 @@ def _message(seen: Observation | None, *, started: bool) -> str:
 
 
 CONTENTS, CONTENT_BYTES = 10_000, 4096
-"""How many outcomes, and how large ones, are held until somebody asks for them."""
+"""Maximum number and size in bytes of outcomes that are held until a caller wants them."""
 
 SLICE = 100
-"""Outcomes that are verified in one turn of the loop."""
+"""Maximum number of outcomes verified in one turn of the loop."""
 
 Listener = Callable[[int, "wire.Item | None"], None]
 
@@ -91,7 +89,7 @@ class ItemStates:
         """How many items are final."""
         self.meter = Meter()
         self.collected: int | None = None
-        """How many items there were, once it is known that their objects were removed."""
+        """The number of items, once their objects are known to be removed."""
         self._store = store
         self._items: dict[int, wire.Item] = {}
         self._attempts: dict[int, dict[int, wire.Attempt]] = {}
@@ -100,24 +98,24 @@ class ItemStates:
         self._listeners: tuple[Listener, ...] = ()
 
     def item(self, index: int) -> wire.Item | None:
-        """The last look at an item; a final one never changes but by a retry request."""
+        """Return the item as last read; a final one changes only by a retry request."""
         return self._items.get(index)
 
     def is_final(self, index: int) -> bool:
-        """Whether nothing more is to be read of the item; no more so once it is reopened."""
+        """Return whether the item is final and wasn't reopened since."""
         known = self._items.get(index)
         return known is not None and known.state.final and not self._reopened(index, known)
 
     def attempts(self, index: int) -> Mapping[int, wire.Attempt]:
-        """Attempt number → what is there, of an item that is open."""
+        """Return the attempts of an open item by number."""
         return self._attempts.get(index, {})
 
     def attempt(self, index: int, number: int) -> wire.Attempt:
-        """The last look at one attempt."""
+        """Return one attempt as last read."""
         return self._attempts.get(index, {}).get(number, wire.Attempt())
 
     def listen(self, listener: Listener) -> Callable[[], None]:
-        """Call *listener* with each item that was looked at; None: only its status changed."""
+        """Call *listener* with each item that is read; with None if only its status changed."""
         self._listeners = (*self._listeners, listener)
         return lambda: self._ignore(listener)
 
@@ -127,21 +125,21 @@ class ItemStates:
         self._listeners = tuple(kept)
 
     def concerns(self, index: int, number: int) -> bool:
-        """Whether news of attempt *number* can still change anything."""
+        """Return whether a report on attempt *number* can still change the item."""
         item = self._items.get(index)
         return item is None or not (item.state.final or number < item.attempt)
 
     def begun(self, index: int) -> bool:
-        """Whether an attempt of the item is known, or the item is over without one."""
+        """Return whether an attempt of the item is known, or the item ended without one."""
         item = self._items.get(index)
         return item is not None and (item.state.final or bool(self._attempts.get(index)))
 
     # --- looking ---
 
     async def look(self, index: int) -> wire.Item:
-        """Read one item's objects now; requests only where they can make a difference.
+        """Read one item's objects now, and requests only if they can make a difference.
 
-        Of an item that had ended and has no objects any more, it is as if nothing was known.
+        An item that had ended and no longer has objects is returned as untouched.
         """
         asked = len(self.requests.entries)
         found = await self._list_one(index)
@@ -163,7 +161,7 @@ class ItemStates:
         return self._parsed(listed).get(index, {})
 
     async def all_attempts(self, indices: Iterable[int]) -> dict[int, dict[int, wire.Attempt]]:
-        """What the store holds of items, read now, also of those that are final."""
+        """Read the attempts of items now, also of final ones."""
         found: dict[int, dict[int, wire.Attempt]] = {}
         for prefix, members in self._blocks(indices).items():
             if len(members) == 1:  # don't list the 499 items beside it
@@ -256,7 +254,7 @@ class ItemStates:
             ]
 
     async def read_done(self) -> bool:
-        """Read how everything had ended, if that was written; whether it is the whole story now.
+        """Read how all items had ended, if that was written; return whether it still holds.
 
         Raises:
             WireError: It is forged or damaged.
@@ -279,9 +277,9 @@ class ItemStates:
         return True
 
     async def read_collected(self) -> bool:
-        """Read whether somebody has removed the objects of all items, each of which has its value.
+        """Read whether the objects of all items were removed, each of which has its value.
 
-        A listing of attempts is whole if this is false afterwards.
+        A listing of attempts is complete if this is false afterwards.
 
         Raises:
             WireError: What says so is forged or damaged.
@@ -300,10 +298,10 @@ class ItemStates:
         return self.collected is not None
 
     async def refuse_collected(self) -> None:
-        """Nothing can be read of items whose objects were removed.
+        """Refuse to read items whose objects were removed.
 
         Raises:
-            NotFound: They were.
+            NotFound: They were removed.
         """
         if await self.read_collected():
             raise NotFound(
@@ -321,7 +319,7 @@ class ItemStates:
         return fields
 
     async def write_done(self, total: int) -> None:
-        """Keep how everything has ended, for whoever comes later."""
+        """Store how all items ended, for later readers."""
         if self.ended < total or self.collected is not None:
             return  # the outcome of some item could not be stored, or somebody has kept all
         if not all(map(self.is_final, self.requests.reopened)):
@@ -358,12 +356,12 @@ class ItemStates:
         await self._store.create(name, body, {"mac": mac})
 
     def holds(self, index: int) -> bool:
-        """Whether `outcome` has all of the item's content at hand."""
+        """Return whether `outcome` needs no request for the item's content."""
         held = self._contents.get(index)
         return held is not None and held[1].value is None
 
     async def outcome(self, index: int, number: int) -> tuple[wire.Outcome, bytes]:
-        """The verified outcome of one attempt with its body.
+        """Return the verified outcome of one attempt with its body.
 
         Raises:
             NotFound: It was cleaned up.
@@ -375,7 +373,7 @@ class ItemStates:
         return await self.read_outcome(index, number)
 
     async def read_outcome(self, index: int, number: int) -> tuple[wire.Outcome, bytes]:
-        """As `outcome`, by a request of its own: what is at hand stays there for who waits."""
+        """Do as `outcome`, by a separate request: the held content stays for those who wait."""
         identity = self.identity
         name = wire.attempt_key(identity.scope, index, number, "outcome")
         try:
@@ -437,7 +435,7 @@ class ItemStates:
         return wire.item_state(self.requests.standing(index), attempts, self.identity.budgets)
 
     def _take(self, index: int, found: dict[int, wire.Attempt], asked: int) -> wire.Item:
-        """Take in what was found of an item, and tell the listeners.
+        """Take in what was found of an item, and call the listeners.
 
         A final state is not changed unless a retry has reopened the item.
 
@@ -483,20 +481,20 @@ class ItemStates:
 
 
 def _has_value(attempts: Mapping[int, wire.Attempt]) -> bool:
-    """Whether one of them has returned."""
+    """Return whether one of them has returned."""
     outcomes = (one.outcome for one in attempts.values())
     return any(one is not None and one.kind is wire.Kind.VALUE for one in outcomes)
 
 
 _UNTOUCHED = wire.Item(wire.ItemState.OPEN, 1)
-"""The state of an item without any object: most of a large batch, for most of the time."""
+"""The state of an item without objects: most items of a large batch, most of the time."""
 
 _SUCCEEDED = wire.Item(wire.ItemState.SUCCEEDED, 1, wire.Outcome(kind=wire.Kind.VALUE))
-"""What nearly all items become."""
+"""The state in which nearly all items end."""
 
 
 def _light(item: wire.Item) -> wire.Item:
-    """*item* as it is remembered: the two common states are shared, to save memory."""
+    """Return *item*, or the shared object of a common state, to save memory."""
     if item.attempt == 1:
         if item.state is wire.ItemState.SUCCEEDED:
             return _SUCCEEDED
@@ -510,7 +508,7 @@ _SIGNS = {state: sign for sign, state in _KINDS.items()}
 
 
 def _packed(items: Mapping[int, wire.Item], total: int) -> dict[str, Any]:
-    """How all items ended: a letter each, and more only of those that need more."""
+    """Encode how all items ended: a letter each, and details only where needed."""
     signs: list[str] = []
     more: dict[str, list[Any]] = {}
     for index in range(total):

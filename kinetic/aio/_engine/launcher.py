@@ -1,4 +1,4 @@
-"""How attempts come to run: a few requests at a time, and none without the lease."""
+"""Launch attempts: a few requests at a time, and none without the lease."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from kinetic.aio._net.retry import is_answer, is_definite, retry_forever
 from kinetic.errors import BackendError, KineticError, SubmitterLost, Throttled
 
 LAUNCHING = 32
-"""Requests to the platform that are under way at once."""
+"""Maximum number of launch requests under way at once."""
 
 TRIES, PATIENT_TRIES = 8, 60
-"""After so many failures without a definite answer an item is given up.
+"""Give an item up after this many failures without a definite answer.
 
 That is after about 30 s if other items start meanwhile, about 9 minutes if none does. While a quota
 is used up, it is given up after ``start_timeout``; without one, never.
@@ -35,7 +35,7 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 10.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchContext:
-    """What every attempt of a batch shares, and who may start one."""
+    """What all attempts of a batch share, and the lease that allows their launch."""
 
     session: Session
     submission: Submission
@@ -45,7 +45,7 @@ class BatchContext:
 
 
 class Launcher:
-    """Starts attempts; ``post`` is given the event of one that cannot be started."""
+    """Launch attempts; ``post`` gets an event for each that can't be launched."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class Launcher:
         on_change: Callable[[], None],
     ) -> None:
         self.unasked: set[int] = set()
-        """Items with an attempt that is decided on, and that the platform was not asked for yet."""
+        """Items with an attempt that is decided on, but not requested from the platform yet."""
         self.halted = False
         self._context = context
         self._specs = job_spec.JobSpecBuilder(
@@ -177,7 +177,7 @@ class Launcher:
         )
 
     def _comes_again(self, start: scheduler.Start, error: BackendError) -> bool:
-        """Have it asked for once more, by its name, as nobody knows whether it was taken."""
+        """Request it again by its name, because it is unknown whether the platform took it."""
         index = start.index
         tries = self._tries[index] = self._tries.get(index, 0) + 1
         if is_definite(error) or self._is_hopeless(index, error):
@@ -215,7 +215,7 @@ class Launcher:
         )
 
     def _is_hopeless(self, index: int, error: BackendError) -> bool:
-        """Whether the attempt is to be given up, after so many tries."""
+        """Return whether to give the attempt up after its failed tries."""
         now, tries = asyncio.get_running_loop().time(), self._tries[index]
         launched, since = self._first_failures.setdefault(index, (self._launched, now))
         if isinstance(error, Throttled):
@@ -234,7 +234,7 @@ class Launcher:
         submission, index = self._context.submission, start.index
         if self._state.busy.get(index) != start.attempt:
             if self._slots.get(index) == start.attempt:
-                self.free(index)  # it is over already, or somebody else's attempt is under way
+                self.free(index)  # it has ended, or an attempt by another process is under way
             return False
         if self._state.halted(index) or submission.requests.standing(index).stopped:
             await retry_forever(lambda: submission.look(index), f"looking at item {index}")

@@ -1,4 +1,4 @@
-"""Refusals that somebody can lift: a batch pauses, says so at once, and goes on by itself."""
+"""Pause a batch while the platform refuses jobs for a cause that can pass."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ T = TypeVar("T")
 
 
 class Pause(Outage):
-    """Tells once that *what* is paused, why and for how long, and when it goes on."""
+    """Warn once that *what* is paused, why, and for how long, and once when it goes on."""
 
     def __init__(self, what: str) -> None:
         super().__init__(what)
         self.patience_s = configuration.submit_patience_s()
 
     def failing(self, failure: Exception, failing_s: float) -> str:
-        """What was refused, with what to do about it."""
+        """Return the warning: the refusal and its remedy."""
         return (
             f"{self.what} is paused: kinetic retries for {self.patience_s:g} s "
             f"(KINETIC_SUBMIT_PATIENCE) and then goes on. {failure}"

@@ -1,9 +1,8 @@
-"""Which attempt starts next, and when a batch is over: decisions without I/O.
+"""Decide which attempt starts next, and when a batch is complete, without I/O.
 
-`decide` takes the state and events, changes the state, and returns what is to
-be done. Whoever carries the actions out reports back by further events.
-Events may come late, twice, or about items that nobody knows: then nothing
-changes.
+`decide` applies events to the state, and returns the actions to carry out. The coordinator
+reports their effects by further events. An event that is late, repeated, or about an unknown
+item changes nothing.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from kinetic.options import MapSettings
 
 FIRST_DELAY_S = 0.5
 LONGEST_DELAY_S = 60.0
-"""Before an item is tried again: doubled after each failure of the user's, up to the longest."""
+"""First and longest backoff before a retry, in seconds; it doubles after each user error."""
 
 
 # --- events ---
@@ -67,7 +66,7 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Again:
-    """An earlier attempt of the item is over, and nothing of this one is there: it may start."""
+    """An earlier attempt of the item has ended, and this one has no object or job: it may start."""
 
     index: int
     attempt: int
@@ -106,12 +105,12 @@ class Bound:
 
 @dataclass(frozen=True, slots=True)
 class StopRequested:
-    """Somebody stopped the whole batch: nothing starts but what is reopened later."""
+    """The whole batch was stopped: only items that are reopened later start."""
 
 
 @dataclass(frozen=True, slots=True)
 class Spent:
-    """The attempts that ended took so many *seconds* together."""
+    """The ended attempts took *seconds* in all."""
 
     seconds: float
 
@@ -181,7 +180,7 @@ UNASKED = wire.Standing()
 
 @dataclass(slots=True)
 class State:
-    """What the decisions need to remember: a byte an item, and more of those under way.
+    """What the decisions depend on: a byte for each item, and more for those under way.
 
     ``fresh`` are ranges of items that may start for the first time. The next are
     item → attempt: ``due`` may start as soon as a slot is free, ``busy`` has a slot,
@@ -253,7 +252,7 @@ class State:
         return self.stopping and index not in self.revived
 
     def mark(self, index: int, mark: int) -> None:
-        """Take down that an item has begun or ended."""
+        """Record that an item has started or ended."""
         before = self.marks[index]
         self.begun += before == 0
         self.ended += (mark >= SUCCEEDED) - (before >= SUCCEEDED)
@@ -261,7 +260,7 @@ class State:
 
 
 def decide(state: State, *events: Event) -> list[Action]:
-    """Take *events* into *state* and return what is to be done, in order."""
+    """Apply *events* to *state*, and return the actions in order."""
     actions: list[Action] = []
     for event in events:
         actions += _heard(state, event)
@@ -431,7 +430,7 @@ def _start(state: State, actions: list[Action]) -> None:
 
 
 def _delay(state: State, item: wire.Item) -> float:
-    """Longer after each failure of the user's; what the platform has done is tried again soon."""
+    """Return the backoff: longer after each user error, short after an infrastructure failure."""
     if item.after in INFRASTRUCTURE:
         return FIRST_DELAY_S * state.random.uniform(0.0, 1.0)
     longest = min(LONGEST_DELAY_S, FIRST_DELAY_S * 2.0 ** min(item.failures - 1, 60))
