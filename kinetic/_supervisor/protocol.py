@@ -177,7 +177,7 @@ def check(header: Mapping[str, Any]) -> None:
         element = int if name == "protocol" else str
         wrong = types is not None and type(value) not in types
         if wrong or (types is not None and any(type(one) is not element for one in inside)):
-            raise ChannelError(f"a request whose {name} is {content!r:.100}")
+            raise ChannelError(f"a request whose {name} is {header[name]!r:.100}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
