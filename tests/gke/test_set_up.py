@@ -83,5 +83,5 @@ async def test_who_attaches_is_told_at_once_why_a_job_waits(configured: Namespac
             await asyncio.sleep(0.1)
         async with aio.Client() as other:
             same = await other.attach(job.job_id)
-            assert "service account 'kinetic' does not exist" in await same.reason()
+            assert "KINETIC_SERVICE_ACCOUNT" in await same.reason()
         await job.cancel()
