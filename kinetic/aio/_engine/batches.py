@@ -1,4 +1,4 @@
-"""What a batch is behind its handle: its items, who submits them, how they end."""
+"""A batch behind its handle: its items, its submitter, and its end."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ class Batch:
 
     @property
     def total(self) -> int | None:
-        """How many items there are, once that is known."""
+        """The number of items, once it is known."""
         if self.inputs.total is not None:
             return self.inputs.total
         if self.coordinator is not None and self.coordinator.state.sealed:
@@ -161,7 +161,7 @@ class Batch:
 
     @property
     def finished(self) -> bool:
-        """Whether there is nothing more to wait for here.
+        """Whether there is nothing left to wait for here.
 
         All is settled, or this process was submitting it and does so no more.
         """
@@ -209,7 +209,7 @@ class Batch:
         return self.submission.is_final(index)
 
     async def reread(self) -> None:
-        """Read again what is open, and ask the platform about what has begun."""
+        """Read open items again, and ask the platform about those that have started."""
         if self.coordinator is not None and self.submits:
             await self.coordinator.reread()
         elif not self.finished:
@@ -234,7 +234,7 @@ class Batch:
         Raises:
             NotFound: It is not stored, or not any more.
             SubmissionError: It could not be pickled.
-            Exception: What rebuilding it raises; `Data` in it cannot be rebuilt.
+            Exception: Rebuilding it raised this; `Data` in it cannot be rebuilt.
         """
         pump = self.coordinator.pump if self.coordinator is not None else None
         if pump is not None and (here := pump.input_of(index)) is not None:
@@ -245,12 +245,12 @@ class Batch:
     # --- waiting ---
 
     def wake(self, index: int = 0, item: wire.Item | None = None) -> None:
-        """Something changed: let those who wait look again."""
+        """Wake those who wait, because something changed."""
         for awake in self.watchers:
             awake.set()
 
     async def submitted_all(self) -> None:
-        """Wait until every item was asked for once, or never will be."""
+        """Wait until every item was requested once, or never will be."""
         while self.coordinator is not None and not (
             self.finished or self.coordinator.all_asked_for
         ):
@@ -302,7 +302,7 @@ class Batch:
 
     @property
     def price(self) -> Price | None:
-        """What the batch's accelerator costs, as it was when the batch began."""
+        """The price of the batch's accelerator at the time when the batch began."""
         fields = self.manifest["price"]
         return Price(**fields) if fields else None
 
@@ -314,7 +314,7 @@ class Batch:
 
     @property
     def cause(self) -> str:
-        """Why the batch was stopped, in words; empty when somebody did it by hand, or nobody."""
+        """Why kinetic stopped the batch, in words; empty if a user did, or it wasn't stopped."""
         terms = self.manifest["terms"]
         words = {
             "timeout": f"batch_timeout={terms.get('batch_timeout')} s was over",
@@ -325,7 +325,7 @@ class Batch:
         return next((words[one.cause] for one in stops if one.cause in words), "")
 
     def estimate(self) -> Estimate:
-        """What it has cost, and may cost in the end, as far as this process has looked."""
+        """Estimate the cost so far and in the end, from the items that this process has read."""
         meter, total = self.submission.meter, self.total
         ended = self.submission.ended
         expected = None if total is None or not ended else meter.seconds * total / ended
@@ -339,7 +339,7 @@ class Batch:
     async def _submitting(self, coordinator: BatchCoordinator) -> None:
         """Run *coordinator*; when it has ended, follow what other processes do with the batch.
 
-        Not if it has ended with an error of its own: that is what everybody hears then.
+        If it has ended with an error, that error reaches all who wait instead.
         """
         await coordinator.run()
         requests, lost = self.submission.requests, coordinator.lease.lost is not None
@@ -366,7 +366,7 @@ class Batch:
             self._observe_again()
 
     async def _end_at(self, coordinator: BatchCoordinator, deadline: float) -> None:
-        """The batch's own timeout, whoever submits it."""
+        """Stop the batch at its timeout, whichever process submits it."""
         try:
             await asyncio.wait_for(coordinator.over.wait(), max(0.0, deadline - time.time()))
         except TimeoutError:
@@ -380,10 +380,10 @@ class Batch:
         seal: bool = False,
         force: bool = False,
     ) -> None:
-        """Submit the rest of it, when nobody else does.
+        """Submit the rest of it, if no other process does.
 
         Raises:
-            Conflict: Somebody submits it, and is alive.
+            Conflict: A living process submits it.
             ConfigurationError: *inputs* are given, and the batch has its end; or this process
                 lacks a variable that the batch captured.
             NotFound: It was cleaned up.
@@ -686,7 +686,7 @@ class Batch:
     # --- observing ---
 
     def observe(self) -> None:
-        """Hear when nobody submits it any more."""
+        """Find out when no process submits it any more."""
         if self._abandonment_watch is None or self._abandonment_watch.done():
             self._abandonment_watch = self.session.spawn(
                 self.watch_abandonment(), name=f"lease of {self.group_id}"
@@ -700,7 +700,7 @@ class Batch:
         self.observe()
 
     async def look_again(self) -> None:
-        """Observe it again, if it was abandoned and somebody submits it by now."""
+        """Observe it again, if it was abandoned and a process submits it by now."""
         if self.submits or self.submission.abandoned is None:
             return
         identity, platform = self.submission.identity, self.session.platform
@@ -753,7 +753,7 @@ class Batch:
 
 
 def feed_of(inputs: Iterable[Any] | AsyncIterable[Any], settings: MapSettings) -> InputSource:
-    """The source of *inputs*; a list is copied, so that later changes to it do not matter."""
+    """Return the source of *inputs*; a list is copied, so later changes to it don't matter."""
     length = size_of(inputs)
     there: Sequence[Any] | None = None
     if isinstance(inputs, (list, tuple, range, set, frozenset, dict)):
@@ -764,7 +764,7 @@ def feed_of(inputs: Iterable[Any] | AsyncIterable[Any], settings: MapSettings) -
 
 
 LISTING = 32
-"""Manifests that are read at once."""
+"""Maximum number of manifests read at once."""
 
 
 async def start(
@@ -834,7 +834,7 @@ async def _create(
 
 
 def known_batch(session: Session, group_id: str) -> Batch | None:
-    """The batch of this id, while somebody here holds a handle of it, waits, or submits it."""
+    """Return the batch of this ID, if a handle, a waiter, or a coordinator here holds it."""
     known = session.batches.get(group_id)
     return known if isinstance(known, Batch) else None
 
@@ -858,7 +858,7 @@ async def attach(session: Session, group_id: str) -> Batch:
 
     Raises:
         NotFound: There is no such batch.
-        WireError: Nobody who may submit here has signed it, or its format is unknown.
+        WireError: Its signature is not valid here, or its format is unknown.
     """
     manifest = await read_manifest(session, group_id)
     identity = await beginning.identity_of(session, group_id, manifest)
@@ -870,7 +870,7 @@ async def attach(session: Session, group_id: str) -> Batch:
     if batch.submits:
         await batch.refresh()
         return batch
-    # If this fails, somebody else may have the batch already: it stays, and the next call goes on.
+    # If this fails, another process may have the batch: it stays, and the next call goes on.
     await batch.look()
     await batch.look_again()
     await delete_left(session.platform.cluster, batch.submission)
@@ -937,7 +937,7 @@ async def unread(session: Session, group_id: str) -> Batch:
 
     Raises:
         NotFound: There is no such batch.
-        WireError: Nobody who may submit here has signed it, or its format is unknown.
+        WireError: Its signature is not valid here, or its format is unknown.
     """
     if (known := known_batch(session, group_id)) is not None:
         return known

@@ -38,15 +38,15 @@ from kinetic.data import Data
 from kinetic.errors import ConfigurationError, KineticError, NotFound, SubmissionError, WireError
 
 CACHED = 4
-"""Chunks that are held whole, for inputs that are asked for in order."""
+"""Maximum number of chunks held in memory, for inputs that are read in order."""
 
 DIGEST_BYTES = 32
 
 FOOTER_BYTES = 128 * 1024
-"""Most footers are shorter; of a chunk that is longer only this end is read for its notes."""
+"""Bytes read from the end of a longer chunk for its notes; most footers are shorter."""
 
 AT_ONCE = 8
-"""Chunks whose notes are read at once."""
+"""Maximum number of chunks whose notes are read at once."""
 
 
 @dataclass(slots=True)
@@ -70,8 +70,8 @@ class _Stored:
 class InputIndex:
     """The slots of the inputs, in order: chunks, and the end when it was reached.
 
-    Each is signed by who submitted it, and nothing of one that is not is used:
-    its metadata tell the digest of its footer, and that the digest of each input.
+    The submitter signs each slot, and an unsigned one is not used. The metadata have the digest of
+    the footer, and the footer has the digest of each input.
     """
 
     def __init__(self, store: Store, scope: str, key: bytes) -> None:
@@ -88,18 +88,18 @@ class InputIndex:
 
     @property
     def count(self) -> int:
-        """How many items are stored."""
+        """The number of stored items."""
         return self._chunks[-1].first + self._chunks[-1].count if self._chunks else 0
 
     async def read(self) -> None:
-        """Learn which slots there are by now."""
+        """Read which slots exist now."""
         self.learn(await self._store.list(f"{self._scope}inputs/"))
 
     def learn(self, listed: Iterable[ObjectInfo]) -> None:
-        """Take in a listing of the slots; what is known of them already is not read again.
+        """Take in a listing of the slots; those already known are skipped.
 
         Raises:
-            WireError: One was not signed for its place by who submits the batch.
+            WireError: The batch's submitter has not signed one for its place.
         """
         for one in listed:
             if one.name != wire.input_key(self._scope, self.slots):
@@ -145,7 +145,7 @@ class InputIndex:
 
         Raises:
             SubmissionError: It could not be pickled when it was stored.
-            NotFound: It is not there.
+            NotFound: It is not stored.
             WireError: It is not what its submitter signed.
         """
         stored = self._chunk_of(index)
@@ -176,10 +176,10 @@ class InputIndex:
         """The input itself, rebuilt: what the function is called with.
 
         Raises:
-            NotFound: It is not there.
+            NotFound: It is not stored.
             SubmissionError: It could not be pickled when it was stored.
             WireError: It is not what its submitter signed; nothing of it was rebuilt.
-            Exception: What rebuilding it raises.
+            Exception: Rebuilding it raised this.
         """
         stored = self._chunk_of(index)
         if stored.offsets is None:
@@ -294,7 +294,7 @@ class InputIndex:
 
 
 def _called(name: str, parameters: Sequence[str]) -> str:
-    """What the note of a positional argument is called: ``[0].lr`` → ``config.lr``."""
+    """Name the note of a positional argument: ``[0].lr`` becomes ``config.lr``."""
     place, bracket, rest = name.partition("]")
     number = place[1:]
     if bracket and number.isdecimal() and int(number) < len(parameters):
@@ -348,7 +348,7 @@ class Chunk:
     notes: Mapping[int, notes.Note]
 
     def body(self, first: int, refs: Mapping[int, tuple[wire.DataRef, ...]]) -> bytes:
-        """The content of a slot, with a signed footer for whoever resumes the batch."""
+        """Return the content of a slot, with a signed footer for a later `resume`."""
         fields: dict[str, Any] = {"first": first, "digests": self.digests, "how": self.how}
         if refs:
             fields["data"] = {str(at): [asdict(ref) for ref in of] for at, of in refs.items()}
@@ -360,7 +360,7 @@ class Chunk:
 
 
 def size_of(inputs: Any) -> int | None:
-    """The number of inputs, if they say so."""
+    """Return the number of inputs, if they have a length."""
     try:
         return len(inputs)
     except TypeError:
@@ -368,7 +368,7 @@ def size_of(inputs: Any) -> int | None:
 
 
 def way_of(value: Any, mode: str) -> str:
-    """How the function is called with *value*: ``single``, ``args`` or ``kwargs``."""
+    """Return how the function is called with *value*: ``single``, ``args``, or ``kwargs``."""
     if mode != "auto":
         return mode
     kind: Any = value.__class__
@@ -378,7 +378,7 @@ def way_of(value: Any, mode: str) -> str:
 
 
 def as_call(value: Any, mode: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Positional and keyword arguments for one input.
+    """Return positional and keyword arguments for one input.
 
     Raises:
         ConfigurationError: *mode* asks for another type.
@@ -402,7 +402,7 @@ def as_call(value: Any, mode: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 
 def _misfit(binding: Binding, value: Any, mode: str) -> str:
-    """Why the function cannot be called with this input; empty if it can."""
+    """Return why the function can't be called with this input; empty if it can."""
     way = way_of(value, mode)
     words = binding.misfit(*as_call(value, way))
     if not words:
@@ -657,7 +657,7 @@ def _encode(placed: UploadedCall, values: Sequence[Any], mode: str) -> Chunk:
 def _encode_one(
     placed: UploadedCall, args: tuple[Any, ...], kwargs: dict[str, Any], scratch: Scratch
 ) -> tuple[bytes, str, tuple[Data, ...]]:
-    """One input as bytes with their digest, and the `Data` that only it has."""
+    """Return one input as bytes with their digest, and the `Data` that only it has."""
     table = payload.DataTable(placed.table)
     call = placed.call
     pickled = payload.dump_arguments(

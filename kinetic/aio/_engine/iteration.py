@@ -1,4 +1,4 @@
-"""What is open while somebody iterates over a batch: a consumer, and the display."""
+"""Iterate over a batch: a consumer of its outcomes, and its line on the display."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 RECHECK_S = 5.0
 STARTING = 1024
-"""Items of a large batch that are looked through in one turn of the loop."""
+"""Maximum number of items examined in one turn of the loop."""
 
 
 class Consumer:
@@ -206,11 +206,11 @@ class Consumer:
 
 
 AHEAD = 32
-"""Values that are read at once, and held until they are taken."""
+"""Maximum number of values read ahead and held until they are taken."""
 
 
 async def outcome_of(batch: Batch, index: int) -> Outcome[Any]:
-    """How an item has ended, once it has; a value is read from the store, and rebuilt.
+    """Wait for an item's end and return its outcome; read and rebuild its value.
 
     Raises:
         SubmitterLost: While this waited for its end it became known that nobody will run it; if
@@ -311,14 +311,14 @@ class Outcomes:
 
 
 AT_ONCE = 500
-"""Items that are counted in one turn of the loop."""
+"""Maximum number of items counted in one turn of the loop."""
 
 READING_S = 1.0
 """How long the last value waits for the message of the first failure."""
 
 
 def state_of(item: wire.Item | None, status: JobStatus, *, refused: bool) -> State:
-    """Where an item is, from its objects and what the platform said of it."""
+    """Return the state of an item, from its objects and the platform's word."""
     match item.state if item is not None else wire.ItemState.OPEN:
         case wire.ItemState.SUCCEEDED:
             return State.SUCCEEDED
@@ -337,7 +337,7 @@ def state_of(item: wire.Item | None, status: JobStatus, *, refused: bool) -> Sta
 
 
 def state_at(submission: Submission, index: int) -> State:
-    """Where an item is, as far as this process has seen."""
+    """Return the state of an item, as far as this process has seen."""
     refused = submission.refusal(index) is not None
     return state_of(submission.item(index), submission.status(index), refused=refused)
 
@@ -442,14 +442,14 @@ class Watch:
 
 
 def _given(batch: Batch, index: int) -> str:
-    """The item's input, cut short, where this process still has it."""
+    """Return the item's input, shortened, if this process still has it."""
     pump = batch.coordinator.pump if batch.coordinator is not None else None
     here = pump.input_of(index) if pump is not None else None
     return f" ({one_line(reprlib.repr(here[0]), 40)})" if here is not None else ""
 
 
 async def _words(batch: Batch, index: int) -> str:
-    """What the item's last attempt said, without rebuilding its exception."""
+    """Return the message of the item's last attempt, without rebuilding its exception."""
     submission = batch.submission
     if (refusal := submission.refusal(index)) is not None:
         return f"{type(refusal).__name__}: {refusal}"
@@ -466,7 +466,7 @@ async def _words(batch: Batch, index: int) -> str:
 
 INTERVAL_S = 0.1
 BEAT_S = 1.0
-"""After so long the line is computed again even if nothing happens: its rate changes with time."""
+"""Maximum interval between two computations of the line, whose rate changes with time."""
 
 LAST_WORD_S = 1.0
 """How long the end of the waiting waits for the last line, on a terminal that may be stopped."""
@@ -501,7 +501,7 @@ async def progress(
 
 
 class _Showing:
-    """One batch on the display, however many wait for it."""
+    """One batch on the display; several waiters share it."""
 
     def __init__(self, batch: Batch, entry: Entry) -> None:
         self.waiting = 0
@@ -546,7 +546,7 @@ class _Showing:
 
 
 def _setting(event: asyncio.Event) -> Callable[[], None]:
-    """What sets *event* from any thread."""
+    """Return a function that sets *event* from any thread."""
     loop = asyncio.get_running_loop()
 
     def tell() -> None:
@@ -565,7 +565,7 @@ def shown(batch: Batch, wanted: bool | None = None) -> Shown:
 
 
 def is_shown(batch: Batch) -> bool:
-    """Whether it is on the display now."""
+    """Return whether it is on the display now."""
     return batch in _SHOWN
 
 
@@ -615,7 +615,7 @@ def _put_up(batch: Batch) -> _Showing | None:
 
 
 def title_of(batch: Batch) -> str:
-    """What a person calls it: its name, or that of its function."""
+    """Return the name of the batch, or that of its function."""
     manifest = batch.manifest
     named = manifest.get("name") or manifest.get("record", {}).get("func_name")
     return str(named or batch.group_id)
